@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from bridge.plan.precision_plan import PrecisionPlan as Plan
     from bridge.registry.composed import to_config
     from bridge.registry.config import MixedPrecisionConfig
-    from bridge.registry.registry import MIXED_PRECISION_RECIPES, get_mixed_precision_config, register
+    from bridge.registry.registry import (
+        MIXED_PRECISION_RECIPES,
+        get_mixed_precision_config,
+        register,
+    )
     from bridge.registry.schedule import PrecisionSchedule
     from bridge.registry.synchronize import synchronize
     from bridge.sync.report import SyncReport

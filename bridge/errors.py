@@ -100,7 +100,9 @@ class _SettingError(BridgeError):
         super().__init__(message)
 
     @classmethod
-    def of(cls, path: str, rule: str, value: object, remedy: str = "", matches: Sequence[str] = ()) -> Self:
+    def of(
+        cls, path: str, rule: str, value: object, remedy: str = "", matches: Sequence[str] = ()
+    ) -> Self:
         """Return the error with the message ``path: rule, got value. remedy``."""
         message = f"{path}: {rule}, got {value!r:.80}. {remedy}".rstrip()
         return cls(message, matches, path=path, rule=rule, value=value, remedy=remedy)
@@ -125,7 +127,12 @@ class PrecisionTypeError(_SettingError, TypeError):
     """
 
     def __init__(
-        self, message: str, matches: Sequence[str] = (), *, faults: Sequence[WrongValueError] = (), **parts: Any
+        self,
+        message: str,
+        matches: Sequence[str] = (),
+        *,
+        faults: Sequence[WrongValueError] = (),
+        **parts: Any,
     ) -> None:
         super().__init__(message, matches, **parts)
         self._faults = tuple(faults)
@@ -186,7 +193,12 @@ class UnreadFileError(RunConfigError):
     """
 
     def __init__(
-        self, message: str, matches: Sequence[str] = (), *, kind: str = "it cannot be parsed", **parts: Any
+        self,
+        message: str,
+        matches: Sequence[str] = (),
+        *,
+        kind: str = "it cannot be parsed",
+        **parts: Any,
     ) -> None:
         self.kind = kind
         super().__init__(message, matches, **parts)
@@ -221,7 +233,9 @@ class DamagedCheckpointError(CheckpointError):
 
     def __init__(self, checkpoint: object, reason: str) -> None:
         self.checkpoint, self.reason = checkpoint, reason
-        super().__init__(f"{checkpoint}: must be a whole checkpoint, and {reason}. Take the one before.")
+        super().__init__(
+            f"{checkpoint}: must be a whole checkpoint, and {reason}. Take the one before."
+        )
 
 
 class TrainingError(BridgeError):

@@ -56,10 +56,16 @@ class RecipeConformance:
         if cls.package:
             load_recipes_from(cls.package, key="package")
         modules = {recipe.name: f"{recipe.function.__module__}." for recipe in REGISTRY.recipes()}
-        names = [name for name, module in modules.items() if cls.package and module.startswith(f"{cls.package}.")]
+        names = [
+            name
+            for name, module in modules.items()
+            if cls.package and module.startswith(f"{cls.package}.")
+        ]
         names += [name for name in cls.recipes if name not in names]
         if cls.config_dir is not None:
-            names += sorted(file.stem for file in Path(cls.config_dir, "mixed_precision").glob("*.yaml"))
+            names += sorted(
+                file.stem for file in Path(cls.config_dir, "mixed_precision").glob("*.yaml")
+            )
         if not names:
             rule, remedy = "has no recipe to test", "Set package, recipes or config_dir."
             raise RunConfigError.of(cls.__name__, rule, cls.package or None, remedy)
@@ -70,7 +76,9 @@ class RecipeConformance:
         """Return a fresh config of a recipe, registered or of a YAML file."""
         if recipe in REGISTRY:
             return get_mixed_precision_config(recipe)
-        run = load_run([f"mixed_precision={recipe}"], shipped_folder(), config_dir=cls.config_dir, strict=False)
+        run = load_run(
+            [f"mixed_precision={recipe}"], shipped_folder(), config_dir=cls.config_dir, strict=False
+        )
         return run.precision or MixedPrecisionConfig()
 
     @classmethod
@@ -102,14 +110,18 @@ class RecipeConformance:
         stated = self.precision(recipe).to_dict()
         returned = from_yaml(MixedPrecisionConfig, to_yaml(self.precision(recipe))).to_dict()
         if returned != stated:
-            raise AssertionError(f"{recipe}: YAML returns {returned}, and the recipe states {stated}.")
+            raise AssertionError(
+                f"{recipe}: YAML returns {returned}, and the recipe states {stated}."
+            )
 
     def test_every_stated_field_reaches_megatron(self, recipe: str) -> None:
         """The sync into the installed Megatron Core succeeds, and no stated field is without a home or an effect."""
         report = synchronize(self.precision(recipe), **self.owners(), strict=True)
         findings = [finding for finding in report.findings if finding.id not in self.silence]
         if findings:
-            raise AssertionError("\n".join([f"{recipe}:", *(f"  {finding}" for finding in findings)]))
+            raise AssertionError(
+                "\n".join([f"{recipe}:", *(f"  {finding}" for finding in findings)])
+            )
 
     def test_a_second_sync_changes_nothing(self, recipe: str) -> None:
         """Writing the recipe again leaves every config as it is."""
@@ -117,15 +129,21 @@ class RecipeConformance:
         synchronize(self.precision(recipe), **owners, strict=True)
         changes = synchronize(self.precision(recipe), **owners, strict=True).changes
         if changes:
-            raise AssertionError("\n".join([f"{recipe}: a second sync changes", *(f"  {row}" for row in changes)]))
+            raise AssertionError(
+                "\n".join([f"{recipe}: a second sync changes", *(f"  {row}" for row in changes)])
+            )
 
     def test_passes_the_check(self, recipe: str) -> None:
         """No rule of `precision-bridge check` finds an error for the declared target."""
         if not self.target:
             remedy = "Set h100x8,te2.9,cuda12.9, for example."
-            raise RunConfigError.of(f"{type(self).__name__}.target", "needs GPUs and versions", self.target, remedy)
+            raise RunConfigError.of(
+                f"{type(self).__name__}.target", "needs GPUs and versions", self.target, remedy
+            )
         run = {"mixed_precision": self.precision(recipe), "model": dict(self.model)}
         run |= {"optimizer": dict(self.optimizer), "ddp": dict(self.ddp)}
         errors = check(run, target=self.target, silenced=self.silence).of("error")
         if errors:
-            raise AssertionError("\n".join([f"{recipe}:", *(f"  {error.id} {error}" for error in errors)]))
+            raise AssertionError(
+                "\n".join([f"{recipe}:", *(f"  {error.id} {error}" for error in errors)])
+            )

@@ -51,7 +51,9 @@ def fp16_with_fp8_current_scaling_mixed() -> MixedPrecisionConfig:
     return _with_current_scaling(fp16_mixed(), layers_in_bf16=1)
 
 
-def _with_current_scaling(base: MixedPrecisionConfig, *, layers_in_bf16: int) -> MixedPrecisionConfig:
+def _with_current_scaling(
+    base: MixedPrecisionConfig, *, layers_in_bf16: int
+) -> MixedPrecisionConfig:
     return base.override(
         fp8="hybrid",
         fp8_recipe="tensorwise",

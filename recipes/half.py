@@ -29,7 +29,9 @@ def bf16_mixed() -> MixedPrecisionConfig:
     Status: validated; the default for large models.
     Source: Megatron Bridge, recipe of the same name, snapshot 2026-08-22.
     """
-    return MixedPrecisionConfig(bf16=True, params_dtype="bf16", pipeline_dtype="bf16", grad_reduce_in_fp32=True)
+    return MixedPrecisionConfig(
+        bf16=True, params_dtype="bf16", pipeline_dtype="bf16", grad_reduce_in_fp32=True
+    )
 
 
 @register(tags=("fp16",))
@@ -42,7 +44,9 @@ def fp16_mixed() -> MixedPrecisionConfig:
     Status: validated.
     Source: Megatron Bridge, recipe of the same name, snapshot 2026-08-22.
     """
-    return MixedPrecisionConfig(fp16=True, params_dtype="fp16", pipeline_dtype="fp16", grad_reduce_in_fp32=False)
+    return MixedPrecisionConfig(
+        fp16=True, params_dtype="fp16", pipeline_dtype="fp16", grad_reduce_in_fp32=False
+    )
 
 
 @register(tags=("bf16", "autocast"))

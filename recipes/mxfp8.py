@@ -35,4 +35,9 @@ def fp16_with_mxfp8_mixed() -> MixedPrecisionConfig:
 
 
 def _with_mxfp8(base: MixedPrecisionConfig) -> MixedPrecisionConfig:
-    return base.override(fp8="e4m3", fp8_recipe="mxfp8", fp8_param_gather=True, reuse_grad_buf_for_mxfp8_param_ag=True)
+    return base.override(
+        fp8="e4m3",
+        fp8_recipe="mxfp8",
+        fp8_param_gather=True,
+        reuse_grad_buf_for_mxfp8_param_ag=True,
+    )

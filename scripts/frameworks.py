@@ -27,7 +27,13 @@ from typing import Any
 from bridge.errors import BridgeError, UnreadFileError
 from bridge.front.loader import load_run
 from bridge.preflight.check import check
-from bridge.read.framework.table import FrameworkTable, OwnNames, StartRow, framework_table, table_names
+from bridge.read.framework.table import (
+    FrameworkTable,
+    OwnNames,
+    StartRow,
+    framework_table,
+    table_names,
+)
 from bridge.read.kinds import read_file
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "explain" / "where-megatron-core-runs.md"

@@ -13,7 +13,9 @@ from bridge.runtime.audit.record import FILE, Record
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_json(parser)
-    parser.add_argument("folder", metavar="RUN", type=Path, help="the run's folder, or its record.json")
+    parser.add_argument(
+        "folder", metavar="RUN", type=Path, help="the run's folder, or its record.json"
+    )
     parser.add_argument("other", metavar="OTHER", type=Path, nargs="?", help="another run's")
 
 
@@ -31,6 +33,8 @@ def run(chosen: argparse.Namespace) -> int:
         return bool(found)
     if chosen.other is None:
         print(f"Step {record.step}, {record.backend}, layers from 1: {format_gemms(record.gemms)}.")
-    for sentence in found or ["Plan = record." if chosen.other is None else "The records are equal."]:
+    for sentence in found or [
+        "Plan = record." if chosen.other is None else "The records are equal."
+    ]:
         print(sentence)
     return bool(found)

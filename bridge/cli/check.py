@@ -36,10 +36,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
     add_several_arguments(parser)
     add_json(parser)
-    parser.add_argument("--backend", choices=("te", "emulated"), help="what runs FP8 and FP4 matrix multiplications")
-    parser.add_argument("--strict", action="store_true", help="exit with 1 where there are warnings")
-    parser.add_argument("--silence", action="append", default=[], metavar="RULE=REASON", help="leave a rule out")
-    parser.add_argument("--quiet", action="store_true", help="leave out what is for information only")
+    parser.add_argument(
+        "--backend", choices=("te", "emulated"), help="what runs FP8 and FP4 matrix multiplications"
+    )
+    parser.add_argument(
+        "--strict", action="store_true", help="exit with 1 where there are warnings"
+    )
+    parser.add_argument(
+        "--silence", action="append", default=[], metavar="RULE=REASON", help="leave a rule out"
+    )
+    parser.add_argument(
+        "--quiet", action="store_true", help="leave out what is for information only"
+    )
     parser.add_argument("--sarif", metavar="FILE", help="also write SARIF 2.1.0, for code review")
 
 
@@ -96,7 +104,9 @@ def _show(lines: Sequence[Line]) -> None:
     show(Group(*(Text.assemble(*line) for line in lines)))
 
 
-def _check_several(chosen: argparse.Namespace, paths: Sequence[str], silenced: dict[str, str]) -> int:
+def _check_several(
+    chosen: argparse.Namespace, paths: Sequence[str], silenced: dict[str, str]
+) -> int:
     """Print a line for each run of some files, and return the largest exit code."""
     from bridge.report.findings import brief_line, findings_dict, sarif_of_files
 
@@ -120,7 +130,9 @@ def _check_several(chosen: argparse.Namespace, paths: Sequence[str], silenced: d
 def _reason(word: str) -> tuple[str, str]:
     name, _, reason = word.partition("=")
     if not reason.strip():
-        raise RunConfigError(f"--silence: needs a reason, got {word!r}. Write {name or 'PB306'}=why it is all right.")
+        raise RunConfigError(
+            f"--silence: needs a reason, got {word!r}. Write {name or 'PB306'}=why it is all right."
+        )
     return name.strip(), reason.strip()
 
 

@@ -16,7 +16,9 @@ from bridge.runtime.checkpoint.pickles import pickle_fault
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the parsers of the parts."""
     parts = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    text = "show which run wrote a checkpoint, in which precision, and its tensors by part and dtype"
+    text = (
+        "show which run wrote a checkpoint, in which precision, and its tensors by part and dtype"
+    )
     inspect = _add_part(parts, "inspect", _inspect, text)
     _add_path(inspect, "PATH")
     text = "show what differs between two checkpoints, and what it means to resume in the other's precision"
@@ -26,7 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "compare every file with the manifest; exit code 0, 1 where one was changed, 2 without a manifest"
     verify = _add_part(parts, "verify", _verify, text)
     _add_path(verify, "PATH")
-    verify.add_argument("--digest", metavar="SHA256", help="the manifest's own digest, as the run that wrote it logged")
+    verify.add_argument(
+        "--digest",
+        metavar="SHA256",
+        help="the manifest's own digest, as the run that wrote it logged",
+    )
     text = "measure what BF16 storage or an export in blocks does to codes, scales and values of quantised weights"
     certify = _add_part(parts, "certify", _certify, text)
     text = "a checkpoint, or a folder of checkpoints; without it, a normal matrix of 1024 x 1024"
@@ -104,10 +110,19 @@ def _verify(chosen: argparse.Namespace) -> int:
     wrong = None
     if chosen.digest is not None and chosen.digest.lower() != own:
         wrong = "manifest.json is another one than the digest is of"
-    wrong = wrong or manifest.outline_fault(checkpoint) or manifest.content_fault(checkpoint, manifest.checksums)
+    wrong = (
+        wrong
+        or manifest.outline_fault(checkpoint)
+        or manifest.content_fault(checkpoint, manifest.checksums)
+    )
     wrong = wrong or pickle_fault(checkpoint)
     if chosen.json:
-        content = {"path": str(checkpoint), "sound": wrong is None, "fault": wrong, "manifest_sha256": own}
+        content = {
+            "path": str(checkpoint),
+            "sound": wrong is None,
+            "fault": wrong,
+            "manifest_sha256": own,
+        }
         print_json(content | {"checksums": len(manifest.checksums), "files": len(manifest.sizes)})
     elif wrong is not None:
         print(f"{checkpoint}: {wrong}.")

@@ -51,7 +51,11 @@ MOMENTS: dict[str, tuple[Command, ...]] = {
         ),
     ),
     "before a run": (
-        Command(name="check", text="report what is known to go wrong with a run, or with many", module="check"),
+        Command(
+            name="check",
+            text="report what is known to go wrong with a run, or with many",
+            module="check",
+        ),
         Command(
             name="plan",
             text="show in which format each layer computes; or the dimensions of its GEMMs, or its modules",
@@ -89,14 +93,22 @@ MOMENTS: dict[str, tuple[Command, ...]] = {
             text="write a report of finished or unfinished runs, or watch a run in progress",
             module="report.command",
         ),
-        Command(name="audit", text="show what each matmul of a run ran in, or where two runs differ", module="audit"),
         Command(
-            name="checkpoint", text="read the files of a checkpoint: contents, differences, damage", module="checkpoint"
+            name="audit",
+            text="show what each matmul of a run ran in, or where two runs differ",
+            module="audit",
+        ),
+        Command(
+            name="checkpoint",
+            text="read the files of a checkpoint: contents, differences, damage",
+            module="checkpoint",
         ),
     ),
     "other systems": (
         Command(
-            name="convert", text="read a precision from another system's file, write it for a third", module="convert"
+            name="convert",
+            text="read a precision from another system's file, write it for a third",
+            module="convert",
         ),
         Command(
             name="manifest",
@@ -124,7 +136,9 @@ RENAMED = {
 def renamed_sentence(name: str, words: Sequence[str]) -> str:
     """Return how to write a command line that begins with a name from before 0.2."""
     now = RENAMED[name]
-    return f"`{name}` is `{now}` since 0.2. Run: precision-bridge {shlex.join([*now.split(), *words])}"
+    return (
+        f"`{name}` is `{now}` since 0.2. Run: precision-bridge {shlex.join([*now.split(), *words])}"
+    )
 
 
 def help_text() -> str:

@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 SILENT = ("implied default", "dead knob")
 """Reasons of records that change nothing by themselves; -v lists them."""
 GROUPS = (
-    (("unsupported", "semantics"), "losses that change what a run computes", "losses that change what it computes in"),
+    (
+        ("unsupported", "semantics"),
+        "losses that change what a run computes",
+        "losses that change what it computes in",
+    ),
     (("approximated",), "nearest settings taken", "nearest settings taken in"),
     (SILENT, "defaults that decide, and settings without an effect", "the same in"),
 )
@@ -33,17 +37,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_json(parser, "print {source, mode, decided_by, semantics, config, payload, losses, lost}")
     parser.add_argument("file", help="launch script, YAML, JSON or Python file")
-    parser.add_argument("--to", metavar="SYSTEM", help="system to write for, or `recipe` for our own YAML")
+    parser.add_argument(
+        "--to", metavar="SYSTEM", help="system to write for, or `recipe` for our own YAML"
+    )
     assumed = "where the file does not state the mode, take the system's own default, and record it"
     parser.add_argument("--assume-defaults", action="store_true", help=assumed)
     source = "system the file is written for, if not detected"
     parser.add_argument("--from", dest="source", metavar="SYSTEM", help=source)
     facts = "facts that no file states: versions, GPU"
-    parser.add_argument("--context", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help=facts)
+    parser.add_argument(
+        "--context", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help=facts
+    )
     strict = "exit with 1 where precision is lost, and write no payload but that of --json"
     parser.add_argument("--strict", action="store_true", help=strict)
-    parser.add_argument("-v", "--verbose", action="store_true", help="list every field, default and dead setting too")
-    parser.add_argument("--out", metavar="FILE", help="write the payload to this file instead of printing it")
+    parser.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="list every field, default and dead setting too",
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help="write the payload to this file instead of printing it"
+    )
 
 
 def run(chosen: argparse.Namespace) -> int:
@@ -60,20 +75,33 @@ def run(chosen: argparse.Namespace) -> int:
     if chosen.assume_defaults:
         runs = [replace(one, imported=one.imported.assume_default()) for one in runs]
     results = [
-        (one, conversion.convert(one, chosen.to, context) if chosen.to and one.imported.mode_is_stated else None)
+        (
+            one,
+            conversion.convert(one, chosen.to, context)
+            if chosen.to and one.imported.mode_is_stated
+            else None,
+        )
         for one in runs
     ]
     first, exported = results[0]
     undecided = chosen.to is not None and not first.imported.mode_is_stated
-    text = "" if chosen.to is None or undecided else conversion.payload_text(first, chosen.to, exported)
-    faulty = chosen.to == conversion.OURS and not undecided and bool(faults_of(first.imported.config))
+    text = (
+        ""
+        if chosen.to is None or undecided
+        else conversion.payload_text(first, chosen.to, exported)
+    )
+    faulty = (
+        chosen.to == conversion.OURS and not undecided and bool(faults_of(first.imported.config))
+    )
     files = dict(exported.files) if exported is not None else {}
     gone = _lost(results if chosen.json else results[:1], chosen)
     if chosen.out is not None and not faulty and not gone and text:
         write_file(chosen.out, text, "--out")
         for name, content in files.items():
             write_file(Path(chosen.out).parent / name, content, "--out")
-    report = sys.stderr if chosen.json or (chosen.to is not None and chosen.out is None) else sys.stdout
+    report = (
+        sys.stderr if chosen.json or (chosen.to is not None and chosen.out is None) else sys.stdout
+    )
     _print(results, chosen, report)
     if undecided:
         conversion.convert(first, chosen.to, context)
@@ -84,14 +112,21 @@ def run(chosen: argparse.Namespace) -> int:
         return 1
     if not chosen.json and chosen.to is not None:
         if len(runs) > 1:
-            print(f"The payload is that of the first of {len(runs)} runs; --json has them all.", file=report)
+            print(
+                f"The payload is that of the first of {len(runs)} runs; --json has them all.",
+                file=report,
+            )
         _print_payload(text, files, chosen, report)
     return 0
 
 
-def _print_payload(text: str, files: dict[str, str], chosen: argparse.Namespace, report: TextIO) -> None:
+def _print_payload(
+    text: str, files: dict[str, str], chosen: argparse.Namespace, report: TextIO
+) -> None:
     if chosen.out is not None and not text:
-        print(f"nothing to write: {chosen.to} has nothing to say of this precision, and {chosen.out} is left alone")
+        print(
+            f"nothing to write: {chosen.to} has nothing to say of this precision, and {chosen.out} is left alone"
+        )
     elif chosen.out is not None:
         written = [chosen.out, *(str(Path(chosen.out).parent / name) for name in files)]
         print(f"wrote {', '.join(written)}")
@@ -108,7 +143,11 @@ def _lost(results: list[tuple[Run, ExportReport | None]], chosen: argparse.Names
 
     if not chosen.strict:
         return ""
-    gone = [f"{entry.field}={entry.value!r}" for one, exported in results for entry in lost(one, exported)]
+    gone = [
+        f"{entry.field}={entry.value!r}"
+        for one, exported in results
+        for entry in lost(one, exported)
+    ]
     if not gone:
         return ""
     where = f" for {chosen.to}" if chosen.to is not None else ""
@@ -117,7 +156,9 @@ def _lost(results: list[tuple[Run, ExportReport | None]], chosen: argparse.Names
     return f"{chosen.file}: precision is lost{where}: {settings}. {remedy}"
 
 
-def _print(results: list[tuple[Run, ExportReport | None]], chosen: argparse.Namespace, report: TextIO) -> None:
+def _print(
+    results: list[tuple[Run, ExportReport | None]], chosen: argparse.Namespace, report: TextIO
+) -> None:
     if chosen.json:
         found = [_as_dict(one, exported) for one, exported in results]
         print_json(found[0] if len(found) == 1 else {**found[0], "runs": found})
@@ -133,7 +174,9 @@ def _context(words: list[str]) -> dict[str, Any]:
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key:
-            raise RunConfigError(f"--context: must be KEY=VALUE, got {word!r}. Write auto=bf16, for example.")
+            raise RunConfigError(
+                f"--context: must be KEY=VALUE, got {word!r}. Write auto=bf16, for example."
+            )
         if key in given:
             raise RunConfigError(
                 f"--context: {key} must be given once, got it again as {value!r}. Keep one of the two."
@@ -143,7 +186,9 @@ def _context(words: list[str]) -> dict[str, Any]:
         except yaml.YAMLError:
             parsed = value
         given[key] = (
-            value if key.endswith("version") or not isinstance(parsed, bool | int | float | dict | list) else parsed
+            value
+            if key.endswith("version") or not isinstance(parsed, bool | int | float | dict | list)
+            else parsed
         )
     return given
 
@@ -166,7 +211,9 @@ def _as_dict(one: Run, exported: ExportReport | None) -> dict[str, Any]:
         "losses": records(imported.unmapped, "import")
         + (records(exported.unmapped, "export") if exported is not None else []),
         "lost": list(dict.fromkeys(entry.field for entry in lost(one, exported))),
-        "faults": [str(fault) for fault in faults_of(imported.config)] if imported.mode_is_stated else [],
+        "faults": [str(fault) for fault in faults_of(imported.config)]
+        if imported.mode_is_stated
+        else [],
     }
 
 
@@ -188,10 +235,16 @@ def _lines(one: Run, exported: ExportReport | None, chosen: argparse.Namespace) 
     written = list(exported.unmapped) if exported is not None else []
     for reasons, read_so, written_so in GROUPS:
         lines += _entries([entry for entry in read if entry.reason in reasons], read_so, chosen)
-        lines += _entries([entry for entry in written if entry.reason in reasons], f"{written_so} {chosen.to}", chosen)
+        lines += _entries(
+            [entry for entry in written if entry.reason in reasons],
+            f"{written_so} {chosen.to}",
+            chosen,
+        )
     silent = dict.fromkeys(entry.field for entry in (*read, *written) if entry.reason in SILENT)
     if silent and not chosen.verbose:
-        lines.append(f"defaults that decide, and settings without an effect (-v explains them): {', '.join(silent)}")
+        lines.append(
+            f"defaults that decide, and settings without an effect (-v explains them): {', '.join(silent)}"
+        )
     return lines
 
 

@@ -59,10 +59,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "field, by its own name or Megatron's, or a rule's id; without it, all fields are listed"
     parser.add_argument("field", nargs="?", help=text)
     parser.add_argument("name", nargs="?", help="recipe: what the field is there, and why")
-    parser.add_argument("--config-dir", metavar="FOLDER", help="a folder with YAML recipes in mixed_precision/")
-    parser.add_argument("--config", metavar="FILE", help="a file that describes a run: what the field is in it")
-    parser.add_argument("--trust", action="store_true", help="run the Python that recipes_from names in a config")
-    parser.add_argument("--run", dest="run_folder", metavar="RUN", help="folder of a run: what the field was in it")
+    parser.add_argument(
+        "--config-dir", metavar="FOLDER", help="a folder with YAML recipes in mixed_precision/"
+    )
+    parser.add_argument(
+        "--config", metavar="FILE", help="a file that describes a run: what the field is in it"
+    )
+    parser.add_argument(
+        "--trust", action="store_true", help="run the Python that recipes_from names in a config"
+    )
+    parser.add_argument(
+        "--run", dest="run_folder", metavar="RUN", help="folder of a run: what the field was in it"
+    )
 
 
 def run(chosen: argparse.Namespace) -> None:
@@ -80,7 +88,9 @@ def run(chosen: argparse.Namespace) -> None:
         found = rule_dict(_rule(chosen.field))
         text = _rule_text(found)
     elif chosen.run_folder is not None:
-        found = in_run(chosen.field, Path(chosen.run_folder), chosen.name, config_dir=chosen.config_dir)
+        found = in_run(
+            chosen.field, Path(chosen.run_folder), chosen.name, config_dir=chosen.config_dir
+        )
         text = _field_text(found)
     elif chosen.config is not None:
         values = read_saved(chosen, chosen.config, strict=False)
@@ -96,11 +106,18 @@ def run(chosen: argparse.Namespace) -> None:
         print(text)
 
 
-def explanation(field: str, recipe: str | None = None, *, config_dir: str | None = None) -> dict[str, Any]:
+def explanation(
+    field: str, recipe: str | None = None, *, config_dir: str | None = None
+) -> dict[str, Any]:
     """Return everything known about a field, in a recipe too, as plain data; Megatron's names are taken too."""
     name = _field_name(field)
     default, doc = getattr(MixedPrecisionConfig, name), field_docs(MixedPrecisionConfig)[name]
-    found: dict[str, Any] = {"field": name, "type": doc.annotation, "default": default, "meaning": doc.text}
+    found: dict[str, Any] = {
+        "field": name,
+        "type": doc.annotation,
+        "default": default,
+        "meaning": doc.text,
+    }
     found["homes"] = [_home(route, default) for route in routes_of(name)]
     found["read_by_schemes"] = sorted({*FIELDS[name].schemes})
     if recipe is not None:
@@ -115,7 +132,9 @@ def explanation(field: str, recipe: str | None = None, *, config_dir: str | None
     return found
 
 
-def in_run(word: str, folder: Path, recipe: str | None = None, *, config_dir: str | None = None) -> dict[str, Any]:
+def in_run(
+    word: str, folder: Path, recipe: str | None = None, *, config_dir: str | None = None
+) -> dict[str, Any]:
     """Return what a field was in a run, as plain data: any key of its config, or a field of the precision.
 
     A precision's field has its `explanation`, and under `in_run` the `rows` of the sync, `findings` of the check and
@@ -139,12 +158,22 @@ def in_file(word: str, run: Run) -> dict[str, Any]:
     A field of the precision by its own name is that of the config that holds it.
     """
     section, _, name = word.rpartition(".")
-    homes = [(route.owner, route.attribute) for route in ROUTES if name == route.field and route.attribute]
+    homes = [
+        (route.owner, route.attribute)
+        for route in ROUTES
+        if name == route.field and route.attribute
+    ]
     homes = homes or [(role, name) for role in VALUES if name in VALUES[role]]
-    homes = [(role, field) for role, field in homes if role in VALUES and section in ("", "mixed_precision", role)]
+    homes = [
+        (role, field)
+        for role, field in homes
+        if role in VALUES and section in ("", "mixed_precision", role)
+    ]
     if not homes:
         matches = close_matches(name, [field for fields in VALUES.values() for field in fields])
-        raise UnknownFieldError(f"Unknown field {word!r}. {did_you_mean(matches) or 'Name one of Megatron.'}", matches)
+        raise UnknownFieldError(
+            f"Unknown field {word!r}. {did_you_mean(matches) or 'Name one of Megatron.'}", matches
+        )
     rows = {(row.owner, row.attribute): row for row in run.prediction.rows}
     settings = []
     for role, field in homes:
@@ -157,9 +186,20 @@ def in_file(word: str, run: Run) -> dict[str, Any]:
         if row is None or row.by == role:
             decider = run.weakness(f"{role}.{field}")
         dropped = run.reading.dropped_of(f"{role}.{field}")
-        setting = {"key": f"{role}.{field}", "value": value, "by": by, "decided_by": decider, "dropped": dropped}
+        setting = {
+            "key": f"{role}.{field}",
+            "value": value,
+            "by": by,
+            "decided_by": decider,
+            "dropped": dropped,
+        }
         settings.append(setting)
-    return {"field": word, "config": run.name, "settings": settings, "reading": run.reading.to_dict()}
+    return {
+        "field": word,
+        "config": run.name,
+        "settings": settings,
+        "reading": run.reading.to_dict(),
+    }
 
 
 def _setting_text(setting: Mapping[str, Any], config: str) -> str:
@@ -172,10 +212,22 @@ def _setting_text(setting: Mapping[str, Any], config: str) -> str:
 
 
 def _traces(run: RunFolder, field: str) -> dict[str, Any]:
-    rows = [row for row in run.sync.get("rows", ()) if field in {row["field"], f"{row['owner']}.{row['attribute']}"}]
-    paths = {field, f"mixed_precision.{field}", *(f"{row['owner']}.{row['attribute']}" for row in rows)}
+    rows = [
+        row
+        for row in run.sync.get("rows", ())
+        if field in {row["field"], f"{row['owner']}.{row['attribute']}"}
+    ]
+    paths = {
+        field,
+        f"mixed_precision.{field}",
+        *(f"{row['owner']}.{row['attribute']}" for row in rows),
+    }
     findings = [*run.findings.get("findings", ()), *run.sync.get("findings", ())]
-    about = [f"{one['severity']}: {one['rule']}" for one in findings if paths & set(re.findall(r"[\w.]+", one["path"]))]
+    about = [
+        f"{one['severity']}: {one['rule']}"
+        for one in findings
+        if paths & set(re.findall(r"[\w.]+", one["path"]))
+    ]
     ran = effect_in(run, field) if field in FIELD_DEFAULTS else ""
     return {"run": str(run.path), "rows": rows, "findings": about, "ran": ran}
 
@@ -187,7 +239,10 @@ def _field_name(field: str) -> str:
     if wanted in names or wanted in renamed:
         return wanted if wanted in names else renamed[wanted]
     known = list(dict.fromkeys([*names, *renamed]))
-    matches = close_matches(wanted, known) or [name for name in known if len(wanted) > 2 and wanted in name][:3]
+    matches = (
+        close_matches(wanted, known)
+        or [name for name in known if len(wanted) > 2 and wanted in name][:3]
+    )
     remedy = did_you_mean(matches) or "`precision-bridge explain` lists them."
     raise UnknownFieldError(f"Unknown field {field!r}. {remedy}", matches)
 
@@ -199,9 +254,13 @@ def _home(route: Route, default: object) -> dict[str, Any]:
         "owner": route.owner,
         "class": OWNERS[route.owner],
         "attribute": route.attribute,
-        "since_megatron_core": route.since if route.attribute and route.owner != "process" else None,
+        "since_megatron_core": route.since
+        if route.attribute and route.owner != "process"
+        else None,
         "written": WRITTEN[route.rule].format(default=repr(default)),
-        "acts": f"while fp8_recipe is {route.scheme}" if route.scheme else family.get(route.family or "", "always"),
+        "acts": f"while fp8_recipe is {route.scheme}"
+        if route.scheme
+        else family.get(route.family or "", "always"),
         "note": about.get("note", ""),
         "source": about.get("source", ""),
     }
@@ -210,16 +269,25 @@ def _home(route: Route, default: object) -> dict[str, Any]:
 def _field_text(found: dict[str, Any]) -> str:
     lines = []
     if "meaning" in found:
-        lines = [f"{found['field']}: {found['type']} = {found['default']!r}", f"  {found['meaning']}"]
+        lines = [
+            f"{found['field']}: {found['type']} = {found['default']!r}",
+            f"  {found['meaning']}",
+        ]
     if found.get("read_by_schemes"):
         lines.append(f"  Read under: {', '.join(found['read_by_schemes'])}.")
     for home in found.get("homes", ()):
         if home["attribute"] is None:
             lines.append(f"  No field of {home['class']}. {home['note']}")
             continue
-        since = f", megatron-core >= {home['since_megatron_core']}" if home["since_megatron_core"] else ""
+        since = (
+            f", megatron-core >= {home['since_megatron_core']}"
+            if home["since_megatron_core"]
+            else ""
+        )
         lines.append(f"  {home['owner']}.{home['attribute']} ({home['class']}{since})")
-        lines.append(f"    Acts {home['acts']}. {home['written'][:1].upper()}{home['written'][1:]}.")
+        lines.append(
+            f"    Acts {home['acts']}. {home['written'][:1].upper()}{home['written'][1:]}."
+        )
         if home["note"]:
             lines.append(f"    {home['note']}")
         if home["source"]:
@@ -230,7 +298,9 @@ def _field_text(found: dict[str, Any]) -> str:
         lines.append(f"  In {row['recipe']}: {row['value']!r}, {how}.")
     if "setting" in found:
         lines += _setting_lines(found["setting"], found["in_run"]["run"])
-    if "in_run" in found and ("meaning" in found or found["in_run"]["rows"] or found["in_run"]["findings"]):
+    if "in_run" in found and (
+        "meaning" in found or found["in_run"]["rows"] or found["in_run"]["findings"]
+    ):
         lines += _run_lines(found["in_run"])
     return "\n".join(lines)
 
@@ -247,8 +317,14 @@ def _setting_lines(setting: dict[str, Any], run: str) -> list[str]:
 def _run_lines(run: dict[str, Any]) -> list[str]:
     lines = [f"  In the run {run['run']}:"]
     for row in run["rows"]:
-        change = f"is {row['new']}, before {row['old']}" if row["old"] != row["new"] else f"is {row['new']}, as before"
-        lines.append(f"    {row['owner']}.{row['attribute']} {change}: by {row['by']} ({row['why']}).")
+        change = (
+            f"is {row['new']}, before {row['old']}"
+            if row["old"] != row["new"]
+            else f"is {row['new']}, as before"
+        )
+        lines.append(
+            f"    {row['owner']}.{row['attribute']} {change}: by {row['by']} ({row['why']})."
+        )
     if not run["rows"]:
         lines.append("    The sync wrote it into no config.")
     lines += [f"    {finding}." for finding in run["findings"]]
@@ -259,7 +335,9 @@ def _run_lines(run: dict[str, Any]) -> list[str]:
 def _rule(word: str) -> Rule[RunContext]:
     rule = BY_ID.get(word.upper())
     if rule is None:
-        matches = [name for name in BY_ID if name.startswith(word.upper())][:3]  # a number is near to no other
+        matches = [name for name in BY_ID if name.startswith(word.upper())][
+            :3
+        ]  # a number is near to no other
         hint = did_you_mean(matches) or f"`precision-bridge explain {LIST}` lists them."
         raise UnknownFieldError(f"Unknown rule {word!r}. {hint}", matches)
     return rule
@@ -298,5 +376,7 @@ def _rule_text(row: dict[str, Any]) -> str:
     lines += [f"  Holds for {versions}." for versions in row["holds_for"]]
     lines.append(f"  Source: {row['source']}.")
     lines.append(f"  Evidence: {row['evidence']} ({row['evidence_means']}).")
-    lines.append(f"  Silence it with --silence {row['id']}=REASON; the reason is kept with the run.")
+    lines.append(
+        f"  Silence it with --silence {row['id']}=REASON; the reason is kept with the run."
+    )
     return "\n".join(lines)

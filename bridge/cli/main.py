@@ -23,7 +23,9 @@ def main(arguments: list[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else arguments
     is_process = arguments is None
     if is_process:
-        gc.set_threshold(50_000, 20)  # the imports and the parsed files stay: looking for garbage finds none
+        gc.set_threshold(
+            50_000, 20
+        )  # the imports and the parsed files stay: looking for garbage finds none
     command, words = _command_of(words)
     module = command.load()
     if command.leaves_to_hydra(words):
@@ -47,9 +49,14 @@ def _command_of(words: list[str]) -> tuple[Command, list[str]]:
 def _end_without_command(name: str, words: list[str]) -> NoReturn:
     """Print the help or the version, or refuse a command line that begins with no command's name."""
     parser = Parser(
-        prog=PROGRAM, usage=f"{PROGRAM} [-h] [--version] COMMAND ...", description=DESCRIPTION, epilog=help_text()
+        prog=PROGRAM,
+        usage=f"{PROGRAM} [-h] [--version] COMMAND ...",
+        description=DESCRIPTION,
+        epilog=help_text(),
     )
-    parser.add_argument("--version", action="version", version=f"{PROGRAM} {version('precision-bridge')}")
+    parser.add_argument(
+        "--version", action="version", version=f"{PROGRAM} {version('precision-bridge')}"
+    )
     if name.startswith("-"):
         parser.parse_args([name])
     if name in RENAMED:
@@ -83,7 +90,9 @@ def _run(work: Callable[[], int], *, is_process: bool) -> int:
 
 def _os_error_sentence(error: OSError) -> str:
     """Return the sentence about a path that cannot be used, or about standard output, which is closed then."""
-    if error.filename is not None:  # a path that the command was given: too long, or closed to this user
+    if (
+        error.filename is not None
+    ):  # a path that the command was given: too long, or closed to this user
         reason = (error.strerror or "an error").lower()
         return f"{error.filename}: cannot be used: {reason}. Give another path."
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

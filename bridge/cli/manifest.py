@@ -25,10 +25,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
     text = "folder of a run, or a manifest in JSON, instead"
     parser.add_argument("--run", dest="run_folder", metavar="RUN", help=text)
-    parser.add_argument("--for", dest="system", choices=list(SYSTEMS), help="the system that serves the model")
-    parser.add_argument("--against", metavar="FILE", type=Path, help="a config.json or hf_quant_config.json to compare")
-    parser.add_argument("--model-type", metavar="NAME", help="model_type of the Hugging Face config: names of modules")
-    parser.add_argument("--out", metavar="FILE", help="write the config to this file instead of printing it")
+    parser.add_argument(
+        "--for", dest="system", choices=list(SYSTEMS), help="the system that serves the model"
+    )
+    parser.add_argument(
+        "--against",
+        metavar="FILE",
+        type=Path,
+        help="a config.json or hf_quant_config.json to compare",
+    )
+    parser.add_argument(
+        "--model-type",
+        metavar="NAME",
+        help="model_type of the Hugging Face config: names of modules",
+    )
+    parser.add_argument(
+        "--out", metavar="FILE", help="write the config to this file instead of printing it"
+    )
 
 
 def run(chosen: argparse.Namespace) -> int:

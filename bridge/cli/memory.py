@@ -36,14 +36,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
     add_several_arguments(parser)
     add_json(parser, "print JSON, in bytes")
-    parser.add_argument("--fit", action="store_true", help="list the changes with which the run fits, cheapest first")
+    parser.add_argument(
+        "--fit",
+        action="store_true",
+        help="list the changes with which the run fits, cheapest first",
+    )
 
 
 def run(chosen: argparse.Namespace) -> int:
     """Print the bytes of a rank; return 2 where the check of the run finds an error, else 0."""
     paths = paths_of_several(chosen)
     if paths and chosen.fit:
-        raise RunConfigError("--fit: is about one run, got several. Give one file, without --brief.")
+        raise RunConfigError(
+            "--fit: is about one run, got several. Give one file, without --brief."
+        )
     if paths:
         return answer_several(chosen, paths, _brief)
     return answer_runs(chosen, partial(_answer, fits=chosen.fit), partial(_show, fits=chosen.fit))
@@ -59,7 +65,9 @@ def _brief(values: Run) -> RunAnswer:
     setup = report_of(values).context
     run = values.planned
     unknown = values.rests_on(lambda: run.memory)
-    sentence = fit_sentence(run.memory.largest, run.memory_bytes, run.missing, _may_change(run, unknown))
+    sentence = fit_sentence(
+        run.memory.largest, run.memory_bytes, run.missing, _may_change(run, unknown)
+    )
     content = {
         **precision_dict(setup),
         "stage": run.memory.largest.stage,
@@ -69,7 +77,9 @@ def _brief(values: Run) -> RunAnswer:
         "rests_on_unknown": unknown,
         "verdict": sentence,
     }
-    return RunAnswer(text=f"{precision_text(setup)}; {sentence}", content=content, code=planned_code(values))
+    return RunAnswer(
+        text=f"{precision_text(setup)}; {sentence}", content=content, code=planned_code(values)
+    )
 
 
 def _may_change(run: PlannedRun, unknown: Mapping[str, str]) -> tuple[str, ...]:
@@ -120,9 +130,13 @@ def _show(values: Run, *, fits: bool) -> None:
     )
     counted = run.parallel.world_size
     if run.target.count is None:
-        print(f"  No target states the number of GPUs; counted as {counted}, the least that this layout needs.")
+        print(
+            f"  No target states the number of GPUs; counted as {counted}, the least that this layout needs."
+        )
     elif run.target.count != counted:
-        print(f"  Counted as {counted} GPUs: {run.target.count} do not hold this layout a whole number of times.")
+        print(
+            f"  Counted as {counted} GPUs: {run.target.count} do not hold this layout a whole number of times."
+        )
     show_assumed(unknown)
     show_planned(values)
     if fits:
@@ -135,7 +149,11 @@ def _soundness(values: Run, run: PlannedRun) -> Callable[[PlannedRun], bool]:
     from bridge.preflight.check import check
 
     def found(prediction: Prediction) -> set[str]:
-        return {one.id for one in check(values, prediction=prediction).findings if one.severity != "info"}
+        return {
+            one.id
+            for one in check(values, prediction=prediction).findings
+            if one.severity != "info"
+        }
 
     known = found(run.prediction)
     return lambda changed: found(changed.prediction) <= known
@@ -150,5 +168,11 @@ def _activations(run: PlannedRun) -> dict[str, tuple[int, ...]]:
     plan, kinds = run.plan, dict(RECOMPUTE)
     if keeps_scores(plan, run.workload):
         kinds["selective (core_attn)"] = ("selective", ("core_attn",))
-    loads = {name: replace(run.workload, recompute=kind, modules=parts) for name, (kind, parts) in kinds.items()}
-    return {name: tuple(activation_bytes(plan, own, load) for own in plan.stages) for name, load in loads.items()}
+    loads = {
+        name: replace(run.workload, recompute=kind, modules=parts)
+        for name, (kind, parts) in kinds.items()
+    }
+    return {
+        name: tuple(activation_bytes(plan, own, load) for own in plan.stages)
+        for name, load in loads.items()
+    }

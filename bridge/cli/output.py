@@ -49,4 +49,6 @@ def write_file(path: Path | str, text: str, option: str) -> None:
 def unwritable(path: Path | str, option: str, error: OSError) -> RunConfigError:
     """Return the error for a file that an option names and that cannot be written."""
     why = (error.strerror or "an error").lower()
-    return RunConfigError(f"{option}: cannot be written ({why}), got {str(path)!r}. Give another file.")
+    return RunConfigError(
+        f"{option}: cannot be written ({why}), got {str(path)!r}. Give another file."
+    )

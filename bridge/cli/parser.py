@@ -12,7 +12,9 @@ class Parser(argparse.ArgumentParser):
     """Answers a misspelt command or option with the nearest, in one line; an option is written whole."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
+        super().__init__(
+            allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter, **settings
+        )
 
     def error(self, message: str) -> NoReturn:
         """End the process with exit code 2 and one line."""
@@ -27,7 +29,9 @@ class Parser(argparse.ArgumentParser):
         """Return the parsed words of a command; a mistake ends the process in one line."""
         for word in words:
             if CONTROL.search(word) or "\n" in word:
-                self.error(f"{word!r} holds a line end or another control character. Rename the file.")
+                self.error(
+                    f"{word!r} holds a line end or another control character. Rename the file."
+                )
         chosen, more = self.parse_known_args(words)
         takes_overrides = hasattr(chosen, "overrides")
         if more and (not takes_overrides or any(word.startswith("-") for word in more)):
@@ -74,4 +78,6 @@ def require_option(chosen: argparse.Namespace, needed: str, options: tuple[str, 
         return
     for option in options:
         if getattr(chosen, option.lstrip("-").replace("-", "_")) not in (None, False, []):
-            raise RunConfigError(f"{option}: needs {needed}, got none. Add {needed}, or leave {option} out.")
+            raise RunConfigError(
+                f"{option}: needs {needed}, got none. Add {needed}, or leave {option} out."
+            )

@@ -31,7 +31,11 @@ def decisive_findings(run: Run) -> list[RuleFinding]:
     from bridge.precision.fields import COMMAND_LINE
     from bridge.preflight.check import report_of
 
-    return [one for one in report_of(run).findings if one.severity == "error" or one.where == COMMAND_LINE]
+    return [
+        one
+        for one in report_of(run).findings
+        if one.severity == "error" or one.where == COMMAND_LINE
+    ]
 
 
 def planned_code(run: Run) -> int:
@@ -41,7 +45,9 @@ def planned_code(run: Run) -> int:
     return 0
 
 
-def answer_planned(chosen: argparse.Namespace, run: Run, content: Any, table: RenderableType) -> int:
+def answer_planned(
+    chosen: argparse.Namespace, run: Run, content: Any, table: RenderableType
+) -> int:
     """Print an answer about one run as JSON or as a table, and return the exit code."""
     if chosen.json:
         print_planned(run, content)
@@ -99,7 +105,9 @@ def planned_dict(run: Run, content: Mapping[str, Any]) -> dict[str, Any]:
     """Return an answer that foresees a run as plain data, with the decisive findings of its check too."""
     from bridge.report.findings import finding_dict
 
-    return answer_dict(run, {**content, "check": [finding_dict(one) for one in decisive_findings(run)]})
+    return answer_dict(
+        run, {**content, "check": [finding_dict(one) for one in decisive_findings(run)]}
+    )
 
 
 def print_planned(run: Run, content: Mapping[str, Any]) -> None:
@@ -129,7 +137,9 @@ def show_assumed(unknown: Mapping[str, str]) -> None:
         from bridge.rules.unknown import deciders_text, settings_text
 
         deciders = deciders_text(unknown)
-        print(f"  Rests on values that nothing states: {settings_text(unknown)}; {deciders} may set them.")
+        print(
+            f"  Rests on values that nothing states: {settings_text(unknown)}; {deciders} may set them."
+        )
 
 
 def show_reading(run: Run) -> None:

@@ -34,11 +34,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_run_arguments(parser)
     add_json(parser)
-    parser.add_argument("--checkpoint", metavar="FOLDER", help="weights to measure, as a run saved them")
+    parser.add_argument(
+        "--checkpoint", metavar="FOLDER", help="weights to measure, as a run saved them"
+    )
     text = f"optimizer steps to take first (default: {STEPS}, or 0 with a checkpoint: its weights as they are)"
     parser.add_argument("--steps", type=int, help=text)
-    parser.add_argument("--out", metavar="FOLDER", type=Path, help="write quantisation.csv and quantisation.png there")
-    text = "write the recipe with a row of modules for each module whose operands lose more than a bit"
+    parser.add_argument(
+        "--out",
+        metavar="FOLDER",
+        type=Path,
+        help="write quantisation.csv and quantisation.png there",
+    )
+    text = (
+        "write the recipe with a row of modules for each module whose operands lose more than a bit"
+    )
     parser.add_argument("--propose", metavar="FILE", help=text)
 
 
@@ -62,7 +71,11 @@ def run(chosen: argparse.Namespace) -> None:
         chosen.out.mkdir(parents=True, exist_ok=True)
         write_rows(chosen.out / FILE, rows)
         plot_quantisation(chosen.out / "quantisation.png", rows, title=title)
-    answer(chosen, [finite(dataclasses.asdict(row)) for row in rows], quantisation_table(rows, title=title))
+    answer(
+        chosen,
+        [finite(dataclasses.asdict(row)) for row in rows],
+        quantisation_table(rows, title=title),
+    )
     if chosen.out is not None and not chosen.json:
         print(f"Heat map and rows: {chosen.out}")
     if chosen.propose is not None and values.precision is not None:
@@ -70,7 +83,9 @@ def run(chosen: argparse.Namespace) -> None:
         print("\n".join(lines), file=sys.stderr if chosen.json else sys.stdout)
 
 
-def _propose(path: str, rows: list[QuantisationRow], run: Run, precision: MixedPrecisionConfig) -> list[str]:
+def _propose(
+    path: str, rows: list[QuantisationRow], run: Run, precision: MixedPrecisionConfig
+) -> list[str]:
     """Write the recipe with the proposed rows, where there are any, and return the lines about it."""
     from bridge.runtime.compare.proposal import FINER, module_rows_of, propose
 
@@ -80,15 +95,21 @@ def _propose(path: str, rows: list[QuantisationRow], run: Run, precision: MixedP
         scheme=scheme_of(precision),
         fp8_format=precision.fp8,
         num_layers=int(run.model["num_layers"]),
-        schemes=[name for name in FINER if capability is None or FP8_SCHEMES[name].runs_on(capability)],
+        schemes=[
+            name for name in FINER if capability is None or FP8_SCHEMES[name].runs_on(capability)
+        ],
     )
     if not found:
-        return ["Every operand is near the ratio of its format: no row is proposed, and no file is written."]
+        return [
+            "Every operand is near the ratio of its format: no row is proposed, and no file is written."
+        ]
     values = precision.to_dict()
     values |= {name: False for name in STORED if values.get(name)}
     values["modules"] = [*module_rows_of(found), *values.get("modules", [])]
     recipe = type(precision).from_dict(values)
     recipe.finalize()
-    comment = f"# {label_of(precision)}, with rows for the modules whose operands lost more than a bit.\n"
+    comment = (
+        f"# {label_of(precision)}, with rows for the modules whose operands lost more than a bit.\n"
+    )
     write_file(path, comment + to_yaml(recipe), "--propose")
     return [*map(str, found), f"Recipe: {path}"]

@@ -17,16 +17,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
     add_json(parser)
     help_of_backend = "te_cpu: Transformer Engine's own Python on this CPU (default); emulated: this project's layers"
-    parser.add_argument("--backend", choices=("te_cpu", "emulated"), default="te_cpu", help=help_of_backend)
-    parser.add_argument("--processes", type=int, default=MOST_PROCESSES, help="the most processes of a launch, 1 to 4")
+    parser.add_argument(
+        "--backend", choices=("te_cpu", "emulated"), default="te_cpu", help=help_of_backend
+    )
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=MOST_PROCESSES,
+        help="the most processes of a launch, 1 to 4",
+    )
     parser.add_argument("--layers", type=int, default=8, help="the most layers that are kept")
-    parser.add_argument("--strict", action="store_true", help="exit with 1 where something was left out")
+    parser.add_argument(
+        "--strict", action="store_true", help="exit with 1 where something was left out"
+    )
 
 
 def run(chosen: argparse.Namespace) -> int:
     """Print the answer; return 2 where something went wrong, 1 with warnings under --strict, else 0."""
     if not 1 <= chosen.processes <= MOST_PROCESSES:
-        raise RunConfigError.of("--processes", f"must be from 1 to {MOST_PROCESSES}", chosen.processes, "Use 4.")
+        raise RunConfigError.of(
+            "--processes", f"must be from 1 to {MOST_PROCESSES}", chosen.processes, "Use 4."
+        )
     if chosen.layers < 1:
         raise RunConfigError.of("--layers", "must be at least 1", chosen.layers, "Use 8.")
     require_extra("train", "precision-bridge rehearse")
@@ -34,7 +45,9 @@ def run(chosen: argparse.Namespace) -> int:
     from bridge.rehearse.table import rehearsal_dict, rehearsal_text  # rich is heavy
 
     values = read_run(chosen)
-    rehearsal = rehearse(values, backend=chosen.backend, processes=chosen.processes, max_layers=chosen.layers)
+    rehearsal = rehearse(
+        values, backend=chosen.backend, processes=chosen.processes, max_layers=chosen.layers
+    )
     if chosen.json:
         print_json(answer_dict(values, rehearsal_dict(rehearsal, strict=chosen.strict)))
     else:

@@ -17,7 +17,20 @@ if TYPE_CHECKING:
     from bridge.preflight.file_reading import RunChoice
     from bridge.preflight.run import Run
 
-SUFFIXES = (".yaml", ".yml", ".json", ".sh", ".bash", ".slurm", ".sbatch", ".sub", ".slrm", ".pt", ".txt", ".log")
+SUFFIXES = (
+    ".yaml",
+    ".yml",
+    ".json",
+    ".sh",
+    ".bash",
+    ".slurm",
+    ".sbatch",
+    ".sub",
+    ".slrm",
+    ".pt",
+    ".txt",
+    ".log",
+)
 """Ends of a word that is a file's name, also where no such file is there."""
 
 
@@ -65,15 +78,23 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         "mixed_precision=NAME or model.num_layers=8 for example; a bare NAME is the recipe"
     )
     parser.add_argument("overrides", nargs="*", metavar="FILE|OVERRIDE", help=text)
-    parser.add_argument("--config-path", metavar="FOLDER", help="folder of the config tree (default: conf)")
-    parser.add_argument("--config-name", default="config", metavar="NAME", help="the primary config in it")
-    parser.add_argument("--config-dir", metavar="FOLDER", help="another folder, of a team's own groups and recipes")
+    parser.add_argument(
+        "--config-path", metavar="FOLDER", help="folder of the config tree (default: conf)"
+    )
+    parser.add_argument(
+        "--config-name", default="config", metavar="NAME", help="the primary config in it"
+    )
+    parser.add_argument(
+        "--config-dir", metavar="FOLDER", help="another folder, of a team's own groups and recipes"
+    )
     parser.add_argument("--config", metavar="FILE", help="a run's file or folder")
     text = "the run that is meant, by its number, where the file is a script that starts several"
     parser.add_argument("--launch", type=int, dest="number", metavar="N", help=text)
     text = "what a launch script leaves to its environment: variables='NAME=value NAME=value'"
     parser.add_argument("--context", action="append", default=[], metavar="KEY=VALUE", help=text)
-    parser.add_argument("--trust", action="store_true", help="run the Python that recipes_from names in a config")
+    parser.add_argument(
+        "--trust", action="store_true", help="run the Python that recipes_from names in a config"
+    )
     text = "where it runs: h100x8,te2.8,cuda12.9,mcore0.16, or auto for this machine"
     parser.add_argument("--target", metavar="TARGET", help=text)
 
@@ -92,7 +113,11 @@ def file_of(chosen: argparse.Namespace) -> str | None:
 
 
 def read_run(
-    chosen: argparse.Namespace, *, recipe: str | None = None, strict: bool = True, number: int | None = None
+    chosen: argparse.Namespace,
+    *,
+    recipe: str | None = None,
+    strict: bool = True,
+    number: int | None = None,
 ) -> Run:
     """Return the run that the arguments describe; a word without ``=`` or ``~`` that is no key is a recipe's name.
 
@@ -179,7 +204,9 @@ def _quoted(word: str) -> str:
     return word
 
 
-def _run_choice(chosen: argparse.Namespace, file: str | None, number: int | None) -> RunChoice | None:
+def _run_choice(
+    chosen: argparse.Namespace, file: str | None, number: int | None
+) -> RunChoice | None:
     """Return the run that is meant and the variables of its script; None where the command line says neither."""
     if number is None:
         number = chosen.number
@@ -192,7 +219,9 @@ def _run_choice(chosen: argparse.Namespace, file: str | None, number: int | None
         option, value = "--context", " ".join(chosen.context)
         if number is not None:
             option, value = "--launch", str(number)
-        raise RunConfigError(f"{option}: is about a launch script, got {value!r}. Give the script, too.")
+        raise RunConfigError(
+            f"{option}: is about a launch script, got {value!r}. Give the script, too."
+        )
     return RunChoice(number=number, variables=variables_of(_variables(chosen.context)))
 
 

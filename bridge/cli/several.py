@@ -53,9 +53,14 @@ def paths_of_several(chosen: argparse.Namespace) -> tuple[str, ...]:
         raise RunConfigError("--brief: is about files, got none. Give files or folders.")
     if not chosen.brief and not (len(files) > 1 or (files and _is_folder_of_several(files[0]))):
         return ()
-    for option, value in (("--launch", chosen.number), ("--context", " ".join(chosen.context) or None)):
+    for option, value in (
+        ("--launch", chosen.number),
+        ("--context", " ".join(chosen.context) or None),
+    ):
         if value is not None:
-            raise RunConfigError.of(option, "is about one script", value, "Give one file, without --brief.")
+            raise RunConfigError.of(
+                option, "is about one script", value, "Give one file, without --brief."
+            )
     return files
 
 
@@ -70,7 +75,9 @@ def _is_folder_of_several(given: str) -> bool:
     return file_in(path) == path
 
 
-def answer_several(chosen: argparse.Namespace, paths: Sequence[str], answer_of: Callable[[Run], RunAnswer]) -> int:
+def answer_several(
+    chosen: argparse.Namespace, paths: Sequence[str], answer_of: Callable[[Run], RunAnswer]
+) -> int:
     """Print a line for each run of some files and folders, or all of them as one JSON document.
 
     Returns:
@@ -118,7 +125,9 @@ def _answer(found: FileRun, answer_of: Callable[[Run], RunAnswer]) -> RunAnswer:
             refusal = str(error)
     sentence = " ".join(refusal.split())
     content = {"refused": sentence}
-    return RunAnswer(text=sentence.removeprefix(f"{found.file}: "), content=content, code=BridgeError.exit_code)
+    return RunAnswer(
+        text=sentence.removeprefix(f"{found.file}: "), content=content, code=BridgeError.exit_code
+    )
 
 
 def _row(found: FileRun, answer: RunAnswer) -> dict[str, Any]:

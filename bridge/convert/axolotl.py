@@ -23,14 +23,23 @@ from bridge.registry.config import MixedPrecisionConfig
 from bridge.target.target import Gpu, parse_target
 
 TABLE = table("axolotl")
-SWITCHES = {"bf16": "bf16", "fp16": "fp16", "bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}
+SWITCHES = {
+    "bf16": "bf16",
+    "fp16": "fp16",
+    "bfloat16": "bf16",
+    "float16": "fp16",
+    "float32": "fp32",
+}
 """Setting -> dtype; `bf16` may be "auto" too."""
 FLOAT8_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 """torchao's names of its recipes."""
 DECIDERS = {
     "megatron_o2": ("axolotl.deepspeed-decides-about", ("deepspeed",)),
     "fsdp_policy": ("axolotl.accelerate-fsdp-policy", ("fsdp_config", "fsdp")),
-    "true": ("axolotl.without-masters", ("adapter", "bf16", "bfloat16", "fp16", "float16", "load_in_8bit")),
+    "true": (
+        "axolotl.without-masters",
+        ("adapter", "bf16", "bfloat16", "fp16", "float16", "load_in_8bit"),
+    ),
 }
 """What the mode amounts to -> the record of it, and the settings that decide it, the first one first."""
 AROUND = ("deepspeed", "fsdp_config", "fsdp", "adapter")
@@ -45,7 +54,9 @@ def import_(payload: object, *, gpu: object = None) -> ImportReport:
         raise TABLE.wrong("bf16-full", top, "bf16")
     if is_fp8 and card is not None and _capability(card) < (9, 0):
         raise TABLE.wrong("fp8-needs-hopper", top, "fp8", gpu=card.name)
-    is_tensorwise = (top.section("fp8_config").word("recipe", FLOAT8_RECIPES) or "tensorwise") == "tensorwise"
+    is_tensorwise = (
+        top.section("fp8_config").word("recipe", FLOAT8_RECIPES) or "tensorwise"
+    ) == "tensorwise"
     builder = ImportBuilder(TABLE.title)
     semantics = _mode(builder, top, card)
     if is_fp8 and is_tensorwise:
@@ -54,7 +65,9 @@ def import_(payload: object, *, gpu: object = None) -> ImportReport:
     _tf32(builder, top, card)
     _weights(builder, top, semantics)
     plugins = top.values.get("plugins")
-    kernels = isinstance(plugins, list) and any("kernelsplugin" in str(plugin).lower() for plugin in plugins)
+    kernels = isinstance(plugins, list) and any(
+        "kernelsplugin" in str(plugin).lower() for plugin in plugins
+    )
     TABLE.read(builder, top, fp8=is_fp8, tensorwise=is_tensorwise, kernels=kernels)
     is_whole = is_fp8 == ("fp8" in builder.fields) and not top.values.get("deepspeed")
     return builder.finish(semantics, is_whole=is_whole)
@@ -71,7 +84,10 @@ def export(config: MixedPrecisionConfig, *, sharding: str | None = None) -> Expo
     if mode != "fp32" and semantics_of(config) != "amp_o1" and around is None:
         builder.record("axolotl.weights-are-loaded-in-and-nothing", "params_dtype", mode=mode)
     if (config.fp8, config.fp8_recipe, mode) == ("hybrid", "tensorwise", "bf16"):
-        payload |= {"fp8": True, "torch_compile": True}  # compiling is what makes FP8 faster than BF16 there
+        payload |= {
+            "fp8": True,
+            "torch_compile": True,
+        }  # compiling is what makes FP8 faster than BF16 there
         for field in ("fp8", "fp8_recipe"):
             builder.map(field, "fp8")
         if config.fp8_param_gather:
@@ -97,7 +113,9 @@ def _card(gpu: object) -> Gpu | None:
     except RunConfigError:
         found = None
     if found is None and gpu is not None:
-        raise PayloadError(f"gpu: must be a GPU as in a target, got {gpu!r:.60}. Say h100, sm90 or cpu.")
+        raise PayloadError(
+            f"gpu: must be a GPU as in a target, got {gpu!r:.60}. Say h100, sm90 or cpu."
+        )
     return found
 
 
@@ -150,7 +168,9 @@ def _semantics(top: Settings, mode: str, *, is_cast: bool) -> str:
         return "megatron_o2"
     if top.values.get("fsdp") or top.values.get("fsdp_config"):
         return "fsdp_policy"
-    adapter = top.values.get("adapter") and top.values.get("peft_autocast_adapter_dtype") is not False
+    adapter = (
+        top.values.get("adapter") and top.values.get("peft_autocast_adapter_dtype") is not False
+    )
     return "amp_o1" if adapter and is_cast else "true"
 
 
@@ -171,7 +191,9 @@ def _weights(builder: ImportBuilder, top: Settings, semantics: str) -> None:
     decider = ""
     if semantics in DECIDERS:
         sentence, settings = DECIDERS[semantics]
-        written = [name for name in settings if top.values.get(name) and SWITCHES.get(name, mode) == mode]
+        written = [
+            name for name in settings if top.values.get(name) and SWITCHES.get(name, mode) == mode
+        ]
         decider = next(iter(written), "bf16")
         builder.record(sentence, decider, top.values.get(decider), mode=mode)
     if semantics in ("fsdp_policy", "true"):
@@ -180,14 +202,29 @@ def _weights(builder: ImportBuilder, top: Settings, semantics: str) -> None:
         if semantics == "fp32" and other == "deepspeed":
             builder.record("axolotl.its-own-file-may", other, top[other])
         elif semantics != "fp32" and other == "adapter":
-            sentence = "axolotl.adapter-in-fp32" if semantics == "amp_o1" else "axolotl.adapter-only"
+            sentence = (
+                "axolotl.adapter-in-fp32" if semantics == "amp_o1" else "axolotl.adapter-only"
+            )
             builder.record(sentence, other, top[other], mode=mode)
         else:
             builder.map(other)
 
 
 CONTEXT = (
-    ContextKey("gpu", "the card it will run on, as in a target: h100, sm90, cpu; decides what auto becomes"),
-    ContextKey("sharding", "fsdp or deepspeed where the run will use one (export)", use=("export",)),
+    ContextKey(
+        "gpu", "the card it will run on, as in a target: h100, sm90, cpu; decides what auto becomes"
+    ),
+    ContextKey(
+        "sharding", "fsdp or deepspeed where the run will use one (export)", use=("export",)
+    ),
 )
-SYSTEM = System("axolotl", TABLE.title, TABLE.version, export, import_, TABLE.recognise, as_yaml, context=CONTEXT)
+SYSTEM = System(
+    "axolotl",
+    TABLE.title,
+    TABLE.version,
+    export,
+    import_,
+    TABLE.recognise,
+    as_yaml,
+    context=CONTEXT,
+)

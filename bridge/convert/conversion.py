@@ -85,13 +85,22 @@ def runs_of(
         payload = one.read(part) if one.read is not None else part.content
         given = _for_system(one, context or {})
         with _named(document):
-            imports = one.import_all(payload, **given) if one.import_all else (one.import_(payload, **given),)
+            imports = (
+                one.import_all(payload, **given)
+                if one.import_all
+                else (one.import_(payload, **given),)
+            )
         repeated = [
             Unmapped(key, value, "dead knob", f"line {line}: {twice}", "Keep one of the two.")
             for key, value, line in part.repeated
         ]
-        imports = tuple(replace(imported, unmapped=(*imported.unmapped, *repeated)) for imported in imports)
-        found += [Run(document=part, system=one, evidence=evidence, imported=imported) for imported in imports]
+        imports = tuple(
+            replace(imported, unmapped=(*imported.unmapped, *repeated)) for imported in imports
+        )
+        found += [
+            Run(document=part, system=one, evidence=evidence, imported=imported)
+            for imported in imports
+        ]
     return found
 
 
@@ -105,16 +114,26 @@ def _of_script(
     from bridge.read.megatron_lm.recognition import is_megatron
 
     ours = megatron_lm.SYSTEM
-    started = launches(document.text, document.path, megatron_lm.variables_of(context.get("variables")))
+    started = launches(
+        document.text, document.path, megatron_lm.variables_of(context.get("variables"))
+    )
     if len(started) > MOST_LAUNCHES:
-        rule = f"a launch script must not start more than {MOST_LAUNCHES} programs, got {len(started)}"
+        rule = (
+            f"a launch script must not start more than {MOST_LAUNCHES} programs, got {len(started)}"
+        )
         raise PayloadError(f"{document.path}: {rule}. Give a part of it.")
-    lines = [None if chosen == ours.name else command_lines.read(launch, chosen) for launch in started]
+    lines = [
+        None if chosen == ours.name else command_lines.read(launch, chosen) for launch in started
+    ]
     known = [system(line.system) for line in lines if line is not None and line.system]
     _check_context(context, [ours, *known, *targets])
     looks = candidates(document)
     is_started = any(launch.line for launch in started)
-    evidence = "starts a program of Megatron-LM's" if is_started else "holds arguments, and starts no program"
+    evidence = (
+        "starts a program of Megatron-LM's"
+        if is_started
+        else "holds arguments, and starts no program"
+    )
     evidence = looks[0][1].evidence if looks else evidence
     evidence = evidence if chosen is None else "was named with --from"
     found: list[Run] = []
@@ -133,11 +152,15 @@ def _of_script(
         if framework is not None and not framework.is_converted:
             raise PayloadError(framework.refusal(document.path))
         raise _nothing(document, started, chosen, left)
-    found[0] = replace(found[0], imported=replace(found[0].imported, unmapped=(*found[0].imported.unmapped, *left)))
+    found[0] = replace(
+        found[0], imported=replace(found[0].imported, unmapped=(*found[0].imported.unmapped, *left))
+    )
     return found
 
 
-def _of_line(document: Document, launch: Launch, line: CommandLine, context: Mapping[str, Any]) -> Run:
+def _of_line(
+    document: Document, launch: Launch, line: CommandLine, context: Mapping[str, Any]
+) -> Run:
     """Return the run of a launch whose command line is another system's than Megatron-LM."""
     one = system(line.system)
     with _named(document, launch.label):
@@ -156,8 +179,14 @@ def _nothing(
         return PayloadError(f"{document.path}: {'; '.join(launches)}. {left[0].remedy}")
     rule = f"{chosen} does not know" if chosen is not None else "no system here knows"
     programs = ", ".join(dict.fromkeys(launch.program for launch in started if launch.line))
-    starts = f"it starts {programs}, whose arguments {rule}" if programs else "it starts no training program"
-    return PayloadError(f"{document.path}: {starts}. Give the file that sets the precision, or its system with --from.")
+    starts = (
+        f"it starts {programs}, whose arguments {rule}"
+        if programs
+        else "it starts no training program"
+    )
+    return PayloadError(
+        f"{document.path}: {starts}. Give the file that sets the precision, or its system with --from."
+    )
 
 
 @contextmanager
@@ -179,7 +208,10 @@ def convert(run: Run, to: str, context: Mapping[str, Any] | None = None) -> Expo
         rule = f"the precision must be stated; {run.imported.decided_by} decides it"
         ways = ["that"]
         if run.document.kind == "shell":
-            ways += ["variables of the run with --context variables=...", "the log of a run with its arguments"]
+            ways += [
+                "variables of the run with --context variables=...",
+                "the log of a run with its arguments",
+            ]
             ways.append("the run's configuration")
         remedy = f"Give {', '.join(ways)}"
         if run.imported.default_mode is not None:
@@ -196,7 +228,11 @@ def lost(run: Run, exported: ExportReport | None) -> list[Unmapped]:
     kept: tuple[str, ...] = SAME_NUMBERS
     if semantics_of(run.imported.config) != "fp32":
         kept += ("tf32",)  # it decides about GEMMs in FP32 alone
-    written = [entry for entry in exported.unmapped if entry.field not in kept] if exported is not None else []
+    written = (
+        [entry for entry in exported.unmapped if entry.field not in kept]
+        if exported is not None
+        else []
+    )
     return [entry for entry in (*run.imported.unmapped, *written) if entry.reason in LOSSES]
 
 
@@ -205,7 +241,9 @@ def _check_context(given: Mapping[str, Any], systems: list[System]) -> None:
     for name in given:
         if name not in known:
             hint = did_you_mean(close_matches(name, known))
-            hint = hint or (f"Keys: {', '.join(dict.fromkeys(known))}." if known else "There are none.")
+            hint = hint or (
+                f"Keys: {', '.join(dict.fromkeys(known))}." if known else "There are none."
+            )
             names = " and ".join(dict.fromkeys(one.name for one in systems))
             raise PayloadError(f"--context: {name!r} is no key of {names}. {hint}")
 

@@ -52,8 +52,13 @@ def import_(
     Without `weights_dtype`, and a `torch_dtype` in the file, FP32 is assumed and reported; `program` is a noun.
     """
     top = Settings(payload, TABLE.title)
-    outside = Settings({"weights_dtype": weights_dtype, "env": accelerate_mixed_precision}, TABLE.title)
-    stated, environment = outside.word("weights_dtype", MODES), outside.word("env", ("no", "fp16", "bf16", "fp8"))
+    outside = Settings(
+        {"weights_dtype": weights_dtype, "env": accelerate_mixed_precision}, TABLE.title
+    )
+    stated, environment = (
+        outside.word("weights_dtype", MODES),
+        outside.word("env", ("no", "fp16", "bf16", "fp8")),
+    )
     builder = ImportBuilder(TABLE.title)
     for name in SWITCHES:
         top.switch(name)
@@ -89,7 +94,9 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
 def _environment(builder: ImportBuilder, environment: str, compute: str) -> str:
     """Return the compute that the environment's precision leaves, which counts where both switches are off."""
     if compute not in ("fp32", environment):
-        builder.record("huggingface.true-overrides-the-environment", ENVIRONMENT, environment, compute=compute)
+        builder.record(
+            "huggingface.true-overrides-the-environment", ENVIRONMENT, environment, compute=compute
+        )
         return compute
     if environment == "fp8":
         builder.record("huggingface.the-fp8-back-end", ENVIRONMENT, "fp8")
@@ -101,7 +108,9 @@ def _environment(builder: ImportBuilder, environment: str, compute: str) -> str:
 
 def _sharding(top: Settings) -> str | None:
     """Return "deepspeed" or "fsdp" where the Trainer, or the block it is launched with, shards so."""
-    launched = {name: at(top.values, f"accelerate_launch_args.use_{name}") is True for name in SHARDED}
+    launched = {
+        name: at(top.values, f"accelerate_launch_args.use_{name}") is True for name in SHARDED
+    }
     return next((name for name in SHARDED if top.values.get(name) or launched[name]), None)
 
 
@@ -139,7 +148,13 @@ def _adapter(top: Settings) -> str | None:
 
 
 def _mode(
-    builder: ImportBuilder, top: Settings, compute: str, model: Loaded, *, sharding: str | None, program: str | None
+    builder: ImportBuilder,
+    top: Settings,
+    compute: str,
+    model: Loaded,
+    *,
+    sharding: str | None,
+    program: str | None,
 ) -> str:
     """State the mode, and return what it means for weights that were loaded like that."""
     names = [name for name in ("bf16", "fp16") if name in top]
@@ -173,7 +188,9 @@ def _mode(
     return semantics
 
 
-def _weights(builder: ImportBuilder, top: Settings, model: Loaded, compute: str, semantics: str) -> None:
+def _weights(
+    builder: ImportBuilder, top: Settings, model: Loaded, compute: str, semantics: str
+) -> None:
     """Report the dtype of the weights, and map the setting that states it."""
     name, value, written_as = model.setting, model.dtype, model.value
     written = name != "weights_dtype" and value is not None
@@ -184,14 +201,21 @@ def _weights(builder: ImportBuilder, top: Settings, model: Loaded, compute: str,
         if written:
             builder.map(name, params_dtype=value)
     elif value not in (None, "fp32", compute) and semantics != "unstated":
-        builder.record("huggingface.autocast-over-weights", name, written_as, compute=compute, value=value)
+        builder.record(
+            "huggingface.autocast-over-weights", name, written_as, compute=compute, value=value
+        )
     elif written:
         builder.map(name)
     elif value is None and written_as is None and semantics in ("amp_o1", "fp32"):
         builder.record("huggingface.fp32-was-assumed", name, None)
     if model.adapter is not None:
         frozen = f"frozen {value} weights" if value else "frozen weights"
-        builder.record("huggingface.only-the-adapter-is-trained", model.adapter, top[model.adapter], frozen=frozen)
+        builder.record(
+            "huggingface.only-the-adapter-is-trained",
+            model.adapter,
+            top[model.adapter],
+            frozen=frozen,
+        )
 
 
 CONTEXT = (
@@ -199,4 +223,6 @@ CONTEXT = (
     ContextKey("accelerate_mixed_precision", "the environment's ACCELERATE_MIXED_PRECISION"),
 )
 TITLE = f"Hugging Face {TABLE.title}"
-SYSTEM = System("huggingface", TITLE, TABLE.version, export, import_, TABLE.recognise, as_json, context=CONTEXT)
+SYSTEM = System(
+    "huggingface", TITLE, TABLE.version, export, import_, TABLE.recognise, as_json, context=CONTEXT
+)

@@ -69,7 +69,11 @@ def main_compare(words: Sequence[str] | None = None, *, config_path: Path | None
 
 def _sweep_words(words: Sequence[str]) -> tuple[list[str], float]:
     """Return the words of the sweep and the gate; RunConfigError where no recipes are named."""
-    own = {key: value for key, _, value in (word.partition("=") for word in words) if key in ("seeds", "gate")}
+    own = {
+        key: value
+        for key, _, value in (word.partition("=") for word in words)
+        if key in ("seeds", "gate")
+    }
     rest = [word for word in words if word.partition("=")[0] not in own]
     keys = {word.partition("=")[0] for word in rest}
     if not any(word.startswith("mixed_precision=") and "," in word for word in rest):
@@ -79,11 +83,15 @@ def _sweep_words(words: Sequence[str]) -> tuple[list[str], float]:
     if not re.fullmatch(r"[1-9]\d{0,2}", seeds):
         raise RunConfigError.of("seeds", "must be a number from 1 to 999", seeds, "Write seeds=3.")
     if "train.seed" in keys and "seeds" in own:
-        raise RunConfigError.of("seeds", "counts the seeds that train.seed names", seeds, "Give one of the two.")
+        raise RunConfigError.of(
+            "seeds", "counts the seeds that train.seed names", seeds, "Give one of the two."
+        )
     gate = own.get("gate", f"{100 * GATE:g}%")
     share = float(gate[:-1]) / 100 if re.fullmatch(r"\d*\.?\d+%", gate) else math.nan
     if not 0 < share < 1:
-        raise RunConfigError.of("gate", "must be a share of the baseline's loss", gate, "Write gate=1%.")
+        raise RunConfigError.of(
+            "gate", "must be a share of the baseline's loss", gate, "Write gate=1%."
+        )
     defaults = {
         "hydra.sweep.dir": FOLDER,
         "hydra.job.config.override_dirname.exclude_keys": "[recipes_from,data.path,data.cache_dir,data.seed]",
@@ -119,7 +127,9 @@ def _run(config: ConfigContainer, work: Work, run_dir: Path) -> None:
     except TrainingError as error:
         log.warning("%s: %s", run_dir, error)
         if is_first_process():
-            (run_dir / FAILED).write_text(json.dumps({"error": str(error)}) + "\n", encoding="utf-8")
+            (run_dir / FAILED).write_text(
+                json.dumps({"error": str(error)}) + "\n", encoding="utf-8"
+            )
 
 
 def _is_finished(config: ConfigContainer, run_dir: Path) -> bool:
@@ -130,6 +140,8 @@ def _is_finished(config: ConfigContainer, run_dir: Path) -> bool:
     ended = (run_dir / FAILED).is_file()
     summary = run_dir / "summary.json"
     if summary.is_file():
-        ended |= json.loads(summary.read_text(encoding="utf-8"))["iteration"] >= config.train.train_iters
+        ended |= (
+            json.loads(summary.read_text(encoding="utf-8"))["iteration"] >= config.train.train_iters
+        )
     plain = yaml.safe_load(yaml.safe_dump(plain_container(config)))
     return ended and yaml.safe_load(saved.read_text(encoding="utf-8")) == plain

@@ -35,7 +35,15 @@ from bridge.precision.fields import COMMAND_LINE
 from bridge.preflight.origins import Layer, Origins, leaves
 from bridge.preflight.problems import Problems
 from bridge.read.given_run import GivenRun
-from bridge.read.keys import KEYS, OWNERS, PRECISION, RECIPES, RUN_KEYS, SECTIONS, refuse_unknown_sections
+from bridge.read.keys import (
+    KEYS,
+    OWNERS,
+    PRECISION,
+    RECIPES,
+    RUN_KEYS,
+    SECTIONS,
+    refuse_unknown_sections,
+)
 from bridge.read.recipe_sources import recipe_sources, trusted_sources
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.hydra_group import SCHEME, RecipeSource, recipe_name, register_group
@@ -78,13 +86,17 @@ def compose(
         origins, recipes = _history(whole.hydra, loader)
         plain: Any = OmegaConf.to_container(whole)
         refuse_multiplied(plain, origins)
-        problems = Problems(Origins())  # of what Hydra would instantiate from its own node besides its plugins
+        problems = Problems(
+            Origins()
+        )  # of what Hydra would instantiate from its own node besides its plugins
         problems.refuse_targets(plain["hydra"]["callbacks"], "hydra.callbacks")
         problems.raise_any()
         _resolve_folders(whole, plain, is_sweep=is_sweep)
         with _referred_to(whole):
             config = OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
-            return _given(config, whole.hydra, origins, recipes, is_complete=is_complete), whole.hydra
+            return _given(
+                config, whole.hydra, origins, recipes, is_complete=is_complete
+            ), whole.hydra
 
 
 def given_of_job(config: DictConfig) -> GivenRun:
@@ -143,14 +155,18 @@ def as_hydra_reads(overrides: Sequence[str]) -> list[str]:
     return [nulls.get(word, word) for word in overrides]
 
 
-def _prepared(search: Search, overrides: Sequence[str], loader: ConfigLoader, *, trust: bool) -> list[Override]:
+def _prepared(
+    search: Search, overrides: Sequence[str], loader: ConfigLoader, *, trust: bool
+) -> list[Override]:
     """Return the parsed overrides, with the recipes loaded that they or the primary config name."""
     parsed = parsed_overrides(overrides)
     own = [override for override in parsed if override.key_or_group == RECIPES]
     if own:
         sources = recipe_sources(None if own[-1].is_delete() else own[-1].value())
     else:
-        sources = trusted_sources(search.config_name, _of_primary(search.config_name, RECIPES, loader), trust=trust)
+        sources = trusted_sources(
+            search.config_name, _of_primary(search.config_name, RECIPES, loader), trust=trust
+        )
     register_group(*sources)
     _refuse_unknown(parsed, loader)
     return parsed
@@ -166,12 +182,16 @@ def _of_primary(config_name: str, key: str, loader: ConfigLoader) -> Any:
                 return None
             refuse_multiplied(plain, Origins())
             found: Any = OmegaConf.select(config, key)
-            return OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
+            return (
+                OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
+            )
     return None
 
 
 def _refuse_unknown(overrides: Sequence[Override], loader: ConfigLoader) -> None:
-    problems = Problems(Origins.of_keys((override.key_or_group for override in overrides), COMMAND_LINE))
+    problems = Problems(
+        Origins.of_keys((override.key_or_group for override in overrides), COMMAND_LINE)
+    )
     sources = loader.get_sources()
     for override in overrides:
         key = override.key_or_group
@@ -209,12 +229,16 @@ def _resolve_folders(whole: DictConfig, plain: Mapping[str, Any], *, is_sweep: b
     settings = whole.hydra
     logging = plain.get("logging")
     own = logging.get("run_dir") if isinstance(logging, dict) else None
-    is_asked = any(word.startswith("hydra.run.dir=") for word in plain["hydra"]["overrides"]["hydra"])
+    is_asked = any(
+        word.startswith("hydra.run.dir=") for word in plain["hydra"]["overrides"]["hydra"]
+    )
     with read_write(settings), open_dict(settings):
         if is_sweep:
             settings.job.num, settings.job.id = 0, "0"
         elif isinstance(own, str) and "${" not in own and not is_asked:
-            settings.run.dir = own  # the log goes with the run: the folder of the launch may be read-only
+            settings.run.dir = (
+                own  # the log goes with the run: the folder of the launch may be read-only
+            )
     place = settings.sweep if is_sweep else settings.run
     with _referred_to(whole):
         folder = str(place.dir)  # reads the clock, once
@@ -279,7 +303,9 @@ def _sources(settings: Any, loader: ConfigLoader) -> list[ConfigSource]:
     return [*found, structured]
 
 
-def _layer(default: ResultDefault, sources: Sequence[ConfigSource], recipes: Recipes) -> Layer | None:
+def _layer(
+    default: ResultDefault, sources: Sequence[ConfigSource], recipes: Recipes
+) -> Layer | None:
     """Return an entry of a defaults list with the keys that it sets; None for the nodes of Hydra and of code.
 
     RunConfigError for a YAML file with the name of a registered recipe: one of the two would be ignored.
@@ -306,7 +332,9 @@ def _layer(default: ResultDefault, sources: Sequence[ConfigSource], recipes: Rec
     return Layer(origin=origin, values=leaves(values, default.package or ""), is_recipe=is_recipe)
 
 
-def _given(config: DictConfig, settings: Any, origins: Origins, recipes: Recipes, *, is_complete: bool) -> GivenRun:
+def _given(
+    config: DictConfig, settings: Any, origins: Origins, recipes: Recipes, *, is_complete: bool
+) -> GivenRun:
     """Return a composed config as plain data with its references resolved.
 
     RunConfigError with everything that has no value, no such section, or would be instantiated.
@@ -326,7 +354,13 @@ def _given(config: DictConfig, settings: Any, origins: Origins, recipes: Recipes
     problems.raise_any()
     choice = settings.runtime.choices.get(PRECISION)
     recipe = recipes.get(recipe_name(f"{PRECISION}/{choice}") or "")
-    return GivenRun(sections=sections, choice=choice, recipe=recipe, origins=origins, name=settings.job.config_name)
+    return GivenRun(
+        sections=sections,
+        choice=choice,
+        recipe=recipe,
+        origins=origins,
+        name=settings.job.config_name,
+    )
 
 
 def _require_complete(config: DictConfig, origins: Origins) -> None:

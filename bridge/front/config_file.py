@@ -51,7 +51,10 @@ class ConfigFile:
 
     def __init__(self, reading: FileReading, name: str, *, trust: bool) -> None:
         self.reading = reading
-        self.whole = {key: dict(value) if isinstance(value, dict) else value for key, value in reading.sections.items()}
+        self.whole = {
+            key: dict(value) if isinstance(value, dict) else value
+            for key, value in reading.sections.items()
+        }
         self.name = name
         self.by_key = dict.fromkeys(leaves(self.whole, ""), name)
         self.by_key |= {path: file for path, file in reading.origins.items() if path in self.by_key}
@@ -67,7 +70,9 @@ class ConfigFile:
         named = [f"recipe {recipe_name(self.recipe)}"] if self.recipe is not None else []
         values = {key: {origin: None} for key, origin in self.by_key.items()}
         origins = Origins(values=values, order=(*named, self.name), of_recipe=frozenset(named))
-        return GivenRun(sections=self.whole, choice=self.choice, recipe=self.recipe, origins=origins, name=name)
+        return GivenRun(
+            sections=self.whole, choice=self.choice, recipe=self.recipe, origins=origins, name=name
+        )
 
     def write_all(self, overrides: Sequence[str]) -> None:
         """Write overrides over the sections; RunConfigError with everything that is wrong with them."""
@@ -76,7 +81,9 @@ class ConfigFile:
         parsed = parsed_overrides(overrides)
         keys = [self.reading.own_name(override.key_or_group) for override in parsed]
         problems = Problems(Origins.of_keys(keys, COMMAND_LINE))
-        for override in sorted(parsed, key=lambda one: "." in one.key_or_group):  # groups first, as Hydra does
+        for override in sorted(
+            parsed, key=lambda one: "." in one.key_or_group
+        ):  # groups first, as Hydra does
             self.write(override, problems)
         problems.raise_any()
 
@@ -89,14 +96,18 @@ class ConfigFile:
             self._write_variable(field, text, problems, is_delete=override.is_delete())
             return
         if section not in KEYS and section not in self.reading.sections:
-            problems.unknown(key, text, "no such section", (*KEYS, *self.reading.sections), word=section)
+            problems.unknown(
+                key, text, "no such section", (*KEYS, *self.reading.sections), word=section
+            )
             return
         if override.is_sweep_override():
             problems.add(key, "takes one value", text)
             return
         value = None if override.is_delete() else override.value()
         if not field and section in MAPPINGS and not isinstance(value, dict | None):
-            problems.add(key, "a file has no options to choose from", value, f"Write {key}.FIELD=VALUE.")
+            problems.add(
+                key, "a file has no options to choose from", value, f"Write {key}.FIELD=VALUE."
+            )
             return
         known = self._known(section)
         if field and field.partition(".")[0] not in known:
@@ -116,7 +127,9 @@ class ConfigFile:
         """Set an environment variable of the run, or take it away."""
         key, variables = f"{ENVIRONMENT}.{name}".removesuffix("."), dict(self.reading.environment)
         if not VARIABLE.fullmatch(name):
-            problems.add(key, "names no environment variable", text, f"Write {ENVIRONMENT}.NAME=VALUE.")
+            problems.add(
+                key, "names no environment variable", text, f"Write {ENVIRONMENT}.NAME=VALUE."
+            )
         elif is_delete and not variables:
             problems.add(key, "the file sets no variable", name, "Remove the override.")
         elif is_delete and name not in variables:
@@ -179,7 +192,11 @@ class ConfigFile:
             if not isinstance(holder.get(name), dict):
                 holder[name] = {}
             holder = holder[name]
-        self.by_key = {known: one for known, one in self.by_key.items() if not f"{known}.".startswith(f"{key}.")}
+        self.by_key = {
+            known: one
+            for known, one in self.by_key.items()
+            if not f"{known}.".startswith(f"{key}.")
+        }
         if delete:
             holder.pop(last, None)
             return

@@ -13,7 +13,14 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, Union
 
-from bridge.errors import BridgeError, RunConfigError, WrongValueError, close_matches, did_you_mean, listed
+from bridge.errors import (
+    BridgeError,
+    RunConfigError,
+    WrongValueError,
+    close_matches,
+    did_you_mean,
+    listed,
+)
 from bridge.extras import require_extra
 from bridge.model.shape import impossible_sizes
 from bridge.precision.fields import default_of
@@ -47,13 +54,22 @@ def container(run: Run, problems: Problems | None = None) -> ConfigContainer:
     problems = problems or Problems(run.origins)
     if run.reading.framework != PRECISION_BRIDGE:
         rule = f"describes a run of {run.reading.framework}, which cannot be started here"
-        raise RunConfigError(f"{run.name}: {rule}. Rehearse it: precision-bridge rehearse --config {run.name}.")
+        raise RunConfigError(
+            f"{run.name}: {rule}. Rehearse it: precision-bridge rehearse --config {run.name}."
+        )
     require_extra("train", "A training run")
     _declare_te_cpu(run)
-    from bridge.runtime.megatron.deferred import MegatronDistributedDataParallelConfig, MegatronOptimizerConfig  # heavy
+    from bridge.runtime.megatron.deferred import (
+        MegatronDistributedDataParallelConfig,
+        MegatronOptimizerConfig,
+    )  # heavy
     from bridge.runtime.megatron.gpt import ACTIVATIONS, GPTConfig
 
-    owners = {"model": GPTConfig, "optimizer": MegatronOptimizerConfig, "ddp": MegatronDistributedDataParallelConfig}
+    owners = {
+        "model": GPTConfig,
+        "optimizer": MegatronOptimizerConfig,
+        "ddp": MegatronDistributedDataParallelConfig,
+    }
     ours = decoded_sections(run, SECTIONS, problems)
     arguments = decoded_sections(run, owners, problems, {"activation_func": ACTIVATIONS})
     problems.raise_any()
@@ -61,7 +77,10 @@ def container(run: Run, problems: Problems | None = None) -> ConfigContainer:
         run.precision.finalize()
     needed = _needed_at_construction(run.precision, arguments["model"])
     try:
-        made = {name: _made(name, owner, arguments[name], needed.get(name, {})) for name, owner in owners.items()}
+        made = {
+            name: _made(name, owner, arguments[name], needed.get(name, {}))
+            for name, owner in owners.items()
+        }
     except RunConfigError:
         refuse_impossible_sizes(run, problems)  # says what Megatron stumbled over
         raise
@@ -101,11 +120,16 @@ def _declare_te_cpu(run: Run) -> None:
 
 
 def decoded_sections(
-    run: Run, classes: Mapping[str, type[Any]], problems: Problems, functions: Mapping[str, Any] | None = None
+    run: Run,
+    classes: Mapping[str, type[Any]],
+    problems: Problems,
+    functions: Mapping[str, Any] | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Return the constructor arguments of each section's class; the problems take what does not fit."""
     return {
-        name: decode_fields(run.section(name), owner, section=name, problems=problems, functions=functions)
+        name: decode_fields(
+            run.section(name), owner, section=name, problems=problems, functions=functions
+        )
         for name, owner in classes.items()
     }
 
@@ -124,8 +148,15 @@ def _needed_at_construction(
     if model.get("pipeline_model_parallel_size", 1) > 1 and model.get("pipeline_dtype") is None:
         needed["pipeline_dtype"] = torch_dtype(stated.get("pipeline_dtype") or mode_of(precision))
     if PADDING & model.keys():
-        needed |= {name: stated[name] for name in ("fp8", "fp8_recipe", "fp4", "fp4_recipe") if stated.get(name)}
-    return {"model": needed, "ddp": {"fp8_param_gather": True} if field_value(precision, "fp8_param_gather") else {}}
+        needed |= {
+            name: stated[name]
+            for name in ("fp8", "fp8_recipe", "fp4", "fp4_recipe")
+            if stated.get(name)
+        }
+    return {
+        "model": needed,
+        "ddp": {"fp8_param_gather": True} if field_value(precision, "fp8_param_gather") else {},
+    }
 
 
 def _made(name: str, owner: type[Any], arguments: dict[str, Any], needed: Mapping[str, Any]) -> Any:
@@ -137,7 +168,9 @@ def _made(name: str, owner: type[Any], arguments: dict[str, Any], needed: Mappin
     except Exception as error:  # Megatron's checks raise exceptions of any class
         why = f"{type(error).__name__}: {error}".rstrip(": .")
         remedy = "Correct the fields it is about."
-        raise RunConfigError(f"{name}: Megatron Core refuses these settings ({why}). {remedy}") from error
+        raise RunConfigError(
+            f"{name}: Megatron Core refuses these settings ({why}). {remedy}"
+        ) from error
     defaults = {field.name: default_of(field) for field in dataclasses.fields(owner)}
     for field in needed:
         setattr(config, field, arguments.get(field, defaults[field]))
@@ -162,7 +195,11 @@ def decode_fields(
     function.
     """
     hints = typing.get_type_hints(owner)
-    fields = {field.name: field for field in dataclasses.fields(owner) if field.init and field.name[0] != "_"}
+    fields = {
+        field.name: field
+        for field in dataclasses.fields(owner)
+        if field.init and field.name[0] != "_"
+    }
     decoded: dict[str, Any] = {}
     for name, value in values.items():
         path = f"{section}.{name}"
@@ -174,7 +211,9 @@ def decode_fields(
             continue
         try:
             if functions and name in functions and isinstance(value, str):
-                short = value.rpartition(".")[2]  # torch.nn.functional.silu in a YAML of Megatron Bridge
+                short = value.rpartition(".")[
+                    2
+                ]  # torch.nn.functional.silu in a YAML of Megatron Bridge
                 decoded[name] = functions[name][_choice(short, tuple(functions[name]))]
             else:
                 decoded[name] = decode(value, hints[name])
@@ -220,7 +259,9 @@ def _recipe(value: Mapping[str, Any] | str, annotation: Any) -> Any:
         return annotation.from_config_dict(file_content(value))
     except Exception as error:  # noqa: BLE001  Megatron asserts, and raises NotImplementedError and others
         why = " ".join(str(error).split()) or type(error).__name__
-        raise WrongValueError(f"is refused by Megatron's RecipeConfig ({why})", dict(value), "Correct it.") from None
+        raise WrongValueError(
+            f"is refused by Megatron's RecipeConfig ({why})", dict(value), "Correct it."
+        ) from None
 
 
 def _union(value: Any, members: tuple[Any, ...]) -> Any:
@@ -230,7 +271,9 @@ def _union(value: Any, members: tuple[Any, ...]) -> Any:
         return None
     candidates = [member for member in members if member is not type(None)]
     refusals: list[WrongValueError] = []
-    for member in sorted(candidates, key=lambda one: type(value) not in (one, typing.get_origin(one))):
+    for member in sorted(
+        candidates, key=lambda one: type(value) not in (one, typing.get_origin(one))
+    ):
         try:
             return decode(value, member, optional=optional)
         except WrongValueError as error:
@@ -243,7 +286,9 @@ def _choice(value: Any, known: tuple[Any, ...], *, optional: bool = False) -> An
     for name in known:
         if name == value and isinstance(name, bool) == isinstance(value, bool):
             return name
-    if optional and (value is False or (isinstance(value, str) and value.lower() in ("none", "null"))):
+    if optional and (
+        value is False or (isinstance(value, str) and value.lower() in ("none", "null"))
+    ):
         return None
     names = [str(name) for name in known]
     if str(value) in names and not isinstance(value, bool):  # "2" for 2

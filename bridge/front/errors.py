@@ -16,7 +16,13 @@ from hydra.core.config_loader import ConfigLoader
 from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf.errors import OmegaConfBaseException
 
-from bridge.errors import BridgeError, RunConfigError, UnknownRecipeError, close_matches, did_you_mean
+from bridge.errors import (
+    BridgeError,
+    RunConfigError,
+    UnknownRecipeError,
+    close_matches,
+    did_you_mean,
+)
 from bridge.precision.fields import COMMAND_LINE
 from bridge.read.keys import KEYS, PRECISION
 from bridge.registry.registry import REGISTRY
@@ -55,12 +61,16 @@ def in_our_words(overrides: Sequence[str], loader: ConfigLoader | None = None) -
     try:
         yield
     except COMPOSITION_ERRORS as error:
-        if isinstance(error, BridgeError) or any(note.startswith(CRASH) for note in getattr(error, "__notes__", ())):
+        if isinstance(error, BridgeError) or any(
+            note.startswith(CRASH) for note in getattr(error, "__notes__", ())
+        ):
             raise
         raise translated(error, overrides, loader) from error
 
 
-def translated(error: Exception, overrides: Sequence[str], loader: ConfigLoader | None) -> BridgeError:
+def translated(
+    error: Exception, overrides: Sequence[str], loader: ConfigLoader | None
+) -> BridgeError:
     """Return the error to show instead of one of Hydra's.
 
     `overrides` is the command line, to name it as an origin; `loader` knows the configs that can be found, for near
@@ -75,9 +85,13 @@ def translated(error: Exception, overrides: Sequence[str], loader: ConfigLoader 
         return _missing(error, overrides, loader)
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
-        return RunConfigError(f"{mark.name}:{mark.line + 1}: is not YAML: {error.problem}. Correct the line.")
+        return RunConfigError(
+            f"{mark.name}:{mark.line + 1}: is not YAML: {error.problem}. Correct the line."
+        )
     if isinstance(error, OSError) and error.strerror:
-        return RunConfigError(f"The configuration cannot be composed. {error.strerror}: {str(error.filename)!r:.80}.")
+        return RunConfigError(
+            f"The configuration cannot be composed. {error.strerror}: {str(error.filename)!r:.80}."
+        )
     cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else None
     for pattern, sentence in SENTENCES.items():
         found = re.search(pattern, str(error))
@@ -86,7 +100,11 @@ def translated(error: Exception, overrides: Sequence[str], loader: ConfigLoader 
             hint, matches = _hint(str(getattr(cause, "key", "")), known)
             return RunConfigError(sentence.format(**found.groupdict(), hint=hint), matches)
     lines = [str(error), str(cause) if cause is not None and str(cause) not in str(error) else ""]
-    kept = [line.strip() for line in "\n".join(lines).splitlines() if line.strip() and "use +" not in line]
+    kept = [
+        line.strip()
+        for line in "\n".join(lines).splitlines()
+        if line.strip() and "use +" not in line
+    ]
     return RunConfigError(f"The configuration cannot be composed. {'; '.join(kept).rstrip('.')}.")
 
 
@@ -96,7 +114,9 @@ def _of_long_number(overrides: Sequence[str]) -> RunConfigError | None:
         key, _, value = word.partition("=")
         if most and re.search(rf"\d{{{most + 1}}}", value):
             rule, remedy = f"must have at most {most} digits", "Write a shorter number."
-            return RunConfigError(f"{key}: {rule}, got {value!r:.80} ({COMMAND_LINE}). {remedy}", path=key, rule=rule)
+            return RunConfigError(
+                f"{key}: {rule}, got {value!r:.80} ({COMMAND_LINE}). {remedy}", path=key, rule=rule
+            )
     return None
 
 
@@ -115,33 +135,50 @@ def _of_word(error: OverrideParseException) -> RunConfigError:
 def _hint(word: str, known: Sequence[str]) -> tuple[str, list[str]]:
     """Return what to do about a name that does not exist, and the nearest that do."""
     matches = close_matches(word, known)
-    return did_you_mean(matches) or (f"There are {', '.join(known)}." if known else "Remove it."), matches
+    return did_you_mean(matches) or (
+        f"There are {', '.join(known)}." if known else "Remove it."
+    ), matches
 
 
-def _missing(error: MissingConfigException, overrides: Sequence[str], loader: ConfigLoader | None) -> BridgeError:
+def _missing(
+    error: MissingConfigException, overrides: Sequence[str], loader: ConfigLoader | None
+) -> BridgeError:
     message = str(error)
     parent = re.match(r"In '([^']*)'", message)
     name = error.missing_cfg_file
     if name and parent is None:
         rule = "no such config in the folders searched"
-        return RunConfigError.of("--config-name", rule, name, "Give the name of a YAML file there, without .yaml.")
+        return RunConfigError.of(
+            "--config-name", rule, name, "Give the name of a YAML file there, without .yaml."
+        )
     if not name or parent is None:
-        return RunConfigError(f"{message.partition(chr(10))[0].strip().rstrip('.')}. Give the name of one that exists.")
+        return RunConfigError(
+            f"{message.partition(chr(10))[0].strip().rstrip('.')}. Give the name of one that exists."
+        )
     group, _, option = name.rpartition("/")
-    chosen_here = any(word.lstrip("+").startswith(f"{group}=") and option in word for word in overrides)
+    chosen_here = any(
+        word.lstrip("+").startswith(f"{group}=") and option in word for word in overrides
+    )
     where = "command line" if chosen_here else f"{parent.group(1)}.yaml"
     options = list(error.options or (loader.get_group_options(group) if loader is not None else ()))
     if name.startswith(f"{PRECISION}/") and name.endswith((".yaml", ".yml")):
-        rule, remedy = "must be a recipe's name, not a file", "check, plan and memory read a run's file with --config."
+        rule, remedy = (
+            "must be a recipe's name, not a file",
+            "check, plan and memory read a run's file with --config.",
+        )
         return RunConfigError.of(PRECISION, rule, name.removeprefix(f"{PRECISION}/"), remedy)
     if group == PRECISION:
         matches = close_matches(option, sorted({*options, *REGISTRY.aliases()}))
         near = f"{did_you_mean(matches)} " if matches else ""
-        text = f"{PRECISION}: no such recipe, got {option!r} ({where}). {near}{REGISTRY.where_listed}"
+        text = (
+            f"{PRECISION}: no such recipe, got {option!r} ({where}). {near}{REGISTRY.where_listed}"
+        )
         return UnknownRecipeError(text, matches)
     if not options and loader is not None:  # the group itself does not exist
         groups = [known for known in loader.list_groups("") if known != "hydra"]
         hint, matches = _hint(group, groups)
         return RunConfigError(f"{group}: no such group, got {option!r} ({where}). {hint}", matches)
     hint, matches = _hint(option, options)
-    return RunConfigError(f"{group or 'defaults'}: no such option, got {option!r} ({where}). {hint}", matches)
+    return RunConfigError(
+        f"{group or 'defaults'}: no such option, got {option!r} ({where}). {hint}", matches
+    )

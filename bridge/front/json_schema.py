@@ -32,7 +32,11 @@ NAMES = {"fp8_recipe": tuple(FP8_SCHEMES), "fp4_recipe": tuple(FP4_SCHEMES)}
 
 def recipe_schema() -> Schema:
     """Return the schema of a recipe in YAML, a file of the group `mixed_precision`."""
-    return {"$schema": DIALECT, "title": "A mixed-precision recipe", **_recipe(extra={"defaults": _defaults()})}
+    return {
+        "$schema": DIALECT,
+        "title": "A mixed-precision recipe",
+        **_recipe(extra={"defaults": _defaults()}),
+    }
 
 
 def run_schema() -> Schema:
@@ -44,11 +48,18 @@ def run_schema() -> Schema:
     }
     others: Schema = {
         "defaults": _defaults(),
-        "target": _of("The machines of the run: h100x64,te2.9,cuda12.9.", "string", "array", "null"),
+        "target": _of(
+            "The machines of the run: h100x64,te2.9,cuda12.9.", "string", "array", "null"
+        ),
         "silence": _of("Id of a rule -> the reason for which it is silenced.", "object", "null"),
         "precision_backend": _of("What runs FP8 and FP4 matrix multiplications.", "string", "null"),
         "precision_schedule": _of("The precisions of a run in phases.", "array", "object", "null"),
-        RECIPES: _of("Modules or files of recipes, which are Python and run with --trust.", "string", "array", "null"),
+        RECIPES: _of(
+            "Modules or files of recipes, which are Python and run with --trust.",
+            "string",
+            "array",
+            "null",
+        ),
     }
     return {
         "$schema": DIALECT,
@@ -77,7 +88,10 @@ def _section(name: str) -> Schema:
 
 
 def _defaults() -> Schema:
-    return {"description": "The configs that this one is composed of, in Hydra's words.", "type": "array"}
+    return {
+        "description": "The configs that this one is composed of, in Hydra's words.",
+        "type": "array",
+    }
 
 
 def _of(description: str, *types: str) -> Schema:
@@ -110,7 +124,10 @@ def _of_kind(kind: str) -> Schema:
     if kind == "dtype":
         return _of_dtype(())
     if kind == "rows":
-        row = {"type": "object", "description": "select, and precision or a scheme: docs/howto/per-module.md"}
+        row = {
+            "type": "object",
+            "description": "select, and precision or a scheme: docs/howto/per-module.md",
+        }
         return {"anyOf": [{"type": "array", "items": row}, {"type": ["null", "string"]}]}
     if kind in ("name", "format"):
         return {"type": ["string", "boolean", "null"]}
@@ -132,9 +149,14 @@ def _text_pattern(words: Iterable[str], before: str = "") -> Schema:
     """Return the schema of some words in any case, or of an interpolation; the dialect has no flag for the case."""
     spellings = []
     for word in sorted(words):
-        letters = [f"[{letter.upper()}{letter.lower()}]" if letter.isalpha() else letter for letter in word]
+        letters = [
+            f"[{letter.upper()}{letter.lower()}]" if letter.isalpha() else letter for letter in word
+        ]
         spellings.append("".join(letters))
-    return {"type": "string", "pattern": rf"^\s*{before}(?:{'|'.join(spellings)})\s*$|{INTERPOLATION}"}
+    return {
+        "type": "string",
+        "pattern": rf"^\s*{before}(?:{'|'.join(spellings)})\s*$|{INTERPOLATION}",
+    }
 
 
 SCHEMAS: Mapping[str, Any] = {"recipe": recipe_schema, "run": run_schema}

@@ -17,7 +17,14 @@ import bridge
 from bridge.errors import PrecisionTypeError, RunConfigError, close_matches, did_you_mean, listed
 from bridge.front.decode import decoded_sections, refuse_impossible_sizes
 from bridge.model.section import ROLES, read_section
-from bridge.precision.statements import check_value, field_names, mark_recipe, recipe_name, stated_values, with_only
+from bridge.precision.statements import (
+    check_value,
+    field_names,
+    mark_recipe,
+    recipe_name,
+    stated_values,
+    with_only,
+)
 from bridge.preflight.file_reading import RunChoice
 from bridge.preflight.origins import Layer, leaves
 from bridge.preflight.problems import Problems
@@ -79,7 +86,9 @@ def load_run(
         run = replace(run, reading=read.reading)
     else:
         folder = config_folder(config_path)
-        run, problems = _run_of_tree(folder, config_name, overrides, config_dir=config_dir, trust=trust)
+        run, problems = _run_of_tree(
+            folder, config_name, overrides, config_dir=config_dir, trust=trust
+        )
     run = replace(run, reading=run.reading.released(run.target, is_stated=run.states_target))
     refuse_impossible_sizes(run, problems)
     if strict:
@@ -137,7 +146,9 @@ def run_of(given: GivenRun, *, resolve: bool = True) -> tuple[Run, Problems]:
         target = ",".join(map(str, target)) if isinstance(target, list) else str(target)
     place = target_of(target)
     if isinstance(given.sections.get(PRECISION), str):  # a name that is no option of a group
-        given = replace(given, choice=given.sections[PRECISION], sections={**given.sections, PRECISION: None})
+        given = replace(
+            given, choice=given.sections[PRECISION], sections={**given.sections, PRECISION: None}
+        )
         given = given if is_auto(given.choice) else _over_recipe(given, str(given.choice))
     chosen = None
     if is_auto(given.choice) and not resolve:
@@ -147,7 +158,9 @@ def run_of(given: GivenRun, *, resolve: bool = True) -> tuple[Run, Problems]:
         given = _over_recipe(given, name)
     problems = Problems(given.origins)
     precision = _stated(given, problems)
-    sections = {key: value for key, value in given.sections.items() if key != PRECISION} | {"target": target}
+    sections = {key: value for key, value in given.sections.items() if key != PRECISION} | {
+        "target": target
+    }
     for key in dict.fromkeys((*ROLES, *SECTIONS)):
         section = sections.get(key) or {}
         if not isinstance(section, dict):
@@ -172,7 +185,9 @@ def _over_recipe(given: GivenRun, name: str) -> GivenRun:
     """Return the run with a recipe of the registry below what it sets itself."""
     recipe = REGISTRY.get(name)
     own = recipe.to_dict()
-    layer = Layer(origin=f"recipe {recipe_name(recipe)}", values=leaves({PRECISION: own}, ""), is_recipe=True)
+    layer = Layer(
+        origin=f"recipe {recipe_name(recipe)}", values=leaves({PRECISION: own}, ""), is_recipe=True
+    )
     sections = {**given.sections, PRECISION: {**own, **(given.sections.get(PRECISION) or {})}}
     origins = given.origins.over(layer, instead_of=PRECISION)
     return replace(given, choice=name, recipe=recipe, sections=sections, origins=origins)
@@ -237,7 +252,9 @@ def config_folder(given: Path | str | None = None) -> Path:
     if os.path.isdir(Path(given)):  # noqa: PTH112  there is no path that is too long
         return Path(given).resolve()
     matches = close_matches(str(given), [path.name for path in Path().iterdir() if path.is_dir()])
-    hint = did_you_mean(matches) or "Give the folder that holds config.yaml, or a file with --config."
+    hint = (
+        did_you_mean(matches) or "Give the folder that holds config.yaml, or a file with --config."
+    )
     raise RunConfigError.of("--config-path", "there is no such folder", str(given), hint, matches)
 
 

@@ -100,7 +100,9 @@ def main(
     `name` is Hydra's of the job and of its log; `words` are those of the process where they are None.
     """
     try:
-        line = CommandLine.of(sys.argv[1:] if words is None else words, config_path=config_path, name=name)
+        line = CommandLine.of(
+            sys.argv[1:] if words is None else words, config_path=config_path, name=name
+        )
         with in_our_words(line.overrides):
             _run(prepare, line, around)
     except BridgeError as error:
@@ -161,7 +163,9 @@ class CommandLine:
             words.append(flag if value is True else f"{flag}={value}")
         before, full = sys.argv, os.environ.get(FULL_ERROR)
         sys.argv = [sys.argv[0], *words, *self.overrides, *more]
-        os.environ[FULL_ERROR] = "1"  # else Hydra prints an error and ends the process with exit code 1
+        os.environ[FULL_ERROR] = (
+            "1"  # else Hydra prints an error and ends the process with exit code 1
+        )
         try:
             decorate = hydra.main(self.search.main, self.search.config_name, VERSION_BASE)
             decorate(job)()
@@ -242,7 +246,9 @@ def _sweep(line: CommandLine, job: Job, settings: Any, around: AroundSweep) -> N
         line.start_hydra(job, _override("hydra.sweep.dir", settings.sweep.dir))
     finally:
         if around.after is not None:
-            nodes = [path for path in folder.rglob(".hydra/hydra.yaml") if path.stat().st_mtime >= began]
+            nodes = [
+                path for path in folder.rglob(".hydra/hydra.yaml") if path.stat().st_mtime >= began
+            ]
             numbers = {path.parents[1]: int(OmegaConf.load(path).hydra.job.num) for path in nodes}
             around.after(folder, sorted(numbers, key=numbers.__getitem__))
 
@@ -256,7 +262,9 @@ class Job:
     """A script's work as Hydra calls it, in the run folder that Hydra made."""
 
     def __init__(self, prepare: Prepare, name: str) -> None:
-        self.__module__ = f"{__name__}.{name}"  # Hydra names the job after the last part of its function's module
+        self.__module__ = (
+            f"{__name__}.{name}"  # Hydra names the job after the last part of its function's module
+        )
         self.prepare = prepare
         self.made: tuple[ConfigContainer, Work] | None = None
         """The run that was prepared before Hydra started; None: that of the config of a sweep's job."""
@@ -291,7 +299,12 @@ class Job:
 
 def _log_failure(error: Exception, run_dir: Path, job_name: str, *, was_made: bool) -> None:
     """Log why a job of a sweep failed: Hydra shows the first failure only, and after the last job."""
-    log.log(logging.ERROR, "This job failed. %s", error, exc_info=None if isinstance(error, BridgeError) else error)
+    log.log(
+        logging.ERROR,
+        "This job failed. %s",
+        error,
+        exc_info=None if isinstance(error, BridgeError) else error,
+    )
     if not was_made and {path.name for path in run_dir.iterdir()} <= {".hydra", f"{job_name}.log"}:
         shutil.rmtree(run_dir)  # Hydra made it before this job was refused
 

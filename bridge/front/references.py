@@ -100,7 +100,11 @@ def _items(value: Any) -> dict[str, Any]:
 
 def _absolute(key: str, path: str) -> str:
     """Return the key that a reference at `path` names: ``a[0]`` is ``a.0``, and a leading dot the same mapping."""
-    dotted = key.replace("[", ".").replace("]", "") if not key.startswith("[") else key[1:].replace("]", "")
+    dotted = (
+        key.replace("[", ".").replace("]", "")
+        if not key.startswith("[")
+        else key[1:].replace("]", "")
+    )
     name = dotted.lstrip(".")
     dots = len(dotted) - len(name)
     if dots == 0:

@@ -44,7 +44,9 @@ class Search:
         A Hydra application that calls this has its own Hydra back at the end.
         """
         if self.extra and not Path(self.extra).is_dir():
-            raise RunConfigError.of("--config-dir", "there is no such folder", str(self.extra), "Give an existing one.")
+            raise RunConfigError.of(
+                "--config-dir", "there is no such folder", str(self.extra), "Give an existing one."
+            )
         Plugins.instance().register(FileGuard)
         Plugins.instance().register(TreeSearchPath)
         outer = GlobalHydra.instance().hydra

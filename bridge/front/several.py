@@ -78,7 +78,9 @@ def files_of(paths: Iterable[str]) -> list[str]:
         if os.path.isdir(place):  # noqa: PTH112  Path.is_dir raises for a name that is too long
             files = files_in(place)
             if not files:
-                raise RunConfigError(f"{path}: holds no file of a run ({', '.join(SUFFIXES)}). Give another folder.")
+                raise RunConfigError(
+                    f"{path}: holds no file of a run ({', '.join(SUFFIXES)}). Give another folder."
+                )
             found.update(dict.fromkeys(map(str, files)))
         elif not os.path.exists(place):  # noqa: PTH110  as above
             raise RunConfigError(f"{path}: there is no such file or folder. Give the path of one.")
@@ -87,7 +89,9 @@ def files_of(paths: Iterable[str]) -> list[str]:
     return list(found)
 
 
-def runs_in(files: Iterable[str], read: Callable[[str, int | None], Run]) -> Iterator[FileRun | UnreadFile]:
+def runs_in(
+    files: Iterable[str], read: Callable[[str, int | None], Run]
+) -> Iterator[FileRun | UnreadFile]:
     """Yield each run of some files, and each file in which none was read.
 
     `read` returns the run of a file with a number; None: the first one.
@@ -109,7 +113,9 @@ def runs_in(files: Iterable[str], read: Callable[[str, int | None], Run]) -> Ite
             yield _further_run(file, number, labels, read)
 
 
-def _further_run(file: str, number: int, labels: tuple[str, ...], read: Callable[[str, int | None], Run]) -> FileRun:
+def _further_run(
+    file: str, number: int, labels: tuple[str, ...], read: Callable[[str, int | None], Run]
+) -> FileRun:
     """Return the run of a number in a file whose first run was read."""
     values, refusal = None, ""
     try:

@@ -51,8 +51,16 @@ def main_train(words: Sequence[str] | None = None, *, config_path: Path | None =
     """Train as the command line says."""
     exit_on_signals()
     logging.raiseExceptions = False  # a full disk would print a traceback for each line of the log
-    around = AroundSweep(before=lambda _sections: require_extra("train", "A training run"), after=report_sweep)
-    main(prepared, config_path=config_path or config_folder(), name="train", words=words, around=around)
+    around = AroundSweep(
+        before=lambda _sections: require_extra("train", "A training run"), after=report_sweep
+    )
+    main(
+        prepared,
+        config_path=config_path or config_folder(),
+        name="train",
+        words=words,
+        around=around,
+    )
 
 
 def exit_on_signals() -> None:
@@ -73,12 +81,16 @@ def _exit(number: int, _frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-def report_sweep(folder: Path, runs: Sequence[Path], *, gate: float | None = None) -> list[Comparison]:
+def report_sweep(
+    folder: Path, runs: Sequence[Path], *, gate: float | None = None
+) -> list[Comparison]:
     """Print what each set of twins of a sweep says about its recipes, write it to the folder, and return it."""
     from bridge.report.comparison import show_comparisons, write_comparisons
     from bridge.runtime.compare.comparison import compare, read_arm  # SciPy is heavy
 
-    arms = [found for found in map(read_arm, runs) if found is not None] if is_first_process() else []
+    arms = (
+        [found for found in map(read_arm, runs) if found is not None] if is_first_process() else []
+    )
     if len(arms) < 2:
         return []
     comparisons = compare(arms) if gate is None else compare(arms, gate=gate)
@@ -100,12 +112,19 @@ def prepared(config: ConfigContainer) -> Work:
         raise CheckError(
             f"The check stops this run ({verdict}). `precision-bridge explain {first}` explains the rule; "
             f"'silence.{first}=why it is all right here' lets the run pass:",
-            [dataclasses.replace(finding, path=f"{finding.id} {finding.path}") for finding in errors],
+            [
+                dataclasses.replace(finding, path=f"{finding.id} {finding.path}")
+                for finding in errors
+            ],
         )
-    return partial(train, config, checked, last_sync(config, config.mixed_precision, run.prediction))
+    return partial(
+        train, config, checked, last_sync(config, config.mixed_precision, run.prediction)
+    )
 
 
-def train(config: ConfigContainer, checked: Report, report: SyncReport | None, run_dir: Path) -> None:
+def train(
+    config: ConfigContainer, checked: Report, report: SyncReport | None, run_dir: Path
+) -> None:
     """Record in the run's folder what was checked and written, and train."""
     for finding in checked.of("warning"):
         log.warning("%s %s", finding.id, finding)
@@ -113,16 +132,22 @@ def train(config: ConfigContainer, checked: Report, report: SyncReport | None, r
         logged = {(finding.id, finding.path) for finding in checked.of("warning")}
         report.log(log, file=run_dir / "sync.txt", known=logged)
     record(run_dir, config, report, checked)
-    from bridge.training.loop import pretrain  # imports torch and Megatron, which `--help` and `--cfg` can do without
+    from bridge.training.loop import (
+        pretrain,
+    )  # imports torch and Megatron, which `--help` and `--cfg` can do without
 
     summary = pretrain(config, run_dir=run_dir)
     if summary.failure is not None:
         raise TrainingError(summary.failure)
     if summary.stop_signal is not None:
-        sys.exit(128 + summary.stop_signal)  # not 0: the scheduler that waits for the run has to see it is not done
+        sys.exit(
+            128 + summary.stop_signal
+        )  # not 0: the scheduler that waits for the run has to see it is not done
 
 
-def record(run_dir: Path, config: ConfigContainer, report: SyncReport | None, checked: Report | None = None) -> None:
+def record(
+    run_dir: Path, config: ConfigContainer, report: SyncReport | None, checked: Report | None = None
+) -> None:
     """Write what a run is into its folder; only the first process of a launch writes.
 
     ``config.yaml`` and ``origins.json``; after a check ``findings.json``, with the choice made for `auto`; after a sync
@@ -136,7 +161,9 @@ def record(run_dir: Path, config: ConfigContainer, report: SyncReport | None, ch
     (run_dir / "config.yaml").write_text(text)
     (run_dir / ORIGINS).write_text(json.dumps(plain_origins(config), indent=2) + "\n")
     if checked is not None:
-        content = findings_dict(checked) | ({"auto": config.precision_choice} if config.precision_choice else {})
+        content = findings_dict(checked) | (
+            {"auto": config.precision_choice} if config.precision_choice else {}
+        )
         (run_dir / FINDINGS).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     if report is not None:
         (run_dir / "sync.txt").write_text(render_sync(report))
@@ -145,13 +172,22 @@ def record(run_dir: Path, config: ConfigContainer, report: SyncReport | None, ch
 
 def plain_container(config: ConfigContainer) -> dict[str, Any]:
     """Return every field of every section as plain data: dtypes as tokens, functions and enums by name."""
-    names = [field.name for field in dataclasses.fields(config) if field.name not in ("precision_choice", "set_by")]
-    sections = {name: getattr(config, name) for name in names}  # findings.json and origins.json have the other two
+    names = [
+        field.name
+        for field in dataclasses.fields(config)
+        if field.name not in ("precision_choice", "set_by")
+    ]
+    sections = {
+        name: getattr(config, name) for name in names
+    }  # findings.json and origins.json have the other two
     stated, schedule = sections.pop("mixed_precision"), sections["precision_schedule"]
     sections["precision_schedule"] = getattr(schedule, "rows", schedule)
     if isinstance(stated, MixedPrecisionConfig):
         stated = ({MADE_BY: recipe_name(stated)} if recipe_name(stated) else {}) | stated.to_dict()
-    return {"mixed_precision": stated, **{name: plain_value(section) for name, section in sections.items()}}
+    return {
+        "mixed_precision": stated,
+        **{name: plain_value(section) for name, section in sections.items()},
+    }
 
 
 def plain_origins(config: ConfigContainer) -> dict[str, Any]:
@@ -181,9 +217,16 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain_value(inner) for inner in value]
     if dataclasses.is_dataclass(value):
-        names = (field.name for field in dataclasses.fields(value) if not field.name.startswith("_"))
+        names = (
+            field.name for field in dataclasses.fields(value) if not field.name.startswith("_")
+        )
         return {name: plain_value(getattr(value, name)) for name in names}
-    if isinstance(value, functools.partial):  # its text has an address, which differs from run to run
-        given = [*map(repr, value.args), *(f"{name}={one!r}" for name, one in value.keywords.items())]
+    if isinstance(
+        value, functools.partial
+    ):  # its text has an address, which differs from run to run
+        given = [
+            *map(repr, value.args),
+            *(f"{name}={one!r}" for name, one in value.keywords.items()),
+        ]
         return f"{plain_value(value.func)}({', '.join(given)})"
     return getattr(value, "__name__", None) or repr(value)

@@ -47,7 +47,11 @@ class HybridPattern:
     def of(cls, model: Any) -> HybridPattern | None:
         """Return the pattern of a hybrid model, given as its section, a mapping or an object; None for another one."""
         section = read_section("model", model)
-        fields = [name for name in ("hybrid_layer_pattern", "hybrid_override_pattern") if section.given(name)]
+        fields = [
+            name
+            for name in ("hybrid_layer_pattern", "hybrid_override_pattern")
+            if section.given(name)
+        ]
         if not fields:
             return _without_pattern(section)
         field = fields[0]
@@ -63,7 +67,9 @@ class HybridPattern:
         if len(set(depths)) > 1:
             rule = "must have the same pattern at each multi-token-prediction depth"
             faults.append(model_fault(field, rule, DEPTH.join(depths)))
-        faults += _count_faults(section, field, len(letters), len(depths), has_experts="E" in letters + inner)
+        faults += _count_faults(
+            section, field, len(letters), len(depths), has_experts="E" in letters + inner
+        )
         return cls(
             field=field,
             layers=letters,
@@ -76,7 +82,9 @@ class HybridPattern:
     @property
     def unplanned(self) -> dict[str, str]:
         """Letters of layers that the plan does not know -> the name of their kind."""
-        return {letter: name for letter, name in UNPLANNED.items() if letter in self.layers + self.mtp}
+        return {
+            letter: name for letter, name in UNPLANNED.items() if letter in self.layers + self.mtp
+        }
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -101,7 +109,9 @@ def _without_pattern(model: Section) -> HybridPattern | None:
     if not fields:
         return None
     rule = "cannot plan: a hybrid model needs a letter for each of its layers"
-    fault = model_fault(fields[0], rule, model.given(fields[0]), "State hybrid_layer_pattern, M-M*- say.")
+    fault = model_fault(
+        fields[0], rule, model.given(fields[0]), "State hybrid_layer_pattern, M-M*- say."
+    )
     return HybridPattern(layers="-", faults=(fault,))
 
 
@@ -110,11 +120,20 @@ def _letter_faults(field: str, letters: str) -> list[Finding]:
     if unknown:
         return [model_fault(field, f"must consist of {' '.join(LETTERS)}", "".join(unknown))]
     if {"*", "+"} <= set(letters):
-        return [model_fault(field, "must not have both * and +, which Megatron refuses", letters, "Use one of them.")]
+        return [
+            model_fault(
+                field,
+                "must not have both * and +, which Megatron refuses",
+                letters,
+                "Use one of them.",
+            )
+        ]
     return []
 
 
-def _count_faults(model: Section, field: str, layers: int, depths: int, *, has_experts: bool) -> list[Finding]:
+def _count_faults(
+    model: Section, field: str, layers: int, depths: int, *, has_experts: bool
+) -> list[Finding]:
     faults: list[Finding] = []
     if has_experts and not model.given("num_moe_experts"):
         rule = f"must be stated where {field} has the letter E"

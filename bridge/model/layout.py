@@ -18,7 +18,11 @@ RESIDUAL_IS_KEPT = "0.17"
 
 SIZES = (
     *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
-    *("expert_model_parallel_size", "expert_tensor_parallel_size", "virtual_pipeline_model_parallel_size"),
+    *(
+        "expert_model_parallel_size",
+        "expert_tensor_parallel_size",
+        "virtual_pipeline_model_parallel_size",
+    ),
     *("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"),
 )
 LAYOUT = "pipeline_model_parallel_layout"
@@ -99,13 +103,19 @@ class Parallel:
         chunks = self.layout if self.layout is not None else _content(self._counts(num_layers))
         placed = sum(parts.count("decoder") for parts in chunks)
         if placed != num_layers:
-            raise RunConfigError.of(f"model.{LAYOUT}", f"must place all {num_layers} layers", placed, "Correct it.")
+            raise RunConfigError.of(
+                f"model.{LAYOUT}", f"must place all {num_layers} layers", placed, "Correct it."
+            )
         places: list[Place] = []
         first = 0
         for index, parts in enumerate(chunks):
             chunk, stage = divmod(index, self.pipeline)
             layers = tuple(range(first, first + parts.count("decoder")))
-            has = {"embedding": "embedding" in parts, "mtp": "mtp" in parts, "output": "loss" in parts}
+            has = {
+                "embedding": "embedding" in parts,
+                "mtp": "mtp" in parts,
+                "output": "loss" in parts,
+            }
             places.append(Place(stage=stage, chunk=chunk, layers=layers, **has))
             first += len(layers)
         return tuple(places)
@@ -127,7 +137,9 @@ class Parallel:
             self.places(num_layers)
         except RunConfigError:
             each, more = divmod(num_layers, chunks)
-            return replace(self, layout=_content([each + (index < more) for index in range(chunks)]))
+            return replace(
+                self, layout=_content([each + (index < more) for index in range(chunks)])
+            )
         return self
 
     def _counts(self, num_layers: int) -> list[int]:
@@ -137,7 +149,9 @@ class Parallel:
             return [num_layers]
         if stages * chunks > MOST_CHUNKS:
             rule = f"stages x chunks of a stage must be at most {MOST_CHUNKS}"
-            raise RunConfigError.of("model.pipeline_model_parallel_size", rule, stages * chunks, "Use fewer.")
+            raise RunConfigError.of(
+                "model.pipeline_model_parallel_size", rule, stages * chunks, "Use fewer."
+            )
         ends = {0: self.first_stage_layers, stages - 1: self.last_stage_layers}
         uneven = {stage: count for stage, count in ends.items() if count is not None}
         if uneven:
@@ -150,8 +164,12 @@ class Parallel:
         else:
             counted = num_layers + self.embedding_counts + self.loss_counts
             if counted % stages:
-                places = f", with embedding and output layer {counted}," if counted != num_layers else ""
-                raise _unsplittable(f"must be{places} a multiple of the {stages} pipeline stages", num_layers)
+                places = (
+                    f", with embedding and output layer {counted}," if counted != num_layers else ""
+                )
+                raise _unsplittable(
+                    f"must be{places} a multiple of the {stages} pipeline stages", num_layers
+                )
             per_stage = [counted // stages] * stages
         if any(count % chunks for count in per_stage):
             rule = f"must give each stage a multiple of its {chunks} model chunks, and gives {per_stage}"
@@ -236,7 +254,9 @@ def _layout(given: Any) -> tuple[tuple[str, ...], ...]:
         raise WrongValueError("must be text or a list of lists", given)
     if not isinstance(given, str):
         chunks = (chunk if isinstance(chunk, list | tuple) else (chunk,) for chunk in given)
-        return tuple(tuple(str(getattr(part, "name", part)).lower() for part in chunk) for chunk in chunks)
+        return tuple(
+            tuple(str(getattr(part, "name", part)).lower() for part in chunk) for chunk in chunks
+        )
     text = given.replace(" ", "").replace(",", "")
     while True:
         match = re.search(r"\(([^()]*)\)\*(\d+)|([EtmL|])\*(\d+)", text)
@@ -252,7 +272,9 @@ def _layout(given: Any) -> tuple[tuple[str, ...], ...]:
     return tuple(tuple(LETTERS[letter] for letter in chunk) for chunk in text.split("|"))
 
 
-def sent_between_stages(model: Mapping[str, Any], mcore: Version | None, *, is_local: bool) -> str | None:
+def sent_between_stages(
+    model: Mapping[str, Any], mcore: Version | None, *, is_local: bool
+) -> str | None:
     """Return the dtype of the activations that a pipeline stage sends; None where an unknown version decides.
 
     Megatron receives them in `pipeline_dtype`, whatever was sent. The sum of residual and output that ends a layer has

@@ -17,12 +17,34 @@ from bridge.target.fields import read_field
 from bridge.target.versions import at_least, installed
 
 REGISTERED = (
-    *("enorm", "hnorm", "eh_proj", "word_embeddings", "position_embeddings", "input_layernorm", "core_attention"),
+    *(
+        "enorm",
+        "hnorm",
+        "eh_proj",
+        "word_embeddings",
+        "position_embeddings",
+        "input_layernorm",
+        "core_attention",
+    ),
     *("indexer.linear_wq_b", "indexer.linear_wk", "indexer.k_norm", "indexer.linear_weights_proj"),
     *("delta_rule", "ssm", "in_proj", "conv1d", "gated_norm", "out_norm", "out_proj"),
-    *("linear_proj", "linear_qkv", "linear_q_proj", "linear_q_down_proj", "linear_q_up_proj", "linear_kv_down_proj"),
+    *(
+        "linear_proj",
+        "linear_qkv",
+        "linear_q_proj",
+        "linear_q_down_proj",
+        "linear_q_up_proj",
+        "linear_kv_down_proj",
+    ),
     *("linear_kv_up_proj", "q_layernorm", "k_layernorm", "kv_layernorm"),
-    *("pre_mlp_layernorm", "linear_fc1", "linear_fc2", "router", "fc1_latent_proj", "fc2_latent_proj"),
+    *(
+        "pre_mlp_layernorm",
+        "linear_fc1",
+        "linear_fc2",
+        "router",
+        "fc1_latent_proj",
+        "fc2_latent_proj",
+    ),
     *("experts.linear_fc1", "experts.linear_fc2"),
     *("shared_experts.gate", "shared_experts.linear_fc1", "shared_experts.linear_fc2"),
     *("norm", "final_layernorm", "final_norm", "output_layer"),
@@ -64,7 +86,9 @@ class Module:
     def parameters(self) -> int:
         """Parameters of all copies over all ranks."""
         matrix = {"attention": 0, "norm": self.outputs}.get(self.kind, self.inputs * self.outputs)
-        return self.count * (matrix + (self.outputs if self.bias else 0)) + sum(length for _, length in self.vectors)
+        return self.count * (matrix + (self.outputs if self.bias else 0)) + sum(
+            length for _, length in self.vectors
+        )
 
     def on_rank(self, shape: ModelShape, ranks: int) -> tuple[int, int]:
         """Return the outputs and inputs that one of `ranks` tensor-parallel ranks holds."""
@@ -97,7 +121,11 @@ def layer_modules(shape: ModelShape, kind: str) -> tuple[Module, ...]:
         modules = _delta_net(shape, shape.delta_net)
     elif kind not in ("mlp", "moe"):
         is_latent = shape.latent is not None and kind != "attention"
-        modules = _latent_attention(shape, shape.latent, kind) if is_latent and shape.latent else _attention(shape)
+        modules = (
+            _latent_attention(shape, shape.latent, kind)
+            if is_latent and shape.latent
+            else _attention(shape)
+        )
     if kind in ("attention", "latent_attention"):
         return modules
     modules += (_norm(shape, "pre_mlp_layernorm", shape.hidden_size),)
@@ -142,21 +170,30 @@ def _norm(shape: ModelShape, name: str, width: int) -> Module:
     return Module(name=name, kind="norm", outputs=width, bias=shape.layer_norm_bias)
 
 
-def _matrix(name: str, inputs: int, outputs: int, split: str, *, kind: str = "linear", **more: Any) -> Module:
+def _matrix(
+    name: str, inputs: int, outputs: int, split: str, *, kind: str = "linear", **more: Any
+) -> Module:
     return Module(name=name, kind=kind, inputs=inputs, outputs=outputs, split=split, **more)
 
 
 def _core(shape: ModelShape, inputs: int, outputs: int, **more: Any) -> Module:
     offsets = (("softmax_offset", shape.num_attention_heads),) if shape.has_softmax_offset else ()
-    return _matrix("core_attention", inputs, outputs, "column", kind="attention", vectors=offsets, **more)
+    return _matrix(
+        "core_attention", inputs, outputs, "column", kind="attention", vectors=offsets, **more
+    )
 
 
 def _attention(shape: ModelShape) -> tuple[Module, ...]:
     hidden, channels, bias = shape.hidden_size, shape.kv_channels, shape.add_bias_linear
     query = shape.num_attention_heads * channels
-    projected = (2 if shape.attention_output_gate else 1) * query + 2 * shape.num_query_groups * channels
+    projected = (
+        2 if shape.attention_output_gate else 1
+    ) * query + 2 * shape.num_query_groups * channels
     names = ("q_layernorm", "k_layernorm")
-    norms = [Module(name=name, kind="norm") if shape.qk_l2_norm else _norm(shape, name, channels) for name in names]
+    norms = [
+        Module(name=name, kind="norm") if shape.qk_l2_norm else _norm(shape, name, channels)
+        for name in names
+    ]
     return (
         _norm(shape, "input_layernorm", hidden),
         _matrix("linear_qkv", hidden, projected, "column", bias=bias or shape.add_qkv_bias),
@@ -186,10 +223,14 @@ def _latent_attention(shape: ModelShape, latent: Latent, kind: str = DENSE) -> t
         *queries,
         _matrix("linear_kv_down_proj", hidden, down, ""),
         *([_norm(shape, "kv_layernorm", latent.kv_lora_rank)] if shape.qk_layernorm else []),
-        _matrix("linear_kv_up_proj", latent.kv_lora_rank, key_value, "column", is_absorbed=is_sparse),
+        _matrix(
+            "linear_kv_up_proj", latent.kv_lora_rank, key_value, "column", is_absorbed=is_sparse
+        ),
         *(_indexer(shape, latent, shape.indexer) if chooses and shape.indexer is not None else ()),
         _core(shape, query, heads * latent.v_head_dim, is_high=is_sparse),
-        _matrix("linear_proj", heads * latent.v_head_dim, hidden, "row", bias=shape.add_bias_linear),
+        _matrix(
+            "linear_proj", heads * latent.v_head_dim, hidden, "row", bias=shape.add_bias_linear
+        ),
     )
 
 
@@ -197,17 +238,31 @@ def _indexer(shape: ModelShape, latent: Latent, indexer: Indexer) -> tuple[Modul
     """Return the modules that choose keys; every tensor-parallel rank has all of them, and a loss of their own."""
     hidden, width = shape.hidden_size, indexer.head_dim
     return (
-        _matrix("indexer.linear_wq_b", latent.q_lora_rank or hidden, indexer.num_heads * width, "", is_detached=True),
+        _matrix(
+            "indexer.linear_wq_b",
+            latent.q_lora_rank or hidden,
+            indexer.num_heads * width,
+            "",
+            is_detached=True,
+        ),
         _matrix("indexer.linear_wk", hidden, width, "", is_detached=True),
         Module(name="indexer.k_norm", kind="norm", outputs=width, bias=True),
         _matrix("indexer.linear_weights_proj", hidden, indexer.num_heads, "", is_detached=True),
     )
 
 
-def _mlp(shape: ModelShape, ffn: int, prefix: str = "", width: int | None = None) -> tuple[Module, Module]:
+def _mlp(
+    shape: ModelShape, ffn: int, prefix: str = "", width: int | None = None
+) -> tuple[Module, Module]:
     hidden, bias = width or shape.hidden_size, shape.add_bias_linear
     return (
-        _matrix(f"{prefix}linear_fc1", hidden, (2 if shape.gated_linear_unit else 1) * ffn, "column", bias=bias),
+        _matrix(
+            f"{prefix}linear_fc1",
+            hidden,
+            (2 if shape.gated_linear_unit else 1) * ffn,
+            "column",
+            bias=bias,
+        ),
         _matrix(f"{prefix}linear_fc2", ffn, hidden, "row", bias=bias),
     )
 
@@ -215,7 +270,9 @@ def _mlp(shape: ModelShape, ffn: int, prefix: str = "", width: int | None = None
 def _experts(shape: ModelShape, experts: Experts) -> tuple[Module, ...]:
     """Return the router, the experts, the projections around them where they work at a latent width, and the rest."""
     hidden, latent, bias = shape.hidden_size, experts.latent_size, shape.add_bias_linear
-    router = _matrix("router", hidden, experts.num_experts, "", kind="router", bias=experts.router_bias)
+    router = _matrix(
+        "router", hidden, experts.num_experts, "", kind="router", bias=experts.router_bias
+    )
     before = [_matrix("fc1_latent_proj", hidden, latent, "", bias=bias)] if latent else []
     after = [_matrix("fc2_latent_proj", latent, hidden, "", bias=bias)] if latent else []
     routed = [
@@ -256,12 +313,23 @@ def _delta_net(shape: ModelShape, net: DeltaNet) -> tuple[Module, ...]:
 
 
 OTHER_PARTS = {
-    "self_attention": ("core_attention", "q_layernorm", "k_layernorm", "kv_layernorm", "delta_rule", "out_norm"),
+    "self_attention": (
+        "core_attention",
+        "q_layernorm",
+        "k_layernorm",
+        "kv_layernorm",
+        "delta_rule",
+        "out_norm",
+    ),
     "mlp": ("router",),
     "mixer": ("conv1d", "ssm", "gated_norm"),
 }
 """Module of a layer -> its own modules next to the linear layers."""
-_PARENT_OF = {name: f"{parent}." for parent, names in OTHER_PARTS.items() for name in (*OF_A_LAYER[parent], *names)}
+_PARENT_OF = {
+    name: f"{parent}."
+    for parent, names in OTHER_PARTS.items()
+    for name in (*OF_A_LAYER[parent], *names)
+}
 OF_MTP = ("enorm", "hnorm", "eh_proj", "final_layernorm")
 """Modules of a multi-token-prediction layer around its transformer layer."""
 RENAMED = {"gated_norm": "norm"}
@@ -287,7 +355,9 @@ class ModulePaths:
         return cls(
             are_experts_grouped=bool(read_field(model, "moe_grouped_gemm", default=False)),
             inside_mtp="transformer_layer" if is_old else "mtp_model_layer",
-            mixer="mixer" if read_field(model, "experimental_attention_variant") is None else "self_attention",
+            mixer="mixer"
+            if read_field(model, "experimental_attention_variant") is None
+            else "self_attention",
         )
 
     def path(self, label: str, index: int, module: str) -> str:
@@ -301,13 +371,21 @@ class ModulePaths:
             outer = f"mtp.layers.{int(depth) - 1}"
             if inner:
                 return f"{outer}.{self.inside_mtp}.layers.{int(inner) - 1}.{self._inner(module)}"
-            return f"{outer}.{module}" if module in OF_MTP else f"{outer}.{self.inside_mtp}.{self._inner(module)}"
+            return (
+                f"{outer}.{module}"
+                if module in OF_MTP
+                else f"{outer}.{self.inside_mtp}.{self._inner(module)}"
+            )
         return f"decoder.layers.{index}.{self._inner(module)}"
 
     def _inner(self, module: str) -> str:
         expert = module.removeprefix("experts.")
         if expert != module:
-            return f"mlp.experts.{expert}" if self.are_experts_grouped else f"mlp.experts.local_experts.0.{expert}"
+            return (
+                f"mlp.experts.{expert}"
+                if self.are_experts_grouped
+                else f"mlp.experts.local_experts.0.{expert}"
+            )
         if module.startswith("shared_experts."):
             return f"mlp.{module}"
         if module.startswith("indexer."):

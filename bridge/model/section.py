@@ -26,7 +26,12 @@ ROLES = ("model", "optimizer", "ddp", "train", "data", "peft")
 """The sections that rules and plan read."""
 NULLABLE = frozenset({"q_lora_rank"})
 """Fields with another default in which None is a value of its own: queries without a latent."""
-_PLAIN: dict[str, tuple[type, ...]] = {"bool": (bool,), "int": (int,), "float": (float, int), "name": (str,)}
+_PLAIN: dict[str, tuple[type, ...]] = {
+    "bool": (bool,),
+    "int": (int,),
+    "float": (float, int),
+    "name": (str,),
+}
 """Kind of a field -> types whose values are kept as they are."""
 
 
@@ -87,7 +92,9 @@ class Section:
 def absent_fields(role: str, version: str | None) -> dict[str, VersionRange]:
     """Return field that a version does not have -> the versions with it; by its text, since 0.17 equals 0.17.0."""
     held, rows = parse_version(version) if version is not None else None, FIELDS[role].items()
-    return {name: row.has for name, row in rows if row.has is not None and row.has.holds(held) is False}
+    return {
+        name: row.has for name, row in rows if row.has is not None and row.has.holds(held) is False
+    }
 
 
 def read_section(role: str, owner: object, attributes: Mapping[str, Any] | None = None) -> Section:
@@ -135,13 +142,24 @@ def _newer(role: str, owner: object) -> dict[str, Any]:
     Subclasses add their own settings.
     """
     theirs = [cls for cls in type(owner).__mro__ if cls.__module__.startswith("megatron.core.")]
-    declared = {name for cls in theirs for name in vars(cls).get("__annotations__", {}) if not name.startswith("_")}
+    declared = {
+        name
+        for cls in theirs
+        for name in vars(cls).get("__annotations__", {})
+        if not name.startswith("_")
+    }
     fields = getattr(owner, "__dataclass_fields__", {})
-    values = {name: getattr(owner, name, None) for name in fields if name in declared and name not in FIELDS[role]}
+    values = {
+        name: getattr(owner, name, None)
+        for name in fields
+        if name in declared and name not in FIELDS[role]
+    }
     return {name: value for name, value in values.items() if value != default_of(fields[name])}
 
 
-def _put(values: dict[str, Any], row: OwnerField, value: Any, role: str, malformed: list[Finding]) -> None:
+def _put(
+    values: dict[str, Any], row: OwnerField, value: Any, role: str, malformed: list[Finding]
+) -> None:
     """Store a value in its one form, or note that it has none."""
     if value is None:
         if row.default is None or row.kind in ("name", "dtype") or row.name in NULLABLE:
@@ -151,12 +169,20 @@ def _put(values: dict[str, Any], row: OwnerField, value: Any, role: str, malform
         values[row.name] = value
         return
     try:
-        values[row.name] = _dtype(value) if row.kind == "dtype" else coerce(value, row.kind, switch=True)
+        values[row.name] = (
+            _dtype(value) if row.kind == "dtype" else coerce(value, row.kind, switch=True)
+        )
     except WrongValueError as error:
-        malformed.append(Finding(path=f"{role}.{row.name}", rule=error.rule, remedy="Correct it.", value=value))
+        malformed.append(
+            Finding(path=f"{role}.{row.name}", rule=error.rule, remedy="Correct it.", value=value)
+        )
 
 
 def _dtype(value: Any) -> str | None:
     if value == "fp8":  # Megatron-LM's spelling for optimizer states kept as bytes
         return "uint8"
-    return None if isinstance(value, str) and value.lower() in ("none", "null", "auto") else dtype_token(value)
+    return (
+        None
+        if isinstance(value, str) and value.lower() in ("none", "null", "auto")
+        else dtype_token(value)
+    )

@@ -25,7 +25,14 @@ from bridge.target.fields import whole_number
 DENSE = "transformer"
 MOE = "moe"
 SWITCHES = (
-    *("gated_linear_unit", "add_bias_linear", "add_qkv_bias", "qk_layernorm", "qk_l2_norm", "attention_output_gate"),
+    *(
+        "gated_linear_unit",
+        "add_bias_linear",
+        "add_qkv_bias",
+        "qk_layernorm",
+        "qk_l2_norm",
+        "attention_output_gate",
+    ),
     "share_embeddings_and_output_weights",
 )
 """Switches of the model that the shape has by Megatron's names."""
@@ -204,7 +211,9 @@ class _Reader:
             self.whole(name)
         self.faults += self.pattern.faults if self.pattern is not None else ()
         delta_net, indexer = self._delta_net(), self._indexer()
-        kinds = (self.pattern.kinds if self.pattern is not None else ()) or self._kinds(layers, indexer)
+        kinds = (self.pattern.kinds if self.pattern is not None else ()) or self._kinds(
+            layers, indexer
+        )
         self._check_heads(sizes)
         embedding = "rope" if self.pattern is None else "none"
         normalization = self.text("normalization", "RMSNorm" if self.has_latent else "LayerNorm")
@@ -221,11 +230,15 @@ class _Reader:
             position_embedding_type=self.text("position_embedding_type", embedding),
             mtp_num_layers=self._depths(),
             mtp_is_repeated=self.flag("mtp_use_repeated_layer"),
-            mtp_kind=kinds[-1].replace("sparse_shared", "sparse"),  # its layers count from 1, which chooses keys
+            mtp_kind=kinds[-1].replace(
+                "sparse_shared", "sparse"
+            ),  # its layers count from 1, which chooses keys
             mtp_kinds=self.pattern.mtp_kinds if self.pattern is not None else (),
             experts=self._experts(sizes["ffn_hidden_size"]),
             latent=self._latent() if self.has_latent else None,
-            state_space=self._state_space(sizes["hidden_size"]) if "mamba" in self._kinds_of_pattern else None,
+            state_space=self._state_space(sizes["hidden_size"])
+            if "mamba" in self._kinds_of_pattern
+            else None,
             delta_net=delta_net,
             indexer=indexer,
             **{name: self.flag(name) for name in SWITCHES},
@@ -247,30 +260,48 @@ class _Reader:
     def _sizes(self) -> dict[str, Any]:
         is_hybrid = self.pattern is not None
         attends = not is_hybrid or {"attention", "latent_attention"} & {*self._kinds_of_pattern}
-        hidden, heads = self.whole("hidden_size"), self.whole("num_attention_heads", least=1 if attends else 0)
+        hidden, heads = (
+            self.whole("hidden_size"),
+            self.whole("num_attention_heads", least=1 if attends else 0),
+        )
         return {
             "hidden_size": hidden,
             "num_attention_heads": heads,
             "num_query_groups": self.whole("num_query_groups", heads, least=min(heads, 1)),
             "kv_channels": self.whole("kv_channels", hidden // heads if heads else 0),
-            "ffn_hidden_size": self.whole("ffn_hidden_size", 4 * hidden, least=0 if is_hybrid else 1),
+            "ffn_hidden_size": self.whole(
+                "ffn_hidden_size", 4 * hidden, least=0 if is_hybrid else 1
+            ),
         }
 
     def _check_heads(self, sizes: Mapping[str, int]) -> None:
         """Note heads that cannot be made of these sizes; those of some models have widths of their own."""
         hidden, heads, groups, channels = (sizes[name] for name in OF_HEADS)
-        if not heads or {f"model.{name}" for name in OF_HEADS} & {fault.path for fault in self.faults}:
+        if not heads or {f"model.{name}" for name in OF_HEADS} & {
+            fault.path for fault in self.faults
+        }:
             return  # a size that is impossible by itself was replaced
-        is_rotary = self.text("position_embedding_type") == "rope"  # stated: Megatron's default is another
+        is_rotary = (
+            self.text("position_embedding_type") == "rope"
+        )  # stated: Megatron's default is another
         rotates_whole_heads = is_rotary and self.section.values["rotary_percent"] == 1.0
         has_channels = self.section.given("kv_channels") is not None
         has_widths = has_channels or self.has_latent or self.pattern is not None
         if groups and heads % groups:
-            self._refuse("num_query_groups", f"must divide the {heads} attention heads", groups, "Use a divisor")
+            self._refuse(
+                "num_query_groups",
+                f"must divide the {heads} attention heads",
+                groups,
+                "Use a divisor",
+            )
         elif hidden % heads and not has_widths:
-            near = min(range(1, hidden + 1), key=lambda count: (hidden % count != 0, abs(count - heads)))
+            near = min(
+                range(1, hidden + 1), key=lambda count: (hidden % count != 0, abs(count - heads))
+            )
             rule = f"must be a multiple of the {heads} attention heads while model.kv_channels is not set"
-            self._refuse("hidden_size", rule, hidden, f"Use {near} heads, or state model.kv_channels")
+            self._refuse(
+                "hidden_size", rule, hidden, f"Use {near} heads, or state model.kv_channels"
+            )
         elif channels % 2 and not self.has_latent and rotates_whole_heads:
             rule = "must be even under rotary position embeddings"
             if has_channels:
@@ -295,7 +326,12 @@ class _Reader:
     def _at_most(self, name: str, number: int, most: int) -> int:
         if number <= most:
             return number
-        self._refuse(name, f"must be at most {most}", number, "Use fewer" if most == MOST else "Use a smaller number")
+        self._refuse(
+            name,
+            f"must be at most {most}",
+            number,
+            "Use fewer" if most == MOST else "Use a smaller number",
+        )
         return 1
 
     def flag(self, name: str) -> bool:
@@ -320,7 +356,9 @@ class _Reader:
         if not self.section.given("num_moe_experts"):
             return tuple(attention)
         expert = self._layer_flags("moe_layer_freq", layers)
-        return tuple(f"{kind}_{MOE}" if has else kind for kind, has in zip(attention, expert, strict=True))
+        return tuple(
+            f"{kind}_{MOE}" if has else kind for kind, has in zip(attention, expert, strict=True)
+        )
 
     def _depths(self) -> int:
         """Return the passes through prediction layers; the pattern of a hybrid model has one part for each."""
@@ -329,7 +367,9 @@ class _Reader:
             return stated
         return self.pattern.depths
 
-    def _layer_flags(self, name: str, layers: int, *, counts_softmax: bool = False) -> tuple[bool, ...]:
+    def _layer_flags(
+        self, name: str, layers: int, *, counts_softmax: bool = False
+    ) -> tuple[bool, ...]:
         """Return which layers have a kind of module: the field is a number, a list, or a list's expression.
 
         A number N takes each Nth layer from the first (experts), or all but each Nth layer (`counts_softmax`).
@@ -343,7 +383,12 @@ class _Reader:
         if isinstance(frequency, list | tuple) and len(frequency) == layers:
             return tuple(bool(flag) for flag in frequency)
         rule = f"must be a number, or a list with an item for each of the {layers} layers"
-        self._refuse(name, rule, len(frequency) if isinstance(frequency, list | tuple) else given, "Correct it")
+        self._refuse(
+            name,
+            rule,
+            len(frequency) if isinstance(frequency, list | tuple) else given,
+            "Correct it",
+        )
         return (True,) * layers
 
     def _experts(self, ffn: int) -> Experts | None:
@@ -432,7 +477,11 @@ def _list_of(expression: str) -> Any:
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
             left, right = value(node.left), value(node.right)
             small = all(part < 100_000 for part in (left, right) if isinstance(part, int))
-            if isinstance(node.op, ast.Mult) and small and isinstance(left, list) != isinstance(right, list):
+            if (
+                isinstance(node.op, ast.Mult)
+                and small
+                and isinstance(left, list) != isinstance(right, list)
+            ):
                 return left * right
             if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
                 return left + right

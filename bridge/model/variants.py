@@ -80,13 +80,19 @@ UNPLANNED = {
 """Field -> the change of the modules that the plan does not know."""
 
 
-ATTENTION_VARIANTS = {"gdn2": "the second gated delta net", "dsv4_hybrid": "DeepSeek-V4's hybrid attention"}
+ATTENTION_VARIANTS = {
+    "gdn2": "the second gated delta net",
+    "dsv4_hybrid": "DeepSeek-V4's hybrid attention",
+}
 """Value of `experimental_attention_variant` that the plan does not know -> the name of its layers."""
 
 
 SHARDS = {
     "tensor_parallel_num_weight_shards": ("tensor_model_parallel_size",),
-    "expert_tensor_parallel_num_weight_shards": ("expert_tensor_parallel_size", "tensor_model_parallel_size"),
+    "expert_tensor_parallel_num_weight_shards": (
+        "expert_tensor_parallel_size",
+        "tensor_model_parallel_size",
+    ),
 }
 """Number of a weight's shards -> the fields whose first given one it equals where no weight is sharded once more."""
 
@@ -100,7 +106,8 @@ def _is_known(model: Section, name: str) -> bool:
 
 
 REMEDY = (
-    "Override it for a plan of the other layers, or ask `precision-bridge check`, which judges the rest of the run."
+    "Override it for a plan of the other layers, or ask `precision-bridge check`, which judges the "
+    "rest of the run."
 )
 
 
@@ -110,7 +117,11 @@ def unplanned(model: Section) -> list[Finding]:
     A field that a newer Megatron Core has, and no release that is known here, counts where it is not at its default.
     """
     rows = [
-        (name, why.format(kind=ATTENTION_VARIANTS.get(str(model.given(name)), "an unknown kind")), model.given(name))
+        (
+            name,
+            why.format(kind=ATTENTION_VARIANTS.get(str(model.given(name)), "an unknown kind")),
+            model.given(name),
+        )
         for name, why in UNPLANNED.items()
         if _differs(model.given(name), FIELDS["model"][name].default) and not _is_known(model, name)
     ]
@@ -119,10 +130,14 @@ def unplanned(model: Section) -> list[Finding]:
     pattern = HybridPattern.of(model)
     letters = pattern.unplanned if pattern is not None else {}
     if pattern is not None and letters:
-        rows.append((pattern.field, f"layers of {' and '.join(letters.values())}", "".join(letters)))
+        rows.append(
+            (pattern.field, f"layers of {' and '.join(letters.values())}", "".join(letters))
+        )
     return [model_fault(name, f"cannot plan: {why}", value, REMEDY) for name, why, value in rows]
 
 
 def _differs(value: Any, default: Any) -> bool:
     value = getattr(value, "name", value)
-    return value not in (None, default) and not (default is None and value in (1, "1"))  # a size of None is 1
+    return value not in (None, default) and not (
+        default is None and value in (1, "1")
+    )  # a size of None is 1

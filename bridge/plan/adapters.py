@@ -52,7 +52,9 @@ class Adapter:
         name = peft.given("type", "LoRA")
         if name not in CLASSES:
             rule = f"cannot plan: the plan knows the adapters {', '.join(CLASSES)}"
-            raise RunConfigError.of("peft.type", rule, name, "Remove the section `peft` for a plan of full training.")
+            raise RunConfigError.of(
+                "peft.type", rule, name, "Remove the section `peft` for a plan of full training."
+            )
         kind, dim = CLASSES[name], peft.given("rank") or peft.given("dim") or 32
         topk = model.values["moe_router_topk"] if peft.values["normalize_moe_lora"] else 1
         return cls(
@@ -85,9 +87,24 @@ class Adapter:
         for part, outputs in self._parts(base, path, shape).items():
             name = f"{base.name}.adapter{part}"
             magnitude = (("weight_magnitude", outputs),) if self.kind == "dora" else ()
-            first, last = (magnitude, ()) if base.split == "row" else ((), magnitude)  # split like the layer's outputs
-            yield replace(made, name=f"{name}.linear_in", outputs=dim, split=base.split or "column", vectors=first)
-            yield replace(made, name=f"{name}.linear_out", inputs=dim, outputs=outputs, split="column", vectors=last)
+            first, last = (
+                (magnitude, ()) if base.split == "row" else ((), magnitude)
+            )  # split like the layer's outputs
+            yield replace(
+                made,
+                name=f"{name}.linear_in",
+                outputs=dim,
+                split=base.split or "column",
+                vectors=first,
+            )
+            yield replace(
+                made,
+                name=f"{name}.linear_out",
+                inputs=dim,
+                outputs=outputs,
+                split="column",
+                vectors=last,
+            )
 
     def _parts(self, base: Module, path: str, shape: ModelShape) -> dict[str, int]:
         """Return the outputs of each part of a linear layer that has a bypass of its own, by its name."""
@@ -95,13 +112,24 @@ class Adapter:
         parts = {name: base.outputs}
         if self.kind == "canonical" and name == "linear_qkv":
             key = shape.num_query_groups * shape.kv_channels
-            parts = {"linear_q": shape.num_attention_heads * shape.kv_channels, "linear_k": key, "linear_v": key}
+            parts = {
+                "linear_q": shape.num_attention_heads * shape.kv_channels,
+                "linear_k": key,
+                "linear_v": key,
+            }
         elif self.kind == "canonical" and name == "linear_fc1":
             parts = dict.fromkeys(("linear_fc1_up", "linear_fc1_gate"), base.outputs // 2)
-        taken = {part: size for part, size in parts.items() if self._takes(part, path.replace(name, part))}
+        taken = {
+            part: size
+            for part, size in parts.items()
+            if self._takes(part, path.replace(name, part))
+        }
         if name in parts or base.is_expert:  # experts are taken as a whole
             return {"": base.outputs} if taken else {}
-        return {part.replace("linear_", ".adapter_").replace("fc1_", ""): size for part, size in taken.items()}
+        return {
+            part.replace("linear_", ".adapter_").replace("fc1_", ""): size
+            for part, size in taken.items()
+        }
 
     def _takes(self, name: str, path: str) -> bool:
         if self.targets:

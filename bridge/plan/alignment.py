@@ -113,7 +113,9 @@ class AlignmentReport:
     @property
     def small_rules(self) -> tuple[str, ...]:
         """The rules of thumb by which GEMMs of this model are small, one for each kind of scaling among them."""
-        kinds = dict.fromkeys("tensor" if gemm.scheme in PER_TENSOR else "block" for gemm in self.small)
+        kinds = dict.fromkeys(
+            "tensor" if gemm.scheme in PER_TENSOR else "block" for gemm in self.small
+        )
         return tuple(SMALL[kind] for kind in kinds)
 
     @property
@@ -162,14 +164,22 @@ def pad_multiple(
         steps.append(f"Sequence parallelism shares tokens over {tp} ranks.")
     steps.append(f"Each sequence: {per_sequence}.")
     if row is not None:
-        steps.append(f"The weight gradient contracts over tokens: {row.name} takes {tokens} at a time on each rank.")
+        steps.append(
+            f"The weight gradient contracts over tokens: {row.name} takes {tokens} at a time on each rank."
+        )
         product = f"{tokens} x {cp * over_ranks} ranks"
-        steps.append(f"A slab: the least common multiple of {per_sequence} and {product} = {per_slab}.")
+        steps.append(
+            f"A slab: the least common multiple of {per_sequence} and {product} = {per_slab}."
+        )
     else:
         steps.append(f"A slab: {per_slab}; no FP8 or FP4 asks for more.")
     expert = EXPERT_TOKENS.get(row.name, 16) if row is not None else 1
     return PadMultiple(
-        scheme=scheme, per_sequence=per_sequence, per_slab=per_slab, per_expert=expert, derivation=tuple(steps)
+        scheme=scheme,
+        per_sequence=per_sequence,
+        per_slab=per_slab,
+        per_expert=expert,
+        derivation=tuple(steps),
     )
 
 
@@ -180,7 +190,9 @@ def align_report(plan: PrecisionPlan, workload: Workload | None = None) -> Align
     """
     parallel = plan.parallel
     scheme, family = _strictest(plan)
-    pad = pad_multiple(scheme, parallel.tensor, parallel.sequence_parallel, parallel.context, family=family)
+    pad = pad_multiple(
+        scheme, parallel.tensor, parallel.sequence_parallel, parallel.context, family=family
+    )
     tokens = workload.seq_length * workload.micro_batch_size if workload is not None else 0
     found = grouped(
         ((planned.module, planned.scheme), layer.label)
@@ -197,14 +209,22 @@ def align_report(plan: PrecisionPlan, workload: Workload | None = None) -> Align
     if workload is not None and tokens % pad.per_slab and scheme is not None:
         misfits.append(_slab_misfit(workload, pad))
     return AlignmentReport(
-        label=plan.label, scheme=scheme, pad=pad, gemms=tuple(gemms), misfits=tuple(dict.fromkeys(misfits))
+        label=plan.label,
+        scheme=scheme,
+        pad=pad,
+        gemms=tuple(gemms),
+        misfits=tuple(dict.fromkeys(misfits)),
     )
 
 
 def _strictest(plan: PrecisionPlan) -> tuple[str | None, str | None]:
     """Return the scheme, and its family, that takes the most tokens at a time: the run's unless modules have others."""
     settings = plan.settings
-    others = [row for row in SCHEMES if row.name in plan.schemes() and row.name not in (settings.scheme, "custom")]
+    others = [
+        row
+        for row in SCHEMES
+        if row.name in plan.schemes() and row.name not in (settings.scheme, "custom")
+    ]
     if not others:
         return settings.scheme, settings.family
     rows = [row for row in (settings.row, *others) if row is not None]
@@ -222,14 +242,18 @@ def _scheme(name: str | None, family: str | None) -> Scheme | None:
     return row
 
 
-def _shape(plan: PrecisionPlan, module: Module, layers: str, tokens: int, *, scheme: str | None) -> GemmShape:
+def _shape(
+    plan: PrecisionPlan, module: Module, layers: str, tokens: int, *, scheme: str | None
+) -> GemmShape:
     parallel = plan.parallel
     ranks = parallel.expert_tensor if module.is_expert else parallel.tensor
     outputs, inputs = module.on_rank(plan.shape, ranks)
     here = tokens / parallel.context
     experts = plan.shape.experts
     if module.is_expert and experts is not None:
-        shared = here / (parallel.tensor if parallel.sequence_parallel else 1) * experts.topk * ranks
+        shared = (
+            here / (parallel.tensor if parallel.sequence_parallel else 1) * experts.topk * ranks
+        )
         here = shared / (module.count / parallel.expert)
     elif not module.split and parallel.sequence_parallel:
         here /= parallel.tensor
@@ -268,14 +292,18 @@ def _misfits(plan: PrecisionPlan, module: Module, layers: str, scheme: str) -> I
             continue
         field = field_of(plan.shape, module.name, dimension, whole)
         place = {"layers": layers, "module": module.name, "dimension": dimension}
-        yield _misfit(field, need, **place, size=whole / (ranks if is_split else 1), multiple=multiple)
+        yield _misfit(
+            field, need, **place, size=whole / (ranks if is_split else 1), multiple=multiple
+        )
 
 
 def _misfit(field: Field, need: int, **columns: Any) -> Misfit:
     """Return a dimension that is no multiple of `need`, with the nearest values of its field under which it is one."""
     step = need // math.gcd(need, field.factor)
     below = field.value // step * step
-    return Misfit(**columns, field=field.name, value=field.value, below=below or None, above=below + step)
+    return Misfit(
+        **columns, field=field.name, value=field.value, below=below or None, above=below + step
+    )
 
 
 def _slab_misfit(workload: Workload, pad: PadMultiple) -> Misfit:
@@ -301,7 +329,11 @@ _OF_SHAPE = {
 
 def _fields(shape: ModelShape) -> dict[str, tuple[str, str]]:
     """Return module -> the fields that its N and its K come from."""
-    hidden, heads, shared = "hidden_size", "num_attention_heads", "moe_shared_expert_intermediate_size"
+    hidden, heads, shared = (
+        "hidden_size",
+        "num_attention_heads",
+        "moe_shared_expert_intermediate_size",
+    )
     expert, latent = "moe_ffn_hidden_size", "moe_latent_size"
     token = latent if shape.experts is not None and shape.experts.latent_size else hidden
     mixer = "mamba_num_heads" if shape.delta_net is None else "linear_num_value_heads"
@@ -338,4 +370,8 @@ def field_of(shape: ModelShape, module: str, dimension: str, whole: int) -> Fiel
     name = names["NK".index(dimension)]
     own = attrgetter(_OF_SHAPE.get(name, name))(shape) or 0
     is_multiple = own > 0 and whole % own == 0
-    return Field(f"model.{name}", own, whole // own) if is_multiple else Field(f"model.{name} and others", whole)
+    return (
+        Field(f"model.{name}", own, whole // own)
+        if is_multiple
+        else Field(f"model.{name} and others", whole)
+    )

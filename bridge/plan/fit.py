@@ -45,7 +45,11 @@ RECOMPUTE: tuple[tuple[int, dict[str, Any]], ...] = (
     (SELECTIVE, {"model.recompute_granularity": "selective", "model.recompute_modules": ["mlp"]}),
     (
         FULL,
-        {"model.recompute_granularity": "full", "model.recompute_method": "uniform", "model.recompute_num_layers": 1},
+        {
+            "model.recompute_granularity": "full",
+            "model.recompute_method": "uniform",
+            "model.recompute_num_layers": 1,
+        },
     ),
 )
 OF_SCORES: dict[str, Any] = {
@@ -92,7 +96,9 @@ class FitReport:
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data."""
         content = asdict(self)
-        content["options"] = [{**asdict(option), "changes": dict(option.changes)} for option in self.options]
+        content["options"] = [
+            {**asdict(option), "changes": dict(option.changes)} for option in self.options
+        ]
         return content
 
 
@@ -105,7 +111,9 @@ def fit(run: PlannedRun, *, is_sound: Callable[[PlannedRun], bool] = lambda _: T
     if not found and run.target.count is not None:
         declared = run.target.count
         found, untried = _search(run.on(replace(run.target, count=None)), usable, is_sound)
-    found.sort(key=lambda option: (option.ranks if declared else 0, option.price, len(option.changes)))
+    found.sort(
+        key=lambda option: (option.ranks if declared else 0, option.price, len(option.changes))
+    )
     kept: list[FitOption] = []
     for option in found:
         if not any(_adds_to(option, cheaper, same_values=declared is not None) for cheaper in kept):
@@ -138,9 +146,13 @@ def memory_to_fit(run: PlannedRun) -> int:
     return run.memory_bytes
 
 
-def _search(run: PlannedRun, usable: int, is_sound: Callable[[PlannedRun], bool]) -> tuple[list[FitOption], int]:
+def _search(
+    run: PlannedRun, usable: int, is_sound: Callable[[PlannedRun], bool]
+) -> tuple[list[FitOption], int]:
     """Return the options of every layout, without layouts that add to a cheaper option, and how many were not tried."""
-    shape = run.plan.shape  # a run that cannot be planned is an error, a layout that cannot be planned is left out
+    shape = (
+        run.plan.shape
+    )  # a run that cannot be planned is an error, a layout that cannot be planned is left out
     most = max(1, MOST_PLANNED_LAYERS // shape.num_layers)
     found: list[FitOption] = []
     planned = untried = 0
@@ -161,7 +173,10 @@ def _search(run: PlannedRun, usable: int, is_sound: Callable[[PlannedRun], bool]
 def _adds_to(option: FitOption, cheaper: FitOption, *, same_values: bool) -> bool:
     """Return whether an option changes whatever a cheaper one does, and more; to the same values, where that counts."""
     changes = dict(option.changes)
-    return all(name in changes and (not same_values or changes[name] == value) for name, value in cheaper.changes)
+    return all(
+        name in changes and (not same_values or changes[name] == value)
+        for name, value in cheaper.changes
+    )
 
 
 def _layouts(run: PlannedRun) -> Iterator[tuple[int, Changes]]:
@@ -169,7 +184,10 @@ def _layouts(run: PlannedRun) -> Iterator[tuple[int, Changes]]:
     parallel, settings = run.parallel, run.plan.settings
     shards: list[Changes] = [{}]
     if not settings.distributed and parallel.data * parallel.context > 1:
-        shards = [{"optimizer.use_distributed_optimizer": True, "ddp.use_distributed_optimizer": True}, {}]
+        shards = [
+            {"optimizer.use_distributed_optimizer": True, "ddp.use_distributed_optimizer": True},
+            {},
+        ]
     for counts in itertools.product(*(range(_most_doublings(run, size) + 1) for size in SIZES)):
         if sum(counts) > MOST_DOUBLINGS:
             continue
@@ -207,7 +225,11 @@ def _can_be_split(run: PlannedRun, shape: ModelShape) -> bool:
 
 
 def _options(
-    run: PlannedRun, layout: Changes, price: int, usable: int, is_sound: Callable[[PlannedRun], bool]
+    run: PlannedRun,
+    layout: Changes,
+    price: int,
+    usable: int,
+    is_sound: Callable[[PlannedRun], bool],
 ) -> Iterator[FitOption]:
     """Yield the options of one layout: one for each kind of recomputation that fits and is sound."""
     asked = run.workload.micro_batch_size
@@ -219,7 +241,10 @@ def _options(
     for extra, recompute in kinds:
         if recompute and not run.workload.seq_length:
             return
-        if recompute and run.workload.recompute in ("full", recompute["model.recompute_granularity"]):
+        if recompute and run.workload.recompute in (
+            "full",
+            recompute["model.recompute_granularity"],
+        ):
             continue
         candidate = run.changed(recompute)
         fitting = [size for size in _micro_batches(run) if _needed(candidate, size) <= usable]
@@ -231,7 +256,9 @@ def _options(
             continue
         yield FitOption(
             changes=tuple({**layout, **recompute, **smaller}.items()),
-            price=price + extra + SMALLER_BATCH * (math.ceil(math.log2(asked / used)) if smaller else 0),
+            price=price
+            + extra
+            + SMALLER_BATCH * (math.ceil(math.log2(asked / used)) if smaller else 0),
             micro_batch_size=max(fitting),
             needed_bytes=_needed(candidate, used),
             ranks=run.parallel.world_size,

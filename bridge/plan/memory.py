@@ -30,7 +30,14 @@ from bridge.plan.precision_plan import PrecisionPlan
 from bridge.plan.settings import Settings
 
 KINDS = (
-    *("weights", "low-precision copies", "gradients", "master weights", "optimizer state", "amax state"),
+    *(
+        "weights",
+        "low-precision copies",
+        "gradients",
+        "master weights",
+        "optimizer state",
+        "amax state",
+    ),
     "activations",
 )
 HOST_KINDS = ("master weights", "optimizer state", "gradients")
@@ -96,7 +103,9 @@ class MemoryReport:
             "layout": self.layout,
             "parameters": self.parameters,
             "workload": asdict(self.workload),
-            "ranks": [{**asdict(rank), "total": rank.total, "host": rank.host} for rank in self.ranks],
+            "ranks": [
+                {**asdict(rank), "total": rank.total, "host": rank.host} for rank in self.ranks
+            ],
             "notes": list(self.notes),
         }
 
@@ -118,11 +127,15 @@ def memory_report(
         data_rank: Which data-parallel rank; shards differ by padding and by what lies on their borders.
         capability: Compute capability of the GPU, (9, 0) for Hopper; None counts as Hopper.
     """
-    load, buckets = workload if workload is not None else Workload(), read_section("ddp", ddp).values
+    load, buckets = (
+        workload if workload is not None else Workload(),
+        read_section("ddp", ddp).values,
+    )
     return MemoryReport(
         label=plan.label,
         ranks=tuple(
-            _rank(plan, own, load, ddp=buckets, data_rank=data_rank, capability=capability) for own in plan.stages
+            _rank(plan, own, load, ddp=buckets, data_rank=data_rank, capability=capability)
+            for own in plan.stages
         ),
         parameters=_parameters(plan),
         workload=load,
@@ -164,7 +177,9 @@ def _rank(
             bytes_of["weights"] += round(group.weights * element_bytes(group.parameters[0].storage))
             bytes_of["gradients"] += round(group.gradients * gradient)
             bytes_of["master weights"] += group.masters * _master_bytes(settings)
-            bytes_of["optimizer state"] += round(group.states * _state_bytes(settings, group.parameters))
+            bytes_of["optimizer state"] += round(
+                group.states * _state_bytes(settings, group.parameters)
+            )
             step += group.states * FP32_BYTES if is_narrow and settings.casts_gradients else 0
             if settings.is_hybrid_device and not settings.fsdp:
                 _offload(group, settings, bytes_of, host_bytes_of)
@@ -179,7 +194,9 @@ def _rank(
     )
 
 
-def _offload(group: Group, settings: Settings, bytes_of: dict[str, int], host_bytes_of: dict[str, int]) -> None:
+def _offload(
+    group: Group, settings: Settings, bytes_of: dict[str, int], host_bytes_of: dict[str, int]
+) -> None:
     """Move the host's share of a group from the GPU, and add the FP32 copies that HybridDeviceOptimizer keeps.
 
     On the host it keeps a master, the state and a gradient of each parameter. On the GPU it keeps FP32 gradients of
@@ -208,14 +225,19 @@ def _add_gathered(groups: Sequence[Group], settings: Settings, bytes_of: dict[st
     for group, size in zip(groups, stored, strict=True):
         if group.parameters[0].is_stored_low and settings.scheme == "mxfp8":
             bytes_of["low-precision copies"] += round(group.weights * size)
-    used = [group.whole * size * group.is_gathered for group, size in zip(groups, stored, strict=True)]
+    used = [
+        group.whole * size * group.is_gathered for group, size in zip(groups, stored, strict=True)
+    ]
     reduced = [group.whole * gradient * (0 < group.gradients < group.whole) for group in groups]
     bytes_of["weights"] += round(gathered(groups, used))
     bytes_of["gradients"] += round(gathered(groups, reduced))
 
 
 def _copies(
-    parameters: Iterable[Parameter], capability: tuple[int, int] | None, settings: Settings, ddp: Mapping[str, Any]
+    parameters: Iterable[Parameter],
+    capability: tuple[int, int] | None,
+    settings: Settings,
+    ddp: Mapping[str, Any],
 ) -> int:
     """Return the bytes of scales and copies of quantised weights, over a whole step.
 
@@ -228,7 +250,9 @@ def _copies(
         column = has_column_copy(scheme, capability) and not is_own
         if parameter.copies is not None and not parameter.is_stored_low:
             high = element_bytes(parameter.storage)
-            total += count * bytes_of_two_formats(parameter.copies, parameter.rows, parameter.columns, high)
+            total += count * bytes_of_two_formats(
+                parameter.copies, parameter.rows, parameter.columns, high
+            )
             continue
         if parameter.computes == parameter.storage and not parameter.is_stored_low:
             continue
@@ -245,7 +269,9 @@ def _amax(plan: PrecisionPlan, parameters: Iterable[Parameter]) -> int:
     history = plan.settings.amax_history
     if not history:
         return 0
-    low = [p for p in parameters if p.name == "weight" and (p.is_stored_low or p.computes != p.storage)]
+    low = [
+        p for p in parameters if p.name == "weight" and (p.is_stored_low or p.computes != p.storage)
+    ]
     return len(low) * (history + 1) * 5 * FP32_BYTES
 
 
@@ -260,12 +286,16 @@ def _state_bytes(settings: Settings, parameters: Sequence[Parameter]) -> float:
 
     Source: megatron-core 0.16.1 optimizer/muon.py get_megatron_muon_optimizer.
     """
-    first, second = (round(element_bytes(dtype)) for dtype in (settings.exp_avg, settings.exp_avg_sq))
+    first, second = (
+        round(element_bytes(dtype)) for dtype in (settings.exp_avg, settings.exp_avg_sq)
+    )
     if settings.optimizer == "sgd":
         return first
     if settings.optimizer not in MUON:
         return first + second
-    matrices = sum(one.numel for one in parameters if one.rows > 1 and one.layer not in ("embedding", "output"))
+    matrices = sum(
+        one.numel for one in parameters if one.rows > 1 and one.layer not in ("embedding", "output")
+    )
     return first + second * (1 - matrices / sum(one.numel for one in parameters))
 
 
@@ -286,7 +316,10 @@ def _layout(plan: PrecisionPlan) -> str:
 
 
 def _notes(
-    plan: PrecisionPlan, workload: Workload, ddp: Mapping[str, Any], capability: tuple[int, int] | None
+    plan: PrecisionPlan,
+    workload: Workload,
+    ddp: Mapping[str, Any],
+    capability: tuple[int, int] | None,
 ) -> tuple[str, ...]:
     notes, settings = [], plan.settings
     if plan.is_frozen and plan.adapter is None:
@@ -294,26 +327,44 @@ def _notes(
             "The language model is frozen: it has no gradients, masters, optimizer state and weight gradients."
         )
     if not plan.shape.vocab_size:
-        notes.append("Embedding and output layer are not counted: the vocabulary (model.vocab_size) is not stated.")
+        notes.append(
+            "Embedding and output layer are not counted: the vocabulary (model.vocab_size) is not stated."
+        )
     if not workload.seq_length:
-        notes.append("Activations are not counted: the sequence length (model.seq_length) is not stated.")
+        notes.append(
+            "Activations are not counted: the sequence length (model.seq_length) is not stated."
+        )
     if ddp["use_custom_fsdp"] or ddp["use_torch_fsdp2"]:
-        notes.append("FSDP shards weights and gradients too; only that of use_megatron_fsdp is counted here.")
-    if settings.fsdp and ddp["data_parallel_sharding_strategy"] in GATHERED and not ddp["fsdp_double_buffer"]:
+        notes.append(
+            "FSDP shards weights and gradients too; only that of use_megatron_fsdp is counted here."
+        )
+    if (
+        settings.fsdp
+        and ddp["data_parallel_sharding_strategy"] in GATHERED
+        and not ddp["fsdp_double_buffer"]
+    ):
         notes.append(
             "Megatron-FSDP is counted with two units gathered at a time; without fsdp_double_buffer it gathers ahead, "
             "and may hold more."
         )
     if settings.is_hybrid_device and settings.fsdp:
-        notes.append("Masters and optimizer state are counted on the GPU, although optimizer_cpu_offload moves some.")
+        notes.append(
+            "Masters and optimizer state are counted on the GPU, although optimizer_cpu_offload moves some."
+        )
     elif settings.is_hybrid_device and not settings.offload_share:
         notes.append(
             "optimizer_cpu_offload moves nothing to the host: optimizer_offload_fraction is 0. The FP32 masters and "
             "moments are on the GPU."
         )
     elif settings.is_hybrid_device and settings.offload_share < 1:
-        notes.append("Whole parameters are moved to the host, so that its share is a little above the fraction.")
-    if settings.family is not None and capability is None and not has_column_copy(settings.row, (10, 0)):
+        notes.append(
+            "Whole parameters are moved to the host, so that its share is a little above the fraction."
+        )
+    if (
+        settings.family is not None
+        and capability is None
+        and not has_column_copy(settings.row, (10, 0))
+    ):
         notes.append(
             "Whether the GPU needs transposed FP8 copies is not known: counted with them, which Hopper needs and "
             "Blackwell not."
@@ -324,5 +375,7 @@ def _notes(
             f"memory than {settings.mode} alone; {settings.family}_param_gather=true stores them once."
         )
     if plan.shape.experts is not None and workload.seq_length:
-        notes.append("Activations of experts are those of an even load; the busiest rank of a real step needs more.")
+        notes.append(
+            "Activations of experts are those of an even load; the busiest rank of a real step needs more."
+        )
     return tuple(notes)

@@ -41,7 +41,11 @@ DROPS = {
     "mla_up_proj": ("up_proj",),
 }
 """A name in `recompute_modules` -> the parts that are computed again instead of kept."""
-FUSING = ("bias_activation_fusion", "use_fused_weighted_squared_relu", "use_transformer_engine_op_fuser")
+FUSING = (
+    "bias_activation_fusion",
+    "use_fused_weighted_squared_relu",
+    "use_transformer_engine_op_fuser",
+)
 """Fields under which the activation function is one kernel."""
 FUSED_WITH_NORM = ("linear_qkv", "linear_fc1", "in_proj")
 """Linear layers that Transformer Engine runs in one operator with the norm before them."""
@@ -90,7 +94,10 @@ class Workload:
     def of(cls, model: Any, train: Any = None, *, data_parallel: int = 1) -> Workload:
         """Return the workload of model and training fields, or sections."""
         model, train = read_section("model", model), read_section("train", train)
-        batch, whole = _count("train.micro_batch_size", train, 1), _count("train.global_batch_size", train, 0, least=0)
+        batch, whole = (
+            _count("train.micro_batch_size", train, 1),
+            _count("train.global_batch_size", train, 0, least=0),
+        )
         given = model.given("recompute_modules", ("core_attn",))
         granularity = model.given("recompute_granularity")
         loss = model.values["cross_entropy_loss_fusion"], model.values["cross_entropy_fusion_impl"]
@@ -129,9 +136,13 @@ def _attention_of(model: Mapping[str, Any]) -> str:
 def _count(path: str, section: Section, default: int, *, least: int = 1) -> int:
     """Return a whole number of a section; RunConfigError where it holds something else."""
     number: int = section.given(path.partition(".")[2], default)
-    wrong = [one.value for one in section.malformed if one.path == path] or [number] * (number < least)
+    wrong = [one.value for one in section.malformed if one.path == path] or [number] * (
+        number < least
+    )
     if wrong:
-        raise RunConfigError(f"{path}: must be a whole number of at least {least}, got {wrong[0]!r}. Correct it.")
+        raise RunConfigError(
+            f"{path}: must be a whole number of at least {least}, got {wrong[0]!r}. Correct it."
+        )
     return number
 
 
@@ -172,7 +183,10 @@ def segments(plan: PrecisionPlan, place: Place, workload: Workload) -> list[Segm
         found += [count.group([layer]) for layer in own[: workload.layers]]
         found += [count.segment(layer) for layer in own[workload.layers :]]
     else:
-        found += [count.group(own[at : at + workload.layers]) for at in range(0, len(own), workload.layers)]
+        found += [
+            count.group(own[at : at + workload.layers])
+            for at in range(0, len(own), workload.layers)
+        ]
     norm, head = Segment(count.norm()), Segment(count.head())
     found += [norm] if place.output else []
     if place.mtp and plan.shape.mtp_num_layers:
@@ -232,7 +246,9 @@ class _Counting:
     def head(self) -> float:
         """Return the output layer's input, and the softmax over the vocabulary, or the logits."""
         inputs = self.width * self.element if self.plan.trains_weights else 0.0
-        kept, others = (self.element, 16) if self.workload.compact_loss else (4, 9)  # of a logit, and of a token
+        kept, others = (
+            (self.element, 16) if self.workload.compact_loss else (4, 9)
+        )  # of a logit, and of a token
         logits = self.shape.padded_vocab_size(self.tensor) // self.tensor
         return inputs + self.tokens * (logits * kept + others)
 
@@ -258,9 +274,14 @@ class _Counting:
             base = module.name.partition(".adapter")[0]
             part = next((part for start, part in groups.items() if base.startswith(start)), "base")
             yield part, self._adapter(module, is_first=base not in bypassed)
-            if base in FUSED_WITH_NORM and base not in bypassed:  # it hands the norm's output on, and keeps its own
+            if (
+                base in FUSED_WITH_NORM and base not in bypassed
+            ):  # it hands the norm's output on, and keeps its own
                 quantised = self._quantised(modules[base])
-                yield part, self.outside * module.inputs * (quantised if quantised != self.element else 0)
+                yield (
+                    part,
+                    self.outside * module.inputs * (quantised if quantised != self.element else 0),
+                )
             bypassed.add(base)
 
     def _adapter(self, module: Module, *, is_first: bool) -> float:
@@ -273,13 +294,22 @@ class _Counting:
         if module.is_expert and experts is not None:
             tokens, ranks = self.outside * experts.topk * self.expert_tensor, self.expert_tensor
         if module.name.endswith("linear_out"):
-            outputs = module.outputs / ranks if adapter is not None and adapter.kind == "dora" else 0.0
-            return tokens * (module.inputs + outputs) * self.element  # DoRA scales the sum, and keeps it
+            outputs = (
+                module.outputs / ranks if adapter is not None and adapter.kind == "dora" else 0.0
+            )
+            return (
+                tokens * (module.inputs + outputs) * self.element
+            )  # DoRA scales the sum, and keeps it
         inputs = module.inputs / (ranks if module.split == "row" else 1)
         if adapter is not None and adapter.has_dropout:
             return tokens * inputs * (self.element + 1)
-        kept_anyway = {"linear_proj": self.shape.attention_output_gate, "shared_experts.linear_fc1": self.is_gathered}
-        is_kept = any(module.name.startswith(name) and not differs for name, differs in kept_anyway.items())
+        kept_anyway = {
+            "linear_proj": self.shape.attention_output_gate,
+            "shared_experts.linear_fc1": self.is_gathered,
+        }
+        is_kept = any(
+            module.name.startswith(name) and not differs for name, differs in kept_anyway.items()
+        )
         return tokens * inputs * self.element if is_first and not is_kept else 0.0
 
     def _operand(self, module: PlanModule) -> float:
@@ -287,12 +317,20 @@ class _Counting:
         return 0.0 if module.module.is_frozen else self._quantised(module)
 
     def _quantised(self, module: PlanModule) -> float:
-        kept = module.copies.kept_input if module.copies is not None and module.row("input") is not None else None
+        kept = (
+            module.copies.kept_input
+            if module.copies is not None and module.row("input") is not None
+            else None
+        )
         if kept is None or kept.scheme is None:
             return self.element
         scheme = self.plan.settings.row_of(kept.scheme)
-        is_sent = self.is_gathered and module.module.split == "column" and not module.module.is_expert
-        copies = 2 if is_sent and scheme is not None and scheme.family == "fp4" else 1  # the row-wise one is gathered
+        is_sent = (
+            self.is_gathered and module.module.split == "column" and not module.module.is_expert
+        )
+        copies = (
+            2 if is_sent and scheme is not None and scheme.family == "fp4" else 1
+        )  # the row-wise one is gathered
         return copies * operand_bytes(kept.format, scheme)
 
     def norm(self) -> float:
@@ -303,7 +341,11 @@ class _Counting:
         return self.width if self.workload.hidden_dropout else 0.0
 
     def _attention(self, saved: Mapping[str, float], core: PlanModule) -> Rows:
-        shape, heads, proj = self.shape, self.shape.num_attention_heads / self.tensor, saved["linear_proj"]
+        shape, heads, proj = (
+            self.shape,
+            self.shape.num_attention_heads / self.tensor,
+            saved["linear_proj"],
+        )
         row = core.row("qk")
         kept = element_bytes(row.format) if row is not None and row.format in LOW else self.element
         yield "base", self.norm() + self._dropout()
@@ -319,7 +361,9 @@ class _Counting:
             yield "core_attn", scores * self._score_bytes(heads)
         else:
             yield "core_attn", self.tokens * heads * 4  # log of the softmax's sums
-        projected = self.element if proj and not self.keeps_both else proj  # other schemes keep what the core keeps
+        projected = (
+            self.element if proj and not self.keeps_both else proj
+        )  # other schemes keep what the core keeps
         if shape.attention_output_gate:
             yield "base", out * (self.element + 4 + projected)  # both factors, and their product
         else:
@@ -341,10 +385,17 @@ class _Counting:
         """
         load = self.workload
         length, batches = load.seq_length, round(heads * load.micro_batch_size)
-        longest, step, is_asked = (4097, 4, load.fused_softmax) if self.core == LOCAL else (16384, 8, True)
+        longest, step, is_asked = (
+            (4097, 4, load.fused_softmax) if self.core == LOCAL else (16384, 8, True)
+        )
         at_once = 8 if length <= 128 else 4  # rows of a block of the kernel
         rows = batches if self.core == LOCAL else length
-        is_possible = 16 < length < longest and length % step == 0 and batches % 4 == 0 and rows % at_once == 0
+        is_possible = (
+            16 < length < longest
+            and length % step == 0
+            and batches % 4 == 0
+            and rows % at_once == 0
+        )
         has_kernel = is_asked and is_possible and self.element == 2
         is_in_fp32 = load.softmax_in_fp32 or self.core == UNFUSED
         softmax = self.element
@@ -358,9 +409,14 @@ class _Counting:
         shape, query = self.shape, heads * self.shape.kv_channels
         key = max(1.0, shape.num_query_groups / self.tensor) * shape.kv_channels
         yield "base", self.width * saved["linear_qkv"]
-        rotated = query + key if shape.position_embedding_type not in ("none", "learned_absolute") else 0
+        rotated = (
+            query + key if shape.position_embedding_type not in ("none", "learned_absolute") else 0
+        )
         if self.core != FUSED and key < query and "core_attn" not in self.workload.modules:
-            yield "qkv", self.tokens * 3 * query * self.element  # keys and values are repeated for every query
+            yield (
+                "qkv",
+                self.tokens * 3 * query * self.element,
+            )  # keys and values are repeated for every query
         elif (
             self.core != FUSED or "core_attn" in self.workload.modules
         ):  # the value is a view, which keeps all of the projection's output
@@ -368,19 +424,28 @@ class _Counting:
         else:
             yield "qkv", self.tokens * (query + 2 * key) * kept
         if shape.qk_l2_norm or shape.qk_layernorm:
-            yield "base", self.tokens * (query + key) * (self.element + self.statistics / shape.kv_channels)
+            yield (
+                "base",
+                self.tokens * (query + key) * (self.element + self.statistics / shape.kv_channels),
+            )
 
-    def _latent(self, saved: Mapping[str, float], heads: float, kept: float, latent: Latent) -> Rows:
+    def _latent(
+        self, saved: Mapping[str, float], heads: float, kept: float, latent: Latent
+    ) -> Rows:
         first = "linear_q_proj" if latent.q_lora_rank is None else "linear_q_down_proj"
         yield "layernorm", self.width * saved[first]
-        if saved["linear_kv_down_proj"] != self.element:  # each quantises the norm's output by itself
+        if (
+            saved["linear_kv_down_proj"] != self.element
+        ):  # each quantises the norm's output by itself
             yield "layernorm", self.width * saved["linear_kv_down_proj"]
         compressed = (latent.q_lora_rank or 0) + latent.kv_lora_rank
         if self.shape.qk_layernorm:
             norms = 1 if latent.q_lora_rank is None else 2
             yield "up_proj", self.outside * (compressed * self.element + norms * self.statistics)
         kept_latent = saved["linear_kv_up_proj"]
-        if "mla_up_proj" in self.workload.modules:  # which begins with the latents and the key's rotary part
+        if (
+            "mla_up_proj" in self.workload.modules
+        ):  # which begins with the latents and the key's rotary part
             kept_latent = self.element
             yield "base", self.outside * latent.qk_pos_emb_head_dim * self.element
         yield "base", self.outside * compressed * kept_latent
@@ -399,7 +464,11 @@ class _Counting:
             chosen_by = indexer.num_heads * (indexer.head_dim + 1) + indexer.head_dim
             yield "core_attn", self.tokens * chosen_by * self.element
             hidden, query = self.shape.hidden_size, latent.q_lora_rank or self.shape.hidden_size
-            for name, width in (("linear_wq_b", query), ("linear_wk", hidden), ("linear_weights_proj", hidden)):
+            for name, width in (
+                ("linear_wq_b", query),
+                ("linear_wk", hidden),
+                ("linear_weights_proj", hidden),
+            ):
                 kept_as = saved[f"indexer.{name}"]
                 yield "core_attn", self.tokens * width * (kept_as if kept_as != self.element else 0)
 
@@ -416,7 +485,9 @@ class _Counting:
 
     def _experts(self, saved: Mapping[str, float], experts: Experts) -> Rows:
         hidden, latent = self.shape.hidden_size, experts.latent_size
-        choice = experts.topk * (8 + 8 + 4 + 4) + experts.num_experts * 5  # indices and weights, and who is chosen
+        choice = (
+            experts.topk * (8 + 8 + 4 + 4) + experts.num_experts * 5
+        )  # indices and weights, and who is chosen
         yield "base", self.norm() + self._dropout()
         yield "layernorm", self.width * self.element
         yield "moe", self.outside * choice
@@ -424,15 +495,28 @@ class _Counting:
         copies = self.outside * experts.topk * self.expert_tensor
         ffn = experts.ffn_hidden_size / self.expert_tensor
         weighted = 0.0 if self.workload.fused_activation else ffn * self.element
-        yield "moe", copies * ((latent or hidden) * saved["experts.linear_fc1"] + self._activation(ffn) + weighted)
+        yield (
+            "moe",
+            copies
+            * ((latent or hidden) * saved["experts.linear_fc1"] + self._activation(ffn) + weighted),
+        )
         yield "moe_act", copies * ffn * saved["experts.linear_fc2"]
         if latent:
-            yield "base", self.outside * (hidden * saved["fc1_latent_proj"] + latent * saved["fc2_latent_proj"])
-        if experts.shared_ffn_hidden_size:  # its input is the router's, and under delayed scaling quantised as well
+            yield (
+                "base",
+                self.outside
+                * (hidden * saved["fc1_latent_proj"] + latent * saved["fc2_latent_proj"]),
+            )
+        if (
+            experts.shared_ffn_hidden_size
+        ):  # its input is the router's, and under delayed scaling quantised as well
             ffn = experts.shared_ffn_hidden_size / self.tensor
             if self.keeps_both and saved["shared_experts.linear_fc1"] != self.element:
                 yield "shared_experts", self.width * saved["shared_experts.linear_fc1"]
-            yield "shared_experts", self.tokens * (self._activation(ffn) + ffn * saved["shared_experts.linear_fc2"])
+            yield (
+                "shared_experts",
+                self.tokens * (self._activation(ffn) + ffn * saved["shared_experts.linear_fc2"]),
+            )
 
     def _mixer(self, saved: Mapping[str, float], mixer: StateSpace | DeltaNet) -> Rows:
         """Yield a Mamba block or a gated delta net: the inputs of its projections, and what its kernel keeps.
@@ -442,10 +526,24 @@ class _Counting:
         decay in FP32 (flash-linear-attention, ops/gated_delta_rule/chunk.py). Read there; what is around was measured.
         """
         if isinstance(mixer, StateSpace):
-            width, scanned, statistics = mixer.inner, mixer.projected + 2 * mixer.inner, 4 * mixer.num_groups
+            width, scanned, statistics = (
+                mixer.inner,
+                mixer.projected + 2 * mixer.inner,
+                4 * mixer.num_groups,
+            )
         else:
             width, heads = mixer.value, mixer.num_value_heads
-            scanned = mixer.projected + mixer.convolved + heads * (2 * mixer.key_head_dim + DELTA_CHUNK) + 2 * width
+            scanned = (
+                mixer.projected
+                + mixer.convolved
+                + heads * (2 * mixer.key_head_dim + DELTA_CHUNK)
+                + 2 * width
+            )
             statistics = heads * (4 + 4)
         yield "base", self.norm() + self._dropout() + self.width * saved["in_proj"]
-        yield "base", self.tokens / self.tensor * (scanned * self.element + statistics + width * saved["out_proj"])
+        yield (
+            "base",
+            self.tokens
+            / self.tensor
+            * (scanned * self.element + statistics + width * saved["out_proj"]),
+        )

@@ -77,12 +77,19 @@ class Buffer:
             left, right = begin + size * rank, begin + size * (rank + 1)
             first = bisect_right(self.spans, left, key=lambda span: span[2])
             last = bisect_left(self.spans, right, key=lambda span: span[1])
-            held += sum(min(end, right) - max(start, left) for _, start, end in self.spans[first:last])
+            held += sum(
+                min(end, right) - max(start, left) for _, start, end in self.spans[first:last]
+            )
         return held
 
 
 def lay_out(
-    parameters: Sequence[Parameter], *, ranks: int, distributed: bool, bucket_size: int | None, high_bandwidth: bool
+    parameters: Sequence[Parameter],
+    *,
+    ranks: int,
+    distributed: bool,
+    bucket_size: int | None,
+    high_bandwidth: bool,
 ) -> Buffer:
     """Return the buffer of parameters, in the order of Megatron's modules, that share storage and gradient dtype.
 
@@ -128,14 +135,21 @@ def _buckets(
 
 
 def ddp_groups(
-    parameters: Sequence[Parameter], plan: PrecisionPlan, place: Place, ddp: Mapping[str, Any], data_rank: int
+    parameters: Sequence[Parameter],
+    plan: PrecisionPlan,
+    place: Place,
+    ddp: Mapping[str, Any],
+    data_rank: int,
 ) -> list[Group]:
     """Return the groups of a model chunk's parameters, given in the order of Megatron's modules, without FSDP."""
     parallel, settings = plan.parallel, plan.settings
     is_cut = ddp["overlap_grad_reduce"] and place.stage == 0 and place.chunk == 0
-    bucket_size = int(ddp["bucket_size"] or max(40_000_000, 1_000_000 * parallel.data)) if is_cut else None
+    bucket_size = (
+        int(ddp["bucket_size"] or max(40_000_000, 1_000_000 * parallel.data)) if is_cut else None
+    )
     alike = grouped(
-        ((one.is_frozen, one.is_expert, one.storage if one.is_stored_low else settings.mode), one) for one in parameters
+        ((one.is_frozen, one.is_expert, one.storage if one.is_stored_low else settings.mode), one)
+        for one in parameters
     )
     found = []
     for (is_frozen, is_expert, _), group in alike.items():
@@ -192,8 +206,12 @@ def fsdp_groups(
     instances = ddp["num_distributed_optimizer_instances"] or 1
     is_outer = instances > 1 and ddp["outer_dp_sharding_strategy"] != "no_shard"
     found = []
-    for group in _grouped(parameters, "P" in sharded, bucket_size=ddp["bucket_size"], splits_shared=bool(sharded)):
-        everywhere = parallel.expert_data if group[0].is_expert else parallel.data * parallel.context
+    for group in _grouped(
+        parameters, "P" in sharded, bucket_size=ddp["bucket_size"], splits_shared=bool(sharded)
+    ):
+        everywhere = (
+            parallel.expert_data if group[0].is_expert else parallel.data * parallel.context
+        )
         inner = max(1, everywhere // instances)
         outer = everywhere if is_outer else inner
         held = sum(one.numel for one in group)
@@ -201,7 +219,9 @@ def fsdp_groups(
         if sharded:
             whole = padded(held, outer * _grid(group))
             share = whole // outer
-            states = min(max(held - share * (data_rank % outer), 0), share)  # the padding is at the end
+            states = min(
+                max(held - share * (data_rank % outer), 0), share
+            )  # the padding is at the end
         trained = 0 if group[0].is_frozen else whole
         found.append(
             Group(
@@ -226,7 +246,9 @@ def gathered(groups: Sequence[Group], sizes: Sequence[float]) -> float:
 
 
 def _unit(parameter: Parameter) -> str | None:
-    if parameter.layer.isdigit() or (parameter.layer.startswith("mtp") and parameter.module not in OF_MTP):
+    if parameter.layer.isdigit() or (
+        parameter.layer.startswith("mtp") and parameter.module not in OF_MTP
+    ):
         return parameter.layer
     return None
 
@@ -241,7 +263,9 @@ def _grouped(
         return one.is_stored_low or one.storage, is_expert, one.is_frozen, unit
 
     for (_, _, _, unit), group in grouped((key(one), one) for one in parameters).items():
-        yield from _buckets(group, bucket_size if unit is None else None, splits_shared=splits_shared)
+        yield from _buckets(
+            group, bucket_size if unit is None else None, splits_shared=splits_shared
+        )
 
 
 def _width(parameter: Parameter) -> int:

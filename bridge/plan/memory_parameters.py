@@ -55,9 +55,13 @@ def bytes_of_two_formats(copies: Copies, rows: int, columns: int, high: float) -
     row, column = copies.weight.row, copies.weight.column
     total = 0.0
     if row.scheme is not None:
-        total += rows * columns * element_bytes(row.format) + scale_bytes(scheme_row(row.scheme), rows, columns)
+        total += rows * columns * element_bytes(row.format) + scale_bytes(
+            scheme_row(row.scheme), rows, columns
+        )
     if column.scheme is not None:
-        total += rows * columns * element_bytes(column.format) + scale_bytes(scheme_row(column.scheme), columns, rows)
+        total += rows * columns * element_bytes(column.format) + scale_bytes(
+            scheme_row(column.scheme), columns, rows
+        )
     elif column.is_of_row and not copies.keeps_row:
         total += rows * columns * high
     return round(total)
@@ -67,7 +71,9 @@ def operand_bytes(dtype: str, scheme: Scheme | None) -> float:
     """Return the bytes per element of a linear's quantised input, the scales of its column-wise copy included."""
     if scheme is None or is_per_tensor(scheme):
         return element_bytes(dtype)
-    return element_bytes(dtype) + element_bytes(scheme.scale_format or "fp32") / max(scheme.operand("input").column)
+    return element_bytes(dtype) + element_bytes(scheme.scale_format or "fp32") / max(
+        scheme.operand("input").column
+    )
 
 
 def is_per_tensor(scheme: Scheme | None) -> bool:
@@ -136,7 +142,9 @@ class _Chunk:
         over_stages = self.parallel.pipeline > 1 and (tied or shape.mtp_num_layers > 0)
         if place.embedding or mtp:
             shared = over_stages and not (place.embedding and place.output)
-            yield from self._modules("embedding", self.layers["embedding"].modules, shares_embedding=shared)
+            yield from self._modules(
+                "embedding", self.layers["embedding"].modules, shares_embedding=shared
+            )
         for index in place.layers:
             yield from self._shared(str(index + 1))
         norm, head = self.layers["output"].modules
@@ -171,14 +179,25 @@ class _Chunk:
                 yield from self._module(label, planned, shares_embedding=shares_embedding)
 
     def _experts(self, label: str, experts: list[PlanModule]) -> Iterator[Parameter]:
-        shared = [planned for planned in experts if planned.kind == "adapter" and planned.module.count == 1]
-        one = [parameter for planned in experts if planned not in shared for parameter in self._module(label, planned)]
+        shared = [
+            planned
+            for planned in experts
+            if planned.kind == "adapter" and planned.module.count == 1
+        ]
+        one = [
+            parameter
+            for planned in experts
+            if planned not in shared
+            for parameter in self._module(label, planned)
+        ]
         for _ in range(experts[0].module.count // self.parallel.expert):
             yield from one
         for planned in shared:
             yield from self._module(label, planned)
 
-    def _module(self, label: str, planned: PlanModule, *, shares_embedding: bool = False) -> Iterator[Parameter]:
+    def _module(
+        self, label: str, planned: PlanModule, *, shares_embedding: bool = False
+    ) -> Iterator[Parameter]:
         module, mode = planned.module, self.plan.settings.mode
         weight = planned.row("weight")
         storage = weight.storage if weight is not None else mode
@@ -189,7 +208,13 @@ class _Chunk:
         ranks = self.parallel.expert_tensor if module.is_expert else self.parallel.tensor
         outputs, inputs = module.on_rank(self.plan.shape, ranks)
         is_expert = module.is_expert and self.parallel.expert > 1
-        made = partial(Parameter, layer=label, module=module.name, is_expert=is_expert, is_frozen=module.is_frozen)
+        made = partial(
+            Parameter,
+            layer=label,
+            module=module.name,
+            is_expert=is_expert,
+            is_frozen=module.is_frozen,
+        )
         vector = partial(made, rows=1, storage=mode, computes=mode)
         for name, length in module.vectors:
             yield vector(name=name, columns=length // ranks if module.split == "column" else length)
@@ -197,8 +222,12 @@ class _Chunk:
             yield vector(name="weight", columns=outputs)
         elif outputs and module.kind != "attention":
             shares = shares_embedding and module.name != "position_embeddings"
-            matrix = partial(made, name="weight", rows=outputs, columns=inputs, shares_embedding=shares)
-            yield matrix(storage=storage, computes=computes, scheme=scheme, copies=_of_two_formats(planned))
+            matrix = partial(
+                made, name="weight", rows=outputs, columns=inputs, shares_embedding=shares
+            )
+            yield matrix(
+                storage=storage, computes=computes, scheme=scheme, copies=_of_two_formats(planned)
+            )
         if module.bias:
             yield vector(name="bias", columns=outputs)
 

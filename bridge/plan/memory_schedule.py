@@ -39,22 +39,37 @@ def activation_bytes(plan: PrecisionPlan, places: Sequence[Place], workload: Wor
         return 0
     chunks = [_Chunk(segments(plan, place, workload)) for place in places]
     stage, stages = places[0].stage, plan.parallel.pipeline
-    sent = [0.0 if place.output or stages == 1 else stream_bytes(plan, workload) for place in places]
+    sent = [
+        0.0 if place.output or stages == 1 else stream_bytes(plan, workload) for place in places
+    ]
     found = moments(
-        stage, stages, len(places), workload.group_size, workload.micro_batches, is_combined=workload.is_combined
+        stage,
+        stages,
+        len(places),
+        workload.group_size,
+        workload.micro_batches,
+        is_combined=workload.is_combined,
     )
     return round(max(_bytes(moment, chunks, sent, workload) for moment in found))
 
 
 @lru_cache(maxsize=256)
 def moments(
-    stage: int, stages: int, chunks: int, group_size: int | None, micro_batches: int | None, *, is_combined: bool
+    stage: int,
+    stages: int,
+    chunks: int,
+    group_size: int | None,
+    micro_batches: int | None,
+    *,
+    is_combined: bool,
 ) -> tuple[Moment, ...]:
     """Return the different moments of a step on a stage, from 0, of so many chunks; the rest is as in `Workload`."""
     group = group_size or stages
     lead = stages - stage - 1 if chunks == 1 else 2 * (stages - stage - 1) + (chunks - 1) * group
     lead += is_combined
-    steady = (math.ceil((lead + 1) / (chunks * group)) + 2) * group  # from there on every group is like the one before
+    steady = (
+        math.ceil((lead + 1) / (chunks * group)) + 2
+    ) * group  # from there on every group is like the one before
     count = steady
     if micro_batches is not None:
         count = micro_batches - max(0, (micro_batches - steady) // group * group)
@@ -91,7 +106,9 @@ class _Chunk:
         """Bytes at the fullest moment of its backward pass."""
 
 
-def _bytes(moment: Moment, chunks: Sequence[_Chunk], sent: Sequence[float], workload: Workload) -> float:
+def _bytes(
+    moment: Moment, chunks: Sequence[_Chunk], sent: Sequence[float], workload: Workload
+) -> float:
     """Return the bytes of a moment, given the bytes of what each chunk sends to the next stage."""
     kept = sum(count * chunk.kept for count, chunk in zip(moment.alive, chunks, strict=True))
     latest = sent[moment.forward] if moment.forward is not None else 0.0
@@ -99,9 +116,13 @@ def _bytes(moment: Moment, chunks: Sequence[_Chunk], sent: Sequence[float], work
     if workload.keeps_outputs:
         later = sum(count * size for count, size in zip(moment.alive, sent, strict=True))
         is_held = len(chunks) == 1 and moment.forward is not None and not moment.is_first
-        between = later + (latest if is_held else 0.0)  # of the last backward pass, until the next forward pass ends
+        between = later + (
+            latest if is_held else 0.0
+        )  # of the last backward pass, until the next forward pass ends
     elif len(chunks) == 1:
-        later = 0.0  # freed when it is sent; an interleaved stage frees it before its next forward pass
+        later = (
+            0.0  # freed when it is sent; an interleaved stage frees it before its next forward pass
+        )
     last = chunks[moment.backward]
     if workload.is_combined and moment.forward is not None:
         others = kept - last.kept - chunks[moment.forward].kept
@@ -113,5 +134,6 @@ def _both(forward: Sequence[float], backward: Sequence[float]) -> float:
     """Return the most that is kept while one chunk runs forward and another one backward, part by part."""
     steps = max(len(forward), len(backward))
     return max(
-        forward[min(step + 1, len(forward) - 1)] + backward[max(len(backward) - 1 - step, 0)] for step in range(steps)
+        forward[min(step + 1, len(forward) - 1)] + backward[max(len(backward) - 1 - step, 0)]
+        for step in range(steps)
     )

@@ -166,7 +166,9 @@ class PrecisionPlan:
         """
         if isinstance(precision, str):
             precision = get_mixed_precision_config(precision)
-        return precision_plan(precision, model, optimizer=optimizer, ddp=ddp, environment=environment)
+        return precision_plan(
+            precision, model, optimizer=optimizer, ddp=ddp, environment=environment
+        )
 
     @property
     def trains_weights(self) -> bool:
@@ -183,7 +185,8 @@ class PrecisionPlan:
         return tuple(
             layer.number
             for layer in self.layers
-            if layer.number is not None and any(module.scheme is not None for module in layer.modules)
+            if layer.number is not None
+            and any(module.scheme is not None for module in layer.modules)
         )
 
     def linears(self) -> tuple[int, int]:
@@ -192,10 +195,17 @@ class PrecisionPlan:
 
     def schemes(self) -> dict[str, int]:
         """Return how many linear layers compute in each scaling scheme; a layer's experts count once."""
-        return dict(Counter(module.scheme for module in self._linears() if module.scheme is not None))
+        return dict(
+            Counter(module.scheme for module in self._linears() if module.scheme is not None)
+        )
 
     def _linears(self) -> list[PlanModule]:
-        return [module for layer in self.layers for module in layer.modules if module.kind in ("linear", "head")]
+        return [
+            module
+            for layer in self.layers
+            for module in layer.modules
+            if module.kind in ("linear", "head")
+        ]
 
     def format_of(self, layer: int | str, module: str, item: str = "fprop") -> str:
         """Return the formats that a GEMM multiplies or a tensor is rounded to: "bf16", "e4m3", "e5m2 x e4m3", ...
@@ -221,19 +231,31 @@ class PrecisionPlan:
             raise _unknown(f"module of layer {layer}", module, list(names))
         row = found[0].row(item)
         if row is None:
-            raise _unknown(f"GEMM or tensor of {found[0].name}", item, [row.item for row in found[0].rows])
+            raise _unknown(
+                f"GEMM or tensor of {found[0].name}", item, [row.item for row in found[0].rows]
+            )
         return row
 
     def folded(self) -> list[tuple[tuple[PlanLayer, ...], tuple[PlanModule, ...]]]:
         """Return the layers in groups of equal rows, in the order in which each group begins."""
-        names = ["" if layer.number is not None else layer.label.partition(" ")[0] for layer in self.layers]
-        groups = grouped(((name, layer.modules), layer) for name, layer in zip(names, self.layers, strict=True))
+        names = [
+            "" if layer.number is not None else layer.label.partition(" ")[0]
+            for layer in self.layers
+        ]
+        groups = grouped(
+            ((name, layer.modules), layer) for name, layer in zip(names, self.layers, strict=True)
+        )
         return [(tuple(layers), modules) for (_, modules), layers in groups.items()]
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """Yield every row as a flat mapping."""
         for layer in self.layers:
-            place = {"layer": layer.label, "stage": layer.stage, "chunk": layer.chunk, "kind": layer.kind}
+            place = {
+                "layer": layer.label,
+                "stage": layer.stage,
+                "chunk": layer.chunk,
+                "kind": layer.kind,
+            }
             for module in layer.modules:
                 for row in module.rows:
                     yield {**place, "module": module.name, **asdict(row)}
@@ -243,7 +265,11 @@ class PrecisionPlan:
         low, linears = self.linears()
         return {
             "precision": self.label,
-            "settings": {name: value for name, value in asdict(self.settings).items() if name not in NO_SETTINGS},
+            "settings": {
+                name: value
+                for name, value in asdict(self.settings).items()
+                if name not in NO_SETTINGS
+            },
             "layers": self.shape.num_layers,
             "stages": self.parallel.pipeline,
             "low_precision_linears": low,
@@ -254,7 +280,11 @@ class PrecisionPlan:
                     "layers": [layer.label for layer in layers],
                     "stages": [layer.stage for layer in layers],
                     "kind": layers[0].kind,
-                    "rows": [{"module": module.name, **asdict(row)} for module in modules for row in module.rows],
+                    "rows": [
+                        {"module": module.name, **asdict(row)}
+                        for module in modules
+                        for row in module.rows
+                    ],
                 }
                 for layers, modules in self.folded()
             ],
@@ -273,7 +303,14 @@ class PrecisionPlan:
                 if before != after and {before, after} != {"", "-"}:
                     cells.append(((*cell, before, after), label))
         return [
-            PlanDifference(layers=tuple(layers), module=module, item=item, column=column, before=before, after=after)
+            PlanDifference(
+                layers=tuple(layers),
+                module=module,
+                item=item,
+                column=column,
+                before=before,
+                after=after,
+            )
             for (module, item, column, before, after), layers in grouped(cells).items()
         ]
 
@@ -297,7 +334,10 @@ class PrecisionPlan:
     def stages(self) -> list[list[Place]]:
         """The model chunks of each pipeline stage."""
         places = self.parallel.places(self.shape.num_layers)
-        return [[place for place in places if place.stage == stage] for stage in range(self.parallel.pipeline)]
+        return [
+            [place for place in places if place.stage == stage]
+            for stage in range(self.parallel.pipeline)
+        ]
 
 
 def precision_plan(
@@ -325,7 +365,9 @@ def precision_plan(
         RunConfigError: No such model can be built, or it has modules that the plan does not know.
     """
     given = {"model": model, "optimizer": optimizer, "ddp": ddp}
-    return plan_of(predict(precision, given, target=Target(mcore=mcore), environment=environment), parallel)
+    return plan_of(
+        predict(precision, given, target=Target(mcore=mcore), environment=environment), parallel
+    )
 
 
 def plan_of(run: Prediction, parallel: Parallel | None = None) -> PrecisionPlan:
@@ -340,7 +382,9 @@ def plan_of(run: Prediction, parallel: Parallel | None = None) -> PrecisionPlan:
     adapter = Adapter.of(run.sections["peft"], run.model)
     is_frozen = bool(run.values["model"]["freeze_language_model"])
     return PrecisionPlan(
-        label=nearest_label(precision) if precision is not None else label_of_owners(run.values["model"]),
+        label=nearest_label(precision)
+        if precision is not None
+        else label_of_owners(run.values["model"]),
         settings=settings,
         shape=shape,
         parallel=layout,
@@ -401,7 +445,9 @@ def _maker(
             own = tuple(replace(one, is_frozen=True) for one in own)
         recipe = recipe_of(settings.recipes, chunk)
         effects = [  # only Transformer Engine's linear layers read a per-module recipe
-            recipe.effect(paths.path(label, at, one.name)) if recipe is not None and one.kind == "linear" else None
+            recipe.effect(paths.path(label, at, one.name))
+            if recipe is not None and one.kind == "linear"
+            else None
             for one in own
         ]
         return _planned(own, settings, low, tuple(effects))
@@ -409,7 +455,12 @@ def _maker(
     def made(label: str, place: Place, kind: str, *, low: bool = False, at: int = 0) -> PlanLayer:
         number = int(label) if label.isdigit() else None
         name = (numbers[place.stage, place.chunk], label, at) if by_name else (0, "", 0)
-        where: dict[str, Any] = {"label": label, "number": number, "stage": place.stage, "chunk": place.chunk}
+        where: dict[str, Any] = {
+            "label": label,
+            "number": number,
+            "stage": place.stage,
+            "chunk": place.chunk,
+        }
         return PlanLayer(**where, kind=kind, low=low, modules=modules(kind, low, *name))
 
     return made
@@ -426,7 +477,9 @@ def _planned(
     )
 
 
-def _planned_module(module: Module, settings: Settings, *, low: bool, effect: Effect | None) -> PlanModule:
+def _planned_module(
+    module: Module, settings: Settings, *, low: bool, effect: Effect | None
+) -> PlanModule:
     """Return a module with its rows; a per-module recipe leaves the weight stored as the run stores it."""
     own, is_low = settings.of_module(effect, low=low)
     rows = module_rows(module, own, low=is_low)
@@ -437,13 +490,23 @@ def _planned_module(module: Module, settings: Settings, *, low: bool, effect: Ef
     if not has_low:
         return PlanModule(name=module.name, kind=module.kind, module=module, rows=rows)
     copies = own.copies(is_grouped=module.is_expert and own.are_experts_grouped)
-    return PlanModule(name=module.name, kind=module.kind, module=module, rows=rows, scheme=own.scheme, copies=copies)
+    return PlanModule(
+        name=module.name,
+        kind=module.kind,
+        module=module,
+        rows=rows,
+        scheme=own.scheme,
+        copies=copies,
+    )
 
 
 def compact(labels: Sequence[str], limit: int = 6) -> str:
     """Return labels as ranges: "2-31", "1, 80", "3, 5, 7, ... 117 (54)"; words are kept as they are."""
     numbers = [int(label) for label in labels if label.isdecimal()]
-    runs = [[number for _, number in run] for _, run in groupby(enumerate(numbers), key=lambda at: at[1] - at[0])]
+    runs = [
+        [number for _, number in run]
+        for _, run in groupby(enumerate(numbers), key=lambda at: at[1] - at[0])
+    ]
     ranges = [str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs]
     if len(ranges) > limit:
         ranges = [", ".join(ranges[: limit - 1]) + f", ... {ranges[-1]} ({len(numbers)} layers)"]

@@ -49,7 +49,12 @@ def module_rows(module: Module, settings: Settings, *, low: bool) -> tuple[PlanR
 def _rows(module: Module, settings: Settings, *, low: bool) -> tuple[PlanRow, ...]:
     if module.kind in ("linear", "adapter"):
         is_grouped = module.is_expert and settings.are_experts_grouped
-        rows = _linear(settings, low=low and settings.family is not None, bias=module.bias, is_grouped=is_grouped)
+        rows = _linear(
+            settings,
+            low=low and settings.family is not None,
+            bias=module.bias,
+            is_grouped=is_grouped,
+        )
         return tuple(row for row in rows if row.item != "dgrad") if module.is_detached else rows
     if module.kind == "head":
         return _linear(settings, low=settings.output_layer, bias=False, is_head=True)
@@ -57,7 +62,10 @@ def _rows(module: Module, settings: Settings, *, low: bool) -> tuple[PlanRow, ..
         offsets = tuple(_weight(settings, low=False, item=name) for name, _ in module.vectors)
         return _attention(settings, low=low and settings.attention) + offsets
     if module.kind == "router":
-        return (*_gemms(settings.autocast or settings.router or settings.mode), _weight(settings, low=False))
+        return (
+            *_gemms(settings.autocast or settings.router or settings.mode),
+            _weight(settings, low=False),
+        )
     if module.kind == "embedding":
         return PlanRow(item="lookup", format=settings.mode), _weight(settings, low=False)
     dtype = settings.mode if module.kind == "norm" else settings.autocast or settings.mode
@@ -92,12 +100,16 @@ def _linear(
 def _gemm(name: str, copies: Copies, mode: str) -> PlanRow:
     left, right = (copy.format or mode for copy in copies.read_by(name))
     accumulate = "fp32" if copies.is_split(name) else "fp32 fast"
-    return PlanRow(item=name, format=left if left == right else f"{left} x {right}", accumulate=accumulate)
+    return PlanRow(
+        item=name, format=left if left == right else f"{left} x {right}", accumulate=accumulate
+    )
 
 
 def _attention(settings: Settings, *, low: bool) -> tuple[PlanRow, ...]:
     dtype = settings.autocast or settings.mode
-    forward, backward = OPERAND_FORMATS.get(settings.format or "", ("e4m3", "e5m2")) if low else (dtype, dtype)
+    forward, backward = (
+        OPERAND_FORMATS.get(settings.format or "", ("e4m3", "e5m2")) if low else (dtype, dtype)
+    )
     if low and settings.family == "fp4":
         forward, backward = "e4m3", "e4m3"
     scale = "tensor" if low else ""
@@ -115,7 +127,9 @@ def _attention(settings: Settings, *, low: bool) -> tuple[PlanRow, ...]:
     )
 
 
-def _weight(settings: Settings, *, low: bool, item: str = "weight", is_grouped: bool = False) -> PlanRow:
+def _weight(
+    settings: Settings, *, low: bool, item: str = "weight", is_grouped: bool = False
+) -> PlanRow:
     mode = settings.mode
     master = "itself" if settings.master is None else settings.master
     if settings.remainders:
@@ -125,7 +139,9 @@ def _weight(settings: Settings, *, low: bool, item: str = "weight", is_grouped: 
     if settings.offload_share and settings.master is not None:
         share = "" if settings.offload_share == 1 else f"{settings.offload_share:.0%} "
         master += f", {share}on the host"
-    sent = f"{settings.grad_sent}, summed in fp32" if settings.reduce_in_fp32 else settings.grad_sent
+    sent = (
+        f"{settings.grad_sent}, summed in fp32" if settings.reduce_in_fp32 else settings.grad_sent
+    )
     return PlanRow(
         item=item,
         format="" if item == "weight" else mode,

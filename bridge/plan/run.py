@@ -55,13 +55,19 @@ class PlannedRun:
     @kept_property
     def workload(self) -> Workload:
         """The tokens of a micro-batch, and the parts that are recomputed."""
-        return Workload.of(self.prediction.model, self.prediction.sections["train"], data_parallel=self.parallel.data)
+        return Workload.of(
+            self.prediction.model,
+            self.prediction.sections["train"],
+            data_parallel=self.parallel.data,
+        )
 
     @kept_property
     def memory(self) -> MemoryReport:
         """The bytes of a rank of each pipeline stage."""
         gpu, capability = self.target.gpu, self.target.capability
-        report = memory_report(self.plan, workload=self.workload, ddp=self.section("ddp"), capability=capability)
+        report = memory_report(
+            self.plan, workload=self.workload, ddp=self.section("ddp"), capability=capability
+        )
         if gpu is None or gpu.memory_gib or not gpu.is_gpu:
             return report
         note = f"The memory of {gpu.title} is not known here; state it in the target, as in {gpu.name},memory=80GiB."
@@ -71,7 +77,11 @@ class PlannedRun:
     def memory_bytes(self) -> int | None:
         """Memory of one GPU; None where it is not known, or where more is sharded than is counted."""
         gpu = self.target.gpu
-        return gpu.memory_gib * (2**30) if gpu is not None and gpu.memory_gib and self.sharded_by is None else None
+        return (
+            gpu.memory_gib * (2**30)
+            if gpu is not None and gpu.memory_gib and self.sharded_by is None
+            else None
+        )
 
     @property
     def sharded_by(self) -> str | None:
@@ -119,8 +129,13 @@ class PlannedRun:
             *(self.parallel.pipeline > 1, self.workload.is_combined, self.plan.settings.fsdp),
             *(shape.is_hybrid, shape.delta_net, shape.indexer),
         )
-        margin, activations = ESTIMATED if any(unmeasured) else MEASURED, rank.bytes_of["activations"]
-        needed, memory, kept = (f"{size / 2**30:,.0f} GiB" for size in (rank.total, limit, activations))
+        margin, activations = (
+            ESTIMATED if any(unmeasured) else MEASURED,
+            rank.bytes_of["activations"],
+        )
+        needed, memory, kept = (
+            f"{size / 2**30:,.0f} GiB" for size in (rank.total, limit, activations)
+        )
         but = ""
         if self.uncounted:
             but = f"; {' and '.join(self.uncounted)} may keep less there than is counted"

@@ -39,7 +39,11 @@ def module_selection(plan: PrecisionPlan) -> ModuleSelection:
 
 def _modules(plan: PrecisionPlan, parallel: Parallel) -> list[Taken]:
     places = parallel.places(plan.shape.num_layers)
-    at = {index: (chunk, local) for chunk, place in enumerate(places) for local, index in enumerate(place.layers)}
+    at = {
+        index: (chunk, local)
+        for chunk, place in enumerate(places)
+        for local, index in enumerate(place.layers)
+    }
     mtp = [chunk for chunk, place in enumerate(places) if place.mtp] or [len(places) - 1]
     outside = {"embedding": (0, 0)}
     found: list[Taken] = []
@@ -69,17 +73,23 @@ def _selection(
     by_module: dict[Taken, list[str]] = {}
     for module in modules:
         recipe, path = recipe_of(recipes, module.chunk), module.local if is_foreign else module.path
-        by_module[module] = [one.name for one in recipe.matchers if one.takes(path)] if recipe is not None else []
+        by_module[module] = (
+            [one.name for one in recipe.matchers if one.takes(path)] if recipe is not None else []
+        )
     matchers = grouped((one.name, one) for recipe in recipes for one in recipe.matchers)
     return ModuleSelection(
         rows=tuple(_selected(same[0], by_module, num_layers) for same in matchers.values()),
         is_foreign=is_foreign,
-        left=tuple(module for module, names in by_module.items() if module.kind == "linear" and not names),
+        left=tuple(
+            module for module, names in by_module.items() if module.kind == "linear" and not names
+        ),
         num_layers=num_layers,
     )
 
 
-def _selected(matcher: Matcher, by_module: Mapping[Taken, Sequence[str]], num_layers: int) -> Selected:
+def _selected(
+    matcher: Matcher, by_module: Mapping[Taken, Sequence[str]], num_layers: int
+) -> Selected:
     """Return the modules of one row or matcher; `by_module` names those that take each module, in order."""
     found = [module for module, names in by_module.items() if matcher.name in names]
     linears = [module for module in found if module.kind == "linear"]
@@ -93,21 +103,33 @@ def _selected(matcher: Matcher, by_module: Mapping[Taken, Sequence[str]], num_la
         unread=tuple(module for module in found if module.kind in UNREAD),
         nearest=() if linears else _nearest(matcher.select, list(by_module)),
         beyond=tuple(beyond),
-        missed=tuple(one for one in matcher.layers if one not in beyond and one % num_layers not in reached),
+        missed=tuple(
+            one for one in matcher.layers if one not in beyond and one % num_layers not in reached
+        ),
     )
 
 
 def _nearest(pattern: str, modules: Sequence[Taken]) -> tuple[str, ...]:
     """Return the names of linear layers that look like the last literal part of a pattern."""
-    names = list(dict.fromkeys(one.path.rpartition(".")[2] for one in modules if one.kind == "linear"))
-    words = [word for word in pattern.replace("*", ".").replace(": ", ".").split(".") if word and not word.isdecimal()]
+    names = list(
+        dict.fromkeys(one.path.rpartition(".")[2] for one in modules if one.kind == "linear")
+    )
+    words = [
+        word
+        for word in pattern.replace("*", ".").replace(": ", ".").split(".")
+        if word and not word.isdecimal()
+    ]
     return tuple(close_matches(words[-1], names)) if words else ()
 
 
 def _elsewhere(plan: PrecisionPlan, here: ModuleSelection) -> list[Elsewhere]:
     """Return the matchers that mean other layers in one stage, or in several where the run has one."""
     is_single = plan.parallel.pipeline * plan.parallel.virtual == 1
-    others = [size for size in OTHER_STAGES if (size > 1) == is_single and plan.shape.num_layers % size == 0]
+    others = [
+        size
+        for size in OTHER_STAGES
+        if (size > 1) == is_single and plan.shape.num_layers % size == 0
+    ]
     if not others:
         return []
     modules = _modules(plan, Parallel(pipeline=others[0]))

@@ -118,7 +118,9 @@ class Settings:
     def copies(self, *, is_grouped: bool = False) -> Copies | None:
         """Return the copies of the operands of a linear layer, or of grouped experts; None without FP8 and FP4."""
         copies = self._copies_in_forward(is_grouped=is_grouped)
-        if copies is None or self.scheme == "delayed":  # whose recipe class refuses `backward_override`
+        if (
+            copies is None or self.scheme == "delayed"
+        ):  # whose recipe class refuses `backward_override`
             return copies
         override = dict(self.te_options).get("backward_override")
         return with_backward(copies, str(override) if override is not None else None)
@@ -131,7 +133,9 @@ class Settings:
         if self.row is None:
             return None
         copies = copies_of(self.row, self.format or "")
-        return with_nvfp4_options(copies, dict(self.te_options)) if self.scheme == "nvfp4" else copies
+        return (
+            with_nvfp4_options(copies, dict(self.te_options)) if self.scheme == "nvfp4" else copies
+        )
 
     def stored_format(self, *, is_grouped: bool) -> str:
         """Return the format of a weight that is stored in FP8 or FP4; "custom" where its copies have two formats."""
@@ -149,7 +153,11 @@ class Settings:
 
     def enters(self, index: int, num_layers: int) -> bool:
         """Return whether a layer enters the low-precision context, by its number from 0."""
-        return self.family is not None and self.reaches_layers and self.start <= index < num_layers - self.end
+        return (
+            self.family is not None
+            and self.reaches_layers
+            and self.start <= index < num_layers - self.end
+        )
 
     def of_module(self, effect: Effect | None, *, low: bool) -> tuple[Settings, bool]:
         """Return the settings of a module, and whether it runs in FP8 or FP4, under a per-module recipe."""
@@ -157,13 +165,22 @@ class Settings:
             return self, low
         if effect.family is None:
             return self, False
-        of_module: dict[str, Any] = {"family": effect.family, "format": effect.format, "scheme": effect.scheme}
+        of_module: dict[str, Any] = {
+            "family": effect.family,
+            "format": effect.format,
+            "scheme": effect.scheme,
+        }
         return replace(self, **of_module, factory=effect.factory), True
 
     @classmethod
     def of(cls, run: Prediction) -> Settings:
         """Return the settings of a run after the sync, as its version of Megatron Core reads them."""
-        model, optimizer, ddp, mcore = run.read("model"), run.read("optimizer"), run.read("ddp"), run.target.mcore
+        model, optimizer, ddp, mcore = (
+            run.read("model"),
+            run.read("optimizer"),
+            run.read("ddp"),
+            run.target.mcore,
+        )
         mode = [*(name for name in ("bf16", "fp16") if model[name]), "fp32"][0]
         family = [*(name for name in ("fp8", "fp4") if model[name]), None][0]
         scheme = str(model[f"{family}_recipe"]) if family is not None else None
@@ -172,7 +189,10 @@ class Settings:
         start, end = (model[name] or 0 if keeps else 0 for name in LAYER_COUNTS)
         recipe, is_hybrid = model["quant_recipe"], run.shape_and_faults[0].is_hybrid
         if isinstance(recipe, str) and recipe:
-            rule, remedy = "is the content of a file of configs and matchers, not its path", "Write the content."
+            rule, remedy = (
+                "is the content of a file of configs and matchers, not its path",
+                "Write the content.",
+            )
             raise RunConfigError.of("model.quant_recipe", rule, recipe, remedy)
         return cls(
             mode=mode,
@@ -185,20 +205,32 @@ class Settings:
             are_experts_grouped=bool(model["moe_grouped_gemm"]),
             start=start,
             end=end,
-            attention="fp8_dot_product_attention" in reads and bool(model["fp8_dot_product_attention"]),
-            multi_head_attention="fp8_multi_head_attention" in reads and bool(model["fp8_multi_head_attention"]),
+            attention="fp8_dot_product_attention" in reads
+            and bool(model["fp8_dot_product_attention"]),
+            multi_head_attention="fp8_multi_head_attention" in reads
+            and bool(model["fp8_multi_head_attention"]),
             output_layer=scheme == "mxfp8" and bool(model["fp8_output_proj"]) and not is_hybrid,
-            reaches_layers=not is_hybrid or family != "fp4" or at_least(mcore, HYBRID_FP4) is not False,
+            reaches_layers=not is_hybrid
+            or family != "fp4"
+            or at_least(mcore, HYBRID_FP4) is not False,
             low_parameters=family is not None and bool(model[f"{family}_param"]),
             absorbs=at_least(mcore, ABSORBED) is not False,
             fp32_residual=bool(model["fp32_residual_connection"]),
-            sent=tuple(dict.fromkeys(sent_between_stages(model, mcore, is_local=local) for local in (False, True))),
+            sent=tuple(
+                dict.fromkeys(
+                    sent_between_stages(model, mcore, is_local=local) for local in (False, True)
+                )
+            ),
             router=model["moe_router_dtype"],
             amax_history=(model["fp8_amax_history_len"] or 0) if scheme == "delayed" else 0,
             recipes=quant_recipes(recipe),
             notes=(*_notes(run), *_factory_notes(run, scheme, mode), *_variable_notes(run, scheme)),
             **_gradients(ddp, mode, mcore),
-            **_sharding(optimizer, ddp, is_mapped=scheme != "mxfp8" or at_least(mcore, MAPPED_WEIGHTS) is not False),
+            **_sharding(
+                optimizer,
+                ddp,
+                is_mapped=scheme != "mxfp8" or at_least(mcore, MAPPED_WEIGHTS) is not False,
+            ),
             **{**_states(optimizer, mode), **_fsdp(optimizer, ddp, mcore)},
         )
 
@@ -217,16 +249,23 @@ def _gradients(ddp: Mapping[str, Any], mode: str, mcore: Version | None) -> dict
     return {"grad_reduce": accumulated, "grad_sent": reduced, "reduce_in_fp32": in_fp32}
 
 
-def _sharding(optimizer: Mapping[str, Any], ddp: Mapping[str, Any], *, is_mapped: bool) -> dict[str, Any]:
+def _sharding(
+    optimizer: Mapping[str, Any], ddp: Mapping[str, Any], *, is_mapped: bool
+) -> dict[str, Any]:
     """Return the settings about what is sharded; `is_mapped`: every weight lies in Megatron's buffer."""
     fsdp = bool(ddp["use_megatron_fsdp"])
     return {
-        "distributed": fsdp or bool(optimizer["use_distributed_optimizer"] or ddp["use_distributed_optimizer"]),
-        "unused_weight_buffer": not is_mapped and not fsdp and bool(ddp["reuse_grad_buf_for_mxfp8_param_ag"]),
+        "distributed": fsdp
+        or bool(optimizer["use_distributed_optimizer"] or ddp["use_distributed_optimizer"]),
+        "unused_weight_buffer": not is_mapped
+        and not fsdp
+        and bool(ddp["reuse_grad_buf_for_mxfp8_param_ag"]),
     }
 
 
-def _fsdp(optimizer: Mapping[str, Any], ddp: Mapping[str, Any], mcore: Version | None) -> dict[str, Any]:
+def _fsdp(
+    optimizer: Mapping[str, Any], ddp: Mapping[str, Any], mcore: Version | None
+) -> dict[str, Any]:
     """Return the settings of Megatron-FSDP, which keeps masters of its own: of FP32 weights too."""
     if not ddp["use_megatron_fsdp"]:
         return {}
@@ -234,7 +273,9 @@ def _fsdp(optimizer: Mapping[str, Any], ddp: Mapping[str, Any], mcore: Version |
         master = "fp32" if ddp["preserve_fp32_weights"] else None
     else:
         master = ddp["megatron_fsdp_main_params_dtype"]
-    is_decoupled = optimizer["use_precision_aware_optimizer"] and at_least(mcore, DECOUPLED) is not False
+    is_decoupled = (
+        optimizer["use_precision_aware_optimizer"] and at_least(mcore, DECOUPLED) is not False
+    )
     return {
         "fsdp": True,
         "master": master,
@@ -245,7 +286,10 @@ def _fsdp(optimizer: Mapping[str, Any], ddp: Mapping[str, Any], mcore: Version |
 
 
 def _states(optimizer: Mapping[str, Any], mode: str) -> dict[str, Any]:
-    pao, is_hybrid = bool(optimizer["use_precision_aware_optimizer"]), bool(optimizer["optimizer_cpu_offload"])
+    pao, is_hybrid = (
+        bool(optimizer["use_precision_aware_optimizer"]),
+        bool(optimizer["optimizer_cpu_offload"]),
+    )
     master = _stored(optimizer["main_params_dtype"])
     owns = pao and (master != "fp32" or optimizer["fp8_recipe"] in FUSED_RECIPES or is_hybrid)
     has_own_dtypes = pao and not is_hybrid
@@ -253,7 +297,9 @@ def _states(optimizer: Mapping[str, Any], mode: str) -> dict[str, Any]:
     return {
         "optimizer": str(optimizer["optimizer"]),
         "is_hybrid_device": is_hybrid,
-        "offload_share": min(1.0, float(optimizer["optimizer_offload_fraction"] or 0)) if is_hybrid else 0.0,
+        "offload_share": min(1.0, float(optimizer["optimizer_offload_fraction"] or 0))
+        if is_hybrid
+        else 0.0,
         "layer_wise": bool(optimizer.get("use_layer_wise_distributed_optimizer"))
         or str(optimizer["optimizer"]).startswith("dist_"),
         "owns_masters": owns,
@@ -282,9 +328,13 @@ def _notes(run: Prediction) -> tuple[str, ...]:
     ]
     model = run.values["model"]
     if model["keep_mtp_spec_in_bf16"] and (model["fp8"] or model["fp4"]):
-        notes.append("model.keep_mtp_spec_in_bf16 has no effect: neither Megatron Bridge nor Megatron Core reads it.")
+        notes.append(
+            "model.keep_mtp_spec_in_bf16 has no effect: neither Megatron Bridge nor Megatron Core reads it."
+        )
     if model["freeze_language_model"]:
-        notes.append("The language model is frozen (model.freeze_language_model): none of its weights is trained.")
+        notes.append(
+            "The language model is frozen (model.freeze_language_model): none of its weights is trained."
+        )
     return tuple(notes)
 
 
@@ -293,7 +343,9 @@ def _factory_notes(run: Prediction, scheme: str | None, mode: str) -> list[str]:
     model = run.values["model"]
     factories = []
     if scheme == "custom":
-        factories = [model[f"{family}_quantizer_factory"] for family in ("fp8", "fp4") if model[family]]
+        factories = [
+            model[f"{family}_quantizer_factory"] for family in ("fp8", "fp4") if model[family]
+        ]
     for matcher in matchers_in(model["quant_recipe"]):
         factories += [effect.factory for effect in matcher.effects]
     notes = []

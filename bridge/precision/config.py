@@ -62,37 +62,60 @@ class PrecisionConfig(Statements):
     """Run the forward pass under torch.autocast; Megatron's own name is `enable_autocast`."""
     grad_reduce_in_fp32: bool = stated(True, "bool", of.WEIGHTS)
     """Accumulate and reduce gradients in FP32 instead of the weights' dtype."""
-    fp8: str | None = stated(None, "name", of.FP8, optional=True, examples=("hybrid", "e4m3"), is_live=True)
+    fp8: str | None = stated(
+        None, "name", of.FP8, optional=True, examples=("hybrid", "e4m3"), is_live=True
+    )
     """FP8 format: "e4m3", or "hybrid" for E4M3 forward and E5M2 gradients; None: no FP8."""
-    fp8_recipe: str = stated("tensorwise", "name", of.FP8, optional=True, family="fp8", is_live=True)
+    fp8_recipe: str = stated(
+        "tensorwise", "name", of.FP8, optional=True, family="fp8", is_live=True
+    )
     """FP8 scaling scheme: tensorwise (current scaling), delayed, blockwise, mxfp8 or custom."""
     first_last_layers_bf16: bool = stated(False, "bool", of.LAYERS, family="low", is_live=True)
     """Keep the first and last layers in BF16 where the rest runs in FP8 or FP4."""
     fp8_margin: int = stated(0, "int", of.FP8, family="fp8", schemes=("delayed",), is_live=True)
     """Delayed scaling: scales are divided by 2 to this power."""
-    fp8_amax_history_len: int = stated(1, "int", of.FP8, family="fp8", schemes=("delayed",), is_live=True)
+    fp8_amax_history_len: int = stated(
+        1, "int", of.FP8, family="fp8", schemes=("delayed",), is_live=True
+    )
     """Delayed scaling: steps of amax history kept per tensor."""
-    fp8_amax_compute_algo: str = stated("most_recent", "name", of.FP8, family="fp8", schemes=("delayed",), is_live=True)
+    fp8_amax_compute_algo: str = stated(
+        "most_recent", "name", of.FP8, family="fp8", schemes=("delayed",), is_live=True
+    )
     """Delayed scaling: "max" or "most_recent" of the history."""
     fp8_wgrad: bool = stated(True, "bool", of.FP8, family="fp8", is_live=True)
     """Run the weight-gradient GEMM in FP8. Transformer Engine 2.0 and later cannot turn it off."""
     fp8_dot_product_attention: bool = stated(
-        False, "bool", of.ATTENTION, family="low", schemes=("delayed", "tensorwise", "mxfp8", "nvfp4"), flag=KEY
+        False,
+        "bool",
+        of.ATTENTION,
+        family="low",
+        schemes=("delayed", "tensorwise", "mxfp8", "nvfp4"),
+        flag=KEY,
     )
     """Run the attention core in FP8; not with blockwise scaling."""
-    fp8_multi_head_attention: bool = stated(False, "bool", of.ATTENTION, family="fp8", schemes=("delayed",), flag=KEY)
+    fp8_multi_head_attention: bool = stated(
+        False, "bool", of.ATTENTION, family="fp8", schemes=("delayed",), flag=KEY
+    )
     """Delayed scaling: keep FP8 between the attention core and its projections."""
-    fp8_param: bool = stated(False, "bool", of.FP8, unstates=True, twin="fp8_param_gather", family="fp8", flag=None)
+    fp8_param: bool = stated(
+        False, "bool", of.FP8, unstates=True, twin="fp8_param_gather", family="fp8", flag=None
+    )
     """Store the weights in FP8. The same setting as `fp8_param_gather`, by the model's name for it."""
-    fp8_param_gather: bool = stated(False, "bool", of.FP8, unstates=True, twin="fp8_param", leads=True, family="fp8")
+    fp8_param_gather: bool = stated(
+        False, "bool", of.FP8, unstates=True, twin="fp8_param", leads=True, family="fp8"
+    )
     """Store the weights in FP8 and gather them as FP8, by the DDP config's name for it."""
     fp4: str | None = stated(None, "name", of.FP4, optional=True, examples=("e2m1",), is_live=True)
     """FP4 format: "e2m1"; None: no FP4."""
     fp4_recipe: str = stated("nvfp4", "name", of.FP4, optional=True, family="fp4", is_live=True)
     """FP4 scaling scheme: nvfp4 or custom."""
-    fp4_param: bool = stated(False, "bool", of.FP4, unstates=True, twin="fp4_param_gather", family="fp4", flag=None)
+    fp4_param: bool = stated(
+        False, "bool", of.FP4, unstates=True, twin="fp4_param_gather", family="fp4", flag=None
+    )
     """Store the weights in FP4. The same setting as `fp4_param_gather`, by the model's name for it."""
-    fp4_param_gather: bool = stated(False, "bool", of.FP4, unstates=True, twin="fp4_param", leads=True, family="fp4")
+    fp4_param_gather: bool = stated(
+        False, "bool", of.FP4, unstates=True, twin="fp4_param", leads=True, family="fp4"
+    )
     """Store the weights in FP4 and gather them as FP4, by the DDP config's name for it."""
     loss_scale: float | None = stated(None, "float", of.SCALER, optional=True)
     """A constant loss scale; None: dynamic under FP16, none otherwise."""
@@ -139,17 +162,25 @@ class PrecisionConfig(Statements):
     """Dtype of the gradients that the optimizer reads; it must agree with `grad_reduce_in_fp32`, which decides."""
     main_params_dtype: DType = _own("fp32", "dtype", of.OPTIMIZER, choices=("fp32", "fp16"))
     """Dtype of the master weights."""
-    exp_avg_dtype: DType = _own("fp32", "dtype", of.OPTIMIZER, choices=_MOMENTS, spellings=_FP8_STATE)
+    exp_avg_dtype: DType = _own(
+        "fp32", "dtype", of.OPTIMIZER, choices=_MOMENTS, spellings=_FP8_STATE
+    )
     """Dtype of Adam's first moment; "fp8" is E4M3 in bytes (torch.uint8) with a scale per tensor."""
-    exp_avg_sq_dtype: DType = _own("fp32", "dtype", of.OPTIMIZER, choices=_MOMENTS, spellings=_FP8_STATE)
+    exp_avg_sq_dtype: DType = _own(
+        "fp32", "dtype", of.OPTIMIZER, choices=_MOMENTS, spellings=_FP8_STATE
+    )
     """Dtype of Adam's second moment, as `exp_avg_dtype`."""
     store_param_remainders: bool = _own(True, "bool", of.OPTIMIZER, flag=None)
     """Keep of FP32 master weights only the 16 bits that the BF16 weights lack."""
-    muon_fp32_matmul_prec: str = _own("medium", "name", of.OPTIMIZER, choices=("highest", "high", "medium", "low"))
+    muon_fp32_matmul_prec: str = _own(
+        "medium", "name", of.OPTIMIZER, choices=("highest", "high", "medium", "low")
+    )
     """Precision of the FP32 matmuls in Muon's Newton-Schulz steps, in torch's words: highest is FP32."""
     reduce_scatter_with_fp32_accumulation: bool = _own(False, "bool", of.WIRE)
     """Send gradients in the weights' dtype and sum them in FP32, by an all-to-all instead of a reduce-scatter."""
-    param_name_patterns_for_fp32_local_accumulation: tuple[str, ...] = _own((), "names", of.WEIGHTS, flag=None)
+    param_name_patterns_for_fp32_local_accumulation: tuple[str, ...] = _own(
+        (), "names", of.WEIGHTS, flag=None
+    )
     """Parameters, as patterns of names, whose gradients are accumulated over micro-batches in FP32; "all": each."""
     megatron_fsdp_main_params_dtype: DType | None = stated("fp32", "dtype", of.FSDP, optional=True)
     """Megatron-FSDP: dtype of the master weights; None: the weights themselves."""
@@ -161,7 +192,9 @@ class PrecisionConfig(Statements):
     """Megatron-FSDP: hand gradients to the precision-aware optimizer without a cast to the dtype of the weights."""
     keep_fp8_transpose_cache: bool = _own(False, "bool", of.FSDP)
     """Megatron-FSDP: keep the transposed copy of weights that are stored in FP8 between its uses."""
-    moe_router_dtype: str | None = stated(None, "format", of.MOE, optional=True, choices=("fp32", "fp64"))
+    moe_router_dtype: str | None = stated(
+        None, "format", of.MOE, optional=True, choices=("fp32", "fp64")
+    )
     """Dtype of the router and of the weighted sum of the experts' outputs; None: that of the activations."""
     moe_router_padding_for_quantization: bool = _own(False, "bool", of.MOE, family="low")
     """Pad the tokens of each expert to the multiple that FP8 and FP4 GEMMs need."""
@@ -171,7 +204,9 @@ class PrecisionConfig(Statements):
     """Format in which gradients are sent to the experts in the backward pass."""
     fp8_output_proj: bool = _own(False, "bool", of.FP8, family="fp8", schemes=("mxfp8",))
     """MXFP8: run the output head in MXFP8 too."""
-    tp_only_amax_red: bool = _own(False, "bool", of.FP8, family="fp8", schemes=("delayed",), flag=None)
+    tp_only_amax_red: bool = _own(
+        False, "bool", of.FP8, family="fp8", schemes=("delayed",), flag=None
+    )
     """Delayed scaling: reduce amax over the tensor-parallel and context-parallel ranks only, not over data-parallel."""
     fp8_quantizer_factory: str | None = stated(None, "name", of.FP8, family="fp8", **_OF_CUSTOM)
     """FP8, custom scheme: dotted path of the function that makes the quantizers."""
@@ -179,7 +214,9 @@ class PrecisionConfig(Statements):
     """Store the input of SwiGLU in FP8 for the backward pass, in a run of any precision."""
     fp4_quantizer_factory: str | None = stated(None, "name", of.FP4, family="fp4", **_OF_CUSTOM)
     """FP4, custom scheme: dotted path of the function that makes the quantizers."""
-    modules: list[dict[str, Any]] | None = stated(None, "rows", of.MODULES, unstates=True, flag=None)
+    modules: list[dict[str, Any]] | None = stated(
+        None, "rows", of.MODULES, unstates=True, flag=None
+    )
     """Precision of single modules: rows of `select` and a precision, the first that selects a module decides."""
 
     def to_dict(self, *, full: bool = False) -> dict[str, Any]:
@@ -212,7 +249,9 @@ class PrecisionConfig(Statements):
             UnknownFieldError: A key that is no field.
         """
         if not isinstance(values, Mapping):
-            raise PrecisionTypeError(f"mixed_precision: must be a mapping of fields, got {values!r}.")
+            raise PrecisionTypeError(
+                f"mixed_precision: must be a mapping of fields, got {values!r}."
+            )
         config = cls()
         config._state({str(key): value for key, value in values.items()}, source=source)
         return config
@@ -224,7 +263,10 @@ FIELDS = dict(stated_fields(PrecisionConfig))
 FIELD_DEFAULTS = {name: field.default for name, field in FIELDS.items()}
 """Field -> the value it reads as while it is unstated."""
 
-GROUPS = {one.title: tuple(name for name, field in FIELDS.items() if field.subject is one) for one in of.SUBJECTS}
+GROUPS = {
+    one.title: tuple(name for name, field in FIELDS.items() if field.subject is one)
+    for one in of.SUBJECTS
+}
 """Subject -> its fields; each field is in one."""
 
 CHOICES = {name: field.choices for name, field in FIELDS.items() if field.choices}
@@ -232,7 +274,9 @@ CHOICES = {name: field.choices for name, field in FIELDS.items() if field.choice
 
 _NAMES = tuple(FIELD_DEFAULTS)
 PEER_FIELDS = _NAMES[: _NAMES.index("tf32")]
-MEGATRON_FIELDS = _NAMES[_NAMES.index("fp32_residual_connection") : _NAMES.index("fp4_quantizer_factory") + 1]
+MEGATRON_FIELDS = _NAMES[
+    _NAMES.index("fp32_residual_connection") : _NAMES.index("fp4_quantizer_factory") + 1
+]
 """Fields that Megatron's configs have and Megatron Bridge's class does not."""
 
 

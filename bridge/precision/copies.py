@@ -102,7 +102,9 @@ class Copies:
         return any(self.scheme_of(gemm) is not None for gemm in GEMMS)
 
 
-_UNKNOWN = Pair(row=Copy(scheme="custom", format="custom"), column=Copy(scheme="custom", format="custom"))
+_UNKNOWN = Pair(
+    row=Copy(scheme="custom", format="custom"), column=Copy(scheme="custom", format="custom")
+)
 UNKNOWN = Copies(input=_UNKNOWN, weight=_UNKNOWN, grad_output=_UNKNOWN)
 """The copies of a quantizer factory that is not known."""
 
@@ -115,7 +117,9 @@ def copies_of(scheme: Scheme, format_: str) -> Copies:
     pairs = {}
     for operand in scheme.operands:
         element = backward if operand.name == "grad_output" else forward
-        row = Copy(scheme=scheme.name, format=element, tile=operand.row, stochastic=operand.stochastic)
+        row = Copy(
+            scheme=scheme.name, format=element, tile=operand.row, stochastic=operand.stochastic
+        )
         column = replace(row, tile=operand.column, hadamard=operand.hadamard)
         pairs[operand.name] = Pair(row=row, column=column)
     return Copies(input=pairs["input"], weight=pairs["weight"], grad_output=pairs["grad_output"])
@@ -159,10 +163,17 @@ def with_nvfp4_options(copies: Copies, options: Mapping[str, object]) -> Copies:
     if scope in ("all", "weights"):
         pairs["weight"] = _four_over_six(pairs["weight"])
     if options.get("row_scaled_activation"):
-        pairs["input"] = replace(pairs["input"], row=replace(pairs["input"].row, is_row_scaled=True))
-    return replace(copies, input=pairs["input"], weight=pairs["weight"], grad_output=pairs["grad_output"])
+        pairs["input"] = replace(
+            pairs["input"], row=replace(pairs["input"].row, is_row_scaled=True)
+        )
+    return replace(
+        copies, input=pairs["input"], weight=pairs["weight"], grad_output=pairs["grad_output"]
+    )
 
 
 def _four_over_six(pair: Pair) -> Pair:
-    row, column = replace(pair.row, is_four_over_six=True), replace(pair.column, is_four_over_six=True)
+    row, column = (
+        replace(pair.row, is_four_over_six=True),
+        replace(pair.column, is_four_over_six=True),
+    )
     return Pair(row=row, column=column)

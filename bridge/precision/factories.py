@@ -85,8 +85,12 @@ _ROWS = (
         linear=Copies(input=_HIGH, weight=_HIGH, grad_output=_HIGH),
     ),
     Factory(name="delayed_scaling_factory", module=_FACTORIES, linear=_scheme("delayed", "hybrid")),
-    Factory(name="current_scaling_factory", module=_FACTORIES, linear=_scheme("tensorwise", "hybrid")),
-    Factory(name="float8_block_scaling_factory", module=_FACTORIES, linear=_scheme("blockwise", "e4m3")),
+    Factory(
+        name="current_scaling_factory", module=_FACTORIES, linear=_scheme("tensorwise", "hybrid")
+    ),
+    Factory(
+        name="float8_block_scaling_factory", module=_FACTORIES, linear=_scheme("blockwise", "e4m3")
+    ),
     Factory(name="mxfp8_factory", module=_FACTORIES, linear=_MXFP8),
     Factory(name="nvfp4_factory", module=_FACTORIES, linear=_NVFP4),
     Factory(
@@ -140,9 +144,13 @@ _ROWS = (
             grad_output=_HIGH,
         ),
     ),
-    Factory(name="nvfp4_linear_fp8_dpa_factory", module=_ZOO, linear=_NVFP4, quantises_attention=True),
     Factory(
-        name="current_scaling_ref_factory", module="reference_current_scaling", linear=_scheme("tensorwise", "hybrid")
+        name="nvfp4_linear_fp8_dpa_factory", module=_ZOO, linear=_NVFP4, quantises_attention=True
+    ),
+    Factory(
+        name="current_scaling_ref_factory",
+        module="reference_current_scaling",
+        linear=_scheme("tensorwise", "hybrid"),
     ),
     Factory(name="nvfp4_ref_rht_2d_factory", module="reference_nvfp4", linear=_NVFP4_REFERENCE),
 )

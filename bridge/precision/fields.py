@@ -98,8 +98,16 @@ class StatedField:
         try:
             return coerce(value, self.kind, switch=self.optional)
         except WrongRowsError as error:
-            lines = [str(PrecisionTypeError.of(path, fault.rule, fault.value, fault.remedy)) for fault in error.faults]
-            parts: dict[str, Any] = {"path": path, "rule": error.rule, "value": error.value, "remedy": error.remedy}
+            lines = [
+                str(PrecisionTypeError.of(path, fault.rule, fault.value, fault.remedy))
+                for fault in error.faults
+            ]
+            parts: dict[str, Any] = {
+                "path": path,
+                "rule": error.rule,
+                "value": error.value,
+                "remedy": error.remedy,
+            }
             raise PrecisionTypeError("\n".join(lines), faults=error.faults, **parts) from None
         except WrongValueError as error:
             remedy = f"Use {listed(self.examples)}." if self.examples else error.remedy
@@ -119,5 +127,8 @@ def stated(default: Any, kind: str, subject: Subject | None = None, **options: A
 @functools.cache
 def stated_fields(owner: Any) -> dict[str, StatedField]:
     """Return field -> its row, of a class that holds some, in order of declaration."""
-    found = {field.name: inspect.getattr_static(owner, field.name, None) for field in dataclasses.fields(owner)}
+    found = {
+        field.name: inspect.getattr_static(owner, field.name, None)
+        for field in dataclasses.fields(owner)
+    }
     return {name: field for name, field in found.items() if isinstance(field, StatedField)}

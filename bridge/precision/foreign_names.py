@@ -48,10 +48,27 @@ TORCHTITAN = {
 }
 _OTHERS = {
     **DEEPSEEK,
-    SHARED_FC1: tuple(f"mlp.shared_expert{s}.{own}" for s in ("", "s") for own in ("gate_proj", "up_proj")),
+    SHARED_FC1: tuple(
+        f"mlp.shared_expert{s}.{own}" for s in ("", "s") for own in ("gate_proj", "up_proj")
+    ),
     SHARED_FC2: ("mlp.shared_expert.down_proj", "mlp.shared_experts.down_proj"),
-    QKV: ("query_key_value", "qkv_proj", "attn.c_attn", "layernorm_linear_qkv", "wqkv", "qkv_linear.wq", "wkv"),
-    PROJ: ("self_attn.out_proj", "self_attn.dense", "attention.dense", "self_attention.dense", "attn.c_proj", "proj"),
+    QKV: (
+        "query_key_value",
+        "qkv_proj",
+        "attn.c_attn",
+        "layernorm_linear_qkv",
+        "wqkv",
+        "qkv_linear.wq",
+        "wkv",
+    ),
+    PROJ: (
+        "self_attn.out_proj",
+        "self_attn.dense",
+        "attention.dense",
+        "self_attention.dense",
+        "attn.c_proj",
+        "proj",
+    ),
     FC1: ("mlp.gate_up_proj", "dense_h_to_4h", "fc1", "c_fc"),
     FC2: ("dense_4h_to_h", "fc2", "mlp.c_proj"),
 }
@@ -60,7 +77,12 @@ _OTHERS = {
 _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.")
 _NAMES = {
     **{name: name for name in (*DENSE, *LATENT, *SHARED)},
-    **{theirs: name for table in (LLAMA, TORCHTITAN, _OTHERS) for name, names in table.items() for theirs in names},
+    **{
+        theirs: name
+        for table in (LLAMA, TORCHTITAN, _OTHERS)
+        for name, names in table.items()
+        for theirs in names
+    },
 }
 
 
@@ -73,7 +95,9 @@ def megatron_names(names: Iterable[str]) -> dict[str, tuple[int, str]]:
     is_latent = any(inner in LATENT for _, inner in places.values())
     if not is_latent:
         return places
-    return {name: (layer, Q_PROJ if inner == QKV else inner) for name, (layer, inner) in places.items()}
+    return {
+        name: (layer, Q_PROJ if inner == QKV else inner) for name, (layer, inner) in places.items()
+    }
 
 
 def _place(name: str) -> tuple[int, str] | None:

@@ -96,7 +96,15 @@ _ROWS = (
     Format(name="e4m3", exponent_bits=4, mantissa_bits=3, nan=0x7F, reserved=1, source=_OCP_FP8),
     Format(name="e5m2", exponent_bits=5, mantissa_bits=2, nan=0x7F, source=_OCP_FP8),
     Format(name="e2m1", exponent_bits=2, mantissa_bits=1, nan=None, reserved=0, source=_OCP_MX),
-    Format(name="e8m0", exponent_bits=8, mantissa_bits=0, nan=0xFF, reserved=1, signed=False, source=_OCP_MX),
+    Format(
+        name="e8m0",
+        exponent_bits=8,
+        mantissa_bits=0,
+        nan=0xFF,
+        reserved=1,
+        signed=False,
+        source=_OCP_MX,
+    ),
 )
 
 FORMATS = {row.name: row for row in _ROWS}

@@ -36,7 +36,13 @@ TRAINING, EVALUATION = "training_recipe", "evaluation_recipe"
 CONFIG_TYPE = {"transformer_engine_config_type": "TEQuantizationParams"}
 PAYLOAD_KEYS = (
     *("fp8_quantization_recipe", "fp4_quantization_recipe", "custom_recipe_factory", "fp8_format"),
-    *("override_quantized_autocast", "override_nonquantized_autocast", "tp_only_amax_red", "fp8_param", "fp4_param"),
+    *(
+        "override_quantized_autocast",
+        "override_nonquantized_autocast",
+        "tp_only_amax_red",
+        "fp8_param",
+        "fp4_param",
+    ),
 )
 """Keys of a training or evaluation recipe; the last two from megatron-core 0.18 on."""
 
@@ -72,7 +78,11 @@ class Effect:
     def of(cls, recipe: Mapping[str, Any]) -> Effect:
         """Return the effect of a training or evaluation recipe, Megatron's defaults where it has no key."""
         schemes = {name: recipe.get(f"{name}_quantization_recipe") for name in ("fp8", "fp4")}
-        chosen = [(name, str(getattr(scheme, "value", scheme))) for name, scheme in schemes.items() if scheme]
+        chosen = [
+            (name, str(getattr(scheme, "value", scheme)))
+            for name, scheme in schemes.items()
+            if scheme
+        ]
         in_low = bool(recipe.get("override_quantized_autocast", True))
         in_high = bool(recipe.get("override_nonquantized_autocast", False))
         if not chosen:
@@ -99,7 +109,8 @@ class Effect:
             "override_nonquantized_autocast": self.in_high or None,
             "custom_recipe_factory": self.factory,
             "tp_only_amax_red": self.tp_only_amax_red,
-            f"{self.family}_param": self.stored or None,  # False is the default, and no key of releases before 0.18
+            f"{self.family}_param": self.stored
+            or None,  # False is the default, and no key of releases before 0.18
         }
         return {key: value for key, value in recipe.items() if value is not None}
 
@@ -208,14 +219,24 @@ class Matchers:
             globs = getattr(given, "matchers", None)
             if not isinstance(globs, list | tuple):
                 return None
-            rows = [{name: getattr(one, name, None) for name in ("pattern", "config_key")} for one in globs]
+            rows = [
+                {name: getattr(one, name, None) for name in ("pattern", "config_key")}
+                for one in globs
+            ]
             given = {"config_dict": getattr(given, "configs", None), "matchers": rows}
         content = file_content(given)
         configs, matchers = content.get("configs") or {}, content.get("matchers") or {}
         if not isinstance(configs, Mapping) or not isinstance(matchers, Mapping):
             return None
-        on = {str(name): row for name, row in matchers.items() if isinstance(row, Mapping) and row.get("enabled")}
-        return cls(configs=configs, matchers=tuple(_matcher(name, row, configs) for name, row in on.items()))
+        on = {
+            str(name): row
+            for name, row in matchers.items()
+            if isinstance(row, Mapping) and row.get("enabled")
+        }
+        return cls(
+            configs=configs,
+            matchers=tuple(_matcher(name, row, configs) for name, row in on.items()),
+        )
 
     def effect(self, path: str) -> Effect | None:
         """Return the effect on a module in training, None for none."""
@@ -226,7 +247,9 @@ class Matchers:
 
     def same_as(self, other: Matchers) -> bool:
         """Return whether both do the same: the names of matchers do not count."""
-        mine, theirs = ([(one.patterns, one.config) for one in held.matchers] for held in (self, other))
+        mine, theirs = (
+            [(one.patterns, one.config) for one in held.matchers] for held in (self, other)
+        )
         return mine == theirs and dict(self.configs) == dict(other.configs)
 
     def to_file(self) -> dict[str, Any]:
@@ -235,7 +258,12 @@ class Matchers:
         for one in self.matchers:
             for part, pattern in enumerate(one.patterns):
                 name = one.name if len(one.patterns) == 1 else f"{one.name}_{part}"
-                rows[name] = {"config": one.config, "type": "glob", "pattern": pattern, "enabled": True}
+                rows[name] = {
+                    "config": one.config,
+                    "type": "glob",
+                    "pattern": pattern,
+                    "enabled": True,
+                }
         return {"configs": dict(self.configs), "matchers": rows}
 
 
@@ -253,7 +281,12 @@ def file_content(given: Mapping[Any, Any]) -> Mapping[Any, Any]:
     rows = {}
     for at, one in enumerate(one for one in matchers if isinstance(one, Mapping)):
         config, pattern = one.get("config_key"), one.get("pattern")
-        rows[f"matcher_{at}"] = {"config": config, "type": "glob", "pattern": pattern, "enabled": True}
+        rows[f"matcher_{at}"] = {
+            "config": config,
+            "type": "glob",
+            "pattern": pattern,
+            "enabled": True,
+        }
     return {"configs": given["config_dict"] or {}, "matchers": rows}
 
 
@@ -261,7 +294,11 @@ def _matcher(name: str, row: Mapping[str, Any], configs: Mapping[str, Any]) -> M
     pattern, config = str(row.get("pattern")), str(row.get("config"))
     payload = configs.get(config)
     payload = payload if isinstance(payload, Mapping) else {}
-    parts = {part: payload[part] for part in (TRAINING, EVALUATION) if isinstance(payload.get(part), Mapping)}
+    parts = {
+        part: payload[part]
+        for part in (TRAINING, EVALUATION)
+        if isinstance(payload.get(part), Mapping)
+    }
     effects = {part: Effect.of(recipe) for part, recipe in parts.items()}
     return Matcher(
         name=name,

@@ -20,7 +20,15 @@ from typing import Any
 from bridge.errors import WrongValueError
 from bridge.precision.config import PrecisionConfig
 from bridge.precision.fields import LAYER_COUNTS
-from bridge.precision.matchers import CONFIG_TYPE, EVALUATION, TRAINING, Chosen, Effect, Matcher, Matchers
+from bridge.precision.matchers import (
+    CONFIG_TYPE,
+    EVALUATION,
+    TRAINING,
+    Chosen,
+    Effect,
+    Matcher,
+    Matchers,
+)
 from bridge.precision.mode import low_format_of, scheme_of
 from bridge.precision.modules import ModuleRow, layers_beyond, module_rows
 from bridge.precision.statements import field_value, is_stated
@@ -35,7 +43,9 @@ def row_matchers(rows: Sequence[ModuleRow], num_layers: int, *, run: str | None)
     for number, row in enumerate(rows):
         in_high = run is None or bool(row.layer_numbers)
         training = row.precision.in_run(run, in_high=in_high)
-        evaluation = row.evaluation.in_run(run, in_high=in_high) if row.evaluation is not None else None
+        evaluation = (
+            row.evaluation.in_run(run, in_high=in_high) if row.evaluation is not None else None
+        )
         matcher = Matcher(
             name=str(number),
             patterns=row.patterns(num_layers),
@@ -71,7 +81,10 @@ def chunk_recipes(
     files = []
     for chunk in chunks:
         local = {number: at for at, number in enumerate(chunk)}
-        own = [replace(one, name=f"row_{one.name}", patterns=_within(one.patterns, local)) for one in whole.matchers]
+        own = [
+            replace(one, name=f"row_{one.name}", patterns=_within(one.patterns, local))
+            for one in whole.matchers
+        ]
         files.append(replace(whole, matchers=tuple(own)).to_file())
     return files
 
@@ -91,7 +104,9 @@ def _within(patterns: Sequence[str], local: dict[int, int]) -> tuple[str, ...]:
 
 def file_of(config: PrecisionConfig) -> dict[str, Any]:
     """Return the content of Megatron's file for rows that name no layers, which every chunk shares."""
-    return chunk_recipes(module_rows(field_value(config, "modules")), [()], run=low_format_of(config))[0]
+    return chunk_recipes(
+        module_rows(field_value(config, "modules")), [()], run=low_format_of(config)
+    )[0]
 
 
 def stage_recipes(files: Sequence[dict[str, Any]], stages: int) -> list[dict[str, Any] | None]:
@@ -100,7 +115,10 @@ def stage_recipes(files: Sequence[dict[str, Any]], stages: int) -> list[dict[str
     Megatron gives all chunks of a stage the same config, hence the same recipe.
     """
     by_stage = [files[stage::stages] for stage in range(stages)]
-    return [held[0] if all(one["matchers"] == held[0]["matchers"] for one in held) else None for held in by_stage]
+    return [
+        held[0] if all(one["matchers"] == held[0]["matchers"] for one in held) else None
+        for held in by_stage
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,16 +140,22 @@ class ModuleSchemes:
         named = [number for row in rows for number in row.layer_numbers]
         kept = (0, 0)
         if scheme_of(config) is not None and field_value(config, "first_last_layers_bf16"):
-            start, end = (field_value(config, name) if is_stated(config, name) else 1 for name in LAYER_COUNTS)
+            start, end = (
+                field_value(config, name) if is_stated(config, name) else 1 for name in LAYER_COUNTS
+            )
             kept = (start, end)
         if num_layers is None and (any(kept) or named):
             rule = "the precision chooses single layers, so the number of layers must be known"
             raise WrongValueError(rule, None, "Give the number of the model's layers.")
         if num_layers is not None and (type(num_layers) is not int or num_layers < 1):
-            raise WrongValueError("the number of layers must be a whole number from 1", num_layers, "Correct it.")
+            raise WrongValueError(
+                "the number of layers must be a whole number from 1", num_layers, "Correct it."
+            )
         beyond = layers_beyond(named, num_layers) if num_layers is not None else []
         if beyond:
-            raise WrongValueError(f"rows name layer {beyond[0]}", num_layers, "Correct the rows or the number.")
+            raise WrongValueError(
+                f"rows name layer {beyond[0]}", num_layers, "Correct the rows or the number."
+            )
         matchers = row_matchers(rows, num_layers or 0, run=low_format_of(config))
         return cls(matchers=matchers, run=cls.of_run(config), num_layers=num_layers, kept=kept)
 
@@ -150,8 +174,14 @@ class ModuleSchemes:
 
     def chosen(self, layer: int, name: str) -> Chosen | None:
         """Return the scheme of a linear layer by its number from 0 and Megatron's name; None: the dtype of the run."""
-        is_kept = self.num_layers is not None and not self.kept[0] <= layer < self.num_layers - self.kept[1]
-        run, effect = None if is_kept else self.run, self.matchers.effect(f"decoder.layers.{layer}.{name}")
+        is_kept = (
+            self.num_layers is not None
+            and not self.kept[0] <= layer < self.num_layers - self.kept[1]
+        )
+        run, effect = (
+            None if is_kept else self.run,
+            self.matchers.effect(f"decoder.layers.{layer}.{name}"),
+        )
         return effect.computes(run) if effect is not None else run
 
     def empty(self, modules: Iterable[tuple[int, str]]) -> tuple[Matcher, ...]:

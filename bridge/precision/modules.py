@@ -29,11 +29,19 @@ from bridge.errors import WrongValueError, close_matches, did_you_mean, listed
 from bridge.precision.matchers import HIGH, Effect
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, scheme_row
 
-SCHEMES = {"fp8": tuple(name for name in FP8_SCHEMES if name != "delayed"), "fp4": tuple(FP4_SCHEMES)}
+SCHEMES = {
+    "fp8": tuple(name for name in FP8_SCHEMES if name != "delayed"),
+    "fp4": tuple(FP4_SCHEMES),
+}
 """Family -> its schemes that Transformer Engine takes for a single module."""
 SHORT = (HIGH, *(name for names in SCHEMES.values() for name in names if name != "custom"))
 """Values of `precision` and `evaluation`."""
-WORDS = {"precision": SHORT, "fp8": ("e4m3", "hybrid"), "fp8_recipe": SCHEMES["fp8"], "fp4_recipe": SCHEMES["fp4"]}
+WORDS = {
+    "precision": SHORT,
+    "fp8": ("e4m3", "hybrid"),
+    "fp8_recipe": SCHEMES["fp8"],
+    "fp4_recipe": SCHEMES["fp4"],
+}
 """Key -> its values."""
 SWITCHES = ("fp8_param", "fp4_param", "tp_only_amax_red")
 FACTORIES = ("fp8_quantizer_factory", "fp4_quantizer_factory")
@@ -79,11 +87,21 @@ class ModuleRow:
         """Return the globs that select the row's modules by their names in the whole model."""
         if not self.module:
             # With the decoder's name before a layer's number, ``*layers.0.*`` means no layer of MTP.
-            return (f"decoder.{self.select[self.select.index('layers.') :]}" if self.layer_numbers else self.select,)
+            return (
+                f"decoder.{self.select[self.select.index('layers.') :]}"
+                if self.layer_numbers
+                else self.select,
+            )
         if self.layers is None:
             return (f"*.{self.module}",)
-        numbers = dict.fromkeys(number + num_layers if number < 0 else number for number in self.layers)
-        return tuple(f"decoder.layers.{number}.{inner}{self.module}" for number in numbers for inner in ("", "*."))
+        numbers = dict.fromkeys(
+            number + num_layers if number < 0 else number for number in self.layers
+        )
+        return tuple(
+            f"decoder.layers.{number}.{inner}{self.module}"
+            for number in numbers
+            for inner in ("", "*.")
+        )
 
     def renumbered(self, layers: Sequence[int], num_layers: int) -> str | dict[str, Any] | None:
         """Return `select` for a model of some layers of this one, from 0; None where the row names none of them.
@@ -115,7 +133,9 @@ def layers_beyond(numbers: Sequence[int], num_layers: int) -> list[int]:
 def plain_rows(value: object) -> tuple[dict[str, Any], ...]:
     """Return the rows of a list in the form they are kept in; WrongRowsError for all that cannot be read."""
     if isinstance(value, Mapping | str) or not hasattr(value, "__iter__"):
-        raise WrongValueError("must be a list of rows", value, 'Write [{select: "*.linear_qkv", precision: bf16}].')
+        raise WrongValueError(
+            "must be a list of rows", value, 'Write [{select: "*.linear_qkv", precision: bf16}].'
+        )
     rows, faults = [], []
     for number, row in enumerate(value):
         try:
@@ -129,7 +149,12 @@ def plain_rows(value: object) -> tuple[dict[str, Any], ...]:
 
 def schemes_of_rows(given: Any) -> list[str]:
     """Return the scaling schemes that the rows of `modules` name, as they were stated."""
-    effects = (one for row in module_rows(given) for one in (row.precision, row.evaluation) if one is not None)
+    effects = (
+        one
+        for row in module_rows(given)
+        for one in (row.precision, row.evaluation)
+        if one is not None
+    )
     return [one.scheme for one in effects if one.scheme is not None]
 
 
@@ -172,10 +197,14 @@ def _precision(row: Mapping[str, Any]) -> Effect:
 def _plain_row(given: object) -> dict[str, Any]:
     """Return a row with its keys in one order and its values in one form."""
     if not isinstance(given, Mapping):
-        raise WrongValueError("must be a mapping", given, 'Write {select: "*.linear_qkv", precision: bf16}.')
+        raise WrongValueError(
+            "must be a mapping", given, 'Write {select: "*.linear_qkv", precision: bf16}.'
+        )
     _refuse_unknown(given, ("select", *PRECISION_KEYS, "evaluation"), "a row has no such key")
     if "select" not in given:
-        raise WrongValueError("has no `select`", dict(given), 'Say which modules: select: "*.linear_qkv".')
+        raise WrongValueError(
+            "has no `select`", dict(given), 'Say which modules: select: "*.linear_qkv".'
+        )
     row: dict[str, Any] = {"select": _plain_select(given["select"]), **_plain_precision(given)}
     evaluation = given.get("evaluation")
     if isinstance(evaluation, Mapping):
@@ -210,9 +239,13 @@ def _plain_select(given: object) -> str | dict[str, Any]:
     numbers = list(layers) if is_list else [layers]
     for number in numbers:
         if isinstance(number, bool) or not hasattr(number, "__index__"):
-            raise WrongValueError("`select.layers` must be whole numbers, from 0", number, "Write [0, 1, -1].")
+            raise WrongValueError(
+                "`select.layers` must be whole numbers, from 0", number, "Write [0, 1, -1]."
+            )
     if not numbers:
-        raise WrongValueError("`select.layers` must name a layer", [], "Drop it to mean every layer.")
+        raise WrongValueError(
+            "`select.layers` must name a layer", [], "Drop it to mean every layer."
+        )
     return {"layers": [int(number) for number in numbers], "module": module}
 
 
@@ -231,7 +264,9 @@ def _plain_glob(glob: str) -> str:
     rest = _LAYER.sub("layers", glob)
     rest = re.sub(r"(local_experts\.)[^.]+", r"\1", rest)
     if _NUMBER_HERE.search(rest):
-        rule = "`select` may name the number of a layer as `layers.N.` alone, since globs match digits"
+        rule = (
+            "`select` may name the number of a layer as `layers.N.` alone, since globs match digits"
+        )
         raise WrongValueError(rule, glob, "Use {layers: [N], module: NAME}, or write out layers.N.")
     return glob
 
@@ -248,7 +283,9 @@ def _read(key: str, given: object) -> Any:
     if key in FACTORIES:
         if isinstance(given, str) and given:
             return str(given)
-        raise WrongValueError(f"`{key}` must be an import path", given, "Write package.module.function.")
+        raise WrongValueError(
+            f"`{key}` must be an import path", given, "Write package.module.function."
+        )
     if str(given).lower() in ("true", "false"):
         return str(given).lower() == "true"
     raise WrongValueError(f"`{key}` must be true or false", given, "Correct it.")
@@ -259,7 +296,9 @@ def _refuse_contradictions(row: Mapping[str, Any]) -> None:
     chosen = [key for key in ("precision", "fp8_recipe", "fp4_recipe") if key in row]
     if len(chosen) != 1:
         rule = "must choose one of precision, fp8_recipe and fp4_recipe"
-        raise WrongValueError(rule, {key: row[key] for key in chosen}, "State precision: bf16 for no FP8 and FP4.")
+        raise WrongValueError(
+            rule, {key: row[key] for key in chosen}, "State precision: bf16 for no FP8 and FP4."
+        )
     found = _precision(row)
     for key in [key for key in row if key not in chosen]:
         family = "fp4" if key.startswith("fp4") else "fp8"
@@ -269,10 +308,14 @@ def _refuse_contradictions(row: Mapping[str, Any]) -> None:
     scheme = scheme_row(found.scheme, found.family)
     if found.format is not None and scheme is not None and found.format not in scheme.formats:
         known = listed(scheme.formats)
-        raise WrongValueError(f"`fp8` must be {known} under {found.scheme}", found.format, f"Use {known}.")
+        raise WrongValueError(
+            f"`fp8` must be {known} under {found.scheme}", found.format, f"Use {known}."
+        )
     if found.scheme == "custom" and found.factory is None:
         key = f"{found.family}_quantizer_factory"
-        raise WrongValueError(f"the scheme custom needs `{key}`", None, "Give the factory's import path.")
+        raise WrongValueError(
+            f"the scheme custom needs `{key}`", None, "Give the factory's import path."
+        )
 
 
 def _one_of(key: str, given: object, known: Sequence[str]) -> str:
@@ -289,7 +332,13 @@ def _one_of(key: str, given: object, known: Sequence[str]) -> str:
 OF_A_LAYER = {
     "self_attention": (
         *("linear_qkv", "linear_proj", "linear_q_proj", "linear_q_down_proj", "linear_q_up_proj"),
-        *("linear_qkv_down_proj", "linear_kv_down_proj", "linear_kv_up_proj", "in_proj", "out_proj"),
+        *(
+            "linear_qkv_down_proj",
+            "linear_kv_down_proj",
+            "linear_kv_up_proj",
+            "in_proj",
+            "out_proj",
+        ),
     ),
     "self_attention.core_attention.indexer": ("linear_wq_b", "linear_wk", "linear_weights_proj"),
     "cross_attention": ("linear_q", "linear_kv", "linear_proj"),
@@ -310,7 +359,12 @@ PARENTS = (
 """Layers, the first of each kind."""
 LINEAR_NAMES = (
     "mtp.layers.0.eh_proj",
-    *(f"{parent}.{inner}.{name}" for parent in PARENTS for inner, names in OF_A_LAYER.items() for name in names),
+    *(
+        f"{parent}.{inner}.{name}"
+        for parent in PARENTS
+        for inner, names in OF_A_LAYER.items()
+        for name in names
+    ),
 )
 """Every name, with 0 for the number of a layer and of an expert."""
 

@@ -49,8 +49,16 @@ class Gemm:
 
 _GEMMS = (
     Gemm(name="fprop", left="input", left_columnwise=False, right="weight", right_columnwise=False),
-    Gemm(name="dgrad", left="grad_output", left_columnwise=False, right="weight", right_columnwise=True),
-    Gemm(name="wgrad", left="grad_output", left_columnwise=True, right="input", right_columnwise=True),
+    Gemm(
+        name="dgrad",
+        left="grad_output",
+        left_columnwise=False,
+        right="weight",
+        right_columnwise=True,
+    ),
+    Gemm(
+        name="wgrad", left="grad_output", left_columnwise=True, right="input", right_columnwise=True
+    ),
 )
 GEMMS = {row.name: row for row in _GEMMS}
 
@@ -200,7 +208,8 @@ SCHEMES = (
         min_transformer_engine="2.1",
         te_class="MXFP8BlockScaling",
         te_keywords=_DPA,
-        source="megatron-core 0.16.1 and 0.19.2 fp8_utils.get_fp8_recipe; E4M3 only: Megatron Bridge issue 638; " + _TE,
+        source="megatron-core 0.16.1 and 0.19.2 fp8_utils.get_fp8_recipe; E4M3 only: Megatron Bridge issue 638; "
+        + _TE,
     ),
     _CUSTOM,
     Scheme(
@@ -211,7 +220,9 @@ SCHEMES = (
         operands=(
             Operand(name="input", row=(1, 16), column=(16, 1), hadamard=True),
             Operand(name="weight", row=(16, 16), column=(16, 16)),
-            Operand(name="grad_output", row=(1, 16), column=(16, 1), hadamard=True, stochastic=True),
+            Operand(
+                name="grad_output", row=(1, 16), column=(16, 1), hadamard=True, stochastic=True
+            ),
         ),
         scale_format="e4m3",
         tensor_scale_format="fp32",
@@ -224,7 +235,12 @@ SCHEMES = (
         te_keywords=_DPA,
         source=f"megatron-core 0.16.1 fp4_utils.get_fp4_recipe; {_TE}",
     ),
-    replace(_CUSTOM, family="fp4", formats=("e2m1",), source="megatron-core 0.16.1 fp4_utils.get_fp4_recipe"),
+    replace(
+        _CUSTOM,
+        family="fp4",
+        formats=("e2m1",),
+        source="megatron-core 0.16.1 fp4_utils.get_fp4_recipe",
+    ),
 )
 
 FP8_SCHEMES = {scheme.name: scheme for scheme in SCHEMES if scheme.family == "fp8"}

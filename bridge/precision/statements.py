@@ -45,7 +45,12 @@ class _Signature:
                 made = field.default_factory is not MISSING
                 default = dataclasses._HAS_DEFAULT_FACTORY if made else inspect.Parameter.empty  # type: ignore[attr-defined]
             parameters.append(
-                inspect.Parameter(field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=field.type)
+                inspect.Parameter(
+                    field.name,
+                    inspect.Parameter.KEYWORD_ONLY,
+                    default=default,
+                    annotation=field.type,
+                )
             )
         return inspect.Signature(parameters)
 
@@ -68,7 +73,9 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
         def __init__(self, **given: object) -> None:
             origin, named = given.get("_origin"), list(given)
             held = vars(origin) if origin is not None else {}
-            vars(self).update({kept: dict(held.get(kept, ())) for kept in _KEPT}, _recipe=held.get("_recipe"))
+            vars(self).update(
+                {kept: dict(held.get(kept, ())) for kept in _KEPT}, _recipe=held.get("_recipe")
+            )
             count = named.index("_origin") if origin is not None else len(named)
             changes = {name: given[name] for name in named[:count]}
             known, stated = self.__dataclass_fields__, stated_fields(type(self))
@@ -166,7 +173,11 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
                 self._put(field.twin, value, source)
         own_class: Any = type(self)
         for field in stated_fields(own_class).values():
-            if field.needs and field.name not in checked and {field.needs, self._field(field.needs).twin} & {*checked}:
+            if (
+                field.needs
+                and field.name not in checked
+                and {field.needs, self._field(field.needs).twin} & {*checked}
+            ):
                 self._follow(field.name, field.needs, source)
 
     def _follow(self, name: str, needed: str, source: str | None) -> None:
@@ -194,7 +205,11 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
                 kept.pop(known, None)
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name.startswith("_") or hasattr(type(self), name) or name in type(self).__dataclass_fields__:
+        if (
+            name.startswith("_")
+            or hasattr(type(self), name)
+            or name in type(self).__dataclass_fields__
+        ):
             object.__setattr__(self, name, value)
             return
         raise _unknown_field(name, type(self))
@@ -214,7 +229,9 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
             if name in self._open:
                 parts.append(f"{name}=None")
             elif name in self._values:  # a dtype as torch shows it, the rest as it was stated
-                value = getattr(self, name) if self._field(name).kind == "dtype" else self._values[name]
+                value = (
+                    getattr(self, name) if self._field(name).kind == "dtype" else self._values[name]
+                )
                 parts.append(f"{name}={value!r}")
         return f"{type(self).__name__}({', '.join(parts)})"
 
@@ -291,7 +308,9 @@ def mark_recipe(config: Statements, recipe: str, *, over: Collection[str] = ()) 
     for name in config._values:
         if config._sources.get(name) in inner:
             config._sources[name] = f"recipe {recipe}"
-    config._of_recipe = {name: source for name, source in config._sources.items() if name not in over}
+    config._of_recipe = {
+        name: source for name, source in config._sources.items() if name not in over
+    }
 
 
 def stated_over_recipe(config: Statements) -> tuple[str, ...]:

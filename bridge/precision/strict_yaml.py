@@ -29,13 +29,23 @@ LONG = re.compile(r"[-+]?[0-9_]{4301}")
 
 PIPES = ("/dev/fd/", "/dev/stdin", "/proc/")
 """A shell's process substitution: a pipe that another process fills."""
-ODD_FILES = ((stat.S_ISFIFO, "a named pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISCHR, "a device"))
+ODD_FILES = (
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+)
 CORE = "tag:yaml.org,2002:"
 MERGE = f"{CORE}merge"
-TAGS = tuple(f"{CORE}{name}" for name in ("map", "seq", "str", "int", "float", "bool", "null", "set"))
+TAGS = tuple(
+    f"{CORE}{name}" for name in ("map", "seq", "str", "int", "float", "bool", "null", "set")
+)
 RESOLVED: tuple[tuple[str, str, list[str]], ...] = (
     ("null", r"(?:~|null|Null|NULL|)\Z", ["~", "n", "N", ""]),
-    ("bool", r"(?:yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF)\Z", list("yYnNtTfFoO")),
+    (
+        "bool",
+        r"(?:yes|Yes|YES|no|No|NO|true|True|TRUE|false|False|FALSE|on|On|ON|off|Off|OFF)\Z",
+        list("yYnNtTfFoO"),
+    ),
     ("int", r"[-+]?(?:0b[01_]+|0x[0-9a-fA-F_]+|0o?[0-7_]+|[1-9][0-9_]*|0)\Z", list("-+0123456789")),
     ("float", r"[-+]?(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:[eE][-+]?\d+)?\Z", list("-+0123456789.")),
     ("float", r"(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z", list("-+.")),
@@ -67,10 +77,16 @@ def load_all(
             documents.append(loader.get_data())
     except BridgeError:
         raise
-    except (yaml.YAMLError, ValueError, LookupError) as found:  # the latter two: of a value that its tag does not fit
+    except (
+        yaml.YAMLError,
+        ValueError,
+        LookupError,
+    ) as found:  # the latter two: of a value that its tag does not fit
         mark = getattr(found, "problem_mark", None)
         where = f", line {mark.line + 1}" if mark is not None else ""
-        what = " ".join(str(getattr(found, "problem", None) or getattr(found, "reason", None) or found).split())
+        what = " ".join(
+            str(getattr(found, "problem", None) or getattr(found, "reason", None) or found).split()
+        )
         raise error(f"{path}{where}: must be {form}; {what}. Correct it there.") from None
     return tuple(documents)
 
@@ -85,7 +101,9 @@ def require_bounded(path: Path, *, error: type[BridgeError] = PayloadError) -> N
         _check_bounds(text, str(path), error)
 
 
-def read_bytes(path: str | Path, *, error: type[BridgeError] = PayloadError, limit: int = MAX_BYTES) -> bytes:
+def read_bytes(
+    path: str | Path, *, error: type[BridgeError] = PayloadError, limit: int = MAX_BYTES
+) -> bytes:
     """Return up to `limit` + 1 bytes of a regular file, or of a pipe that a shell's process substitution fills.
 
     A device, a socket or a named pipe could block for ever.
@@ -142,7 +160,11 @@ def _check_bounds(text: str, path: str, error: type[BridgeError]) -> None:
                 anchors[anchor] = count - before
         elif isinstance(event, yaml.NodeEvent):
             fault = _fault(event, anchors, len(open_))
-            count += anchors[str(event.anchor)] if isinstance(event, yaml.AliasEvent) and not fault else 1
+            count += (
+                anchors[str(event.anchor)]
+                if isinstance(event, yaml.AliasEvent) and not fault
+                else 1
+            )
             if count > MAX_NODES:
                 rule = f"must not hold more than {MAX_NODES} values, aliases written out"
                 fault = fault or (rule, "Anchors that multiply are refused")
@@ -169,7 +191,11 @@ def _events(text: str, path: str, error: type[BridgeError]) -> Iterator[Any]:
 def _fault(event: Any, anchors: dict[str, int], depth: int) -> tuple[str, str] | None:
     if isinstance(event, yaml.AliasEvent):
         known = event.anchor in anchors
-        return None if known else (f"the alias *{event.anchor} must follow its anchor", "Define the anchor first")
+        return (
+            None
+            if known
+            else (f"the alias *{event.anchor} must follow its anchor", "Define the anchor first")
+        )
     if event.tag not in (None, "!", *TAGS):
         tag = event.tag.replace(CORE, "!!")
         rule = f"must be plain data, and the tag {tag!r} is not: it is refused and nothing was run"
@@ -212,7 +238,9 @@ class _Loader(BASE):  # type: ignore[misc]
         merged: list[tuple[Any, Any]] = []
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
-                raise self.wrong(key_node, "a key must be a word", "Quote it, or write `key: value`")
+                raise self.wrong(
+                    key_node, "a key must be a word", "Quote it, or write `key: value`"
+                )
             if key_node.tag != MERGE:
                 key = self.construct_object(key_node)
                 if key in own:
@@ -231,9 +259,15 @@ class _Loader(BASE):  # type: ignore[misc]
         """Note a key that stands twice, or raise."""
         scalar = isinstance(key, str) and isinstance(value_node, yaml.ScalarNode)
         if self.may_repeat is None or not scalar or not self.may_repeat(str(key)):
-            raise self.wrong(key_node, f"the key {key!r} must not stand twice in one mapping", "Keep one of the two")
+            raise self.wrong(
+                key_node,
+                f"the key {key!r} must not stand twice in one mapping",
+                "Keep one of the two",
+            )
         if self.repeated is not None:
-            self.repeated.append((str(key), self.construct_object(value_node), key_node.start_mark.line + 1))
+            self.repeated.append(
+                (str(key), self.construct_object(value_node), key_node.start_mark.line + 1)
+            )
 
     def construct_yaml_set(self, node: Any) -> list[Any]:
         """Return the members of a ``!!set`` in the order of the file."""

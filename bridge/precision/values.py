@@ -32,7 +32,9 @@ LAZY_TORCH = _LazyTorch()
 if TYPE_CHECKING:
     DType: TypeAlias = torch.dtype | str
 else:
-    DType = ForwardRef("torch.dtype | str")  # `typing.get_type_hints` evaluates it, where the module has `LAZY_TORCH`
+    DType = ForwardRef(
+        "torch.dtype | str"
+    )  # `typing.get_type_hints` evaluates it, where the module has `LAZY_TORCH`
 """A dtype as a user may write it: ``torch.bfloat16``, "bf16", "bfloat16", "torch.bfloat16"."""
 
 TORCH_NAMES = {
@@ -74,7 +76,9 @@ def dtype_token(value: object) -> str:
     text = str(value)
     is_dtype = is_torch_dtype(value)
     if not isinstance(value, str) and not is_dtype:
-        raise WrongValueError("must be a dtype or its name, such as torch.bfloat16 or 'bf16'", value)
+        raise WrongValueError(
+            "must be a dtype or its name, such as torch.bfloat16 or 'bf16'", value
+        )
     name = text.strip().lower().removeprefix("torch.")
     if name in SPELLINGS:
         return SPELLINGS[name]

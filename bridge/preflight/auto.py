@@ -67,7 +67,12 @@ _NVFP4 = "bf16_with_nvfp4_mixed"
 
 _BLACKWELL = (_MXFP8, _CURRENT)
 POLICIES = (
-    Policy(since=(0, 0), title="before Volta", safe="fp32", why="no matrix units: FP16 only on explicit ask"),
+    Policy(
+        since=(0, 0),
+        title="before Volta",
+        safe="fp32",
+        why="no matrix units: FP16 only on explicit ask",
+    ),
     Policy(
         since=(7, 0),
         title="Volta and Turing",
@@ -77,7 +82,12 @@ POLICIES = (
     ),
     Policy(since=(8, 0), title="Ampere", fastest=("bf16_mixed",), why="BF16 is native"),
     Policy(since=(8, 9), title="Ada", fp8=(_CURRENT, _DELAYED), fastest=(_CURRENT, _DELAYED)),
-    Policy(since=(9, 0), title="Hopper", fp8=(_CURRENT, _BLOCKWISE, _DELAYED), fastest=(_CURRENT, _DELAYED)),
+    Policy(
+        since=(9, 0),
+        title="Hopper",
+        fp8=(_CURRENT, _BLOCKWISE, _DELAYED),
+        fastest=(_CURRENT, _DELAYED),
+    ),
     Policy(
         since=(10, 0),
         title="Blackwell",
@@ -119,7 +129,10 @@ class Choice:
 
     def to_dict(self) -> dict[str, object]:
         """Return the choice as plain data."""
-        return {**asdict(self), "rejected": [{"recipe": name, "why": why} for name, why in self.rejected]}
+        return {
+            **asdict(self),
+            "rejected": [{"recipe": name, "why": why} for name, why in self.rejected],
+        }
 
     def __str__(self) -> str:
         passed = "".join(f" Not {name}: {why}." for name, why in self.rejected)
@@ -133,12 +146,18 @@ def count_parameters(model: Any) -> int | None:
     except RunConfigError:
         return None
     norm, head = output_modules(shape)
-    modules = [*embedding_modules(shape), norm, *([] if shape.share_embeddings_and_output_weights else [head])]
+    modules = [
+        *embedding_modules(shape),
+        norm,
+        *([] if shape.share_embeddings_and_output_weights else [head]),
+    ]
     modules += [module for kind in shape.kinds for module in layer_modules(shape, kind)]
     return sum(module.parameters for module in modules)
 
 
-def resolve_auto(request: str, *, target: Target | None = None, parameters: int | None = None) -> Choice:
+def resolve_auto(
+    request: str, *, target: Target | None = None, parameters: int | None = None
+) -> Choice:
     """Choose a recipe for a request, a key of `REQUESTS`.
 
     Without a target it is for this machine, which has to show a GPU; a model of unknown size is not taken for
@@ -170,20 +189,29 @@ def resolve_auto(request: str, *, target: Target | None = None, parameters: int 
         if wanted == "auto:stable" and chosen == "fp16_mixed":
             rejected.append((chosen, "FP16 overflows where BF16 and FP32 do not"))
             chosen = "fp32"
-    reason = policy.why if not candidates else f"it is the fastest that trains well on {policy.title}"
-    return Choice(request=wanted, recipe=chosen, reason=reason, rejected=tuple(rejected), target=str(place))
+    reason = (
+        policy.why if not candidates else f"it is the fastest that trains well on {policy.title}"
+    )
+    return Choice(
+        request=wanted, recipe=chosen, reason=reason, rejected=tuple(rejected), target=str(place)
+    )
 
 
 def _fp8(request: str, policy: Policy, target: Target) -> Choice:
     chosen, rejected = _first(policy.fp8, target)
     if chosen is None:
-        why = "; ".join(f"{name}: {reason}" for name, reason in rejected) or f"{policy.title}: {policy.why_no_fp8}"
+        why = (
+            "; ".join(f"{name}: {reason}" for name, reason in rejected)
+            or f"{policy.title}: {policy.why_no_fp8}"
+        )
         raise BackendUnavailableError(
             f"mixed_precision: no FP8 recipe runs on the target, got {request!r} on {target} ({why}). Choose "
             f"{policy.safe}, or another target."
         )
     reason = f"it is the FP8 scheme for {policy.title}"
-    return Choice(request=request, recipe=chosen, reason=reason, rejected=tuple(rejected), target=str(target))
+    return Choice(
+        request=request, recipe=chosen, reason=reason, rejected=tuple(rejected), target=str(target)
+    )
 
 
 def _policy(gpu: Gpu) -> Policy:
@@ -263,23 +291,40 @@ def _low_precision(config: MixedPrecisionConfig, target: Target) -> Support:
     found = ask(_RULES, run)
     ids = {one.id for one in found}
     verdict = [*(verdict for name, verdict in _VERDICT_OF.items() if name in ids), "native"][0]
-    held = {one.id: f", this is {one.value}" for one in found if one.path in ("target.te", "target.cuda")}
+    held = {
+        one.id: f", this is {one.value}"
+        for one in found
+        if one.path in ("target.te", "target.cuda")
+    }
     held.pop("PB608", None)  # there is no Transformer Engine, hence no version to name
-    reasons = [f"{one.rule}{held.get(one.id, '')}" for one in found if _VERDICT_OF[one.id] == verdict]
+    reasons = [
+        f"{one.rule}{held.get(one.id, '')}" for one in found if _VERDICT_OF[one.id] == verdict
+    ]
     needs: tuple[tuple[str, str], ...] = ()
     if run.row is not None and not any(one.id in _WHATEVER_VERSIONS for one in found):
-        te = BLOCKWISE_ON_BLACKWELL if is_blockwise_on_blackwell(run) else run.row.min_transformer_engine
+        te = (
+            BLOCKWISE_ON_BLACKWELL
+            if is_blockwise_on_blackwell(run)
+            else run.row.min_transformer_engine
+        )
         floors = (("te", te), ("cuda", run.row.min_cuda))
         needs = tuple((product, least) for product, least in floors if least is not None)
-    return Support(verdict=verdict, reason="; ".join(reasons) or f"{scheme_of(config)} is native", needs=needs)
+    return Support(
+        verdict=verdict, reason="; ".join(reasons) or f"{scheme_of(config)} is native", needs=needs
+    )
 
 
 def generations() -> dict[str, list[Gpu]]:
     """Return the columns of the matrix: architecture and compute capability -> its GPUs, which run the same recipes."""
-    return grouped((f"{gpu.generation} {dotted(gpu.capability or ())}".rstrip(), gpu) for gpu in GPUS.values())
+    return grouped(
+        (f"{gpu.generation} {dotted(gpu.capability or ())}".rstrip(), gpu) for gpu in GPUS.values()
+    )
 
 
 def matrix(recipes: Iterable[str]) -> dict[str, dict[str, Support]]:
     """Return recipe -> generation's title -> support, with no versions assumed."""
     columns = generations()
-    return {name: {title: support(name, Target(gpu=gpus[0])) for title, gpus in columns.items()} for name in recipes}
+    return {
+        name: {title: support(name, Target(gpu=gpus[0])) for title, gpus in columns.items()}
+        for name in recipes
+    }

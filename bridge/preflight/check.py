@@ -66,7 +66,9 @@ class Report:
         found = [*self.findings, *self.silenced]
         known = {(one.id, one.path) for one in found}
         new = [one for one in (*later.findings, *later.silenced) if (one.id, one.path) not in known]
-        return _report(self.context, [*found, *(replace(one, where=f"phase {number}") for one in new)])
+        return _report(
+            self.context, [*found, *(replace(one, where=f"phase {number}") for one in new)]
+        )
 
     def exit_code(self, *, strict: bool = False) -> int:
         """Return 2 with errors, 1 with warnings where they count, else 0."""
@@ -110,7 +112,9 @@ def report_of(run: Run) -> Report:
 
 
 def _asked(context: CheckContext, reasons: Mapping[str, str]) -> Report:
-    findings = [replace(finding, silenced=reasons.get(finding.id)) for finding in ask(RULES, context)]
+    findings = [
+        replace(finding, silenced=reasons.get(finding.id)) for finding in ask(RULES, context)
+    ]
     return _report(context, findings)
 
 
@@ -124,5 +128,7 @@ def _report(context: CheckContext, found: Iterable[RuleFinding]) -> Report:
 
 def _reasons(given: Any) -> dict[str, str]:
     if not isinstance(given, Mapping | None):
-        raise RunConfigError(f"silence: must be a mapping of rule to reason, got {given!r}. Write PB306: why.")
+        raise RunConfigError(
+            f"silence: must be a mapping of rule to reason, got {given!r}. Write PB306: why."
+        )
     return {str(name): str(reason) for name, reason in (given or {}).items()}

@@ -41,7 +41,9 @@ class CheckContext(RunContext):
             Engine where the target has a GPU.
     """
 
-    def __init__(self, run: Run, *, prediction: Prediction | None = None, backend: str | None = None) -> None:
+    def __init__(
+        self, run: Run, *, prediction: Prediction | None = None, backend: str | None = None
+    ) -> None:
         self.run = run
         self.prediction = prediction or run.prediction
         views = {role: View(values) for role, values in self.prediction.values.items()}

@@ -77,7 +77,12 @@ class Derived:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data."""
-        shown = {"path": self.path, "value": self.value, "in_file": self.stated, "because": self.because}
+        shown = {
+            "path": self.path,
+            "value": self.value,
+            "in_file": self.stated,
+            "because": self.because,
+        }
         return shown | ({"set_by": self.set_by, "source": self.source} if self.set_by else {})
 
 
@@ -164,7 +169,9 @@ class FileReading:
         if self.release is None:
             release = "No release of megatron-core is known: the target states none."
         set_ = []
-        by_reason = grouped(((one.set_by, one.because), f"{one.path}={one.value}") for one in self.derived)
+        by_reason = grouped(
+            ((one.set_by, one.because), f"{one.path}={one.value}") for one in self.derived
+        )
         for (set_by, why), values in by_reason.items():
             if why == OF_THE_MODE and self.mode_decided_by is not None:
                 continue
@@ -182,10 +189,14 @@ class FileReading:
         others = [number for number in range(1, len(self.runs) + 1) if number not in answered]
         if not others:
             return ()
-        named = "; ".join(f"--launch {number} is {self.runs[number - 1]}" for number in others[:MOST_RUNS])
+        named = "; ".join(
+            f"--launch {number} is {self.runs[number - 1]}" for number in others[:MOST_RUNS]
+        )
         more = f"; and {len(others) - MOST_RUNS} more" if len(others) > MOST_RUNS else ""
         label = self.runs[self.number - 1]
-        return (f"The file has {len(self.runs)} runs; this is run {self.number}, {label} ({named}{more}).",)
+        return (
+            f"The file has {len(self.runs)} runs; this is run {self.number}, {label} ({named}{more}).",
+        )
 
     @property
     def open(self) -> tuple[str, ...]:

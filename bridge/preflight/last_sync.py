@@ -36,7 +36,9 @@ def last_sync(run: Any, precision: Any, known: Prediction | None = None) -> Sync
         from bridge.registry.schedule import PrecisionSchedule  # few runs have one
 
         owners, steps = {role: given[role] for role in PRECISION_OWNERS}, run.train.train_iters
-        schedule = PrecisionSchedule(getattr(rows, "rows", rows), precision, train_iters=steps, **owners)
+        schedule = PrecisionSchedule(
+            getattr(rows, "rows", rows), precision, train_iters=steps, **owners
+        )
     if precision is None:
         _require_agreement(given)
         _share_sharding(given)
@@ -57,12 +59,16 @@ def _require_agreement(given: Mapping[str, Any]) -> None:
             rule = f"must equal optimizer.{name}, which is {theirs!r}"
             remedy = "Give both the same value, or choose a recipe."
             finding = Finding(path=f"model.{name}", rule=rule, value=ours, remedy=remedy)
-            raise SyncCheckError("Without a recipe the owners' own settings have to agree:", [finding])
+            raise SyncCheckError(
+                "Without a recipe the owners' own settings have to agree:", [finding]
+            )
 
 
 def _share_sharding(given: Mapping[str, Any]) -> None:
     """Bring the sharding of optimizer and DDP in step, as the sync of a recipe does."""
-    owners = {role: Owner(role, given[role]) for role in ("optimizer", "ddp") if given[role] is not None}
+    owners = {
+        role: Owner(role, given[role]) for role in ("optimizer", "ddp") if given[role] is not None
+    }
     values = {role: owner.read() for role, owner in owners.items()}
     rows = sharding_rows(values)
     for finding in sync_findings(None, values, rows, is_last=True):

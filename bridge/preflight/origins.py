@@ -44,7 +44,11 @@ class Origins:
                 own = values.setdefault(key, {})
                 own.pop(layer.origin, None)
                 own[layer.origin] = value
-        return cls(values=values, order=tuple(order), of_recipe=frozenset(one for one in order if order[one]))
+        return cls(
+            values=values,
+            order=tuple(order),
+            of_recipe=frozenset(one for one in order if order[one]),
+        )
 
     @classmethod
     def of_keys(cls, keys: Iterable[str], origin: str) -> Origins:
@@ -62,10 +66,15 @@ class Origins:
 
     def over(self, layer: Layer, *, instead_of: str) -> Origins:
         """Return these origins over another layer, which stands in the place of the key `instead_of` itself."""
-        values = {key: {layer.origin: value, **self.values.get(key, {})} for key, value in layer.values.items()}
+        values = {
+            key: {layer.origin: value, **self.values.get(key, {})}
+            for key, value in layer.values.items()
+        }
         kept = {key: own for key, own in self.values.items() if key not in (*values, instead_of)}
         of_recipe = self.of_recipe | {layer.origin}
-        return Origins(values={**values, **kept}, order=(layer.origin, *self.order), of_recipe=of_recipe)
+        return Origins(
+            values={**values, **kept}, order=(layer.origin, *self.order), of_recipe=of_recipe
+        )
 
 
 def leaves(value: Any, prefix: str) -> dict[str, Any]:

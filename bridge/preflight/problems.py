@@ -19,7 +19,14 @@ class Problems:
         self._matches: list[str] = []
 
     def add(
-        self, path: str, rule: str, value: Any, remedy: str = "", matches: Iterable[str] = (), *, rule_id: str = ""
+        self,
+        path: str,
+        rule: str,
+        value: Any,
+        remedy: str = "",
+        matches: Iterable[str] = (),
+        *,
+        rule_id: str = "",
     ) -> None:
         """Add one fault, with the remedy "Give one." where there is none, and the id of its rule of the check."""
         remedy = remedy or "Give one."
@@ -34,15 +41,21 @@ class Problems:
         for one in faults:
             self.add(one.path, one.rule, one.value, one.remedy, rule_id=one.id)
 
-    def unknown(self, path: str, value: Any, rule: str, known: Iterable[str], *, word: str | None = None) -> None:
+    def unknown(
+        self, path: str, value: Any, rule: str, known: Iterable[str], *, word: str | None = None
+    ) -> None:
         """Add a key that does not exist, with the nearest ones that do; `word` is the wrong part, else the last one."""
         known = list(known)
         is_shown = len(self._sentences) < MAX_LINES  # of a file of 40,000 fields, for example
         matches = close_matches(word or path.rpartition(".")[2], known) if is_shown else []
-        section = next((role for role in NAMES if path in NAMES[role]), None)  # num_layers for model.num_layers
+        section = next(
+            (role for role in NAMES if path in NAMES[role]), None
+        )  # num_layers for model.num_layers
         if section is not None:
             matches = [f"{section}.{path}"]
-        hint = did_you_mean(matches) or (f"There are {', '.join(known)}." if len(known) < 15 else "Remove it.")
+        hint = did_you_mean(matches) or (
+            f"There are {', '.join(known)}." if len(known) < 15 else "Remove it."
+        )
         self.add(path, rule, value, hint, matches)
 
     def refuse_targets(self, value: Any, path: str = "") -> None:
@@ -54,7 +67,12 @@ class Problems:
             where = f"{path}.{key}" if path else str(key)
             if key == "_target_":
                 rule = "configurations are data, and nothing in them is instantiated"
-                self.add(where, rule, inner, "Register a recipe with recipes_from, or set the field's value.")
+                self.add(
+                    where,
+                    rule,
+                    inner,
+                    "Register a recipe with recipes_from, or set the field's value.",
+                )
             self.refuse_targets(inner, where)
 
     def raise_any(self) -> None:
@@ -63,5 +81,8 @@ class Problems:
             return
         lines = self._sentences
         if len(lines) > 1:
-            lines = [f"{len(lines)} settings of this run cannot be used:", *(f"  {line}" for line in lines)]
+            lines = [
+                f"{len(lines)} settings of this run cannot be used:",
+                *(f"  {line}" for line in lines),
+            ]
         raise RunConfigError("\n".join(lines), self._matches)

@@ -60,7 +60,14 @@ LAYERS = (
 """Settings that say which layers there are, and on which stage."""
 BACKENDS = ("te", "emulated", "te_cpu")
 """What runs low-precision GEMMs, where a run states it; with "auto" the place decides."""
-OF_A_RUN = ("mixed_precision", "precision_backend", "precision_schedule", "target", "silence", "checkpoint")
+OF_A_RUN = (
+    "mixed_precision",
+    "precision_backend",
+    "precision_schedule",
+    "target",
+    "silence",
+    "checkpoint",
+)
 """Keys of a run besides the sections that a plan is made of."""
 
 
@@ -188,7 +195,8 @@ class Run:
         return Program(
             is_own=is_own,
             is_bridge=self.reading.settings_of == MEGATRON_BRIDGE,
-            is_resumed=loads and not is_own,  # ours reads its own checkpoints so that no variable is needed
+            is_resumed=loads
+            and not is_own,  # ours reads its own checkpoints so that no variable is needed
             refused=self.reading.refused,
             not_forwarded=self.reading.not_forwarded,
             dropped=self.reading.dropped,
@@ -281,7 +289,9 @@ class Run:
     def has_weaknesses(self) -> bool:
         """Whether values of the run are assumed, or decided when it starts."""
         reading = self.reading
-        is_open = reading.unstated_by is not None or bool(reading.open_values) or bool(reading.opened)
+        is_open = (
+            reading.unstated_by is not None or bool(reading.open_values) or bool(reading.opened)
+        )
         return is_open or reading.mode_decided_by is not None or reading.is_release_assumed
 
     def weakness(self, path: str) -> str | None:
@@ -302,7 +312,9 @@ class Run:
             return None if is_on and of_the_mode is None else of_the_mode or reading.unstated_by
         opener = reading.opened.get(path)
         if opener is not None:
-            says_the_same = opener.endswith("-size")  # --moe-expert-parallel-size next to --expert-model-parallel-size
+            says_the_same = opener.endswith(
+                "-size"
+            )  # --moe-expert-parallel-size next to --expert-model-parallel-size
             if says_the_same or reading.unplanned is not None or not self._is_stated(path):
                 return opener
         if path in reading.open_values:
@@ -374,7 +386,11 @@ class Run:
     def _is_stated(self, path: str) -> bool:
         """Return whether the file or the command line states a value that is known before the run."""
         is_at_start = any(row.path == path for row in self.reading.derived)
-        return self._origins_of(path) is not None and not is_at_start and path not in self.reading.open_values
+        return (
+            self._origins_of(path) is not None
+            and not is_at_start
+            and path not in self.reading.open_values
+        )
 
 
 def section_of(run: Any, name: str) -> Any:
@@ -386,13 +402,20 @@ def resolve_precision(precision: Any, model: Any, target: Target) -> tuple[Any, 
     """Return the precision, with `auto` resolved, and the choice that was made for it."""
     if not is_auto(precision):
         return precision, None
-    from bridge.preflight.auto import count_parameters, resolve_auto  # reads shapes, for a rare request
+    from bridge.preflight.auto import (
+        count_parameters,
+        resolve_auto,
+    )  # reads shapes, for a rare request
 
-    choice = resolve_auto(precision, target=target, parameters=count_parameters(model) if model is not None else None)
+    choice = resolve_auto(
+        precision, target=target, parameters=count_parameters(model) if model is not None else None
+    )
     return choice.recipe, choice
 
 
-def _stated(given: Mapping[str, Any], unknown: dict[str, Any], malformed: list[Finding]) -> MixedPrecisionConfig:
+def _stated(
+    given: Mapping[str, Any], unknown: dict[str, Any], malformed: list[Finding]
+) -> MixedPrecisionConfig:
     """Return the config of plain fields; keys that are none, and values of a wrong type, are added to the two."""
     stated: dict[str, Any] = {}
     for name, value in given.items():
@@ -402,5 +425,7 @@ def _stated(given: Mapping[str, Any], unknown: dict[str, Any], malformed: list[F
         try:
             stated |= MixedPrecisionConfig.from_dict({name: value}).to_dict()
         except PrecisionTypeError as error:
-            malformed.append(Finding(path=error.path, rule=error.rule, remedy="Correct it.", value=value))
+            malformed.append(
+                Finding(path=error.path, rule=error.rule, remedy="Correct it.", value=value)
+            )
     return MixedPrecisionConfig.from_dict(stated)

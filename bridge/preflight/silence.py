@@ -27,8 +27,15 @@ def refuse_unknown(reasons: Mapping[str, str]) -> None:
     known = [*(rule.id for rule in RULES), *EARLY_WARNINGS]
     for name, reason in reasons.items():
         if name not in known:
-            matches = [one for one in known if one.startswith(name)][:3] or close_matches(name, known)
+            matches = [one for one in known if one.startswith(name)][:3] or close_matches(
+                name, known
+            )
             hint = did_you_mean(matches) or "`precision-bridge explain rules` lists them."
-            raise RunConfigError(f"silence.{name}: must name a rule or an early warning, got {name!r}. {hint}", matches)
+            raise RunConfigError(
+                f"silence.{name}: must name a rule or an early warning, got {name!r}. {hint}",
+                matches,
+            )
         if not str(reason).strip():
-            raise RunConfigError(f"silence.{name}: needs a reason, got {reason!r}. Write {name}=why it is all right.")
+            raise RunConfigError(
+                f"silence.{name}: needs a reason, got {reason!r}. Write {name}=why it is all right."
+            )

@@ -34,12 +34,16 @@ def declare(target: str | None = None, *, schemes: Iterable[object] = ()) -> tup
     BackendUnavailableError where another one was declared.
     """
     rows = (scheme_row(str(scheme)) for scheme in schemes)
-    capability = max([_OLDEST, *(row.min_compute_capability or _OLDEST for row in rows if row is not None)])
+    capability = max(
+        [_OLDEST, *(row.min_compute_capability or _OLDEST for row in rows if row is not None)]
+    )
     place = parse_target(target) if target is not None else Target()
     if place.gpu is not None:
         if place.capability is None:
             remedy = "Name an NVIDIA GPU, h100 or b200 say."
-            raise RunConfigError.of("target", "must name a GPU for precision_backend=te_cpu", target, remedy)
+            raise RunConfigError.of(
+                "target", "must name a GPU for precision_backend=te_cpu", target, remedy
+            )
         capability = place.capability
     before = declared()
     if before is not None and before != capability:

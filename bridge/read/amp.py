@@ -20,17 +20,25 @@ from bridge.read.builders import ExportBuilder, ImportBuilder
 from bridge.read.meaning import semantics_of, unread_fields
 from bridge.runtime.pytorch.loop import compute_dtype
 
-TORCH_SCALER = MappingProxyType({"initial_loss_scale": 65536.0, "loss_scale_window": 2000, "hysteresis": 1})
+TORCH_SCALER = MappingProxyType(
+    {"initial_loss_scale": 65536.0, "loss_scale_window": 2000, "hysteresis": 1}
+)
 """Our field -> what an untouched `torch.amp.GradScaler` amounts to."""
 
-NAMES = {"initial_loss_scale": "init_scale", "loss_scale_window": "growth_interval", "hysteresis": "hysteresis"}
+NAMES = {
+    "initial_loss_scale": "init_scale",
+    "loss_scale_window": "growth_interval",
+    "hysteresis": "hysteresis",
+}
 
 
 def amp_fields(compute: str) -> dict[str, object]:
     """Return the fields of autocast to `compute` over FP32 weights; of plain FP32 where that is "fp32"."""
     if compute == "fp32":
         return {"fp32": True}
-    mode: dict[str, object] = {"fp32": True} if compute == "bf16" else {"fp16": True, "params_dtype": "fp32"}
+    mode: dict[str, object] = (
+        {"fp32": True} if compute == "bf16" else {"fp16": True, "params_dtype": "fp32"}
+    )
     return mode | {"autocast_enabled": True, "autocast_dtype": compute}
 
 
@@ -39,9 +47,17 @@ def report_dropped_autocast(builder: ExportBuilder, why: str = "") -> None:
 
     NeMo 2 and Megatron Bridge copy fields of the same name. Source: their mixed_precision.py, 2.6.2 and 0.6.2.
     """
-    why = why or f"{builder.system} copies fields of the same name, and Megatron's is enable_autocast"
+    why = (
+        why or f"{builder.system} copies fields of the same name, and Megatron's is enable_autocast"
+    )
     mode, compute = mode_of(builder.config), str(builder.values["autocast_dtype"])
-    facts = {"why": why, "mode": mode, "runs": mode.upper(), "compute": compute, "casts": compute.upper()}
+    facts = {
+        "why": why,
+        "mode": mode,
+        "runs": mode.upper(),
+        "compute": compute,
+        "casts": compute.upper(),
+    }
     if not builder.config.autocast_enabled:
         return
     if semantics_of(builder.config) != "amp_o1":

@@ -26,18 +26,37 @@ from bridge.registry.config import MixedPrecisionConfig
 from bridge.runtime.pytorch.loop import checked
 from bridge.target.fields import DEFAULTS
 
-DELAYED = {name: DEFAULTS["model"][name] for name in ("fp8_margin", "fp8_amax_history_len", "fp8_amax_compute_algo")}
+DELAYED = {
+    name: DEFAULTS["model"][name]
+    for name in ("fp8_margin", "fp8_amax_history_len", "fp8_amax_compute_algo")
+}
 """Settings of delayed scaling -> the defaults of Megatron Core's own class."""
 
 MODES = ("fp32", "fp16", "bf16")
-OFF = {name: default for name, default in FIELD_DEFAULTS.items() if default is False or name in MEGATRON_FIELDS}
+OFF = {
+    name: default
+    for name, default in FIELD_DEFAULTS.items()
+    if default is False or name in MEGATRON_FIELDS
+}
 OFF |= {"fp8": None, "fp4": None, "loss_scale": None, "fp8_wgrad": True}
 """Field -> the value of it that another system honours by not having the field."""
 ABSENT = {
-    "pipeline_dtype": ("does not say in what pipeline stages send activations", "Nothing to do without such stages."),
-    "tf32": ("does not decide about TF32", "Set torch.backends.cuda.matmul.fp32_precision in the program."),
-    "modules": ("chooses no precision per module", "The run's precision there in every module; drop the rows for it."),
-    "first_last_layers_bf16": ("cannot keep whole layers in BF16", "Expect FP8 in the first and last layer too."),
+    "pipeline_dtype": (
+        "does not say in what pipeline stages send activations",
+        "Nothing to do without such stages.",
+    ),
+    "tf32": (
+        "does not decide about TF32",
+        "Set torch.backends.cuda.matmul.fp32_precision in the program.",
+    ),
+    "modules": (
+        "chooses no precision per module",
+        "The run's precision there in every module; drop the rows for it.",
+    ),
+    "first_last_layers_bf16": (
+        "cannot keep whole layers in BF16",
+        "Expect FP8 in the first and last layer too.",
+    ),
 }
 
 
@@ -57,7 +76,9 @@ class ImportBuilder:
         try:
             MixedPrecisionConfig.from_dict(dict(fields))
         except PrecisionTypeError as error:
-            raise PayloadError.of(setting, error.rule, error.value, "Correct the value there.") from None
+            raise PayloadError.of(
+                setting, error.rule, error.value, "Correct the value there."
+            ) from None
         self.mapped[setting] = tuple(dict.fromkeys((*self.mapped.get(setting, ()), *fields)))
         self.fields.update(fields)
 
@@ -68,7 +89,13 @@ class ImportBuilder:
             self.unmapped.append(entry)
 
     def record(
-        self, row: str, setting: str, value: object, state: Mapping[str, Any] = MappingProxyType({}), /, **facts: object
+        self,
+        row: str,
+        setting: str,
+        value: object,
+        state: Mapping[str, Any] = MappingProxyType({}),
+        /,
+        **facts: object,
     ) -> None:
         """Record that `setting` cannot be converted exactly, in the words of a row: "axolotl.documented-as-no-amp".
 
@@ -81,7 +108,9 @@ class ImportBuilder:
     def implied(self, setting: str, value: object, why: str = "", /, **fields: Any) -> None:
         """Record a default of the system that decides, since the setting is not written, and state it."""
         detail = why or f"it is not written, and {self.system} takes this value"
-        self.report(setting, value, "implied default", detail, "Write it down if the run depends on it.")
+        self.report(
+            setting, value, "implied default", detail, "Write it down if the run depends on it."
+        )
         self.fields.update(fields)
 
     def imply_scheme(
@@ -124,7 +153,12 @@ class ImportBuilder:
         self.report("mode", None, "unsupported", detail, remedy)
 
     def finish(
-        self, semantics: str = "", *, label: str = "", recipe: str | None = None, is_whole: bool = True
+        self,
+        semantics: str = "",
+        *,
+        label: str = "",
+        recipe: str | None = None,
+        is_whole: bool = True,
     ) -> ImportReport:
         """Return the report; PayloadError should a field have been given a value it cannot hold.
 
@@ -143,7 +177,10 @@ class ImportBuilder:
                     detail = f"no mode is stated with it; {self.decided_by} decides in what all but its GEMMs runs"
                     remedy = "State bf16, fp16 or fp32 with it."
                     self.report(scheme, self.fields[scheme], "unsupported", detail, remedy)
-        same = is_whole and semantics in (semantics_of(config), "fsdp_policy")  # FP32 shards are FP32 masters
+        same = is_whole and semantics in (
+            semantics_of(config),
+            "fsdp_policy",
+        )  # FP32 shards are FP32 masters
         return ImportReport(
             config=config,
             semantics=semantics,
@@ -200,28 +237,42 @@ class ExportBuilder:
             if field in self.config.stated:
                 self.record(row, field, **facts)
 
-    def finish(self, payload: Any, unwritten: Sequence[Unwritten] = (), **facts: object) -> ExportReport:
+    def finish(
+        self, payload: Any, unwritten: Sequence[Unwritten] = (), **facts: object
+    ) -> ExportReport:
         """Return the report, after stated fields not mentioned so far are mapped or reported, by a row of `unwritten`.
 
         In the words of a row stand `facts`, the values of all fields, and `mode`, `scheme` and `system`.
         """
         unread = unread_fields(self.config)
-        words = {"mode": mode_of(self.config), "scheme": scheme_of(self.config), "system": self.system}
+        words = {
+            "mode": mode_of(self.config),
+            "scheme": scheme_of(self.config),
+            "system": self.system,
+        }
         known = {**self.values, **words, **facts}
         for field in field_names(self.config):
             if field not in self.config.stated or field in self.mapped or field in self.unmapped:
                 continue
             why, value = unread.get(field), self.values[field]
-            about = [row.words for row in unwritten if field in row.fields and (row.when is None or known[row.when])]
+            about = [
+                row.words
+                for row in unwritten
+                if field in row.fields and (row.when is None or known[row.when])
+            ]
             if field == self.exported_mode and not value:
                 detail = f"what {self.system} does instead is {field} to Megatron"
-                self.report(field, "semantics", detail, "See the record of the mode that was stated.")
+                self.report(
+                    field, "semantics", detail, "See the record of the mode that was stated."
+                )
             elif (field in OFF and value == OFF[field]) or (
                 why is not None and value == getattr(type(self.config), field)
             ):
                 self.map(field)
             elif why is not None:
-                self.report(field, "dead knob", why, "Drop it: it changes nothing in this recipe either.")
+                self.report(
+                    field, "dead knob", why, "Drop it: it changes nothing in this recipe either."
+                )
             elif about:
                 self.report(field, *about[0].about(known))
             else:
@@ -230,5 +281,9 @@ class ExportBuilder:
                 self.report(field, reason, f"{self.system} {detail}", remedy)
         names = field_names(self.config)
         unmapped = tuple(entry for name in names for entry in self.unmapped.get(name, ()))
-        mapped = {name: self.mapped[name] for name in names if name in self.mapped and name not in self.unmapped}
+        mapped = {
+            name: self.mapped[name]
+            for name in names
+            if name in self.mapped and name not in self.unmapped
+        }
         return ExportReport(payload=payload, unmapped=unmapped, mapped=mapped, files=self.files)

@@ -13,7 +13,13 @@ from typing import Any
 from bridge.read import frameworks
 from bridge.read.contract import Unmapped
 from bridge.read.frameworks import Framework
-from bridge.read.launch.launches import HOLDS_ARGUMENTS, MEGATRON_ARGUMENTS, ROWS, Launch, before_the_dashes
+from bridge.read.launch.launches import (
+    HOLDS_ARGUMENTS,
+    MEGATRON_ARGUMENTS,
+    ROWS,
+    Launch,
+    before_the_dashes,
+)
 from bridge.read.megatron_lm.flags import bears_on_precision
 from bridge.read.table import record_named
 from bridge.read.text.command_words import CommandWords, nested
@@ -23,7 +29,9 @@ from bridge.registry.registry import REGISTRY
 NEMO, FAIRSEQ = re.compile(ROWS["nemo1"]), re.compile(ROWS["fairseq"])
 OF_TRAINING = frozenset(ROWS["of training"].split())
 TRAINER, TRAINING = (OF_TRAINING.union(ROWS[row].split()) for row in ("of trainer", "with trainer"))
-OF_NEMOS_TRAINER, SHARED_WITH_BRIDGE = (tuple(ROWS[row].split()) for row in ("nemo1 trainer", "nemo1 shared"))
+OF_NEMOS_TRAINER, SHARED_WITH_BRIDGE = (
+    tuple(ROWS[row].split()) for row in ("nemo1 trainer", "nemo1 shared")
+)
 BRIDGE = "Megatron Bridge"
 FILES = tuple(ROWS["files"].split())
 BATCH = "per_device_train_batch_size"
@@ -53,12 +61,21 @@ class Line:
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
         self.words = CommandWords(before_the_dashes(launch.arguments))
-        names = [word if word == "accelerate.commands.launch" else PurePosixPath(word).name for word in launch.runner]
-        places = [at for at, name in enumerate(names) if name in ("accelerate", "accelerate.commands.launch")]
+        names = [
+            word if word == "accelerate.commands.launch" else PurePosixPath(word).name
+            for word in launch.runner
+        ]
+        places = [
+            at
+            for at, name in enumerate(names)
+            if name in ("accelerate", "accelerate.commands.launch")
+        ]
         self.is_accelerated = bool(places)
         self.launcher = CommandWords(launch.runner[places[0] + 1 :] if places else ())
 
-    def unread(self, *, read: Collection[str] | None = None, files: tuple[str, ...] = FILES) -> tuple[Unmapped, ...]:
+    def unread(
+        self, *, read: Collection[str] | None = None, files: tuple[str, ...] = FILES
+    ) -> tuple[Unmapped, ...]:
         """Return the records of what the line leaves open.
 
         `read` are the program's options and overrides that were read (None: all); `files` are options that name
@@ -67,22 +84,42 @@ class Line:
         launch, found = self.launch, list[tuple[str, str, object]]()
         given = {**self.words.options, **self.words.overrides} if read is not None else {}
         for name, value in given.items():
-            if name not in (*(read or ()), *files) and bears_on_precision(name) and value not in (False, "False"):
+            if (
+                name not in (*(read or ()), *files)
+                and bears_on_precision(name)
+                and value not in (False, "False")
+            ):
                 found.append(("command_lines.option", self.words.written.get(name, name), value))
         for words in (self.words, self.launcher):
-            named = {name: words.options[name] for name in files if isinstance(words.options.get(name), str)}
-            found += [("command_lines.file", words.written[name], file) for name, file in named.items()]
+            named = {
+                name: words.options[name]
+                for name in files
+                if isinstance(words.options.get(name), str)
+            }
+            found += [
+                ("command_lines.file", words.written[name], file) for name, file in named.items()
+            ]
             for name, late in words.undecided.items():
                 if bears_on_precision(name) or name in (*FILES, *words.overrides):
-                    found.append(("megatron_lm.only-the-run-decides", words.written.get(name, name), late))
-            found += [("command_lines.loose-word", text, None) for text in dict.fromkeys(words.loose)]
-        found += [("megatron_lm.the-file-alone-does", decision, "taken") for decision in launch.decisions]
+                    found.append(
+                        ("megatron_lm.only-the-run-decides", words.written.get(name, name), late)
+                    )
+            found += [
+                ("command_lines.loose-word", text, None) for text in dict.fromkeys(words.loose)
+            ]
+        found += [
+            ("megatron_lm.the-file-alone-does", decision, "taken") for decision in launch.decisions
+        ]
         found += [("command_lines.file", note, None) for note in launch.notes]
         for name, default in launch.defaulted.items():
             found.append(("megatron_lm.the-environment-or-the-command", f"${name}", default))
         for name, variable in launch.environment.items():
             if bears_on_precision(name.lower()):
-                row = "megatron_lm.only-the-run-decides" if variable.is_unknown else "command_lines.variable"
+                row = (
+                    "megatron_lm.only-the-run-decides"
+                    if variable.is_unknown
+                    else "command_lines.variable"
+                )
                 found.append((row, name, variable))
         return tuple(lost(*record) for record in found)
 
@@ -100,7 +137,9 @@ def read(launch: Launch, chosen: str | None = None) -> CommandLine | None:
     if framework is not None and framework.table:
         return None
     if framework is not None and not framework.is_converted:
-        unread = CommandLine(evidence=framework.evidence, framework=framework, elsewhere=framework.name)
+        unread = CommandLine(
+            evidence=framework.evidence, framework=framework, elsewhere=framework.name
+        )
         if not framework.yields:
             return unread
     if MEGATRON_ARGUMENTS & launch.flags and not is_forced:
@@ -119,24 +158,35 @@ def read(launch: Launch, chosen: str | None = None) -> CommandLine | None:
 def left_out(launch: Launch, line: CommandLine | None) -> list[Unmapped]:
     """Return the record of a launch that is not read: its precision lies in a file, or no system's words are in it."""
     if line is not None and line.framework is not None:
-        facts = {"framework": line.framework.name, "evidence": line.evidence, "runs": line.framework.runs}
+        facts = {
+            "framework": line.framework.name,
+            "evidence": line.evidence,
+            "runs": line.framework.runs,
+        }
         return [lost("command_lines.framework", launch.label, line.framework.name, **facts)]
     if line is not None:
         facts = {"evidence": line.evidence, "elsewhere": line.elsewhere}
         return [lost("command_lines.elsewhere", launch.label, line.elsewhere, **facts)]
     if not launch.line:
-        started = [lost("command_lines.nothing-started", launch.label, None)] if launch.decisions else []
+        started = (
+            [lost("command_lines.nothing-started", launch.label, None)] if launch.decisions else []
+        )
         return [*started, *(lost("command_lines.file", note, None) for note in launch.notes)]
     about = [
         word
         for word in launch.arguments
-        if bears_on_precision(word.partition("=")[0]) or (word.is_unknown and HOLDS_ARGUMENTS.search(word))
+        if bears_on_precision(word.partition("=")[0])
+        or (word.is_unknown and HOLDS_ARGUMENTS.search(word))
     ]
     return [lost("command_lines.unknown-program", launch.label, " ".join(about))] if about else []
 
 
 def _megatron_bridge(line: Line, forced: bool) -> CommandLine | None:
-    own = {key: value for key, value in line.words.overrides.items() if key.split(".")[0] == "mixed_precision"}
+    own = {
+        key: value
+        for key, value in line.words.overrides.items()
+        if key.split(".")[0] == "mixed_precision"
+    }
     recipe = _recipe_of_bridge(line)
     if not (own or forced or recipe):
         return None
@@ -177,7 +227,9 @@ def _nemo1(line: Line, forced: bool) -> CommandLine | None:
     where = f"{file.removesuffix('.yaml')}.yaml" if isinstance(file, str) else "the program's file"
     stated = [key for key in overrides if key.endswith("precision")]
     evidence = _evidence([*stated, *own], "an override of NeMo's")
-    return CommandLine(evidence=evidence, elsewhere=f"the configuration composed of {where} and the overrides")
+    return CommandLine(
+        evidence=evidence, elsewhere=f"the configuration composed of {where} and the overrides"
+    )
 
 
 def _huggingface(line: Line, forced: bool) -> CommandLine | None:
@@ -188,7 +240,11 @@ def _huggingface(line: Line, forced: bool) -> CommandLine | None:
     chosen = _swift_switch(line, payload)
     if chosen is not None:
         payload[chosen] = True
-    if payload.get("mixed_precision") in PRECISIONS and not {"bf16", "fp16"} & payload.keys() and not forced:
+    if (
+        payload.get("mixed_precision") in PRECISIONS
+        and not {"bf16", "fp16"} & payload.keys()
+        and not forced
+    ):
         return None  # no argument of the Trainer's: the program hands it to its own Accelerator
     switched = any(payload.get(name) for name in ("bf16", "fp16"))
     said = launcher.get("mixed_precision")
@@ -199,14 +255,27 @@ def _huggingface(line: Line, forced: bool) -> CommandLine | None:
     launched = {name: True for name in ("use_fsdp", "use_deepspeed") if launcher.get(name) is True}
     payload |= {"accelerate_launch_args": launched} if launched else {}
     found = sorted(TRAINER & payload.keys(), key=lambda name: (name != BATCH, name))
-    program = ROWS["trainers"].get(line.launch.name, f"{line.launch.name}, which reads these arguments,")
+    program = ROWS["trainers"].get(
+        line.launch.name, f"{line.launch.name}, which reads these arguments,"
+    )
     unread = line.unread(files=("deepspeed_config", "config_file"))
     if chosen is not None:
-        unread = (lost("command_lines.swift-switch", "--torch_dtype", payload["torch_dtype"], switch=chosen), *unread)
+        unread = (
+            lost(
+                "command_lines.swift-switch", "--torch_dtype", payload["torch_dtype"], switch=chosen
+            ),
+            *unread,
+        )
     return CommandLine(
-        evidence=_evidence([words.written.get(name, name) for name in found], "an argument of transformers' Trainer"),
+        evidence=_evidence(
+            [words.written.get(name, name) for name in found],
+            "an argument of transformers' Trainer",
+        ),
         payload=payload,
-        context={"program": program if line.launch.line else None, "accelerate_mixed_precision": environment},
+        context={
+            "program": program if line.launch.line else None,
+            "accelerate_mixed_precision": environment,
+        },
         unread=unread,
     )
 
@@ -240,7 +309,11 @@ def _deepspeed_file(line: Line) -> CommandLine | None:
 
 
 def _evidence(names: list[str], what: str) -> str:
-    return f"has `{names[0]}`, {what}" if names else f"was named with --from as {what.partition(' of ')[2]}"
+    return (
+        f"has `{names[0]}`, {what}"
+        if names
+        else f"was named with --from as {what.partition(' of ')[2]}"
+    )
 
 
 READERS: Mapping[str, Callable[[Line, bool], CommandLine | None]] = {

@@ -104,7 +104,14 @@ class ImportReport:
         semantics = semantics_of(config)
         unmapped = (*(entry for entry in self.unmapped if entry.field != "mode"), assumed)
         recipe = recipe_named(config)
-        return replace(self, config=config, semantics=semantics, unmapped=unmapped, recipe=recipe, decided_by=None)
+        return replace(
+            self,
+            config=config,
+            semantics=semantics,
+            unmapped=unmapped,
+            recipe=recipe,
+            decided_by=None,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

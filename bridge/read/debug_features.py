@@ -23,7 +23,9 @@ SECTION, FEATURES, ENABLED = "tensor_inspect", "features", "enabled"
 NAMESPACE = "transformer_engine"
 HARMLESS = frozenset({"LogTensorStats", "LogFp8TensorStats", "LogNvfp4TensorStats", "DumpTensors"})
 """Features that read tensors and change none."""
-NOT_FOUND = "{path} names {file}, which is not found; the layers whose precision it changes are not known."
+NOT_FOUND = (
+    "{path} names {file}, which is not found; the layers whose precision it changes are not known."
+)
 CHANGES = "{path}: {names} changes the precision of layers, and the plan does not follow it."
 REMEDY = f"Set {SECTION}.{ENABLED}=false to plan the run without it."
 

@@ -33,7 +33,10 @@ def import_(payload: object, *, auto: str | None = None) -> ImportReport:
     top = Settings(payload, TABLE.title, lenient=True)
     above = Settings({"auto": auto}, TABLE.title).word("auto", MODES)
     builder = ImportBuilder(TABLE.title)
-    blocks = {"fp16": top.section("fp16"), "bf16": top.section("bf16" if top.given("bf16") else "bfloat16")}
+    blocks = {
+        "fp16": top.section("fp16"),
+        "bf16": top.section("bf16" if top.given("bf16") else "bfloat16"),
+    }
     mode = _mode(builder, blocks, above)
     autocast = top.section("torch_autocast").values.get("enabled")
     if mode is not None:
@@ -66,7 +69,9 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     """Return a DeepSpeed configuration's precision blocks."""
     builder = ExportBuilder(config, TABLE.title)
     mode, is_amp = mode_of(config), semantics_of(config) == "amp_o1"
-    payload: dict[str, Any] = {name: {"enabled": name == mode and not is_amp} for name in ("fp16", "bf16")}
+    payload: dict[str, Any] = {
+        name: {"enabled": name == mode and not is_amp} for name in ("fp16", "bf16")
+    }
     if is_amp:
         compute = export_as_amp(builder, "torch_autocast.enabled", "torch_autocast.dtype")
         builder.mapped.pop("grad_reduce_in_fp32", None)
@@ -75,7 +80,9 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
         return builder.finish(payload, TABLE.unwritten, amp=True)
     setting, dtype = f"{mode}.enabled", "fp32" if config.grad_reduce_in_fp32 else mode
     if mode == "fp32":
-        payload["data_types"] = {"param_dtype": "fp32"}  # both blocks off state nothing by themselves
+        payload["data_types"] = {
+            "param_dtype": "fp32"
+        }  # both blocks off state nothing by themselves
         setting = "data_types.param_dtype"
         builder.map("grad_reduce_in_fp32") if config.grad_reduce_in_fp32 else None
     else:
@@ -105,7 +112,13 @@ def _mode(builder: ImportBuilder, blocks: dict[str, Settings], above: str | None
             on += [mode] if is_on else []
             builder.map(name, **({mode: True, "params_dtype": mode} if mode in on else {}))
     if not on and above in blocks and not blocks[above].values:
-        builder.record("deepspeed.the-layer-above-adds-the-block", f"{above}.enabled", True, {above: True}, mode=above)
+        builder.record(
+            "deepspeed.the-layer-above-adds-the-block",
+            f"{above}.enabled",
+            True,
+            {above: True},
+            mode=above,
+        )
         return above
     if len(on) > 1:
         raise TABLE.wrong("both-halves", blocks["bf16"], "enabled")
@@ -125,7 +138,12 @@ def _is_dynamic(builder: ImportBuilder, block: Settings) -> bool:
         return False
     power = block.whole("initial_scale_power", least=0)
     if power is None:
-        builder.record("deepspeed.in-deepspeed", block.name("initial_scale_power"), 16, {"initial_loss_scale": 2**16})
+        builder.record(
+            "deepspeed.in-deepspeed",
+            block.name("initial_scale_power"),
+            16,
+            {"initial_loss_scale": 2**16},
+        )
     elif power > 1000:
         raise TABLE.wrong("powers-of-two", block, "initial_scale_power")
     else:
@@ -186,5 +204,18 @@ def _export_loss_scale(builder: ExportBuilder, block: dict[str, Any]) -> None:
             builder.record("deepspeed.whole-numbers-only", field, written=block[field])
 
 
-CONTEXT = (ContextKey("auto", 'what the layer above trains in, for "auto" and a missing block: bf16, fp16 or fp32'),)
-SYSTEM = System("deepspeed", TABLE.title, TABLE.version, export, import_, TABLE.recognise, as_json, context=CONTEXT)
+CONTEXT = (
+    ContextKey(
+        "auto", 'what the layer above trains in, for "auto" and a missing block: bf16, fp16 or fp32'
+    ),
+)
+SYSTEM = System(
+    "deepspeed",
+    TABLE.title,
+    TABLE.version,
+    export,
+    import_,
+    TABLE.recognise,
+    as_json,
+    context=CONTEXT,
+)

@@ -17,7 +17,9 @@ from bridge.target.fields import FIELDS, known_releases
 from bridge.target.versions import Version, installed
 
 
-def own_fields(framework: str, classes: Sequence[str], names: Iterable[str], role: str) -> list[str]:
+def own_fields(
+    framework: str, classes: Sequence[str], names: Iterable[str], role: str
+) -> list[str]:
     """Return the names that are fields of a framework's classes alone; of a class that is not known here, all others.
 
     A name that is neither is left to the check of misspelt fields.
@@ -58,10 +60,16 @@ def _tables() -> Any:
 @functools.cache
 def _classes(framework: str) -> dict[str, frozenset[str]]:
     """Return import path of a class -> the fields that it has and Megatron Core's classes do not."""
-    return {name: frozenset(row["fields"]) for row in _tables()[framework]["configs"] for name in row["classes"]}
+    return {
+        name: frozenset(row["fields"])
+        for row in _tables()[framework]["configs"]
+        for name in row["classes"]
+    }
 
 
-def release_of(sections: Mapping[str, Mapping[str, Any]], *, is_whole: bool) -> tuple[Version | None, str]:
+def release_of(
+    sections: Mapping[str, Mapping[str, Any]], *, is_whole: bool
+) -> tuple[Version | None, str]:
     """Return the release that a file's fields of Megatron point to, and why it is assumed, as a clause.
 
     Args:
@@ -76,12 +84,16 @@ def release_of(sections: Mapping[str, Mapping[str, Any]], *, is_whole: bool) -> 
             row = FIELDS.get(role, {}).get(name)
             if row is None or row.has is None:
                 continue
-            first = next((place for place, release in enumerate(releases) if row.has.holds(release)), 0)
+            first = next(
+                (place for place, release in enumerate(releases) if row.has.holds(release)), 0
+            )
             if first > newest:
                 newest, field = first, f"{role}.{name}"
     here = installed("mcore")
     if not is_whole and (here is None or here >= releases[newest]):
         return here, "installed here, as the file leaves it open"
     if newest:
-        return releases[newest], f"{field} stands in the file, and {releases[newest - 1]} does not have it"
+        return releases[
+            newest
+        ], f"{field} stands in the file, and {releases[newest - 1]} does not have it"
     return releases[0], "the file has every field of Megatron, and none that came later"

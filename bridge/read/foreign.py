@@ -59,13 +59,17 @@ def refuse_sections(sections: Mapping[Any, Any], path: Path) -> None:
 
 def _refuse_no_run(document: Document) -> None:
     _refuse_system(document)
-    named = [str(key) for key in document.mapping if not str(key).startswith("_")]  # `_target_` is refused by itself
+    named = [
+        str(key) for key in document.mapping if not str(key).startswith("_")
+    ]  # `_target_` is refused by itself
     unknown = [key for key in named if key not in KEYS]
     foreign = [key for key in unknown if not near_names(key, KEYS)]
     if len(foreign) > len(named) - len(unknown):
         raise _no_run(document.path, unknown)
     fields = _fields_in(document.mapping)
-    is_known = any(name in fields_of(key) or near_names(name, fields_of(key)) for key, name in fields)
+    is_known = any(
+        name in fields_of(key) or near_names(name, fields_of(key)) for key, name in fields
+    )
     if unknown == foreign and fields and not is_known and not _has_classes(document):
         raise _no_run(document.path, [*unknown, *(f"{key}.{name}" for key, name in fields)])
 
@@ -73,7 +77,9 @@ def _refuse_no_run(document: Document) -> None:
 def _fields_in(sections: Mapping[Any, Any]) -> list[tuple[str, str]]:
     """Return section and name of each field in the sections of a run."""
     held = ((key, sections.get(key)) for key in (*OWNERS, *SECTIONS))
-    return [(key, str(name)) for key, fields in held if isinstance(fields, Mapping) for name in fields]
+    return [
+        (key, str(name)) for key, fields in held if isinstance(fields, Mapping) for name in fields
+    ]
 
 
 def _has_classes(document: Document) -> bool:
@@ -85,7 +91,9 @@ def _no_run(path: str, unknown: Sequence[str]) -> UnreadFileError:
     named = ", ".join(repr(key) for key in unknown[:SHOWN])
     more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
     rule = "must have the sections of a run, such as model and mixed_precision"
-    return UnreadFileError(f"{path}: {rule}, got {named}{more}. {RUNS}", kind="no sections of a run")
+    return UnreadFileError(
+        f"{path}: {rule}, got {named}{more}. {RUNS}", kind="no sections of a run"
+    )
 
 
 def _refuse_system(document: Document) -> None:
@@ -94,7 +102,10 @@ def _refuse_system(document: Document) -> None:
     for system, seen in candidates(document)[:1]:
         if seen.certainty >= CERTAIN:
             sentence = CONVERTED.format(
-                path=document.path, quoted=quote(document.path), title=system.title, evidence=seen.evidence
+                path=document.path,
+                quoted=quote(document.path),
+                title=system.title,
+                evidence=seen.evidence,
             )
             raise UnreadFileError(sentence, kind=f"looks like a file of {system.title}")
 
@@ -104,7 +115,11 @@ def no_run_of_megatron(path: str, started: Sequence[Launch]) -> UnreadFileError:
     found = frameworks.of_launches(started)
     if found is not None:
         return UnreadFileError(found.refusal(path), kind=f"looks like {found.name}")
-    names = ", ".join(dict.fromkeys(launch.name for launch in started if launch.line)) or "no program"
+    names = (
+        ", ".join(dict.fromkeys(launch.name for launch in started if launch.line)) or "no program"
+    )
     rule = "must start a run of Megatron-LM"
     remedy = "Give its launch script, or the configuration that this one starts with."
-    return UnreadFileError(f"{path}: {rule}, got {names!r:.80}. {remedy}", kind="starts no run of Megatron-LM")
+    return UnreadFileError(
+        f"{path}: {rule}, got {names!r:.80}. {remedy}", kind="starts no run of Megatron-LM"
+    )

@@ -66,7 +66,9 @@ class Framework:
         elif self.is_converted:
             sentence = CONVERTED
         words = {"name": self.name, "evidence": self.evidence, "runs": self.runs}
-        return " ".join(filter(None, (sentence.format(path=path, quoted=quote(path), **words), self.instead)))
+        return " ".join(
+            filter(None, (sentence.format(path=path, quoted=quote(path), **words), self.instead))
+        )
 
 
 class _Row:
@@ -85,7 +87,9 @@ class _Row:
         self.modules = tuple(str(columns.get("modules", "")).split())
         self.classes = tuple(str(columns.get("classes", columns.get("modules", ""))).split())
         self.launchers = tuple(str(columns.get("launchers", "")).split())
-        self.programs = re.compile(rf"(?:{columns['programs']})\Z") if "programs" in columns else None
+        self.programs = (
+            re.compile(rf"(?:{columns['programs']})\Z") if "programs" in columns else None
+        )
         self.needed = _pattern(columns, "with")
         self.overrides = _pattern(columns, "overrides")
         self.files = [_File(row, self) for row in columns.get("files", ())]
@@ -104,7 +108,9 @@ class _Row:
 
     def of_launch(self, launch: Launch) -> Framework | None:
         """Return the framework where a launch is one of its own."""
-        if self.words is not None and not any(self.words.search(word) for word in _words_of(launch)):
+        if self.words is not None and not any(
+            self.words.search(word) for word in _words_of(launch)
+        ):
             return None
         launcher = [word for word in launch.runner if PurePosixPath(word).name in self.launchers]
         if launcher:
@@ -120,7 +126,10 @@ class _Row:
         if self.overrides is not None:
             for word in arguments:
                 if self.overrides.fullmatch(word):
-                    name, what = word.partition("=")[0].lstrip("+"), "an override of its configuration"
+                    name, what = (
+                        word.partition("=")[0].lstrip("+"),
+                        "an override of its configuration",
+                    )
                     if name.startswith("--"):
                         what = "an option of its programs"
                     return self.found(f"has `{name}`, {what}")

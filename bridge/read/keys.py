@@ -9,7 +9,13 @@ from typing import Any
 
 from bridge.preflight.problems import Problems
 from bridge.target.fields import FIELDS
-from bridge.training.config import CheckpointConfig, DataConfig, LoggingConfig, ResumeConfig, TrainConfig
+from bridge.training.config import (
+    CheckpointConfig,
+    DataConfig,
+    LoggingConfig,
+    ResumeConfig,
+    TrainConfig,
+)
 
 PRECISION = "mixed_precision"
 RECIPES = "recipes_from"

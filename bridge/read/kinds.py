@@ -10,11 +10,25 @@ from typing import Any
 
 from bridge.errors import RunConfigError, UnreadFileError
 from bridge.precision import strict_yaml
-from bridge.preflight.file_reading import MEGATRON_BRIDGE, MEGATRON_LM, PRECISION_BRIDGE, FileReading, RunChoice
+from bridge.preflight.file_reading import (
+    MEGATRON_BRIDGE,
+    MEGATRON_LM,
+    PRECISION_BRIDGE,
+    FileReading,
+    RunChoice,
+)
 from bridge.preflight.origins import Origins
 from bridge.preflight.problems import Problems
 from bridge.read.debug_features import unfollowed_features
-from bridge.read.keys import KEYS, OWNERS, PRECISION, RUN_KEYS, SECTIONS, fields_of, refuse_unknown_sections
+from bridge.read.keys import (
+    KEYS,
+    OWNERS,
+    PRECISION,
+    RUN_KEYS,
+    SECTIONS,
+    fields_of,
+    refuse_unknown_sections,
+)
 from bridge.read.layer_source import unplanned_kitchen
 from bridge.read.megatron_bridge import run as megatron_bridge
 from bridge.target.target import Target
@@ -28,7 +42,8 @@ SIZES = ("num_layers", "hidden_size", "num_attention_heads")
 ARGUMENTS = re.compile(rb"ARGS\w*[\"']?\s*:|^\s*[\"']?--[a-z]", re.MULTILINE)
 """In a file of Megatron-LM's arguments."""
 FRAMEWORK = re.compile(
-    rb"^['\"]?(?:modules|policy|actor_rollout_ref|defaults|micro_batch_size)['\"]?\s*:", re.MULTILINE
+    rb"^['\"]?(?:modules|policy|actor_rollout_ref|defaults|micro_batch_size)['\"]?\s*:",
+    re.MULTILINE,
 )
 """In a file of a framework on top of Megatron Core."""
 FILES = ("config.yaml", "run_config.yaml", "common.pt")
@@ -79,7 +94,9 @@ def _states_a_run(whole: Mapping[str, Any]) -> bool:
     """Return whether sections are empty, or state something that a run has."""
     if any(whole.get(key) is not None for key in (PRECISION, *RUN_KEYS)):
         return True
-    stated = [(key, name) for key in MAPPINGS if isinstance(whole.get(key), dict) for name in whole[key]]
+    stated = [
+        (key, name) for key in MAPPINGS if isinstance(whole.get(key), dict) for name in whole[key]
+    ]
     return not stated or any(name in fields_of(key) for key, name in stated)
 
 
@@ -90,7 +107,9 @@ def file_in(folder: Path) -> Path:
     ``common.pt`` of one of Megatron-LM, in its newest iteration where the folder holds several.
     """
     places = (folder, *sorted(folder.glob(ITERATION), reverse=True))
-    return next((place / name for place in places for name in FILES if (place / name).is_file()), folder)
+    return next(
+        (place / name for place in places for name in FILES if (place / name).is_file()), folder
+    )
 
 
 def _mapping(data: bytes, path: Path) -> dict[str, Any]:
@@ -100,7 +119,9 @@ def _mapping(data: bytes, path: Path) -> dict[str, Any]:
         sentence = f"{path}: must hold one document, got {len(documents)}. Remove the others."
         raise UnreadFileError(sentence, kind="several documents")
     if not documents or documents[0] is None:
-        sentence = f"{path}: is empty, and describes no run. Give a file with sections such as model."
+        sentence = (
+            f"{path}: is empty, and describes no run. Give a file with sections such as model."
+        )
         raise UnreadFileError(sentence, kind="it is empty")
     whole = documents[0]
     if not isinstance(whole, dict):
@@ -115,7 +136,9 @@ def _own(whole: dict[str, Any], name: str) -> dict[str, Any]:
     refuse_unknown_sections(whole, problems)
     for key in MAPPINGS:
         if not isinstance(whole.get(key), dict | None):
-            problems.add(key, "must be a mapping of fields", whole[key], f"Write {key}.FIELD=VALUE.")
+            problems.add(
+                key, "must be a mapping of fields", whole[key], f"Write {key}.FIELD=VALUE."
+            )
     problems.raise_any()
     return whole
 
@@ -138,8 +161,13 @@ def started(reading: FileReading, sections: dict[str, Any], target: Target) -> F
         reading = framework_start.with_variables(reading, target)
         rows = framework_start.with_framework(reading.framework, rows, sections)
     found = derived(sections, reading.own_fields, gpus, rows)
-    unknown = [*reading.unknown, *(megatron_lm_start.left_open(reading.own_fields, gpus) if is_lm else ())]
-    start = Start(sections=sections, own_fields={}, gpus=gpus)  # an override may state what a sentence begins with
+    unknown = [
+        *reading.unknown,
+        *(megatron_lm_start.left_open(reading.own_fields, gpus) if is_lm else ()),
+    ]
+    start = Start(
+        sections=sections, own_fields={}, gpus=gpus
+    )  # an override may state what a sentence begins with
     unknown = [one for one in unknown if start.stated(one.partition(":")[0]) is None]
     unplanned = reading.unplanned
     if unplanned is not None and start.stated(unplanned.partition(":")[0]) is not None:

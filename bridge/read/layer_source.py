@@ -97,7 +97,9 @@ def layer_settings() -> tuple[str, ...]:
 
 def _specs() -> Mapping[str, str]:
     """Return the last word of `--spec`, of Megatron Core's own layers -> the implementation of the layers."""
-    from bridge.read.megatron_lm.flags import TABLE  # a saved config of Megatron Bridge has no such option
+    from bridge.read.megatron_lm.flags import (
+        TABLE,
+    )  # a saved config of Megatron Bridge has no such option
 
     specs: Mapping[str, str] = TABLE.data["specs"]
     return specs

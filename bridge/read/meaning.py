@@ -28,10 +28,16 @@ def meaning(config: MixedPrecisionConfig) -> dict[str, Any]:
     values["pipeline_dtype"] = values["pipeline_dtype"] or mode_of(config)
     values["autocast_dtype"] = values["autocast_dtype"] or values["params_dtype"]
     if config.first_last_layers_bf16:
-        values.update({name: 1 for name in LAYER_COUNTS if not is_stated(config, name)})  # Megatron's own count
+        values.update(
+            {name: 1 for name in LAYER_COUNTS if not is_stated(config, name)}
+        )  # Megatron's own count
     values["modules"] = values["modules"] or None  # no rows are none
     values["loss_scale"] = values["loss_scale"] or None  # Megatron takes 0 for unset
-    unread = {*unread_fields(config), "fp8_param", "fp4_param"}  # the last two: other names of *_param_gather
+    unread = {
+        *unread_fields(config),
+        "fp8_param",
+        "fp4_param",
+    }  # the last two: other names of *_param_gather
     return {name: value for name, value in values.items() if name not in unread}
 
 
@@ -77,6 +83,9 @@ def semantics_of(config: MixedPrecisionConfig) -> str:
     FP32 weights under autocast are O1. In FP16 that is `fp16=True` with `params_dtype="fp32"`, which keeps the loss
     scale; in BF16 it is `fp32=True`, as in the recipe `bf16_autocast_mixed`.
     """
-    if config.autocast_enabled and (config.to_dict().get("params_dtype") or mode_of(config)) == "fp32":
+    if (
+        config.autocast_enabled
+        and (config.to_dict().get("params_dtype") or mode_of(config)) == "fp32"
+    ):
         return "amp_o1"
     return "fp32" if mode_of(config) == "fp32" else "megatron_o2"

@@ -26,5 +26,7 @@ def recipe_sources(named: Any) -> tuple[str, ...]:
     names = named if isinstance(named, list) else [named]
     if not all(isinstance(name, str) for name in names):
         remedy = f"Write {RECIPES}=acme.recipes or {RECIPES}=[acme.recipes,lab/recipes.py]."
-        raise RunConfigError.of(RECIPES, "must be a module or file, or a list of them", named, remedy)
+        raise RunConfigError.of(
+            RECIPES, "must be a module or file, or a list of them", named, remedy
+        )
     return tuple(names)

@@ -30,7 +30,9 @@ class Start:
         """Return a setting's value, Megatron's default where there is none."""
         role, _, name = path.partition(".")
         given = self.stated(path)
-        return DEFAULTS.get(role, {}).get(name, self.own_fields.get(path)) if given is None else given
+        return (
+            DEFAULTS.get(role, {}).get(name, self.own_fields.get(path)) if given is None else given
+        )
 
     def stated(self, path: str) -> Any:
         """Return the value that the file, or an override, states for a setting; None where neither states one."""
@@ -74,17 +76,27 @@ class Row:
         """Return whether the value is set at the start of a run."""
         if self.is_default and start.stated(self.path) is not None:
             return False
-        return self.when is None or bool(start.value(self.when) if isinstance(self.when, str) else self.when(start))
+        return self.when is None or bool(
+            start.value(self.when) if isinstance(self.when, str) else self.when(start)
+        )
 
 
-def rows(values: Mapping[str, Any], when: Condition = None, *, because: str = "", **columns: Any) -> tuple[Row, ...]:
+def rows(
+    values: Mapping[str, Any], when: Condition = None, *, because: str = "", **columns: Any
+) -> tuple[Row, ...]:
     """Return a row for each of the values of one condition; the name of a setting that has to be on is the reason."""
     reason = because or str(when).rpartition(".")[2]
-    return tuple(Row(path=path, value=value, when=when, because=reason, **columns) for path, value in values.items())
+    return tuple(
+        Row(path=path, value=value, when=when, because=reason, **columns)
+        for path, value in values.items()
+    )
 
 
 def derived(
-    sections: dict[str, Any], own_fields: Mapping[str, Any], gpus: int | None, applied: Sequence[Row]
+    sections: dict[str, Any],
+    own_fields: Mapping[str, Any],
+    gpus: int | None,
+    applied: Sequence[Row],
 ) -> tuple[Derived, ...]:
     """Write into the sections what a framework sets at the start of a run with them, and return it."""
     start = Start(sections=sections, own_fields=own_fields, gpus=gpus)
@@ -92,7 +104,10 @@ def derived(
     for row in applied:
         if not row.applies(start):
             continue
-        before, value = start.value(row.path), row.value(start) if callable(row.value) else row.value
+        before, value = (
+            start.value(row.path),
+            row.value(start) if callable(row.value) else row.value,
+        )
         if value == before:
             continue
         role, _, name = row.path.partition(".")
@@ -101,6 +116,11 @@ def derived(
         is_framework = bool(row.set_by)
         source = row.source if is_framework else ""
         found[row.path] = Derived(
-            path=row.path, value=value, stated=stated, because=row.because, set_by=row.set_by, source=source
+            path=row.path,
+            value=value,
+            stated=stated,
+            because=row.because,
+            set_by=row.set_by,
+            source=source,
         )
     return tuple(one for one in found.values() if one.value != one.stated)

@@ -61,11 +61,15 @@ def detect(document: Document, chosen: str | None = None) -> tuple[System, str]:
         remedy = f"Name the system with --from: {', '.join(MODULES)}."
         if document.kind == "python":
             remedy = "Give a configuration."
-        raise PayloadError(f"{document.path}: no system is recognised in this {document.kind} file. {remedy}")
+        raise PayloadError(
+            f"{document.path}: no system is recognised in this {document.kind} file. {remedy}"
+        )
     (first, why), *others = found
     tied = [one for one, other in others if why.certainty - other.certainty < CLOSE]
     if tied:
-        reasons = "; ".join(f"{one.name}: it {reason.evidence}" for one, reason in found[: len(tied) + 1])
+        reasons = "; ".join(
+            f"{one.name}: it {reason.evidence}" for one, reason in found[: len(tied) + 1]
+        )
         names = listed([first.name, *(one.name for one in tied)])
         raise PayloadError(f"{document.path}: could be {names} ({reasons}). Say which with --from.")
     return first, why.evidence

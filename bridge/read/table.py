@@ -180,7 +180,10 @@ class Part:
         shared = {name: value for name, value in group.items() if name not in COLUMNS_OF_A_GROUP}
         given = dict.fromkeys(group.get("decisive", ()), shared)
         given |= {name: {**shared, "field": name} for name in group.get("fields", ())}
-        given |= {name: {"harmless": (False,)} | shared | _columns(row) for name, row in group.get("rows", {}).items()}
+        given |= {
+            name: {"harmless": (False,)} | shared | _columns(row)
+            for name, row in group.get("rows", {}).items()
+        }
         for name, columns in given.items():
             rows = self.patterns if PATTERN.search(name) else self.named
             rows[name] = Row(**columns)
@@ -189,7 +192,9 @@ class Part:
         """Return the row of a setting, the first that fits."""
         if name in self.named:
             return self.named[name]
-        return next((row for pattern, row in self.patterns.items() if self._fits(name, pattern)), None)
+        return next(
+            (row for pattern, row in self.patterns.items() if self._fits(name, pattern)), None
+        )
 
     def _fits(self, name: str, pattern: str) -> bool:
         segments, wanted = name.split("."), pattern.split(".")
@@ -211,10 +216,17 @@ class Table:
         self.version: str = content.get("version", "")
         self.data: Mapping[str, Any] = content.get("data", {})
         self.recognised: Sequence[Mapping[str, Any]] = content.get("recognised", ())
-        self.needs = {fact: words and record(words, "dead knob") for fact, words in content.get("needs", {}).items()}
-        self.sentences = {name: record(words) for name, words in content.get("sentences", {}).items()}
+        self.needs = {
+            fact: words and record(words, "dead knob")
+            for fact, words in content.get("needs", {}).items()
+        }
+        self.sentences = {
+            name: record(words) for name, words in content.get("sentences", {}).items()
+        }
         unwritten: Sequence[Mapping[str, Any]] = content.get("unwritten", ())
-        self.unwritten = [Unwritten(row["fields"], row.get("when"), record(row)) for row in unwritten]
+        self.unwritten = [
+            Unwritten(row["fields"], row.get("when"), record(row)) for row in unwritten
+        ]
         self.parts: dict[str, Part] = {}
         for group in content.get("settings", ()):
             self.parts.setdefault(group.get("part", ""), Part()).add(group)
@@ -237,28 +249,51 @@ class Table:
             elif others is not None:
                 others(builder, section.name(key), key, section[key])
         for name, row in rows.named.items():
-            if row.default is not None and name not in found and all(facts[need] for need in row.needs):
+            if (
+                row.default is not None
+                and name not in found
+                and all(facts[need] for need in row.needs)
+            ):
                 written = row.written(row.default)
                 why = f"{written} in {row.since or self.version}"
                 builder.implied(given.name(name), written, why, **{str(row.field): row.default})
                 self._report_also(builder, given.name(name), row, (row.default,))
 
     def _found(
-        self, given: Settings, rows: Part, facts: Mapping[str, object], under: str = "", *, is_known: bool = True
+        self,
+        given: Settings,
+        rows: Part,
+        facts: Mapping[str, object],
+        under: str = "",
+        *,
+        is_known: bool = True,
     ) -> Iterator["Found"]:
         """Yield the settings of a block that have a row, and in one that `is_known` the others too."""
         for key, value in given.values.items():
             row = rows.row_of(under + key)
             row = None if row is not None and row.when is not None and not facts[row.when] else row
             is_block = isinstance(value, Mapping)
-            is_read = row is not None and (value is not None or row.nulls) and not (is_block and row.reads == "block")
+            is_read = (
+                row is not None
+                and (value is not None or row.nulls)
+                and not (is_block and row.reads == "block")
+            )
             if is_read or (row is None and is_known):
                 yield Found(under + key, given, key, row)
             if is_block and (row is None or row.reads == "block" or not (row.detail or row.field)):
                 inner = given.section(key)
-                yield from self._found(inner, rows, facts, f"{under}{key}.", is_known=row is not None)
+                yield from self._found(
+                    inner, rows, facts, f"{under}{key}.", is_known=row is not None
+                )
 
-    def _take(self, builder: "ImportBuilder", given: Settings, key: str, row: Row, facts: Mapping[str, object]) -> None:
+    def _take(
+        self,
+        builder: "ImportBuilder",
+        given: Settings,
+        key: str,
+        row: Row,
+        facts: Mapping[str, object],
+    ) -> None:
         """Map or report one setting that is given."""
         name, value = given.name(key), given[key]
         unmet = next((need for need in row.needs if not facts[need]), None)
@@ -275,10 +310,14 @@ class Table:
         elif words is not None:
             builder.report(name, value, *words.about({**facts, "value": value}))
         elif row.field is not None:
-            builder.map(name, **({} if value is None and row.nulls == "unstated" else {row.field: value}))
+            builder.map(
+                name, **({} if value is None and row.nulls == "unstated" else {row.field: value})
+            )
             self._report_also(builder, name, row, (value, given[key]))
 
-    def _report_also(self, builder: "ImportBuilder", name: str, row: Row, values: Sequence[object]) -> None:
+    def _report_also(
+        self, builder: "ImportBuilder", name: str, row: Row, values: Sequence[object]
+    ) -> None:
         """Report a value that is mapped, read or as it is written, where the row has a sentence for it."""
         for value in values:
             if row.also is not None and str(value) in row.also:
@@ -302,7 +341,11 @@ class Table:
         values = builder.values if acting is None else acting
         for name, row in self.parts[part].named.items():
             field = row.field or ""
-            if field not in values or field in written or not all(facts.get(need, True) for need in row.needs):
+            if (
+                field not in values
+                or field in written
+                or not all(facts.get(need, True) for need in row.needs)
+            ):
                 continue
             if acting is None or not row.is_harmless(values[field]):
                 written.add(field)
@@ -323,7 +366,12 @@ class Table:
             unwanted = any(_is_there(content, key) for key in row.get("none", ()))
             name, pattern = row.get("matches", ("", ""))
             value = str(at(content, name, ""))
-            if wanted and not unwanted and None not in first.values() and re.fullmatch(pattern, value):
+            if (
+                wanted
+                and not unwanted
+                and None not in first.values()
+                and re.fullmatch(pattern, value)
+            ):
                 return Recognised(row["certainty"], row["evidence"].format(**first, value=value))
         return None
 
@@ -340,7 +388,9 @@ def at(content: Any, name: str, default: Any = None) -> Any:
     return content
 
 
-def _is_there(content: object, name: str, counts: Callable[[object], bool] = PRESENT["any"]) -> bool:
+def _is_there(
+    content: object, name: str, counts: Callable[[object], bool] = PRESENT["any"]
+) -> bool:
     value = at(content, name, ABSENT)
     return value is not ABSENT and counts(value)
 

@@ -16,7 +16,9 @@ def vocab_size_of(name: object) -> int | None:
     if not isinstance(name, str):
         return None
     last = re.split(r"[/\\]", name.rstrip("/\\"))[-1].lower()
-    known = [(beginning, size) for beginning, size in _sizes().items() if last.startswith(beginning)]
+    known = [
+        (beginning, size) for beginning, size in _sizes().items() if last.startswith(beginning)
+    ]
     return max(known, key=lambda row: len(row[0]))[1] if known else None
 
 

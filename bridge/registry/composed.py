@@ -45,13 +45,17 @@ def _recipe_of(node: Any) -> MixedPrecisionConfig | None:
 
 def _of_fields(values: dict[str, Any], recipe: MixedPrecisionConfig | None) -> MixedPrecisionConfig:
     if not values:
-        remedy = "Choose a recipe by its name; `auto` is resolved by `precision-bridge train` alone."
+        remedy = (
+            "Choose a recipe by its name; `auto` is resolved by `precision-bridge train` alone."
+        )
         raise PrecisionTypeError.of(GROUP, "states no field of a precision", values, remedy)
     checked = MixedPrecisionConfig.from_dict(values, source=CONFIGURATION)
     if recipe is None:
         return checked
     own, stated = recipe.to_dict(), checked.to_dict()
-    set_over = {name: value for name, value in stated.items() if name not in own or own[name] != value}
+    set_over = {
+        name: value for name, value in stated.items() if name not in own or own[name] != value
+    }
     return with_only(recipe, stated).override(CONFIGURATION, **set_over)
 
 
@@ -64,5 +68,7 @@ def _plain(node: Mapping[Any, Any]) -> dict[str, Any]:
         plain = omegaconf.OmegaConf.to_container(node, resolve=True, throw_on_missing=True)
     except omegaconf.errors.OmegaConfBaseException as error:
         why = str(error.msg or error).partition("\n")[0].rstrip(".")
-        raise PrecisionTypeError(f"{error.full_key or GROUP}: cannot be resolved: {why}. Correct the value.") from error
+        raise PrecisionTypeError(
+            f"{error.full_key or GROUP}: cannot be resolved: {why}. Correct the value."
+        ) from error
     return {str(key): value for key, value in plain.items()}

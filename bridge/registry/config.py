@@ -55,7 +55,9 @@ class MixedPrecisionConfig(PrecisionConfig):
         found = faults_of(self)
         if found:
             name = f" {recipe_name(self)!r}" if recipe_name(self) else ""
-            raise PrecisionConfigError(f"The mixed-precision config{name} can never be right:", found)
+            raise PrecisionConfigError(
+                f"The mixed-precision config{name} can never be right:", found
+            )
 
     def setup(
         self,
@@ -80,7 +82,9 @@ class MixedPrecisionConfig(PrecisionConfig):
         from bridge.sync.synchroniser import write  # a list of recipes does without the sync
 
         self.finalize()
-        report = write(self, {"model": model_config, "optimizer": optimizer_config, "ddp": ddp_config})
+        report = write(
+            self, {"model": model_config, "optimizer": optimizer_config, "ddp": ddp_config}
+        )
         report.log_overrides(log)
         report.log_others(log)
         vars(self)["_held"] = {row.field: row.new for row in report.rows if row.verdict != "absent"}
@@ -98,16 +102,25 @@ class MixedPrecisionConfig(PrecisionConfig):
             ``_target_`` and every field of the peer's class, dtypes as `torch.dtype`. The fields from `tf32` on have no
             place there: Megatron's own configs in the same run hold them once `setup` has written them.
         """
-        homeless = [name for name in field_names(self) if name not in PEER_FIELDS and is_stated(self, name)]
+        homeless = [
+            name for name in field_names(self) if name not in PEER_FIELDS and is_stated(self, name)
+        ]
         if homeless and not vars(self).get("_held"):
             names = ", ".join(homeless)
-            log.warning("mixed_precision: a file of Megatron Bridge has no place for %s before setup", names)
+            log.warning(
+                "mixed_precision: a file of Megatron Bridge has no place for %s before setup", names
+            )
         return {"_target_": PEER_TARGET, **{name: self._saved(name) for name in PEER_FIELDS}}
 
     def _saved(self, name: str) -> Any:
         """Return what a field of the peer's class has to be for the peer to write what our sync writes."""
         family = FIELDS[name].family
-        acts = {None: True, "fp8": bool(self.fp8), "fp4": bool(self.fp4), "low": bool(low_format_of(self))}[family]
+        acts = {
+            None: True,
+            "fp8": bool(self.fp8),
+            "fp4": bool(self.fp4),
+            "low": bool(low_format_of(self)),
+        }[family]
         if name == "fp8_recipe" and not acts:
             return None  # the optimizer takes any other for a run in FP8
         if name in DTYPES_OF_THE_MODE and not is_stated(self, name):
@@ -117,7 +130,9 @@ class MixedPrecisionConfig(PrecisionConfig):
         held: Mapping[str, Any] = vars(self).get("_held", {})
         if name in held:
             return held[name]
-        value = 1 if name in LAYER_COUNTS and self.first_last_layers_bf16 else field_value(self, name)
+        value = (
+            1 if name in LAYER_COUNTS and self.first_last_layers_bf16 else field_value(self, name)
+        )
         return reference(OWNER_OF[name], name, json.dumps(value).strip('"'))
 
 
@@ -134,7 +149,11 @@ def reference(owner: str, name: str, otherwise: str) -> str:
 
 def without_references(fields: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return the fields of a saved precision without those that are left to their owner."""
-    return {name: one for name, one in fields.items() if not (isinstance(one, str) and one.startswith(REFERENCE))}
+    return {
+        name: one
+        for name, one in fields.items()
+        if not (isinstance(one, str) and one.startswith(REFERENCE))
+    }
 
 
 SOURCE = "Megatron Bridge's config"
@@ -143,9 +162,15 @@ PEER_TARGET = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
 DTYPES_OF_THE_MODE = ("params_dtype", "pipeline_dtype")
 OWNER_OF = {
     **{name: "optimizer" for name, field in FIELDS.items() if field.subject is SCALER},
-    **{name: "model" for name, field in FIELDS.items() if field.family and field.twin is None and "recipe" not in name},
+    **{
+        name: "model"
+        for name, field in FIELDS.items()
+        if field.family and field.twin is None and "recipe" not in name
+    },
     **dict.fromkeys((*LAYER_COUNTS, "first_last_layers_bf16"), "model"),
-    **dict.fromkeys(("fp8_param_gather", "fp4_param_gather", "reuse_grad_buf_for_mxfp8_param_ag"), "ddp"),
+    **dict.fromkeys(
+        ("fp8_param_gather", "fp4_param_gather", "reuse_grad_buf_for_mxfp8_param_ag"), "ddp"
+    ),
 }
 """Field that an owner keeps where it is unstated -> that owner; an unstated scheme reads as at the peer."""
 FOLLOWING = ("fp8_param", "fp4_param")
@@ -161,7 +186,8 @@ class PeerConfig(Protocol):
 def is_peer_config(value: object) -> TypeGuard[PeerConfig]:
     """Return whether `value` is an object of a dataclass `MixedPrecisionConfig` of a module of `megatron.bridge`."""
     return dataclasses.is_dataclass(type(value)) and any(
-        base.__name__ == "MixedPrecisionConfig" and f"{base.__module__}.".startswith("megatron.bridge.")
+        base.__name__ == "MixedPrecisionConfig"
+        and f"{base.__module__}.".startswith("megatron.bridge.")
         for base in type(value).__mro__
     )
 
@@ -174,7 +200,11 @@ def from_peer(config: PeerConfig, recipes: Iterable[PrecisionConfig] = ()) -> Mi
     stated that differs from the recipe. In any other object a default may have been given: the field is `untold`.
     """
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    given = {field.name for field in dataclasses.fields(config) if values[field.name] != default_of(field)}
+    given = {
+        field.name
+        for field in dataclasses.fields(config)
+        if values[field.name] != default_of(field)
+    }
     given |= {name for name in MODE_SWITCHES if name in values}
     given |= {f"{family}_recipe" for family in ("fp8", "fp4") if values.get(family)}
     if given.intersection(LAYER_COUNTS):
@@ -187,23 +217,39 @@ def from_peer(config: PeerConfig, recipes: Iterable[PrecisionConfig] = ()) -> Mi
     if unknown:
         name = min(unknown)
         rule = "is a field of Megatron Bridge's config that has no counterpart here"
-        raise UnknownFieldError(f"mixed_precision.{name}: {rule}, got {values[name]!r:.80}. Leave it at its default.")
-    made = MixedPrecisionConfig().override(SOURCE, **{name: values[name] for name in known if name in given})
+        raise UnknownFieldError(
+            f"mixed_precision.{name}: {rule}, got {values[name]!r:.80}. Leave it at its default."
+        )
+    made = MixedPrecisionConfig().override(
+        SOURCE, **{name: values[name] for name in known if name in given}
+    )
     if changed is None:
         mark_untold(made, frozenset(values) - given - {*FOLLOWING})
     return made
 
 
-def _changed_in_recipe(values: Mapping[str, Any], recipes: Iterable[PrecisionConfig]) -> list[str] | None:
+def _changed_in_recipe(
+    values: Mapping[str, Any], recipes: Iterable[PrecisionConfig]
+) -> list[str] | None:
     """Return the fields that differ from the recipe that an object was made from; None where it is like no recipe.
 
     It is like a recipe that it differs from in fewer than half as many fields as the recipe states of its own.
     """
     found = []
     for recipe in recipes:
-        own = [name for name, value in stated_values(recipe).items() if value != FIELDS[name].default]
-        held = {name: check_value(recipe, name, value) for name, value in values.items() if name in FIELDS}
-        changed = [name for name, value in held.items() if name not in FOLLOWING and value != field_value(recipe, name)]
+        own = [
+            name for name, value in stated_values(recipe).items() if value != FIELDS[name].default
+        ]
+        held = {
+            name: check_value(recipe, name, value)
+            for name, value in values.items()
+            if name in FIELDS
+        }
+        changed = [
+            name
+            for name, value in held.items()
+            if name not in FOLLOWING and value != field_value(recipe, name)
+        ]
         if 2 * len(changed) < len(own):
             found.append(changed)
     return min(found, key=len, default=None)

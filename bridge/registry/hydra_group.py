@@ -28,7 +28,14 @@ from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig, ListConfig
 
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.registry import GROUP, REGISTRY, Recipe, is_auto, load_recipes_from, recipe_flag
+from bridge.registry.registry import (
+    GROUP,
+    REGISTRY,
+    Recipe,
+    is_auto,
+    load_recipes_from,
+    recipe_flag,
+)
 
 SCHEME = "recipes"
 
@@ -37,7 +44,10 @@ def register_group(*recipes_from: str) -> None:
     """Make the registered recipes options of the group `mixed_precision` in every composition from now on."""
     load_recipes_from(recipes_from)
     RecipeSearchPath.is_requested = True
-    names = (str(Path(name).expanduser().resolve()) if name.endswith(".py") else name for name in recipes_from)
+    names = (
+        str(Path(name).expanduser().resolve()) if name.endswith(".py") else name
+        for name in recipes_from
+    )
     RecipeSearchPath.recipes_from = tuple(names)
     Plugins.instance().register(RecipeSource)
     Plugins.instance().register(RecipeSearchPath)
@@ -50,7 +60,9 @@ def own_environment() -> Iterator[None]:
     try:
         yield
     finally:
-        for key in os.environ.keys() - before.keys():  # not `clear`: the compiler of the kernel runs in a thread
+        for key in (
+            os.environ.keys() - before.keys()
+        ):  # not `clear`: the compiler of the kernel runs in a thread
             del os.environ[key]
         os.environ.update(before)
 
@@ -119,7 +131,10 @@ class RecipeSource(ConfigSource):
         Hydra's ConfigStore is last on the search path; a node that the application keeps there is not hidden.
         """
         option = _option(config_path)
-        if not option or ConfigStore.instance().get_type(f"{GROUP}/{option}.yaml") == ObjectType.CONFIG:
+        if (
+            not option
+            or ConfigStore.instance().get_type(f"{GROUP}/{option}.yaml") == ObjectType.CONFIG
+        ):
             return False
         return is_auto(option) or option in REGISTRY
 
@@ -133,8 +148,12 @@ class RecipeSource(ConfigSource):
             raise ConfigLoadError(f"Config not found: {config_path}")
         node = DictConfig({}, flags={"struct": False})
         if name is not None:
-            node = DictConfig(self._make(name).config.to_dict(), flags={"struct": False, recipe_flag(name): True})
-        return ConfigResult(config=node, path=self.full_path(), provider=self.provider, header={"package": None})
+            node = DictConfig(
+                self._make(name).config.to_dict(), flags={"struct": False, recipe_flag(name): True}
+            )
+        return ConfigResult(
+            config=node, path=self.full_path(), provider=self.provider, header={"package": None}
+        )
 
     def recipe(self, name: str) -> MixedPrecisionConfig:
         """Return a recipe by its canonical name, with the environment variables set that it sets itself."""
@@ -152,14 +171,18 @@ class RecipeSource(ConfigSource):
             return self.made[name]
         with own_environment():
             before = dict(os.environ)
-            self.made[name] = Made(recipe=recipe, config=REGISTRY.get(name), variables=_set_since(before))
+            self.made[name] = Made(
+                recipe=recipe, config=REGISTRY.get(name), variables=_set_since(before)
+            )
         return self.made[name]
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """Return the canonical names of the recipes; at the root the group itself, once a recipe was chosen."""
         if config_path.strip("/") == GROUP:
             return [] if results_filter == ObjectType.GROUP else sorted(REGISTRY.names())
-        return [GROUP] if not config_path and results_filter != ObjectType.CONFIG and self.made else []
+        return (
+            [GROUP] if not config_path and results_filter != ObjectType.CONFIG and self.made else []
+        )
 
 
 class RecipeSearchPath(SearchPathPlugin):
@@ -200,7 +223,9 @@ def _primary_configs(search_path: ConfigSearchPath) -> Iterator[dict[str, Any]]:
         scheme, _, place = folder.rpartition("://")
         try:
             root = resources.files(place.replace("/", ".")) if scheme == "pkg" else Path(place)
-            files = [file for file in root.iterdir() if file.name.endswith(".yaml") and file.is_file()]
+            files = [
+                file for file in root.iterdir() if file.name.endswith(".yaml") and file.is_file()
+            ]
             texts = [file.read_text(encoding="utf-8") for file in files]
             found = [yaml.safe_load(text) for text in texts if GROUP in text]
         except (OSError, ValueError, ImportError, yaml.YAMLError):

@@ -18,7 +18,9 @@ from bridge.rules.inert import inert_fields
 
 OF_THE_MODE = ("params_dtype", "pipeline_dtype", "autocast_dtype")
 """Dtypes that are those of the mode where nothing states them."""
-SECOND_NAMES = tuple(name for name, field in FIELDS.items() if field.twin is not None and not field.leads)
+SECOND_NAMES = tuple(
+    name for name, field in FIELDS.items() if field.twin is not None and not field.leads
+)
 """Second names of settings that have two."""
 LONGEST = 3
 """Fields that a label without a recipe still lists by themselves."""
@@ -52,7 +54,11 @@ def nearest_recipe(config: PrecisionConfig) -> str | None:
 
 def differing_fields(config: PrecisionConfig, recipe: PrecisionConfig) -> list[str]:
     """Return the fields that act in one of two runs and read otherwise there, in order of declaration."""
-    ignored = {*MODE_SWITCHES, *SECOND_NAMES, *(inert_fields(config).keys() & inert_fields(recipe).keys())}
+    ignored = {
+        *MODE_SWITCHES,
+        *SECOND_NAMES,
+        *(inert_fields(config).keys() & inert_fields(recipe).keys()),
+    }
     names = [name for name in field_names(config) if name not in ignored]
     return [name for name in names if _reading(config, name) != _reading(recipe, name)]
 

@@ -87,7 +87,9 @@ class Recipe:
     def place(self) -> str:
         """``file:line`` of the function."""
         file, line = _source(self.function)
-        return ":".join(str(part) for part in (file, line) if part is not None) or repr(self.function)
+        return ":".join(str(part) for part in (file, line) if part is not None) or repr(
+            self.function
+        )
 
 
 def load_recipes_from(names: str | Iterable[str], *, key: str = "recipes_from") -> None:
@@ -105,14 +107,18 @@ def load_recipes_from(names: str | Iterable[str], *, key: str = "recipes_from") 
             raise RecipeSourceError(f"{key}: there is no file {name!r}. {remedy}") from None
         except ModuleNotFoundError as error:
             if error.name is None or not (name == error.name or name.startswith(f"{error.name}.")):
-                raise RecipeSourceError(f"{key}: {name!r} failed to load: {error}. Correct it there.") from error
+                raise RecipeSourceError(
+                    f"{key}: {name!r} failed to load: {error}. Correct it there."
+                ) from error
             remedy = "Give a module that can be imported, or the path of a .py file."
             raise RecipeSourceError(f"{key}: there is no module {name!r}. {remedy}") from None
         except BridgeError:
             raise  # says by itself what is wrong and where
         except (Exception, SystemExit) as error:
             why = f"{type(error).__name__}: {error}"
-            raise RecipeSourceError(f"{key}: {name!r} failed to load: {why}. Correct it there.") from error
+            raise RecipeSourceError(
+                f"{key}: {name!r} failed to load: {why}. Correct it there."
+            ) from error
 
 
 def _import_file(path: Path) -> None:
@@ -148,12 +154,15 @@ class Registry:
         self._lock = threading.RLock()
 
     def _load(self) -> None:
-        with self._lock:  # other threads wait for the first; what it loads may itself look recipes up
+        with (
+            self._lock
+        ):  # other threads wait for the first; what it loads may itself look recipes up
             if self._is_loaded:
                 return
             self._is_loaded = True
             sources: dict[str, Callable[[], object]] = {
-                f"plugin {point.name!r} ({point.value})": point.load for point in entry_points(group="bridge.recipes")
+                f"plugin {point.name!r} ({point.value})": point.load
+                for point in entry_points(group="bridge.recipes")
             }
             for name in filter(None, os.environ.get(ENVIRONMENT_VARIABLE, "").split(os.pathsep)):
                 partial = functools.partial(load_recipes_from, name, key=ENVIRONMENT_VARIABLE)
@@ -163,19 +172,37 @@ class Registry:
                 try:
                     load()
                 except (Exception, SystemExit) as error:  # noqa: BLE001  a plugin may fail in any way
-                    why = str(error) if isinstance(error, BridgeError) else f"{type(error).__name__}: {error}"
+                    why = (
+                        str(error)
+                        if isinstance(error, BridgeError)
+                        else f"{type(error).__name__}: {error}"
+                    )
                     self.broken[source] = why
-                    self._recipes, self._aliases = known  # the first half of a plugin may need its second
+                    self._recipes, self._aliases = (
+                        known  # the first half of a plugin may need its second
+                    )
                     log.warning("Recipes not loaded: %s: %s", source, why)
 
     @overload
     def register(self, function: F, /) -> F: ...
     @overload
     def register(
-        self, function: None = None, /, *, name: str | None = None, tags: Words = (), aliases: Words = ()
+        self,
+        function: None = None,
+        /,
+        *,
+        name: str | None = None,
+        tags: Words = (),
+        aliases: Words = (),
     ) -> Callable[[F], F]: ...
     def register(
-        self, function: F | None = None, /, *, name: str | None = None, tags: Words = (), aliases: Words = ()
+        self,
+        function: F | None = None,
+        /,
+        *,
+        name: str | None = None,
+        tags: Words = (),
+        aliases: Words = (),
     ) -> F | Callable[[F], F]:
         """Register a function that returns a `MixedPrecisionConfig`; use it bare or with arguments.
 
@@ -217,7 +244,9 @@ class Registry:
                 if other is not None and not _same_definition(other.function, recipe.function):
                     raise DuplicateRecipeError(name, (other.place, recipe.place))
             self._recipes[recipe.name] = recipe
-            others = {alias: target for alias, target in self._aliases.items() if target != recipe.name}
+            others = {
+                alias: target for alias, target in self._aliases.items() if target != recipe.name
+            }
             self._aliases = others | dict.fromkeys(recipe.aliases, recipe.name)
 
     def remove(self, name: str) -> None:
@@ -225,7 +254,9 @@ class Registry:
         with self._lock:
             recipe = self.recipe(name)
             del self._recipes[recipe.name]
-            self._aliases = {alias: target for alias, target in self._aliases.items() if target != recipe.name}
+            self._aliases = {
+                alias: target for alias, target in self._aliases.items() if target != recipe.name
+            }
 
     def recipe(self, name: str) -> Recipe:
         """Return the recipe of that name or alias, in either spelling; UnknownRecipeError where there is none."""
@@ -234,9 +265,15 @@ class Registry:
         found = self._recipes.get(self._aliases.get(wanted, wanted))
         if found is None:
             if wanted in NOT_ALIASES:
-                raise UnknownRecipeError(f"Unknown mixed-precision recipe {name!r}. {NOT_ALIASES[wanted]}")
+                raise UnknownRecipeError(
+                    f"Unknown mixed-precision recipe {name!r}. {NOT_ALIASES[wanted]}"
+                )
             matches = close_matches(name, [*self._recipes, *self._aliases])
-            words = [f"Unknown mixed-precision recipe {name!r}.", did_you_mean(matches), self.where_listed]
+            words = [
+                f"Unknown mixed-precision recipe {name!r}.",
+                did_you_mean(matches),
+                self.where_listed,
+            ]
             raise UnknownRecipeError(" ".join(filter(None, words)), matches)
         return found
 
@@ -338,7 +375,9 @@ def _words(words: Words) -> tuple[str, ...]:
 def _source(function: RecipeFunction) -> tuple[Path | None, int | None]:
     """Return file and first line of a function; None for what has neither, a notebook's cell without lines say."""
     file = None
-    with contextlib.suppress(OSError, SyntaxError, TypeError):  # TypeError: a callable that is no function
+    with contextlib.suppress(
+        OSError, SyntaxError, TypeError
+    ):  # TypeError: a callable that is no function
         file = Path(inspect.getfile(inspect.unwrap(function)))
         return file, inspect.getsourcelines(inspect.unwrap(function))[1]
     return file, None
@@ -362,7 +401,12 @@ def _same_definition(one: RecipeFunction, two: RecipeFunction) -> bool:
     if one is two:
         return True
     (first, first_line), (second, second_line) = _source(one), _source(two)
-    if first is None or second is None or one.__qualname__ != two.__qualname__ or "<lambda>" in one.__qualname__:
+    if (
+        first is None
+        or second is None
+        or one.__qualname__ != two.__qualname__
+        or "<lambda>" in one.__qualname__
+    ):
         return False
     captured = [[cell.cell_contents for cell in each.__closure__ or ()] for each in (one, two)]
     if one.__defaults__ != two.__defaults__ or captured[0] != captured[1]:
@@ -378,8 +422,12 @@ def _same_definition(one: RecipeFunction, two: RecipeFunction) -> bool:
 
 
 def _require_no_arguments(function: RecipeFunction, name: str) -> None:
-    without_default = [one for one in inspect.signature(function).parameters.values() if one.default is one.empty]
-    needed = [one.name for one in without_default if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)]
+    without_default = [
+        one for one in inspect.signature(function).parameters.values() if one.default is one.empty
+    ]
+    needed = [
+        one.name for one in without_default if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
+    ]
     if needed:
         rule = f"is called without arguments, and needs {', '.join(needed)}"
         raise RecipeSourceError(f"Recipe {name!r}: {rule}. Give them defaults.")
@@ -392,7 +440,9 @@ MIXED_PRECISION_RECIPES = RecipeMapping(REGISTRY)
 register = REGISTRY.register
 
 
-def get_mixed_precision_config(name: str | MixedPrecisionConfig | PeerConfig) -> MixedPrecisionConfig:
+def get_mixed_precision_config(
+    name: str | MixedPrecisionConfig | PeerConfig,
+) -> MixedPrecisionConfig:
     """Return a fresh config of the registered recipe `name`; a config is returned as it is.
 
     Args:
@@ -405,7 +455,11 @@ def get_mixed_precision_config(name: str | MixedPrecisionConfig | PeerConfig) ->
     if isinstance(name, MixedPrecisionConfig):
         return name
     if is_peer_config(name):
-        built_in = [one.function for one in REGISTRY.recipes() if one.function.__module__.startswith(BUILT_IN)]
+        built_in = [
+            one.function
+            for one in REGISTRY.recipes()
+            if one.function.__module__.startswith(BUILT_IN)
+        ]
         return from_peer(name, [function() for function in built_in])
     if not isinstance(name, str):
         raise PrecisionTypeError(

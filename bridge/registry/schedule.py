@@ -14,7 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.errors import Finding, PrecisionTypeError, RunConfigError, SyncCheckError, close_matches, did_you_mean
+from bridge.errors import (
+    Finding,
+    PrecisionTypeError,
+    RunConfigError,
+    SyncCheckError,
+    close_matches,
+    did_you_mean,
+)
 from bridge.precision.config import FIELD_DEFAULTS, FIELDS
 from bridge.precision.matchers import matchers_in
 from bridge.precision.mode import label_of, scheme_of
@@ -53,7 +60,9 @@ class Phase:
     """Field of the model config, one of `SWITCHED` -> its value in this phase."""
 
     def __str__(self) -> str:
-        steps = f"step {self.first}" if self.first == self.last else f"steps {self.first}-{self.last}"
+        steps = (
+            f"step {self.first}" if self.first == self.last else f"steps {self.first}-{self.last}"
+        )
         return f"{steps}: {label_of(self.precision)}"
 
 
@@ -92,7 +101,9 @@ class PrecisionSchedule:
         ddp: DdpOwner | None = None,
     ) -> None:
         given = {"model": model, "optimizer": optimizer, "ddp": ddp}
-        owners = [Owner(role, target).read() for role, target in given.items() if target is not None]
+        owners = [
+            Owner(role, target).read() for role, target in given.items() if target is not None
+        ]
         own = get_mixed_precision_config(precision) if precision is not None else None
         self.phases = planned_phases(rows, own, owners, train_iters=train_iters)
         self.rows = [dict(row) for row in rows]
@@ -126,7 +137,9 @@ class PrecisionSchedule:
             The phase that begins or is continued with this call, None where the last call left off in it.
         """
         if not isinstance(step, int) or isinstance(step, bool) or step < 1:
-            raise PrecisionTypeError.of("step", "must be the number of a step, from 1 on", step, "Count from 1.")
+            raise PrecisionTypeError.of(
+                "step", "must be the number of a step, from 1 on", step, "Count from 1."
+            )
         phase = self.phase_at(step)
         if phase is self._entered:
             return None
@@ -153,25 +166,40 @@ def _checked(rows: Any) -> list[dict[str, Any]]:
         known = _KEYS if number == 1 else (*_KEYS, *FIELD_DEFAULTS)
         unknown = [key for key in row if key not in known]
         if unknown:
-            hint = did_you_mean(close_matches(str(unknown[0]), known)) or f"A phase has {' and '.join(_KEYS)}."
+            hint = (
+                did_you_mean(close_matches(str(unknown[0]), known))
+                or f"A phase has {' and '.join(_KEYS)}."
+            )
             if unknown[0] in FIELD_DEFAULTS:
                 hint = f"The first phase is the run's own precision: state mixed_precision.{unknown[0]}."
             raise RunConfigError.of(path, "no such key of this phase", unknown[0], hint)
         is_last = number == len(rows)
         if is_last == (row.get("until") is not None):
-            rule = "the last phase lasts to the end of the run" if is_last else "needs until, the end of the phase"
-            raise RunConfigError.of(f"{path}, until", rule, row.get("until"), "Drop it." if is_last else "State it.")
+            rule = (
+                "the last phase lasts to the end of the run"
+                if is_last
+                else "needs until, the end of the phase"
+            )
+            raise RunConfigError.of(
+                f"{path}, until", rule, row.get("until"), "Drop it." if is_last else "State it."
+            )
         if number > 1 and row.get("recipe") is None:
-            raise RunConfigError.of(f"{path}, recipe", "a later phase needs a recipe", None, "Name one.")
+            raise RunConfigError.of(
+                f"{path}, recipe", "a later phase needs a recipe", None, "Name one."
+            )
         if is_auto(row.get("recipe")):
-            raise RunConfigError.of(f"{path}, recipe", "a phase needs the name of a recipe", "auto", "Name one.")
+            raise RunConfigError.of(
+                f"{path}, recipe", "a phase needs the name of a recipe", "auto", "Name one."
+            )
     return list(rows)
 
 
 def _last_step(until: Any, path: str, *, after: int, train_iters: int) -> int:
     is_share = isinstance(until, float) and 0 < until < 1
     if not is_share and (not isinstance(until, int) or isinstance(until, bool)):
-        raise RunConfigError.of(path, "must be a share of the steps (0 to 1) or a step", until, "Write 0.9 or 900.")
+        raise RunConfigError.of(
+            path, "must be a share of the steps (0 to 1) or a step", until, "Write 0.9 or 900."
+        )
     last = round(until * train_iters) if is_share else int(until)
     if not after < last < train_iters:
         rule = f"must end after step {after} and before step {train_iters}, the last one (train.train_iters)"
@@ -204,19 +232,25 @@ def planned_phases(
         planned = [one for one in plan(precision, owners, is_last=True) if one.verdict != "absent"]
         values = {(one.owner, one.attribute): one.new for one in planned}
         built = built or values
-        chosen = [one.training for one in matchers_in(built.get(_MODULES)) if one.training is not None]
+        chosen = [
+            one.training for one in matchers_in(built.get(_MODULES)) if one.training is not None
+        ]
         is_high = not any(one.chooses_in_high for one in chosen)
         if not scheme_of(precision) and not is_stated(precision, "modules") and is_high:
             values.pop(_MODULES, None)  # what it chooses acts under FP8 or FP4 alone
         switched = {name: values["model", name] for name in SWITCHED if ("model", name) in values}
-        phases.append(Phase(number=number, first=after + 1, last=last, precision=precision, values=switched))
+        phases.append(
+            Phase(number=number, first=after + 1, last=last, precision=precision, values=switched)
+        )
         _refuse_what_no_config_holds(own, precision, {one.field for one in planned}, number=number)
         _refuse_what_is_fixed(built, values, phases[-1])
         after = last
     return tuple(phases)
 
 
-def _precision(row: Mapping[str, Any], own: MixedPrecisionConfig, number: int) -> MixedPrecisionConfig:
+def _precision(
+    row: Mapping[str, Any], own: MixedPrecisionConfig, number: int
+) -> MixedPrecisionConfig:
     """Return the precision of a phase: the run's own in the first, a recipe with the fields stated over it later."""
     name: Any = row.get("recipe")
     path = f"{_WHERE}, phase {number}"
@@ -226,11 +260,17 @@ def _precision(row: Mapping[str, Any], own: MixedPrecisionConfig, number: int) -
             remedy = f"Leave it out, or train with mixed_precision={name}."
             raise RunConfigError.of(f"{path}, recipe", rule, name, remedy)
         return own
-    return get_mixed_precision_config(name).override(path, **{key: row[key] for key in row if key not in _KEYS})
+    return get_mixed_precision_config(name).override(
+        path, **{key: row[key] for key in row if key not in _KEYS}
+    )
 
 
 def _refuse_what_no_config_holds(
-    own: MixedPrecisionConfig, precision: MixedPrecisionConfig, held: set[str | None], *, number: int
+    own: MixedPrecisionConfig,
+    precision: MixedPrecisionConfig,
+    held: set[str | None],
+    *,
+    number: int,
 ) -> None:
     """Refuse a phase with another value of a field that none of the configs given has: it could not be compared."""
     for name, value in stated_values(precision).items():
@@ -253,7 +293,9 @@ def _refuse_what_is_fixed(
     if not differing:
         return
     stored = [family for family in ("fp8", "fp4") if built.get(("model", f"{family}_param"))]
-    of_stored = (name for name, field in FIELDS.items() if field.family in stored and field.stores_weights)
+    of_stored = (
+        name for name, field in FIELDS.items() if field.family in stored and field.stores_weights
+    )
     follows = {*SWITCHED, *of_stored}  # the second follow from weights stored in a family
     fixed = [place for place in differing if place not in _UNREAD and place[1] not in follows]
     at_checkpoint = (
@@ -277,6 +319,8 @@ def _refuse_what_is_fixed(
         more = f" and {len(needed) - _LISTED} more" if len(needed) > _LISTED else ""
         rule = f"needs {', '.join(needed[:_LISTED])}{more}, fixed once the model is built"
         remedy = f"State the values of phase 1{at_checkpoint}"
-        findings.append(Finding(path=f"{_WHERE}, phase {phase.number}", rule=rule, value=label, remedy=remedy))
+        findings.append(
+            Finding(path=f"{_WHERE}, phase {phase.number}", rule=rule, value=label, remedy=remedy)
+        )
     if findings:
         raise SyncCheckError(f"{_WHERE}: this switch is not possible within a run:", findings)

@@ -23,17 +23,26 @@ def first_of(error: BaseException) -> BaseException:
     return error
 
 
-def cause_of(error: BaseException, sections: Mapping[str, Mapping[str, Any]]) -> tuple[str, list[str]]:
+def cause_of(
+    error: BaseException, sections: Mapping[str, Mapping[str, Any]]
+) -> tuple[str, list[str]]:
     """Return where an error was raised, and section.field of each setting that its condition reads, in that order.
 
     The place is a file and a line within its package: "megatron/core/transformer/transformer_config.py:1088". Both
     are empty for an error of another package.
     """
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _place(frame.filename)]
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if _place(frame.filename)
+    ]
     where = f"{_place(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
     for frame in reversed(frames):
         for names in _conditions(frame.filename, frame.lineno or 0):
-            fields = [f"{section}.{name}" for name in names for section in sections if name in sections[section]]
+            fields = [
+                f"{section}.{name}"
+                for name in names
+                for section in sections
+                if name in sections[section]
+            ]
             if fields:
                 return where, fields
     return where, []
@@ -42,7 +51,11 @@ def cause_of(error: BaseException, sections: Mapping[str, Mapping[str, Any]]) ->
 def _place(file: str) -> str:
     """Return a file's path from its package on, empty for a file of another package."""
     parts = Path(file).parts
-    starts = [place for place, part in enumerate(parts) if part in PACKAGES and parts[place - 1] != "bridge"]
+    starts = [
+        place
+        for place, part in enumerate(parts)
+        if part in PACKAGES and parts[place - 1] != "bridge"
+    ]
     return "/".join(parts[starts[0] :]) if starts else ""
 
 
@@ -55,7 +68,12 @@ def _conditions(file: str, line: int) -> Iterator[list[str]]:
     around = [
         node
         for node in ast.walk(tree)
-        if isinstance(node, ast.If | ast.Assert) and node.lineno <= line <= (node.end_lineno or node.lineno)
+        if isinstance(node, ast.If | ast.Assert)
+        and node.lineno <= line <= (node.end_lineno or node.lineno)
     ]
     for holder in sorted(around, key=lambda node: -node.lineno):
-        yield list(dict.fromkeys(node.attr for node in ast.walk(holder.test) if isinstance(node, ast.Attribute)))
+        yield list(
+            dict.fromkeys(
+                node.attr for node in ast.walk(holder.test) if isinstance(node, ast.Attribute)
+            )
+        )

@@ -30,12 +30,20 @@ def shrink_layers(run: SmallRun, limit: int) -> dict[str, Any]:
     run.set("model.num_layers", len(kept), "keeps both ends, each kind of layer, and whole stages")
     end = min(settings.end, max(0, shape.num_layers - settings.start))
     counts = {
-        "num_layers_at_start_in_bf16": (settings.start, sum(layer < settings.start for layer in kept)),
-        "num_layers_at_end_in_bf16": (settings.end, sum(layer >= shape.num_layers - end for layer in kept)),
+        "num_layers_at_start_in_bf16": (
+            settings.start,
+            sum(layer < settings.start for layer in kept),
+        ),
+        "num_layers_at_end_in_bf16": (
+            settings.end,
+            sum(layer >= shape.num_layers - end for layer in kept),
+        ),
     }
     for name, (now, count) in counts.items():
         if now != count:
-            owner = "model" if run.precision is None or name not in run.precision else "mixed_precision"
+            owner = (
+                "model" if run.precision is None or name not in run.precision else "mixed_precision"
+            )
             run.set(f"{owner}.{name}", count, "fewer layers are kept in all")
     _state_kinds(run, kept)
     _renumber_rows(run, kept)
@@ -45,11 +53,17 @@ def shrink_layers(run: SmallRun, limit: int) -> dict[str, Any]:
     for name in SPLIT:
         before = run.model.pop(name, None)
         if before not in (None, False, fields.get(name)):
-            run.note(f"model.{name}", before, fields.get(name), "the split of the run at two stages")
+            run.note(
+                f"model.{name}", before, fields.get(name), "the split of the run at two stages"
+            )
     recomputed = whole_number(read_field(run.model, "recompute_num_layers"))
     if recomputed:
         most = len(kept) // (stages * run.layout.virtual)
-        run.set("model.recompute_num_layers", min(recomputed, max(1, most)), "the layers of a stage are fewer")
+        run.set(
+            "model.recompute_num_layers",
+            min(recomputed, max(1, most)),
+            "the layers of a stage are fewer",
+        )
     run.layers = tuple(str(layer + 1) for layer in kept)
     return fields
 
@@ -58,14 +72,22 @@ def _state_kinds(run: SmallRun, layers: tuple[int, ...]) -> None:
     shape, model = run.shape, run.model
     why = "the kinds of the kept layers"
     if shape.is_hybrid:
-        name = "hybrid_layer_pattern" if "hybrid_layer_pattern" in model else "hybrid_override_pattern"
+        name = (
+            "hybrid_layer_pattern" if "hybrid_layer_pattern" in model else "hybrid_override_pattern"
+        )
         run.set(f"model.{name}", letters_of([shape.kinds[layer] for layer in layers]), why)
         _leave_out_prediction(run, "a run builds no prediction layers of a hybrid")
         return
     if shape.indexer is not None:
-        _leave_out_prediction(run, "this Megatron Core keeps no indexers' losses of prediction layers")
+        _leave_out_prediction(
+            run, "this Megatron Core keeps no indexers' losses of prediction layers"
+        )
     if shape.delta_net is not None:
-        run.set("model.linear_attention_freq", [int("delta_net" in shape.kinds[layer]) for layer in layers], why)
+        run.set(
+            "model.linear_attention_freq",
+            [int("delta_net" in shape.kinds[layer]) for layer in layers],
+            why,
+        )
     if shape.is_moe:
         frequency = [int(has_experts(shape.kinds[layer])) for layer in layers]
         if not all(frequency) or read_field(model, "moe_layer_freq", 1) != 1:
@@ -86,26 +108,36 @@ def _named_layers(run: SmallRun) -> list[int]:
     low = {layer.number - 1 for layer in run.plan.layers if layer.low and layer.number is not None}
     firsts: dict[tuple[str, bool, tuple[bool, ...]], int] = {}
     for layer in sorted(set[int]().union(*rows)):
-        firsts.setdefault((run.shape.kinds[layer], layer in low, tuple(layer in row for row in rows)), layer)
+        firsts.setdefault(
+            (run.shape.kinds[layer], layer in low, tuple(layer in row for row in rows)), layer
+        )
     return list(firsts.values())
 
 
 def _renumber_rows(run: SmallRun, layers: tuple[int, ...]) -> None:
     """Number the layers of the rows of `modules` again, and drop the rows of which no layer is kept."""
     rows = []
-    for plain, row in zip((run.precision or {}).get("modules") or (), run.plan.module_rows, strict=True):
+    for plain, row in zip(
+        (run.precision or {}).get("modules") or (), run.plan.module_rows, strict=True
+    ):
         select = row.renumbered(layers, run.shape.num_layers)
         if select is not None:
             rows.append({**plain, "select": select})
         else:
-            run.dropped.append(f"The row {row} of modules: none of its layers is among the kept ones.")
+            run.dropped.append(
+                f"The row {row} of modules: none of its layers is among the kept ones."
+            )
     if rows or run.dropped:
         run.set("mixed_precision.modules", rows or None, "numbers of the kept layers")
-    counted = [matcher.select for recipe in run.plan.settings.recipes[:1] for matcher in recipe.matchers]
+    counted = [
+        matcher.select for recipe in run.plan.settings.recipes[:1] for matcher in recipe.matchers
+    ]
     local = [pattern for pattern in counted if re.search(r"layers\.\W*\d", pattern)]
     if local and not run.plan.module_rows:
         names = ", ".join(local)
-        run.dropped.append(f"The layers of {names} in model.quant_recipe: their numbers count within a stage.")
+        run.dropped.append(
+            f"The layers of {names} in model.quant_recipe: their numbers count within a stage."
+        )
 
 
 def kept_layers(

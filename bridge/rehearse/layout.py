@@ -31,7 +31,11 @@ class Round:
     def of(cls, parallel: Parallel, *, is_sharded: bool) -> Round:
         """Return all kinds of a run's layout."""
         return cls(
-            kinds=tuple(kind for kind in KINDS if getattr(parallel, kind) > 1 or (kind == "data" and is_sharded)),
+            kinds=tuple(
+                kind
+                for kind in KINDS
+                if getattr(parallel, kind) > 1 or (kind == "data" and is_sharded)
+            ),
             sequence_parallel=parallel.sequence_parallel,
             virtual=min(parallel.virtual, TWO),
             expert_tensor=min(parallel.expert_tensor, TWO),
@@ -44,7 +48,9 @@ class Round:
     @property
     def processes(self) -> int:
         """Processes of the launch; experts are spread over ranks that are there already."""
-        return self.size("tensor") * self.size("pipeline") * self.size("context") * self.size("data")
+        return (
+            self.size("tensor") * self.size("pipeline") * self.size("context") * self.size("data")
+        )
 
     def fields(self) -> dict[str, Any]:
         """Return the model fields of the layout."""
@@ -88,9 +94,13 @@ class Round:
         """
         at_once = max(0, processes.bit_length() - 1)
         free = [kind for kind in self.kinds if kind != "expert"] if at_once else []
-        parts = [free[start : start + at_once] for start in range(0, len(free), at_once or 1)] or [[]]
+        parts = [free[start : start + at_once] for start in range(0, len(free), at_once or 1)] or [
+            []
+        ]
         if "expert" in self.kinds and at_once:
-            hosts = [part for kind in ("data", "tensor", "context") for part in parts if kind in part]
+            hosts = [
+                part for kind in ("data", "tensor", "context") for part in parts if kind in part
+            ]
             if not hosts:
                 parts.append(["data", "expert"])
             for part in hosts:
@@ -101,7 +111,9 @@ class Round:
 
     def _part(self, kinds: tuple[str, ...], split: Mapping[str, Any]) -> Round:
         is_whole = "expert" not in kinds or "data" in kinds
-        return replace(self, kinds=kinds, split=split, expert_tensor=self.expert_tensor if is_whole else 1)
+        return replace(
+            self, kinds=kinds, split=split, expert_tensor=self.expert_tensor if is_whole else 1
+        )
 
 
 FIRST, LAST = "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"
@@ -165,20 +177,28 @@ class Split:
         first = few if before < after else size - few
         if before == after:
             first = size // few // 2 * few
-        stated = {FIRST: (parallel.first_stage_layers, first), LAST: (parallel.last_stage_layers, size - first)}
+        stated = {
+            FIRST: (parallel.first_stage_layers, first),
+            LAST: (parallel.last_stage_layers, size - first),
+        }
         return {name: here for name, (there, here) in stated.items() if there is not None}
 
     def _layout(self, size: int) -> list[list[str]]:
         """Return the content of each chunk: first and last as in the run, with one layer where they have some."""
         given = self.parallel.layout or ()
         counts = [0] * (2 * self.virtual)
-        counts[0], counts[-1] = min(1, given[0].count("decoder")), min(1, given[-1].count("decoder"))
+        counts[0], counts[-1] = (
+            min(1, given[0].count("decoder")),
+            min(1, given[-1].count("decoder")),
+        )
         between = list(range(1, len(counts) - 1)) or [0 if counts[0] else 1]
         for number in range(size - counts[0] - counts[-1]):
             counts[between[number % len(between)]] += 1
         chunks = [["decoder"] * count for count in counts]
         chunks[0].insert(0, "embedding")
         stands_alone = "mtp" not in given[-1] and self.virtual > 1
-        chunks[-2 if stands_alone else -1] += [part for chunk in given for part in chunk if part == "mtp"][:2]
+        chunks[-2 if stands_alone else -1] += [
+            part for chunk in given for part in chunk if part == "mtp"
+        ][:2]
         chunks[-1].append("loss")
         return chunks

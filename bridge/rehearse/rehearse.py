@@ -77,7 +77,11 @@ class Rehearsal:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Everything that went wrong, each once."""
-        return tuple({(one.path, one.rule): one for launch in self.launches for one in launch.findings}.values())
+        return tuple(
+            {
+                (one.path, one.rule): one for launch in self.launches for one in launch.findings
+            }.values()
+        )
 
     @property
     def verdict(self) -> str:
@@ -97,7 +101,9 @@ class Rehearsal:
         return 1 if strict and (self.left_out or self.findings) else 0
 
 
-def rehearse(run: Run, *, backend: str = te_cpu.BACKEND, processes: int = 4, max_layers: int = 8) -> Rehearsal:
+def rehearse(
+    run: Run, *, backend: str = te_cpu.BACKEND, processes: int = 4, max_layers: int = 8
+) -> Rehearsal:
     """Shrink a run and launch it on a backend for CPUs.
 
     `processes` is the most of one launch, `max_layers` as for `shrink`. RunConfigError: no such model can be built, or
@@ -115,18 +121,30 @@ def rehearse(run: Run, *, backend: str = te_cpu.BACKEND, processes: int = 4, max
         max_layers=max_layers,
     )
     answer = _answer(run, small, backend, release)
-    versions = {name: version for name, version in answer["versions"].items() if version is not None}
+    versions = {
+        name: version for name, version in answer["versions"].items() if version is not None
+    }
     return Rehearsal(
-        label=nearest_label(run.precision) if run.precision is not None else "the configs' own precision",
+        label=nearest_label(run.precision)
+        if run.precision is not None
+        else "the configs' own precision",
         target=str(run.sections.get("target") or "no declared target"),
         backend=backend,
         versions=versions,
         kept=_kept(run, small),
         layers=small.shape.num_layers,
         small=small,
-        launches=tuple(_launched(small, launch, release, run.reading.environment) for launch in answer["launches"]),
-        left_out=(*small.left_out, *(Finding(**one, remedy="", severity="warning") for one in answer["left_out"])),
-        unknown=_unknown(target if run.states_target else replace(target, mcore=None), versions, small, answer),
+        launches=tuple(
+            _launched(small, launch, release, run.reading.environment)
+            for launch in answer["launches"]
+        ),
+        left_out=(
+            *small.left_out,
+            *(Finding(**one, remedy="", severity="warning") for one in answer["left_out"]),
+        ),
+        unknown=_unknown(
+            target if run.states_target else replace(target, mcore=None), versions, small, answer
+        ),
     )
 
 
@@ -143,19 +161,27 @@ def _kept(run: Run, small: SmallRun) -> str:
     return f"{fields}the precision, and {', '.join(f'{count} of {name}' for name, count in counts.items())}"
 
 
-def _unknown(target: Target, versions: Mapping[str, str], small: SmallRun, answer: dict[str, Any]) -> tuple[str, ...]:
+def _unknown(
+    target: Target, versions: Mapping[str, str], small: SmallRun, answer: dict[str, Any]
+) -> tuple[str, ...]:
     found = [
         "CUDA kernels, cuBLAS's sums, fused attention, overlapped communication, memory and speed: none of them runs.",
         "Convergence: a few steps of a small model say nothing of it.",
     ]
     for name, theirs in (("mcore", target.mcore), ("te", target.te)):
         ours = versions.get(name)
-        if theirs is not None and ours is not None and theirs.release[:2] != parse_version(ours).release[:2]:
+        if (
+            theirs is not None
+            and ours is not None
+            and theirs.release[:2] != parse_version(ours).release[:2]
+        ):
             found.append(f"{TITLES[name]} {theirs}, which the target declares: {ours} ran here.")
     found += small.dropped
     if _saves_without_state(target) and small.sections["model"].get("moe_grouped_gemm"):
         found.append(CORRECTED)
-    fails = any("error" in outcome for launch in answer["launches"] for outcome in launch["outcomes"])
+    fails = any(
+        "error" in outcome for launch in answer["launches"] for outcome in launch["outcomes"]
+    )
     if fails and answer["left_out"]:
         found.append("Whether the run has the same error with the settings that were left out.")
     return tuple(found)
@@ -163,15 +189,27 @@ def _unknown(target: Target, versions: Mapping[str, str], small: SmallRun, answe
 
 def _saves_without_state(target: Target) -> bool:
     """Return whether the target is known to save grouped experts that have no extra state."""
-    return any(one.holds(getattr(target, one.product)) is False for one in BY_ID[STATELESS].versions)
+    return any(
+        one.holds(getattr(target, one.product)) is False for one in BY_ID[STATELESS].versions
+    )
 
 
 def _answer(run: Run, small: SmallRun, backend: str, release: Release) -> dict[str, Any]:
-    made_by = {MADE_BY: recipe_name(run.precision)} if run.precision is not None and recipe_name(run.precision) else {}
+    made_by = (
+        {MADE_BY: recipe_name(run.precision)}
+        if run.precision is not None and recipe_name(run.precision)
+        else {}
+    )
     precision = None if small.precision is None else {**small.precision, **made_by}
-    keys = {"mixed_precision": precision, "target": run.sections.get("target"), "precision_backend": backend}
+    keys = {
+        "mixed_precision": precision,
+        "target": run.sections.get("target"),
+        "precision_backend": backend,
+    }
     chosen = any(change.field == "model.attention_backend" for change in small.changes)
-    own = {name: value for name, value in run.reading.environment.items() if name.startswith("NVTE_")}
+    own = {
+        name: value for name, value in run.reading.environment.items() if name.startswith("NVTE_")
+    }
     variables = {name: value for name, value in own.items() if not (chosen and name in ATTENTION)}
     plan = {
         "sections": {**small.sections, **keys},
@@ -184,7 +222,14 @@ def _answer(run: Run, small: SmallRun, backend: str, release: Release) -> dict[s
         folder = Path(name)
         (folder / "plan.json").write_text(json.dumps(plan, default=str), encoding="utf-8")
         done = subprocess.run(  # noqa: S603 our own module
-            [sys.executable, "-W", "ignore", "-m", "bridge.rehearse.worker", str(folder / "plan.json")],
+            [
+                sys.executable,
+                "-W",
+                "ignore",
+                "-m",
+                "bridge.rehearse.worker",
+                str(folder / "plan.json"),
+            ],
             capture_output=True,
             text=True,
             check=False,
@@ -198,7 +243,10 @@ def _answer(run: Run, small: SmallRun, backend: str, release: Release) -> dict[s
             },
         )
         if done.returncode:
-            last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "nothing was printed")
+            last = next(
+                (line for line in reversed(done.stderr.splitlines()) if line.strip()),
+                "nothing was printed",
+            )
             raise BackendUnavailableError(
                 f"rehearse: the process that imports Megatron ended without an answer: {last}"
             )
@@ -208,14 +256,18 @@ def _answer(run: Run, small: SmallRun, backend: str, release: Release) -> dict[s
         return answer
 
 
-def _launched(small: SmallRun, launch: dict[str, Any], release: Release, environment: Mapping[str, str]) -> Launched:
+def _launched(
+    small: SmallRun, launch: dict[str, Any], release: Release, environment: Mapping[str, str]
+) -> Launched:
     one = Round(**{**launch["round"], "kinds": tuple(launch["round"]["kinds"])})
     first = launch["outcomes"][0]
     findings = _errors(launch["outcomes"])
     planned = equal = None
     if "records" in first:
         plan = _plan(small, one, release, environment)
-        modules = [module for layer in plan.layers for module in layer.modules if module.kind in MULTIPLIES]
+        modules = [
+            module for layer in plan.layers for module in layer.modules if module.kind in MULTIPLIES
+        ]
         planned = sum(row.item in GEMMS for module in modules for row in module.rows)
         different, found = _compared(plan, first["records"])
         equal = planned - different
@@ -223,7 +275,9 @@ def _launched(small: SmallRun, launch: dict[str, Any], release: Release, environ
         if first.get("resumed_loss", first["loss"]) != first["loss"]:
             rule = f"the step after a resume has the loss of the same step without a break, {first['loss']:.6f}"
             resumed = f"{first['resumed_loss']:.6f}"
-            findings.append(Finding(path="checkpoint", rule=rule, value=resumed, remedy="", severity="warning"))
+            findings.append(
+                Finding(path="checkpoint", rule=rule, value=resumed, remedy="", severity="warning")
+            )
     return Launched(
         round=one,
         seconds=launch["seconds"],
@@ -246,12 +300,18 @@ def _compared(plan: PrecisionPlan, records: list[dict[str, Any]]) -> tuple[int, 
         for one in compare(plan, Record(gemms=gemms, census=census)):
             if one.column != "unplanned":
                 different |= {*product(one.layers, one.modules, one.gemms)}
-            found.setdefault(str(one), Finding(path=f"step {record['step']}", rule=str(one), remedy=""))
+            found.setdefault(
+                str(one), Finding(path=f"step {record['step']}", rule=str(one), remedy="")
+            )
     return len(different), list(found.values())
 
 
-def _plan(small: SmallRun, one: Round, release: Release, environment: Mapping[str, str]) -> PrecisionPlan:
-    precision = MixedPrecisionConfig.from_dict(small.precision) if small.precision is not None else None
+def _plan(
+    small: SmallRun, one: Round, release: Release, environment: Mapping[str, str]
+) -> PrecisionPlan:
+    precision = (
+        MixedPrecisionConfig.from_dict(small.precision) if small.precision is not None else None
+    )
     model = {**small.sections["model"], **one.fields()}
     return precision_plan(
         precision,
@@ -265,14 +325,24 @@ def _plan(small: SmallRun, one: Round, release: Release, environment: Mapping[st
 
 def _errors(outcomes: list[dict[str, Any]]) -> list[Finding]:
     """Return the errors of the rank that failed first; others lose the connection to it, or are ended."""
-    failed = sorted((one for one in outcomes if "error" in one), key=lambda outcome: float(outcome["error"]["at"]))
+    failed = sorted(
+        (one for one in outcomes if "error" in one),
+        key=lambda outcome: float(outcome["error"]["at"]),
+    )
     if failed:
         error, phase = failed[0]["error"], failed[0]["phase"]
         if "findings" in error:
             return [Finding(**finding) for finding in error["findings"]]
         where = f", {error['where']}" if error["where"] else ""
         rule = f"{error['type']} when {phase}{where}"
-        return [Finding(path=", ".join(error["fields"]) or "run", rule=rule, value=error["message"], remedy="")]
+        return [
+            Finding(
+                path=", ".join(error["fields"]) or "run",
+                rule=rule,
+                value=error["message"],
+                remedy="",
+            )
+        ]
     ended = sorted({outcome["ended"] for outcome in outcomes if "ended" in outcome})
     rule, remedy = "the ranks ended without an answer", "Rehearse with fewer processes."
     return [Finding(path="run", rule=rule, value=", ".join(ended), remedy=remedy)] if ended else []

@@ -54,7 +54,9 @@ def _version_in(folder: Path) -> Version | None:
     """Return the version of the Megatron Core in a folder, None where it is not there as a whole."""
     if not (folder / _COMPLETE).is_file() or not (folder / _PACKAGE).is_file():
         return None
-    numbers = re.findall(r"^(?:MAJOR|MINOR|PATCH) = (\d+)", (folder / _PACKAGE).read_text("utf-8"), re.MULTILINE)
+    numbers = re.findall(
+        r"^(?:MAJOR|MINOR|PATCH) = (\d+)", (folder / _PACKAGE).read_text("utf-8"), re.MULTILINE
+    )
     try:
         return parse_version(".".join(numbers))
     except RunConfigError:

@@ -65,7 +65,9 @@ class SmallRun:
     def unit(self) -> int:
         """The largest multiple that a scheme of the plan needs of a dimension."""
         rows = [row for row in SCHEMES if row.name in self.plan.schemes()]
-        return max([LEAST_ALIGNMENT, *(multiple for row in rows for multiple in row.alignment or ())])
+        return max(
+            [LEAST_ALIGNMENT, *(multiple for row in rows for multiple in row.alignment or ())]
+        )
 
     def set(self, path: str, value: Any, reason: str) -> None:
         """Give a setting another value, and note the change where it is one."""
@@ -94,7 +96,9 @@ class SmallRun:
 
     def note_left_out(self, path: str, value: Any, reason: str) -> None:
         """Note a setting that no run here has."""
-        self.left_out.append(Finding(path=path, rule=reason, value=value, remedy="", severity="warning"))
+        self.left_out.append(
+            Finding(path=path, rule=reason, value=value, remedy="", severity="warning")
+        )
 
     def fitted(self, size: int, wanted: float, ranks: int = 1, small_ranks: int = 1) -> int:
         """Return a width near `wanted` that one of `small_ranks` holds a part of as one of `ranks` does of `size`."""

@@ -62,20 +62,29 @@ def shrink(
     that the parallel sizes need. There are more than `max_layers` where first and last layers and the pipeline need
     more. RunConfigError: no such model can be built, or planned.
     """
-    given = {name: dict(sections.get(name) or {}) for name in ("model", "optimizer", "ddp", "train")}
+    given = {
+        name: dict(sections.get(name) or {}) for name in ("model", "optimizer", "ddp", "train")
+    }
     place = target or Target()
     whole = predict(precision, given, target=Target(count=place.count))
     plan = plan_of(whole)
     layout = Round.of(whole.parallel, is_sharded=plan.settings.distributed)
     stated = precision.to_dict() if precision is not None else None
-    run = SmallRun(sections=given, precision=stated, plan=plan, parallel=whole.parallel, layout=layout)
+    run = SmallRun(
+        sections=given, precision=stated, plan=plan, parallel=whole.parallel, layout=layout
+    )
     split = shrink_layers(run, max_layers)
     shrink_widths(run)
     _shrink_tokens(run)
     _replace_schedule(run)
     _replace_optimizer(run)
     _replace_kernels(run)
-    for name in (*INITIALISERS, *Round().fields(), "overlap_p2p_comm", "batch_p2p_comm"):  # each launch has its own
+    for name in (
+        *INITIALISERS,
+        *Round().fields(),
+        "overlap_p2p_comm",
+        "batch_p2p_comm",
+    ):  # each launch has its own
         run.model.pop(name, None)
     _leave_out(run, sections, place, here or installed("mcore"))
     run.rounds = layout.rounds(processes, split)
@@ -93,19 +102,32 @@ def _replace_kernels(run: SmallRun) -> None:
             run.set(f"model.{name}", False, reason)
 
 
-def _leave_out(run: SmallRun, sections: Mapping[str, Any], target: Target, here: Version | None) -> None:
+def _leave_out(
+    run: SmallRun, sections: Mapping[str, Any], target: Target, here: Version | None
+) -> None:
     """Take out what changes formats or the weights that train, and no run here has."""
     for name, reason in NOT_HERE.items():
         run.leave_out(name, reason)
     has_buffers = FIELDS["ddp"]["fp4_param_gather"].has
-    is_later = has_buffers is not None and has_buffers.holds(target.mcore) and not has_buffers.holds(here)
-    is_sharded = run.plan.settings.distributed or run.sections["ddp"].get("use_distributed_optimizer")
+    is_later = (
+        has_buffers is not None and has_buffers.holds(target.mcore) and not has_buffers.holds(here)
+    )
+    is_sharded = run.plan.settings.distributed or run.sections["ddp"].get(
+        "use_distributed_optimizer"
+    )
     if is_later and is_sharded:
         for name in ("fp4_param", "fp4_param_gather"):
-            run.leave_out(name, "this Megatron Core cannot keep NVFP4 weights in the distributed optimizer's buffers")
+            run.leave_out(
+                name,
+                "this Megatron Core cannot keep NVFP4 weights in the distributed optimizer's buffers",
+            )
     dtype = run.model.get("moe_router_dtype")
     if dtype not in (None, "fp32", "fp64"):
-        run.note_left_out("model.moe_router_dtype", run.model.pop("moe_router_dtype"), "the router does not know it")
+        run.note_left_out(
+            "model.moe_router_dtype",
+            run.model.pop("moe_router_dtype"),
+            "the router does not know it",
+        )
     if sections.get("peft"):
         run.note_left_out("peft", sections["peft"], "a run trains all weights")
 
@@ -120,7 +142,11 @@ def _shrink_tokens(run: SmallRun) -> None:
     def residues(tokens: int, samples: int, context: int, tensor: int) -> tuple[object, ...]:
         rows = tokens // context
         shares = context == 1 or tokens % (2 * context) == 0
-        return shares, not parallel.sequence_parallel or rows % tensor == 0, gcd(rows * samples, run.unit)
+        return (
+            shares,
+            not parallel.sequence_parallel or rows % tensor == 0,
+            gcd(rows * samples, run.unit),
+        )
 
     wanted = residues(length, batch, parallel.context, parallel.tensor)
     start = TOKENS * layout.size("context")
@@ -139,7 +165,9 @@ def _replace_schedule(run: SmallRun) -> None:
     run.sections["train"] = {
         "train_iters": STEPS,
         "lr_decay_iters": STEPS + 1,
-        **dict.fromkeys(("micro_batch_size", "global_batch_size"), run.sections["train"]["micro_batch_size"]),
+        **dict.fromkeys(
+            ("micro_batch_size", "global_batch_size"), run.sections["train"]["micro_batch_size"]
+        ),
         **dict.fromkeys(("lr_warmup_iters", "eval_iters", "eval_interval"), 0),
     }
     for name, value in {"lr": 1e-4, "min_lr": 0.0}.items():  # a schedule of Megatron's needs both
@@ -150,9 +178,14 @@ def _replace_schedule(run: SmallRun) -> None:
 def _replace_optimizer(run: SmallRun) -> None:
     """Let Adam stand for Muon, and the distributed optimizer for Megatron-FSDP and for Muon's own sharding."""
     ddp, optimizer = run.sections["ddp"], run.sections["optimizer"]
-    has_fsdp, has_muon = bool(ddp.get("use_megatron_fsdp")), "muon" in str(optimizer.get("optimizer"))
+    has_fsdp, has_muon = (
+        bool(ddp.get("use_megatron_fsdp")),
+        "muon" in str(optimizer.get("optimizer")),
+    )
     for section, held, inert in (("ddp", ddp, FSDP), ("optimizer", optimizer, ("muon_",))):
-        run.sections[section] = {name: value for name, value in held.items() if not name.startswith(inert)}
+        run.sections[section] = {
+            name: value for name, value in held.items() if not name.startswith(inert)
+        }
     if has_muon:
         run.set("optimizer.optimizer", "adam", "no package of Muon is here")
     if not (has_fsdp or has_muon):
@@ -162,4 +195,8 @@ def _replace_optimizer(run: SmallRun) -> None:
         run.set(f"{section}.use_distributed_optimizer", True, why)
     settings = run.plan.settings
     if settings.low_parameters and settings.scheme == "mxfp8":
-        run.set("mixed_precision.reuse_grad_buf_for_mxfp8_param_ag", True, f"the distributed optimizer, which {why}")
+        run.set(
+            "mixed_precision.reuse_grad_buf_for_mxfp8_param_ag",
+            True,
+            f"the distributed optimizer, which {why}",
+        )

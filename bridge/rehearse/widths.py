@@ -75,9 +75,15 @@ def _channels(run: SmallRun, heads: int, groups: int) -> int:
 
     def residues(width: int, queries: int, keys: int, channels: int, ranks: int) -> tuple[int, ...]:
         sizes = (queries * channels, (queries + 2 * keys) * channels)
-        return (gcd(width, run.unit), channels % 2, *(gcd(size // ranks, run.unit) for size in sizes))
+        return (
+            gcd(width, run.unit),
+            channels % 2,
+            *(gcd(size // ranks, run.unit) for size in sizes),
+        )
 
-    wanted = residues(shape.hidden_size, shape.num_attention_heads, shape.num_query_groups, shape.kv_channels, tp)
+    wanted = residues(
+        shape.hidden_size, shape.num_attention_heads, shape.num_query_groups, shape.kv_channels, tp
+    )
     for channels in range(LEAST_ALIGNMENT, 4 * run.unit + 1):
         width = shape.hidden_size if is_stated else heads * channels
         if residues(width, heads, groups, channels, small) == wanted:
@@ -87,7 +93,9 @@ def _channels(run: SmallRun, heads: int, groups: int) -> int:
 
 def _latent(run: SmallRun, latent: Latent, heads: int, ratio: float) -> int:
     """Make the widths of latent attention small; return the hidden size."""
-    dims = {name: getattr(latent, name) for name in ("qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")}
+    dims = {
+        name: getattr(latent, name) for name in ("qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
+    }
     scale = 2 * run.unit / min(size for size in dims.values() if size)
     for name, size in dims.items():
         if size:
@@ -105,7 +113,9 @@ def _state_space(run: SmallRun, mixer: StateSpace) -> None:
     """Make the heads of Mamba small: the fewest whose projections on a rank are aligned as they are."""
     tp, small = run.parallel.tensor, run.layout.size("tensor")
     groups = small + (mixer.num_groups % tp != 0)
-    least = StateSpace(num_heads=0, head_dim=4, state_dim=run.fitted(mixer.state_dim, 16), num_groups=groups)
+    least = StateSpace(
+        num_heads=0, head_dim=4, state_dim=run.fitted(mixer.state_dim, 16), num_groups=groups
+    )
 
     def residues(one: StateSpace, ranks: int) -> tuple[object, ...]:
         sizes = (gcd(size // ranks, run.unit) for size in (one.inner, one.projected))
@@ -113,9 +123,16 @@ def _state_space(run: SmallRun, mixer: StateSpace) -> None:
 
     wanted = residues(mixer, tp)
     heads = (replace(least, num_heads=count) for count in range(groups, 8 * groups * run.unit + 1))
-    found = next((one for one in heads if residues(one, small) == wanted), replace(least, num_heads=groups * run.unit))
+    found = next(
+        (one for one in heads if residues(one, small) == wanted),
+        replace(least, num_heads=groups * run.unit),
+    )
     for name in ("num_heads", "head_dim", "state_dim", "num_groups"):
-        run.set(f"model.mamba_{name}", getattr(found, name), "keeps the alignment of Mamba's projections on a rank")
+        run.set(
+            f"model.mamba_{name}",
+            getattr(found, name),
+            "keeps the alignment of Mamba's projections on a rank",
+        )
 
 
 def _delta_net(run: SmallRun, net: DeltaNet) -> None:
@@ -129,17 +146,28 @@ def _delta_net(run: SmallRun, net: DeltaNet) -> None:
 
     wanted = residues(net, tp)
     counts = range(small, 8 * small * run.unit + 1)
-    nets = (replace(net, num_key_heads=count, num_value_heads=count * each, **DELTA_CHANNELS) for count in counts)
+    nets = (
+        replace(net, num_key_heads=count, num_value_heads=count * each, **DELTA_CHANNELS)
+        for count in counts
+    )
     found = next((one for one in nets if residues(one, small) == wanted), net)
     for name in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim"):
-        run.set(f"model.linear_{name}", getattr(found, name), "keeps the alignment of the projections on a rank")
+        run.set(
+            f"model.linear_{name}",
+            getattr(found, name),
+            "keeps the alignment of the projections on a rank",
+        )
 
 
 def _indexer(run: SmallRun, indexer: Indexer) -> None:
     """Make the indexer of sparse attention small: its queries of a head are rotated with those of the model."""
     rotated = run.model.get("qk_pos_emb_head_dim") or 0
     width = 1 << (max(run.unit, 2 * rotated) - 1).bit_length()
-    run.set("model.dsa_indexer_head_dim", min(indexer.head_dim, width), "a power of two, which the rotation takes")
+    run.set(
+        "model.dsa_indexer_head_dim",
+        min(indexer.head_dim, width),
+        "a power of two, which the rotation takes",
+    )
     run.set("model.dsa_indexer_n_heads", min(indexer.num_heads, run.unit), WIDTH)
     run.set("model.dsa_indexer_topk", min(indexer.topk, TOPK), "the tokens are fewer")
 
@@ -147,7 +175,9 @@ def _indexer(run: SmallRun, indexer: Indexer) -> None:
 def _feed_forward(run: SmallRun, hidden: int) -> None:
     shape = run.shape
     tp, small = run.parallel.tensor, run.layout.size("tensor")
-    width = run.fitted(shape.ffn_hidden_size, shape.ffn_hidden_size / shape.hidden_size * hidden, tp, small)
+    width = run.fitted(
+        shape.ffn_hidden_size, shape.ffn_hidden_size / shape.hidden_size * hidden, tp, small
+    )
     is_stated = read_field(run.model, "ffn_hidden_size") is not None
     if is_stated or width != 4 * hidden:
         run.set("model.ffn_hidden_size", width, WIDTH)
@@ -158,11 +188,17 @@ def _experts(run: SmallRun, hidden: int) -> None:
     experts = run.shape.experts
     if experts is None:
         return
-    count = 4 if run.layout.size("expert") == 1 else 2 * min(2, max(1, experts.num_experts // run.parallel.expert))
+    count = (
+        4
+        if run.layout.size("expert") == 1
+        else 2 * min(2, max(1, experts.num_experts // run.parallel.expert))
+    )
     if experts.num_experts % run.parallel.expert:
         count += 1
     run.set(
-        "model.num_moe_experts", min(count, experts.num_experts), "two experts on each of two ranks, or four on one"
+        "model.num_moe_experts",
+        min(count, experts.num_experts),
+        "two experts on each of two ranks, or four on one",
     )
     # Megatron's router takes one expert a token only where it applies its softmax before it chooses
     run.set("model.moe_router_topk", min(experts.topk, max(2, count // 2)), "the experts are fewer")
@@ -172,11 +208,18 @@ def _experts(run: SmallRun, hidden: int) -> None:
         run.set("model.moe_router_group_topk", 1, "the groups are fewer")
     if read_field(model, "moe_token_dispatcher_type") == "flex":
         run.set("model.moe_token_dispatcher_type", "alltoall", "the kernels of flex need a GPU")
-        for name in ("moe_flex_dispatcher_backend", "moe_enable_deepep"):  # Megatron refuses them without flex
+        for name in (
+            "moe_flex_dispatcher_backend",
+            "moe_enable_deepep",
+        ):  # Megatron refuses them without flex
             model.pop(name, None)
     ratio = hidden / run.shape.hidden_size
     if experts.latent_size:
-        run.set("model.moe_latent_size", run.fitted(experts.latent_size, experts.latent_size * ratio), WIDTH)
+        run.set(
+            "model.moe_latent_size",
+            run.fitted(experts.latent_size, experts.latent_size * ratio),
+            WIDTH,
+        )
     routed = run.parallel.expert_tensor, run.layout.expert_tensor
     if read_field(model, "moe_ffn_hidden_size") is not None:
         width = run.fitted(experts.ffn_hidden_size, experts.ffn_hidden_size * ratio, *routed)

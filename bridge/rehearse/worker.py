@@ -17,7 +17,14 @@ from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
-from bridge.errors import BridgeError, CheckError, Finding, PrecisionConfigError, RunConfigError, SyncError
+from bridge.errors import (
+    BridgeError,
+    CheckError,
+    Finding,
+    PrecisionConfigError,
+    RunConfigError,
+    SyncError,
+)
 from bridge.front.decode import container
 from bridge.front.loader import run_of
 from bridge.plan.fit import SIZES
@@ -33,7 +40,11 @@ from bridge.target.fields import DEFAULTS
 from bridge.target.versions import installed_text
 
 ANOTHER_MODEL = (
-    *("model.heterogeneous_block_specs", "model.experimental_attention_variant", "model.linear_attention_freq"),
+    *(
+        "model.heterogeneous_block_specs",
+        "model.experimental_attention_variant",
+        "model.linear_attention_freq",
+    ),
     *("model.dsa_indexer_topk_freq", "model.use_kitchen"),
 )
 """Fields without which the model would be another one: a run that has one is not rehearsed."""
@@ -72,7 +83,9 @@ def _answer(plan: Plan, folder: Path) -> dict[str, Any]:
     for entry in left_out:
         if entry["path"] in ANOTHER_MODEL:
             rule = f"a rehearsal without it would be one of another model ({entry['rule']})"
-            raise RunConfigError.of(entry["path"], rule, entry["value"], "Use `precision-bridge check` for this run.")
+            raise RunConfigError.of(
+                entry["path"], rule, entry["value"], "Use `precision-bridge check` for this run."
+            )
     left_out += [
         {"path": name, "value": value, "rule": f"a CPU needs {os.environ[name]}"}
         for name, value in plan["variables"].items()
@@ -93,7 +106,9 @@ def _answer(plan: Plan, folder: Path) -> dict[str, Any]:
         began = time.perf_counter()
         outcomes = _launch(plan, one, place)
         seconds = time.perf_counter() - began
-        launches.append({"round": dataclasses.asdict(one), "seconds": seconds, "outcomes": outcomes})
+        launches.append(
+            {"round": dataclasses.asdict(one), "seconds": seconds, "outcomes": outcomes}
+        )
     from bridge.runtime.megatron.te_cpu.install import installed_te
 
     te = installed_te() if is_te else None
@@ -103,20 +118,35 @@ def _answer(plan: Plan, folder: Path) -> dict[str, Any]:
 
 def _leave_out(sections: dict[str, Any], rounds: list[Round]) -> list[dict[str, Any]]:
     """Remove the fields that Megatron's classes here have not, and those that a run here does not honour."""
-    from bridge.runtime.megatron.deferred import MegatronDistributedDataParallelConfig, MegatronOptimizerConfig
+    from bridge.runtime.megatron.deferred import (
+        MegatronDistributedDataParallelConfig,
+        MegatronOptimizerConfig,
+    )
     from bridge.runtime.megatron.gpt import GPTConfig
 
     found = []
-    owners = {"model": GPTConfig, "optimizer": MegatronOptimizerConfig, "ddp": MegatronDistributedDataParallelConfig}
+    owners = {
+        "model": GPTConfig,
+        "optimizer": MegatronOptimizerConfig,
+        "ddp": MegatronDistributedDataParallelConfig,
+    }
     for name, owner in owners.items():
         held = sections[name]
-        sizes = {key: value for one in rounds for key, value in one.fields().items() if value not in (1, None, False)}
+        sizes = {
+            key: value
+            for one in rounds
+            for key, value in one.fields().items()
+            if value not in (1, None, False)
+        }
         values = {**held, **(sizes if name == "model" else {})}
         defaults = {field.name: default_of(field) for field in dataclasses.fields(owner)}
         backend = sections["precision_backend"]
         for key in [key for key in held if held[key] is None and defaults.get(key) is not None]:
             del held[key]  # a file of a later release has null where this class takes none
-        refused = {str(fault.path): fault.words["clause"] for _, fault in unhonoured(name, values, backend=backend)}
+        refused = {
+            str(fault.path): fault.words["clause"]
+            for _, fault in unhonoured(name, values, backend=backend)
+        }
         absent = "the configs of this Megatron Core have no such field"
         refused |= {f"{name}.{key}": absent for key in held if key not in defaults}
         for path, reason in refused.items():
@@ -155,19 +185,31 @@ def _forked(work: str, plan: Plan, one: Round, folder: Path) -> list[Plan]:
 
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     size = str(one.processes)
-    job = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(store.port), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
-    job["TORCHELASTIC_USE_AGENT_STORE"] = "True"  # the ranks are clients of this store, as under torchrun
+    job = {
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(store.port),
+        "WORLD_SIZE": size,
+        "LOCAL_WORLD_SIZE": size,
+    }
+    job["TORCHELASTIC_USE_AGENT_STORE"] = (
+        "True"  # the ranks are clients of this store, as under torchrun
+    )
     fork = multiprocessing.get_context("fork")
     files = [folder / f"{work}-{rank}.json" for rank in range(one.processes)]
     ranks = [
-        fork.Process(target=_rank, args=(work, plan, one, file, {**job, "RANK": str(rank), "LOCAL_RANK": str(rank)}))
+        fork.Process(
+            target=_rank,
+            args=(work, plan, one, file, {**job, "RANK": str(rank), "LOCAL_RANK": str(rank)}),
+        )
         for rank, file in enumerate(files)
     ]
     for process in ranks:
         process.start()
     _wait(ranks)
     return [
-        json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {"ended": f"exit code {process.exitcode}"}
+        json.loads(file.read_text(encoding="utf-8"))
+        if file.is_file()
+        else {"ended": f"exit code {process.exitcode}"}
         for file, process in zip(files, ranks, strict=True)
     ]
 
@@ -200,13 +242,29 @@ def _rank(work: str, plan: Plan, one: Round, file: Path, job: dict[str, str]) ->
 def _described(error: Exception, sections: Plan) -> Plan:
     first = first_of(error)
     if isinstance(first, PrecisionConfigError | SyncError | CheckError):
-        return {"findings": [{name: getattr(finding, name) for name in OF_A_FINDING} for finding in first.findings]}
+        return {
+            "findings": [
+                {name: getattr(finding, name) for name in OF_A_FINDING}
+                for finding in first.findings
+            ]
+        }
     if isinstance(first, BridgeError):
         path = getattr(first, "path", "")
-        parts = {name: getattr(first, name) for name in ("path", "rule", "value", "remedy")} if path else {}
+        parts = (
+            {name: getattr(first, name) for name in ("path", "rule", "value", "remedy")}
+            if path
+            else {}
+        )
         return {"findings": [parts or {"path": "run", "rule": str(first), "remedy": ""}]}
-    where, fields = cause_of(first, {name: sections[name] for name in ("model", "optimizer", "ddp")})
-    return {"type": type(first).__name__, "message": " ".join(str(first).split()), "where": where, "fields": fields}
+    where, fields = cause_of(
+        first, {name: sections[name] for name in ("model", "optimizer", "ddp")}
+    )
+    return {
+        "type": type(first).__name__,
+        "message": " ".join(str(first).split()),
+        "where": where,
+        "fields": fields,
+    }
 
 
 def _run(work: str, plan: Plan, one: Round, folder: Path, outcome: Plan) -> None:
@@ -231,7 +289,11 @@ def _run(work: str, plan: Plan, one: Round, folder: Path, outcome: Plan) -> None
         last = Record.read(folder / work / FILE)
         steps = {1: (summary.gemms, summary.census), last.step: (last.gemms, last.census)}
         outcome["records"] = [
-            {"step": step, "gemms": [*map(dataclasses.asdict, gemms)], "census": [*map(dataclasses.asdict, census)]}
+            {
+                "step": step,
+                "gemms": [*map(dataclasses.asdict, gemms)],
+                "census": [*map(dataclasses.asdict, census)],
+            }
             for step, (gemms, census) in steps.items()
         ]
 
@@ -240,13 +302,25 @@ def _sections(plan: Plan, one: Round, checkpoint: Plan) -> Plan:
     """Return the sections of a launch: its layout, its batch and its checkpoints; a step more than is resumed from."""
     held = plan["sections"]
     sizes = {name: value for name, value in one.fields().items() if value is not None}
-    batch = held["train"]["micro_batch_size"] * one.size("data") * (4 if "pipeline" in one.kinds else 2)
+    batch = (
+        held["train"]["micro_batch_size"] * one.size("data") * (4 if "pipeline" in one.kinds else 2)
+    )
     return {
         **held,
         "model": {**held["model"], **sizes},
-        "train": {**held["train"], "train_iters": plan["steps"] + 1, "global_batch_size": batch, "audit": "warn"},
+        "train": {
+            **held["train"],
+            "train_iters": plan["steps"] + 1,
+            "global_batch_size": batch,
+            "audit": "warn",
+        },
         "checkpoint": checkpoint,
-        "logging": {"log_interval": 1, "tensorboard": False, "plots": False, "quantisation_interval": 0},
+        "logging": {
+            "log_interval": 1,
+            "tensorboard": False,
+            "plots": False,
+            "quantisation_interval": 0,
+        },
     }
 
 

@@ -12,7 +12,11 @@ from bridge.runtime.numerics.round_trip import RoundTrip
 PACKAGES = ("precision-bridge", "megatron-core", "torch", "transformer-engine")
 SHOWN = 10
 """Rows of a table of differences; the others are counted."""
-STORED_AS = {"bf16": "quantised values in BF16", "masters": "weights in BF16", "blocks": "128x128 blocks, FP32 scales"}
+STORED_AS = {
+    "bf16": "quantised values in BF16",
+    "masters": "weights in BF16",
+    "blocks": "128x128 blocks, FP32 scales",
+}
 """Form of a round trip -> words."""
 STORED = (
     "Weights in FP8 or FP4 are saved in the dtype of the mode. A resumed run quantises the FP32 master weights again, "
@@ -24,15 +28,28 @@ STORED = (
 def contents_table(contents: Contents) -> RenderableType:
     """Return the contents of a checkpoint as something rich can print."""
     run, settings = contents.run, contents.settings
-    packages = (f"{name} {settings[f'package {name}']}" for name in PACKAGES if f"package {name}" in settings)
+    packages = (
+        f"{name} {settings[f'package {name}']}"
+        for name in PACKAGES
+        if f"package {name}" in settings
+    )
     about = [
         ("step", str(run.get("iteration", "unknown"))),
         ("samples", str(run.get("consumed_samples", "unknown"))),
         ("precision", str(run.get("precision", "unknown"))),
-        ("layout", ", ".join(f"{name}={size}" for name, size in (run.get("layout") or {}).items()) or "unknown"),
+        (
+            "layout",
+            ", ".join(f"{name}={size}" for name, size in (run.get("layout") or {}).items())
+            or "unknown",
+        ),
         ("written by", ", ".join(packages) or "unknown"),
         ("files", f"{contents.files}, {contents.bytes:,} bytes"),
-        ("manifest", f"sha256 {contents.manifest_digest}" if contents.manifest_digest else "none: not by this project"),
+        (
+            "manifest",
+            f"sha256 {contents.manifest_digest}"
+            if contents.manifest_digest
+            else "none: not by this project",
+        ),
     ]
     rows = [
         {"part": one.part, "dtype": one.dtype, "tensors": f"{one.tensors:,}"}
@@ -51,10 +68,17 @@ def difference_table(one: Contents, two: Contents, difference: Difference) -> Re
         return Text(f"{title}\nNo setting and no tensor's dtype or shape differs.")
     parts: list[RenderableType] = [Text(title)]
     if not (one.settings and two.settings):
-        parts.append(Text("One of them has no manifest with settings, so that tensors alone are compared."))
+        parts.append(
+            Text("One of them has no manifest with settings, so that tensors alone are compared.")
+        )
     meaning = "resuming A in the precision of B"
     changes = [
-        {"precision": row.path, "A": row.before, "B": row.now, meaning: f"{row.outcome}: {row.meaning}"}
+        {
+            "precision": row.path,
+            "A": row.before,
+            "B": row.now,
+            meaning: f"{row.outcome}: {row.meaning}",
+        }
         for row in difference.changes
     ]
     if changes:
@@ -68,7 +92,9 @@ def difference_table(one: Contents, two: Contents, difference: Difference) -> Re
     return Group(*parts)
 
 
-def round_trip_table(source: str, found: Sequence[RoundTrip], left: Sequence[str]) -> RenderableType:
+def round_trip_table(
+    source: str, found: Sequence[RoundTrip], left: Sequence[str]
+) -> RenderableType:
     """Return the changes of weights through other forms as something rich can print, a row per scheme and form."""
     rows = [
         {

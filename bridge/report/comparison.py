@@ -81,7 +81,11 @@ def comparison_dict(comparison: Comparison) -> dict[str, Any]:
         }
         for row in comparison.rows
     ]
-    about = {"where": dict(comparison.where), "gate": comparison.gate, "equal_fields": comparison.equal_fields}
+    about = {
+        "where": dict(comparison.where),
+        "gate": comparison.gate,
+        "equal_fields": comparison.equal_fields,
+    }
     return {**about, "rows": rows}
 
 
@@ -92,7 +96,13 @@ def _title(comparison: Comparison) -> str:
 
 def _markdown(comparison: Comparison, picture: str) -> str:
     lines = [f"## {_title(comparison)}", "", markdown([_cells(row) for row in comparison.rows])]
-    lines += ["", *(f"- {sentence}" for sentence in sentences(comparison)), "", f"![Losses and gaps]({picture})", ""]
+    lines += [
+        "",
+        *(f"- {sentence}" for sentence in sentences(comparison)),
+        "",
+        f"![Losses and gaps]({picture})",
+        "",
+    ]
     return "\n".join(lines)
 
 
@@ -114,7 +124,10 @@ def _cells(row: RecipeRow) -> dict[str, str]:
         "s/step": cell(figures["step_seconds"], ".3f"),
         "tokens/s": cell(figures["tokens_per_second"], ",.0f"),
         "peak MiB": "-" if memory is None else f"{memory / 2**20:,.0f}",
-        "SQNR dB (in, weight, grad)": ", ".join(f"{errors[name]:.1f}" for name in OPERANDS if name in errors) or "-",
+        "SQNR dB (in, weight, grad)": ", ".join(
+            f"{errors[name]:.1f}" for name in OPERANDS if name in errors
+        )
+        or "-",
     }
 
 
@@ -127,7 +140,9 @@ def plot_comparison(path: Path, comparison: Comparison) -> None:
         _draw_losses(above, row, f"C{number}")
         if row.gap is not None and row.gap.over_steps is not None:
             gaps[f"C{number}"] = points = row.gap.over_steps
-            below.plot(points.steps, 100 * np.asarray(points.mean), color=f"C{number}", linewidth=1.4)
+            below.plot(
+                points.steps, 100 * np.asarray(points.mean), color=f"C{number}", linewidth=1.4
+            )
     gate = 100 * comparison.gate
     below.axhspan(-gate, gate, color="tab:gray", alpha=0.15, label=f"gate: {gate:g} %")
     below.margins(y=0.5)
@@ -135,14 +150,26 @@ def plot_comparison(path: Path, comparison: Comparison) -> None:
     for colour, points in gaps.items():
         low, high = (100 * np.asarray(values) for values in (points.low, points.high))
         below.fill_between(points.steps, low, high, color=colour, alpha=0.15, linewidth=0)
-    windows = [row.gap.window for row in comparison.rows if row.gap is not None and row.gap.window is not None]
+    windows = [
+        row.gap.window
+        for row in comparison.rows
+        if row.gap is not None and row.gap.window is not None
+    ]
     if windows:
-        below.axvline(windows[0][0], color="tab:gray", linestyle="--", linewidth=1, label="judged from here on")
+        below.axvline(
+            windows[0][0],
+            color="tab:gray",
+            linestyle="--",
+            linewidth=1,
+            label="judged from here on",
+        )
     if max(-least, most) > LINEAR_GATES * gate:  # one recipe far off would flatten the others
         below.set_yscale("symlog", linthresh=gate)
     below.set_ylim(least, most)
     above.set(title="Training loss: mean and range of the seeds", ylabel="nats per token")
-    below.set(xlabel="step", ylabel=f"gap to {comparison.baseline.label}\n(%, mean and 90 % interval)")
+    below.set(
+        xlabel="step", ylabel=f"gap to {comparison.baseline.label}\n(%, mean and 90 % interval)"
+    )
     for axes in (above, below):
         axes.grid(visible=True, alpha=0.3)
         axes.legend(fontsize=8)
@@ -155,4 +182,6 @@ def _draw_losses(axes: Axes, row: RecipeRow, colour: str) -> None:
         return
     losses = np.stack([curve.over(steps) for curve in row.curves])
     axes.plot(steps, losses.mean(axis=0), color=colour, linewidth=1.4, label=row.label)
-    axes.fill_between(steps, losses.min(axis=0), losses.max(axis=0), color=colour, alpha=0.15, linewidth=0)
+    axes.fill_between(
+        steps, losses.min(axis=0), losses.max(axis=0), color=colour, alpha=0.15, linewidth=0
+    )

@@ -39,9 +39,17 @@ def plot_loss(
     if train:
         axes.plot(*zip(*train, strict=True), color="tab:blue", linewidth=1.2, label="training")
     if validation:
-        axes.plot(*zip(*validation, strict=True), color="tab:orange", marker="o", markersize=4, label="validation")
+        axes.plot(
+            *zip(*validation, strict=True),
+            color="tab:orange",
+            marker="o",
+            markersize=4,
+            label="validation",
+        )
     if unigram_entropy is not None:
-        axes.axhline(unigram_entropy, color="tab:gray", linestyle="--", linewidth=1, label="unigram entropy")
+        axes.axhline(
+            unigram_entropy, color="tab:gray", linestyle="--", linewidth=1, label="unigram entropy"
+        )
     axes.set(title=title, xlabel="" if loss_scale else "step", ylabel="loss (nats per token)")
     axes.grid(visible=True, alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
@@ -51,7 +59,9 @@ def plot_loss(
 
 def figure_of(width: float, height: float) -> Figure:
     """Return an empty figure, its size in inches."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg  # heavy, and only the first rank draws
+    from matplotlib.backends.backend_agg import (
+        FigureCanvasAgg,
+    )  # heavy, and only the first rank draws
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")

@@ -10,7 +10,19 @@ from bridge.rules.rule import EVIDENCE, Rule, RuleFinding, remedy_of
 from bridge.rules.rulebook import BY_ID, RULES
 from bridge.rules.run_context import RunContext
 
-_FIELDS = ["id", "severity", "title", "path", "value", "where", "rule", "remedies", "source", "evidence", "depends_on"]
+_FIELDS = [
+    "id",
+    "severity",
+    "title",
+    "path",
+    "value",
+    "where",
+    "rule",
+    "remedies",
+    "source",
+    "evidence",
+    "depends_on",
+]
 STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
 
@@ -28,7 +40,9 @@ def findings_lines(report: Report, *, is_quiet: bool = False) -> list[Line]:
     for finding in report.findings:
         if not (is_quiet and finding.severity == "info"):
             lines.extend(_finding(finding))
-    lines.extend(((f"silenced {one.id} {one.path}: {one.silenced}", "dim"),) for one in report.silenced)
+    lines.extend(
+        ((f"silenced {one.id} {one.path}: {one.silenced}", "dim"),) for one in report.silenced
+    )
     lines.append(((verdict_line(report), ""),))
     if report.not_asked is not None:
         lines.append(((f"  {report.not_asked}", ""),))
@@ -55,7 +69,9 @@ def brief_line(report: Report) -> str:
     if unknown:
         parts.append(f"{len(unknown)} cannot be judged")
     if report.context.not_asked:
-        parts.append(f"{len(report.context.not_asked)} not asked of {report.context.run.reading.other_layers}")
+        parts.append(
+            f"{len(report.context.not_asked)} not asked of {report.context.run.reading.other_layers}"
+        )
     return ", ".join(parts) or "nothing found"
 
 
@@ -64,7 +80,9 @@ def findings_dict(report: Report, *, strict: bool = False) -> dict[str, Any]:
     return {
         "precision": report.precision,
         "target": report.target,
-        "auto": report.context.run.choice.to_dict() if report.context.run.choice is not None else None,
+        "auto": report.context.run.choice.to_dict()
+        if report.context.run.choice is not None
+        else None,
         "gradients": report.context.flow,
         "verdict": report.verdict,
         "exit_code": report.exit_code(strict=strict),
@@ -117,8 +135,14 @@ def sarif_of_files(checked: Sequence[tuple[str, Report]], *, version: str) -> di
     return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
 
 
-def _sarif_run(results: list[dict[str, Any]], properties: dict[str, Any], version: str) -> dict[str, Any]:
-    driver = {"name": "precision-bridge", "semanticVersion": version, "rules": [_rule(rule) for rule in RULES]}
+def _sarif_run(
+    results: list[dict[str, Any]], properties: dict[str, Any], version: str
+) -> dict[str, Any]:
+    driver = {
+        "name": "precision-bridge",
+        "semanticVersion": version,
+        "rules": [_rule(rule) for rule in RULES],
+    }
     return {"tool": {"driver": driver}, "properties": properties, "results": results}
 
 
@@ -130,7 +154,9 @@ def _results(report: Report, file: str) -> list[dict[str, Any]]:
 def _rule(rule: Rule[RunContext]) -> dict[str, Any]:
     return {
         "id": rule.id,
-        "name": "".join(word.capitalize() for word in rule.title.replace("-", " ").split() if word.isalnum()),
+        "name": "".join(
+            word.capitalize() for word in rule.title.replace("-", " ").split() if word.isalnum()
+        ),
         "shortDescription": {"text": rule.title},
         "fullDescription": {"text": rule.explanation or rule.title},
         "help": {"text": f"Source: {rule.source}."},
@@ -140,7 +166,11 @@ def _rule(rule: Rule[RunContext]) -> dict[str, Any]:
 
 
 def _result(finding: RuleFinding, file: str) -> dict[str, Any]:
-    suppressed = [{"kind": "external", "justification": finding.silenced}] if finding.silenced is not None else []
+    suppressed = (
+        [{"kind": "external", "justification": finding.silenced}]
+        if finding.silenced is not None
+        else []
+    )
     return {
         "ruleId": finding.id,
         "ruleIndex": _INDEX[finding.id],

@@ -14,7 +14,11 @@ def band_table(band: Band, *, title: str) -> RenderableType:
     """Return every row as a table for the terminal."""
     rows = [
         {"layer": str(row.layer), "module": row.module, "GEMM": row.gemm}
-        | {"error": f"{row.error:.2%}", "bound": f"{row.bound:.2%}", "": "" if row.is_inside else "OUTSIDE"}
+        | {
+            "error": f"{row.error:.2%}",
+            "bound": f"{row.bound:.2%}",
+            "": "" if row.is_inside else "OUTSIDE",
+        }
         | {"shuffled": f"{row.control:.2%}"}
         for row in band.rows
     ]

@@ -31,11 +31,22 @@ def module_table(
         }
         for row in selection.rows
     ]
-    left = {"takes": _reach(selection.left, mode, is_low=run != mode), "linears": str(len(selection.left))}
+    left = {
+        "takes": _reach(selection.left, mode, is_low=run != mode),
+        "linears": str(len(selection.left)),
+    }
     rows.append({"": "", "select": "the rest", "precision": f"{run} (the run)", **left})
-    what = "matchers of model.quant_recipe" if selection.is_foreign else "rows of mixed_precision.modules"
-    shown = table(rows, title=f"{what}, {layout}{NUMBERED}", numbers=("linears",), wraps=("select", "takes"))
-    return Group(shown, *(Text(f"{one.severity}: {one}", style=STYLES[one.severity]) for one in findings))
+    what = (
+        "matchers of model.quant_recipe"
+        if selection.is_foreign
+        else "rows of mixed_precision.modules"
+    )
+    shown = table(
+        rows, title=f"{what}, {layout}{NUMBERED}", numbers=("linears",), wraps=("select", "takes")
+    )
+    return Group(
+        shown, *(Text(f"{one.severity}: {one}", style=STYLES[one.severity]) for one in findings)
+    )
 
 
 def selection_dict(selection: ModuleSelection, findings: Sequence[RuleFinding]) -> dict[str, Any]:
@@ -59,7 +70,10 @@ def selection_dict(selection: ModuleSelection, findings: Sequence[RuleFinding]) 
 
 def findings_of(findings: Sequence[RuleFinding]) -> list[dict[str, Any]]:
     """Return findings about a selection as plain data."""
-    return [{key: asdict(one)[key] for key in ("id", "severity", "path", "rule", "remedy")} for one in findings]
+    return [
+        {key: asdict(one)[key] for key in ("id", "severity", "path", "rule", "remedy")}
+        for one in findings
+    ]
 
 
 def _row_dict(row: Selected) -> dict[str, Any]:
@@ -78,7 +92,9 @@ def _row_dict(row: Selected) -> dict[str, Any]:
 
 
 def _precision(matcher: Matcher, high: str) -> str:
-    training, evaluation = (high if one == HIGH else one for one in (matcher.precision, matcher.outside))
+    training, evaluation = (
+        high if one == HIGH else one for one in (matcher.precision, matcher.outside)
+    )
     return f"{training}; evaluation in {evaluation}" if evaluation is not None else str(training)
 
 
@@ -86,7 +102,9 @@ def _reach(modules: Sequence[Taken], mode: str, *, is_low: bool) -> str:
     """Return the modules by layer, those that stay in the run's dtype under a choice of FP8 or FP4 apart."""
     kept = _places([module for module in modules if is_low and module.scheme is None])
     acting = _places([module for module in modules if not is_low or module.scheme is not None])
-    return "; ".join(filter(None, (acting, kept and f"in {mode} all the same: {kept}"))) or "nothing"
+    return (
+        "; ".join(filter(None, (acting, kept and f"in {mode} all the same: {kept}"))) or "nothing"
+    )
 
 
 def _places(modules: Sequence[Taken]) -> str:
@@ -94,4 +112,6 @@ def _places(modules: Sequence[Taken]) -> str:
     layers = grouped((one.module, str(one.number + 1)) for one in modules if one.number is not None)
     names = grouped((compact(numbers), name) for name, numbers in layers.items())
     others = grouped((one.layer, one.module) for one in modules if one.number is None)
-    return "; ".join(f"{', '.join(held)} of {where}" for where, held in [*names.items(), *others.items()])
+    return "; ".join(
+        f"{', '.join(held)} of {where}" for where, held in [*names.items(), *others.items()]
+    )

@@ -24,7 +24,12 @@ COLOURS = {
     "custom": "#7f7f7f",
 }
 """Format -> colour; wide formats are violet and blue, narrow ones warm or green."""
-TITLES = {"e4m3": "FP8 E4M3", "e5m2": "FP8 E5M2", "e2m1": "FP4 E2M1", "custom": "a quantizer factory's"}
+TITLES = {
+    "e4m3": "FP8 E4M3",
+    "e5m2": "FP8 E5M2",
+    "e2m1": "FP4 E2M1",
+    "custom": "a quantizer factory's",
+}
 ITEMS = {
     **dict.fromkeys(("linear", "head", "router"), ("fprop", "dgrad", "wgrad", "weight")),
     **dict.fromkeys(("norm", "ssm", "gate"), ("forward",)),
@@ -47,12 +52,26 @@ def draw_plan(plan: PrecisionPlan, path: Path) -> None:
     axes = figure.add_subplot()
     formats = _draw_cells(axes, rows, columns)
     _label(axes, plan, rows, columns)
-    patches = [Patch(color=COLOURS[name], label=TITLES.get(name, name.upper())) for name in COLOURS if name in formats]
+    patches = [
+        Patch(color=COLOURS[name], label=TITLES.get(name, name.upper()))
+        for name in COLOURS
+        if name in formats
+    ]
     title = "A cell of two colours multiplies two formats; weight is how it is stored."
-    style: dict[str, Any] = {"ncols": len(patches), "frameon": False, "fontsize": 8, "title_fontsize": 7}
+    style: dict[str, Any] = {
+        "ncols": len(patches),
+        "frameon": False,
+        "fontsize": 8,
+        "title_fontsize": 7,
+    }
     figure.legend(handles=patches, loc="outside lower left", title=title, alignment="left", **style)
     low, linears = plan.linears()
-    figure.suptitle(f"{plan.label}: {low} of {linears} linear layers in FP8 or FP4", x=0.01, ha="left", fontsize=10)
+    figure.suptitle(
+        f"{plan.label}: {low} of {linears} linear layers in FP8 or FP4",
+        x=0.01,
+        ha="left",
+        fontsize=10,
+    )
     figure.savefig(path, dpi=120, bbox_inches="tight")
 
 
@@ -75,7 +94,9 @@ def _draw_cells(axes: Axes, rows: list[PlanLayer], columns: list[Column]) -> set
     """Draw the cells, in two colours where a GEMM multiplies two formats, and return the formats that occur."""
     codes = {name: code for code, name in enumerate(COLOURS)}
     formats: set[str] = set()
-    mesh = np.full((len(rows), 2 * len(columns)), np.nan)  # the left and the right half of each cell
+    mesh = np.full(
+        (len(rows), 2 * len(columns)), np.nan
+    )  # the left and the right half of each cell
     for y, layer in enumerate(rows):
         found = {(module.name, row.item): row for module in layer.modules for row in module.rows}
         for x, column in enumerate(columns):
@@ -83,9 +104,16 @@ def _draw_cells(axes: Axes, rows: list[PlanLayer], columns: list[Column]) -> set
             if row is not None:
                 parts = (row.storage if row.item == "weight" else row.format).split(" x ")
                 formats.update(parts)
-                mesh[y, 2 * x : 2 * x + 2] = [codes.get(part, len(codes)) for part in (parts[0], parts[-1])]
-    edges, colours = np.arange(2 * len(columns) + 1) / 2, ListedColormap([*COLOURS.values(), "#dddddd"])
-    axes.pcolormesh(edges, np.arange(len(rows) + 1), mesh, cmap=colours, vmin=-0.5, vmax=len(codes) + 0.5)
+                mesh[y, 2 * x : 2 * x + 2] = [
+                    codes.get(part, len(codes)) for part in (parts[0], parts[-1])
+                ]
+    edges, colours = (
+        np.arange(2 * len(columns) + 1) / 2,
+        ListedColormap([*COLOURS.values(), "#dddddd"]),
+    )
+    axes.pcolormesh(
+        edges, np.arange(len(rows) + 1), mesh, cmap=colours, vmin=-0.5, vmax=len(codes) + 0.5
+    )
     axes.vlines(edges[::2], 0, len(rows), color="white", linewidth=1.5)
     axes.hlines(np.arange(len(rows) + 1), 0, len(columns), color="white", linewidth=1)
     axes.set_ylim(len(rows), 0)
@@ -95,7 +123,9 @@ def _draw_cells(axes: Axes, rows: list[PlanLayer], columns: list[Column]) -> set
 def _label(axes: Axes, plan: PrecisionPlan, rows: list[PlanLayer], columns: list[Column]) -> None:
     """Name the layers, items and modules, and draw a line where the next pipeline stage begins."""
     shown = [(x + 0.5, *column) for x, column in enumerate(columns) if column is not None]
-    axes.set_xticks([x for x, _, _ in shown], [item for _, _, item in shown], rotation=90, fontsize=6)
+    axes.set_xticks(
+        [x for x, _, _ in shown], [item for _, _, item in shown], rotation=90, fontsize=6
+    )
     for module, own in groupby(shown, key=lambda one: one[1]):
         middle = fmean(x for x, _, _ in own)
         axes.text(middle, -0.35, module, rotation=40, ha="left", va="bottom", fontsize=7)

@@ -14,13 +14,30 @@ from rich.text import Text
 from bridge.plan.alignment import SMALL_SOURCE, AlignmentReport
 from bridge.plan.fit import FitOption, FitReport
 from bridge.plan.memory import KINDS, MemoryReport, RankMemory
-from bridge.plan.precision_plan import COLUMNS, LOW, PlanDifference, PlanModule, PrecisionPlan, compact
+from bridge.plan.precision_plan import (
+    COLUMNS,
+    LOW,
+    PlanDifference,
+    PlanModule,
+    PrecisionPlan,
+    compact,
+)
 from bridge.plan.rows import PlanRow
 from bridge.precision.grouping import grouped
 from bridge.report.table import NUMBERED, Row, table
 
 HOST = "on the host"
-HEADINGS = ("forward", "dgrad", "wgrad", "scales x, w, dy", "weight", "master", "gradient", "reduced", "checkpoint")
+HEADINGS = (
+    "forward",
+    "dgrad",
+    "wgrad",
+    "scales x, w, dy",
+    "weight",
+    "master",
+    "gradient",
+    "reduced",
+    "checkpoint",
+)
 COMMON = HEADINGS[5:]
 """Columns that are named below the table where they are the same everywhere."""
 BROKEN = ("layers", "modules", "scales x, w, dy")
@@ -32,7 +49,10 @@ Line = dict[str, str]
 
 def plan_table(plan: PrecisionPlan) -> RenderableType:
     """Return the plan as something rich can print."""
-    groups = [(layers, [(module.name, line_of(module)) for module in modules]) for layers, modules in plan.folded()]
+    groups = [
+        (layers, [(module.name, line_of(module)) for module in modules])
+        for layers, modules in plan.folded()
+    ]
     lines = [line for _, named in groups for _, line in named]
     shared = {heading: _same(lines, heading) for heading in COMMON}
     kept = [heading for heading in HEADINGS if shared.get(heading) is None]
@@ -41,8 +61,13 @@ def plan_table(plan: PrecisionPlan) -> RenderableType:
         rows: list[Row] = []
         for values, names in grouped((tuple(line.values()), name) for name, line in named).items():
             label = "" if rows else compact([layer.label for layer in layers])
-            cells = {heading: _coloured(value) for heading, value in zip(HEADINGS, values, strict=True)}
-            rows.append({"layers": label, "modules": _modules(names)} | {heading: cells[heading] for heading in kept})
+            cells = {
+                heading: _coloured(value) for heading, value in zip(HEADINGS, values, strict=True)
+            }
+            rows.append(
+                {"layers": label, "modules": _modules(names)}
+                | {heading: cells[heading] for heading in kept}
+            )
         sections.append(rows)
     parts = [table(*sections, title=plan.label + NUMBERED, keys=2, wraps=BROKEN)]
     everywhere = [f"{heading} {value}" for heading, value in shared.items() if value]
@@ -53,13 +78,16 @@ def plan_table(plan: PrecisionPlan) -> RenderableType:
     return Group(*parts)
 
 
-def difference_table(before: str, after: str, differences: Sequence[PlanDifference]) -> RenderableType:
+def difference_table(
+    before: str, after: str, differences: Sequence[PlanDifference]
+) -> RenderableType:
     """Return the cells in which two plans differ, equal ones folded."""
     if not differences:
         return Text(f"The plans of {before} and {after} are the same.")
     modules_of = grouped((replace(one, module=""), one.module) for one in differences)
     items_of = grouped(
-        (replace(one, module=_modules(modules), item=""), one.item) for one, modules in modules_of.items()
+        (replace(one, module=_modules(modules), item=""), one.item)
+        for one, modules in modules_of.items()
     )
     rows: list[Row] = []
     last = ("", "")
@@ -68,7 +96,12 @@ def difference_table(before: str, after: str, differences: Sequence[PlanDifferen
         named = dict(zip(("layers", "modules"), place if place != last else ("", ""), strict=True))
         what = ", ".join(items) + ("" if one.column == "format" else f": {one.column}")
         rows.append(
-            {**named, "what": what, "before": _coloured(one.before or "-"), "after": _coloured(one.after or "-")}
+            {
+                **named,
+                "what": what,
+                "before": _coloured(one.before or "-"),
+                "after": _coloured(one.after or "-"),
+            }
         )
         last = place
     return table(rows, title=f"{before} -> {after}{NUMBERED}", wraps=[*rows[0]])
@@ -77,7 +110,9 @@ def difference_table(before: str, after: str, differences: Sequence[PlanDifferen
 def plan_csv(plan: PrecisionPlan) -> str:
     """Return every row of the plan as CSV, one line per layer, module and GEMM or tensor."""
     out = io.StringIO()
-    writer = csv.DictWriter(out, ["layer", "stage", "chunk", "kind", "module", *COLUMNS], lineterminator="\n")
+    writer = csv.DictWriter(
+        out, ["layer", "stage", "chunk", "kind", "module", *COLUMNS], lineterminator="\n"
+    )
     writer.writeheader()
     writer.writerows(plan.rows())
     return out.getvalue()
@@ -162,7 +197,9 @@ def align_table(report: AlignmentReport) -> RenderableType:
     parts = [table(rows, title=title, keys=2, numbers=("M", "N", "K"), wraps=("layers",))]
     parts += [Text(f"  does not fit: {misfit}", style="red") for misfit in report.misfits]
     if report.small:
-        parts.append(Text(f"  small: {'; '.join(report.small_rules)}; a rule of thumb ({SMALL_SOURCE})."))
+        parts.append(
+            Text(f"  small: {'; '.join(report.small_rules)}; a rule of thumb ({SMALL_SOURCE}).")
+        )
     if report.pad.per_expert > 1 and any(gemm.expert for gemm in report.gemms):
         text = f"  Tokens of an expert come in multiples of {report.pad.per_expert} (~: under an even load)."
         parts.append(Text(text))
@@ -188,7 +225,9 @@ def memory_table(
     `uncounted` are settings that keep less on the GPU than is counted, `missing` parts that are
     counted nowhere, `unread` options that may change the count.
     """
-    stages = grouped(((*rank.bytes_of.values(), rank.total, rank.host), rank) for rank in report.ranks).values()
+    stages = grouped(
+        ((*rank.bytes_of.values(), rank.total, rank.host), rank) for rank in report.ranks
+    ).values()
     kinds = [kind for kind in KINDS if any(ranks[0].bytes_of[kind] for ranks in stages)]
     rows: list[Row] = [
         {
@@ -204,7 +243,9 @@ def memory_table(
     parts += [Text(f"  {line}") for line in _lines(report)]
     stage = report.largest.stage
     if report.largest.host:
-        on_host = ", ".join(f"{kind} {size(count)}" for kind, count in report.largest.host_bytes_of.items() if count)
+        on_host = ", ".join(
+            f"{kind} {size(count)}" for kind, count in report.largest.host_bytes_of.items() if count
+        )
         parts.append(Text(f"  On the host for a rank of stage {stage}: {on_host}, all in FP32."))
     if activations:
         each_kind = ", ".join(f"{name} {size(each[stage])}" for name, each in activations.items())
@@ -213,11 +254,19 @@ def memory_table(
         parts.append(_fits(report.largest, gpu, memory_bytes, missing, unread))
     elif missing:
         parts.append(Text(f"  Not counted: {', '.join(missing)}."))
-    notes = [f"{' and '.join(uncounted)} may keep less on the GPU than is counted."] if uncounted else []
-    return Group(*parts, *(Text(f"  note: {note}", style="yellow") for note in [*notes, *report.notes]))
+    notes = (
+        [f"{' and '.join(uncounted)} may keep less on the GPU than is counted."]
+        if uncounted
+        else []
+    )
+    return Group(
+        *parts, *(Text(f"  note: {note}", style="yellow") for note in [*notes, *report.notes])
+    )
 
 
-def fit_sentence(rank: RankMemory, memory_bytes: int | None, missing: Sequence[str], unread: Sequence[str]) -> str:
+def fit_sentence(
+    rank: RankMemory, memory_bytes: int | None, missing: Sequence[str], unread: Sequence[str]
+) -> str:
     """Return the bytes of the fullest rank and whether they fit, in a few words; arguments as of `memory_table`."""
     needed = f"{size(rank.total)} on stage {rank.stage}"
     if memory_bytes is None:
@@ -233,11 +282,16 @@ def fit_sentence(rank: RankMemory, memory_bytes: int | None, missing: Sequence[s
     return needed if memory_bytes is None else f"{needed}: fits"
 
 
-def _fits(rank: RankMemory, gpu: str, memory_bytes: int, missing: Sequence[str], unread: Sequence[str]) -> Text:
+def _fits(
+    rank: RankMemory, gpu: str, memory_bytes: int, missing: Sequence[str], unread: Sequence[str]
+) -> Text:
     least = "at least " if missing and not unread else ""
     needed = f"  {least}{size(rank.total)} of the {size(memory_bytes)} of one {gpu} on stage {rank.stage}"
     if unread:
-        return Text(f"{needed}: no verdict, since {', '.join(unread)} may change what is counted.", style="yellow")
+        return Text(
+            f"{needed}: no verdict, since {', '.join(unread)} may change what is counted.",
+            style="yellow",
+        )
     if rank.total > memory_bytes:
         return Text(f"{needed}: does not fit.", style="red")
     if missing:
@@ -250,7 +304,9 @@ def fit_table(report: FitReport, missing: Sequence[str] = ()) -> RenderableType:
     ended = f"  {report.untried} layouts were not tried: the search over a model of so many layers ends early."
     notes = [Text(ended, style="yellow")] if report.untried else []
     if missing:
-        notes.append(Text(f"  Not counted, so that it may not fit: {', '.join(missing)}.", style="yellow"))
+        notes.append(
+            Text(f"  Not counted, so that it may not fit: {', '.join(missing)}.", style="yellow")
+        )
     if not report.options:
         return Group(Text("  No layout that was tried fits.", style="red"), *notes)
     rows: list[Row] = [
@@ -263,7 +319,14 @@ def fit_table(report: FitReport, missing: Sequence[str] = ()) -> RenderableType:
         for option in report.options
     ]
     usable = f"It may fill {size(report.usable_bytes)} of {size(report.memory_bytes)}"
-    parts = [table(rows, title="Fits with, cheapest first", numbers={*rows[0]} - {"change"}, wraps=("change",))]
+    parts = [
+        table(
+            rows,
+            title="Fits with, cheapest first",
+            numbers={*rows[0]} - {"change"},
+            wraps=("change",),
+        )
+    ]
     if report.declared_ranks is not None:
         declared = f"{report.declared_ranks} GPU{'s' * (report.declared_ranks > 1)}"
         parts.append(Text(f"  No layout of {declared} that was tried fits.", style="yellow"))
@@ -271,11 +334,19 @@ def fit_table(report: FitReport, missing: Sequence[str] = ()) -> RenderableType:
     if report.global_batch_size is not None:
         batch = f"the global batch of {report.global_batch_size}"
         sizes = f"A micro-batch divides the samples that a replica has of {batch}."
-    return Group(*parts, Text(f"  {usable}; the rest is for what is not counted."), Text(f"  {sizes}"), *notes)
+    return Group(
+        *parts,
+        Text(f"  {usable}; the rest is for what is not counted."),
+        Text(f"  {sizes}"),
+        *notes,
+    )
 
 
 def _changes(option: FitOption) -> str:
-    return " ".join(f"{name}={_value(value)}" for name, value in option.changes) or "nothing: it fits as it is"
+    return (
+        " ".join(f"{name}={_value(value)}" for name, value in option.changes)
+        or "nothing: it fits as it is"
+    )
 
 
 def _value(value: object) -> str:

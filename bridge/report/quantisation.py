@@ -55,7 +55,9 @@ def worst_table(rows: Sequence[QuantisationRow]) -> RenderableType:
             }
         )
     title = f"Signal to quantisation noise; the most that went to zero or saturated{NUMBERED}"
-    return table(lines, title=title, numbers={name for row in lines for name in row} - {"operand", "where"})
+    return table(
+        lines, title=title, numbers={name for row in lines for name in row} - {"operand", "where"}
+    )
 
 
 def _mean(rows: Sequence[QuantisationRow], name: str) -> str:
@@ -84,14 +86,20 @@ def plot_quantisation(path: Path, rows: Sequence[QuantisationRow], *, title: str
         for row in own:
             if row.format in FORMATS:
                 healthy = FORMATS[row.format].healthy_db
-                grid[places.index((row.layer, row.module))][steps.index(row.step)] = row.sqnr_db - healthy
-        image = panel.imshow(grid, aspect="auto", vmin=-WORST_DB, vmax=0, cmap="cividis", interpolation="nearest")
+                grid[places.index((row.layer, row.module))][steps.index(row.step)] = (
+                    row.sqnr_db - healthy
+                )
+        image = panel.imshow(
+            grid, aspect="auto", vmin=-WORST_DB, vmax=0, cmap="cividis", interpolation="nearest"
+        )
         formats = ", ".join(dict.fromkeys(row.format for row in own))
         panel.set_title(f"{operand} ({formats})", fontsize=10)
         every = max(1, len(steps) // 6)
         panel.set_xticks(range(0, len(steps), every), [str(step) for step in steps[::every]])
         panel.set_xlabel("step")
-    axes[0].set_yticks(range(len(places)), [f"{layer} {_short(module)}" for layer, module in places], fontsize=7)
+    axes[0].set_yticks(
+        range(len(places)), [f"{layer} {_short(module)}" for layer, module in places], fontsize=7
+    )
     axes[0].set_ylabel("layer and module")
     figure.colorbar(image, ax=list(axes), label="dB, 0 is healthy")
     figure.savefig(path, dpi=120)

@@ -23,7 +23,9 @@ def render_sync(report: SyncReport) -> str:
     ]
     title = f"{report.precision} on megatron-core {report.megatron_version}"
     findings = (f"{finding.severity}: {finding}" for finding in report.findings)
-    return plain_text(Group(*([table(rows, title=title, wraps=("why",))] if rows else []), *findings), width=160)
+    return plain_text(
+        Group(*([table(rows, title=title, wraps=("why",))] if rows else []), *findings), width=160
+    )
 
 
 def _value(value: object) -> str:

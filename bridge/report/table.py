@@ -69,11 +69,15 @@ class _Sections:
 
         def fits(chosen: Sequence[str]) -> bool:
             free = options.update_width(UNLIMITED)
-            return Measurement.get(console, free, self.laid_out(chosen)).minimum <= options.max_width
+            return (
+                Measurement.get(console, free, self.laid_out(chosen)).minimum <= options.max_width
+            )
 
         keys, rest = self.headings[: self.keys], self.headings[self.keys :]
         while True:
-            count = next((count for count in range(len(rest), 1, -1) if fits([*keys, *rest[:count]])), 1)
+            count = next(
+                (count for count in range(len(rest), 1, -1) if fits([*keys, *rest[:count]])), 1
+            )
             chosen, rest = [*keys, *rest[:count]], rest[count:]
             yield self.laid_out(chosen, narrow=not fits(chosen))
             if not rest:
@@ -81,26 +85,38 @@ class _Sections:
 
 
 def table(
-    *sections: Iterable[Row], title: str = "", keys: int = 1, numbers: Collection[str] = (), wraps: Collection[str] = ()
+    *sections: Iterable[Row],
+    title: str = "",
+    keys: int = 1,
+    numbers: Collection[str] = (),
+    wraps: Collection[str] = (),
 ) -> RenderableType:
     """Return a table that rich can print, its title in the line above, with an empty line between two sections.
 
     The first `keys` columns say what a row is about. Columns whose headings are in `numbers` are aligned at the right,
     and those in `wraps` may be broken between words where the console is narrow.
     """
-    made = _Sections(sections=[list(section) for section in sections], keys=keys, numbers=numbers, wraps=wraps)
+    made = _Sections(
+        sections=[list(section) for section in sections], keys=keys, numbers=numbers, wraps=wraps
+    )
     return Group(Text(title), made) if title else made
 
 
-def facts(rows: Iterable[tuple[str, Cell]], *, title: str = "", numbers: bool = False) -> RenderableType:
+def facts(
+    rows: Iterable[tuple[str, Cell]], *, title: str = "", numbers: bool = False
+) -> RenderableType:
     """Return names with their values as a table without a head."""
     named = [{"": name, VALUE: value} for name, value in rows]
-    return table(named, title=title, numbers=(VALUE,) if numbers else (), wraps=() if numbers else (VALUE,))
+    return table(
+        named, title=title, numbers=(VALUE,) if numbers else (), wraps=() if numbers else (VALUE,)
+    )
 
 
 def markdown(rows: Sequence[Mapping[str, str]]) -> str:
     """Return rows as a table in Markdown."""
-    head, *lines = (f"| {' | '.join(cells)} |" for cells in ([*rows[0]], *(row.values() for row in rows)))
+    head, *lines = (
+        f"| {' | '.join(cells)} |" for cells in ([*rows[0]], *(row.values() for row in rows))
+    )
     return "\n".join([head, f"|{'---|' * len(rows[0])}", *lines])
 
 

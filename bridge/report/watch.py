@@ -37,11 +37,15 @@ def watch_view(run: RunFolder, *, silenced: Collection[str] = ()) -> RenderableT
             rows.append(("seconds per step", f"{batch * length / speed:.3g}"))
         rows.append(("skipped steps", str(last["skipped_steps"])))
     if validation:
-        rows.append(("validation loss", f"{cell(validation[-1]['loss'])}, step {validation[-1]['step']}"))
+        rows.append(
+            ("validation loss", f"{cell(validation[-1]['loss'])}, step {validation[-1]['step']}")
+        )
     record = run.record
     audit = "no step was recorded yet"
     if record is not None:
-        found = f"{len(record.audit)} mismatches, {record.audit[0]}" if record.audit else "as planned"
+        found = (
+            f"{len(record.audit)} mismatches, {record.audit[0]}" if record.audit else "as planned"
+        )
         audit = f"{found}, step {record.step}"
     rows += [*_quantisation(run), ("audit", audit)]
     rows += [("findings of the check", str(len(run.findings.get("findings", ()))))]
@@ -69,5 +73,7 @@ def curve(values: Sequence[float | None]) -> str:
     picked = [values[(index * (len(values) - 1)) // max(1, count - 1)] for index in range(count)]
     known = [value for value in picked if value is not None]
     low, span = min(known, default=0), max(known, default=0) - min(known, default=0)
-    heights = (None if value is None else round((value - low) / (span or 1) * 7) for value in picked)
+    heights = (
+        None if value is None else round((value - low) / (span or 1) * 7) for value in picked
+    )
     return "".join("·" if height is None else BARS[height] for height in heights)

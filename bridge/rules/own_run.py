@@ -45,7 +45,12 @@ LATER = ("cuda_graph_modules", "inference_cuda_graph_scope", "fp4_param_gather")
 
 def _by_field(**reasons: dict[str, str]) -> dict[str, dict[str, str]]:
     """Return section -> field -> reason, of section -> reason -> fields."""
-    rows = [(key, name, why) for key, of in reasons.items() for why, names in of.items() for name in names.split()]
+    rows = [
+        (key, name, why)
+        for key, of in reasons.items()
+        for why, names in of.items()
+        for name in names.split()
+    ]
     if len({row[:2] for row in rows}) < len(rows):
         raise ValueError("a field has two reasons")
     return {key: {name: why for section, name, why in rows if section == key} for key in reasons}
@@ -223,16 +228,28 @@ def unhonoured(section: str, values: Mapping[str, Any], *, backend: str | None) 
             continue
         if name in accepted and str(getattr(value, "name", value)) not in accepted[name]:
             hint = did_you_mean(close_matches(str(value), accepted[name])) or "Choose one of them."
-            yield _fault(WRONG_VALUE, f"{section}.{name}", value, f"must be one of {', '.join(accepted[name])}", hint)
+            yield _fault(
+                WRONG_VALUE,
+                f"{section}.{name}",
+                value,
+                f"must be one of {', '.join(accepted[name])}",
+                hint,
+            )
         elif name in reasons or name not in KNOWN[section]:
-            yield _left_out(f"{section}.{name}", value, reasons.get(name, UNKNOWN), f"Leave it at {default!r}.")
+            yield _left_out(
+                f"{section}.{name}", value, reasons.get(name, UNKNOWN), f"Leave it at {default!r}."
+            )
     if section == "model":
         yield from _unhonoured_context({**_DEFAULTS["model"], **values}, backend)
 
 
 def _unhonoured_context(model: Mapping[str, Any], backend: str | None) -> Found:
     """Yield the fault of context parallelism that the attention of a backend has not."""
-    path, size, stated = "model.context_parallel_size", model["context_parallel_size"], model["cp_comm_type"]
+    path, size, stated = (
+        "model.context_parallel_size",
+        model["context_parallel_size"],
+        model["cp_comm_type"],
+    )
     if size == 1:
         return
     if model["experimental_attention_variant"] == SPARSE:
@@ -243,7 +260,9 @@ def _unhonoured_context(model: Mapping[str, Any], backend: str | None) -> Found:
     found = {*map(str, stated if isinstance(stated, list) else [stated or "p2p"])} - {*kinds}
     plain = PLAIN_ATTENTION | ({} if backend == "te_cpu" else PLAIN_LOCAL_ATTENTION)
     wanted = {} if backend in ("te", None) else plain
-    others = [name for name, value in wanted.items() if getattr(model[name], "name", model[name]) != value]
+    others = [
+        name for name, value in wanted.items() if getattr(model[name], "name", model[name]) != value
+    ]
     if found or others:
         causes = [*(f"by {kind}" for kind in sorted(found)), *(f"with {name}" for name in others)]
         steps = [f"model.cp_comm_type={' or '.join(kinds)}"] if found else []
@@ -267,7 +286,11 @@ def _values(run: RunContext, backend: str | None) -> Found:
     for name, least, most in BETWEEN:
         value = getattr(model, name)
         if value is not None and not least <= value <= most:
-            limits = f"must be at least {least}" if most == math.inf else f"must be from {least} to {most}"
+            limits = (
+                f"must be at least {least}"
+                if most == math.inf
+                else f"must be from {least} to {most}"
+            )
             yield wrong(name, limits, "Correct it.")
     experts = model.num_moe_experts
     if not experts:
@@ -275,8 +298,13 @@ def _values(run: RunContext, backend: str | None) -> Found:
     if not 1 <= model.moe_router_topk <= experts:
         yield wrong("moe_router_topk", f"must be from 1 to the {experts} experts", "Correct it.")
     if model.add_bias_linear and model.moe_shared_expert_intermediate_size:
-        yield wrong("add_bias_linear", "shared experts have no biases", "Set model.add_bias_linear=false.")
-    elif model.add_bias_linear and backend not in (*WITH_TE, None):  # local experts add them in place: no autograd
+        yield wrong(
+            "add_bias_linear", "shared experts have no biases", "Set model.add_bias_linear=false."
+        )
+    elif model.add_bias_linear and backend not in (
+        *WITH_TE,
+        None,
+    ):  # local experts add them in place: no autograd
         rule = "experts have no biases without Transformer Engine's layers"
         yield wrong("add_bias_linear", rule, "Set model.add_bias_linear=false.")
 
@@ -287,7 +315,9 @@ def _sparse(run: RunContext, backend: str | None) -> Found:
     if model.experimental_attention_variant != SPARSE:
         return
     if model.dsa_indexer_loss_coeff is None:
-        rule = "must be stated for sparse attention: Megatron Core multiplies the indexer's loss by it"
+        rule = (
+            "must be stated for sparse attention: Megatron Core multiplies the indexer's loss by it"
+        )
         yield wrong("dsa_indexer_loss_coeff", rule, "Set it to 0.01, for example.")
     recomputed = run.views["model"].recompute_modules or ["core_attn"]
     if model.recompute_granularity == "selective" and "core_attn" in recomputed:
@@ -295,7 +325,8 @@ def _sparse(run: RunContext, backend: str | None) -> Found:
         yield wrong("recompute_modules", rule, "Recompute whole layers, or other modules.")
     if model.mtp_num_layers:
         rule = (
-            "must be unset for sparse attention: megatron-core 0.16.1 keeps indexers' losses of the other layers alone"
+            "must be unset for sparse attention: megatron-core 0.16.1 keeps indexers' losses of the "
+            "other layers alone"
         )
         yield wrong("mtp_num_layers", rule, "Leave it at None.")
     if model.tensor_model_parallel_size > 1 and backend not in (*WITH_TE, None):
@@ -309,7 +340,9 @@ def _hybrid(run: RunContext, _: str | None) -> Found:
         return
     for name, reason in REFUSED_OF_HYBRIDS.items():
         value = getattr(run.model, name)
-        if value and value != "selective":  # the recomputation of a part of a layer, which is the layer's
+        if (
+            value and value != "selective"
+        ):  # the recomputation of a part of a layer, which is the layer's
             yield _left_out(f"model.{name}", value, reason, "Leave it at its default.")
     if {*pattern.layers} - BUILT_LAYERS or pattern.chunks or pattern.depths:
         rule = "a run builds layers of M, *, - and E; Megatron Core has |, / and other layers from 0.17 on"
@@ -321,7 +354,11 @@ def _layouts(run: RunContext, backend: str | None) -> Found:
     wrong, model = partial(_wrong, WRONG_LAYOUT, run), run.model
     tensor, context, stages = run.parallel.tensor, run.parallel.context, run.parallel.pipeline
     for name in ("num_attention_heads", "num_query_groups"):
-        if context > 1 and "a2a" in str(model.cp_comm_type) and (getattr(model, name) or 0) % (tensor * context):
+        if (
+            context > 1
+            and "a2a" in str(model.cp_comm_type)
+            and (getattr(model, name) or 0) % (tensor * context)
+        ):
             rule = f"must be a multiple of tensor x context ranks = {tensor * context} with cp_comm_type=a2a"
             yield wrong(name, rule, "Use cp_comm_type=all_gather, or change one of them.")
     if model.virtual_pipeline_model_parallel_size is not None and stages < 2:
@@ -348,7 +385,9 @@ def _tensor_parallel(run: RunContext, backend: str | None) -> Found:
             "Without it Megatron Core's gradients of the rotary key and of the latent's norm are not those of the "
             "model. Set model.sequence_parallel=true."
         )
-        yield wrong("sequence_parallel", "must be on for latent attention under tensor parallelism", remedy)
+        yield wrong(
+            "sequence_parallel", "must be on for latent attention under tensor parallelism", remedy
+        )
     if model.sequence_parallel and model.enable_autocast and backend not in (*WITH_TE, None):
         rule = (
             "must be off under autocast without Transformer Engine's layers: the backward pass of Megatron Core's own "
@@ -361,12 +400,16 @@ def _left_out(path: str, value: object, reason: str, remedy: str) -> tuple[str, 
     return _fault(NOT_HONOURED, path, value, f"this run does not honour it: {reason}", remedy)
 
 
-def _wrong(rule: str, run: RunContext, name: str, clause: str, remedy: str) -> tuple[str, Violation]:
+def _wrong(
+    rule: str, run: RunContext, name: str, clause: str, remedy: str
+) -> tuple[str, Violation]:
     return _fault(rule, f"model.{name}", getattr(run.model, name), clause, remedy)
 
 
 def _fault(rule: str, path: str, value: object, clause: str, remedy: str) -> tuple[str, Violation]:
-    return rule, Violation(path, value=getattr(value, "name", value), clause=clause, remedy=remedy.removesuffix("."))
+    return rule, Violation(
+        path, value=getattr(value, "name", value), clause=clause, remedy=remedy.removesuffix(".")
+    )
 
 
 def _broken(rule: str) -> Callable[[RunContext], list[Violation]]:

@@ -29,7 +29,13 @@ class Dropped:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data."""
-        return {"key": self.key, "path": self.path, "value": self.value, "because": self.because, "source": self.source}
+        return {
+            "key": self.key,
+            "path": self.path,
+            "value": self.value,
+            "because": self.because,
+            "source": self.source,
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

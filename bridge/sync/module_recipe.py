@@ -36,7 +36,9 @@ def module_recipe(config: PrecisionConfig, owner: OwnerValues) -> Any:
     recipe = files[0] if all(file == files[0] for file in files) else files
     held = owner.value("quant_recipe")
     ours, theirs = quant_recipes(recipe), quant_recipes(held)
-    is_same = len(ours) == len(theirs) and all(one.same_as(two) for one, two in zip(theirs, ours, strict=True))
+    is_same = len(ours) == len(theirs) and all(
+        one.same_as(two) for one, two in zip(theirs, ours, strict=True)
+    )
     return held if is_same else recipe
 
 
@@ -98,7 +100,11 @@ class _ModuleRecipe:
 
     def of_chunk(self, number: int) -> Any:
         """Return the recipe of one model chunk of every stage, counted from 0 within the stage."""
-        files = self.files if len(self.files) == 1 else self.files[number * self.stages :][: self.stages]
+        files = (
+            self.files
+            if len(self.files) == 1
+            else self.files[number * self.stages :][: self.stages]
+        )
         return type(self)(files, len(files))
 
     def to_cfg_dict(self) -> dict[str, Any]:
@@ -109,10 +115,14 @@ class _ModuleRecipe:
         """
         kind = f"{self.kind.__module__}.{self.kind.__qualname__}"
         if len(self.files) > 1:
-            own = {"_target_": f"{made.__module__}.{made.__qualname__}", "kind": {"_target_": kind, "_call_": False}}
+            own = {
+                "_target_": f"{made.__module__}.{made.__qualname__}",
+                "kind": {"_target_": kind, "_call_": False},
+            }
             return {**own, "files": list(self.files), "stages": self.stages}
         matchers = [
-            {"_target_": f"{type(one).__module__}.{type(one).__qualname__}", **vars(one)} for one in self.matchers
+            {"_target_": f"{type(one).__module__}.{type(one).__qualname__}", **vars(one)}
+            for one in self.matchers
         ]
         return {"_target_": kind, "matchers": matchers, "config_dict": self.configs}
 
@@ -126,9 +136,13 @@ class _ModuleRecipe:
         return made, (self.kind, self.files, self.stages)
 
     def __repr__(self) -> str:
-        configs = ", ".join(f"{name}: {payload[TRAINING]}" for name, payload in self.configs.items())
+        configs = ", ".join(
+            f"{name}: {payload[TRAINING]}" for name, payload in self.configs.items()
+        )
         rows = [file["matchers"].values() for file in self.files]
-        parts = [", ".join(f"{row['pattern']} -> {row['config']}" for row in of_file) for of_file in rows]
+        parts = [
+            ", ".join(f"{row['pattern']} -> {row['config']}" for row in of_file) for of_file in rows
+        ]
         return f"ModuleRecipe({' | '.join(parts)}; {configs})"
 
 
@@ -144,7 +158,9 @@ def made(kind: Any, files: Sequence[dict[str, Any]], stages: int) -> Any:
 
 def _stage() -> int:
     """Return the pipeline stage of this process, as Megatron's own state has it."""
-    state: Any = sys.modules.get(PARALLEL_STATE)  # the module of the caller, which this room does not import
+    state: Any = sys.modules.get(
+        PARALLEL_STATE
+    )  # the module of the caller, which this room does not import
     if state is None or not state.model_parallel_is_initialized():
         raise RunConfigError(
             "mixed_precision.modules: the rows name layers, so each pipeline stage has a recipe of its own, and the "

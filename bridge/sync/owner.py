@@ -25,9 +25,16 @@ from bridge.target.versions import Version
 WRITTEN = "_precision_bridge_written"
 """Name under which an owner remembers what a sync wrote: {attribute: (value written, the owner's own value)}."""
 
-ATTRIBUTES = frozenset(FIELD_DEFAULTS) | {route.attribute for route in ROUTES if route.attribute is not None}
+ATTRIBUTES = frozenset(FIELD_DEFAULTS) | {
+    route.attribute for route in ROUTES if route.attribute is not None
+}
 """Every name under which an owner may hold a field of a precision."""
-PLANNED = ATTRIBUTES | {*SWITCHES, "use_megatron_fsdp", "check_for_nan_in_grad", "check_for_nan_in_loss"}
+PLANNED = ATTRIBUTES | {
+    *SWITCHES,
+    "use_megatron_fsdp",
+    "check_for_nan_in_grad",
+    "check_for_nan_in_loss",
+}
 """Every attribute that a plan reads."""
 
 COMPUTED = {"autocast_dtype": "params_dtype"}
@@ -108,7 +115,9 @@ class Owner:
     def is_deferred(self) -> bool:
         """Whether Megatron's `__post_init__` waits for a call of `finalize`, as in the classes of Megatron Bridge."""
         cls = type(self.target)
-        waits = getattr(cls, "__post_init__", None) is not getattr(self.defining, "__post_init__", None)
+        waits = getattr(cls, "__post_init__", None) is not getattr(
+            self.defining, "__post_init__", None
+        )
         return self.is_megatron and waits and callable(getattr(cls, "finalize", None))
 
     def read(self) -> OwnerValues:
@@ -123,9 +132,15 @@ class Owner:
             else Section(values=Values(self.role, {})),
             values=values,
             before={name: value for name, value in before.items() if not same(value, values[name])},
-            defaults={name: in_one_form(one) for name, one in class_defaults(self.defining).items() if name in values},
+            defaults={
+                name: in_one_form(one)
+                for name, one in class_defaults(self.defining).items()
+                if name in values
+            },
             is_megatron=self.is_megatron,
-            class_name=OWNERS[self.role] if self.is_megatron and self.role in OWNERS else type(self.target).__name__,
+            class_name=OWNERS[self.role]
+            if self.is_megatron and self.role in OWNERS
+            else type(self.target).__name__,
         )
 
     def value(self, attribute: str) -> Any:
@@ -148,7 +163,10 @@ class Owner:
         """Note what a sync wrote and what was there before: the next sync starts from the owner's own values."""
         if not hasattr(self.target, "__dict__"):
             return
-        record = {**self._written, **{attribute: (value, own[attribute]) for attribute, value in written.items()}}
+        record = {
+            **self._written,
+            **{attribute: (value, own[attribute]) for attribute, value in written.items()},
+        }
         if record:
             vars(self.target)[WRITTEN] = record
 
@@ -235,7 +253,8 @@ def seen_through(target: Any) -> Any:
     """
     held = getattr(target, "__dict__", {}).get("transformer")
     is_config, is_held = (
-        any(base.__name__ == OWNERS["model"] for base in _classes_of_megatron(type(one))) for one in (target, held)
+        any(base.__name__ == OWNERS["model"] for base in _classes_of_megatron(type(one)))
+        for one in (target, held)
     )
     return held if is_held and not is_config else target
 
@@ -244,7 +263,11 @@ def seen_through(target: Any) -> Any:
 def annotated_class(cls: type, attribute: str) -> type | None:
     """Return the class whose objects a field holds by its annotation; None where that is not one class."""
     annotation = typing.get_type_hints(cls).get(attribute)
-    members = [member for member in typing.get_args(annotation) or (annotation,) if member is not type(None)]
+    members = [
+        member
+        for member in typing.get_args(annotation) or (annotation,)
+        if member is not type(None)
+    ]
     return members[0] if len(members) == 1 and isinstance(members[0], type) else None
 
 
@@ -253,4 +276,6 @@ def class_defaults(cls: type) -> dict[str, Any]:
     """Return the defaults of the fields of a dataclass that a plan reads."""
     fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
     defaults = {field.name: default_of(field) for field in fields if field.name in PLANNED}
-    return {name: default for name, default in defaults.items() if default is not dataclasses.MISSING}
+    return {
+        name: default for name, default in defaults.items() if default is not dataclasses.MISSING
+    }

@@ -44,7 +44,9 @@ WRITTEN_INTO = ("model", "optimizer", "ddp", "train")
 SCHEME_FIELDS = ("fp8_recipe", "fp4_recipe")
 """Belong to the mode: kept, they would leave a run that is neither the owner's nor the recipe's."""
 
-_BY_ROLE = {role: tuple(r for r in ROUTES if r.owner == role and r.attribute is not None) for role in OWNERS}
+_BY_ROLE = {
+    role: tuple(r for r in ROUTES if r.owner == role and r.attribute is not None) for role in OWNERS
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,9 +79,13 @@ class Prediction:
         """Return the same run on another target."""
         return self._again(self.precision, self.sections, target)
 
-    def _again(self, precision: PrecisionConfig | None, sections: Mapping[str, Section], target: Target) -> Prediction:
+    def _again(
+        self, precision: PrecisionConfig | None, sections: Mapping[str, Section], target: Target
+    ) -> Prediction:
         made = _predicted(precision, sections, target)
-        return replace(made, unplanned=self.unplanned, uncounted=self.uncounted, environment=self.environment)
+        return replace(
+            made, unplanned=self.unplanned, uncounted=self.uncounted, environment=self.environment
+        )
 
     def refuse_unplanned(self) -> None:
         """Raise a RunConfigError where a source of the layers, or of their precision, is not read."""
@@ -98,7 +104,9 @@ class Prediction:
     @kept_property
     def absent(self) -> Mapping[str, Mapping[str, str]]:
         """Section -> fields that are set and that this Megatron Core does not have -> the versions that have them."""
-        return {role: self.sections[role].absent_from(role, self.target.mcore) for role in WRITTEN_INTO}
+        return {
+            role: self.sections[role].absent_from(role, self.target.mcore) for role in WRITTEN_INTO
+        }
 
     @kept_property
     def model(self) -> Section:
@@ -106,9 +114,16 @@ class Prediction:
 
         Vocabulary and sequence length are the model's, or else those of the data.
         """
-        section, data = self.sections["model"].without("model", self.absent["model"]), self.sections["data"].values
-        of_data = {name: data[name] for name in ("vocab_size", "seq_length") if section.given(name) is None}
-        return section.changed({name: value for name, value in of_data.items() if value is not None})
+        section, data = (
+            self.sections["model"].without("model", self.absent["model"]),
+            self.sections["data"].values,
+        )
+        of_data = {
+            name: data[name] for name in ("vocab_size", "seq_length") if section.given(name) is None
+        }
+        return section.changed(
+            {name: value for name, value in of_data.items() if value is not None}
+        )
 
     @kept_property
     def shape_and_faults(self) -> tuple[ModelShape, tuple[Finding, ...]]:
@@ -171,8 +186,12 @@ def predict(
     """
     unknown = given.keys() - {*ROLES}
     if unknown:
-        raise TypeError(f"a run has the sections {', '.join(ROLES)}, and not {', '.join(sorted(unknown))}")
-    sections = {role: _section(role, given.get(role), is_synced=precision is not None) for role in ROLES}
+        raise TypeError(
+            f"a run has the sections {', '.join(ROLES)}, and not {', '.join(sorted(unknown))}"
+        )
+    sections = {
+        role: _section(role, given.get(role), is_synced=precision is not None) for role in ROLES
+    }
     made = _predicted(precision, sections, target or Target())
     return replace(made, unplanned=unplanned, uncounted=uncounted, environment=environment or {})
 
@@ -184,18 +203,35 @@ def _section(role: str, owner: Any, *, is_synced: bool) -> Section:
     return read_section(role, held, own_values(role, held) if is_synced else None)
 
 
-def _predicted(precision: PrecisionConfig | None, sections: Mapping[str, Section], target: Target) -> Prediction:
-    values: dict[str, dict[str, Any]] = {role: Values(role, section.values) for role, section in sections.items()}
-    owners = tuple(OwnerValues.of_section(role, sections[role], target.mcore) for role in WRITTEN_INTO)
+def _predicted(
+    precision: PrecisionConfig | None, sections: Mapping[str, Section], target: Target
+) -> Prediction:
+    values: dict[str, dict[str, Any]] = {
+        role: Values(role, section.values) for role, section in sections.items()
+    }
+    owners = tuple(
+        OwnerValues.of_section(role, sections[role], target.mcore) for role in WRITTEN_INTO
+    )
     rows = tuple(plan(precision, owners, is_last=True)) if precision is not None else ()
     for row in rows:
         if row.verdict != "absent":
             values[row.owner][row.attribute] = row.new
-    return Prediction(precision=precision, sections=sections, target=target, owners=owners, rows=rows, values=values)
+    return Prediction(
+        precision=precision,
+        sections=sections,
+        target=target,
+        owners=owners,
+        rows=rows,
+        values=values,
+    )
 
 
 def plan(
-    config: PrecisionConfig, owners: Sequence[OwnerValues], *, keep_own: bool = False, is_last: bool = False
+    config: PrecisionConfig,
+    owners: Sequence[OwnerValues],
+    *,
+    keep_own: bool = False,
+    is_last: bool = False,
 ) -> list[SyncRow]:
     """Return one row per precision field of every owner.
 
@@ -221,9 +257,14 @@ def plan(
         return rows
     for index, row in enumerate(rows):
         if under_fsdp(by_role) and row.attribute == BUFFER and row.new:
-            verdict, is_own = "agree" if row.old is False else "neutralise", by_role[row.owner].is_own(BUFFER)
+            verdict, is_own = (
+                "agree" if row.old is False else "neutralise",
+                by_role[row.owner].is_own(BUFFER),
+            )
             why = "Megatron-FSDP does not implement it"
-            rows[index] = replace(row, new=False, verdict=verdict, by="ddp", why=why, replaces_own=is_own)
+            rows[index] = replace(
+                row, new=False, verdict=verdict, by="ddp", why=why, replaces_own=is_own
+            )
     return [*rows, *sharding_rows(by_role)]
 
 
@@ -231,7 +272,9 @@ def _routes_for(owner: OwnerValues, config: PrecisionConfig) -> list[Route]:
     routes = list(_BY_ROLE.get(owner.role, ()))
     if owner.role not in OWNERS:
         renamed = [r for r in ROUTES if r.attribute not in (None, r.field) and r.owner == "model"]
-        routes = [route for route in renamed if route.attribute is not None and owner.has(route.attribute)]
+        routes = [
+            route for route in renamed if route.attribute is not None and owner.has(route.attribute)
+        ]
     known = {route.attribute for route in routes}
     for field in field_names(config):
         if field not in known and owner.has(field) and owner.role != "train":
@@ -245,7 +288,9 @@ def _same_named(field: str, owner: OwnerValues) -> Route:
     for route in ROUTES:
         if field == route.field == route.attribute and role in (None, route.owner):
             return route
-    return Route(field=field, owner=owner.role, attribute=field, family=FIELDS[field].family, rule="value")
+    return Route(
+        field=field, owner=owner.role, attribute=field, family=FIELDS[field].family, rule="value"
+    )
 
 
 Maker = Callable[[Any, str, str, str], SyncRow]
@@ -253,27 +298,44 @@ Maker = Callable[[Any, str, str, str], SyncRow]
 
 
 def _maker(owner: OwnerValues, attribute: str, field: str) -> Maker:
-    made = partial(SyncRow, owner=owner.role, attribute=attribute, field=field, old=owner.value(attribute))
+    made = partial(
+        SyncRow, owner=owner.role, attribute=attribute, field=field, old=owner.value(attribute)
+    )
     return lambda new, verdict, by, why: made(new=new, verdict=verdict, by=by, why=why)
 
 
-def _row(config: PrecisionConfig, owner: OwnerValues, route: Route, *, is_active: bool, keep_own: bool) -> SyncRow:
+def _row(
+    config: PrecisionConfig, owner: OwnerValues, route: Route, *, is_active: bool, keep_own: bool
+) -> SyncRow:
     attribute = route.attribute or route.field
     made = _maker(owner, attribute, route.field)
     if not owner.has(attribute):
-        row = made(None, "absent", source_of(config, route.field), f"{owner.class_name} has no such attribute")
-        return replace(row, since=route.since if owner.is_megatron and route.since != FIRST else None)
+        row = made(
+            None,
+            "absent",
+            source_of(config, route.field),
+            f"{owner.class_name} has no such attribute",
+        )
+        return replace(
+            row, since=route.since if owner.is_megatron and route.since != FIRST else None
+        )
     if is_active:
         row = _decide(config, owner, route, made, keep_own=keep_own)
     elif route.read_under is not None and _is_on(config, owner, route.read_under):
         row = _fused_recipe(config, owner, made)
     else:
-        what, neutral = "FP8 or FP4" if route.family == "low" else (route.family or "").upper(), route.neutral
+        what, neutral = (
+            "FP8 or FP4" if route.family == "low" else (route.family or "").upper(),
+            route.neutral,
+        )
         if neutral is CLASS_DEFAULT:
             neutral = owner.defaults.get(attribute, field_value(config, route.field))
         why = f"no {f'{route.scheme} scaling' if route.scheme else what} in this run"
         row = made(neutral, "neutralise", "mode", why)
-    verdict, replaces_own = row.verdict, owner.is_own(attribute) and not same(owner.own(attribute), row.new)
+    verdict, replaces_own = (
+        row.verdict,
+        owner.is_own(attribute) and not same(owner.own(attribute), row.new),
+    )
     if same(row.old, row.new):
         verdict = "keep" if verdict == "keep" else "agree"
     elif replaces_own and (verdict == "set" or route.rule == "dtype"):
@@ -281,7 +343,9 @@ def _row(config: PrecisionConfig, owner: OwnerValues, route: Route, *, is_active
     return replace(row, verdict=verdict, replaces_own=replaces_own)
 
 
-def _decide(config: PrecisionConfig, owner: OwnerValues, route: Route, made: Maker, *, keep_own: bool) -> SyncRow:
+def _decide(
+    config: PrecisionConfig, owner: OwnerValues, route: Route, made: Maker, *, keep_own: bool
+) -> SyncRow:
     attribute = route.attribute or route.field
     stated, source = is_stated(config, route.field), source_of(config, route.field)
     own = owner.own(attribute)
@@ -289,7 +353,11 @@ def _decide(config: PrecisionConfig, owner: OwnerValues, route: Route, made: Mak
     if route.field == "modules":
         reading = module_recipe(config, owner) if reading else None
     mode = f"the mode is {mode_of(config)}"
-    if route.rule in ("dtype", "autocast dtype") and is_left_open(config, route.field) and not owner.is_megatron:
+    if (
+        route.rule in ("dtype", "autocast dtype")
+        and is_left_open(config, route.field)
+        and not owner.is_megatron
+    ):
         return made(None, "set", "stated", "stated as None")
     if route.rule == "dtype" and not stated:
         return made(mode_of(config), "derive", "mode", mode)
@@ -298,12 +366,22 @@ def _decide(config: PrecisionConfig, owner: OwnerValues, route: Route, made: Mak
     if route.rule == "switch":
         return made(reading, "set", source if stated else "mode", "stated" if stated else mode)
     if stated:
-        is_kept = keep_own and route.field not in SCHEME_FIELDS and owner.is_own(attribute) and not same(own, reading)
+        is_kept = (
+            keep_own
+            and route.field not in SCHEME_FIELDS
+            and owner.is_own(attribute)
+            and not same(own, reading)
+        )
         if is_kept:
             return made(own, "keep", owner.role, f"its own value; the recipe says {reading!r}")
         return made(reading, "set", source, "stated")
     if route.rule == "count" and attribute in owner.defaults:
-        return made(own, "keep" if scheme_of(config) else "agree", owner.role, "the recipe does not state it")
+        return made(
+            own,
+            "keep" if scheme_of(config) else "agree",
+            owner.role,
+            "the recipe does not state it",
+        )
     if route.rule == "stated" and not owner.is_own(attribute):
         return made(own, "agree", owner.role, "the recipe does not state it")
     if owner.is_own(attribute):
@@ -329,13 +407,21 @@ def _fused_recipe(config: PrecisionConfig, owner: OwnerValues, made: Maker) -> S
     own, reading = owner.own("fp8_recipe"), field_value(config, "fp8_recipe")
     if own not in FUSED_RECIPES:
         why = (
-            "the precision-aware optimizer reads it: FP32 masters take 4 bytes a parameter, and None would change that"
+            "the precision-aware optimizer reads it: FP32 masters take 4 bytes a parameter, and None "
+            "would change that"
         )
         return made(own, "keep", owner.role, why)
-    if own is None and config.fp4 and field_value(config, "fp4_param") and reading not in FUSED_RECIPES:
+    if (
+        own is None
+        and config.fp4
+        and field_value(config, "fp4_param")
+        and reading not in FUSED_RECIPES
+    ):
         why = "under None the first step fails on FP4 weights; Megatron's FP32 masters take 4 bytes a parameter"
         return made(reading, "derive", "mode", why)
-    return made(own, "agree", owner.role, "its own value, which the precision-aware optimizer reads")
+    return made(
+        own, "agree", owner.role, "its own value, which the precision-aware optimizer reads"
+    )
 
 
 def _autocast_dtype(config: PrecisionConfig, owner: OwnerValues, made: Maker) -> SyncRow:
@@ -343,8 +429,15 @@ def _autocast_dtype(config: PrecisionConfig, owner: OwnerValues, made: Maker) ->
     is_open = not is_stated(config, "autocast_enabled")
     is_on = config.autocast_enabled or (is_open and owner.value("enable_autocast") is True)
     if is_on and owner.is_own("autocast_dtype"):
-        return made(owner.own("autocast_dtype"), "keep", owner.role, "its own value, autocast is on")
-    return made(field_value(config, "params_dtype") or mode_of(config), "derive", "mode", "follows params_dtype")
+        return made(
+            owner.own("autocast_dtype"), "keep", owner.role, "its own value, autocast is on"
+        )
+    return made(
+        field_value(config, "params_dtype") or mode_of(config),
+        "derive",
+        "mode",
+        "follows params_dtype",
+    )
 
 
 def _nan_check(config: PrecisionConfig, owner: OwnerValues) -> list[SyncRow]:
@@ -356,7 +449,11 @@ def _nan_check(config: PrecisionConfig, owner: OwnerValues) -> list[SyncRow]:
     attribute = {"ddp": "check_for_nan_in_grad", "train": "check_for_nan_in_loss"}.get(owner.role)
     if attribute is None or not owner.has(attribute):
         return []
-    old, own, made = owner.value(attribute), owner.own(attribute), _maker(owner, attribute, "loss_scale")
+    old, own, made = (
+        owner.value(attribute),
+        owner.own(attribute),
+        _maker(owner, attribute, "loss_scale"),
+    )
     if config.fp16 and config.loss_scale is None:
         why = "a dynamic loss scale overflows by design, and this check would end the run"
         return [made(False, "agree" if old is False else "derive", "mode", why)]
@@ -371,13 +468,22 @@ def _counts_that_act(rows: list[SyncRow], owners: Iterable[OwnerValues]) -> list
         mine = {row.attribute: index for index, row in enumerate(rows) if row.owner == owner.role}
         counts = [mine[name] for name in LAYER_COUNTS if name in mine]
         flag = mine.get("first_last_layers_bf16")
-        if flag is None or rows[flag].new is not True or any(rows[index].new != 0 for index in counts):
+        if (
+            flag is None
+            or rows[flag].new is not True
+            or any(rows[index].new != 0 for index in counts)
+        ):
             continue
         for index in counts:
             row, default = rows[index], owner.defaults.get(rows[index].attribute)
             if row.verdict == "keep" and default:
-                by, why = "Megatron's default", "first_last_layers_bf16 is on, and 0 would switch it off"
-                rows[index] = replace(row, new=default, verdict="override", by=by, why=why, replaces_own=False)
+                by, why = (
+                    "Megatron's default",
+                    "first_last_layers_bf16 is on, and 0 would switch it off",
+                )
+                rows[index] = replace(
+                    row, new=default, verdict="override", by=by, why=why, replaces_own=False
+                )
     return rows
 
 
@@ -399,14 +505,20 @@ def _one_answer(rows: list[SyncRow]) -> list[SyncRow]:
     """
     answered = {(row.owner, row.attribute): row for row in rows}
     given = dict(answered)
-    for place, other in (places for pair in PAIRS for places in ((pair.one, pair.two), (pair.two, pair.one))):
+    for place, other in (
+        places for pair in PAIRS for places in ((pair.one, pair.two), (pair.two, pair.one))
+    ):
         kept, row = given.get(place), given.get(other)
         if kept is None or row is None or kept.verdict != "keep" or same(kept.new, row.new):
             continue
-        if row.by == "default" and row.verdict != "absent":  # set from the config's default, so that it is open
+        if (
+            row.by == "default" and row.verdict != "absent"
+        ):  # set from the config's default, so that it is open
             why = f"as {place[0]}.{place[1]}, which has a value of its own that the recipe does not state"
             verdict = "agree" if same(row.old, kept.new) else "derive"
-            answered[other] = replace(row, new=kept.new, verdict=verdict, by=place[0], why=why, replaces_own=False)
+            answered[other] = replace(
+                row, new=kept.new, verdict=verdict, by=place[0], why=why, replaces_own=False
+            )
     return list(answered.values())
 
 

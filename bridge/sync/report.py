@@ -52,7 +52,9 @@ class SyncReport:
             "precision": self.precision,
             "megatron_core": self.megatron_version,
             "rows": [{name: plain(getattr(row, name)) for name in _ROW_KEYS} for row in self.rows],
-            "findings": [{name: plain(getattr(one, name)) for name in _FINDING_KEYS} for one in self.findings],
+            "findings": [
+                {name: plain(getattr(one, name)) for name in _FINDING_KEYS} for one in self.findings
+            ],
         }
 
     def __str__(self) -> str:
@@ -100,10 +102,18 @@ class SyncReport:
         each = ", ".join(f"{owner} {count}" for owner, count in changed.items())
         kept = sum(row.verdict == "keep" for row in self.rows)
         noun = "field" if changed.total() == 1 else "fields"
-        sentence = f"{self.precision}: {changed.total()} {noun} written" + (f" ({each})" if each else "")
+        sentence = f"{self.precision}: {changed.total()} {noun} written" + (
+            f" ({each})" if each else ""
+        )
         return f"{sentence}, {kept} kept." if kept else f"{sentence}."
 
-    def log(self, logger: logging.Logger, *, file: Path | None = None, known: Collection[tuple[str, str]] = ()) -> None:
+    def log(
+        self,
+        logger: logging.Logger,
+        *,
+        file: Path | None = None,
+        known: Collection[tuple[str, str]] = (),
+    ) -> None:
         """Write `lines` to a logger; `file`, where every field is listed, is named in the first."""
         (level, first), *others = self.lines(known)
         logger.log(level, first if file is None else f"{first} Each is in {file}")

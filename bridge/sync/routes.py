@@ -55,7 +55,9 @@ class Route:
 def _route(owner: str, field: str, rule: str, attribute: str | None = "", **more: Any) -> Route:
     """Return a row; the attribute has the field's name unless another is given."""
     named = field if attribute == "" else attribute
-    return Route(field=field, owner=owner, attribute=named, family=FIELDS[field].family, rule=rule, **more)
+    return Route(
+        field=field, owner=owner, attribute=named, family=FIELDS[field].family, rule=rule, **more
+    )
 
 
 _model, _optimizer, _ddp = (partial(_route, owner) for owner in ("model", "optimizer", "ddp"))
@@ -143,5 +145,7 @@ def notes() -> dict[str, dict[str, Any]]:
     """Return role -> field -> note and source; under "not_routed", role -> field of Megatron -> why none states it."""
     import yaml  # a sync does without the notes
 
-    found: dict[str, dict[str, Any]] = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
+    found: dict[str, dict[str, Any]] = yaml.safe_load(
+        Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
+    )
     return found

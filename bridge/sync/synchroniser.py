@@ -7,7 +7,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from bridge.errors import Finding, SyncCheckError, SyncConflictError, UnknownPolicyError, close_matches, did_you_mean
+from bridge.errors import (
+    Finding,
+    SyncCheckError,
+    SyncConflictError,
+    UnknownPolicyError,
+    close_matches,
+    did_you_mean,
+)
 from bridge.model.reads import View
 from bridge.precision.config import FIELDS, PrecisionConfig
 from bridge.precision.mode import label_of
@@ -62,18 +69,32 @@ def write(
     if known is not None and known.precision is config and known.owners == tuple(values.values()):
         planned: Sequence[SyncRow] = known.rows
     else:
-        planned = plan(config, list(values.values()), keep_own=on_conflict == "keep", is_last=strict)
+        planned = plan(
+            config, list(values.values()), keep_own=on_conflict == "keep", is_last=strict
+        )
     rows = [_in_the_owners_form(row, owners[row.owner]) for row in planned]
     name = recipe_name(config) or "mixed_precision"
     if on_conflict == "error":
         _refuse_conflicts(name, rows)
     trial = try_on_copies(owners, rows, is_last=strict)
-    asked = sync_findings(config, values, trial.rows, scheme=scheme_after_sync(config, values.values()), is_last=strict)
+    asked = sync_findings(
+        config,
+        values,
+        trial.rows,
+        scheme=scheme_after_sync(config, values.values()),
+        is_last=strict,
+    )
     fatal = [finding for finding in trial.findings if finding.severity == "error"]
     refused = ("refused", "strict") if strict else ("refused",)
-    fatal += [finding for finding in asked if finding.severity == "error" and BY_ID[finding.id].sync in refused]
+    fatal += [
+        finding
+        for finding in asked
+        if finding.severity == "error" and BY_ID[finding.id].sync in refused
+    ]
     if fatal:
-        raise SyncCheckError(f"The recipe {name!r} cannot be written into these configs; nothing was changed:", fatal)
+        raise SyncCheckError(
+            f"The recipe {name!r} cannot be written into these configs; nothing was changed:", fatal
+        )
     apply(owners, trial.values)
     _forbid_bf16_sums(config, owners.get("model"))
     return SyncReport(
@@ -96,7 +117,11 @@ def _in_the_owners_form(row: SyncRow, owner: Owner) -> SyncRow:
     if row.verdict == "absent":
         return row
     held = owner.value(row.attribute)
-    for known in (held, owner.own(row.attribute), class_defaults(owner.defining).get(row.attribute, ABSENT)):
+    for known in (
+        held,
+        owner.own(row.attribute),
+        class_defaults(owner.defining).get(row.attribute, ABSENT),
+    ):
         if same(in_one_form(known), row.new):
             return replace(row, old=held, new=known)
     new = row.new
@@ -123,7 +148,9 @@ def megatron_version() -> str:
 def _refuse_conflicts(name: str, rows: list[SyncRow]) -> None:
     conflicts = []
     for row in [row for row in rows if row.verdict == "override"]:
-        by = {"mode": f"the recipe ({row.why})", "stated": "the config that states it"}.get(row.by, row.by)
+        by = {"mode": f"the recipe ({row.why})", "stated": "the config that states it"}.get(
+            row.by, row.by
+        )
         policies = "'override' or 'keep'" if row.can_be_kept else "'override'"
         finding = Finding(
             path=row.path,
@@ -135,7 +162,9 @@ def _refuse_conflicts(name: str, rows: list[SyncRow]) -> None:
         )
         conflicts.append(finding)
     if conflicts:
-        raise SyncConflictError(f"The recipe {name!r} and the configs disagree; nothing was changed:", conflicts)
+        raise SyncConflictError(
+            f"The recipe {name!r} and the configs disagree; nothing was changed:", conflicts
+        )
 
 
 def _process_rows(config: PrecisionConfig) -> list[SyncRow]:
@@ -175,13 +204,19 @@ def sync_findings(
             values[row.owner][row.attribute] = in_one_form(row.new)
     views = {role: View(of_role) for role, of_role in values.items()}
     given, target = frozenset(owners), Target(mcore=installed("mcore"), te=installed("te"))
-    context = RuleContext(config, views=views, given=given, rows=rows, scheme=scheme, target=target, is_last=is_last)
+    context = RuleContext(
+        config, views=views, given=given, rows=rows, scheme=scheme, target=target, is_last=is_last
+    )
     return ask(_RULES, context)
 
 
 def apply(owners: Mapping[str, Owner], values: Mapping[str, Mapping[str, Any]]) -> None:
     """Write `values` (by role and attribute) and remember them; after an error every owner is as it was."""
-    before = {role: dict(vars(owner.target)) for role, owner in owners.items() if hasattr(owner.target, "__dict__")}
+    before = {
+        role: dict(vars(owner.target))
+        for role, owner in owners.items()
+        if hasattr(owner.target, "__dict__")
+    }
     done: list[tuple[Owner, str, Any]] = []
     try:
         for role, owner in owners.items():

@@ -44,7 +44,9 @@ class Trial(NamedTuple):
     """Role -> attribute -> the value that the owner has to take."""
 
 
-def try_on_copies(owners: Mapping[str, Owner], rows: list[SyncRow], *, is_last: bool = False) -> Trial:
+def try_on_copies(
+    owners: Mapping[str, Owner], rows: list[SyncRow], *, is_last: bool = False
+) -> Trial:
     """Apply `rows` to copies of the owners and let Megatron validate them.
 
     Findings of severity "error" mean that the plan must not be applied, "warning" that Megatron's validation
@@ -57,7 +59,9 @@ def try_on_copies(owners: Mapping[str, Owner], rows: list[SyncRow], *, is_last: 
     for role, owner in owners.items():
         own = [row for row in rows if row.owner == role]
         wanted = {row.attribute: row.new for row in own if row.verdict != "absent"}
-        taken[role] = {name: value for name, value in wanted.items() if not same(owner.value(name), value)}
+        taken[role] = {
+            name: value for name, value in wanted.items() if not same(owner.value(name), value)
+        }
         if owner.is_megatron:
             twin, finding = _validated_copy(owner, wanted, is_last=is_last)
             derived = _difference(owner, twin, wanted)
@@ -68,7 +72,9 @@ def try_on_copies(owners: Mapping[str, Owner], rows: list[SyncRow], *, is_last: 
     return Trial(tried, findings, taken)
 
 
-def _validated_copy(owner: Owner, values: dict[str, Any], *, is_last: bool) -> tuple[Any, Finding | None]:
+def _validated_copy(
+    owner: Owner, values: dict[str, Any], *, is_last: bool
+) -> tuple[Any, Finding | None]:
     twin = copy.copy(owner.target)
     vars(twin).update(values)
     error = _post_init(owner, twin)
@@ -83,11 +89,15 @@ def _validated_copy(owner: Owner, values: dict[str, Any], *, is_last: bool) -> t
         if before is not None:
             return twin, None
         severity = "warning"
-    elif owner.is_deferred and is_last and reason_of(error) != NO_TRANSFORMER_ENGINE:  # `finalize` is called next
+    elif (
+        owner.is_deferred and is_last and reason_of(error) != NO_TRANSFORMER_ENGINE
+    ):  # `finalize` is called next
         severity = "error"
     where = "as it was before the recipe, too" if was_so else "with the recipe's values"
     remedy = "Change the setting it names, or choose another recipe."
-    return twin, refusal(owner.role, owner.target, error, remedy=remedy, where=where, severity=severity)
+    return twin, refusal(
+        owner.role, owner.target, error, remedy=remedy, where=where, severity=severity
+    )
 
 
 def refusal(role: str, target: Any, error: Exception, **parts: Any) -> Finding:
@@ -101,7 +111,11 @@ def reason_of(error: Exception) -> str:
     reason = " ".join(str(error).split()) or type(error).__name__
     # megatron-core 0.16 compares with a version that is not there.
     is_missing = isinstance(error, TypeError) and "Version" in reason
-    return NO_TRANSFORMER_ENGINE if is_missing or "TransformerEngine, but not found" in reason else reason
+    return (
+        NO_TRANSFORMER_ENGINE
+        if is_missing or "TransformerEngine, but not found" in reason
+        else reason
+    )
 
 
 def _post_init(owner: Owner, twin: Any) -> Exception | None:
@@ -142,7 +156,9 @@ def _with_derived(rows: list[SyncRow], owner: Owner, derived: dict[str, Any]) ->
         why = "computed by Megatron's own __post_init__"
         if name == FUSED_SWITCH:
             why = MASTERS_OF_FUSED[new is True]
-        old = getattr(owner.target, name, None)  # a config that waits for `finalize` has not computed it yet
+        old = getattr(
+            owner.target, name, None
+        )  # a config that waits for `finalize` has not computed it yet
         made = SyncRow(owner=owner.role, attribute=name, old=old, new=new, by=by, why=why)
         changed[name] = replace(changed.get(name, made), new=new, verdict="derive", by=by, why=why)
     return list(changed.values())
@@ -156,7 +172,9 @@ def _overruled(rows: Sequence[SyncRow], derived: Mapping[str, Any]) -> list[Find
             rule=f"Megatron's own __post_init__ sets it to {plain(derived[row.attribute])!r}",
             value=plain(row.new),
             where=row.by,
-            remedy=OVERRULED_BY.get(row.attribute, "Drop it, or change the setting that it follows from."),
+            remedy=OVERRULED_BY.get(
+                row.attribute, "Drop it, or change the setting that it follows from."
+            ),
             severity="warning",
         )
         for row in rows

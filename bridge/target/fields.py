@@ -36,7 +36,11 @@ class OwnerField:
     """Versions of megatron-core that have it; None: all."""
 
 
-ENCODERS = {"vision_model": "vision tower", "audio_model": "audio encoder", "sound_encoder": "sound encoder"}
+ENCODERS = {
+    "vision_model": "vision tower",
+    "audio_model": "audio encoder",
+    "sound_encoder": "sound encoder",
+}
 """Part of a multimodal model in front of its language model, as the field that freezes it names it -> its name."""
 OTHER: dict[str, dict[str, tuple[str, Any]]] = {
     "model": {
@@ -126,7 +130,9 @@ def _rows() -> dict[str, dict[str, OwnerField]]:
 
 FIELDS = _rows()
 
-DEFAULTS = {role: {name: row.default for name, row in rows.items()} for role, rows in FIELDS.items()}
+DEFAULTS = {
+    role: {name: row.default for name, row in rows.items()} for role, rows in FIELDS.items()
+}
 
 NAMES = {role: frozenset(FIELDS[role]) for role in ("model", "optimizer", "ddp")}
 """Section of Megatron's -> every field name of any version, for the nearest to a misspelt one."""
@@ -146,8 +152,13 @@ PAIRS = (
     Pair(one=("model", "fp16"), two=("optimizer", "fp16")),
     Pair(one=("model", "bf16"), two=("optimizer", "bf16")),
     Pair(one=("model", "fp8_recipe"), two=("optimizer", "fp8_recipe")),
-    Pair(one=("optimizer", "reuse_grad_buf_for_mxfp8_param_ag"), two=("ddp", "reuse_grad_buf_for_mxfp8_param_ag")),
-    Pair(one=("model", "params_dtype"), two=("optimizer", "params_dtype"), is_checked=False),  # no reader in the latter
+    Pair(
+        one=("optimizer", "reuse_grad_buf_for_mxfp8_param_ag"),
+        two=("ddp", "reuse_grad_buf_for_mxfp8_param_ag"),
+    ),
+    Pair(
+        one=("model", "params_dtype"), two=("optimizer", "params_dtype"), is_checked=False
+    ),  # no reader in the latter
     Pair(one=("model", "fp8_param"), two=("ddp", "fp8_param_gather"), is_checked=False),  # PB303
     Pair(one=("model", "fp4_param"), two=("ddp", "fp4_param_gather"), is_checked=False),  # PB303
     Pair(one=("model", "enable_autocast"), two=("model", "autocast_enabled"), is_checked=False),

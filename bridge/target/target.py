@@ -76,7 +76,15 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
     ("r100", "R100", "Rubin", (10, 7), 0, _FOUR, "rubin"),
     ("vr200", "VR200", "Rubin", (10, 7), 0, _FOUR, "verarubin"),
     ("rtx50", "RTX 50", "Blackwell (RTX)", (12, 0), 31, _FOUR, "rtx5090 rtx5080"),
-    ("rtxpro", "RTX PRO Blackwell", "Blackwell (RTX)", (12, 0), 95, _FOUR, "rtxproblackwell rtxpro6000"),
+    (
+        "rtxpro",
+        "RTX PRO Blackwell",
+        "Blackwell (RTX)",
+        (12, 0),
+        95,
+        _FOUR,
+        "rtxproblackwell rtxpro6000",
+    ),
     ("mi300x", "MI300X", "CDNA 3", None, 191, _EIGHT, "mi300"),
     ("mi325x", "MI325X", "CDNA 3", None, 255, _EIGHT, "mi325"),
     ("mi350x", "MI350X", "CDNA 4", None, 287, _CDNA_4, "mi350"),
@@ -86,7 +94,10 @@ _TABLE: tuple[tuple[Any, ...], ...] = (
 
 _COLUMNS = ("name", "title", "generation", "capability", "memory_gib", "formats")
 
-GPUS = {row[0]: Gpu(**dict(zip(_COLUMNS, row[:-1], strict=True)), aliases=tuple(row[-1].split())) for row in _TABLE}
+GPUS = {
+    row[0]: Gpu(**dict(zip(_COLUMNS, row[:-1], strict=True)), aliases=tuple(row[-1].split()))
+    for row in _TABLE
+}
 """Name -> row, oldest generation first; "cpu" is a machine without a GPU."""
 
 CPU = GPUS["cpu"]
@@ -94,7 +105,9 @@ CPU = GPUS["cpu"]
 
 def gpu_of_capability(capability: tuple[int, int]) -> Gpu:
     """Return what is known of a compute capability alone: the formats of its generation, and no memory size."""
-    older = [row for row in GPUS.values() if row.capability is not None and row.capability <= capability]
+    older = [
+        row for row in GPUS.values() if row.capability is not None and row.capability <= capability
+    ]
     return Gpu(
         name=f"sm{capability[0]}{capability[1]}",
         title=f"compute capability {capability[0]}.{capability[1]}",
@@ -178,7 +191,10 @@ LONGEST = 60
 """Characters of a word."""
 MOST_GPUS = 10**7
 """More than any run has: a slip of the finger."""
-ONE = {MEMORY: "one memory size", **{name: f"one version of {title}" for name, title in TITLES.items()}}
+ONE = {
+    MEMORY: "one memory size",
+    **{name: f"one version of {title}" for name, title in TITLES.items()},
+}
 """Part of a target, apart from a GPU and its number -> the only one that there may be."""
 _wrong = partial(RunConfigError.of, "target")
 
@@ -212,14 +228,20 @@ def parse_target(text: str) -> Target:
             raise _wrong(f"must have at most {MOST_GPUS:,} GPUs", word, "Use fewer.")
         for name in fields:
             if name in given:
-                raise _wrong(f"must name {ONE.get(name, 'one GPU')}", f"{given[name]},{word}", "Drop one of the two.")
+                raise _wrong(
+                    f"must name {ONE.get(name, 'one GPU')}",
+                    f"{given[name]},{word}",
+                    "Drop one of the two.",
+                )
             given[name] = word
         memory_gib = fields.pop(MEMORY, memory_gib)
         target = replace(target, **fields)
     if memory_gib is None:
         return target
     if target.gpu is None:
-        raise _wrong("must name the GPU of this memory", given[MEMORY], f"Write h100x8,{given[MEMORY]}.")
+        raise _wrong(
+            "must name the GPU of this memory", given[MEMORY], f"Write h100x8,{given[MEMORY]}."
+        )
     return replace(target, gpu=replace(target.gpu, memory_gib=memory_gib))
 
 
@@ -275,19 +297,27 @@ def _detected_cudnn() -> Version | None:
         number: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     except (RuntimeError, OSError):  # a library of another version, or one without a part of it
         return None
-    return parse_version(f"{number // 10000}.{number // 100 % 100}.{number % 100}") if number else None
+    return (
+        parse_version(f"{number // 10000}.{number // 100 % 100}.{number % 100}") if number else None
+    )
 
 
 def _detected(device: str, capability: tuple[int, int]) -> Gpu:
     """Return the row that the device's name or else its capability points to; the capability is the device's."""
     named = _gpu_called(device)
-    return named if named is not None and named.capability == capability else gpu_of_capability(capability)
+    return (
+        named
+        if named is not None and named.capability == capability
+        else gpu_of_capability(capability)
+    )
 
 
 def _gpu_called(device: str) -> Gpu | None:
     """Return the row whose name is part of a device's name ("NVIDIA H100 80GB HBM3"), or None."""
     squeezed = re.sub(r"[^a-z0-9]", "", device.lower())
-    found = [row for row in GPUS.values() if any(name in squeezed for name in (row.name, *row.aliases))]
+    found = [
+        row for row in GPUS.values() if any(name in squeezed for name in (row.name, *row.aliases))
+    ]
     return max(found, key=lambda row: len(row.name)) if found else None
 
 
@@ -298,8 +328,15 @@ def _meaning(word: str) -> dict[str, Any]:
     if product is not None:
         version = parse_version(product[2])
         if version not in KNOWN[product[1]]:
-            title, known = TITLES[product[1]], str(VersionRange(product=product[1], versions=KNOWN[product[1]]))
-            raise _wrong(f"there is no such version of {title}", word, f"Versions are{known.removeprefix(title)}.")
+            title, known = (
+                TITLES[product[1]],
+                str(VersionRange(product=product[1], versions=KNOWN[product[1]])),
+            )
+            raise _wrong(
+                f"there is no such version of {title}",
+                word,
+                f"Versions are{known.removeprefix(title)}.",
+            )
         found: dict[str, Any] = {product[1]: version}
         return found | {"has_te": True} if product[1] == "te" else found
     memory = re.fullmatch(r"memory=(\d+)(gib|gb)", word)

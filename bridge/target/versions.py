@@ -15,7 +15,15 @@ from packaging.version import Version
 
 from bridge.errors import RunConfigError
 
-__all__ = ["Version", "VersionRange", "at_least", "dotted", "installed", "installed_text", "parse_version"]
+__all__ = [
+    "Version",
+    "VersionRange",
+    "at_least",
+    "dotted",
+    "installed",
+    "installed_text",
+    "parse_version",
+]
 
 DISTRIBUTIONS = {
     "mcore": ("megatron-core",),
@@ -23,7 +31,13 @@ DISTRIBUTIONS = {
     "cudnn": ("nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
 }
 """Product -> names that its installed distribution can have."""
-TITLES = {"mcore": "megatron-core", "te": "Transformer Engine", "cuda": "CUDA", "cudnn": "cuDNN", "torch": "torch"}
+TITLES = {
+    "mcore": "megatron-core",
+    "te": "Transformer Engine",
+    "cuda": "CUDA",
+    "cudnn": "cuDNN",
+    "torch": "torch",
+}
 _WORDS = {">=": "from", "<": "before", "!=": "not"}
 
 
@@ -31,7 +45,9 @@ def parse_version(text: str) -> Version:
     """Return the leading numbers of a version ("2.8.0.dev0" -> 2.8.0); RunConfigError where there are none."""
     found = re.match(r"v?(\d+(?:\.\d+)*)", text.strip())
     if found is None:
-        raise RunConfigError.of("version", "must begin with a number", text, "Write 2.8, for example.")
+        raise RunConfigError.of(
+            "version", "must begin with a number", text, "Write 2.8, for example."
+        )
     return Version(found[1])
 
 
@@ -78,7 +94,9 @@ def installed_text(product: str) -> str | None:
             if file.is_file():
                 text = file.read_text(encoding="utf-8")
                 numbers = re.findall(r"^(?:MAJOR|MINOR|PATCH) = (\d+)", text, re.MULTILINE)
-                return ".".join(numbers) + "".join(re.findall(r"^PRE_RELEASE = ['\"](.*)['\"]", text, re.MULTILINE))
+                return ".".join(numbers) + "".join(
+                    re.findall(r"^PRE_RELEASE = ['\"](.*)['\"]", text, re.MULTILINE)
+                )
     for name in DISTRIBUTIONS[product]:
         with suppress(PackageNotFoundError):
             return installed_version(name)

@@ -32,7 +32,10 @@ def exported(name: str, recipe: str | MixedPrecisionConfig, **context: Any) -> E
     report = written.export(config, **context)
     missing = [entry for entry in report.unmapped if entry.field in DECISIVE]
     if missing:
-        lines = [f"{written.title} cannot run {label_of(config)}:", *(f"  {entry}" for entry in missing)]
+        lines = [
+            f"{written.title} cannot run {label_of(config)}:",
+            *(f"  {entry}" for entry in missing),
+        ]
         raise PayloadError("\n".join(lines))
     for entry in report.unmapped:
         log.warning("%s: %s", written.title, entry)

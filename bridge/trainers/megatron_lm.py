@@ -48,7 +48,9 @@ def add_recipe_argument(parser: argparse.ArgumentParser) -> argparse.ArgumentPar
         The same parser.
     """
     group = parser.add_argument_group("precision recipe")
-    group.add_argument(OPTION, metavar="NAME", help="registered recipe that sets the precision arguments")
+    group.add_argument(
+        OPTION, metavar="NAME", help="registered recipe that sets the precision arguments"
+    )
     given, _ = _set_by(parser)
     name = given.get("mixed_precision_recipe")
     if name is not None:
@@ -61,7 +63,9 @@ def add_recipe_argument(parser: argparse.ArgumentParser) -> argparse.ArgumentPar
     return parser
 
 
-def _set_by(parser: argparse.ArgumentParser, words: Sequence[str] = ()) -> tuple[dict[str, Any], list[str]]:
+def _set_by(
+    parser: argparse.ArgumentParser, words: Sequence[str] = ()
+) -> tuple[dict[str, Any], list[str]]:
     """Return the arguments that the command line and `words` set, without defaults, and the words it does not know."""
     line = [*sys.argv[1:], *words]
     names = vars(parser.parse_known_args(line)[0])
@@ -71,10 +75,14 @@ def _set_by(parser: argparse.ArgumentParser, words: Sequence[str] = ()) -> tuple
 
 def _apply(parser: argparse.ArgumentParser, name: str, given: Mapping[str, Any]) -> SyncReport:
     if given.get("yaml_cfg") is not None:
-        rule = "cannot be used together with --yaml-cfg, whose file takes the place of all arguments"
+        rule = (
+            "cannot be used together with --yaml-cfg, whose file takes the place of all arguments"
+        )
         raise RunConfigError.of(OPTION, rule, name, "State the precision in that file.")
     config = get_mixed_precision_config(name)
-    modes = [f"--{mode}" for mode in ("bf16", "fp16") if given.get(mode) and not getattr(config, mode)]
+    modes = [
+        f"--{mode}" for mode in ("bf16", "fp16") if given.get(mode) and not getattr(config, mode)
+    ]
     mode_of_recipe = mode_of(config)
     if modes and mode_of_recipe != "fp32":
         raise RunConfigError.of(
@@ -82,7 +90,8 @@ def _apply(parser: argparse.ArgumentParser, name: str, given: Mapping[str, Any])
         )
     flags = [(BY_NAME[dest], value) for dest, value in given.items() if dest in BY_NAME]
     stated = {
-        flag.field: value if flag.kind == "value" else bool(value) is (flag.kind == "on") for flag, value in flags
+        flag.field: value if flag.kind == "value" else bool(value) is (flag.kind == "on")
+        for flag, value in flags
     }
     config.override(COMMAND_LINE, **stated)
     words: list[str] = exported("megatron-lm", config).payload
@@ -95,13 +104,23 @@ def _apply(parser: argparse.ArgumentParser, name: str, given: Mapping[str, Any])
     rows = [_row(config, dest, parser.get_default(dest), value) for dest, value in values.items()]
     parser.set_defaults(**values)
     _require_sharding(parser, config, name)
-    return SyncReport(precision=label_of(config), rows=tuple(rows), megatron_version=megatron_version())
+    return SyncReport(
+        precision=label_of(config), rows=tuple(rows), megatron_version=megatron_version()
+    )
 
 
-def _require_sharding(parser: argparse.ArgumentParser, config: MixedPrecisionConfig, name: str) -> None:
+def _require_sharding(
+    parser: argparse.ArgumentParser, config: MixedPrecisionConfig, name: str
+) -> None:
     """Refuse weights that are stored in FP8 or FP4 where no argument shards the optimizer, by the rules of `check`."""
-    given = {name: value for name, value in vars(parser.parse_known_args()[0]).items() if value is not None}
-    owners: dict[str, Any] = {role: {name: given[name] for name in FIELDS[role] if name in given} for role in OWNERS}
+    given = {
+        name: value
+        for name, value in vars(parser.parse_known_args()[0]).items()
+        if value is not None
+    }
+    owners: dict[str, Any] = {
+        role: {name: given[name] for name in FIELDS[role] if name in given} for role in OWNERS
+    }
     for finding in ask([BY_ID["PB301"], BY_ID["PB302"]], CheckContext(Run.of(config, **owners))):
         raise RunConfigError.of(OPTION, finding.rule, name, "Add --use-distributed-optimizer.")
 

@@ -41,7 +41,9 @@ class Audit:
         step = run.iteration + 1
         if settings.audit == "off":
             return False
-        is_second = len(run.step_seconds) == 1  # the first in which a weight can be older than its master
+        is_second = (
+            len(run.step_seconds) == 1
+        )  # the first in which a weight can be older than its master
         interval = settings.audit_interval
         return is_second or step == settings.train_iters or bool(interval and step % interval == 0)
 
@@ -74,25 +76,34 @@ class Audit:
         if precision is not None:
             precision = get_mixed_precision_config(precision)
         owners = {"optimizer": config.optimizer, "ddp": config.ddp}
-        return precision_plan(precision, model, **owners, mcore=installed("mcore"), environment=os.environ)
+        return precision_plan(
+            precision, model, **owners, mcore=installed("mcore"), environment=os.environ
+        )
 
     def _compare(self, everywhere: Record, copies: list[Copy], *, must_raise: bool) -> None:
         plan = self.plan()
         found = wrong_copies(copies)
         is_whole = not found  # else a weight that is not its master's has this cause, and no other
-        found = (*(one for one in compare(plan, everywhere) if is_whole or one.column != "stale"), *found)
+        found = (
+            *(one for one in compare(plan, everywhere) if is_whole or one.column != "stale"),
+            *found,
+        )
         # The error of a healthy layer is bounded at the start alone: of a run, its second step too, which is the first
         # with the recipe's own scales under delayed scaling.
         if not must_raise and len(self._run.step_seconds) > 1:
             found = tuple(one for one in found if one.column != "error")
         fault = _without_low_precision(plan, self.record) if must_raise else None
         if self._run.process.is_first:
-            replace(self.record, audit=(*map(str, found), *([fault] if fault else ()))).write(self._path)
+            replace(self.record, audit=(*map(str, found), *([fault] if fault else ()))).write(
+                self._path
+            )
         if fault:
             raise TrainingError(fault)
         if not found:
             return
-        error = AuditError(f"step {self.record.step} must run what is planned (train.audit=warn goes on)", found)
+        error = AuditError(
+            f"step {self.record.step} must run what is planned (train.audit=warn goes on)", found
+        )
         if self._run.config.train.audit == "warn":
             if self._run.process.is_first:
                 log.warning(str(error))

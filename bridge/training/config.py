@@ -188,15 +188,21 @@ def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
             changed.
     """
     if not hasattr(config, "mixed_precision"):
-        raise PrecisionTypeError.of("config", "must be a ConfigContainer", config, "Give the run's container.")
+        raise PrecisionTypeError.of(
+            "config", "must be a ConfigContainer", config, "Give the run's container."
+        )
     precision: Any = config.mixed_precision
     if is_auto(precision):
-        precision, choice = resolve_precision(precision, config.model, target_of(config.target or "auto"))
+        precision, choice = resolve_precision(
+            precision, config.model, target_of(config.target or "auto")
+        )
         config.precision_choice = choice.to_dict() if choice is not None else None
     if precision is not None:
         precision = get_mixed_precision_config(precision)
         precision.finalize()
-    from bridge.preflight.last_sync import last_sync  # the classes of this module do without the sync
+    from bridge.preflight.last_sync import (
+        last_sync,
+    )  # the classes of this module do without the sync
 
     report = last_sync(config, precision)
     if report is not None:

@@ -9,7 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskID,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from bridge.report.quantisation import worst_table
 from bridge.report.table import cell, facts, mib, show, table
@@ -47,7 +54,11 @@ class Display:
     def __init__(self, total: int = 0, *, start: int = 0, progress: Progress | None = None) -> None:
         self._total = total
         self._bar = progress
-        self._task = TaskID(0) if progress is None else progress.add_task("", total=total, completed=start, record="")
+        self._task = (
+            TaskID(0)
+            if progress is None
+            else progress.add_task("", total=total, completed=start, record="")
+        )
 
     def note(self, sentence: str) -> None:
         """Show one sentence."""
@@ -73,7 +84,9 @@ class Display:
 
 
 @contextmanager
-def display(*, total: int, start: int, progress: bool, console: Console | None = None) -> Iterator[Display]:
+def display(
+    *, total: int, start: int, progress: bool, console: Console | None = None
+) -> Iterator[Display]:
     """Yield a progress bar if it is wanted and there is a terminal, else log lines."""
     console = console or Console()
     if not (progress and console.is_terminal):
@@ -133,7 +146,10 @@ class RunSummary:
 
 
 def show_summary(
-    summary: RunSummary, console: Console | None = None, *, quantisation: Sequence[QuantisationRow] = ()
+    summary: RunSummary,
+    console: Console | None = None,
+    *,
+    quantisation: Sequence[QuantisationRow] = (),
 ) -> None:
     """Print the closing tables."""
     console = console or Console()
@@ -159,7 +175,10 @@ def _result_table(summary: RunSummary) -> RenderableType:
     resumed = f" of {summary.iteration:,}" if summary.steps != summary.iteration else ""
     rows = [
         ("training loss (nats/token)", cell(summary.train_loss)),
-        (f"validation loss{f', step {summary.validation_step}' * is_old}", cell(summary.validation_loss)),
+        (
+            f"validation loss{f', step {summary.validation_step}' * is_old}",
+            cell(summary.validation_loss),
+        ),
         ("unigram entropy", cell(summary.unigram_entropy)),
         ("tokens/s", cell(summary.tokens_per_second, ",.0f")),
         ("parameters", f"{summary.parameters:,}"),

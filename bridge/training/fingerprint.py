@@ -15,22 +15,38 @@ from bridge.registry.schedule import PrecisionSchedule
 from bridge.training.config import ConfigContainer
 
 OF_ONE_MACHINE = (
-    *("data.num_workers", "logging.mlflow", "logging.progress", "logging.run_dir", "logging.tensorboard"),
+    *(
+        "data.num_workers",
+        "logging.mlflow",
+        "logging.progress",
+        "logging.run_dir",
+        "logging.tensorboard",
+    ),
     *("logging.wandb", "precision_choice", "set_by", "silence"),
 )
 """Keys that may differ: what one machine shows and how it reads, and texts that no computation reads."""
 PACKAGES = ("precision-bridge", "megatron-core", "torch", "transformer-engine", "numpy")
 VARIABLES = (
-    *("BRIDGE_NUMERICS", "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_MAX_CONNECTIONS", "NVIDIA_TF32_OVERRIDE"),
+    *(
+        "BRIDGE_NUMERICS",
+        "CUBLAS_WORKSPACE_CONFIG",
+        "CUDA_DEVICE_MAX_CONNECTIONS",
+        "NVIDIA_TF32_OVERRIDE",
+    ),
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE",
 )
 """Environment variables that change what is computed; those of `PREFIX` too."""
 PREFIX = "NVTE_"
-BACKENDS = (*(f"cuda.matmul.allow_{name}_reduced_precision_reduction" for name in ("bf16", "fp16")), "cudnn.allow_tf32")
+BACKENDS = (
+    *(f"cuda.matmul.allow_{name}_reduced_precision_reduction" for name in ("bf16", "fp16")),
+    "cudnn.allow_tf32",
+)
 """Flags of `torch.backends`."""
 
 
-def fingerprint(config: ConfigContainer, environment: Mapping[str, str], *, model: Any = None) -> dict[str, str]:
+def fingerprint(
+    config: ConfigContainer, environment: Mapping[str, str], *, model: Any = None
+) -> dict[str, str]:
     """Return setting -> value as text: the resolved config, packages, environment, torch's flags and the GPU."""
     if model is not None:
         config = dataclasses.replace(config, model=model)
@@ -38,7 +54,9 @@ def fingerprint(config: ConfigContainer, environment: Mapping[str, str], *, mode
     leaves = (leaf for name, section in sections.items() for leaf in _leaves(section, name))
     found = {path: text for path, text in leaves if not path.startswith(OF_ONE_MACHINE)}
     for name in PACKAGES:
-        found[f"package {name}"] = next((one.version for one in distributions(name=name)), "not installed")
+        found[f"package {name}"] = next(
+            (one.version for one in distributions(name=name)), "not installed"
+        )
     found["package python"] = platform.python_version()
     for name, value in environment.items():
         if name in VARIABLES or name.startswith(PREFIX):
@@ -61,7 +79,10 @@ def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
             yield from _leaves(value[key], f"{path}.{key}")
     elif isinstance(value, list | tuple):
         leaves = (leaf for one in value for leaf in _leaves(one, ""))
-        yield path, str([f"{where.lstrip('.')}={text}" if where else text for where, text in leaves])
+        yield (
+            path,
+            str([f"{where.lstrip('.')}={text}" if where else text for where, text in leaves]),
+        )
     elif isinstance(value, PrecisionSchedule):
         yield from _leaves(value.rows, path)
     elif isinstance(value, enum.Enum):

@@ -41,7 +41,14 @@ from bridge.training.config import ConfigContainer
 from bridge.training.console import Display, RunSummary, display, show_summary
 from bridge.training.fingerprint import fingerprint
 from bridge.training.metrics import Metrics, ValidationRecord, metrics_log
-from bridge.training.run import PhaseRecord, Run, build_run, models_of, precision_label, skipped_before
+from bridge.training.run import (
+    PhaseRecord,
+    Run,
+    build_run,
+    models_of,
+    precision_label,
+    skipped_before,
+)
 from bridge.training.values import require_sane_values
 
 log = logging.getLogger("bridge.training")
@@ -84,7 +91,9 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
         return _train_and_report(run, run_dir, began)
 
 
-def _locked(stack: ExitStack, key: str, folder: Path | str | None, *, held: str | None = None) -> str | None:
+def _locked(
+    stack: ExitStack, key: str, folder: Path | str | None, *, held: str | None = None
+) -> str | None:
     """Lock a folder that the first rank writes into, up to the end of a stack; a sentence where a lock was taken over.
 
     `key` is the setting that names the folder, and `held` a folder whose lock this run holds already.
@@ -104,10 +113,14 @@ def _train_and_report(run: Run, run_dir: Path, began: float) -> RunSummary:
     with ExitStack() as stack:
         metrics, screen, start = Metrics(), Display(), run.start.iteration
         if first:
-            metrics = stack.enter_context(metrics_log(run_dir, resumed_at=start, config=config.logging))
+            metrics = stack.enter_context(
+                metrics_log(run_dir, resumed_at=start, config=config.logging)
+            )
             if config.logging.plots:
                 stack.callback(_draw, run, metrics, run_dir)
-            shown = display(total=config.train.train_iters, start=start, progress=config.logging.progress)
+            shown = display(
+                total=config.train.train_iters, start=start, progress=config.logging.progress
+            )
             screen = stack.enter_context(shown)
         for note in run.notes:
             screen.note(note)
@@ -125,7 +138,10 @@ def warn_of_untested(version: Version | None) -> None:
     first, *_, last = known_releases()
     if version is not None and not first <= version <= last:
         log.warning(
-            "megatron-core: the tested releases are %s to %s, got %s. Compare a short run.", first, last, version
+            "megatron-core: the tested releases are %s to %s, got %s. Compare a short run.",
+            first,
+            last,
+            version,
         )
 
 
@@ -135,17 +151,25 @@ def _draw(run: Run, metrics: Metrics, run_dir: Path) -> None:
         title=precision_label(run.config),
         train=points(metrics.train, "loss"),
         validation=points(metrics.validation, "loss"),
-        loss_scale=points(metrics.train, "loss_scale") if getattr(run.config.optimizer, "fp16", False) else (),
+        loss_scale=points(metrics.train, "loss_scale")
+        if getattr(run.config.optimizer, "fp16", False)
+        else (),
         unigram_entropy=run.entropy,
     )
     if metrics.quantisation:
-        plot_quantisation(run_dir / "quantisation.png", metrics.quantisation, title=precision_label(run.config))
+        plot_quantisation(
+            run_dir / "quantisation.png", metrics.quantisation, title=precision_label(run.config)
+        )
 
 
-def _warn(run: Run, audit: Audit, metrics: Metrics, screen: Display, standing: Collection[str]) -> Collection[str]:
+def _warn(
+    run: Run, audit: Audit, metrics: Metrics, screen: Display, standing: Collection[str]
+) -> Collection[str]:
     """Show the early warnings that did not stand at the look before, and return the names of those that stand."""
     optimizer = run.config.optimizer
-    is_dynamic = getattr(optimizer, "fp16", False) and getattr(optimizer, "loss_scale", None) is None
+    is_dynamic = (
+        getattr(optimizer, "fp16", False) and getattr(optimizer, "loss_scale", None) is None
+    )
     signs = Signs(
         train=metrics.train,
         quantisation=metrics.quantisation,
@@ -194,8 +218,14 @@ def _train(run: Run, audit: Audit, metrics: Metrics, screen: Display) -> None:
     if failure is not None:
         screen.note(failure)
     if run.stop_signal is not None:
-        lost = "" if run.config.checkpoint.save else " Nothing was saved: checkpoint.save names no folder."
-        screen.note(f"Stopped on request after step {run.iteration} of {run.config.train.train_iters}.{lost}")
+        lost = (
+            ""
+            if run.config.checkpoint.save
+            else " Nothing was saved: checkpoint.save names no folder."
+        )
+        screen.note(
+            f"Stopped on request after step {run.iteration} of {run.config.train.train_iters}.{lost}"
+        )
 
 
 def _is_due(run: Run, interval: int | None) -> bool:
@@ -223,7 +253,9 @@ def _timed_step(run: Run, audit: Audit, source: Iterator[dict[str, torch.Tensor]
     run.gemms = run.gemms or gemms
     if phase:
         label = label_of(phase.precision)
-        run.phases.append(PhaseRecord(first=phase.first, last=phase.last, precision=label, gemms=gemms))
+        run.phases.append(
+            PhaseRecord(first=phase.first, last=phase.last, precision=label, gemms=gemms)
+        )
     return result
 
 
@@ -274,7 +306,9 @@ def _failure(run: Run) -> str | None:
 def _validate(run: Run, metrics: Metrics, screen: Display) -> None:
     """Compute the validation loss, on the same samples every time, if there are any."""
     if run.splits.validation is not None:
-        loss = run.trainer.evaluate(run.batches_of(run.splits.validation, start=0), run.config.train.eval_iters)
+        loss = run.trainer.evaluate(
+            run.batches_of(run.splits.validation, start=0), run.config.train.eval_iters
+        )
         run.validation = ValidationRecord(step=run.iteration, loss=loss)
         metrics.add(run.validation)
         screen.logged(run.validation)
@@ -284,7 +318,9 @@ def _save(run: Run, screen: Display) -> None:
     folder = run.config.checkpoint.save
     if folder is not None:
         checksum = run.config.checkpoint.checksum
-        where = save_checkpoint(run.trainer, Path(folder), run.position, facts=run.facts, checksum=checksum)
+        where = save_checkpoint(
+            run.trainer, Path(folder), run.position, facts=run.facts, checksum=checksum
+        )
         proof = from_first_rank(lambda: digest(where))
         screen.note(f"Checkpoint: {where}, manifest sha256 {proof}")
 

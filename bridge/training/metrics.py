@@ -56,7 +56,9 @@ def open_sinks(config: LoggingConfig, run_dir: Path, *, resumed_at: int) -> Iter
 def _tensorboard(run_dir: Path, resumed_at: int) -> Sink:
     from torch.utils.tensorboard import SummaryWriter  # heavy, and only the first rank writes
 
-    events: Any = SummaryWriter(str(run_dir / "tensorboard"), purge_step=resumed_at + 1 if resumed_at else None)
+    events: Any = SummaryWriter(
+        str(run_dir / "tensorboard"), purge_step=resumed_at + 1 if resumed_at else None
+    )
 
     def write(values: Values, distributions: Distributions, step: int) -> None:
         for name, value in values.items():
@@ -78,7 +80,9 @@ def _mlflow(store: str, run_dir: Path) -> Sink:
     run = client.create_run(experiment, run_name=run_dir.name).info.run_id
 
     def write(values: Values, _distributions: Distributions, step: int) -> None:
-        client.log_batch(run, metrics=[Metric(name, value, 0, step) for name, value in values.items()])
+        client.log_batch(
+            run, metrics=[Metric(name, value, 0, step) for name, value in values.items()]
+        )
 
     return Sink("mlflow", write, lambda: client.set_terminated(run))
 
@@ -132,7 +136,9 @@ class ValidationRecord:
 class Metrics:
     """Writes records as they come and keeps the curves; without a file, on all ranks but the first, it does nothing."""
 
-    def __init__(self, run_dir: Path | None = None, lines: IO[str] | None = None, sinks: Sequence[Sink] = ()) -> None:
+    def __init__(
+        self, run_dir: Path | None = None, lines: IO[str] | None = None, sinks: Sequence[Sink] = ()
+    ) -> None:
         self.train: list[dict[str, Any]] = []
         """Training records, as they were written."""
         self.validation: list[dict[str, Any]] = []
@@ -149,7 +155,11 @@ class Metrics:
         self._lines.write(json.dumps(values) + "\n")
         self._lines.flush()
         self.keep(values)
-        names = [name for name, value in values.items() if name != "step" and isinstance(value, int | float)]
+        names = [
+            name
+            for name, value in values.items()
+            if name != "step" and isinstance(value, int | float)
+        ]
         self._send({f"{record.kind}/{name}": values[name] for name in names}, {}, record.step)
 
     def add_quantisation(self, rows: Sequence[QuantisationRow]) -> None:
@@ -173,7 +183,9 @@ class Metrics:
             try:
                 sink.write(values, distributions, step)
             except Exception as error:  # noqa: BLE001  any error of a server or a client must not end a training run
-                log.warning("logging.%s: takes no values from step %d on: %s", sink.name, step, error)
+                log.warning(
+                    "logging.%s: takes no values from step %d on: %s", sink.name, step, error
+                )
                 self._sinks.remove(sink)
 
     def keep(self, values: dict[str, Any]) -> None:
@@ -187,7 +199,9 @@ def metrics_log(run_dir: Path, *, resumed_at: int, config: LoggingConfig) -> Ite
     path = run_dir / METRICS
     earlier, rows, run = list[dict[str, Any]](), list[QuantisationRow](), RunFolder(run_dir)
     if resumed_at:
-        torn = partial(log.warning, "%s:%d: is no record and is left out. A crash can leave a line torn.", path)
+        torn = partial(
+            log.warning, "%s:%d: is no record and is left out. A crash can leave a line torn.", path
+        )
         earlier = [values for values in run.records(torn) if values["step"] <= resumed_at]
         rows = [row for row in run.quantisation if row.step <= resumed_at]
     scratch = path.with_suffix(".tmp")  # a crash here leaves the old file as it was

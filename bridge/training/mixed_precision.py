@@ -63,7 +63,9 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def update_config_with_precision_overrides(mixed_precision_config: MixedPrecisionConfig | PeerConfig, config: T) -> T:
+def update_config_with_precision_overrides(
+    mixed_precision_config: MixedPrecisionConfig | PeerConfig, config: T
+) -> T:
     """Write the precision into one config object and return that object.
 
     Args:
@@ -79,7 +81,12 @@ def update_config_with_precision_overrides(mixed_precision_config: MixedPrecisio
         PrecisionTypeError: `config` is no config object.
         SyncCheckError: The result would not pass Megatron's validation; the object is as it was.
     """
-    from bridge.sync.owner import NO_CONFIGS, Owner, has_a_precision_field, role_of  # an import does without the sync
+    from bridge.sync.owner import (
+        NO_CONFIGS,
+        Owner,
+        has_a_precision_field,
+        role_of,
+    )  # an import does without the sync
     from bridge.sync.synchroniser import write
 
     precision = get_mixed_precision_config(mixed_precision_config)

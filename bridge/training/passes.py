@@ -16,7 +16,14 @@ from bridge.runtime.compare.band import Band, band, rounding
 from bridge.runtime.megatron.backend import Backend, choose_backend, running
 from bridge.runtime.megatron.emulation.linear import scheme_of
 from bridge.runtime.megatron.emulation.model import requantise_stored_weights
-from bridge.runtime.megatron.one_batch import Captured, Routes, capture, relative_error, relative_errors, sample
+from bridge.runtime.megatron.one_batch import (
+    Captured,
+    Routes,
+    capture,
+    relative_error,
+    relative_errors,
+    sample,
+)
 from bridge.runtime.megatron.process import training_process
 from bridge.training.config import ConfigContainer, runtime_config_update
 from bridge.training.run import Run, build_run, precision_label
@@ -54,9 +61,13 @@ def measure_quantisation(config: ConfigContainer, *, steps: int) -> list[Quantis
     """
     require_sane_values(config)
     if steps < 0:
-        raise RunConfigError(f"--steps: must not be negative, got {steps}. Use 0 for the weights as they are.")
+        raise RunConfigError(
+            f"--steps: must not be negative, got {steps}. Use 0 for the weights as they are."
+        )
     config.train.train_iters = max(config.train.train_iters, steps)
-    config.resume.allow_precision_change = True  # the weights of a checkpoint are measured as they are
+    config.resume.allow_precision_change = (
+        True  # the weights of a checkpoint are measured as they are
+    )
     runtime_config_update(config)
     backend = choose_backend("emulated", config.model)
     if backend.name != "emulated":
@@ -88,12 +99,19 @@ def check_gradients(first: ConfigContainer, second: ConfigContainer) -> Band:
     Both are runs as `pretrain` takes them, their recipes not yet written into the sections.
     """
     routes, again = Routes(), deepcopy(first)
-    reference, shuffled, other = _pass(first, routes), _pass(again, routes, shuffle=True), _pass(second, routes)
+    reference, shuffled, other = (
+        _pass(first, routes),
+        _pass(again, routes, shuffle=True),
+        _pass(second, routes),
+    )
     differs = reference.weights.shape != other.weights.shape
     if differs or relative_error(reference.weights, other.weights) > SAME_WEIGHTS:
         rule, remedy = "needs the same weights in both runs", "Use one model and one seed."
         raise RunConfigError.of("gradients", rule, "weights that differ", remedy)
-    roundings = [rounding(one) + rounding(two) for one, two in zip(reference.formats, other.formats, strict=True)]
+    roundings = [
+        rounding(one) + rounding(two)
+        for one, two in zip(reference.formats, other.formats, strict=True)
+    ]
     return band(
         relative_errors(reference.results, other.results),
         relative_errors(reference.results, shuffled.results),
@@ -114,7 +132,10 @@ class _Pass(NamedTuple):
 
 def _require_routes(model: Any) -> None:
     """Refuse routers that cannot take the experts of another pass."""
-    takes_none = "sinkhorn" in model.moe_router_load_balancing_type or model.moe_expert_capacity_factor is not None
+    takes_none = (
+        "sinkhorn" in model.moe_router_load_balancing_type
+        or model.moe_expert_capacity_factor is not None
+    )
     if model.num_moe_experts and takes_none:
         rule = "needs routers that send each token to the experts with the highest scores, and drop none"
         got = f"{model.moe_router_load_balancing_type}, capacity {model.moe_expert_capacity_factor}"
@@ -148,14 +169,20 @@ def _pass(config: ConfigContainer, routes: Routes, *, shuffle: bool = False) -> 
 def _shuffled(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return a micro-batch with its tokens in another order; a token keeps its label."""
     tokens = batch["tokens"]
-    order = torch.randperm(tokens.numel(), generator=torch.Generator().manual_seed(SHUFFLE_SEED)).to(tokens.device)
-    return batch | {name: batch[name].reshape(-1)[order].view_as(tokens) for name in ("tokens", "labels")}
+    order = torch.randperm(
+        tokens.numel(), generator=torch.Generator().manual_seed(SHUFFLE_SEED)
+    ).to(tokens.device)
+    return batch | {
+        name: batch[name].reshape(-1)[order].view_as(tokens) for name in ("tokens", "labels")
+    }
 
 
 def _embeddings(model: list[torch.nn.Module]) -> torch.Tensor:
     """Return a sample of the parameters that no recipe stores in another format."""
     named = [pair for chunk in model for pair in chunk.named_parameters()]
-    chosen = [parameter for name, parameter in named if "embedding" in name or "output_layer" in name]
+    chosen = [
+        parameter for name, parameter in named if "embedding" in name or "output_layer" in name
+    ]
     return torch.cat([sample(parameter) for parameter in chosen] or [torch.zeros(1)])
 
 

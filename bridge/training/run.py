@@ -18,7 +18,12 @@ from bridge.runtime.audit.record import GemmRow
 from bridge.runtime.checkpoint.folder import folder_of
 from bridge.runtime.checkpoint.precision_change import Change, precision_changes
 from bridge.runtime.megatron.backend import Backend
-from bridge.runtime.megatron.checkpoint.loading import facts_of, load_checkpoint, newest_sound, require_free
+from bridge.runtime.megatron.checkpoint.loading import (
+    facts_of,
+    load_checkpoint,
+    newest_sound,
+    require_free,
+)
 from bridge.runtime.megatron.checkpoint.state import Position
 from bridge.runtime.megatron.data.batches import Splits, batches, build_splits, unigram_entropy
 from bridge.runtime.megatron.data.corpus import Corpus, open_corpus
@@ -108,7 +113,9 @@ class Run:
         if self.schedule is not None:
             precision = label_of(self.schedule.phase_at(max(1, self.iteration)).precision)
         extra = {"precision": precision, "skipped_steps": self.skipped_steps}
-        return Position(iteration=self.iteration, consumed_samples=self.consumed_samples, extra=extra)
+        return Position(
+            iteration=self.iteration, consumed_samples=self.consumed_samples, extra=extra
+        )
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -185,7 +192,11 @@ def precision_label(config: ConfigContainer) -> str:
     if isinstance(schedule, PrecisionSchedule):
         return "; then ".join(label_of(phase.precision) for phase in schedule.phases)
     if precision is not None:
-        return precision if isinstance(precision, str) else label_of(get_mixed_precision_config(precision))
+        return (
+            precision
+            if isinstance(precision, str)
+            else label_of(get_mixed_precision_config(precision))
+        )
     model: Any = config.model
     weights = next((name for name in ("bf16", "fp16") if getattr(model, name)), "fp32")
     if model.enable_autocast:
@@ -207,10 +218,16 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend) ->
     fault = batch_fault(config.train, ranks=process.data_parallel_size)
     if fault is not None:
         raise RunConfigError(str(fault))
-    schedule = config.precision_schedule if isinstance(config.precision_schedule, PrecisionSchedule) else None
+    schedule = (
+        config.precision_schedule
+        if isinstance(config.precision_schedule, PrecisionSchedule)
+        else None
+    )
     phases = models_of(config)
     require_honoured(config, phases, backend=backend.name)
-    corpus = open_corpus(config.data.path, vocab_size=config.data.vocab_size, cache_dir=config.data.cache_dir)
+    corpus = open_corpus(
+        config.data.path, vocab_size=config.data.vocab_size, cache_dir=config.data.cache_dir
+    )
     splits = _splits(config, corpus)
     adapted, notes = run_config(config.model, vocab_size=corpus.vocab_size, backend=backend.name)
     if schedule is not None:
@@ -229,7 +246,13 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend) ->
         splits=splits,
         entropy=unigram_entropy(splits, corpus.vocab_size),
         parameters=parameter_count(trainer.model),
-        notes=[*process.notes, *backend.notes, *notes, *resumed, f"Data: {corpus.name} ({corpus.prefix})."],
+        notes=[
+            *process.notes,
+            *backend.notes,
+            *notes,
+            *resumed,
+            f"Data: {corpus.name} ({corpus.prefix}).",
+        ],
         start=start,
         backend=backend.name,
         schedule=schedule,
@@ -261,7 +284,9 @@ def _resume(
     files, label = config.checkpoint, precision_label(config)
     folder = Path(str(files.load))
     saved = newest_sound(folder, checksum=files.checksum, trust=files.trust)
-    if schedule is not None:  # a checkpoint holds the delayed scales of the phase in which it was written
+    if (
+        schedule is not None
+    ):  # a checkpoint holds the delayed scales of the phase in which it was written
         schedule.apply(max(1, saved))
         label = label_of(schedule.phase_at(max(1, saved)).precision)
         if backend.name == "emulated":
@@ -273,9 +298,14 @@ def _resume(
     start = load_checkpoint(trainer, folder, saved, is_rounded_anew=bool(changes))
     before = start.extra.get("precision", "an unknown precision")
     other = f", which was saved in {before} and goes on in {label}" if before != label else ""
-    notes = [f"Resumed from step {start.iteration} of {folder}{other}.", *(f"{change}." for change in changes)]
+    notes = [
+        f"Resumed from step {start.iteration} of {folder}{other}.",
+        *(f"{change}." for change in changes),
+    ]
     if start.iteration >= config.train.train_iters:
-        notes.append(f"There is nothing left to do: train.train_iters is {config.train.train_iters}.")
+        notes.append(
+            f"There is nothing left to do: train.train_iters is {config.train.train_iters}."
+        )
     return start, notes
 
 
@@ -288,7 +318,10 @@ def _require_allowed(changes: Sequence[Change], source: Path, *, is_allowed: boo
     remedy = "Set resume.allow_precision_change=true, or use the precision that wrote it"
     if graver[0].outcome == IMPOSSIBLE:
         remedy = "Use the precision that wrote it"
-    lines = [f"checkpoint.load: {source} was saved in another precision. {remedy}:", *(f"  {one}" for one in graver)]
+    lines = [
+        f"checkpoint.load: {source} was saved in another precision. {remedy}:",
+        *(f"  {one}" for one in graver),
+    ]
     raise CheckpointError("\n".join(lines))
 
 
@@ -296,7 +329,9 @@ def _build_trainer(
     config: ConfigContainer, model: Any, process: Process, backend: Backend, phases: Sequence[Any]
 ) -> Trainer:
     train = config.train
-    chunks = build_gpt(model, config.ddp, process.device, seed=train.seed, backend=backend.name, phases=phases)
+    chunks = build_gpt(
+        model, config.ddp, process.device, seed=train.seed, backend=backend.name, phases=phases
+    )
     optimizer = build_optimizer(config.optimizer, chunks)
     scheduler = build_scheduler(
         config.optimizer,
@@ -306,5 +341,15 @@ def _build_trainer(
         decay_style=train.lr_decay_style,
         global_batch_size=train.global_batch_size,
     )
-    sizes = {"micro_batch_size": train.micro_batch_size, "global_batch_size": train.global_batch_size}
-    return Trainer(config=model, model=chunks, optimizer=optimizer, scheduler=scheduler, process=process, **sizes)
+    sizes = {
+        "micro_batch_size": train.micro_batch_size,
+        "global_batch_size": train.global_batch_size,
+    }
+    return Trainer(
+        config=model,
+        model=chunks,
+        optimizer=optimizer,
+        scheduler=scheduler,
+        process=process,
+        **sizes,
+    )

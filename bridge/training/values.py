@@ -38,7 +38,9 @@ class Bound(NamedTuple):
 
 SEED = Bound(0, below=2**31)  # NumPy's seeds have 32 bits, and ranks add to them
 BOUNDS: Mapping[str, Bound] = {
-    **dict.fromkeys(("train.train_iters", "train.micro_batch_size", "train.global_batch_size"), Bound(1)),
+    **dict.fromkeys(
+        ("train.train_iters", "train.micro_batch_size", "train.global_batch_size"), Bound(1)
+    ),
     **dict.fromkeys(("train.eval_interval", "train.eval_iters", "train.lr_warmup_iters"), Bound(0)),
     "train.distributed_timeout_minutes": Bound(0.01),
     "train.audit_interval": Bound(0),
@@ -48,11 +50,19 @@ BOUNDS: Mapping[str, Bound] = {
     "logging.log_interval": Bound(1),
     "logging.quantisation_interval": Bound(0),
     "checkpoint.save_interval": Bound(1),
-    **dict.fromkeys(("model.num_layers", "model.hidden_size", "model.seq_length", "model.rotary_base"), Bound(1)),
+    **dict.fromkeys(
+        ("model.num_layers", "model.hidden_size", "model.seq_length", "model.rotary_base"), Bound(1)
+    ),
     **dict.fromkeys(("model.hidden_dropout", "model.attention_dropout"), Bound(0, below=1)),
     **dict.fromkeys(("model.layernorm_epsilon", "model.init_method_std"), Bound(0)),
-    **dict.fromkeys(("optimizer.lr", "optimizer.min_lr", "optimizer.weight_decay", "optimizer.adam_eps"), Bound(0)),
-    **dict.fromkeys(("optimizer.adam_beta1", "optimizer.adam_beta2", "optimizer.sgd_momentum"), Bound(0, below=1)),
+    **dict.fromkeys(
+        ("optimizer.lr", "optimizer.min_lr", "optimizer.weight_decay", "optimizer.adam_eps"),
+        Bound(0),
+    ),
+    **dict.fromkeys(
+        ("optimizer.adam_beta1", "optimizer.adam_beta2", "optimizer.sgd_momentum"),
+        Bound(0, below=1),
+    ),
     "optimizer.clip_grad": Bound(0, takes_infinity=True),  # which clips nothing
 }
 CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -76,10 +86,16 @@ def early_faults(config: ConfigContainer, origin_of: Callable[[str], str]) -> li
     found: list[Finding | None] = []
     if not {fault.path for fault in faults} & {"train.micro_batch_size", "train.global_batch_size"}:
         model: Any = config.model
-        sizes = (model.tensor_model_parallel_size, model.pipeline_model_parallel_size, model.context_parallel_size)
+        sizes = (
+            model.tensor_model_parallel_size,
+            model.pipeline_model_parallel_size,
+            model.context_parallel_size,
+        )
         world = os.environ.get("WORLD_SIZE", "")
         ranks = int(world) // max(1, math.prod(sizes)) if world.isdecimal() else 1
-        found.append(batch_fault(config.train, ranks=ranks if ranks > 1 else None, origin_of=origin_of))
+        found.append(
+            batch_fault(config.train, ranks=ranks if ranks > 1 else None, origin_of=origin_of)
+        )
     if config.data.path is not None:
         found.append(path_fault(config.data.path))
     if config.checkpoint.load is not None:
@@ -89,31 +105,51 @@ def early_faults(config: ConfigContainer, origin_of: Callable[[str], str]) -> li
 
 def _refused_fields(config: ConfigContainer) -> list[RuleFinding]:
     """Return the fields that the build refuses; it asks again once the precision is written into the sections."""
-    scheme = scheme_of(config.mixed_precision) if isinstance(config.mixed_precision, MixedPrecisionConfig) else None
+    scheme = (
+        scheme_of(config.mixed_precision)
+        if isinstance(config.mixed_precision, MixedPrecisionConfig)
+        else None
+    )
     backend = config.precision_backend
     if backend == "auto":
         backend = "emulated" if missing_for_te(scheme) else "te"
     return refusals(config, backend=backend, rules=OF_CONFIGS)
 
 
-def refusals(config: Any, *, backend: str, rules: Iterable[str], model: Any = None) -> list[RuleFinding]:
+def refusals(
+    config: Any, *, backend: str, rules: Iterable[str], model: Any = None
+) -> list[RuleFinding]:
     """Return the faults that some rules find in model, optimizer and DDP config as they are, or with another model."""
-    sections = {"model": config.model if model is None else model, "optimizer": config.optimizer, "ddp": config.ddp}
+    sections = {
+        "model": config.model if model is None else model,
+        "optimizer": config.optimizer,
+        "ddp": config.ddp,
+    }
     run = Run.of(**sections, target=target_of(None), program=Program(is_own=True))
     context = CheckContext(run, backend=backend)
-    return [found for found in ask([BY_ID[name] for name in rules], context) if found.severity == "error"]
+    return [
+        found
+        for found in ask([BY_ID[name] for name in rules], context)
+        if found.severity == "error"
+    ]
 
 
 def require_honoured(config: Any, phases: Sequence[Any], *, backend: str) -> None:
     """Refuse a run whose configs ask for what would be left out or cannot run, in the model config of any phase."""
     rules = (*OF_PHASES, *(OF_EMULATION if backend == "emulated" else ()))
-    faults = [one for model in phases for one in refusals(config, backend=backend, rules=rules, model=model)]
+    faults = [
+        one
+        for model in phases
+        for one in refusals(config, backend=backend, rules=rules, model=model)
+    ]
     if faults:
         raise RunConfigError("\n".join(dict.fromkeys(f"{fault.id} {fault}" for fault in faults)))
     Parallel.of(config.model).places(config.model.num_layers)
 
 
-def value_faults(config: ConfigContainer, origin_of: Callable[[str], str] | None = None) -> list[Finding]:
+def value_faults(
+    config: ConfigContainer, origin_of: Callable[[str], str] | None = None
+) -> list[Finding]:
     """Return the numbers that no run can begin with; `origin_of` says who set a dotted key."""
     faults = []
     for path, bound in BOUNDS.items():
@@ -122,11 +158,17 @@ def value_faults(config: ConfigContainer, origin_of: Callable[[str], str] | None
         if value is None:
             continue
         if not value >= bound.least:  # NaN is not either
-            faults.append(_fault(path, f"must be at least {bound.least}", value, f"Use {bound.least} or more."))
+            faults.append(
+                _fault(
+                    path, f"must be at least {bound.least}", value, f"Use {bound.least} or more."
+                )
+            )
         elif math.isinf(value) and not bound.takes_infinity:
             faults.append(_fault(path, "must be finite", value, "Use a number."))
         elif value >= bound.below and not math.isinf(value):
-            faults.append(_fault(path, f"must be less than {bound.below}", value, "Use a smaller number."))
+            faults.append(
+                _fault(path, f"must be less than {bound.below}", value, "Use a smaller number.")
+            )
     faults += _checkpoint_faults(config)
     for path, known in CHOICES.items():
         value = attrgetter(path)(config)
@@ -134,12 +176,21 @@ def value_faults(config: ConfigContainer, origin_of: Callable[[str], str] | None
             hint = did_you_mean(close_matches(str(value), known)) or "Choose one of them."
             faults.append(_fault(path, f"must be one of {', '.join(known)}", value, hint))
     if getattr(config.optimizer, "lr", None) is None:
-        faults.append(_fault("optimizer.lr", "a learning rate is required", None, "Set it, 1e-3 say."))
+        faults.append(
+            _fault("optimizer.lr", "a learning rate is required", None, "Set it, 1e-3 say.")
+        )
     for name, package in PACKAGES.items():
         value = getattr(config.logging, name)
         if value is not None and find_spec(name) is None:
             rule = f"needs the package {package}, which is not installed"
-            faults.append(_fault(f"logging.{name}", rule, value, "Install precision-bridge[sinks], or leave it out."))
+            faults.append(
+                _fault(
+                    f"logging.{name}",
+                    rule,
+                    value,
+                    "Install precision-bridge[sinks], or leave it out.",
+                )
+            )
     train = config.train
     steps = "train.lr_decay_iters" if train.lr_decay_iters else "train.train_iters"
     length = train.lr_decay_iters or train.train_iters
@@ -156,7 +207,9 @@ def _checkpoint_faults(config: ConfigContainer) -> Iterator[Finding]:
         value = getattr(files, name)
         if value != unstated and files.save is None:
             remedy = "Give the folder with checkpoint.save, or leave this out."
-            yield _fault(f"checkpoint.{name}", "has no effect without checkpoint.save", value, remedy)
+            yield _fault(
+                f"checkpoint.{name}", "has no effect without checkpoint.save", value, remedy
+            )
     for key, folder in (("checkpoint.load", files.load), ("checkpoint.save", files.save)):
         fault = None if folder is None else pointer_fault(Path(folder), key)
         if fault is not None:
@@ -167,7 +220,9 @@ def require_sane_values(config: ConfigContainer) -> None:
     """Refuse a container without a section that a run needs, and all numbers at once that no run can begin with."""
     missing = [name for name in ("model", "optimizer", "ddp") if getattr(config, name) is None]
     if missing:
-        raise RunConfigError(f"{', '.join(missing)}: a run needs this section, got None. Give Megatron's own config.")
+        raise RunConfigError(
+            f"{', '.join(missing)}: a run needs this section, got None. Give Megatron's own config."
+        )
     if not hasattr(config.model, "seq_length"):
         raise RunConfigError(
             f"model: must be a bridge.runtime.megatron.gpt.GPTConfig, got {type(config.model).__name__}. "
@@ -186,8 +241,12 @@ def batch_fault(
     if train.global_batch_size % samples == 0:
         return None
     size = f"micro_batch_size {train.micro_batch_size}{_by(origin_of, 'train.micro_batch_size')}"
-    rule = f"must be a multiple of {size}" + (f" x {ranks} data-parallel ranks" if ranks is not None else "")
-    return _fault("train.global_batch_size", rule, train.global_batch_size, f"Use {samples}, for example.")
+    rule = f"must be a multiple of {size}" + (
+        f" x {ranks} data-parallel ranks" if ranks is not None else ""
+    )
+    return _fault(
+        "train.global_batch_size", rule, train.global_batch_size, f"Use {samples}, for example."
+    )
 
 
 def _by(origin_of: Callable[[str], str] | None, path: str) -> str:

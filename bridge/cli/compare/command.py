@@ -39,7 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     form.add_argument("--gradients", action="store_true", help=text)
     text = "write the same run in another precision, and prove that it is the same"
     form.add_argument("--twin", action="store_true", help=text)
-    parser.add_argument("--base", metavar="NAME", help=f"with --twin: the twin's recipe (default: {BASE})")
+    parser.add_argument(
+        "--base", metavar="NAME", help=f"with --twin: the twin's recipe (default: {BASE})"
+    )
     text = "with --twin: the file to write (default: standard output; --json prints the proof and needs a file)"
     parser.add_argument("--output", metavar="FILE", help=text)
     parser.epilog = EPILOG

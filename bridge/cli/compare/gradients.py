@@ -27,7 +27,11 @@ def check_gradients(chosen: argparse.Namespace) -> int:
     others = [word for word in chosen.overrides if word not in recipes]
     runs = []
     for name, *values in map(str.split, recipes):
-        words = [*others, f"mixed_precision={name}", *(f"mixed_precision.{value}" for value in values)]
+        words = [
+            *others,
+            f"mixed_precision={name}",
+            *(f"mixed_precision.{value}" for value in values),
+        ]
         runs.append(read_run(argparse.Namespace(**{**vars(chosen), "overrides": words})))
     labels = [label_of(run.precision) if run.precision is not None else "no recipe" for run in runs]
     found = check(*map(container, runs))

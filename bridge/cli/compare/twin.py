@@ -48,7 +48,9 @@ def write_twin(chosen: argparse.Namespace) -> None:
     name = chosen.base or BASE
     base = REGISTRY.get(name)
     if chosen.json and not chosen.output:
-        raise RunConfigError("--json: prints the proof, so the twin needs a file, got no --output. Give --output FILE.")
+        raise RunConfigError(
+            "--json: prints the proof, so the twin needs a file, got no --output. Give --output FILE."
+        )
     text = _text(values, recipe_name(base) or name)
     if not chosen.output:
         print(text, end="")
@@ -59,7 +61,9 @@ def write_twin(chosen: argparse.Namespace) -> None:
     differences = list(_difference(values, twin))
     names = ", ".join(str(row["field"]) for row in differences if not row["precision"])
     if names:
-        raise RunConfigError(f"{path}: the twin must differ in precision fields only, got {names}. Remove it.")
+        raise RunConfigError(
+            f"{path}: the twin must differ in precision fields only, got {names}. Remove it."
+        )
     if chosen.json:
         print_json({"twin": str(path), "differs_in": differences, **_plans(values, twin)})
         return
@@ -71,13 +75,24 @@ def _difference(values: Run, twin: Run) -> Iterator[dict[str, Any]]:
     for field in before | after:
         if before.get(field) != after.get(field):
             precision = field.startswith(f"{PRECISION}.") or field in ROUTED
-            yield {"field": field, "run": before.get(field), "twin": after.get(field), "precision": precision}
+            yield {
+                "field": field,
+                "run": before.get(field),
+                "twin": after.get(field),
+                "precision": precision,
+            }
 
 
 def _flat(values: Run) -> dict[str, Any]:
     sections = {name: _section(values, name) for name in SECTIONS}
-    sections[PRECISION] = values.precision.to_dict(full=True) if values.precision is not None else {}
-    return {f"{name}.{key}": value for name, section in sections.items() for key, value in section.items()}
+    sections[PRECISION] = (
+        values.precision.to_dict(full=True) if values.precision is not None else {}
+    )
+    return {
+        f"{name}.{key}": value
+        for name, section in sections.items()
+        for key, value in section.items()
+    }
 
 
 def _section(values: Run, name: str) -> dict[str, Any]:
@@ -96,8 +111,14 @@ def _text(values: Run, recipe: str) -> str:
 
     whole: dict[str, Any] = {PRECISION: recipe}
     for name in SECTIONS:
-        whole[name] = {key: one for key, one in _section(values, name).items() if f"{name}.{key}" not in ROUTED}
-    whole = {name: one for name, one in (whole | {"target": values.sections.get("target")}).items() if one}
+        whole[name] = {
+            key: one for key, one in _section(values, name).items() if f"{name}.{key}" not in ROUTED
+        }
+    whole = {
+        name: one
+        for name, one in (whole | {"target": values.sections.get("target")}).items()
+        if one
+    }
     label = label_of(values.precision) if values.precision is not None else "its own settings"
     return f"# The twin of {values.name} ({label}) in {recipe}.\n{yaml.safe_dump(whole, sort_keys=False)}"
 
@@ -118,7 +139,10 @@ def _proof(path: Path, values: Run, twin: Run, differences: list[dict[str, Any]]
     counts = _plans(values, twin)
     lines = [
         f"{path}: differs in {len(differences)} precision fields and in nothing else ({same} fields are the same).",
-        *(f"  {row['field']:<50} {text_of(row['run'])} -> {text_of(row['twin'])}" for row in differences),
+        *(
+            f"  {row['field']:<50} {text_of(row['run'])} -> {text_of(row['twin'])}"
+            for row in differences
+        ),
         f"  linear layers in FP8 or FP4: {counts['run_low_precision_linears'] or UNPLANNED} -> "
         f"{counts['twin_low_precision_linears'] or UNPLANNED}",
     ]

@@ -22,9 +22,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     answer = parser.add_mutually_exclusive_group()
     text = "check every GEMM's dimensions, and say what to pad tokens to, instead"
     answer.add_argument("--align", action="store_true", help=text)
-    text = "show which modules each row of modules, or each matcher of Megatron's file, takes, instead"
+    text = (
+        "show which modules each row of modules, or each matcher of Megatron's file, takes, instead"
+    )
     answer.add_argument("--modules", action="store_true", help=text)
-    answer.add_argument("--against", metavar="NAME", help="compare with another recipe, or with a YAML file")
+    answer.add_argument(
+        "--against", metavar="NAME", help="compare with another recipe, or with a YAML file"
+    )
     text = "print CSV, one line per layer, module and GEMM or tensor"
     answer.add_argument("--csv", action="store_true", help=text)
     text = "draw it: layers down, tensors across (png, svg or pdf)"
@@ -40,7 +44,9 @@ def run(chosen: argparse.Namespace) -> int:
     require_option(chosen, "--modules", OF_MODULES)
     for name in ABOUT_ONE:
         if chosen.brief and getattr(chosen, name):
-            raise RunConfigError(f"--{name}: is about one run, and --brief about several. Leave one of them out.")
+            raise RunConfigError(
+                f"--{name}: is about one run, and --brief about several. Leave one of them out."
+            )
     if chosen.modules:
         from bridge.cli.plan.modules import show_modules
 

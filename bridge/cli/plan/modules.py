@@ -33,7 +33,10 @@ def _write(plan: PrecisionPlan, path: Path) -> None:
     named = {str(path): files[0]}
     if len(files) > 1:
         stages = enumerate(stage_recipes(files, plan.parallel.pipeline))
-        named = {str(path.with_stem(f"{path.stem}.stage{stage}")): _of_stage(file, stage) for stage, file in stages}
+        named = {
+            str(path.with_stem(f"{path.stem}.stage{stage}")): _of_stage(file, stage)
+            for stage, file in stages
+        }
     for name, file in named.items():
         write_file(name, as_yaml(file), "--write")
     print(f"wrote {', '.join(named)}")
@@ -43,7 +46,9 @@ def _of_stage(file: dict[str, Any] | None, stage: int) -> dict[str, Any]:
     if file is not None:
         return file
     rule = f"one file serves all model chunks of a stage, and those of stage {stage} need different ones"
-    raise RunConfigError.of("--write", rule, stage, "Use virtual_pipeline_model_parallel_size=null, or no layers.")
+    raise RunConfigError.of(
+        "--write", rule, stage, "Use virtual_pipeline_model_parallel_size=null, or no layers."
+    )
 
 
 def show_modules(chosen: argparse.Namespace) -> int:
@@ -66,9 +71,15 @@ def show_modules(chosen: argparse.Namespace) -> int:
 
     layout, mode = _layout(plan), plan.settings.mode
     if chosen.json:
-        print_planned(run, {"precision": plan.label, "layout": layout, **selection_dict(found, findings)})
+        print_planned(
+            run, {"precision": plan.label, "layout": layout, **selection_dict(found, findings)}
+        )
     else:
-        show(module_table(found, findings, layout=layout, run=plan.settings.scheme or mode, mode=mode))
+        show(
+            module_table(
+                found, findings, layout=layout, run=plan.settings.scheme or mode, mode=mode
+            )
+        )
         show_planned(run, shown=IDS)
     return planned_code(run)
 
@@ -107,7 +118,9 @@ def _list(run: Run, plan: PrecisionPlan, findings: Sequence[RuleFinding], *, as_
         return
     for one in findings:
         print(f"{one.severity} {one.id} {one}")
-    print(f"{plan.label}: nothing is chosen per module. Megatron's names of the linear layers (layers.0 is layer 1):")
+    print(
+        f"{plan.label}: nothing is chosen per module. Megatron's names of the linear layers (layers.0 is layer 1):"
+    )
     for name in names:
         print(f"  {name}")
     show_planned(run, shown=IDS)

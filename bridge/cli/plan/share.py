@@ -40,4 +40,6 @@ def _share(run: Run) -> RunAnswer:
         "low_precision": schemes,
         "rests_on_unknown": unknown,
     }
-    return RunAnswer(text=f"{precision_text(setup)}; {'; '.join(parts)}", content=content, code=planned_code(run))
+    return RunAnswer(
+        text=f"{precision_text(setup)}; {'; '.join(parts)}", content=content, code=planned_code(run)
+    )

@@ -33,7 +33,9 @@ def draw_plan(chosen: argparse.Namespace) -> None:
     plan = _first_plan(read_run(chosen))
     path = Path(chosen.picture)
     if path.suffix not in PICTURES:
-        raise RunConfigError(f"--picture: must end in {', '.join(PICTURES)}, got {str(path)!r}. Choose one of them.")
+        raise RunConfigError(
+            f"--picture: must end in {', '.join(PICTURES)}, got {str(path)!r}. Choose one of them."
+        )
     require_extra("train", "precision-bridge plan --picture")
     from bridge.report.plan_picture import draw_plan as draw  # matplotlib takes a second to import
 
@@ -83,7 +85,12 @@ def _answer(run: Run) -> dict[str, Any]:
     content = plan_of(run).to_dict()
     phases = []
     for phase, plan in _later_plans(run):
-        row = {"first": phase.first, "last": phase.last, "precision": label_of(phase.precision), "plan": plan.to_dict()}
+        row = {
+            "first": phase.first,
+            "last": phase.last,
+            "precision": label_of(phase.precision),
+            "plan": plan.to_dict(),
+        }
         phases.append(row)
     if phases:
         content["later_phases"] = phases

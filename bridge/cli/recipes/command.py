@@ -23,15 +23,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("other", metavar="OTHER", nargs="?", help=text)
     add_json(parser)
     parser.add_argument("--tag", help="list only the recipes with this tag (fp8, bf16, mxfp8, ...)")
-    parser.add_argument("--config-dir", metavar="FOLDER", help="a folder with YAML recipes in mixed_precision/")
+    parser.add_argument(
+        "--config-dir", metavar="FOLDER", help="a folder with YAML recipes in mixed_precision/"
+    )
     shown = parser.add_mutually_exclusive_group()
-    shown.add_argument("--stated", action="store_true", help="of one recipe: only the fields that it states")
+    shown.add_argument(
+        "--stated", action="store_true", help="of one recipe: only the fields that it states"
+    )
     shown.add_argument("--all", action="store_true", help="of one recipe: every field, by subject")
     text = "show which recipe runs on which GPU, with which CUDA and Transformer Engine"
     parser.add_argument("--support", action="store_true", help=text)
     text = "with --support: one target only (h100x8,te2.8,cuda12.9), with the reasons"
     parser.add_argument("--target", metavar="TARGET", help=text)
-    parser.add_argument("--markdown", action="store_true", help="with --support: print a Markdown table")
+    parser.add_argument(
+        "--markdown", action="store_true", help="with --support: print a Markdown table"
+    )
     text = "print the JSON Schema of a recipe in YAML, or of a run's file, for editors"
     parser.add_argument("--schema", choices=("recipe", "run"), nargs="?", const="recipe", help=text)
     parser.epilog = fields_by_subject()
@@ -51,7 +57,9 @@ def run(chosen: argparse.Namespace) -> None:
 
         show_support(chosen)
     elif chosen.other is not None:
-        show_difference(chosen.name, chosen.other, config_dir=chosen.config_dir, as_json=chosen.json)
+        show_difference(
+            chosen.name, chosen.other, config_dir=chosen.config_dir, as_json=chosen.json
+        )
     elif chosen.name is not None:
         show_recipe(chosen, chosen.name)
     else:
@@ -63,12 +71,18 @@ def _refuse_without_effect(chosen: argparse.Namespace) -> None:
     is_one = chosen.name is not None and chosen.other is None and not chosen.support
     for option in ("stated", "all"):
         if getattr(chosen, option) and not is_one:
-            raise RunConfigError(f"--{option}: is about one recipe. Write precision-bridge recipes NAME --{option}.")
+            raise RunConfigError(
+                f"--{option}: is about one recipe. Write precision-bridge recipes NAME --{option}."
+            )
     if chosen.name is not None and (chosen.support or chosen.tag is not None):
         option = "--support" if chosen.support else "--tag"
-        raise RunConfigError(f"{option}: lists recipes, got the name {chosen.name!r} too. Leave one of them out.")
+        raise RunConfigError(
+            f"{option}: lists recipes, got the name {chosen.name!r} too. Leave one of them out."
+        )
     if chosen.schema is not None and (chosen.name is not None or chosen.support):
-        raise RunConfigError("--schema: is about no recipe by its name. Write precision-bridge recipes --schema.")
+        raise RunConfigError(
+            "--schema: is about no recipe by its name. Write precision-bridge recipes --schema."
+        )
     if chosen.support and (chosen.tag is not None or chosen.config_dir is not None):
         option = "--tag" if chosen.tag is not None else "--config-dir"
         raise RunConfigError(f"{option}: has no effect with --support. Leave it out.")
@@ -98,9 +112,13 @@ def _of_folder(config_dir: str | None) -> list[dict[str, Any]]:
     if config_dir is None:
         return []
     if not Path(config_dir).is_dir():
-        raise RunConfigError.of("--config-dir", "there is no such folder", config_dir, "Give an existing one.")
+        raise RunConfigError.of(
+            "--config-dir", "there is no such folder", config_dir, "Give an existing one."
+        )
     rows = []
     for path in sorted((Path(config_dir) / "mixed_precision").glob("*.yaml")):
         summary = first_comment(path).partition("\n")[0] or "No comment."
-        rows.append({"name": path.stem, "summary": summary, "tags": (), "aliases": (), "place": str(path)})
+        rows.append(
+            {"name": path.stem, "summary": summary, "tags": (), "aliases": (), "place": str(path)}
+        )
     return rows

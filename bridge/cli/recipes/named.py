@@ -30,12 +30,25 @@ class NamedRecipe:
         if config_dir is not None and (name not in REGISTRY or path.is_file()):
             from bridge.front.loader import load_run, shipped_folder  # Hydra is heavy
 
-            run = load_run([f"mixed_precision={name}"], shipped_folder(), config_dir=config_dir, strict=False)
+            run = load_run(
+                [f"mixed_precision={name}"], shipped_folder(), config_dir=config_dir, strict=False
+            )
             if run.precision is not None and path.is_file():
-                return cls(name=name, config=run.precision, place=str(path), description=first_comment(path))
+                return cls(
+                    name=name,
+                    config=run.precision,
+                    place=str(path),
+                    description=first_comment(path),
+                )
         recipe, config = REGISTRY.recipe(name), REGISTRY.get(name)
         description = inspect.getdoc(recipe.function) or ""
-        return cls(name=recipe.name, config=config, place=recipe.place, description=description, aliases=recipe.aliases)
+        return cls(
+            name=recipe.name,
+            config=config,
+            place=recipe.place,
+            description=description,
+            aliases=recipe.aliases,
+        )
 
 
 def first_comment(path: Path) -> str:

@@ -20,7 +20,9 @@ def fields_by_subject() -> str:
     """Return the names of the fields as a list for a command's help, a paragraph for each subject."""
     lines = ["fields by subject:"]
     for subject, names in GROUPS.items():
-        lines.extend(textwrap.wrap(f"  {subject}: {', '.join(names)}", 110, subsequent_indent="    "))
+        lines.extend(
+            textwrap.wrap(f"  {subject}: {', '.join(names)}", 110, subsequent_indent="    ")
+        )
     return "\n".join(lines)
 
 
@@ -48,12 +50,18 @@ def show_recipe(chosen: argparse.Namespace, name: str) -> None:
     shown = _shown(config, chosen)
     width = max(map(len, shown), default=0)
     for subject, names in GROUPS.items():
-        lines = [f"    {field:<{width}}  {shown[field]}  {docs[field].text}" for field in names if field in shown]
+        lines = [
+            f"    {field:<{width}}  {shown[field]}  {docs[field].text}"
+            for field in names
+            if field in shown
+        ]
         if lines:
             print("\n".join([f"  {subject}", *lines]))
     others = len(field_names(config)) - len(shown)
     if others and not chosen.stated:
-        print(f"\n  {others} more fields are not stated and off, or without effect here: --all lists them.")
+        print(
+            f"\n  {others} more fields are not stated and off, or without effect here: --all lists them."
+        )
     for fault in faults:
         print(f"fault: {fault}")
 

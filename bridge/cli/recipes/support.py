@@ -27,11 +27,20 @@ def show_support(chosen: argparse.Namespace) -> None:
     if chosen.target:
         target = parse_target(chosen.target)
         found = {name: support(name, target) for name in REGISTRY.names()}
-        content: Any = {"target": str(target), "recipes": {name: _plain(one) for name, one in found.items()}}
-        rows = [{"recipe": name, str(target): _cell(one), "why": one.reason} for name, one in found.items()]
+        content: Any = {
+            "target": str(target),
+            "recipes": {name: _plain(one) for name, one in found.items()},
+        }
+        rows = [
+            {"recipe": name, str(target): _cell(one), "why": one.reason}
+            for name, one in found.items()
+        ]
     else:
         whole = matrix(REGISTRY.names())
-        content = {name: {column: _plain(one) for column, one in row.items()} for name, row in whole.items()}
+        content = {
+            name: {column: _plain(one) for column, one in row.items()}
+            for name, row in whole.items()
+        }
         rows = support_rows(whole)
     from bridge.report.table import markdown, table  # rich is heavy
 
@@ -43,7 +52,10 @@ def show_support(chosen: argparse.Namespace) -> None:
 
 def support_rows(whole: Mapping[str, Mapping[str, Support]]) -> list[dict[str, str]]:
     """Return the rows of the matrix: the recipe, and the words of a cell for each target."""
-    return [{"recipe": name, **{column: _cell(one) for column, one in row.items()}} for name, row in whole.items()]
+    return [
+        {"recipe": name, **{column: _cell(one) for column, one in row.items()}}
+        for name, row in whole.items()
+    ]
 
 
 def _cell(found: Support) -> str:

@@ -27,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--every", type=float, metavar="SECONDS", help=text)
     text = "with --watch: leave a warning out; repeatable"
     parser.add_argument("--silence", action="append", default=[], metavar="NAME", help=text)
-    add_json(parser, "with --watch: print the state once as JSON; a report is JSON with --format json")
+    add_json(
+        parser, "with --watch: print the state once as JSON; a report is JSON with --format json"
+    )
     parser.epilog = warnings_by_threshold()
 
 

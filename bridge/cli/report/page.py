@@ -85,5 +85,7 @@ def _base(precision: PrecisionConfig | None) -> dict[str, Any] | None:
         return None
     base = get_mixed_precision_config(BASES[mode_of(precision)])
     rows = [row for row in field_differences(base, precision) if row["a"] != row["b"]]
-    fields = [{"field": row["field"], "base": text_of(row["a"]), "run": text_of(row["b"])} for row in rows]
+    fields = [
+        {"field": row["field"], "base": text_of(row["a"]), "run": text_of(row["b"])} for row in rows
+    ]
     return {"name": recipe_name(base), "fields": fields}

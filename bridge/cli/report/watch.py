@@ -15,7 +15,9 @@ SECONDS = 2.0
 
 def warnings_by_threshold() -> str:
     """Return the early warnings with their thresholds, as a list for the command's help."""
-    return "warnings:\n" + "\n".join(f"  {name:<25} {row.threshold}" for name, row in WARNINGS.items())
+    return "warnings:\n" + "\n".join(
+        f"  {name:<25} {row.threshold}" for name, row in WARNINGS.items()
+    )
 
 
 def watch_run(chosen: argparse.Namespace) -> int | None:
@@ -27,7 +29,9 @@ def watch_run(chosen: argparse.Namespace) -> int | None:
 
     for name in chosen.silence:
         if name not in WARNINGS:
-            remedy = did_you_mean(close_matches(name, WARNINGS)) or f"Warnings: {', '.join(WARNINGS)}."
+            remedy = (
+                did_you_mean(close_matches(name, WARNINGS)) or f"Warnings: {', '.join(WARNINGS)}."
+            )
             raise RunConfigError.of("--silence", "must be the name of a warning", name, remedy)
     every = SECONDS if chosen.every is None else chosen.every
     if not every > 0:
@@ -44,7 +48,10 @@ def watch_run(chosen: argparse.Namespace) -> int | None:
     elif chosen.once or run.has_ended() or not Console().is_terminal:
         show(watch_view(run, silenced=chosen.silence))
     else:
-        with Live(watch_view(run, silenced=chosen.silence), auto_refresh=False) as live, suppress(KeyboardInterrupt):
+        with (
+            Live(watch_view(run, silenced=chosen.silence), auto_refresh=False) as live,
+            suppress(KeyboardInterrupt),
+        ):
             while not run.has_ended():
                 time.sleep(every)
                 live.update(watch_view(run, silenced=chosen.silence), refresh=True)

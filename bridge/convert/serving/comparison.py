@@ -59,10 +59,16 @@ class ServingComparison:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the comparison as plain data."""
-        return {"same": not self.differences, "rows": [asdict(row) for row in self.rows], "refused": self.refused}
+        return {
+            "same": not self.differences,
+            "rows": [asdict(row) for row in self.rows],
+            "refused": self.refused,
+        }
 
 
-def compare(manifest: Manifest, config: ServingConfig, reader: str | None = None) -> ServingComparison:
+def compare(
+    manifest: Manifest, config: ServingConfig, reader: str | None = None
+) -> ServingComparison:
     """Hold a serving config against the manifest of training, as each system reads it, or as `reader` alone does.
 
     RunConfigError where the names of modules are not known, PayloadError where `reader` reads no such config.

@@ -24,18 +24,32 @@ def export(manifest: Manifest, system: str) -> ExportReport:
     manifest.require_names()
     target = SYSTEMS[system]
     found = [name for name in manifest.schemes if name in SERVED]
-    chosen = found if len(found) < 2 else [name for name in found if name in target.get("mixed", SERVED)] or found[:1]
-    written = {row: row.scheme for row in manifest.rows if row.scheme in chosen and row.role not in manifest.plain}
+    chosen = (
+        found
+        if len(found) < 2
+        else [name for name in found if name in target.get("mixed", SERVED)] or found[:1]
+    )
+    written = {
+        row: row.scheme
+        for row in manifest.rows
+        if row.scheme in chosen and row.role not in manifest.plain
+    }
     kept = [row for row in manifest.rows if row not in written]
-    schemes = {name: written.get(row) for row in manifest.rows for name in row.each() if system == "vllm"}
+    schemes = {
+        name: written.get(row) for row in manifest.rows for name in row.each() if system == "vllm"
+    }
     payload: dict[str, Any] = {}
     if chosen[1:] or (chosen and chosen[0] not in target.get("fp8", ())):
-        payload = _compressed({name: [row for row in written if row.scheme == name] for name in chosen}, kept)
+        payload = _compressed(
+            {name: [row for row in written if row.scheme == name] for name in chosen}, kept
+        )
     elif chosen:
         names = dict.fromkeys(name.partition(".*")[0] for row in kept for name in row.served)
         keys = {**SERVED[chosen[0]]["fp8"], **target.get("keys", {}).get(chosen[0], {})}
         payload = {**keys, "fmt": "e4m3", "modules_to_not_convert": list(names)}
-    return ExportReport(payload=payload, unmapped=tuple(_differences(manifest, target, chosen, split(schemes))))
+    return ExportReport(
+        payload=payload, unmapped=tuple(_differences(manifest, target, chosen, split(schemes)))
+    )
 
 
 def _differences(
@@ -45,18 +59,42 @@ def _differences(
     for scheme in manifest.schemes:
         if scheme not in chosen:
             rows = sum(row.scheme == scheme for row in manifest.rows)
-            why = "reads it where the model has no other scheme" if scheme in SERVED else "has no form for it"
-            detail = f"{target['title']} {why}; {rows} rows of the manifest are listed as not quantised"
-            yield Unmapped("scheme", scheme, "unsupported", detail, "Serve these modules in high precision.")
+            why = (
+                "reads it where the model has no other scheme"
+                if scheme in SERVED
+                else "has no form for it"
+            )
+            detail = (
+                f"{target['title']} {why}; {rows} rows of the manifest are listed as not quantised"
+            )
+            yield Unmapped(
+                "scheme", scheme, "unsupported", detail, "Serve these modules in high precision."
+            )
         elif scheme in target["differences"]:
             yield Unmapped("scheme", scheme, "semantics", **target["differences"][scheme])
-    for role in dict.fromkeys(row.role for row in manifest.rows if row.scheme in chosen and row.role in manifest.plain):
+    for role in dict.fromkeys(
+        row.role for row in manifest.rows if row.scheme in chosen and row.role in manifest.plain
+    ):
         detail = f"the code of serving systems never quantises {role}, which training does; it is listed as such"
-        yield Unmapped("module", role, "semantics", detail, "Keep it in high precision in training.")
+        yield Unmapped(
+            "module", role, "semantics", detail, "Keep it in high precision in training."
+        )
     for one in refused:
-        yield Unmapped("module", "fused", "unsupported", one.rstrip("."), "Give them one precision in training.")
+        yield Unmapped(
+            "module",
+            "fused",
+            "unsupported",
+            one.rstrip("."),
+            "Give them one precision in training.",
+        )
     for note in manifest.notes:
-        yield Unmapped("manifest", manifest.precision, "unsupported", note.rstrip("."), "Compare the two by hand.")
+        yield Unmapped(
+            "manifest",
+            manifest.precision,
+            "unsupported",
+            note.rstrip("."),
+            "Compare the two by hand.",
+        )
 
 
 def _compressed(written: dict[str, list[ManifestRow]], kept: list[ManifestRow]) -> dict[str, Any]:
@@ -64,8 +102,15 @@ def _compressed(written: dict[str, list[ManifestRow]], kept: list[ManifestRow]) 
     groups: dict[str, Any] = {}
     for scheme, rows in written.items():
         form = SERVED[scheme]
-        inner = {"weights": dict(form["weights"]), "input_activations": dict(form["inputs"]), "format": form["format"]}
-        groups[f"group_{len(groups)}"] = {"targets": ["Linear"] if len(written) == 1 else _patterns(rows), **inner}
+        inner = {
+            "weights": dict(form["weights"]),
+            "input_activations": dict(form["inputs"]),
+            "format": form["format"],
+        }
+        groups[f"group_{len(groups)}"] = {
+            "targets": ["Linear"] if len(written) == 1 else _patterns(rows),
+            **inner,
+        }
     return {
         "quant_method": COMPRESSED,
         "format": groups["group_0"]["format"] if len(written) == 1 else "mixed-precision",
@@ -79,4 +124,6 @@ def _compressed(written: dict[str, list[ManifestRow]], kept: list[ManifestRow]) 
 def _patterns(rows: Iterable[ManifestRow]) -> list[str]:
     """Return names as compressed-tensors matches them; those of experts as an expression."""
     names = dict.fromkeys(name for row in rows for name in row.served)
-    return [f"re:{re.escape(name)}$".replace(r"\*", r"\d+") if "*" in name else name for name in names]
+    return [
+        f"re:{re.escape(name)}$".replace(r"\*", r"\d+") if "*" in name else name for name in names
+    ]

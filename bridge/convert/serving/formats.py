@@ -34,7 +34,9 @@ def title_of(scheme: str | None, mode: str = "") -> str:
 
 def compared(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return what decides the values in compressed-tensors' arguments; nothing where there are none."""
-    given = {name: value for name, value in arguments.items() if name in COMPARED and value is not None}
+    given = {
+        name: value for name, value in arguments.items() if name in COMPARED and value is not None
+    }
     return COMPARED | given if arguments else {}
 
 
@@ -43,4 +45,6 @@ def words_of(arguments: Mapping[str, Any]) -> str:
     found = compared(arguments)
     size = found["group_size"] or found["block_structure"]
     per = f"{found['strategy'] or 'tensor'}{f' {size}' if size else ''}"
-    return f"{'dynamic ' if found['dynamic'] else ''}{found['num_bits']}-bit {found['type']} per {per}"
+    return (
+        f"{'dynamic ' if found['dynamic'] else ''}{found['num_bits']}-bit {found['type']} per {per}"
+    )

@@ -53,7 +53,10 @@ class ManifestRow:
     def each(self) -> Iterator[str]:
         """Yield the name of every copy in the checkpoint."""
         for name in self.served:
-            yield from (name.replace("*", str(number)) for number in range(self.copies if "*" in name else 1))
+            yield from (
+                name.replace("*", str(number))
+                for number in range(self.copies if "*" in name else 1)
+            )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,17 +75,25 @@ class Manifest:
     """What the rows do not show, as sentences."""
 
     @classmethod
-    def of(cls, plan: PrecisionPlan, *, record: Record | None = None, model_type: str | None = None) -> Self:
+    def of(
+        cls, plan: PrecisionPlan, *, record: Record | None = None, model_type: str | None = None
+    ) -> Self:
         """Return the manifest of a plan; a record of what the run multiplied overrules it.
 
         The family of the names is that of `model_type`, or the only one that the shape fits. RunConfigError where no
         family has this model type.
         """
         family = family_of(plan.shape, model_type)
-        ran = {(row.layer, row.module): row for row in record.gemms if row.gemm == "fprop"} if record else {}
+        ran = (
+            {(row.layer, row.module): row for row in record.gemms if row.gemm == "fprop"}
+            if record
+            else {}
+        )
         rows: list[ManifestRow] = []
         changed = 0
-        modules = [(layer, one) for layer in plan.layers for one in layer.modules if one.kind in KINDS]
+        modules = [
+            (layer, one) for layer in plan.layers for one in layer.modules if one.kind in KINDS
+        ]
         for layer, module in modules:
             row, found = _planned(plan, family, layer, module), ran.get((layer.label, module.name))
             if found is not None:
@@ -91,7 +102,11 @@ class Manifest:
                 changed += row != planned
             rows.append(row)
         notes = [*([ATTENTION] if plan.settings.attention else []), *plan.settings.notes]
-        notes += [f"The record of the run overrules the plan in {changed} of {len(rows)} rows."] if changed else []
+        notes += (
+            [f"The record of the run overrules the plan in {changed} of {len(rows)} rows."]
+            if changed
+            else []
+        )
         return cls(
             precision=plan.label,
             mode=plan.settings.mode,
@@ -106,11 +121,16 @@ class Manifest:
         """Return the manifest of a file with one as plain data."""
         try:
             found = json.loads(strict_yaml.read_bytes(path, error=RunConfigError, limit=LARGEST))
-            rows = tuple(ManifestRow(**{**row, "served": tuple(row["served"])}) for row in found.pop("rows"))
+            rows = tuple(
+                ManifestRow(**{**row, "served": tuple(row["served"])}) for row in found.pop("rows")
+            )
             lists: dict[str, Any] = {name: tuple(found.pop(name)) for name in ("plain", "notes")}
             return cls(rows=rows, **found, **lists)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            rule, remedy = "must be a folder of a run, or a manifest", "Write one with `manifest NAME --json`."
+            rule, remedy = (
+                "must be a folder of a run, or a manifest",
+                "Write one with `manifest NAME --json`.",
+            )
             raise RunConfigError.of("--run", rule, str(path), remedy) from None
 
     def require_names(self) -> None:
@@ -129,7 +149,9 @@ class Manifest:
         return tuple(scheme for scheme, _ in counts.most_common())
 
 
-def _planned(plan: PrecisionPlan, family: Family, layer: PlanLayer, module: PlanModule) -> ManifestRow:
+def _planned(
+    plan: PrecisionPlan, family: Family, layer: PlanLayer, module: PlanModule
+) -> ManifestRow:
     path = plan.paths.path(layer.label, (layer.number or 1) - 1, module.name)
     forward = module.row("fprop") or module.row("forward")
     multiplied = forward.format if forward is not None else plan.settings.mode

@@ -27,7 +27,11 @@ _PARENT = re.compile(r"model\.layers\.(\d+)\.(?!.*\bexperts\b)(.+)")
 def place_of(path: str) -> tuple[str, int, str]:
     """Return block, layer and name within it by Megatron's name of a module; no block: it is in no layer."""
     found = _PLACE.fullmatch(path)
-    return (found[1], int(found[2]), _ONE_EXPERT.sub("", found[3])) if found is not None else ("", 0, path)
+    return (
+        (found[1], int(found[2]), _ONE_EXPERT.sub("", found[3]))
+        if found is not None
+        else ("", 0, path)
+    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +64,12 @@ def _family(row: Mapping[str, Any]) -> Family:
     return Family(name=row["model_types"][0], names=names, plain=tuple(row.get("plain", ())))
 
 
-BY_TYPE = {name: family for row in ROWS["families"] for family in (_family(row),) for name in row["model_types"]}
+BY_TYPE = {
+    name: family
+    for row in ROWS["families"]
+    for family in (_family(row),)
+    for name in row["model_types"]
+}
 """Value of `model_type` in a Hugging Face config.json -> family."""
 NONE = Family(name=None, names={})
 """The family of a model whose names are not known."""
@@ -74,8 +83,13 @@ def family_of(shape: ModelShape, model_type: str | None = None) -> Family:
     if model_type in BY_TYPE:
         return BY_TYPE[model_type]
     if model_type is not None:
-        rule, remedy = f"must be one of {', '.join(BY_TYPE)}", "The names of its modules are not known."
-        raise RunConfigError.of("--model-type", rule, model_type, remedy, close_matches(model_type, BY_TYPE))
+        rule, remedy = (
+            f"must be one of {', '.join(BY_TYPE)}",
+            "The names of its modules are not known.",
+        )
+        raise RunConfigError.of(
+            "--model-type", rule, model_type, remedy, close_matches(model_type, BY_TYPE)
+        )
     if shape.is_hybrid or not shape.gated_linear_unit or shape.attention_output_gate:
         return NONE
     if shape.latent is not None:

@@ -16,7 +16,14 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Self
 
-from bridge.convert.serving.formats import COMPRESSED, ROWS, SERVED, compared, scheme_where, words_of
+from bridge.convert.serving.formats import (
+    COMPRESSED,
+    ROWS,
+    SERVED,
+    compared,
+    scheme_where,
+    words_of,
+)
 from bridge.convert.serving.manifest import LARGEST
 from bridge.convert.serving.names import HEAD
 from bridge.errors import PayloadError
@@ -91,7 +98,9 @@ class ServingConfig:
         stated = str(block.get("quant_method", ""))
         method = MODELOPT if stated.startswith(MODELOPT) else stated
         if method not in READERS:
-            raise PayloadError.of(f"{path}: quant_method", f"must be one of {', '.join(READERS)}", stated)
+            raise PayloadError.of(
+                f"{path}: quant_method", f"must be one of {', '.join(READERS)}", stated
+            )
         cache = _mapping(block.get("kv_cache_scheme"))
         config = cls(
             path=path,
@@ -99,11 +108,17 @@ class ServingConfig:
             model_type=model_type,
             kept=next((_texts(block[key]) for key in ROWS["lists"] if block.get(key)), ()),
             targets=tuple(sorted(_targets(block, method, path), key=lambda row: row[0] == LINEAR)),
-            kv_cache=words_of(cache) if cache else str(block.get("kv_cache_quant_algo") or "") or None,
+            kv_cache=words_of(cache)
+            if cache
+            else str(block.get("kv_cache_quant_algo") or "") or None,
         )
         for entry in (*config.kept, *(target for target, _ in config.targets)):
             try:
-                re.compile(entry.removeprefix(EXPRESSION) if config.is_fp8 or entry.startswith(EXPRESSION) else "")
+                re.compile(
+                    entry.removeprefix(EXPRESSION)
+                    if config.is_fp8 or entry.startswith(EXPRESSION)
+                    else ""
+                )
             except re.error as error:
                 rule = f"must be a regular expression ({error})"
                 raise PayloadError.of(f"{path}: list of modules", rule, entry) from None
@@ -121,14 +136,22 @@ class ServingConfig:
 
     def scheme_of(self, name: str, reader: str) -> str | None:
         """Return the scheme of a linear layer, as `formats` names it; None: it is not quantised."""
-        place = re.sub(r"(\.experts)\.\d+\..*", r"\1", name)  # what holds all experts of a layer, for one of them
+        place = re.sub(
+            r"(\.experts)\.\d+\..*", r"\1", name
+        )  # what holds all experts of a layer, for one of them
         takes, kept = TAKES[reader if self.is_fp8 else self.method], self.kept
         if self.is_fp8 and not (kept and reader == "hf"):
-            kept = (*kept, HEAD)  # a list replaces it in transformers; it is no linear layer to the others
+            kept = (
+                *kept,
+                HEAD,
+            )  # a list replaces it in transformers; it is no linear layer to the others
         if any(takes(entry, name, place) for entry in kept):
             return None
         own = {LINEAR, place if self.method == MODELOPT else name}
-        return next((scheme for target, scheme in self.targets if target in own or _named(target, name)), None)
+        return next(
+            (scheme for target, scheme in self.targets if target in own or _named(target, name)),
+            None,
+        )
 
 
 def _targets(block: Mapping[str, Any], method: str, path: str) -> Iterator[tuple[str, str | None]]:
@@ -141,20 +164,28 @@ def _targets(block: Mapping[str, Any], method: str, path: str) -> Iterator[tuple
     elif method != COMPRESSED:
         yield LINEAR, _of_fp8(block)
     elif not isinstance(block.get("config_groups"), Mapping):
-        raise PayloadError(f"{path}: config_groups: must be a mapping of groups. Give a config with its groups.")
+        raise PayloadError(
+            f"{path}: config_groups: must be a mapping of groups. Give a config with its groups."
+        )
     else:
         for group in map(_mapping, block["config_groups"].values()):
-            scheme = _of_group(_mapping(group.get("weights")), _mapping(group.get("input_activations")))
+            scheme = _of_group(
+                _mapping(group.get("weights")), _mapping(group.get("input_activations"))
+            )
             yield from ((target, scheme) for target in _texts(group.get("targets")))
 
 
 def _of_fp8(block: Mapping[str, Any]) -> str:
     method, inputs = str(block["quant_method"]), str(block.get("activation_scheme", "dynamic"))
-    sizes = [1, 32] if method == "mxfp8" else block.get("weight_block_size")  # SGLang and MXFP8 allow no other
+    sizes = (
+        [1, 32] if method == "mxfp8" else block.get("weight_block_size")
+    )  # SGLang and MXFP8 allow no other
     stated: dict[str, Any] = {"quant_method": method, "activation_scheme": inputs}
     stated |= {} if sizes is None else {"weight_block_size": sizes}
     blocks = f" in blocks of {sizes}" if sizes else ""
-    return scheme_where(lambda row: row.get("fp8") == stated, f"{method} weights{blocks}, {inputs} inputs")
+    return scheme_where(
+        lambda row: row.get("fp8") == stated, f"{method} weights{blocks}, {inputs} inputs"
+    )
 
 
 def _of_group(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> str | None:
@@ -162,7 +193,9 @@ def _of_group(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> str | No
         return None
     found = compared(weights), compared(inputs)
     words = f"{words_of(weights)} weights, {words_of(inputs) if inputs else 'unquantised'} inputs"
-    return scheme_where(lambda row: found == (compared(row["weights"]), compared(row["inputs"])), words)
+    return scheme_where(
+        lambda row: found == (compared(row["weights"]), compared(row["inputs"])), words
+    )
 
 
 def _texts(value: object) -> tuple[str, ...]:

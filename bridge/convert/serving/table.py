@@ -20,7 +20,9 @@ def manifest_table(manifest: Manifest) -> RenderableType:
     for row in manifest.rows:
         names = " ".join(_LAYER.sub("", name) for name in row.served) or "not known"
         title = title_of(row.scheme, manifest.mode)
-        found.setdefault((row.role, title, names), []).append((row.layer, row.copies * max(1, len(row.served))))
+        found.setdefault((row.role, title, names), []).append(
+            (row.layer, row.copies * max(1, len(row.served)))
+        )
     served = f"served, in its layer, as ({manifest.family or 'family not known'})"
     rows = [
         {
@@ -32,7 +34,9 @@ def manifest_table(manifest: Manifest) -> RenderableType:
         }
         for (role, title, names), places in found.items()
     ]
-    shown = table(rows, title=manifest.precision + NUMBERED, numbers=("modules",), wraps=("format", served))
+    shown = table(
+        rows, title=manifest.precision + NUMBERED, numbers=("modules",), wraps=("format", served)
+    )
     return Group(shown, *(Text(note) for note in manifest.notes))
 
 

@@ -45,7 +45,9 @@ def reading_of_arguments(
     sections = sections_of(given)
     put_malformed(sections, given)
     if not any(sections.values()):
-        raise RunConfigError.of(path, "must hold arguments of Megatron-LM's training", {}, "Give a file of its runs.")
+        raise RunConfigError.of(
+            path, "must hold arguments of Megatron-LM's training", {}, "Give a file of its runs."
+        )
     other = elsewhere(written, given, path, mode=mode_of_arguments(given))
     for role, fields in other.sections.items():
         sections[role] = {**sections.get(role, {}), **fields}
@@ -59,18 +61,28 @@ def reading_of_arguments(
         base=MEGATRON_LM,
         sections=sections,
         origins={place: file for name, file in origins.items() for place in fields_of(name)},
-        own_fields={f"{ARGUMENT}.{name}": value for name, value in given.values.items() if not fields_of(name)},
+        own_fields={
+            f"{ARGUMENT}.{name}": value
+            for name, value in given.values.items()
+            if not fields_of(name)
+        },
         unknown=(*unknown, *_open(given.unread), *other.unknown, *own.unknown),
         unplanned=own.unplanned or other.unplanned,
         uncounted=(*other.uncounted, *own.uncounted),
         opened={**other.opened, **own.opened},
         generation=own.generation,
-        read_too=(f"Read as a run of {table.title}, by its code ({table.code}).", *read_too, *other.read_too),
+        read_too=(
+            f"Read as a run of {table.title}, by its code ({table.code}).",
+            *read_too,
+            *other.read_too,
+        ),
         release=release,
         release_reason=reason,
         mode_decided_by=report.decided_by if written.decided_by else None,
         unstated_by=written.decided_by or None,
-        open_values={place: text for name, text in given.unread.items() for place in fields_of(name)},
+        open_values={
+            place: text for name, text in given.unread.items() for place in fields_of(name)
+        },
         variables=tuple(variables),
         not_forwarded=own.not_forwarded,
     )
@@ -82,5 +94,7 @@ def _open(unread: Mapping[str, str]) -> list[str]:
     for name, text in unread.items():
         if fields_of(name):
             place = fields_of(name)[0]
-            found.append(f"{place}: the value {text} is decided when the run starts; the default counts here.")
+            found.append(
+                f"{place}: the value {text} is decided when the run starts; the default counts here."
+            )
     return found

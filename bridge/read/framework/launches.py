@@ -20,7 +20,11 @@ from bridge.read.text.document import Document
 
 SIGNS = re.compile(r"policy\.|--config|run_\w+\.py|actor_rollout_ref|verl|megatron\s|swift")
 """Words without which a script is none of these frameworks'."""
-READERS = {"ms_swift": ms_swift.read_launch, "nemo_rl": nemo_rl.read_launch, "verl": verl.read_launch}
+READERS = {
+    "ms_swift": ms_swift.read_launch,
+    "nemo_rl": nemo_rl.read_launch,
+    "verl": verl.read_launch,
+}
 """Table of a framework -> the function that reads a launch of it."""
 
 

@@ -50,12 +50,23 @@ def model_arguments(text: str, path: str) -> ModelArguments:
     return ModelArguments(variables, tuple(read_too))
 
 
-def arguments_of(file: Path, stated: Mapping[str, Value] | None = None, depth: int = DEEPEST) -> str | None:
+def arguments_of(
+    file: Path, stated: Mapping[str, Value] | None = None, depth: int = DEEPEST
+) -> str | None:
     """Return the arguments that a model's file returns, on one line; None where it has more in it than is read."""
     try:
         tree = ast.parse(file.read_text(encoding="utf-8"))
         return _Model(file, depth).returned(tree, stated or {})
-    except (OSError, UnicodeDecodeError, SyntaxError, RecursionError, TypeError, LookupError, ValueError, _UnreadError):
+    except (
+        OSError,
+        UnicodeDecodeError,
+        SyntaxError,
+        RecursionError,
+        TypeError,
+        LookupError,
+        ValueError,
+        _UnreadError,
+    ):
         return None
 
 
@@ -75,7 +86,11 @@ class _Model:
         for node in tree.body:
             if isinstance(node, ast.Assign):
                 self._assign(node)
-        (function,) = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == FUNCTION]
+        (function,) = [
+            node
+            for node in tree.body
+            if isinstance(node, ast.FunctionDef) and node.name == FUNCTION
+        ]
         given = function.args
         places = [*given.args, *given.kwonlyargs]
         defaults = [*given.defaults, *given.kw_defaults]

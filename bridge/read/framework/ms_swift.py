@@ -35,11 +35,14 @@ VARIABLES = "ENV"
 MODES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp16"}
 """Value of `torch_dtype` -> the mode that it becomes where none is stated."""
 CONVERTS = (
-    "{path}: starts megatron {command}, which converts a checkpoint and trains nothing. Give the command that trains."
+    "{path}: starts megatron {command}, which converts a checkpoint and trains nothing. "
+    "Give the command that trains."
 )
 NOT_FOUND = "{path}: starts megatron with the file {name}, which is not found from here. Give that file itself."
 DECIDES = "the torch_dtype of {checkpoint}"
-FP32 = "torch_dtype=float32: ms-swift trains in fp16 with it, where neither bf16 nor fp16 is stated."
+FP32 = (
+    "torch_dtype=float32: ms-swift trains in fp16 with it, where neither bf16 nor fp16 is stated."
+)
 GPUS = "The number of GPUs: {stated}. Add --target h100x{all}, for example."
 FILES = (".yaml", ".yml", ".json")
 
@@ -68,21 +71,33 @@ def read_launch(launch: Launch, script: Path) -> FileReading:
         command = words.pop(0)
     if command and command not in TRAINING:
         raise UnreadFileError(CONVERTS.format(path=script, command=command), kind="trains nothing")
-    environment = {name: str(value) for name, value in launch.environment.items() if not value.is_unknown}
+    environment = {
+        name: str(value) for name, value in launch.environment.items() if not value.is_unknown
+    }
     given: dict[str, object] = {}
     read_too = []
     if words and words[0].endswith(FILES):
         name = words.pop(0)
         path = found_above(name, script)
         if path is None:
-            raise UnreadFileError(NOT_FOUND.format(path=script, name=name), kind="its file is not found")
+            raise UnreadFileError(
+                NOT_FOUND.format(path=script, name=name), kind="its file is not found"
+            )
         given, variables = _file(path)
         environment = {**variables, **environment}
         read_too.append(f"{name}: read from {path}.")
     given |= _arguments(words)
     reading = _reading(given, environment)
-    late = [f"{word}: may hold further arguments, which are not read." for word in words if word.startswith("$")]
-    return replace(reading, read_too=(*reading.read_too, *read_too), unknown=(*reading.unknown, *dict.fromkeys(late)))
+    late = [
+        f"{word}: may hold further arguments, which are not read."
+        for word in words
+        if word.startswith("$")
+    ]
+    return replace(
+        reading,
+        read_too=(*reading.read_too, *read_too),
+        unknown=(*reading.unknown, *dict.fromkeys(late)),
+    )
 
 
 def _file(path: Path) -> tuple[dict[str, object], dict[str, str]]:
@@ -133,9 +148,13 @@ def _reading(given: Mapping[str, object], environment: Mapping[str, str]) -> Fil
     _read_batch(found, given)
     for role in OWNERS:
         found.sections.setdefault(role, {})
-    opened = checkpoint_settings(source, found.sections["model"], known=("moe_router_dtype", "moe_grouped_gemm"))
+    opened = checkpoint_settings(
+        source, found.sections["model"], known=("moe_router_dtype", "moe_grouped_gemm")
+    )
     if decider is not None:
-        opened |= dict.fromkeys(("model.params_dtype", "model.pipeline_dtype", "ddp.grad_reduce_in_fp32"), decider)
+        opened |= dict.fromkeys(
+            ("model.params_dtype", "model.pipeline_dtype", "ddp.grad_reduce_in_fp32"), decider
+        )
     return FileReading(
         framework=table.title,
         base=CORE,
@@ -195,7 +214,11 @@ def _read_mode(found: TreeReading, given: Mapping[str, object], source: str) -> 
     if stated == [False, False]:
         return None
     late = [str(value) for value in (*stated, dtype) if is_late(value)]
-    return late[0] if late else DECIDES.format(checkpoint=source.removeprefix("the checkpoint ") or source)
+    return (
+        late[0]
+        if late
+        else DECIDES.format(checkpoint=source.removeprefix("the checkpoint ") or source)
+    )
 
 
 def _read_batch(found: TreeReading, given: Mapping[str, object]) -> None:

@@ -21,9 +21,13 @@ GENERATION = "generation"
 ARGUMENT = "argument."
 PACKED = ("use_dynamic_batch_size", "max_tokens_per_gpu")
 LENGTHS = "the lengths of the samples"
-OF_LENGTHS = "Samples have lengths of their own, which the files do not state: activations are not counted."
+OF_LENGTHS = (
+    "Samples have lengths of their own, which the files do not state: activations are not counted."
+)
 DROPPED = "{framework} does not forward it: {because} ({source}, {code}){mended}"
-IGNORED = "neither Megatron-LM 0.16 to 0.20 nor {framework} has such an option, and {because} ({source})"
+IGNORED = (
+    "neither Megatron-LM 0.16 to 0.20 nor {framework} has such an option, and {because} ({source})"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,10 +72,14 @@ def own_names(
     for option, value, row in _on(table, arguments, variables):
         sentence = row.says.format(option=option, value=value)
         if row.warns:
-            clause = sentence.removeprefix(f"{option}: ").removeprefix(f"{option} {value}: ").rstrip(".")
+            clause = (
+                sentence.removeprefix(f"{option}: ").removeprefix(f"{option} {value}: ").rstrip(".")
+            )
             found.append(_finding(option, value, clause, row.warns))
         if row.refuses:
-            raise UnreadFileError(f"{path}: {bounded(sentence)}", kind="it trains nothing on Megatron Core")
+            raise UnreadFileError(
+                f"{path}: {bounded(sentence)}", kind="it trains nothing on Megatron Core"
+            )
         if row.in_bf16:
             in_bf16[option] = row.in_bf16
         if row.unplans:
@@ -88,9 +96,22 @@ def own_names(
     dropped = list(_dropped(table, arguments))
     for row_, name in dropped:
         mended = f"; mended in {row_.mended}" if row_.mended else ""
-        words = {"framework": table.title, "because": row_.because, "source": row_.source, "code": table.code}
-        remedy = f"Use {table.title} from {row_.mended} on" if row_.mended else "Drop it; or change the framework"
-        found.append(_finding(table.shown(name), arguments[name], DROPPED.format(mended=mended, **words), remedy))
+        words = {
+            "framework": table.title,
+            "because": row_.because,
+            "source": row_.source,
+            "code": table.code,
+        }
+        remedy = (
+            f"Use {table.title} from {row_.mended} on"
+            if row_.mended
+            else "Drop it; or change the framework"
+        )
+        found.append(
+            _finding(
+                table.shown(name), arguments[name], DROPPED.format(mended=mended, **words), remedy
+            )
+        )
         unknown.append(f"{table.shown(name)}: {table.title} does not forward it.")
     for options in _ignored(table, arguments):
         rule = IGNORED.format(framework=table.title, **table.ignores)
@@ -114,7 +135,11 @@ def variables_of(table: FrameworkTable, arguments: Mapping[str, Any]) -> dict[st
         content = json.loads(str(text)) if text else {}
     except ValueError:
         return {}
-    return {str(name): str(value) for name, value in content.items()} if isinstance(content, dict) else {}
+    return (
+        {str(name): str(value) for name, value in content.items()}
+        if isinstance(content, dict)
+        else {}
+    )
 
 
 def ranks_of(table: FrameworkTable, arguments: Mapping[str, Any]) -> int | None:

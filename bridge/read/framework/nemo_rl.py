@@ -48,7 +48,9 @@ PROGRAMS = {
 """Program of NeMo-RL's examples -> the file that it takes without `--config`, in `configs` next to it."""
 BLOCK = "policy.megatron_cfg"
 FP8 = f"{BLOCK}.fp8_cfg"
-BOTH = "{path}: states {megatron} and {dtensor}, and NeMo-RL refuses both. Set one of them to false."
+BOTH = (
+    "{path}: states {megatron} and {dtensor}, and NeMo-RL refuses both. Set one of them to false."
+)
 NEITHER = "{path}: states neither {megatron} nor {dtensor}, and {decides}. {remedy}"
 NO_BASE = "`defaults` names {names}, which is not found"
 UNKNOWN_MODE = "takes float32, bfloat16 or float16 alone, and stops at the start"
@@ -58,7 +60,9 @@ GPUS = "The number of GPUs: cluster states {nodes} nodes with {each} GPUs. Add -
 GENERATES = "{key}={value}: {engine} generates samples in it, and trains nothing."
 
 
-def read(whole: Mapping[str, object], path: Path, words: list[HydraWord] | None = None) -> FileReading:
+def read(
+    whole: Mapping[str, object], path: Path, words: list[HydraWord] | None = None
+) -> FileReading:
     """Return what a file says of a run.
 
     Args:
@@ -91,7 +95,9 @@ def read(whole: Mapping[str, object], path: Path, words: list[HydraWord] | None 
         base=MEGATRON_BRIDGE,
         sections=found.sections,
         names=found.names,
-        origins={ours: config.origins[key] for key, ours in found.names.items() if key in config.origins},
+        origins={
+            ours: config.origins[key] for key, ours in found.names.items() if key in config.origins
+        },
         environment=_environment(values),
         unknown=(*_unknown(found, values), *found.unknown),
         unplanned=found.unplanned,
@@ -100,10 +106,15 @@ def read(whole: Mapping[str, object], path: Path, words: list[HydraWord] | None 
         open_values=found.open_values,
         generation=found.generation,
         dropped=tuple(found.dropped),
-        read_too=(_read_as(table), *(f"defaults: {name} is read below the file." for name in config.read)),
+        read_too=(
+            _read_as(table),
+            *(f"defaults: {name} is read below the file." for name in config.read),
+        ),
         release=parse_version(release["megatron_core"]),
         release_reason=release["because"],
-        unstated_by=f"{missing}, which `defaults` names and which is not found" if missing else None,
+        unstated_by=f"{missing}, which `defaults` names and which is not found"
+        if missing
+        else None,
         refused=(*refused, *_refused(values)),
     )
 
@@ -120,10 +131,15 @@ def _refuse_other_backends(values: Tree, path: Path, missing: list[str]) -> None
     other = frameworks.recognise(document)
     if is_dtensor is True or not missing:
         if other is not None:
-            raise UnreadFileError(replace(other, tree="").refusal(str(path)), kind=f"looks like {other.name}")
+            raise UnreadFileError(
+                replace(other, tree="").refusal(str(path)), kind=f"looks like {other.name}"
+            )
         decides, remedy = "NeMo-RL stops at the start", f"Set {MEGATRON}=true."
     else:
-        decides, remedy = NO_BASE.format(names=", ".join(missing)), "Put it where the file expects it."
+        decides, remedy = (
+            NO_BASE.format(names=", ".join(missing)),
+            "Put it where the file expects it.",
+        )
     sentence = NEITHER.format(path=path, decides=decides, remedy=remedy, **names)
     raise UnreadFileError(sentence, kind="states no back end")
 
@@ -190,7 +206,11 @@ def _read_batch(found: TreeReading, values: Tree) -> None:
 
 def _environment(values: Tree) -> dict[str, str]:
     variables = _block(_block(_block(values, "policy"), "megatron_cfg"), "env_vars")
-    return {name: str(value) for name, value in variables.items() if value is not None and not is_open(value)}
+    return {
+        name: str(value)
+        for name, value in variables.items()
+        if value is not None and not is_open(value)
+    }
 
 
 def _unknown(found: TreeReading, values: Tree) -> list[str]:
@@ -201,7 +221,11 @@ def _unknown(found: TreeReading, values: Tree) -> list[str]:
         sentences.append(GPUS.format(nodes=nodes, each=each, all=nodes * each))
     engine = found.generation.get("policy.generation.backend")
     for key, value in found.generation.items():
-        if key.endswith(".precision") and f".{engine}_cfg." in key and value != at(values, PRECISION):
+        if (
+            key.endswith(".precision")
+            and f".{engine}_cfg." in key
+            and value != at(values, PRECISION)
+        ):
             sentences.append(GENERATES.format(key=key, value=value, engine=engine))
     return sentences
 
@@ -211,17 +235,23 @@ def _refused(values: Tree) -> list[Finding]:
     faults = []
     precision = at(values, PRECISION)
     if precision is not None and precision not in MODES and not is_open(precision):
-        faults.append(Finding(path=PRECISION, rule=UNKNOWN_MODE, value=precision, remedy="Write one of these"))
+        faults.append(
+            Finding(path=PRECISION, rule=UNKNOWN_MODE, value=precision, remedy="Write one of these")
+        )
     scheme = at(values, FP8)
     if isinstance(scheme, dict) and scheme.get("enabled") is True:
         for name in ("fp8", "fp8_recipe", "fp8_param"):
             if name not in scheme:
-                faults.append(Finding(path=f"{FP8}.{name}", rule=ABSENT, remedy=f"State {FP8}.{name}"))
+                faults.append(
+                    Finding(path=f"{FP8}.{name}", rule=ABSENT, remedy=f"State {FP8}.{name}")
+                )
     block = _block(_block(values, "policy"), "megatron_cfg")
     for name, value in _block(block, "model_overrides").items():
         if name in block:
             key = f"{BLOCK}.model_overrides.{name}"
-            faults.append(Finding(path=key, rule=TWICE, value=value, remedy=f"Remove {BLOCK}.{name}"))
+            faults.append(
+                Finding(path=key, rule=TWICE, value=value, remedy=f"Remove {BLOCK}.{name}")
+            )
     return faults
 
 
@@ -239,11 +269,15 @@ def read_launch(launch: Launch, script: Path) -> FileReading:
     name = str(given) if given is not None else _default_of(launch)
     if name is None:
         rule = f"starts {launch.name} without --config, and its default is not known"
-        raise UnreadFileError(f"{script}: {rule}. Give the YAML file of the run.", kind="names no file of the run")
+        raise UnreadFileError(
+            f"{script}: {rule}. Give the YAML file of the run.", kind="names no file of the run"
+        )
     path = found_above(name, script)
     if path is None:
         rule = f"starts {launch.name} with the file {name}, which is not found from here"
-        raise UnreadFileError(f"{script}: {rule}. Give that YAML file itself.", kind="its file is not found")
+        raise UnreadFileError(
+            f"{script}: {rule}. Give that YAML file itself.", kind="its file is not found"
+        )
     try:
         whole = Document.load(path).mapping
     except PayloadError as error:
@@ -253,8 +287,15 @@ def read_launch(launch: Launch, script: Path) -> FileReading:
     return replace(
         reading,
         environment={**_exported(launch), **reading.environment},
-        read_too=(reading.read_too[0], f"--config {name}: read from {path}.", *reading.read_too[1:]),
-        unknown=(*reading.unknown, *(f"{one}: may hold further overrides, which are not read." for one in late)),
+        read_too=(
+            reading.read_too[0],
+            f"--config {name}: read from {path}.",
+            *reading.read_too[1:],
+        ),
+        unknown=(
+            *reading.unknown,
+            *(f"{one}: may hold further overrides, which are not read." for one in late),
+        ),
     )
 
 

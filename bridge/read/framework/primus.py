@@ -37,7 +37,9 @@ REAL = re.compile(r"-?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)")
 REDUCED = "accumulate_allreduce_grads_in_fp32"
 DEEPEST = 12
 """Files that extend each other."""
-ABSENT = "{name}: not there; it lies in {folder} of a clone of Primus, and what it states is not read."
+ABSENT = (
+    "{name}: not there; it lies in {folder} of a clone of Primus, and what it states is not read."
+)
 OF_THE_CLONE = "{name}: read from {folder}."
 
 
@@ -61,7 +63,9 @@ def read(whole: Mapping[str, Any], path: Path, choice: RunChoice) -> FileReading
     arguments = dict(_flat(_merged(arguments, own)))
     written = {}
     for name, value in arguments.items():
-        is_default = name == REDUCED and value is False  # Megatron-LM's checks turn it on under bf16
+        is_default = (
+            name == REDUCED and value is False
+        )  # Megatron-LM's checks turn it on under bf16
         if value is not None and not is_default:
             written[name] = value
     written["moe_layer_freq"] = str(written.get("moe_layer_freq", 1)).strip("()")
@@ -118,7 +122,9 @@ class _Files:
 
     def _extended(self, file: Path, depth: int) -> dict[str, Any]:
         if not depth:
-            raise RunConfigError.of(str(file), f"extends more than {DEEPEST} files within each other", file.name)
+            raise RunConfigError.of(
+                str(file), f"extends more than {DEEPEST} files within each other", file.name
+            )
         content = self.resolved(_mapping_of(file))
         extended = content.pop("extends", None) or ()
         merged: dict[str, Any] = {}
@@ -162,7 +168,9 @@ def _name(given: object) -> str:
 
 
 def _mapping_of(file: Path) -> dict[str, Any]:
-    text = strict_yaml.decoded(strict_yaml.read_bytes(file, error=RunConfigError), str(file), error=RunConfigError)
+    text = strict_yaml.decoded(
+        strict_yaml.read_bytes(file, error=RunConfigError), str(file), error=RunConfigError
+    )
     (content, *_) = strict_yaml.load_all(text, str(file), error=RunConfigError) or (None,)
     if not isinstance(content, dict):
         raise RunConfigError.of(str(file), "must hold a mapping", content, "Correct it there.")
@@ -174,7 +182,11 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     merged = dict(below)
     for key, value in above.items():
         held = merged.get(key)
-        merged[key] = _merged(held, value) if isinstance(held, Mapping) and isinstance(value, Mapping) else value
+        merged[key] = (
+            _merged(held, value)
+            if isinstance(held, Mapping) and isinstance(value, Mapping)
+            else value
+        )
     return merged
 
 

@@ -17,7 +17,9 @@ from bridge.read.start import Row, Start
 from bridge.target.fields import whole_number
 from bridge.target.target import Target
 
-SETS = "{framework} sets {name}={value} for its training processes, where nothing sets it ({source})."
+SETS = (
+    "{framework} sets {name}={value} for its training processes, where nothing sets it ({source})."
+)
 PACKED = "the tokens of a full micro batch: max_tokens_per_gpu x context_parallel_size, since samples are packed"
 
 
@@ -26,7 +28,9 @@ def with_framework(title: str, base: Sequence[Row], sections: Mapping[str, Any])
     table = table_of_title(title)
     if table is None:
         return list(base)
-    before = [row for row in rows_of(table, is_after=False) if row.path.partition(".")[0] in sections]
+    before = [
+        row for row in rows_of(table, is_after=False) if row.path.partition(".")[0] in sections
+    ]
     after = [row for row in rows_of(table, is_after=True) if row.path.partition(".")[0] in sections]
     return [*before, *base, *after]
 
@@ -40,8 +44,14 @@ def with_variables(reading: FileReading, target: Target) -> FileReading:
         is_set = row.below is None or target.is_before(row.below)
         if name not in reading.environment and is_set:
             added[name] = row.value
-            said.append(SETS.format(framework=reading.framework, name=name, value=row.value, source=row.source))
-    return replace(reading, environment={**reading.environment, **added}, read_too=(*reading.read_too, *said))
+            said.append(
+                SETS.format(
+                    framework=reading.framework, name=name, value=row.value, source=row.source
+                )
+            )
+    return replace(
+        reading, environment={**reading.environment, **added}, read_too=(*reading.read_too, *said)
+    )
 
 
 def rows_of(table: FrameworkTable, *, is_after: bool) -> Iterator[Row]:
@@ -64,7 +74,12 @@ def rows_of(table: FrameworkTable, *, is_after: bool) -> Iterator[Row]:
         source = f"slime/utils/dp_schedule.py ({table.code})"
         when = partial(_packed_tokens)
         yield Row(
-            path="model.seq_length", value=_packed_tokens, when=when, because=PACKED, source=source, set_by=table.title
+            path="model.seq_length",
+            value=_packed_tokens,
+            when=when,
+            because=PACKED,
+            source=source,
+            set_by=table.title,
         )
 
 

@@ -216,10 +216,20 @@ class FrameworkTable:
                 return row
         place = self._place(key)
         pattern = self.forwards.get(place)
-        if key in self.fields or pattern is None or pattern.fullmatch(key.removeprefix(f"{place}.")):
+        if (
+            key in self.fields
+            or pattern is None
+            or pattern.fullmatch(key.removeprefix(f"{place}."))
+        ):
             return None
         return Drop(
-            names=pattern, where={}, because=NOT_READ, source=self.forwards_source, mended="", into="", instead=""
+            names=pattern,
+            where={},
+            because=NOT_READ,
+            source=self.forwards_source,
+            mended="",
+            into="",
+            instead="",
         )
 
     @property
@@ -248,14 +258,19 @@ def framework_table(name: str) -> FrameworkTable:
         places=columns.get("places", {}),
         fields={key: _listed(paths) for key, paths in columns.get("fields", {}).items()},
         start=[_start_row(row) for row in columns.get("start", ())],
-        environment={key: _set_variable(row) for key, row in columns.get("environment", {}).items()},
+        environment={
+            key: _set_variable(row) for key, row in columns.get("environment", {}).items()
+        },
         variables_in=columns.get("variables_in", ""),
         variables=[_own_names(row) for row in columns.get("variables", ())],
         own=[_own_names(row) for row in columns.get("own", ())],
         ignores=columns.get("ignores", {}),
         drops=[_drop(row) for row in columns.get("drops", ())],
         checkpoint=columns.get("checkpoint", {}),
-        forwards={place: re.compile(names, re.VERBOSE) for place, names in columns.get("forwards", {}).items()},
+        forwards={
+            place: re.compile(names, re.VERBOSE)
+            for place, names in columns.get("forwards", {}).items()
+        },
     )
 
 
@@ -329,7 +344,9 @@ def _drop(columns: Mapping[str, Any]) -> Drop:
 
 
 def _set_variable(columns: Mapping[str, Any]) -> SetVariable:
-    return SetVariable(value=str(columns["value"]), below=columns.get("below"), source=columns["source"])
+    return SetVariable(
+        value=str(columns["value"]), below=columns.get("below"), source=columns["source"]
+    )
 
 
 def _listed(value: Any) -> tuple[str, ...]:

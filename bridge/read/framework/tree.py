@@ -76,11 +76,15 @@ def read_tree(table: FrameworkTable, values: Mapping[str, object]) -> TreeReadin
         drop = table.drop_of(key)
         if drop is not None:
             reached = [drop.into] if drop.into else paths
-            found.dropped += [_dropped(table, drop, key, path, value) for path in reached if _is_field(path)]
+            found.dropped += [
+                _dropped(table, drop, key, path, value) for path in reached if _is_field(path)
+            ]
             if key not in table.fields:
                 continue
         for path in paths:
-            if "." not in path.partition(".")[2]:  # a mapping in the place of a value has no field of its own
+            if (
+                "." not in path.partition(".")[2]
+            ):  # a mapping in the place of a value has no field of its own
                 found.put(path, value, key)
     found.names |= table.places
     return found

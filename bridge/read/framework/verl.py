@@ -33,7 +33,9 @@ ACTOR = "actor_rollout_ref.actor"
 DTYPE = f"{ACTOR}.megatron.dtype"
 MODES = {"bfloat16": "bf16", "float16": "fp16"}
 """Value of `megatron.dtype` -> the switch of the model that is on."""
-STATES = {f"optim.{name}": "fp32" for name in ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")}
+STATES = {
+    f"optim.{name}": "fp32" for name in ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+}
 """Dtypes of the precision-aware optimizer that verl's own files state."""
 GROUPS = frozenset({"model_engine", "engine", "optim", "actor", "model", "critic", "data"})
 """Groups of Hydra whose option is named without a dot."""
@@ -51,7 +53,9 @@ VARIABLE = "State the variable: --context variables='NAME=VALUE'."
 UNKNOWN_MODE = "takes bfloat16 or float16 alone, and stops at the start"
 GPUS = "The number of GPUs: trainer states {nodes} nodes with {each} GPUs. Add --target h100x{all}, for example."
 CRITIC = "algorithm.adv_estimator=gae: a critic trains too, and is not counted."
-ROLLOUT = "{key}={value}: the engine of the rollout quantises its weights by it, and trains nothing."
+ROLLOUT = (
+    "{key}={value}: the engine of the rollout quantises its weights by it, and trains nothing."
+)
 
 
 def read(whole: Mapping[str, object], path: Path) -> FileReading:
@@ -65,7 +69,9 @@ def read(whole: Mapping[str, object], path: Path) -> FileReading:
     if strategy != "megatron":
         found = frameworks.recognise(Document(path=str(path), text="", kind="yaml", of=whole))
         if found is not None:
-            raise UnreadFileError(replace(found, tree="").refusal(str(path)), kind=f"looks like {found.name}")
+            raise UnreadFileError(
+                replace(found, tree="").refusal(str(path)), kind=f"looks like {found.name}"
+            )
     return _reading(values)
 
 
@@ -81,9 +87,13 @@ def read_launch(launch: Launch, script: Path) -> FileReading:
     if GENERATES.search(launch.program):
         raise UnreadFileError(NO_TRAINING.format(**facts), kind="trains nothing")
     if Word(strategy).is_unknown:
-        raise UnreadFileError(OPEN.format(remedy=VARIABLE, **facts), kind="only the run knows its engine")
+        raise UnreadFileError(
+            OPEN.format(remedy=VARIABLE, **facts), kind="only the run knows its engine"
+        )
     if strategy != "megatron":
-        raise UnreadFileError(OTHER.format(remedy=REMEDY, **facts), kind="verl without Megatron Core")
+        raise UnreadFileError(
+            OTHER.format(remedy=REMEDY, **facts), kind="verl without Megatron Core"
+        )
     values: Tree = {}
     settings = [word for word in words if word.key not in GROUPS]
     write_over(values, settings, is_whole=False)
@@ -93,7 +103,9 @@ def read_launch(launch: Launch, script: Path) -> FileReading:
     late = [word for word in launch.arguments if word.startswith("$")]
     sources = [f"{word}: may hold further overrides, which are not read." for word in late]
     sources += [f"{note}: is not read." for note in launch.notes]
-    exported = {name: str(value) for name, value in launch.environment.items() if not value.is_unknown}
+    exported = {
+        name: str(value) for name, value in launch.environment.items() if not value.is_unknown
+    }
     return replace(reading, environment=exported, unknown=(*reading.unknown, *sources))
 
 
@@ -139,7 +151,9 @@ def _reading(values: Tree) -> FileReading:
     _read_mode(found, values)
     _read_batch(found, values)
     checkpoint = at(values, table.checkpoint["named"])
-    source = f"the checkpoint {checkpoint}" if checkpoint is not None else "the checkpoint of the run"
+    source = (
+        f"the checkpoint {checkpoint}" if checkpoint is not None else "the checkpoint of the run"
+    )
     model = found.sections.setdefault("model", {})
     found.sections.setdefault("optimizer", {})
     found.sections.setdefault("ddp", {})
@@ -213,8 +227,14 @@ def _refused(values: Tree) -> list[Finding]:
     faults = []
     dtype = at(values, DTYPE)
     if dtype is not None and not is_late(dtype) and dtype not in MODES:
-        faults.append(Finding(path=DTYPE, rule=UNKNOWN_MODE, value=dtype, remedy="Write one of these"))
+        faults.append(
+            Finding(path=DTYPE, rule=UNKNOWN_MODE, value=dtype, remedy="Write one of these")
+        )
     if at(values, f"{ACTOR}.megatron.use_mbridge") is False:
         rule = "must be True: verl stops at the start without a bridge"
-        faults.append(Finding(path=f"{ACTOR}.megatron.use_mbridge", rule=rule, value=False, remedy="Remove it"))
+        faults.append(
+            Finding(
+                path=f"{ACTOR}.megatron.use_mbridge", rule=rule, value=False, remedy="Remove it"
+            )
+        )
     return faults

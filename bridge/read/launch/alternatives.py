@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 MAX_BRANCHES = 48
 
 
-def launches(text: str, path: str = "<script>", variables: Mapping[str, str] | None = None) -> tuple[Launch, ...]:
+def launches(
+    text: str, path: str = "<script>", variables: Mapping[str, str] | None = None
+) -> tuple[Launch, ...]:
     """Return the launches of a script, first those of the branch that bash takes with nothing set.
 
     A launch of another branch is listed where its precision differs, and names the branch. Without any launch, one is
@@ -41,7 +43,9 @@ def launches(text: str, path: str = "<script>", variables: Mapping[str, str] | N
                 others.append((arm, _read(root, path, {**stated, **dict(assumed)}, answers)))
                 steps += others[-1][1].steps
     except RecursionError:
-        raise PayloadError(f"{path}: commands are nested too deeply to be followed. Simplify the script.") from None
+        raise PayloadError(
+            f"{path}: commands are nested too deeply to be followed. Simplify the script."
+        ) from None
     if not first.launches and error:
         rule = "must be bash that can be read here, and is not"
         raise PayloadError(f"{path}, line {error}: {rule}. Correct the script there.")
@@ -51,7 +55,9 @@ def launches(text: str, path: str = "<script>", variables: Mapping[str, str] | N
     for reader in (first, *(reader for _, reader in others)):
         unread = unexecuted(reader.scripts, STATING, reader.executed)
         made = reader.launches or [_held(reader)]
-        reader.launches = [replace(launch, notes=(*reader.notes, *notes), unread=unread) for launch in made]
+        reader.launches = [
+            replace(launch, notes=(*reader.notes, *notes), unread=unread) for launch in made
+        ]
     return tuple(_listed(first, others))
 
 
@@ -65,11 +71,17 @@ def _read(root: Node, path: str, stated: Mapping[str, str], answers: Mapping[str
 
 def _held(reader: Reader) -> Launch:
     """Return the arguments that variables hold, for a file that others source."""
-    values = {name: " ".join(reader.held(name)) for name in reader.values if name not in reader.stated}
+    values = {
+        name: " ".join(reader.held(name)) for name in reader.values if name not in reader.stated
+    }
     words = {name: [Word.of(word) for word in split(text)] for name, text in values.items()}
-    held = {name: found for name, found in words.items() if any(word.startswith("--") for word in found)}
+    held = {
+        name: found for name, found in words.items() if any(word.startswith("--") for word in found)
+    }
     arguments = (*(word for found in held.values() for word in found), *reader.stray)
-    return Launch(line=0, program=", ".join(held), arguments=arguments, environment=reader.environment())
+    return Launch(
+        line=0, program=", ".join(held), arguments=arguments, environment=reader.environment()
+    )
 
 
 def _listed(first: Reader, others: Sequence[tuple[Arm, Reader]]) -> list[Launch]:
@@ -81,9 +93,13 @@ def _listed(first: Reader, others: Sequence[tuple[Arm, Reader]]) -> list[Launch]
         for launch in first.launches:
             if there.isdisjoint(_known([launch])):
                 decisions[launch.line][taken] = None
-        started = [launch for launch in reader.launches if launch.line or not first.launches[0].line]
+        started = [
+            launch for launch in reader.launches if launch.line or not first.launches[0].line
+        ]
         label = arm.label(holds=not arm.test.holds)
-        added += [replace(one, decisions=(label,)) for one in started if known.isdisjoint(_known([one]))]
+        added += [
+            replace(one, decisions=(label,)) for one in started if known.isdisjoint(_known([one]))
+        ]
         known |= _known(started)
     is_started = any(launch.line for launch in added)
     own = [launch for launch in first.launches if launch.line or launch.arguments or not is_started]

@@ -34,7 +34,9 @@ LIST = re.compile(r"\$\{?[@*]|\[[@*]\]")
 """In a word that only the run knows: `$@`, `${A[@]}`."""
 TAKE_A_VALUE = {"read": "adinNptu", "mapfile": "dnOsuCc", "readarray": "dnOsuCc"}
 """Command -> its options that a value follows."""
-CHANGES = re.compile(r"([A-Za-z_]\w*)\s*(\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)")
+CHANGES = re.compile(
+    r"([A-Za-z_]\w*)\s*(\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)"
+)
 """What arithmetic changes: `A = 1`, `A += 1`, `A++`, `--A`."""
 
 
@@ -79,7 +81,13 @@ class Builtins(Variables):
     def state(self) -> State:
         """Return a copy of what a subshell has of its own."""
         frames = [frame.copy() for frame in self.frames]
-        return State(self.values.copy(), self.exported.copy(), self.functions.copy(), frames, self.is_all_exported)
+        return State(
+            self.values.copy(),
+            self.exported.copy(),
+            self.functions.copy(),
+            frames,
+            self.is_all_exported,
+        )
 
     def restore(self, state: State) -> None:
         """Go back to a state."""
@@ -117,7 +125,9 @@ class Builtins(Variables):
         else:
             self.set(name, self.words_of(joined_texts(children)), append=append, is_array=True)
 
-    def declare(self, words: list[str], names: dict[str, None], before: Mapping[str, dict[int, str]]) -> None:
+    def declare(
+        self, words: list[str], names: dict[str, None], before: Mapping[str, dict[int, str]]
+    ) -> None:
         """Read `export`, `local`, `declare` and their like.
 
         Args:
@@ -145,7 +155,10 @@ class Builtins(Variables):
         for name in names:
             if is_local:
                 self.frames[-1].setdefault(name, before.get(name))
-            if any(kind in options for kind in ("n", "A", "i", "l", "u")) and words[0] not in ("export", "readonly"):
+            if any(kind in options for kind in ("n", "A", "i", "l", "u")) and words[0] not in (
+                "export",
+                "readonly",
+            ):
                 self._retype(name, options)
         if words[0] == "export" and "n" in options:
             self.exported = {name: None for name in self.exported if name not in names}
@@ -156,7 +169,11 @@ class Builtins(Variables):
         """Read the type of a variable: a name for another one, a mapping, a number, a text in one case."""
         for target in self.held(name) if "n" in options else ():
             self.forget(target)  # it is changed by another name
-        value = computed(f"$(({self.held(name)[0]}))", self.values) if "i" in options and self.held(name) else None
+        value = (
+            computed(f"$(({self.held(name)[0]}))", self.values)
+            if "i" in options and self.held(name)
+            else None
+        )
         if value is not None:
             self.set(name, [value])
         else:
@@ -201,7 +218,9 @@ class Builtins(Variables):
             elif word not in self.values and word in self.functions and "v" not in options:
                 self.functions.pop(word)
             else:
-                is_of_a_caller = any(word in frame for frame in self.frames[:-1]) and word not in self.frames[-1]
+                is_of_a_caller = (
+                    any(word in frame for frame in self.frames[:-1]) and word not in self.frames[-1]
+                )
                 self.values[word] = {}
                 if is_of_a_caller:  # the variable that it hides comes back
                     self.forget(word)
@@ -225,7 +244,11 @@ class Builtins(Variables):
             names = all_names or ["REPLY"]
         text = self.input if self.input is None or not UNKNOWN.search(self.input) else None
         is_raw = "r" in given or "\\" not in (text or "")
-        is_plain = not given.keys() - {"r", "d", "a"} and given.get("d", [""]) == [""] and "IFS" not in self.values
+        is_plain = (
+            not given.keys() - {"r", "d", "a"}
+            and given.get("d", [""]) == [""]
+            and "IFS" not in self.values
+        )
         if text is None or not (is_plain and is_raw) or words[0] != "read":
             self._forget_all(names)
             return
@@ -247,7 +270,9 @@ class Builtins(Variables):
         if words[1:2] != ["-v"] or len(words) < 3:
             return
         name, text, given = words[2], "".join(words[3:4]), words[4:]
-        is_plain = len(FIELDS.findall(text)) == len(given) and not {"%", "\\"} & set(FIELDS.sub("", text))
+        is_plain = len(FIELDS.findall(text)) == len(given) and not {"%", "\\"} & set(
+            FIELDS.sub("", text)
+        )
         if NAME.fullmatch(name) and is_plain and not any(map(UNKNOWN.search, [text, *given])):
             values = iter(given)
             self.set(name, [FIELDS.sub(lambda _: next(values), text)])
@@ -270,7 +295,9 @@ class Builtins(Variables):
                 self.set_positional(words[place + (word == "--") :])
                 return
             if re.fullmatch(r"[-+]\w*a\w*", word) or word == "allexport":
-                self.is_all_exported = (words[place - 1] if word == "allexport" else word).startswith("-")
+                self.is_all_exported = (
+                    words[place - 1] if word == "allexport" else word
+                ).startswith("-")
 
     def set_positional(self, words: Sequence[str]) -> None:
         """Set `$1` and those behind it."""
@@ -311,7 +338,9 @@ class Builtins(Variables):
             stated = {int(name): held for name, held in self.values.items() if name.isdigit()}
             for place in stated:
                 self.values.pop(str(place))
-            self.values |= {str(place - count): held for place, held in stated.items() if place > count}
+            self.values |= {
+                str(place - count): held for place, held in stated.items() if place > count
+            }
 
 
 def joined_texts(nodes: Sequence[Node]) -> list[str]:

@@ -43,7 +43,9 @@ def answer(words: Sequence[str]) -> Test:
         return Test(holds=False)
     left, right = Word.of(words[0]), Word.of(words[2])
     if words[1] in NUMERIC and INTEGERS.fullmatch(f"{left} {right}"):
-        return Test(NUMERIC[words[1]](int(left), int(right)), is_free=bool(left.defaults or right.defaults))
+        return Test(
+            NUMERIC[words[1]](int(left), int(right)), is_free=bool(left.defaults or right.defaults)
+        )
     is_equal = compared(words[0], words[2])
     return {"=": is_equal, "==": is_equal, "!=": is_equal.negated}.get(words[1], Test(holds=False))
 

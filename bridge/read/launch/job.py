@@ -38,7 +38,9 @@ def is_job(words: Sequence[str]) -> bool:
     return any(own[place : place + 3] == SUBMIT for place in range(len(own)))
 
 
-def job_environment(words: Sequence[str], text_of_file: Callable[[Word], str | None]) -> JobEnvironment:
+def job_environment(
+    words: Sequence[str], text_of_file: Callable[[Word], str | None]
+) -> JobEnvironment:
     """Return the variables of a job of Ray.
 
     Args:
@@ -64,7 +66,9 @@ def _variables(text: str, option: str) -> dict[str, Word] | None:
     """Return the variables of a text, None where it is no mapping."""
     plain = UNKNOWN.sub(lambda found: found[0] if found[1] or found[2] else LATE, text)
     try:
-        content: Any = Document.of_text(plain, option, kind="json" if option == TEXT else "yaml").content
+        content: Any = Document.of_text(
+            plain, option, kind="json" if option == TEXT else "yaml"
+        ).content
     except PayloadError:
         return None
     held = content.get(VARIABLES) if isinstance(content, Mapping) else None

@@ -20,9 +20,15 @@ if TYPE_CHECKING:
 ROWS = rows("command_lines")
 
 
-RUNNERS, STATING, OTHER_OPTIONS = (re.compile(ROWS[row]) for row in ("runners", "stating", "other options"))
-PRECISION_WORDS, HOLDS_ARGUMENTS = (re.compile(ROWS[row]) for row in ("precision", "holds arguments"))
-QUIET, SHELLS, MEGATRON_ARGUMENTS = (frozenset(ROWS[row].split()) for row in ("quiet", "shells", "megatron-lm"))
+RUNNERS, STATING, OTHER_OPTIONS = (
+    re.compile(ROWS[row]) for row in ("runners", "stating", "other options")
+)
+PRECISION_WORDS, HOLDS_ARGUMENTS = (
+    re.compile(ROWS[row]) for row in ("precision", "holds arguments")
+)
+QUIET, SHELLS, MEGATRON_ARGUMENTS = (
+    frozenset(ROWS[row].split()) for row in ("quiet", "shells", "megatron-lm")
+)
 STARTERS = tuple(ROWS["starters"].split())
 OWN_FILE = re.compile(r"^@|\.(?:ya?ml|json|toml)$")
 REMOTE_SHELLS = frozenset({"ssh", "sshpass"})
@@ -62,12 +68,19 @@ class Launch:
     def label(self) -> str:
         """Which run it is: "line 41, pretrain_gpt.py"."""
         held = f"arguments in {self.program}" if self.program else ""
-        return "; ".join(filter(None, (f"line {self.line}, {self.name}" if self.line else held, *self.decisions)))
+        return "; ".join(
+            filter(None, (f"line {self.line}, {self.name}" if self.line else held, *self.decisions))
+        )
 
     @property
     def defaulted(self) -> dict[str, Word]:
         """Variables that the environment may set, with their defaults in what bears on precision."""
-        return {name: Word.of(text) for words in self.known for word in words for name, text in word.defaults.items()}
+        return {
+            name: Word.of(text)
+            for words in self.known
+            for word in words
+            for name, text in word.defaults.items()
+        }
 
     @cached_property
     def flags(self) -> frozenset[str]:
@@ -77,7 +90,9 @@ class Launch:
     @cached_property
     def known(self) -> tuple[tuple[Word, ...], ...]:
         """All that bears on precision: words of the runner and of the arguments, and variables."""
-        own = sorted(name for name in self.environment if bears(name) or name.startswith("ACCELERATE_"))
+        own = sorted(
+            name for name in self.environment if bears(name) or name.startswith("ACCELERATE_")
+        )
         variables = [(Word(name), self.environment[name]) for name in own]
         return _known(self.runner), _known(before_the_dashes(self.arguments)), *variables
 
@@ -118,13 +133,22 @@ def found_launch(words: list[Word], line: int) -> Launch | None:
         return None
     if words[:3] == SUBMIT and "--" in words:
         return found_launch(words[[*map(str, words)].index("--") + 1 :], line)
-    runner = next((place for place, word in enumerate(words[:40]) if RUNNERS.search(word)), len(words))
+    runner = next(
+        (place for place, word in enumerate(words[:40]) if RUNNERS.search(word)), len(words)
+    )
     for place, word in enumerate(words):
         if _is_command(words, place) or (word.endswith(".py") and not word.startswith("-")):
-            return Launch(line=line, runner=(*words[:place],), program=word, arguments=(*words[place + 1 :],))
+            return Launch(
+                line=line, runner=(*words[:place],), program=word, arguments=(*words[place + 1 :],)
+            )
         module = words[place + 1] if word == "-m" and runner < place < len(words) - 1 else None
         if module is not None and not module.startswith(STARTERS):
-            return Launch(line=line, runner=(*words[:place],), program=module, arguments=(*words[place + 2 :],))
+            return Launch(
+                line=line,
+                runner=(*words[:place],),
+                program=module,
+                arguments=(*words[place + 2 :],),
+            )
     if (MEGATRON_ARGUMENTS | MODES) & set(words):
         first = next(place for place, word in enumerate(words) if word.startswith("--"))
         return Launch(line=line, program=words[0], arguments=(*words[first:],))
@@ -134,7 +158,9 @@ def found_launch(words: list[Word], line: int) -> Launch | None:
 def _is_command(words: Sequence[Word], place: int) -> bool:
     """Return whether a word is a command that trains without a Python file on its line."""
     command = COMMANDS.get(PurePosixPath(words[place]).name)
-    return command is not None and command.match(" ".join(words[place + 1 : place + 41])) is not None
+    return (
+        command is not None and command.match(" ".join(words[place + 1 : place + 41])) is not None
+    )
 
 
 class NestedScript(NamedTuple):

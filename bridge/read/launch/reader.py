@@ -36,7 +36,15 @@ ABOVE = re.compile(r"\A\$\(\s*cd\s[^|;]*?/(?P<up>\.\.(?:/\.\.)*)/?[\"']?\s[^|;]*
 """`$(cd "$(dirname "$0")/../.." && pwd)`, a folder above that of the script."""
 MAX_COUNTED = 256
 """Turns of `for ((i = 0; i < N; i++))` that are read."""
-COMMANDS = frozenset({"command", "variable_assignment", "variable_assignments", "declaration_command", "unset_command"})
+COMMANDS = frozenset(
+    {
+        "command",
+        "variable_assignment",
+        "variable_assignments",
+        "declaration_command",
+        "unset_command",
+    }
+)
 CONTAINERS = frozenset({"compound_statement", "do_group", "else_clause", "ERROR"})
 LOOPS = frozenset({"for_statement", "while_statement", "c_style_for_statement"})
 HEREDOC = ("heredoc_start", "heredoc_body")
@@ -83,7 +91,13 @@ class Reader(Builtins):
     """What bash knows at a point of a script, and what it started before."""
 
     def __init__(
-        self, root: Node, path: str, stated: Mapping[str, str], answers: Mapping[str, bool], *, is_lenient: bool = False
+        self,
+        root: Node,
+        path: str,
+        stated: Mapping[str, str],
+        answers: Mapping[str, bool],
+        *,
+        is_lenient: bool = False,
     ) -> None:
         super().__init__(stated)
         self.path, self.answers, self.is_lenient = path, answers, is_lenient
@@ -260,7 +274,11 @@ class Reader(Builtins):
         if words is None or len(words) > MAX_TURNS or any(Word.of(word).defaults for word in words):
             return None
         return (
-            None if any(Word.of(word).is_unknown or any(sign in word for sign in "*?[{") for word in words) else words
+            None
+            if any(
+                Word.of(word).is_unknown or any(sign in word for sign in "*?[{") for word in words
+            )
+            else words
         )
 
     def _condition(self, node: Node) -> Test:
@@ -289,9 +307,15 @@ class Reader(Builtins):
         """Return whether a turn has changed what is known, other than the variables of the loop."""
         kept = {name: before.values[name] for name in but if name in before.values}
         now = {**{name: held for name, held in self.values.items() if name not in but}, **kept}
-        return now != before.values or self.exported != before.exported or self.functions != before.functions
+        return (
+            now != before.values
+            or self.exported != before.exported
+            or self.functions != before.functions
+        )
 
-    def _repeat(self, before: State, body: Sequence[Node], variable: str, words: Sequence[str]) -> None:
+    def _repeat(
+        self, before: State, body: Sequence[Node], variable: str, words: Sequence[str]
+    ) -> None:
         """Read a loop again with each of its words, for the values that it leaves behind."""
         first, end = self.state(), self.end
         self.restore(replace(before, values=before.values.copy()))
@@ -365,8 +389,12 @@ class Reader(Builtins):
     def _redirected(self, node: Node) -> None:
         """Read a command with its redirections; a here-document that bears on precision is named."""
         inner, *redirects = node.named_children
-        redirects += [one for redirect in redirects for one in redirect.children_by_field_name("redirect")]
-        words = [[one for one in redirect.named_children if one.type in WORDS] for redirect in redirects]
+        redirects += [
+            one for redirect in redirects for one in redirect.children_by_field_name("redirect")
+        ]
+        words = [
+            [one for one in redirect.named_children if one.type in WORDS] for redirect in redirects
+        ]
         outer, self.input = self.input, self._input(redirects) if inner.type == "command" else None
         if inner.type == "command" and self._test(inner) is None:
             self._command(inner, [word for group in words for word in group[1:]])
@@ -376,7 +404,12 @@ class Reader(Builtins):
         for redirect in redirects:
             self.run(child for child in redirect.named_children if child.type == "pipeline")
         self._written(name_of(inner), redirects)
-        bodies = [text_of(one) for part in redirects for one in part.named_children if one.type == "heredoc_body"]
+        bodies = [
+            text_of(one)
+            for part in redirects
+            for one in part.named_children
+            if one.type == "heredoc_body"
+        ]
         is_shown = name_of(inner) == "cat" and len(redirects) == 1
         is_shown |= name_of(inner) in TAKE_A_VALUE  # the variable holds it, or is unknown
         if not is_shown and any(map(starts.PRECISION_WORDS.search, bodies)):
@@ -396,7 +429,9 @@ class Reader(Builtins):
 
     def _heredoc(self, redirect: Node) -> str:
         """Return the text of a here-document."""
-        start, body = (next((one for one in redirect.children if one.type == kind), None) for kind in HEREDOC)
+        start, body = (
+            next((one for one in redirect.children if one.type == kind), None) for kind in HEREDOC
+        )
         text = text_of(body)
         if redirect.children[0].type == "<<-":
             text = re.sub(r"(?m)^\t+", "", text)
@@ -405,7 +440,12 @@ class Reader(Builtins):
 
     def _written(self, command: str, redirects: Sequence[Node]) -> None:
         """Note the file that `cat` writes from a here-document; one that another command writes is unknown."""
-        targets = [one for redirect in redirects if redirect.type == "file_redirect" for one in redirect.named_children]
+        targets = [
+            one
+            for redirect in redirects
+            if redirect.type == "file_redirect"
+            for one in redirect.named_children
+        ]
         heredocs = [one for one in redirects if one.type == "heredoc_redirect"]
         for name in map(self.text, (one for one in targets if one.type in WORDS)):
             self.files.pop(name, None)
@@ -429,15 +469,27 @@ class Reader(Builtins):
         arms = list[Arm]()
         for clause in (node, *(child for child in node.children if child.type == "elif_clause")):
             then = next((at for at, child in enumerate(clause.children) if child.type == "then"), 0)
-            condition = [child for child in clause.children[:then] if child.is_named and child.type != "comment"]
-            body = [child for child in clause.children[then:] if child.is_named and child.type not in NO_BODY]
+            condition = [
+                child
+                for child in clause.children[:then]
+                if child.is_named and child.type != "comment"
+            ]
+            body = [
+                child
+                for child in clause.children[then:]
+                if child.is_named and child.type not in NO_BODY
+            ]
             self.run(child for child in condition if self._test(child) is None)
             test = (self._test(condition[-1]) if condition else None) or Test(holds=False)
-            arms.append(self._arm(test, condition or [clause], body, "if" if clause is node else "elif"))
+            arms.append(
+                self._arm(test, condition or [clause], body, "if" if clause is node else "elif")
+            )
         self._branch(arms, [child for child in node.children if child.type == "else_clause"])
         self.has_failed = False
 
-    def _arm(self, test: Test, condition: Sequence[Node], body: Sequence[Node], word: str = "if") -> Arm:
+    def _arm(
+        self, test: Test, condition: Sequence[Node], body: Sequence[Node], word: str = "if"
+    ) -> Arm:
         text = " ".join(" ".join(map(text_of, condition)).split())
         return Arm(test, text, self._line(condition[0]), body, word)
 
@@ -493,7 +545,9 @@ class Reader(Builtins):
         if kind == "list":
             return self._joined(node)
         if kind == "test_command" and first in ("[", "[["):
-            return answer([self.text(one) if one.type in WORDS else text_of(one) for one in tested(node)])
+            return answer(
+                [self.text(one) if one.type in WORDS else text_of(one) for one in tested(node)]
+            )
         if kind == "command" and name_of(node) == "test":
             return answer([self.text(one) for one in node.children[1:] if one.type in WORDS])
         if kind == "command" and name_of(node) in ANSWERS:
@@ -511,14 +565,20 @@ class Reader(Builtins):
         if left.is_free or right.is_free:
             return Test(holds=False)
         is_and = node.children[1].type == "&&"
-        return Test(left.holds and right.holds if is_and else left.holds or right.holds, is_free=False)
+        return Test(
+            left.holds and right.holds if is_and else left.holds or right.holds, is_free=False
+        )
 
     # -- commands ------------------------------------------------------------------------------------------------------
 
     def _command(self, node: Node, behind: Sequence[Node] = ()) -> None:
         """Read a command; `behind` are words of it that stand behind a redirection."""
         self.executed.add(node.id)
-        words, before, exported = self._expanded(node) + self.words(behind), self.values.copy(), self.exported
+        words, before, exported = (
+            self._expanded(node) + self.words(behind),
+            self.values.copy(),
+            self.exported,
+        )
         outer = self.input
         for child in node.children:
             if child.type == "herestring_redirect":
@@ -528,7 +588,10 @@ class Reader(Builtins):
         if words and words[0] in DECLARERS:
             self.declare(words, names, before)
         elif words and names:
-            self.exported = {**exported, **names}  # `NAME=value command` sets it for the command only
+            self.exported = {
+                **exported,
+                **names,
+            }  # `NAME=value command` sets it for the command only
             self._simple(words, self._line(node))
             self.exported = exported
             for name in names:
@@ -554,7 +617,10 @@ class Reader(Builtins):
         if first in ("exit", "return"):
             self.end = first
         elif first in ("break", "continue") and self.loops:
-            self.end, self.levels = first, int(words[1]) if words[1:] and words[1].isdecimal() else 1
+            self.end, self.levels = (
+                first,
+                int(words[1]) if words[1:] and words[1].isdecimal() else 1,
+            )
         elif first.startswith("-") and len(first) > 1:
             self.stray += map(Word.of, words)
             if self.launches:
@@ -612,8 +678,15 @@ class Reader(Builtins):
 
     def _string(self, text: str, line: int) -> None:
         """Read a string that is a script: what nothing had set when it was written is unknown unless it is exported."""
-        names = {name for found in (DEFAULT, UNKNOWN) for groups in found.findall(text) for name in groups}
-        hidden = {name: self.values[name] for name in names & self.values.keys() - self.exported.keys()}
+        names = {
+            name
+            for found in (DEFAULT, UNKNOWN)
+            for groups in found.findall(text)
+            for name in groups
+        }
+        hidden = {
+            name: self.values[name] for name in names & self.values.keys() - self.exported.keys()
+        }
         unknown = {name: {0: f"${name}"} for name in hidden}
         self.values |= unknown
         self._read(text, line, f"the string on line {line}")
@@ -626,7 +699,9 @@ class Reader(Builtins):
         state = self.state()
         self.values = {name: {0: str(value)} for name, value in environment.items()}
         self.exported, self.frames = dict.fromkeys(environment), []
-        self.functions = {name: node for name, node in self.functions.items() if name in self.shared_functions}
+        self.functions = {
+            name: node for name, node in self.functions.items() if name in self.shared_functions
+        }
         self._string(text, line)
         self._leave_subshell(state)
 
@@ -646,7 +721,11 @@ class Reader(Builtins):
         """Note what a command starts."""
         count, inner = len(self.launches), starts.nested_script(words)
         if inner is not None:
-            given = {} if inner.is_elsewhere else environment_of(words[: inner.place], self.environment())
+            given = (
+                {}
+                if inner.is_elsewhere
+                else environment_of(words[: inner.place], self.environment())
+            )
             self._in_shell(inner.text, line, given)
         started = starts.found_launch([Word.of(word) for word in words], line)
         if started is None and words[0] not in READERS:
@@ -657,14 +736,20 @@ class Reader(Builtins):
         started = replace(started, files=dict(self.files))
         if is_job(words):
             job = job_environment(words, lambda name: neighbour(self.path, name))
-            self.launches.append(replace(started, environment=job.variables, unread_environment=job.unread))
+            self.launches.append(
+                replace(started, environment=job.variables, unread_environment=job.unread)
+            )
         else:
             given = environment_of(started.runner, self.environment())
             self.launches.append(replace(started, environment=given))
 
     def environment(self) -> dict[str, Word]:
         """Return the variables that programs are given."""
-        return {name: Word.of(self.values[name][0]) for name in self.exported if 0 in self.values.get(name, {})}
+        return {
+            name: Word.of(self.values[name][0])
+            for name in self.exported
+            if 0 in self.values.get(name, {})
+        }
 
 
 def _fallen_through(node: Node, arms: Sequence[Arm]) -> list[Arm]:
@@ -676,7 +761,9 @@ def _fallen_through(node: Node, arms: Sequence[Arm]) -> list[Arm]:
         following = found[:1] if end == ";&" else []
         if end == ";;&":
             following = [one for one in found if one.test.holds][:1]
-        found.insert(0, arm._replace(body=[*arm.body, *(node for one in following for node in one.body)]))
+        found.insert(
+            0, arm._replace(body=[*arm.body, *(node for one in following for node in one.body)])
+        )
     return found
 
 

@@ -29,13 +29,37 @@ PLACEHOLDER = re.compile(
     r"(?<==)<[A-Za-z\[][^<>\n$&|;\"']*>(?:[ \t]*\(e\.g\.[^()\n]*\))?"
     r"|(?<=[ \t])<[A-Z][^<>\n()$&|;\"']*[^<>\s()$&|;\"']>(?=[\s/_\\])"
 )
-PATTERN = re.compile(r"(?<=\$\{)(\w+(?:\[[^\]{}\n]*\])?(?:%%?|##?|//?))([^{}\]'\n]{0,200}+[\]{'][^}\n]{0,200}+)(?=\})")
+PATTERN = re.compile(
+    r"(?<=\$\{)(\w+(?:\[[^\]{}\n]*\])?(?:%%?|##?|//?))([^{}\]'\n]{0,200}+[\]{'][^}\n]{0,200}+)(?=\})"
+)
 """`${name%%]*`: a pattern with a bracket or a quote, which the grammar takes for one of its own."""
 WORDS = frozenset(
-    ("command_substitution", "process_substitution", "arithmetic_expansion", "ansi_c_string", "translated_string"),
+    (
+        "command_substitution",
+        "process_substitution",
+        "arithmetic_expansion",
+        "ansi_c_string",
+        "translated_string",
+    ),
 ).union(
-    ("word", "number", "string", "raw_string", "simple_expansion", "expansion", "concatenation", "brace_expression"),
-    ("variable_name", "special_variable_name", "subscript", "regex", "extglob_pattern", "test_operator"),
+    (
+        "word",
+        "number",
+        "string",
+        "raw_string",
+        "simple_expansion",
+        "expansion",
+        "concatenation",
+        "brace_expression",
+    ),
+    (
+        "variable_name",
+        "special_variable_name",
+        "subscript",
+        "regex",
+        "extglob_pattern",
+        "test_operator",
+    ),
 )
 BRANCHES = frozenset({"if_statement", "case_item", "list"})
 MODES = frozenset({"--bf16", "--fp16"})
@@ -52,7 +76,9 @@ def parse(text: str, path: str) -> Node:
             raise PayloadError(f"{path}: {rule}. Simplify the script.")
     root = _tree(text, path)
     if root.has_error and PATTERN.search(text):  # only the run decides what is left of the value
-        return _tree(PATTERN.sub(lambda found: found[1] + re.sub(r"[\[\]{']", "_", found[2]), text), path)
+        return _tree(
+            PATTERN.sub(lambda found: found[1] + re.sub(r"[\[\]{']", "_", found[2]), text), path
+        )
     return root
 
 
@@ -69,7 +95,9 @@ def _tree(text: str, path: str) -> Node:
         )
     except ValueError:
         parser.reset()
-        raise PayloadError(f"{path}: commands are nested too deeply to be followed. Simplify the script.") from None
+        raise PayloadError(
+            f"{path}: commands are nested too deeply to be followed. Simplify the script."
+        ) from None
     return tree.root_node
 
 
@@ -100,7 +128,10 @@ def broken_line(root: Node) -> int:
     """Return the first line that the grammar does not understand; 0: it understands all."""
     node, inner = root, [root] if root.has_error else []
     while inner and node.type != "ERROR":
-        node, inner = inner[0], [child for child in inner[0].children if child.has_error and not child.is_missing]
+        node, inner = (
+            inner[0],
+            [child for child in inner[0].children if child.has_error and not child.is_missing],
+        )
     return min(node.start_point.row + 1, root.end_point.row - 1) if root.has_error else 0
 
 
@@ -126,4 +157,6 @@ def unexecuted(scripts: Iterable[Node], pattern: re.Pattern[str], executed: Coll
 
 
 def _is_message(node: Node) -> bool:
-    return node.type == "comment" or (node.type == "command" and name_of(node) in ("echo", "printf"))
+    return node.type == "comment" or (
+        node.type == "command" and name_of(node) in ("echo", "printf")
+    )

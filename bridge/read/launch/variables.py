@@ -23,7 +23,9 @@ PIECES = re.compile(rf"\\(?P<escaped>.)|{_QUOTES}|{_REST}", re.DOTALL)
 """The pieces of a word, in quotes and outside."""
 PARAMETER = re.compile(r"\$\{([!#]?)(\w+|[@*#?$!-])?(?:\[([^\]\n]*)\])?(:?[-=+?]|[^\w}])?")
 """`${name[index]operator...`, with the sign before the name."""
-HEREDOC = re.compile(r"\$\(\s*cat\s*<<\s*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)\n(?P<text>(?:.*\n)*?)(?P=end)\s*\)")
+HEREDOC = re.compile(
+    r"\$\(\s*cat\s*<<\s*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)\n(?P<text>(?:.*\n)*?)(?P=end)\s*\)"
+)
 """`$(cat <<EOF ...)`, whose output is its own text."""
 JOINED = re.compile(
     r"""\$\(\s*IFS=(['"])(?P<sign>[^'"$`\\\n])[^'"$`\\\n]*\1\s*;\s*echo\s+"\$\{(?P<name>\w+)\[\*\]\}"\s*\)"""
@@ -46,7 +48,9 @@ class Variables:
         """Return the elements of a variable in their order; none for one that nothing sets."""
         return [*self.values.get(name, {}).values()]
 
-    def set(self, name: str, words: Sequence[str], *, append: bool = False, is_array: bool = False) -> None:
+    def set(
+        self, name: str, words: Sequence[str], *, append: bool = False, is_array: bool = False
+    ) -> None:
         """Set a variable, or add to it; a text that is no array becomes the element 0, as in bash."""
         old = self.values.get(name, {})
         first = 0
@@ -108,7 +112,9 @@ class Variables:
                 break
         return found[:MAX_WORDS]
 
-    def _pieces(self, word: str, *, is_split: bool, is_quoted: bool = False) -> Iterator[str | None]:
+    def _pieces(
+        self, word: str, *, is_split: bool, is_quoted: bool = False
+    ) -> Iterator[str | None]:
         """Yield the pieces of a word, whose values are split at blanks or not; None stands between two words."""
         for found in (IN_QUOTES if is_quoted else PIECES).finditer(word):
             kind = str(found.lastgroup)
@@ -142,9 +148,17 @@ class Variables:
         sign, name, index, operator, argument = "", own[1:], "", "", ""
         if own.startswith("${"):
             found = PARAMETER.match(own)
-            sign, name, index, operator = found.groups("") if found is not None else ("", "", "", "")
-            argument = self._text(own[found.end() : -1], is_quoted=is_quoted) if found is not None else ""
-        values = self._value(own, name, index.strip("\"'"), sign or operator, argument) if name else [own]
+            sign, name, index, operator = (
+                found.groups("") if found is not None else ("", "", "", "")
+            )
+            argument = (
+                self._text(own[found.end() : -1], is_quoted=is_quoted) if found is not None else ""
+            )
+        values = (
+            self._value(own, name, index.strip("\"'"), sign or operator, argument)
+            if name
+            else [own]
+        )
         if not is_split and "@" not in (index, name):
             values = [" ".join(values)]
         for place, value in enumerate(values):
@@ -203,7 +217,11 @@ def split(text: str) -> list[str]:
         return text.split()
 
     def spread(found: re.Match[str]) -> str:
-        return " ".join(f"${{{found[1]}:-{field}}}" for field in split(found[2])) if " " in found[2] else found[0]
+        return (
+            " ".join(f"${{{found[1]}:-{field}}}" for field in split(found[2]))
+            if " " in found[2]
+            else found[0]
+        )
 
     fields = (found[0] for found in FIELD.finditer(DEFAULT.sub(spread, text)))
     return [field for field in fields if Word.of(field)]

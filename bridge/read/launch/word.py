@@ -74,7 +74,9 @@ def variable_of(text: str) -> str:
 def joined(words: Iterable[Word]) -> Word:
     """Return several words as one."""
     words = list(words)
-    return Word(" ".join(words), {name: text for word in words for name, text in word.defaults.items()})
+    return Word(
+        " ".join(words), {name: text for word in words for name, text in word.defaults.items()}
+    )
 
 
 def glued(texts: Iterable[str | None]) -> str:

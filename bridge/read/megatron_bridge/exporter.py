@@ -28,7 +28,11 @@ TWINS = {"fp8_param": "fp8_param_gather", "fp4_param": "fp4_param_gather"}
 
 
 def export(
-    config: MixedPrecisionConfig, *, shape: str = "fields", bridge_version: str = "0.7", **layout: int
+    config: MixedPrecisionConfig,
+    *,
+    shape: str = "fields",
+    bridge_version: str = "0.7",
+    **layout: int,
 ) -> ExportReport:
     """Return `{"mixed_precision": ...}` in a shape; `layout`: see `LAYOUT`.
 
@@ -38,7 +42,9 @@ def export(
     builder = ExportBuilder(config, TABLE.title)
     report_dropped_autocast(builder)
     if shape not in ("fields", "strings", "name"):
-        raise PayloadError(f"shape: must be fields, strings or name, got {shape!r}. Use one of them.")
+        raise PayloadError(
+            f"shape: must be fields, strings or name, got {shape!r}. Use one of them."
+        )
     name = recipe_named(config) if shape == "name" else None
     if name is not None:
         for field in config.stated.intersection(PEER_FIELDS):
@@ -52,7 +58,10 @@ def export(
         content = shared_file(builder, layout)
     if content is not None:
         builder.map("modules", "model.quant_recipe")
-        sections.setdefault("model", {})["quant_recipe"] = {"_target_": RECIPE_TARGET, "config": content}
+        sections.setdefault("model", {})["quant_recipe"] = {
+            "_target_": RECIPE_TARGET,
+            "config": content,
+        }
     return builder.finish({"mixed_precision": _own(builder, shape, bridge_version), **sections})
 
 
@@ -64,11 +73,15 @@ def _own(builder: ExportBuilder, shape: str, bridge_version: str) -> dict[str, A
         if field in SINCE_0_4 and str(bridge_version).startswith(("0.1", "0.2", "0.3")):
             continue
         builder.map(field, f"mixed_precision.{TWINS.get(field, field)}")
-        if field not in TWINS:  # one of the two names: written together, the order of the keys would decide
+        if (
+            field not in TWINS
+        ):  # one of the two names: written together, the order of the keys would decide
             payload[field] = _spelt(builder.values[field], field, shape)
     for field in DTYPES[:2]:
         if builder.values[field] is None:
-            payload[field] = _spelt(mode_of(config), field, shape)  # None would be written over the model's own dtype
+            payload[field] = _spelt(
+                mode_of(config), field, shape
+            )  # None would be written over the model's own dtype
     if config.first_last_layers_bf16:
         payload.update({field: 1 for field in LAYER_COUNTS if not is_stated(config, field)})
     return payload
@@ -80,7 +93,9 @@ def _sections(builder: ExportBuilder, shape: str) -> dict[str, Any]:
     for field, owner in ELSEWHERE.items():
         if field in builder.config.stated:
             value = _spelt(builder.values[field], field, shape)
-            sections.setdefault(owner, {})[field] = list(value) if isinstance(value, tuple) else value
+            sections.setdefault(owner, {})[field] = (
+                list(value) if isinstance(value, tuple) else value
+            )
             builder.map(field, f"{owner}.{field}")
     return sections
 

@@ -55,7 +55,9 @@ def import_(payload: object, *, base: str | None = None) -> ImportReport:
         return _named(payload, builder)
     if not isinstance(payload, Mapping):
         remedy = "Give the parsed contents of the file."
-        raise PayloadError(f"megatron-bridge: must be a mapping or a recipe's name, got {payload!r:.60}. {remedy}")
+        raise PayloadError(
+            f"megatron-bridge: must be a mapping or a recipe's name, got {payload!r:.60}. {remedy}"
+        )
     if "mixed_precision" not in payload and not any(name in payload for name in OWNERS):
         return _fields(payload, "", builder, base)
     chosen = payload.get("mixed_precision")
@@ -108,16 +110,27 @@ def _named(name: str, builder: ImportBuilder) -> ImportReport:
 
 
 def _fields(
-    values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, base: str | None, *, opens_autocast: bool = False
+    values: Mapping[Any, Any],
+    prefix: str,
+    builder: ImportBuilder,
+    base: str | None,
+    *,
+    opens_autocast: bool = False,
 ) -> ImportReport:
     """Import a mapping of fields, the peer's or ours, of which each counts as stated.
 
     With `_target_` it is a constructor call of the peer's, without it is assigned key by key.
     """
     is_ours, constructed = bool({MADE_BY, MODULES} & values.keys()), "_target_" in values
-    if not is_ours and constructed and str(values["_target_"]).rpartition(".")[2] != "MixedPrecisionConfig":
+    if (
+        not is_ours
+        and constructed
+        and str(values["_target_"]).rpartition(".")[2] != "MixedPrecisionConfig"
+    ):
         rule = "must name MixedPrecisionConfig"
-        raise PayloadError(f"{prefix}_target_: {rule}, got {values['_target_']!r:.80}. Nothing was instantiated.")
+        raise PayloadError(
+            f"{prefix}_target_: {rule}, got {values['_target_']!r:.80}. Nothing was instantiated."
+        )
     stated = without_references(values)
     for name in values.keys() - stated.keys():
         builder.map(f"{prefix}{name}")
@@ -126,23 +139,39 @@ def _fields(
     if is_open and not any(stated.get(name) for name in MODES):
         builder.leave_mode(base or "the config that these fields override", default=None)
     elif base is not None and not is_ours:
-        builder.record("megatron_bridge.is-not-read-and-decides-the", "mixed_precision", None, base=base)
+        builder.record(
+            "megatron_bridge.is-not-read-and-decides-the", "mixed_precision", None, base=base
+        )
     if is_ours:
-        return builder.finish(recipe=str(stated[MADE_BY]) if stated.get(MADE_BY) in REGISTRY else None)
+        return builder.finish(
+            recipe=str(stated[MADE_BY]) if stated.get(MADE_BY) in REGISTRY else None
+        )
     _twins(stated, prefix, builder, constructed=constructed)
     if stated.get("autocast_enabled") and not opens_autocast:
-        builder.record("megatron_bridge.it-runs-without-autocast", f"{prefix}autocast_enabled", True)
-    if base is None:  # the defaults of the peer's class that decide a run and that an unstated field leaves open
+        builder.record(
+            "megatron_bridge.it-runs-without-autocast", f"{prefix}autocast_enabled", True
+        )
+    if (
+        base is None
+    ):  # the defaults of the peer's class that decide a run and that an unstated field leaves open
         in_fp32 = True if builder.fields.get("bf16") or builder.fields.get("fp16") else None
-        why = dict.fromkeys(LAYER_COUNTS, f"{TABLE.title} writes 0 over Megatron's own 1, so that no layer is kept")
-        builder.imply_scheme(f"{prefix}{{}}".format, fp8_recipe="tensorwise", in_fp32=in_fp32, layers=0, why=why)
+        why = dict.fromkeys(
+            LAYER_COUNTS, f"{TABLE.title} writes 0 over Megatron's own 1, so that no layer is kept"
+        )
+        builder.imply_scheme(
+            f"{prefix}{{}}".format, fp8_recipe="tensorwise", in_fp32=in_fp32, layers=0, why=why
+        )
     return builder.finish()
 
 
-def _map_fields(values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, *, is_ours: bool) -> None:
+def _map_fields(
+    values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, *, is_ours: bool
+) -> None:
     """Map the settings that are fields, dtypes read, but the peer's two names of stored weights; report the others."""
     fields: Collection[str] = FIELD_DEFAULTS if is_ours else PEER_FIELDS
-    words = TABLE.sentences["no-field" if is_ours else "not-a-field-of-mixedprecisionconfig-megatron"]
+    words = TABLE.sentences[
+        "no-field" if is_ours else "not-a-field-of-mixedprecisionconfig-megatron"
+    ]
     for name, value in ((str(key), value) for key, value in values.items()):
         if name in (*INSTANTIATION, MADE_BY):
             builder.map(prefix + name)
@@ -151,10 +180,15 @@ def _map_fields(values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, 
             builder.report(prefix + name, value, words.reason, words.detail, near or words.remedy)
         elif is_ours or name not in (*TWINS, *TWINS.values()):
             read = named_dtype(value, prefix + name) if name in DTYPES else value
-            builder.map(prefix + name, **({} if read is None and name in DTYPES and not is_ours else {name: read}))
+            builder.map(
+                prefix + name,
+                **({} if read is None and name in DTYPES and not is_ours else {name: read}),
+            )
 
 
-def _twins(values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, *, constructed: bool) -> None:
+def _twins(
+    values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, *, constructed: bool
+) -> None:
     """Read the two names of stored weights as the peer's class reads them."""
     for model_name, ddp_name in TWINS.items():
         keys = [key for key in values if key in (model_name, ddp_name)]
@@ -166,12 +200,18 @@ def _twins(values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, *, co
             if values[key] in (last, None) or (values[key] is False and not last):
                 builder.map(prefix + str(key), **({ddp_name: last} if last is not None else {}))
                 continue
-            row = "megatron_bridge.constructor-takes-one" if constructed else "megatron_bridge.assigned-last"
+            row = (
+                "megatron_bridge.constructor-takes-one"
+                if constructed
+                else "megatron_bridge.assigned-last"
+            )
             builder.record(row, prefix + str(key), values[key], gather=ddp_name, last=keys[-1])
             builder.fields[ddp_name] = bool(last)
 
 
-def _of_owners(payload: Mapping[Any, Any], builder: ImportBuilder, base: str | None) -> ImportReport:
+def _of_owners(
+    payload: Mapping[Any, Any], builder: ImportBuilder, base: str | None
+) -> ImportReport:
     """Import a run without `mixed_precision`: its model, optimizer and DDP sections decide by themselves."""
     for where, value in _owned(payload, builder):
         name = _field(where)
@@ -185,11 +225,15 @@ def _of_owners(payload: Mapping[Any, Any], builder: ImportBuilder, base: str | N
     builder.fields |= {} if is_half else {"fp32": True}
     in_fp32 = None if builder.fields.get("fp32") else False
     owners = {"grad_reduce_in_fp32": "ddp"}
-    builder.imply_scheme(lambda field: f"{owners.get(field, 'model')}.{field}", in_fp32=in_fp32, why=OWN)
+    builder.imply_scheme(
+        lambda field: f"{owners.get(field, 'model')}.{field}", in_fp32=in_fp32, why=OWN
+    )
     return builder.finish()
 
 
-def _report_others(payload: Mapping[Any, Any], imported: ImportReport, builder: ImportBuilder) -> ImportReport:
+def _report_others(
+    payload: Mapping[Any, Any], imported: ImportReport, builder: ImportBuilder
+) -> ImportReport:
     """Report the owners' own values, which `mixed_precision` overwrites."""
     values, acting = imported.config.to_dict(full=True), meaning(imported.config)
     for where, value in _owned(payload, builder):
@@ -199,7 +243,9 @@ def _report_others(payload: Mapping[Any, Any], imported: ImportReport, builder: 
         if is_same or is_derived or TWINS.get(name, name) not in acting:
             builder.map(where)
         else:
-            builder.record("megatron_bridge.written-over", where, value, name=name, held=values[name])
+            builder.record(
+                "megatron_bridge.written-over", where, value, name=name, held=values[name]
+            )
     return builder.finish(semantics=imported.semantics, recipe=imported.recipe)
 
 
@@ -211,9 +257,15 @@ def _field(where: str) -> str:
 def _owned(payload: Mapping[Any, Any], builder: ImportBuilder) -> Iterator[tuple[str, Any]]:
     """Yield the owners' own settings that have a field of the peer's class, and their values; report the others."""
     owners = [owner for owner in OWNERS if isinstance(payload.get(owner), Mapping)]
-    for where, value in ((f"{owner}.{key}", value) for owner in owners for key, value in payload[owner].items()):
+    for where, value in (
+        (f"{owner}.{key}", value) for owner in owners for key, value in payload[owner].items()
+    ):
         name, target = _field(where), at(value, "_target_")
-        plain = value if target is None else SPELLINGS.get(str(target).lower().removeprefix("torch."), str(target))
+        plain = (
+            value
+            if target is None
+            else SPELLINGS.get(str(target).lower().removeprefix("torch."), str(target))
+        )
         if name in PEER_FIELDS:
             yield where, named_dtype(value, where) if name in DTYPES else value
         elif where.partition(".")[0] == ELSEWHERE.get(name):
@@ -235,17 +287,25 @@ def recognise(document: Document) -> Recognised | None:
     if found := TABLE.recognise(document):
         return found
     top, inner = document.mapping, document.mapping.get("mixed_precision")
-    if isinstance(inner, Mapping) and any(name in inner for name in (*PEER_FIELDS, MODULES, MADE_BY)):
+    if isinstance(inner, Mapping) and any(
+        name in inner for name in (*PEER_FIELDS, MODULES, MADE_BY)
+    ):
         return Recognised(0.9, "has `mixed_precision`, a mapping of its fields")
     if isinstance(inner, str) and inner in REGISTRY and "_mixed" in inner.replace("-", "_"):
         return Recognised(0.9, f"has `mixed_precision: {inner}`, one of its recipes")
-    if any(str(at(top, f"{owner}._target_")).startswith(("megatron.", "bridge.")) for owner in OWNERS):
+    if any(
+        str(at(top, f"{owner}._target_")).startswith(("megatron.", "bridge.")) for owner in OWNERS
+    ):
         return Recognised(0.7, "has sections with Megatron's targets, as its run configs do")
     known = [name for name in (*PEER_FIELDS, MODULES) if name in top]
     # `bf16` and `fp16` alone say nothing of whose they are: transformers and Axolotl have them with another meaning.
     if not set(known) <= {"bf16", "fp16"} and len(known) > 1 and len(known) * 2 >= len(top):
-        certainty = 0.6 if len(known) == len(top) else 0.4  # among other keys `bf16` and `fp8` are other systems' too
-        return Recognised(certainty, f"has {', '.join(f'`{name}`' for name in known[:3])}, fields of its class")
+        certainty = (
+            0.6 if len(known) == len(top) else 0.4
+        )  # among other keys `bf16` and `fp8` are other systems' too
+        return Recognised(
+            certainty, f"has {', '.join(f'`{name}`' for name in known[:3])}, fields of its class"
+        )
     return None
 
 

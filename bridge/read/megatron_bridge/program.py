@@ -67,7 +67,13 @@ class Stated:
     @property
     def is_precision(self) -> bool:
         """Whether anything of the precision is stated."""
-        return bool(self.name or self.arguments is not None or self.fields or self.open_fields or self.is_set)
+        return bool(
+            self.name
+            or self.arguments is not None
+            or self.fields
+            or self.open_fields
+            or self.is_set
+        )
 
     @property
     def key(self) -> str:
@@ -149,7 +155,11 @@ class _Program:
 
     def left_by(self, function: ast.FunctionDef | ast.Module) -> list[Stated]:
         """Return what a function leaves, a value for each way through it that states one."""
-        bound = _Walk(self).arguments(function, None, {}) if isinstance(function, ast.FunctionDef) else {}
+        bound = (
+            _Walk(self).arguments(function, None, {})
+            if isinstance(function, ast.FunctionDef)
+            else {}
+        )
         found: dict[str, Stated] = {}
         for stated in _Walk(self).through(function, bound, depth=0):
             if stated.is_precision:
@@ -176,7 +186,11 @@ class _Program:
         if isinstance(node, ast.Call):
             return self._called(node, values, depth)
         is_plain, constant = self.names.plain(node)
-        return _named(constant, is_text=True) if is_plain and isinstance(constant, str) else _open(node)
+        return (
+            _named(constant, is_text=True)
+            if is_plain and isinstance(constant, str)
+            else _open(node)
+        )
 
     def _called(self, node: ast.Call, values: Environment, depth: int) -> Stated:
         package, _, name = self.names.path(node.func).rpartition(".")
@@ -185,7 +199,11 @@ class _Program:
                 return replace(self.value(node.args[0], values, depth), is_text=False)
             if name == CONTAINER:
                 given = [keyword.value for keyword in node.keywords if keyword.arg == ATTRIBUTE]
-                return self.value(given[0], values, depth) if given else Stated(decided_by=OWNERS_DECIDE)
+                return (
+                    self.value(given[0], values, depth)
+                    if given
+                    else Stated(decided_by=OWNERS_DECIDE)
+                )
             if name == CONFIG:
                 return self._constructed(node)
             if name in REGISTRY and not (node.args or node.keywords):
@@ -236,19 +254,31 @@ class _Walk:
         """Names of containers whose precision the function sets."""
 
     def arguments(
-        self, function: ast.FunctionDef, call: ast.Call | None, values: Environment, *, depth: int = 0
+        self,
+        function: ast.FunctionDef,
+        call: ast.Call | None,
+        values: Environment,
+        *,
+        depth: int = 0,
     ) -> Environment:
         """Return the values of a function's parameters: what the call gives, the default, or an open value."""
         own = [*function.args.posonlyargs, *function.args.args]
-        bound = {one.arg: Stated(decided_by=f"the argument {one.arg} of {function.name}") for one in own}
-        bound |= {one.arg: Stated(decided_by=f"the argument {one.arg}") for one in function.args.kwonlyargs}
+        bound = {
+            one.arg: Stated(decided_by=f"the argument {one.arg} of {function.name}") for one in own
+        }
+        bound |= {
+            one.arg: Stated(decided_by=f"the argument {one.arg}")
+            for one in function.args.kwonlyargs
+        }
         defaults = list(zip(reversed(own), reversed(function.args.defaults), strict=False))
         named = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
         defaults += [(one, given) for one, given in named if given is not None]
         for one, given in defaults:
             value = self.program.value(given, {}, depth)
             if value.is_precision or value.plain:
-                bound[one.arg] = replace(value, branches=(f"{DEFAULT} {one.arg}",)) if call is None else value
+                bound[one.arg] = (
+                    replace(value, branches=(f"{DEFAULT} {one.arg}",)) if call is None else value
+                )
         if call is not None:
             for one, expression in zip(own, call.args, strict=False):
                 bound[one.arg] = self.program.value(expression, values, depth)
@@ -257,7 +287,9 @@ class _Walk:
                     bound[keyword.arg] = self.program.value(keyword.value, values, depth)
         return bound
 
-    def through(self, function: ast.FunctionDef | ast.Module, bound: Environment, *, depth: int) -> list[Stated]:
+    def through(
+        self, function: ast.FunctionDef | ast.Module, bound: Environment, *, depth: int
+    ) -> list[Stated]:
         """Return what each way through a function leaves: the value that it returns, or the containers that it sets."""
         found: list[Stated] = []
         for way in self._block(function.body, [_Way(dict(bound))], depth):
@@ -272,7 +304,9 @@ class _Walk:
         for statement in statements:
             going = [way for way in ways if way.returned is None]
             done += [way for way in ways if way.returned is not None]
-            ways = [after for way in going for after in self._statement(statement, way, depth)][:MAX_BRANCHES]
+            ways = [after for way in going for after in self._statement(statement, way, depth)][
+                :MAX_BRANCHES
+            ]
         return [*done, *ways]
 
     def _statement(self, node: ast.stmt, way: _Way, depth: int) -> list[_Way]:
@@ -318,10 +352,15 @@ class _Walk:
                 return None if answer is None else not answer
             case ast.Constant(value=value):
                 return bool(value)
-            case ast.Compare(left=left, ops=[ast.Eq()], comparators=[ast.Constant(value=str(wanted))]):
+            case ast.Compare(
+                left=left, ops=[ast.Eq()], comparators=[ast.Constant(value=str(wanted))]
+            ):
                 held = values.get(_dotted(left))
                 return held.name == wanted if held is not None and held.is_text else None
-            case ast.Call(func=ast.Name(id="isinstance"), args=[ast.Attribute(attr="mixed_precision") as one, kind]):
+            case ast.Call(
+                func=ast.Name(id="isinstance"),
+                args=[ast.Attribute(attr="mixed_precision") as one, kind],
+            ):
                 held = values.get(_dotted(one.value))
                 is_str = isinstance(kind, ast.Name) and kind.id == "str"
                 return held.is_text if held is not None and is_str and held.is_precision else None
@@ -366,7 +405,9 @@ class _Walk:
 
     def _apply(self, call: ast.Call, way: _Way, depth: int) -> None:
         """Follow a function of the file that sets the precision of a container which it is given."""
-        own = self.program.by_name.get(_last(call.func)) if isinstance(call.func, ast.Name) else None
+        own = (
+            self.program.by_name.get(_last(call.func)) if isinstance(call.func, ast.Name) else None
+        )
         if own is None:
             self._note_stranger(call, way)
             return
@@ -375,11 +416,17 @@ class _Walk:
         inner = _Walk(self.program)
         bound = inner.arguments(own, call, way.values, depth=depth)
         ways = inner._block(own.body, [_Way(bound)], depth + 1)
-        for parameter, given in zip([*own.args.posonlyargs, *own.args.args], call.args, strict=False):
+        for parameter, given in zip(
+            [*own.args.posonlyargs, *own.args.args], call.args, strict=False
+        ):
             if parameter.arg in inner.set and _dotted(given):
                 left = {one.values[parameter.arg].key: one.values[parameter.arg] for one in ways}
                 is_open = len(left) > 1
-                found = Stated(decided_by=f"{own.name}, on a condition,") if is_open else next(iter(left.values()))
+                found = (
+                    Stated(decided_by=f"{own.name}, on a condition,")
+                    if is_open
+                    else next(iter(left.values()))
+                )
                 self._set(_dotted(given), found, way)
 
     def _note_stranger(self, call: ast.Call, way: _Way) -> None:
@@ -390,7 +437,9 @@ class _Walk:
         for given in (*call.args, *(keyword.value for keyword in call.keywords)):
             held = way.values.get(_dotted(given))
             if held is not None and held.is_precision and not held.plain:
-                way.values[_dotted(given)] = replace(held, given_to=(*held.given_to, path.rpartition(".")[2]))
+                way.values[_dotted(given)] = replace(
+                    held, given_to=(*held.given_to, path.rpartition(".")[2])
+                )
 
 
 def _named(name: str, *, is_text: bool) -> Stated:

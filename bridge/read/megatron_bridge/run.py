@@ -29,7 +29,9 @@ CONTAINER = "ConfigContainer"
 """Class of a whole run, also where a project has its own under this name."""
 ELSEWHERE = {("rerun_state_machine", "check_for_nan_in_loss"): ("train", "check_for_nan_in_loss")}
 """Section and field of Megatron Bridge -> ours."""
-FREEZES = frozenset(("freeze_language_model", "freeze_vision_projection", *(f"freeze_{part}" for part in ENCODERS)))
+FREEZES = frozenset(
+    ("freeze_language_model", "freeze_vision_projection", *(f"freeze_{part}" for part in ENCODERS))
+)
 """Fields of a multimodal model that freeze a part of it."""
 FROZEN = {
     "megatron.bridge.models.qwen_vl.qwen3_vl_provider.Qwen3VLMoEModelProvider": (
@@ -53,7 +55,11 @@ def is_of(whole: Mapping[str, Any]) -> bool:
     if TARGET in whole:
         target = str(whole[TARGET])
         is_container = target.startswith(CLASSES) or target.rpartition(".")[2] == CONTAINER
-        return is_container and ARGUMENTS not in whole and not sections.keys().isdisjoint((*OWNERS, *SECTIONS))
+        return (
+            is_container
+            and ARGUMENTS not in whole
+            and not sections.keys().isdisjoint((*OWNERS, *SECTIONS))
+        )
     own = (sections.get(name) for name in (PRECISION, *OWNERS, *SECTIONS))
     return any(isinstance(one, Mapping) and str(one.get(TARGET)).startswith(CLASSES) for one in own)
 
@@ -66,7 +72,9 @@ def read(whole: Mapping[str, Any], path: Path) -> FileReading:
     container = _Container(whole)
     if not has_text(MEGATRON_BRIDGE, container.model_class):
         rule = "a diffusion model has no layers of a language model"
-        raise RunConfigError.of("model", rule, container.model_class, "Give a run of a language model.")
+        raise RunConfigError.of(
+            "model", rule, container.model_class, "Give a run of a language model."
+        )
     sections, environment = container.sections, container.sections.pop(ENVIRONMENT, None)
     if isinstance(sections.get(MODEL), dict):
         _freeze(sections[MODEL], container.classes.get(MODEL, ()))
@@ -90,7 +98,9 @@ def read(whole: Mapping[str, Any], path: Path) -> FileReading:
         own_fields=own,
         unknown=(*container.lost, *([NEWER.format(fields=", ".join(newer))] if newer else [])),
         unplanned=unplanned,
-        opened=dict.fromkeys(layer_settings(), unplanned.partition(":")[0]) if unplanned is not None else {},
+        opened=dict.fromkeys(layer_settings(), unplanned.partition(":")[0])
+        if unplanned is not None
+        else {},
         read_too=read_too,
         release=release,
         release_reason=reason,
@@ -104,7 +114,9 @@ def _read_features(sections: dict[str, Any], folder: Path) -> tuple[str, ...]:
     places = [folder / name, Path(name)] if isinstance(name, str) and name.isprintable() else []
     for place in places:
         if os.path.isfile(place):  # noqa: PTH113  a path may be too long for Path.is_file
-            text = strict_yaml.decoded(strict_yaml.read_bytes(place, error=RunConfigError), str(place))
+            text = strict_yaml.decoded(
+                strict_yaml.read_bytes(place, error=RunConfigError), str(place)
+            )
             (content, *_) = strict_yaml.load_all(text, str(place), error=RunConfigError) or (None,)
             sections[SECTION] = {**sections[SECTION], FEATURES: content}
             return (f"{SECTION}.{FEATURES}: read from {place}.",)
@@ -160,13 +172,17 @@ class _Container:
             parts = [without_references(value)]
         if not isinstance(value, Mapping):
             if value is not None and ours in (*OWNERS, *SECTIONS, ENVIRONMENT):
-                raise RunConfigError.of(key, "must be a mapping of fields", value, f"Write {ours}.FIELD=VALUE.")
+                raise RunConfigError.of(
+                    key, "must be a mapping of fields", value, f"Write {ours}.FIELD=VALUE."
+                )
             self.sections[ours] = self._plain(value, ours)
             return
         self.classes[ours] = tuple(str(part[TARGET]) for part in parts if TARGET in part)
         merged: dict[str, Any] = {}
         for part in parts:
-            merged |= _without_nulls(ours, {name: self._plain(one, f"{ours}.{name}") for name, one in _fields(part)})
+            merged |= _without_nulls(
+                ours, {name: self._plain(one, f"{ours}.{name}") for name, one in _fields(part)}
+            )
         if ours == ADAPTER and self.classes[ours]:
             merged["type"] = self.classes[ours][0].rpartition(".")[2]
         self.sections[ours] = merged
@@ -200,7 +216,11 @@ def _without_nulls(role: str, fields: dict[str, Any]) -> dict[str, Any]:
     rows, defaults = FIELDS.get(role, {}), DEFAULTS.get(role, {})
     kept = {}
     for name, value in fields.items():
-        if value is not None or defaults.get(name) is None or rows[name].kind in ("name", "dtype", "any"):
+        if (
+            value is not None
+            or defaults.get(name) is None
+            or rows[name].kind in ("name", "dtype", "any")
+        ):
             kept[name] = value
         elif rows[name].kind == "bool":
             kept[name] = False

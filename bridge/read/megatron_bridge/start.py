@@ -39,7 +39,10 @@ def _is_replicated(start: Start) -> bool:
     """Return whether there are several data-parallel ranks; without a number of GPUs, as in the file or as usual."""
     if start.gpus is None:
         return (whole_number(start.value("comm_overlap.data_parallel_size")) or 2) > 1
-    sizes = (start.size(f"{name}_parallel_size") for name in ("tensor_model", "pipeline_model", "context"))
+    sizes = (
+        start.size(f"{name}_parallel_size")
+        for name in ("tensor_model", "pipeline_model", "context")
+    )
     return start.gpus // math.prod(sizes) > 1
 
 
@@ -57,7 +60,9 @@ def _overlap(path: str, value: Any, *, shared: bool = False) -> Row:
 
     return Row(
         path=path,
-        when=lambda start: _is_overlapped(start) and (not shared or start.value("ddp.use_distributed_optimizer")),
+        when=lambda start: (
+            _is_overlapped(start) and (not shared or start.value("ddp.use_distributed_optimizer"))
+        ),
         value=decided,
         because="comm_overlap",
         source=f"{OVERLAP}: {'_get_optimizer_overlap_cfgs' if shared else '_get_model_comm_overlap_cfgs'}",
@@ -68,7 +73,13 @@ def _both(name: str) -> tuple[Row, ...]:
     """Return the rows of a switch that the optimizer and DDP have: on in one of them, it is on in both."""
     source = f"{CONFIG}: _validate_and_sync_distributed_optimizer_settings"
     return tuple(
-        Row(path=f"{role}.{name}", value=True, when=f"{other}.{name}", because=f"{other}.{name}", source=source)
+        Row(
+            path=f"{role}.{name}",
+            value=True,
+            when=f"{other}.{name}",
+            because=f"{other}.{name}",
+            source=source,
+        )
         for role, other in (("ddp", "optimizer"), ("optimizer", "ddp"))
     )
 
@@ -90,7 +101,9 @@ def _vocabulary(start: Start) -> int | None:
     return next((size for size in map(vocab_size_of, named) if size is not None), None)
 
 
-_fsdp = partial(rows, because="Megatron-FSDP", source=f"{CONFIG}: _validate_and_apply_megatron_fsdp_v1_configs")
+_fsdp = partial(
+    rows, because="Megatron-FSDP", source=f"{CONFIG}: _validate_and_apply_megatron_fsdp_v1_configs"
+)
 
 ROWS: tuple[Row, ...] = (
     Row(
@@ -110,12 +123,18 @@ ROWS: tuple[Row, ...] = (
         lambda start: start.size("pipeline_model_parallel_size") > 1 and not _is_interleaved(start),
     ),
     _overlap("model.overlap_moe_expert_parallel_comm", value=False),
-    _overlap("ddp.bucket_size", lambda start: BUCKET if _is_replicated(start) else None, shared=True),
+    _overlap(
+        "ddp.bucket_size", lambda start: BUCKET if _is_replicated(start) else None, shared=True
+    ),
     _overlap("ddp.overlap_grad_reduce", _is_replicated, shared=True),
     _overlap("ddp.overlap_param_gather", _is_replicated, shared=True),
     _overlap("optimizer.overlap_param_gather", _is_replicated, shared=True),
     _overlap("optimizer.overlap_param_gather_with_optimizer_step", value=False, shared=True),
-    _overlap("ddp.align_param_gather", lambda start: _is_replicated(start) and _is_interleaved(start), shared=True),
+    _overlap(
+        "ddp.align_param_gather",
+        lambda start: _is_replicated(start) and _is_interleaved(start),
+        shared=True,
+    ),
     *rows(
         {"model.expert_tensor_parallel_size": 1},
         lambda start: start.size("expert_model_parallel_size") > 1,
@@ -124,7 +143,11 @@ ROWS: tuple[Row, ...] = (
         is_default=True,
     ),
     *rows(
-        {"model.vocab_size": lambda start: (whole_number(start.value("tokenizer.vocab_size")) or 0) + 1},
+        {
+            "model.vocab_size": lambda start: (
+                (whole_number(start.value("tokenizer.vocab_size")) or 0) + 1
+            )
+        },
         lambda start: (
             start.value("tokenizer.tokenizer_type") == "NullTokenizer"
             and whole_number(start.value("tokenizer.vocab_size")) is not None
@@ -156,12 +179,15 @@ ROWS: tuple[Row, ...] = (
     ),
     *_fsdp(
         {"mixed_precision.reuse_grad_buf_for_mxfp8_param_ag": False},
-        lambda start: is_fsdp(start) and start.value("mixed_precision.reuse_grad_buf_for_mxfp8_param_ag"),
+        lambda start: (
+            is_fsdp(start) and start.value("mixed_precision.reuse_grad_buf_for_mxfp8_param_ag")
+        ),
     ),
     *rows(
         {"optimizer.fp8_recipe": _scheme_written},
         lambda start: (
-            start.value("optimizer.use_precision_aware_optimizer") and start.sections.get("mixed_precision") is not None
+            start.value("optimizer.use_precision_aware_optimizer")
+            and start.sections.get("mixed_precision") is not None
         ),
         because="mixed_precision.fp8_recipe, in every mode",
         source="training/mixed_precision.py: update_config_with_precision_overrides",

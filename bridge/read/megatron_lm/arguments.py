@@ -110,7 +110,9 @@ class Arguments:
     def add(self, written: Written) -> None:
         """Add a setting, over an earlier one."""
         key = flags.dest(written.name)
-        self.settings[flags.dest(flags.BY_NAME[key].option) if key in flags.BY_NAME else key] = written
+        self.settings[flags.dest(flags.BY_NAME[key].option) if key in flags.BY_NAME else key] = (
+            written
+        )
 
     @property
     def is_known(self) -> bool:
@@ -120,7 +122,9 @@ class Arguments:
     @property
     def elsewhere(self) -> list[str]:
         """Other sources that may set the precision and are not read."""
-        files = [f"{one.name} {one.shown}" for key, one in self.settings.items() if key in flags.FILES]
+        files = [
+            f"{one.name} {one.shown}" for key, one in self.settings.items() if key in flags.FILES
+        ]
         return list(dict.fromkeys((*self.undecided, *files, *filter(None, [self.used_by]))))
 
     def __contains__(self, key: str) -> bool:
@@ -131,13 +135,21 @@ def runs_of(payload: object) -> list[Arguments]:
     """Return the runs of a payload: a list of arguments, a mapping of any of Megatron-LM's argument files, launches."""
     if isinstance(payload, Mapping):
         return _of_mapping(payload)
-    if isinstance(payload, Sequence) and all(isinstance(item, Launch) for item in payload) and payload:
+    if (
+        isinstance(payload, Sequence)
+        and all(isinstance(item, Launch) for item in payload)
+        and payload
+    ):
         own = [item for item in payload if item.flags & (MEGATRON_ARGUMENTS | MODES)]
         return [_of_launch(item) for item in own or payload]
-    if isinstance(payload, Sequence) and all(isinstance(item, str | int | float) for item in payload):
+    if isinstance(payload, Sequence) and all(
+        isinstance(item, str | int | float) for item in payload
+    ):
         return [_of_words([Word(str(item)) for item in payload])]
     rule = "must be arguments, a mapping of them, or a launch script"
-    raise PayloadError(f"megatron-lm: {rule}, got a {type(payload).__name__}. Give the contents of the file.")
+    raise PayloadError(
+        f"megatron-lm: {rule}, got a {type(payload).__name__}. Give the contents of the file."
+    )
 
 
 def _of_launch(launch: Launch) -> Arguments:
@@ -171,7 +183,11 @@ def _decider(run: Arguments) -> str:
         *(f"{word}, which only the run knows," for word in run.undecided),
         *run.elsewhere,
         *(note for note in notes if not note.endswith(UNREADABLE)),
-        *(f"{one.name}, which is no flag of Megatron-LM's," for key, one in run.settings.items() if not _is_known(key)),
+        *(
+            f"{one.name}, which is no flag of Megatron-LM's,"
+            for key, one in run.settings.items()
+            if not _is_known(key)
+        ),
     ]
     return next(filter(None, deciders), "")
 
@@ -211,7 +227,9 @@ def _take(found: Arguments, option: Option) -> int:
         return 0
     taken, refused = 0, None
     if flags.is_switch(name) and not option.is_key:
-        if value is None and following and following[0].lower() in TRUTH:  # the parser refuses what was meant
+        if (
+            value is None and following and following[0].lower() in TRUTH
+        ):  # the parser refuses what was meant
             value, taken = following[0], 1
         refused = None if value is None else str(value)
         value = True if value is None else value
@@ -224,7 +242,11 @@ def _take(found: Arguments, option: Option) -> int:
         text = str(value) if isinstance(value, str) else f"a {type(value).__name__}"
         found.add(Written(name, None, text, refused))
     elif isinstance(value, str) and flags.is_switch(name):
-        found.add(Written(name, TRUTH.get(value.lower(), value if option.is_key else True), refused=refused))
+        found.add(
+            Written(
+                name, TRUTH.get(value.lower(), value if option.is_key else True), refused=refused
+            )
+        )
     else:
         found.add(Written(name, str(value) if isinstance(value, Word) else value))
     return taken
@@ -236,7 +258,10 @@ def is_late(value: object) -> bool:
 
 
 def _is_known(name: str) -> bool:
-    return any(flags.dest(name) in known for known in (flags.BY_NAME, flags.OTHER_SETTINGS, flags.PARALLELISM))
+    return any(
+        flags.dest(name) in known
+        for known in (flags.BY_NAME, flags.OTHER_SETTINGS, flags.PARALLELISM)
+    )
 
 
 def argument_groups(payload: Mapping[Any, Any]) -> list[tuple[str, Mapping[Any, Any]]]:
@@ -245,24 +270,36 @@ def argument_groups(payload: Mapping[Any, Any]) -> list[tuple[str, Mapping[Any, 
         (str(key), value)
         for key, value in payload.items()
         if isinstance(value, Mapping)
-        and (GROUP.fullmatch(str(key)) or all(str(name).startswith("--") for name in value or ("",)))
+        and (
+            GROUP.fullmatch(str(key)) or all(str(name).startswith("--") for name in value or ("",))
+        )
     ]
     return [group for group in found if RUN.fullmatch(group[0])] or found
 
 
 def _of_mapping(payload: Mapping[Any, Any]) -> list[Arguments]:
     given = payload.get("ENV_VARS")
-    environment = {str(key): Word(str(value)) for key, value in given.items()} if isinstance(given, Mapping) else {}
+    environment = (
+        {str(key): Word(str(value)) for key, value in given.items()}
+        if isinstance(given, Mapping)
+        else {}
+    )
     groups = argument_groups(payload)
     if not groups and isinstance(payload.get(FLAGSCALE[0]), Mapping):
         groups = [("", dict(_leaves([payload.get(key) for key in FLAGSCALE])))]
     if not groups:
-        blocks = [key for key in ("language_model", "model_parallel") if isinstance(payload.get(key), Mapping)]
+        blocks = [
+            key
+            for key in ("language_model", "model_parallel")
+            if isinstance(payload.get(key), Mapping)
+        ]
         written = [value if key in blocks else {key: value} for key, value in payload.items()]
         groups = [("", {key: value for one in written for key, value in one.items()})]
     runs = []
     for name, values in groups:
-        found = Arguments(launch=Launch(line=1, program="", arguments=(), environment=environment), label=name)
+        found = Arguments(
+            launch=Launch(line=1, program="", arguments=(), environment=environment), label=name
+        )
         found.decided_by = "the program that is started with these arguments"
         if not name:
             found.used_by = found.decided_by = "the command line that names this file"
@@ -290,15 +327,22 @@ def runs_printed(blocks: Sequence[tuple[Mapping[str, Any], bool]]) -> list[Argum
     """Return the runs of printed arguments: every argument has its value in a block with its end, defaults too."""
     found = []
     for place, (block, has_end) in enumerate(blocks, 1):
-        run = Arguments(label=f"printed arguments {place}" if len(blocks) > 1 else "printed arguments", has_end=has_end)
-        run.options = [Option(key, value, is_key=True) for key, value in block.items() if value is not None]
+        run = Arguments(
+            label=f"printed arguments {place}" if len(blocks) > 1 else "printed arguments",
+            has_end=has_end,
+        )
+        run.options = [
+            Option(key, value, is_key=True) for key, value in block.items() if value is not None
+        ]
         modes = {block.get("bf16"), block.get("fp16")}
         is_open = None in modes if not has_end else modes == {None}
         if is_open and True not in modes:
             run.decided_by = "the rest of the log, since the block of arguments is incomplete,"
         for option in run.options:
             is_mode = option.name in ("bf16", "fp16")
-            if not (run.decided_by and is_mode) and (_is_known(option.name) or option.value is not False):
+            if not (run.decided_by and is_mode) and (
+                _is_known(option.name) or option.value is not False
+            ):
                 _take(run, option)
         found.append(run)
     return found

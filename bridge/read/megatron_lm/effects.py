@@ -36,7 +36,9 @@ def is_engine(run: Arguments) -> bool:
     return "deepspeed" in run or DEEPSPEED_FILE in run.settings
 
 
-def engine(run: Arguments, builder: ImportBuilder, file: EngineFile, stated: Mapping[str, Any] | None) -> None:
+def engine(
+    run: Arguments, builder: ImportBuilder, file: EngineFile, stated: Mapping[str, Any] | None
+) -> None:
     """Report the arguments that have no effect under DeepSpeed, and map its file, which decides instead.
 
     `stated` are the fields of a precision that the file states; None where it states none, or is not read.
@@ -48,7 +50,12 @@ def engine(run: Arguments, builder: ImportBuilder, file: EngineFile, stated: Map
         written = run.settings.get(key)
         if written is not None and written.value is not False:
             does = "scales the loss" if key in SCALER else "reduces gradients"
-            builder.record("megatron_deepspeed.under-deepspeed-the-engine", written.name, written.shown, does=does)
+            builder.record(
+                "megatron_deepspeed.under-deepspeed-the-engine",
+                written.name,
+                written.shown,
+                does=does,
+            )
     written = run.settings.get(DEEPSPEED_FILE)
     if written is None:
         builder.record("megatron_deepspeed.the-engine-scales-the-loss", "--deepspeed", True)
@@ -94,14 +101,25 @@ def reduction(run: Arguments, mode: str, builder: ImportBuilder) -> None:
             builder.record(f"megatron_lm.{row}", IN_FP32, automatic, mode=mode.upper())
 
 
-def _fsdp_reduction(run: Arguments, mode: str, builder: ImportBuilder, *, states_kept: bool) -> None:
+def _fsdp_reduction(
+    run: Arguments, mode: str, builder: ImportBuilder, *, states_kept: bool
+) -> None:
     """State in what Megatron-FSDP reduces gradients; `states_kept`: the arguments ask for the weights' dtype."""
-    given = [run.settings.get(f"megatron_fsdp_{name}_dtype") for name in ("main_grads", "grad_comm")]
-    kept, sent = (None if one is None or one.value in (None, "auto") else str(one.value) for one in given)
+    given = [
+        run.settings.get(f"megatron_fsdp_{name}_dtype") for name in ("main_grads", "grad_comm")
+    ]
+    kept, sent = (
+        None if one is None or one.value in (None, "auto") else str(one.value) for one in given
+    )
     kept = kept or mode
     builder.fields["grad_reduce_in_fp32"] = kept == (sent or kept) == "fp32"
     if kept == mode and not states_kept:
-        builder.record("megatron_lm.fsdp-keeps-gradients", "--megatron-fsdp-main-grads-dtype", "auto", mode=mode)
+        builder.record(
+            "megatron_lm.fsdp-keeps-gradients",
+            "--megatron-fsdp-main-grads-dtype",
+            "auto",
+            mode=mode,
+        )
     if WANTED in run:
         builder.record("megatron_lm.fsdp-ignores-it", IN_FP32, True)
 
@@ -115,7 +133,9 @@ def scheme(mode: str, builder: ImportBuilder, *, is_scaled: bool) -> None:
     if mode == "fp16" and is_scaled and fields.get("loss_scale") is None:
         for field in SCALER_SCHEDULE:
             if fields.get(field) is None:
-                builder.implied(_option(field), FIELD_DEFAULTS[field], **{field: FIELD_DEFAULTS[field]})
+                builder.implied(
+                    _option(field), FIELD_DEFAULTS[field], **{field: FIELD_DEFAULTS[field]}
+                )
 
 
 def unread(run: Arguments, builder: ImportBuilder) -> None:
@@ -139,9 +159,16 @@ def sharding(run: Arguments, builder: ImportBuilder) -> None:
     if fields.get("fp8_param_gather") and "use_torch_fsdp2" in run:
         builder.record("megatron_lm.use-torch-fsdp2", "--fp8-param-gather", True)
         fields["fp8_param_gather"] = False
-    elif fields.get("fp8_param_gather") and run.label and not any(key in run for key in _SHARDED) and not run.undecided:
+    elif (
+        fields.get("fp8_param_gather")
+        and run.label
+        and not any(key in run for key in _SHARDED)
+        and not run.undecided
+    ):
         builder.record("megatron_lm.asserts-on-it-without-use", "--fp8-param-gather", True)
-    if any(key in run for key in _MEGATRON_FSDP) and fields.get("reuse_grad_buf_for_mxfp8_param_ag"):
+    if any(key in run for key in _MEGATRON_FSDP) and fields.get(
+        "reuse_grad_buf_for_mxfp8_param_ag"
+    ):
         builder.record("megatron_lm.use-megatron-fsdp", "--reuse-grad-buf-for-mxfp8-param-ag", True)
         fields["reuse_grad_buf_for_mxfp8_param_ag"] = False
 
@@ -154,7 +181,9 @@ def environment(variables: Mapping[str, str], builder: ImportBuilder) -> None:
             builder.map(name, tf32=False)
         elif name == "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE" and value in ("0", "1") and not forbidden:
             builder.map(name, tf32=value == "1")
-        elif bears_on_precision(name.lower()) and name.startswith(("NVTE_", "NVIDIA_", "TORCH_", "ACCELERATE_")):
+        elif bears_on_precision(name.lower()) and name.startswith(
+            ("NVTE_", "NVIDIA_", "TORCH_", "ACCELERATE_")
+        ):
             builder.record("megatron_lm.an-environment-variable-which", name, value)
 
 

@@ -57,7 +57,11 @@ def elsewhere(run: Arguments, given: Values, path: str, *, mode: str) -> Elsewhe
     slips = {} if run.has_end else misspelt(arguments)
     foreign = arguments
     if run.framework is not None:  # its names are read by its table
-        foreign = {name: value for name, value in arguments.items() if run.framework.own_names(name) is None}
+        foreign = {
+            name: value
+            for name, value in arguments.items()
+            if run.framework.own_names(name) is None
+        }
         slips = {name: meant for name, meant in slips.items() if name in foreign}
     unread = _unread(foreign, engine, slips)
     opened, read_too = dict(engine.opened), list(engine.read_too)
@@ -74,7 +78,10 @@ def elsewhere(run: Arguments, given: Values, path: str, *, mode: str) -> Elsewhe
             opened.setdefault(setting, option)
     return Elsewhere(
         sections=_sections(engine, arguments, file),
-        unknown=(*map(bounded, [*engine.unknown, *_dead(run)]), *_sentences(unread, [_option(name) for name in slips])),
+        unknown=(
+            *map(bounded, [*engine.unknown, *_dead(run)]),
+            *_sentences(unread, [_option(name) for name in slips]),
+        ),
         unplanned=bounded(unplanned) if unplanned is not None else None,
         uncounted=(*([NAME] if is_engine(run) else []), *unread),
         opened=opened,
@@ -95,16 +102,22 @@ def _precision_file(arguments: Mapping[str, Any], path: str) -> PrecisionFile | 
     return precision_file(_option(PRECISION_FILE), str(name), path) if name else None
 
 
-def _unread(arguments: Mapping[str, Any], engine: Engine, slips: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
+def _unread(
+    arguments: Mapping[str, Any], engine: Engine, slips: Mapping[str, str]
+) -> dict[str, tuple[str, ...]]:
     """Return each option that is not read and may bear on the bytes -> the settings that it may change."""
-    found = {name: paths for name, paths in unread_options(arguments).items() if name not in engine.read}
+    found = {
+        name: paths for name, paths in unread_options(arguments).items() if name not in engine.read
+    }
     for name, meant in slips.items():
         if fields_of(meant):
             found[name] = fields_of(meant)
     return {_option(name): paths for name, paths in found.items()}
 
 
-def _sections(engine: Engine, arguments: Mapping[str, Any], file: PrecisionFile | None) -> dict[str, dict[str, Any]]:
+def _sections(
+    engine: Engine, arguments: Mapping[str, Any], file: PrecisionFile | None
+) -> dict[str, dict[str, Any]]:
     """Return section -> fields that an engine, a spec and a per-module recipe set."""
     sections = {role: dict(fields) for role, fields in engine.sections.items()}
     model, layers = sections.setdefault("model", {}), implementation(arguments)

@@ -21,7 +21,11 @@ from bridge.read.megatron_lm.engine_file import engine_file, stated_by
 from bridge.target.fields import whole_number
 
 NAME = "--deepspeed"
-RECOMPUTED = ("checkpoint_activations", "deepspeed_activation_checkpointing", "checkpoint_num_layers")
+RECOMPUTED = (
+    "checkpoint_activations",
+    "deepspeed_activation_checkpointing",
+    "checkpoint_num_layers",
+)
 """Arguments about recomputation that are read here."""
 OWNED = (*MODES, "params_dtype", "pipeline_dtype", "grad_reduce_in_fp32", *SCALER)
 """Fields that the engine decides by its JSON, whatever the arguments say."""
@@ -36,10 +40,13 @@ OF_EXPERTS = (
 )
 """Source: Microsoft's Megatron-DeepSpeed of 2025-07-16 megatron/arguments.py: 2 and 1 by default; others differ."""
 WITHOUT_EFFECT = (
-    f"{{options}}: without effect under {NAME}, whose engine scales the loss and reduces gradients by its JSON."
+    f"{{options}}: without effect under {NAME}, whose engine scales the loss and reduces gradients "
+    "by its JSON."
 )
 NO_PLAN = "--deepspeed_config {file}: {settings} changes formats, and the plan does not follow it."
-NOT_READ = f"{NAME}: the engine does what its JSON says about formats and shards; {{file}} is not read."
+NOT_READ = (
+    f"{NAME}: the engine does what its JSON says about formats and shards; {{file}} is not read."
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,7 +70,9 @@ class Engine:
 
 def without_effect(run: Arguments) -> str | None:
     """Return which arguments the engine leaves unread, as a sentence; None without any."""
-    stated = [one for key in (*SCALER, *REDUCTION) for one in [run.settings.get(key)] if one is not None]
+    stated = [
+        one for key in (*SCALER, *REDUCTION) for one in [run.settings.get(key)] if one is not None
+    ]
     options = [one.name for one in stated if one.value is not False]
     return WITHOUT_EFFECT.format(options=", ".join(options)) if options else None
 
@@ -86,7 +95,12 @@ def engine_of(run: Arguments, arguments: Mapping[str, Any], mode: str, path: str
     name, content = file.name, file.content
     fields, stage, unfollowed = stated_by(content)
     if fields is None and mode == "fp16":
-        fields = {"fp16": True, "params_dtype": "fp16", "pipeline_dtype": "fp16", "grad_reduce_in_fp32": False}
+        fields = {
+            "fp16": True,
+            "params_dtype": "fp16",
+            "pipeline_dtype": "fp16",
+            "grad_reduce_in_fp32": False,
+        }
     if stage is None:
         stage = whole_number(_number(arguments.get("zero_stage")))
     opened = {} if stage is not None else dict.fromkeys(SHARDED, ENGINE)
@@ -106,16 +120,25 @@ def engine_of(run: Arguments, arguments: Mapping[str, Any], mode: str, path: str
         read=(*RECOMPUTED, "zero_stage"),
         opened=opened,
         read_too=tuple(read_too),
-        unknown=(*_open(stage, name, is_read=content is not None), *([OF_EXPERTS] if experts else [])),
+        unknown=(
+            *_open(stage, name, is_read=content is not None),
+            *([OF_EXPERTS] if experts else []),
+        ),
         unplanned=unplanned,
     )
 
 
 def _experts_left_open(arguments: Mapping[str, Any]) -> list[str]:
     """Return the settings of experts that the arguments do not state, and that a fork has other defaults of."""
-    if str(arguments.get("num_experts")) in ("None", "0", "1"):  # Megatron-DeepSpeed's default is 1, a dense model
+    if str(arguments.get("num_experts")) in (
+        "None",
+        "0",
+        "1",
+    ):  # Megatron-DeepSpeed's default is 1, a dense model
         return []
-    return [f"model.{name}" for name in ("moe_layer_freq", "moe_router_topk") if name not in arguments]
+    return [
+        f"model.{name}" for name in ("moe_layer_freq", "moe_router_topk") if name not in arguments
+    ]
 
 
 def _sharded(stage: int | None, *, is_bf16: bool) -> dict[str, dict[str, Any]]:
@@ -123,7 +146,10 @@ def _sharded(stage: int | None, *, is_bf16: bool) -> dict[str, dict[str, Any]]:
     if stage is None:
         return {}
     is_sharded = stage > 0 or is_bf16  # BF16_Optimizer shards without ZeRO
-    return {section: {switch: is_sharded} for section, _, switch in (one.partition(".") for one in SHARDED)}
+    return {
+        section: {switch: is_sharded}
+        for section, _, switch in (one.partition(".") for one in SHARDED)
+    }
 
 
 def _open(stage: int | None, name: str, *, is_read: bool) -> Iterator[str]:
@@ -141,7 +167,11 @@ def _recomputed(arguments: Mapping[str, Any]) -> dict[str, Any]:
     if not arguments.get("checkpoint_activations"):
         return {}
     each = whole_number(_number(arguments.get("checkpoint_num_layers"))) or 1
-    return {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": each}
+    return {
+        "recompute_granularity": "full",
+        "recompute_method": "uniform",
+        "recompute_num_layers": each,
+    }
 
 
 def _number(value: Any) -> Any:

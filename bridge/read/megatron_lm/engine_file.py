@@ -101,7 +101,9 @@ def stated_by(content: Mapping[str, Any] | None) -> Stated:
         report = deepspeed.import_(dict(content))
     except PayloadError:
         return Stated(stage=stage)
-    unfollowed = tuple(one.field for one in report.unmapped if UNFOLLOWED.search(one.field) and one.value)
+    unfollowed = tuple(
+        one.field for one in report.unmapped if UNFOLLOWED.search(one.field) and one.value
+    )
     if report.decided_by is not None:
         return Stated(stage=stage, unfollowed=unfollowed)
     fields = report.config.to_dict()

@@ -28,7 +28,12 @@ OPTIONS = {
 """Field, and the value that the option sets by itself, None where it takes one -> the option."""
 SCHEME = ("fp8_recipe", "fp4_recipe", *DELAYED)
 """Written whenever they act: Megatron-LM's defaults (delayed, 1, most_recent) are not a recipe's."""
-SWITCHES = ("fp8_param_gather", "fp4_param_gather", "first_last_layers_bf16", "reuse_grad_buf_for_mxfp8_param_ag")
+SWITCHES = (
+    "fp8_param_gather",
+    "fp4_param_gather",
+    "first_last_layers_bf16",
+    "reuse_grad_buf_for_mxfp8_param_ag",
+)
 MODULES_OPTION = "--te-precision-config-file"
 
 
@@ -53,14 +58,18 @@ def export(config: MixedPrecisionConfig, **layout: int) -> ExportReport:
     return builder.finish(words)
 
 
-def _mode_and_scheme(builder: ExportBuilder, acting: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _mode_and_scheme(
+    builder: ExportBuilder, acting: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
     """Yield the fields of Megatron Bridge's class that are written out, with their values."""
     config, mode = builder.config, mode_of(builder.config)
     if mode == "fp32":
         builder.map("fp32")
     else:
         yield mode, True
-    if mode == "bf16" or (mode == "fp16" and config.grad_reduce_in_fp32):  # --fp16 alone does not reduce in FP32
+    if mode == "bf16" or (
+        mode == "fp16" and config.grad_reduce_in_fp32
+    ):  # --fp16 alone does not reduce in FP32
         yield "grad_reduce_in_fp32", config.grad_reduce_in_fp32
     elif mode == "fp16":
         builder.map("grad_reduce_in_fp32")

@@ -43,11 +43,15 @@ OWN_NAMES = [Flag(option=option, **columns) for option, columns in TABLE.data["f
 
 
 def _named_like_their_field() -> Iterator[Flag]:
-    others = {flag.field for flag in OWN_NAMES} - {"fp8_wgrad"}  # whose flag of its own name is of older releases
+    others = {flag.field for flag in OWN_NAMES} - {
+        "fp8_wgrad"
+    }  # whose flag of its own name is of older releases
     for name, field in FIELDS.items():
         if field.flag is not None and name not in others:
             option = name if field.flag == KEY else f"--{name.replace('_', '-')}"
-            yield Flag(option=option, field=name, kind="on" if isinstance(field.default, bool) else "value")
+            yield Flag(
+                option=option, field=name, kind="on" if isinstance(field.default, bool) else "value"
+            )
 
 
 FLAGS = (*_named_like_their_field(), *OWN_NAMES)
@@ -57,12 +61,16 @@ BY_NAME = {dest(name): flag for flag in FLAGS for name in (flag.option, *flag.al
 
 OTHER_SETTINGS, FILES = TABLE.parts[""].named, TABLE.data["files"]
 """Settings that have no field, and those of them that name a file."""
-SPELLED, SWITCHED_OFF, FIELD_OF = (TABLE.data[name] for name in ("spelled", "switched off", "fields"))
+SPELLED, SWITCHED_OFF, FIELD_OF = (
+    TABLE.data[name] for name in ("spelled", "switched off", "fields")
+)
 SETS, PARALLELISM = (TABLE.data[name] for name in ("sets", "parallelism"))
 OWNERS = ("model", "optimizer", "ddp")
 SLIP = 0.945
 """Likeness of a name with a slip to the name that was meant: decoder_num_layers is no slip of encoder_num_layers."""
-SWITCH, DECIDES, ANY_SYSTEM = (re.compile(TABLE.data[row]) for row in ("switch", "decides", "any system"))
+SWITCH, DECIDES, ANY_SYSTEM = (
+    re.compile(TABLE.data[row]) for row in ("switch", "decides", "any system")
+)
 NOT_PRECISION = frozenset(TABLE.data["not precision"])
 
 
@@ -70,7 +78,12 @@ def may_repeat(key: str) -> bool:
     """Return whether a key of a configuration file may stand twice: it bears on no precision, in no system."""
     if key.startswith("--"):
         name = dest(key)
-        return not (bears_on_precision(key) or name in BY_NAME or name in OTHER_SETTINGS or DECIDES.search(name))
+        return not (
+            bears_on_precision(key)
+            or name in BY_NAME
+            or name in OTHER_SETTINGS
+            or DECIDES.search(name)
+        )
     return not (bears_on_precision(key) or ANY_SYSTEM.search(key.lower()))
 
 
@@ -78,7 +91,11 @@ def report_other(builder: ImportBuilder, where: str, key: str, value: object) ->
     """Map a setting of a model's section that has a field or is at its default; report another one of a precision."""
     flag, row = BY_NAME.get(key), OTHER_SETTINGS.get(key)
     if flag is not None:
-        is_said = flag.field in MEGATRON_FIELDS and value is not None and not is_default(flag.field, value)
+        is_said = (
+            flag.field in MEGATRON_FIELDS
+            and value is not None
+            and not is_default(flag.field, value)
+        )
         builder.map(where, **({flag.field: value} if is_said else {}))
     elif row is None and not bears_on_precision(key.lower()):
         return
@@ -99,7 +116,10 @@ def is_default(field: str, value: object) -> bool:
 def reads_as_default(field: str, value: object) -> bool:
     """Return whether a field that has a value acts as it does where it is not stated."""
     try:
-        return bool(field_value(MixedPrecisionConfig.from_dict({field: value}), field) == FIELD_DEFAULTS[field])
+        return bool(
+            field_value(MixedPrecisionConfig.from_dict({field: value}), field)
+            == FIELD_DEFAULTS[field]
+        )
     except PrecisionTypeError:
         return False
 
@@ -139,7 +159,9 @@ def negated(option: str) -> str | None:
 @functools.cache
 def known_arguments() -> frozenset[str]:
     """Return the arguments of Megatron-LM's parser in the releases that the file names."""
-    content = json.loads(Path(__file__).with_name("known_arguments.json").read_text(encoding="utf-8"))
+    content = json.loads(
+        Path(__file__).with_name("known_arguments.json").read_text(encoding="utf-8")
+    )
     return frozenset(content["arguments"])
 
 
@@ -154,10 +176,17 @@ def is_switch(option: str) -> bool:
     flag = BY_NAME.get(name)
     if flag is not None:
         return flag.kind != "value"
-    if name in PARALLELISM or (name in OTHER_SETTINGS and OTHER_SETTINGS[name].harmless[0] is False):
+    if name in PARALLELISM or (
+        name in OTHER_SETTINGS and OTHER_SETTINGS[name].harmless[0] is False
+    ):
         return True
     is_bool = any(_kind_of(path) == "bool" for path in fields_of(SPELLED.get(name, name)))
-    return is_bool or name in SETS or switched_off(name) is not None or SWITCH.fullmatch(option) is not None
+    return (
+        is_bool
+        or name in SETS
+        or switched_off(name) is not None
+        or SWITCH.fullmatch(option) is not None
+    )
 
 
 def misspelt(given: Iterable[str]) -> dict[str, str]:
@@ -166,4 +195,9 @@ def misspelt(given: Iterable[str]) -> dict[str, str]:
     known |= {flag.field for flag in BY_NAME.values()}
     known |= {name for role in OWNERS for name in OWNER_FIELDS[role]}
     near = {name: get_close_matches(name, known, 1, SLIP) for name in sorted({*given} - known)}
-    return {name: one for name, ones in near.items() for one in ones if one.count("_") == name.count("_")}
+    return {
+        name: one
+        for name, ones in near.items()
+        for one in ones
+        if one.count("_") == name.count("_")
+    }

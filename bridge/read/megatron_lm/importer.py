@@ -29,7 +29,11 @@ from bridge.registry.config import MixedPrecisionConfig
 
 __all__ = ["SYSTEM", "export", "import_", "import_all", "read", "variables_of"]
 
-READ_TOGETHER = ("grad_reduce_in_bf16", "accumulate_allreduce_grads_in_fp32", "use_distributed_optimizer")
+READ_TOGETHER = (
+    "grad_reduce_in_bf16",
+    "accumulate_allreduce_grads_in_fp32",
+    "use_distributed_optimizer",
+)
 
 
 def import_(payload: object, *, variables: object = None) -> ImportReport:
@@ -99,7 +103,9 @@ def imported(run: Arguments) -> ImportReport:
     for one in refused:
         builder.record(f"megatron_lm.{one.row}", one.setting, one.value, **one.facts)
     for key, written in run.settings.items():
-        is_refused = any(one.row == "no-negation" and flags.dest(one.setting) == key for one in refused)
+        is_refused = any(
+            one.row == "no-negation" and flags.dest(one.setting) == key for one in refused
+        )
         if not is_refused and not (has_engine and key in effects.OWNED_BY_DEEPSPEED):
             _setting(key, written, builder)
     if has_engine:
@@ -112,10 +118,14 @@ def imported(run: Arguments) -> ImportReport:
     effects.unread(run, builder)
     effects.sharding(run, builder)
     effects.environment(run.launch.environment, builder)
-    effects.undecided(run, builder, is_file_read=stated is not None and file.name in run.launch.files)
+    effects.undecided(
+        run, builder, is_file_read=stated is not None and file.name in run.launch.files
+    )
     semantics = "fp32" if mode == "fp32" else "megatron_o2"
     return builder.finish(
-        semantics=semantics, label=run.label, is_whole=not (is_open or (has_engine and stated is None))
+        semantics=semantics,
+        label=run.label,
+        is_whole=not (is_open or (has_engine and stated is None)),
     )
 
 
@@ -123,8 +133,12 @@ def _mode(run: Arguments, builder: ImportBuilder, *, is_silent: bool) -> tuple[s
     """Return the mode of the arguments, and whether another source decides it."""
     on = [name for name in ("fp16", "bf16") if name in run]
     for name in on:
-        builder.map(run.settings[name].name, **{name: True, "params_dtype": name, "pipeline_dtype": name})
-    is_off = any(name in run.settings and run.settings[name].value is False for name in ("fp16", "bf16"))
+        builder.map(
+            run.settings[name].name, **{name: True, "params_dtype": name, "pipeline_dtype": name}
+        )
+    is_off = any(
+        name in run.settings and run.settings[name].value is False for name in ("fp16", "bf16")
+    )
     is_open = not on and bool(run.decided_by) and not is_off
     if not on and run.framework is not None and run.framework.mode and not run.undecided:
         mode = run.framework.mode
@@ -154,9 +168,13 @@ def _setting(key: str, written: Written, builder: ImportBuilder) -> None:
     elif row is not None or (flags.bears_on_precision(key) and written.value is False):
         builder.map(written.name)
     elif flags.bears_on_precision(key):
-        near = did_you_mean(close_matches(written.name, [flag.option for flag in flags.BY_NAME.values()], limit=1))
+        near = did_you_mean(
+            close_matches(written.name, [flag.option for flag in flags.BY_NAME.values()], limit=1)
+        )
         words = flags.TABLE.sentences["no-flag"]
-        builder.report(written.name, written.value, words.reason, words.detail, near or words.remedy)
+        builder.report(
+            written.name, written.value, words.reason, words.detail, near or words.remedy
+        )
 
 
 def _fields(flag: flags.Flag, written: Written) -> dict[str, object]:
@@ -164,7 +182,9 @@ def _fields(flag: flags.Flag, written: Written) -> dict[str, object]:
     value = written.value
     if flag.kind == "value":
         if value is True:
-            raise PayloadError(f"{written.name}: must be followed by a value, got none. Complete the arguments.")
+            raise PayloadError(
+                f"{written.name}: must be followed by a value, got none. Complete the arguments."
+            )
         value = None if value in flags.NOTHING else value
     elif value is True or TRUTH.get(str(value).lower(), True):
         value = flag.kind == "on" if flag.sets is None else flag.sets
@@ -172,7 +192,11 @@ def _fields(flag: flags.Flag, written: Written) -> dict[str, object]:
         value = True
     else:
         return {}
-    return {} if flag.field in MEGATRON_FIELDS and flags.is_default(flag.field, value) else {flag.field: value}
+    return (
+        {}
+        if flag.field in MEGATRON_FIELDS and flags.is_default(flag.field, value)
+        else {flag.field: value}
+    )
 
 
 def variables_of(given: object) -> dict[str, str]:
@@ -180,15 +204,36 @@ def variables_of(given: object) -> dict[str, str]:
     if isinstance(given, Mapping):
         return {str(name): str(value) for name, value in given.items()}
     lexer = shlex.shlex(str(given or ""), posix=True)
-    lexer.whitespace, lexer.whitespace_split, lexer.commenters, lexer.escape = " \t\n,", True, "", ""
+    lexer.whitespace, lexer.whitespace_split, lexer.commenters, lexer.escape = (
+        " \t\n,",
+        True,
+        "",
+        "",
+    )
     try:
         pairs = [re.fullmatch(r"(\w+|[@*])=(.*)", word, re.DOTALL) for word in lexer]
     except ValueError:  # a quote that is not closed
         pairs = [None]
     if None in pairs:
-        raise PayloadError(f"variables: must be NAME=value pairs, got {given!r}. Write variables='A=1 B=\"2 3\"'.")
+        raise PayloadError(
+            f"variables: must be NAME=value pairs, got {given!r}. Write variables='A=1 B=\"2 3\"'."
+        )
     return {found[1]: found[2] for found in pairs if found is not None}
 
 
-CONTEXT = (ContextKey("variables", "environment of a launch script, as 'NAME=value NAME=value'"), *LAYOUT)
-SYSTEM = System("megatron-lm", "Megatron-LM", "0.20.0", export, import_, recognise, write, read, CONTEXT, import_all)
+CONTEXT = (
+    ContextKey("variables", "environment of a launch script, as 'NAME=value NAME=value'"),
+    *LAYOUT,
+)
+SYSTEM = System(
+    "megatron-lm",
+    "Megatron-LM",
+    "0.20.0",
+    export,
+    import_,
+    recognise,
+    write,
+    read,
+    CONTEXT,
+    import_all,
+)

@@ -49,12 +49,16 @@ def precision_file(option: str, name: str, beside: str) -> PrecisionFile:
         try:
             if is_exact or is_per_module(Document.load(path).mapping):
                 content = te_precision_file.read(path)
-                return PrecisionFile(content=content, sentence=f"{option} {name}: read from {path}.")
+                return PrecisionFile(
+                    content=content, sentence=f"{option} {name}: read from {path}."
+                )
         except PayloadError as error:
             if is_exact:
                 raise RunConfigError(str(error)) from None
     rule = f"{option} names {name}, which is not found; the precision of the layers that it selects is not known"
-    return PrecisionFile(content=None, sentence=f"{FIELD}: {rule}. Put the file next to the run's own.")
+    return PrecisionFile(
+        content=None, sentence=f"{FIELD}: {rule}. Put the file next to the run's own."
+    )
 
 
 def _places(name: str, folder: Path) -> Iterator[tuple[Path, bool]]:

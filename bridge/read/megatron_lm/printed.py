@@ -30,7 +30,16 @@ LINE = re.compile(r"(?:^|[\s:\]>|])([A-Za-z_]\w*) \.+ (.*)$", re.MULTILINE)
 EVIDENCE = "is a log with the arguments that Megatron-LM prints when it starts"
 WORDS = {"None": None, "True": True, "False": False}
 SUFFIX = ".pt"
-DAMAGED = (pickle.UnpicklingError, RuntimeError, ValueError, LookupError, EOFError, TypeError, AttributeError, OSError)
+DAMAGED = (
+    pickle.UnpicklingError,
+    RuntimeError,
+    ValueError,
+    LookupError,
+    EOFError,
+    TypeError,
+    AttributeError,
+    OSError,
+)
 INERT = ("megatron.", "signal.Signals", "pathlib.PosixPath", "pathlib.PurePosixPath")
 
 
@@ -78,14 +87,21 @@ def arguments_text(data: bytes, path: str) -> str:
     named = _read(torch.serialization.get_unsafe_globals_in_checkpoint, data, path)
     other = [name for name in named if name != "argparse.Namespace" and not name.startswith(INERT)]
     if other:
-        raise PayloadError(f"{path}: a checkpoint must not name {other[0]}. Give the log of the run.")
+        raise PayloadError(
+            f"{path}: a checkpoint must not name {other[0]}. Give the log of the run."
+        )
     allowed: list[Any] = [Namespace, *((_Inert, name) for name in named if name.startswith(INERT))]
     with torch.serialization.safe_globals(allowed):
         content = _read(partial(torch.load, map_location="cpu", weights_only=True), data, path)
     given = content.get("args") if isinstance(content, dict) else None
     if not isinstance(given, Namespace):
-        raise PayloadError(f"{path}: must hold `args` of Megatron-LM, and does not. Give common.pt of a checkpoint.")
-    lines = [f"  {name} ... {' '.join(str(value).split())}" for name, value in sorted(vars(given).items())]
+        raise PayloadError(
+            f"{path}: must hold `args` of Megatron-LM, and does not. Give common.pt of a checkpoint."
+        )
+    lines = [
+        f"  {name} ... {' '.join(str(value).split())}"
+        for name, value in sorted(vars(given).items())
+    ]
     title = "------------------------ checkpoint arguments ------------------------"
     return "\n".join([title, *lines, title.replace("checkpoint", "end of"), ""])
 
@@ -95,4 +111,6 @@ def _read(call: Callable[[io.BytesIO], Any], data: bytes, path: str) -> Any:
         return call(io.BytesIO(data))
     except DAMAGED as error:
         reason = type(error).__name__
-        raise PayloadError(f"{path}: must be a file of torch.save, got {reason}. Give the log of the run.") from None
+        raise PayloadError(
+            f"{path}: must be a file of torch.save, got {reason}. Give the log of the run."
+        ) from None

@@ -44,7 +44,9 @@ def is_megatron(launch: Launch) -> bool:
     if framework is not None and not framework.yields:
         return False
     words = zip(launch.arguments, (*launch.arguments[1:], ""), strict=False)
-    is_switched = any(word in MODES and value.lower() not in ("true", "false") for word, value in words)
+    is_switched = any(
+        word in MODES and value.lower() not in ("true", "false") for word, value in words
+    )
     own = len(MEGATRON_ARGUMENTS & launch.flags)
     is_named = PROGRAMS.search(launch.program) is not None or "Megatron-LM" in launch.program
     is_second = is_switched and (own > 0 or any(dest(flag) in ARGUMENTS for flag in launch.flags))
@@ -60,7 +62,9 @@ def recognise(document: Document) -> Recognised | None:
 def _of_text(document: Document) -> Recognised | None:
     if START.search(document.text):
         is_saved = document.path.endswith(SUFFIX)
-        return Recognised(0.97, "is a checkpoint with the arguments of Megatron-LM" if is_saved else EVIDENCE)
+        return Recognised(
+            0.97, "is a checkpoint with the arguments of Megatron-LM" if is_saved else EVIDENCE
+        )
     found = sorted(set(STRONG.findall(document.text)))
     if found:
         evidence = f"has {', '.join(found[:3])}, which Megatron-LM's parser reads"
@@ -74,9 +78,13 @@ def _of_text(document: Document) -> Recognised | None:
 def _of_mapping(document: Document) -> Recognised | None:
     top = document.mapping
     if is_per_module(top):
-        return Recognised(0.95, "has `configs` and `matchers`, as files for --te-precision-config-file do")
+        return Recognised(
+            0.95, "has `configs` and `matchers`, as files for --te-precision-config-file do"
+        )
     if {"language_model", "model_parallel"} <= top.keys():
-        return Recognised(0.95, "has `language_model` and `model_parallel`, as files for --yaml-cfg do")
+        return Recognised(
+            0.95, "has `language_model` and `model_parallel`, as files for --yaml-cfg do"
+        )
     framework = frameworks.recognise(document)
     if framework is not None and framework.name == FLAGSCALE and framework.is_converted:
         return Recognised(0.9, framework.evidence)
@@ -93,5 +101,7 @@ def _of_mapping(document: Document) -> Recognised | None:
     plain = not any(isinstance(value, dict) for value in top.values())
     wanted = 4 if any(dest(key) in BY_NAME or dest(key) in OTHER_SETTINGS for key in keys) else MANY
     if len(own) >= wanted and 2 * len(own) > len(top) and plain and not OTHERS & set(keys):
-        return Recognised(0.6, f"has {', '.join(own[:3])} and more of Megatron-LM's arguments, bare")
+        return Recognised(
+            0.6, f"has {', '.join(own[:3])} and more of Megatron-LM's arguments, bare"
+        )
     return None

@@ -35,14 +35,24 @@ def refused_words(run: Arguments) -> list[Refusal]:
             continue
         name, value = flags.dest(option.name), _value_of(option)
         negated = flags.negated(name)
-        if negated is not None and name not in flags.known_arguments() and name not in flags.SWITCHED_OFF:
+        if (
+            negated is not None
+            and name not in flags.known_arguments()
+            and name not in flags.SWITCHED_OFF
+        ):
             facts = {"flag": f"--{negated.replace('_', '-')}"}
-            found.append(Refusal(setting=str(option.name), value=True, row="no-negation", facts=facts))
+            found.append(
+                Refusal(setting=str(option.name), value=True, row="no-negation", facts=facts)
+            )
         elif value is not None and name in flags.known_arguments() and flags.is_switch(option.name):
             state = "on"
             if not TRUTH.get(value.lower(), True):
                 state = "off"
-            found.append(Refusal(setting=str(option.name), value=value, row="refused", facts={"state": state}))
+            found.append(
+                Refusal(
+                    setting=str(option.name), value=value, row="refused", facts={"state": state}
+                )
+            )
     return found
 
 

@@ -40,11 +40,21 @@ from bridge.target.fields import known_releases
 from bridge.target.versions import Version, parse_version
 
 KINDS = {
-    "a vision model": ("img_h", "img_w", "patch_dim", "vision_pretraining", "freeze_ViT", "language_model_type"),
+    "a vision model": (
+        "img_h",
+        "img_w",
+        "patch_dim",
+        "vision_pretraining",
+        "freeze_ViT",
+        "language_model_type",
+    ),
     "BERT": ("bert_no_binary_head",),
     "an encoder and a decoder": ("encoder_num_layers", "decoder_num_layers", "decoder_seq_length"),
     "RETRO": ("retro_add_retriever", "retro_project_dir"),
-    "a heterogeneous model": ("heterogeneous_layers_config_path", "heterogeneous_layers_config_encoded_json"),
+    "a heterogeneous model": (
+        "heterogeneous_layers_config_path",
+        "heterogeneous_layers_config_encoded_json",
+    ),
 }
 """Model that has no plan here -> options that only it has."""
 NULL_OTHERWISE = ("decoder_num_layers", "retro_project_dir", "heterogeneous_layers_config_path")
@@ -69,11 +79,23 @@ GROUP = "MODEL_ARGS"
 
 
 WITHOUT_DEFAULT = (
-    *("model.num_layers", "model.hidden_size", "model.num_attention_heads", "model.seq_length", "model.vocab_size"),
+    *(
+        "model.num_layers",
+        "model.hidden_size",
+        "model.num_attention_heads",
+        "model.seq_length",
+        "model.vocab_size",
+    ),
     *("model.max_position_embeddings", "train.micro_batch_size"),
 )
 """Fields of arguments that Megatron-LM's parser asks for, or that the tokenizer decides."""
-REPLACED = ("num_layers", "hidden_size", "num_attention_heads", "seq_length", "max_position_embeddings")
+REPLACED = (
+    "num_layers",
+    "hidden_size",
+    "num_attention_heads",
+    "seq_length",
+    "max_position_embeddings",
+)
 """Sizes that an evaluation reads from the checkpoint.
 
 Source: Megatron-DeepSpeed of bigscience and Microsoft, examples of tasks/eval_harness/evaluate.py, whose
@@ -136,8 +158,16 @@ def read(document: Document, choice: RunChoice) -> FileReading:
         precision = report.config.to_dict()
     run = _run_of(written, document)
     arguments = run.given.values | run.given.unread
-    own_fields = {f"{ARGUMENT}.{name}": value for name, value in run.given.values.items() if not fields_of(name)}
-    environment = {name: str(value) for name, value in written.launch.environment.items() if not value.is_unknown}
+    own_fields = {
+        f"{ARGUMENT}.{name}": value
+        for name, value in run.given.values.items()
+        if not fields_of(name)
+    }
+    environment = {
+        name: str(value)
+        for name, value in written.launch.environment.items()
+        if not value.is_unknown
+    }
     framework, own = written.framework, OwnReading()
     if framework is not None:
         environment |= variables_of(framework, arguments)
@@ -163,7 +193,10 @@ def read(document: Document, choice: RunChoice) -> FileReading:
     release: Version | None = known_releases()[-1]
     reason = NEWEST
     if framework is not None and framework.release:
-        release, reason = parse_version(framework.release["megatron_core"]), framework.release["because"]
+        release, reason = (
+            parse_version(framework.release["megatron_core"]),
+            framework.release["because"],
+        )
     if written.has_end:  # the release that wrote all arguments
         release, reason = release_of(sections, is_whole=True)
     unplanned = own.unplanned or other.unplanned
@@ -196,7 +229,9 @@ def read(document: Document, choice: RunChoice) -> FileReading:
     )
 
 
-def _chosen(document: Document, variables: Mapping[str, str], number: int) -> tuple[list[Arguments], ImportReport]:
+def _chosen(
+    document: Document, variables: Mapping[str, str], number: int
+) -> tuple[list[Arguments], ImportReport]:
     """Return the runs of a file, and what the one of a number asks for; RunConfigError where there is no such run."""
     try:
         runs = _runs(document, variables)
@@ -246,7 +281,15 @@ def _refused(run: _Run) -> tuple[Finding, ...]:
     for one in refused_words(run.written):
         words = TABLE.sentences[one.row].about({"system": MEGATRON_LM, **one.facts})
         remedy = words.remedy.rstrip(".")
-        found.append(Finding(path=one.setting, rule=words.detail, remedy=remedy, value=one.value, severity=severity))
+        found.append(
+            Finding(
+                path=one.setting,
+                rule=words.detail,
+                remedy=remedy,
+                value=one.value,
+                severity=severity,
+            )
+        )
     return tuple(found)
 
 
@@ -273,7 +316,9 @@ def _branches(runs: Sequence[Arguments], number: int) -> tuple[int, ...]:
     return tuple(
         place
         for place, other in enumerate(runs, 1)
-        if place != number and launch.line and (other.launch.line, other.launch.name) == (launch.line, launch.name)
+        if place != number
+        and launch.line
+        and (other.launch.line, other.launch.name) == (launch.line, launch.name)
     )
 
 
@@ -318,9 +363,16 @@ def _runs(document: Document, variables: Mapping[str, str]) -> list[Arguments]:
         if GROUP in document.mapping and not argument_groups(document.mapping):
             rule = "must be a mapping of arguments to their values"
             raise RunConfigError.of(
-                f"{document.path}: {GROUP}", rule, document.mapping[GROUP], "Write --num-layers: 4, for example."
+                f"{document.path}: {GROUP}",
+                rule,
+                document.mapping[GROUP],
+                "Write --num-layers: 4, for example.",
             )
-        return runs_of(document.mapping) if argument_groups(document.mapping) else [Arguments(label=GROUP)]
+        return (
+            runs_of(document.mapping)
+            if argument_groups(document.mapping)
+            else [Arguments(label=GROUP)]
+        )
     asked = model_arguments(document.text, document.path)
     started = launches(document.text, document.path, {**asked.variables, **variables})
     found = [run for launch in started if is_megatron(launch) for run in runs_of([launch])]
@@ -340,7 +392,10 @@ def _kind_of(run: _Run) -> _Kind | None:
         stated = [name for name in own if name in run.given.values]
         if stated:
             return _Kind(kind, f"--{stated[0].replace('_', '-')}")
-    named = [PurePosixPath(run.written.launch.name).name, str(run.given.values.get("model_provider", ""))]
+    named = [
+        PurePosixPath(run.written.launch.name).name,
+        str(run.given.values.get("model_provider", "")),
+    ]
     for kind, pattern in PROGRAMS.items():
         for name in named:
             if re.search(rf"(?<![a-z])(?:{pattern})(?![a-z])", name):
@@ -380,7 +435,10 @@ def _read_as(run: _Run) -> tuple[str, ...]:
     framework = run.written.framework
     if framework is None:
         return ()
-    return (f"Read as a run of {framework.title}, by its code ({framework.code}).", *run.written.read_too)
+    return (
+        f"Read as a run of {framework.title}, by its code ({framework.code}).",
+        *run.written.read_too,
+    )
 
 
 def _decided_late(path: str, text: str) -> str:
@@ -394,29 +452,45 @@ def _decided_late(path: str, text: str) -> str:
 def _unknown(run: _Run) -> list[str]:
     """Return what a file leaves open, as sentences."""
     program = run.written.launch.name
-    found = [_decided_late(fields_of(name)[0], text) for name, text in run.given.unread.items() if fields_of(name)]
+    found = [
+        _decided_late(fields_of(name)[0], text)
+        for name, text in run.given.unread.items()
+        if fields_of(name)
+    ]
     slips = {} if run.written.has_end else misspelt((*run.given.values, *run.given.unread))
     for name, meant in slips.items():
         spelled, near = (f"--{one.replace('_', '-')}" for one in (name, meant))
-        found.append(f"{spelled}: no argument of Megatron-LM that is known, and it is not read. Did you mean {near}?")
+        found.append(
+            f"{spelled}: no argument of Megatron-LM that is known, and it is not read. Did you mean {near}?"
+        )
     found += [f"{one}: may hold further arguments, which are not read." for one in run.open_ends]
     variables = run.written.launch.unread_environment
     if variables:
         found.append(f"{variables}: it may set variables of the run, and could not be read.")
     if run.is_started and not run.written.is_known:
-        found.append(f"{program}: a program whose own defaults are not known; those of Megatron-LM are assumed here.")
+        found.append(
+            f"{program}: a program whose own defaults are not known; those of Megatron-LM are assumed here."
+        )
     pattern = run.given.values.get("hybrid_layer_pattern")
     if run.given.values.get("num_experts") and pattern and "E" not in str(pattern):
         experts = f"--num-experts {run.given.values['num_experts']}"
-        found.append(f"{experts}: has no effect: the pattern {pattern} of the layers has no experts (E).")
+        found.append(
+            f"{experts}: has no effect: the pattern {pattern} of the layers has no experts (E)."
+        )
     if run.replaced:
         loaded = run.given.values.get("load") or run.given.unread.get("load")
-        stated = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in run.replaced.items())
-        found.append(f"{stated}: {program} evaluates the checkpoint --load {loaded}, whose sizes replace these.")
+        stated = " ".join(
+            f"--{name.replace('_', '-')} {value}" for name, value in run.replaced.items()
+        )
+        found.append(
+            f"{stated}: {program} evaluates the checkpoint --load {loaded}, whose sizes replace these."
+        )
     if run.given.values.get("eval_fp32") and EVALUATION.search(run.written.launch.program):
         found.append(f"--eval_fp32: {program} computes in FP32, whatever the mode is.")
     if run.is_inference:
-        found.append("The run trains nothing: it has no optimizer and no gradients, which a plan and memory count.")
+        found.append(
+            "The run trains nothing: it has no optimizer and no gradients, which a plan and memory count."
+        )
     if not run.is_started and not run.written.has_end and _kind_of(run) is None:
         kind = "hybrid" if "hybrid_layer_pattern" in run.given.values else "gpt"
         found.append(f"The program: the file does not name it; pretrain_{kind}.py is assumed.")

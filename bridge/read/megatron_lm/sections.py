@@ -18,7 +18,9 @@ from bridge.read.megatron_lm.arguments import Option, is_late
 from bridge.target.fields import FIELDS
 
 REDUCED, KEPT = "grad_reduce_in_fp32", "grad_reduce_in_bf16"
-LISTS, ONE_FOR_ALL, MEMBERS = (flags.TABLE.data[name] for name in ("lists", "one for all", "members"))
+LISTS, ONE_FOR_ALL, MEMBERS = (
+    flags.TABLE.data[name] for name in ("lists", "one for all", "members")
+)
 ENUM = re.compile(r"\A[A-Z]\w*\.(\w+)\Z|<\w+\.(\w+): [^>]*>")
 """A member of an enum as it is printed, by itself or in a list."""
 
@@ -39,8 +41,12 @@ def values_of(options: Iterable[Option]) -> Values:
         for name, value in _set_by(option):
             for held in made:
                 held.pop(name, None)
-            (made.unread if is_late(value) else made.values)[name] = str(value) if isinstance(value, Word) else value
-    if made.values.get(KEPT) and not made.values.get("fp16"):  # only --bf16 reads it, and it wins there
+            (made.unread if is_late(value) else made.values)[name] = (
+                str(value) if isinstance(value, Word) else value
+            )
+    if made.values.get(KEPT) and not made.values.get(
+        "fp16"
+    ):  # only --bf16 reads it, and it wins there
         made.unread.pop(REDUCED, None)
         made.values[REDUCED] = False
     return made
@@ -48,7 +54,11 @@ def values_of(options: Iterable[Option]) -> Values:
 
 def _set_by(option: Option) -> Iterator[tuple[str, Any]]:
     """Yield the argument that an option sets, and the value; none for a switch with a value that says no."""
-    name, value, flag = flags.dest(option.name), option.value, flags.BY_NAME.get(flags.dest(option.name))
+    name, value, flag = (
+        flags.dest(option.name),
+        option.value,
+        flags.BY_NAME.get(flags.dest(option.name)),
+    )
     own = flags.SPELLED.get(name, name)
     if not option.name.startswith("--"):
         if option.name:

@@ -20,10 +20,16 @@ FILE = "te_precision.yaml"
 SIZES = ("pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size")
 LAYOUT = (
     ContextKey(
-        name="num_layers", meaning="layers of the model, where a precision chooses single layers", use=("export",)
+        name="num_layers",
+        meaning="layers of the model, where a precision chooses single layers",
+        use=("export",),
     ),
-    ContextKey(name=SIZES[0], meaning="stages of the pipeline, for rows that name layers", use=("export",)),
-    ContextKey(name=SIZES[1], meaning="model chunks of a stage, for rows that name layers", use=("export",)),
+    ContextKey(
+        name=SIZES[0], meaning="stages of the pipeline, for rows that name layers", use=("export",)
+    ),
+    ContextKey(
+        name=SIZES[1], meaning="model chunks of a stage, for rows that name layers", use=("export",)
+    ),
 )
 
 
@@ -52,7 +58,9 @@ def shared_file(builder: ExportBuilder, layout: Mapping[str, Any]) -> dict[str, 
     return None
 
 
-def _of_stages(rows: Sequence[ModuleRow], layout: Mapping[str, Any], *, run: str | None) -> list[dict[str, Any] | None]:
+def _of_stages(
+    rows: Sequence[ModuleRow], layout: Mapping[str, Any], *, run: str | None
+) -> list[dict[str, Any] | None]:
     """Return the content of the file of each stage; RunConfigError where chunks of a stage need two files."""
     num_layers = layout["num_layers"]
     for name, value in layout.items():
@@ -60,7 +68,9 @@ def _of_stages(rows: Sequence[ModuleRow], layout: Mapping[str, Any], *, run: str
             raise RunConfigError.of(name, "must be a whole number from 1", value, "Correct it.")
     for row in rows:
         if layers_beyond(row.layer_numbers, num_layers):
-            raise RunConfigError.of("num_layers", f"{row} names a layer beyond the last", num_layers, "Correct it.")
+            raise RunConfigError.of(
+                "num_layers", f"{row} names a layer beyond the last", num_layers, "Correct it."
+            )
     parallel = Parallel.of(layout)
     chunks = [place.layers for place in parallel.places(num_layers)]
     files = stage_recipes(chunk_recipes(rows, chunks, run=run), parallel.pipeline)

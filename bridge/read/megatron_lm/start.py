@@ -61,7 +61,10 @@ def _is_emerging(start: Start) -> bool:
 
 
 def _is_swiglu(start: Start) -> bool:
-    return bool(start.value("model.gated_linear_unit")) and str(start.value("model.activation_func")) == "silu"
+    return (
+        bool(start.value("model.gated_linear_unit"))
+        and str(start.value("model.activation_func")) == "silu"
+    )
 
 
 def _is_interleaved(start: Start) -> bool:
@@ -96,7 +99,10 @@ def _letters(start: Start) -> str:
 def _bias_fusion(start: Start) -> bool:
     if _is_swiglu(start):
         return start.value(f"{ARGUMENT}.bias_swiglu_fusion") is not False
-    return bool(start.value("model.add_bias_linear")) and start.value(f"{ARGUMENT}.bias_gelu_fusion") is not False
+    return (
+        bool(start.value("model.add_bias_linear"))
+        and start.value(f"{ARGUMENT}.bias_gelu_fusion") is not False
+    )
 
 
 def _vocabulary(start: Start) -> int | None:
@@ -117,28 +123,47 @@ _set = partial(rows, source=VALIDATE)
 _by_pattern = partial(_set, because="hybrid_layer_pattern")
 
 ROWS: tuple[Row, ...] = (
-    *_default({"model.position_embedding_type": "learned_absolute", "model.share_embeddings_and_output_weights": True}),
+    *_default(
+        {
+            "model.position_embedding_type": "learned_absolute",
+            "model.share_embeddings_and_output_weights": True,
+        }
+    ),
     *_default({"model.attention_softmax_in_fp32": False}, _is_local),
-    *_default({"model.q_lora_rank": None, "model.kv_lora_rank": 32}, "model.multi_latent_attention"),
+    *_default(
+        {"model.q_lora_rank": None, "model.kv_lora_rank": 32}, "model.multi_latent_attention"
+    ),
     *_default({"ddp.check_for_nan_in_grad": True}),
-    *_default({"optimizer.fp8_recipe": "delayed"}, lambda start: start.value("model.fp8") or start.value("model.fp4")),
+    *_default(
+        {"optimizer.fp8_recipe": "delayed"},
+        lambda start: start.value("model.fp8") or start.value("model.fp4"),
+    ),
     *_default({"optimizer.optimizer_offload_fraction": 1.0}, "optimizer.optimizer_cpu_offload"),
     *_default(
         {"model.vocab_size": _vocabulary},
         lambda start: _vocabulary(start) is not None,
         because="the vocabulary of the tokenizer's name",
     ),
-    *_by_pattern({"model.num_layers": lambda start: _pattern(start)[0]}, lambda start: _pattern(start)[0]),
-    *_by_pattern({"model.mtp_num_layers": lambda start: _pattern(start)[1]}, lambda start: _pattern(start)[1]),
-    *_by_pattern({"model.multi_latent_attention": True}, lambda start: set("+D") & set(_letters(start))),
-    *_by_pattern({"model.experimental_attention_variant": "dsa"}, lambda start: "D" in _letters(start)),
+    *_by_pattern(
+        {"model.num_layers": lambda start: _pattern(start)[0]}, lambda start: _pattern(start)[0]
+    ),
+    *_by_pattern(
+        {"model.mtp_num_layers": lambda start: _pattern(start)[1]}, lambda start: _pattern(start)[1]
+    ),
+    *_by_pattern(
+        {"model.multi_latent_attention": True}, lambda start: set("+D") & set(_letters(start))
+    ),
+    *_by_pattern(
+        {"model.experimental_attention_variant": "dsa"}, lambda start: "D" in _letters(start)
+    ),
     *_set(
         {"model.virtual_pipeline_model_parallel_size": _chunks},
         lambda start: (_chunks(start) or 1) > 1,
         because="num_layers_per_virtual_pipeline_stage",
     ),
     *_default(
-        {"model.deallocate_pipeline_outputs": True}, lambda start: start.size("pipeline_model_parallel_size") > 1
+        {"model.deallocate_pipeline_outputs": True},
+        lambda start: start.size("pipeline_model_parallel_size") > 1,
     ),
     *_default({"model.overlap_p2p_comm": True}, _is_interleaved),
     *_set(
@@ -148,12 +173,17 @@ ROWS: tuple[Row, ...] = (
     ),
     *_set({"model.batch_p2p_comm": False}, "model.overlap_p2p_comm"),
     *_set(
-        _in_both("use_distributed_optimizer", True) | _in_both("reuse_grad_buf_for_mxfp8_param_ag", False),
+        _in_both("use_distributed_optimizer", True)
+        | _in_both("reuse_grad_buf_for_mxfp8_param_ag", False),
         is_fsdp,
         because="use_megatron_fsdp",
     ),
     *rows(
-        {"ddp.megatron_fsdp_use_decoupled_grad": lambda start: start.value("optimizer.use_precision_aware_optimizer")},
+        {
+            "ddp.megatron_fsdp_use_decoupled_grad": lambda start: start.value(
+                "optimizer.use_precision_aware_optimizer"
+            )
+        },
         is_fsdp,
         because="use_megatron_fsdp and use_precision_aware_optimizer",
         source="training/training.py: get_megatron_ddp_config",
@@ -161,7 +191,8 @@ ROWS: tuple[Row, ...] = (
     *_set({"model.params_dtype": _mode}, because=OF_THE_MODE, is_default=True),
     *_set(
         dict.fromkeys(
-            ("optimizer.params_dtype", "model.pipeline_dtype"), lambda start: start.value("model.params_dtype")
+            ("optimizer.params_dtype", "model.pipeline_dtype"),
+            lambda start: start.value("model.params_dtype"),
         ),
         because=OF_THE_MODE,
         is_default=True,
@@ -194,7 +225,11 @@ ROWS: tuple[Row, ...] = (
         because="tensor_model_parallel_size=1",
     ),
     *_set({"model.add_qkv_bias": True}, "model.add_bias_linear", because="biases"),
-    *_set({"model.bias_activation_fusion": _bias_fusion}, because="the default of its parser", is_default=True),
+    *_set(
+        {"model.bias_activation_fusion": _bias_fusion},
+        because="the default of its parser",
+        is_default=True,
+    ),
     *_set({"model.attention_softmax_in_fp32": True}, "model.apply_query_key_layer_scaling"),
     *_set({"model.cpu_offloading": True}, "model.cpu_offloading_num_layers"),
     *_set(

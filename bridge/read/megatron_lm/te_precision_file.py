@@ -12,7 +12,13 @@ from typing import Any
 
 from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.precision import strict_yaml
-from bridge.precision.matchers import CONFIG_TYPE, EVALUATION, PAYLOAD_KEYS, TRAINING, payload_faults
+from bridge.precision.matchers import (
+    CONFIG_TYPE,
+    EVALUATION,
+    PAYLOAD_KEYS,
+    TRAINING,
+    payload_faults,
+)
 
 TYPE_KEY = next(iter(CONFIG_TYPE))
 
@@ -26,9 +32,12 @@ def parse(text: str, name: str) -> dict[str, Any]:
     """Return the content of a YAML text; `name` is its name in messages. It raises as `read`."""
     (content, *_) = strict_yaml.load_all(text, name) or (None,)
     if not isinstance(content, dict):
-        raise PayloadError.of(name, "must be a mapping of configs and matchers", content, "Give Megatron's file.")
+        raise PayloadError.of(
+            name, "must be a mapping of configs and matchers", content, "Give Megatron's file."
+        )
     faults = [
-        str(PayloadError.of(f"{name}: {path}", rule, value, remedy)) for path, rule, value, remedy in _faults(content)
+        str(PayloadError.of(f"{name}: {path}", rule, value, remedy))
+        for path, rule, value, remedy in _faults(content)
     ]
     if faults:
         raise PayloadError("\n".join(faults))
@@ -54,14 +63,24 @@ def _faults(content: Mapping[str, Any]) -> Iterator[Fault]:
 
 def _payload_faults(path: str, payload: object) -> Iterator[Fault]:
     if not isinstance(payload, Mapping):
-        yield path, "must be a mapping", payload, "Give transformer_engine_config_type and training_recipe."
+        yield (
+            path,
+            "must be a mapping",
+            payload,
+            "Give transformer_engine_config_type and training_recipe.",
+        )
         return
     if TYPE_KEY not in payload:  # another library's: Kitchen has payloads of its own
         return
     if payload[TYPE_KEY] != CONFIG_TYPE[TYPE_KEY]:
         yield f"{path}.{TYPE_KEY}", "must be TEQuantizationParams", payload[TYPE_KEY], "Correct it."
     if TRAINING not in payload:
-        yield path, "must have a training_recipe", list(payload), "Write training_recipe: {} for high precision."
+        yield (
+            path,
+            "must have a training_recipe",
+            list(payload),
+            "Write training_recipe: {} for high precision.",
+        )
     for part in (one for one in (TRAINING, EVALUATION) if one in payload):
         recipe = payload[part]
         if not isinstance(recipe, Mapping):
@@ -74,7 +93,12 @@ def _payload_faults(path: str, payload: object) -> Iterator[Fault]:
                 yield f"{path}.{part}.{key}", rule, recipe[key], did_you_mean(near)
         for key, rule in payload_faults(recipe):
             remedy = "Use 'tensorwise', 'blockwise' or 'mxfp8'." if key else "Correct it."
-            yield f"{path}.{part}.{key}".rstrip("."), rule, recipe[key] if key else dict(recipe), remedy
+            yield (
+                f"{path}.{part}.{key}".rstrip("."),
+                rule,
+                recipe[key] if key else dict(recipe),
+                remedy,
+            )
 
 
 def _matcher_faults(path: str, row: object, configs: Mapping[str, Any]) -> Iterator[Fault]:

@@ -14,7 +14,8 @@ from typing import Any
 from bridge.read.megatron_lm import flags
 
 GROUPS = [
-    (re.compile(rf"(?:^|_)(?:{row['words']})(?=_|$)", re.VERBOSE), row["opens"]) for row in flags.TABLE.data["bears on"]
+    (re.compile(rf"(?:^|_)(?:{row['words']})(?=_|$)", re.VERBOSE), row["opens"])
+    for row in flags.TABLE.data["bears on"]
 ]
 """Words of an option, and the settings that it may change."""
 HARMLESS = re.compile(flags.TABLE.data["harmless words"])
@@ -76,6 +77,8 @@ def is_known(name: str) -> bool:
     )
     if any(name in table for table in tables):
         return True
-    if f"no_{own}" in tables[0] or f"disable_{own}" in tables[0]:  # its name in the parsed arguments
+    if (
+        f"no_{own}" in tables[0] or f"disable_{own}" in tables[0]
+    ):  # its name in the parsed arguments
         return True
     return bool(flags.fields_of(own)) or flags.switched_off(name) is not None

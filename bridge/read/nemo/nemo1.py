@@ -44,7 +44,10 @@ def _followed(value: Any, payload: Mapping[Any, Any], where: str = "", depth: in
     One that leads nowhere or in a circle, and what is computed when the run is started, stay as they are written.
     """
     if isinstance(value, Mapping):
-        return {key: _followed(inner, payload, f"{where}.{key}".lstrip("."), depth) for key, inner in value.items()}
+        return {
+            key: _followed(inner, payload, f"{where}.{key}".lstrip("."), depth)
+            for key, inner in value.items()
+        }
     found = REFERENCE.fullmatch(value) if isinstance(value, str) and depth < DEEPEST else None
     if found is None:
         return value
@@ -57,7 +60,9 @@ def _followed(value: Any, payload: Mapping[Any, Any], where: str = "", depth: in
 def _check_stated(where: str, value: object) -> None:
     """Raise PayloadError for a value that the file leaves to the start of the run, or to a reference without end."""
     if "${" in str(value) or value == "???":
-        raise PayloadError(f"{where}: must be written out, got {value!r:.60}. Write the value that it comes to.")
+        raise PayloadError(
+            f"{where}: must be written out, got {value!r:.60}. Write the value that it comes to."
+        )
 
 
 def import_(payload: object) -> ImportReport:
@@ -73,7 +78,11 @@ def import_(payload: object) -> ImportReport:
     semantics = _weights(model, dtype, builder)
     _reduction(file, dtype, builder, semantics, fsdp=bool(model.switch("fsdp")))
     _settings(model, dtype, builder)
-    for path, part in (("trainer", "apex"), ("model.optim", "optim"), ("quantization", "quantization")):
+    for path, part in (
+        ("trainer", "apex"),
+        ("model.optim", "optim"),
+        ("quantization", "quantization"),
+    ):
         section = at(file, path)
         if isinstance(section, Mapping):
             TABLE.read(builder, Settings(section, builder.system, path), part)
@@ -99,19 +108,36 @@ def recognise(document: Document) -> Recognised | None:
 def export(config: MixedPrecisionConfig) -> ExportReport:
     """Return the precision's part of a NeMo 1.x configuration, every default written out."""
     builder = ExportBuilder(config, TABLE.title)
-    acting, is_o2, chosen = meaning(config), semantics_of(config) == "megatron_o2", builder.values["fp8"]
+    acting, is_o2, chosen = (
+        meaning(config),
+        semantics_of(config) == "megatron_o2",
+        builder.values["fp8"],
+    )
     settings = ("trainer.precision", "model.megatron_amp_O2")
     builder.map_dtype("pipeline_dtype", settings[0])
     if is_o2:
         builder.map_dtype("params_dtype", settings[0])
         builder.map(mode_of(config), *settings)
     dtype = mode_of(config) if is_o2 else export_as_amp(builder, *settings)
-    model: dict[str, Any] = {"megatron_amp_O2": is_o2} | ({"transformer_engine": True} if chosen else {})
-    model |= {"fp8": chosen is not None, "fp8_e4m3": chosen == "e4m3", "fp8_hybrid": chosen == "hybrid"}
+    model: dict[str, Any] = {"megatron_amp_O2": is_o2} | (
+        {"transformer_engine": True} if chosen else {}
+    )
+    model |= {
+        "fp8": chosen is not None,
+        "fp8_e4m3": chosen == "e4m3",
+        "fp8_hybrid": chosen == "hybrid",
+    }
     if chosen:
-        builder.map("fp8", "model.transformer_engine", "model.fp8", "model.fp8_e4m3", "model.fp8_hybrid")
+        builder.map(
+            "fp8", "model.transformer_engine", "model.fp8", "model.fp8_e4m3", "model.fp8_hybrid"
+        )
         builder.map("fp8_recipe")
-    facts = {"engine": bool(chosen), "on": bool(chosen), "acts": bool(chosen), "fp16": dtype == "fp16"}
+    facts = {
+        "engine": bool(chosen),
+        "on": bool(chosen),
+        "acts": bool(chosen),
+        "fp16": dtype == "fp16",
+    }
     model |= TABLE.write(builder, "model", "model", acting, **facts)
     if "fp8_params" in model:
         for field in ("fp8_param", "fp8_param_gather"):
@@ -129,7 +155,11 @@ def _precision(file: Mapping[str, Any], builder: ImportBuilder) -> str:
     stated = {name: value for name in NAMES if (value := at(file, name)) is not None}
     if not stated:
         if "trainer" in file:
-            builder.implied("trainer.precision", "32", f"{builder.system} takes 32 where the trainer says nothing")
+            builder.implied(
+                "trainer.precision",
+                "32",
+                f"{builder.system} takes 32 where the trainer says nothing",
+            )
         else:
             builder.leave_mode("the section trainer of another file")
         return "fp32"
@@ -138,7 +168,9 @@ def _precision(file: Mapping[str, Any], builder: ImportBuilder) -> str:
     dtype = PRECISIONS.get(str(value).removesuffix(".0"))
     if dtype is None:
         remedy = "Use 16, 'bf16', 32 or their -mixed forms."
-        raise PayloadError(f"{where}: NeMo takes {', '.join(PRECISIONS)}, got {value!r:.60}. {remedy}")
+        raise PayloadError(
+            f"{where}: NeMo takes {', '.join(PRECISIONS)}, got {value!r:.60}. {remedy}"
+        )
     builder.map(where)
     for other, second in others:
         if PRECISIONS.get(str(second).removesuffix(".0")) == dtype:
@@ -160,7 +192,10 @@ def _weights(model: Settings, dtype: str, builder: ImportBuilder) -> str:
     if half and fsdp:  # NLPFSDPStrategy casts FP32 shards; nothing is left to autocast
         semantics, fields = "fsdp_policy", {dtype: True, "params_dtype": dtype}
     elif half and o2:
-        semantics, fields = "megatron_o2", {dtype: True, "params_dtype": dtype, "pipeline_dtype": dtype}
+        semantics, fields = (
+            "megatron_o2",
+            {dtype: True, "params_dtype": dtype, "pipeline_dtype": dtype},
+        )
     elif half:
         semantics, fields = "amp_o1", amp_fields(dtype)
     builder.fields |= fields
@@ -169,7 +204,9 @@ def _weights(model: Settings, dtype: str, builder: ImportBuilder) -> str:
     return semantics
 
 
-def _reduction(file: Mapping[str, Any], dtype: str, builder: ImportBuilder, semantics: str, *, fsdp: bool) -> None:
+def _reduction(
+    file: Mapping[str, Any], dtype: str, builder: ImportBuilder, semantics: str, *, fsdp: bool
+) -> None:
     """State the dtype in which gradients are reduced: the distributed optimizer's setting, or that of torch FSDP."""
     names = ("model.fsdp_grad_reduce_dtype", "model.optim.grad_sync_dtype")
     decides, other = names if fsdp else reversed(names)
@@ -183,7 +220,10 @@ def _reduction(file: Mapping[str, Any], dtype: str, builder: ImportBuilder, sema
         builder.map(decides, grad_reduce_in_fp32=_is_fp32(value))
     elif semantics in ("fsdp_policy", "megatron_o2"):
         kept = "fp32" if dtype == "bf16" and not fsdp else dtype
-        sentence, state = "nemo1.fsdp-reduces" if fsdp else "nemo1.o2-keeps", {"grad_reduce_in_fp32": kept == "fp32"}
+        sentence, state = (
+            "nemo1.fsdp-reduces" if fsdp else "nemo1.o2-keeps",
+            {"grad_reduce_in_fp32": kept == "fp32"},
+        )
         builder.record(sentence, decides, kept, state, dtype=dtype, kept=kept.upper())
 
 
@@ -193,7 +233,9 @@ def _is_fp32(dtype: object) -> bool:
 
 def _settings(given: Settings, dtype: str, builder: ImportBuilder) -> None:
     """Map or report the settings of the model: of FP8, of the loss scale, and whatever else bears on precision."""
-    is_on, engine, on_core = (bool(given.switch(key)) for key in ("fp8", "transformer_engine", "mcore_gpt"))
+    is_on, engine, on_core = (
+        bool(given.switch(key)) for key in ("fp8", "transformer_engine", "mcore_gpt")
+    )
     formats = [name for name in ("e4m3", "hybrid") if given.switch(f"fp8_{name}")]
     acts = is_on and engine
     if acts and not formats:
@@ -216,7 +258,9 @@ def _settings(given: Settings, dtype: str, builder: ImportBuilder) -> None:
     TABLE.read(builder, given, "model", report_other, mode=dtype.upper(), **facts)
     if acts:
         absent = TABLE.data["absent"]["mcore" if on_core else "nemo"]
-        builder.imply_scheme("model.{}".format, delayed=absent, layers=1, why=dict.fromkeys(DELAYED, absent["why"]))
+        builder.imply_scheme(
+            "model.{}".format, delayed=absent, layers=1, why=dict.fromkeys(DELAYED, absent["why"])
+        )
 
 
 TITLE = f"{TABLE.title}, read as {TABLE.version}"

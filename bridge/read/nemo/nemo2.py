@@ -72,7 +72,9 @@ def _program(document: Document) -> tuple[ImportReport, ...]:
     found = tuple(map(_called, calls))
     if not later.unmapped:
         return found
-    return tuple(replace(one, unmapped=(*one.unmapped, *later.unmapped), recipe=None) for one in found)
+    return tuple(
+        replace(one, unmapped=(*one.unmapped, *later.unmapped), recipe=None) for one in found
+    )
 
 
 def _called(call: Call) -> ImportReport:
@@ -86,7 +88,11 @@ def _called(call: Call) -> ImportReport:
             undecided[name] = written
         elif written != "None":
             values.setdefault(name, value)
-    if call.name == PLUGIN and values.get("precision") is None and undecided.keys() & {"precision", "**"}:
+    if (
+        call.name == PLUGIN
+        and values.get("precision") is None
+        and undecided.keys() & {"precision", "**"}
+    ):
         source = undecided.get("precision") or f"**{undecided['**']}"
         rule = "precision: must be written out, as only the run decides it"
         raise PayloadError(f"{label}, {rule}, got {source}. Give the value as it will be.")
@@ -112,7 +118,9 @@ def _recipe(name: str) -> ImportReport:
     builder = ImportBuilder(TABLE.title)
     wanted = name.strip().replace("-", "_")
     if wanted not in RECIPES:
-        raise PayloadError(f"nemo2: no recipe of NeMo is called {name!r}. Recipes: {', '.join(RECIPES)}.")
+        raise PayloadError(
+            f"nemo2: no recipe of NeMo is called {name!r}. Recipes: {', '.join(RECIPES)}."
+        )
     config = REGISTRY.get(RECIPES[wanted])
     builder.map(wanted, **config.to_dict())
     if "mxfp8" in wanted:
@@ -130,7 +138,10 @@ def _plugin(arguments: Mapping[Any, Any]) -> ImportReport:
         rule = "fp8_params and fp8_param_gather are one setting and NeMo raises where they differ"
         raise PayloadError(f"nemo2: {rule}, got {gather!r:.80}. Give fp8_param_gather alone.")
     stages = "bf16" if mode == "bf16" else "fp32"
-    for name, dtype, row in (("params_dtype", "fp32", "weights-in-fp32"), ("pipeline_dtype", stages, "stages")):
+    for name, dtype, row in (
+        ("params_dtype", "fp32", "weights-in-fp32"),
+        ("pipeline_dtype", stages, "stages"),
+    ):
         if mode != "fp32" and name not in fields:
             builder.record(f"nemo2.{row}", name, dtype, {name: dtype})
     why = dict.fromkeys(LAYER_COUNTS, f"{builder.system} writes 0 over Megatron's own 1")
@@ -140,7 +151,9 @@ def _plugin(arguments: Mapping[Any, Any]) -> ImportReport:
 
 def _mode(given: Settings, builder: ImportBuilder) -> str:
     if not given.given("precision"):
-        raise PayloadError(f"nemo2: {PLUGIN} needs `precision`, got none. Give 'bf16-mixed', '16-mixed' or '32'.")
+        raise PayloadError(
+            f"nemo2: {PLUGIN} needs `precision`, got none. Give 'bf16-mixed', '16-mixed' or '32'."
+        )
     mode = PRECISIONS.get(str(given["precision"]))
     if mode is None:
         builder.record("nemo2.a-precision-that-does-not-know", "precision", given["precision"])
@@ -169,7 +182,9 @@ def recognise(document: Document) -> Recognised | None:
     """Return why a document is taken for NeMo 2.x's, or None."""
     if PLUGIN in document.text:
         return Recognised(0.95, f"names `{PLUGIN}`")
-    if document.kind == "python" and any(one.split(".")[0] == "nemo" for one in frameworks.imports_of(document.text)):
+    if document.kind == "python" and any(
+        one.split(".")[0] == "nemo" for one in frameworks.imports_of(document.text)
+    ):
         named = next((name for name in RECIPES if f"{name}(" in document.text), None)
         if named:
             return Recognised(0.85, f"calls NeMo's recipe `{named}`")
@@ -181,4 +196,6 @@ def read(document: Document) -> Any:
     return document if document.kind == "python" else document.content
 
 
-SYSTEM = System("nemo2", "NeMo 2.x", TABLE.version, export, import_, recognise, as_yaml, read, (), import_all)
+SYSTEM = System(
+    "nemo2", "NeMo 2.x", TABLE.version, export, import_, recognise, as_yaml, read, (), import_all
+)

@@ -72,7 +72,9 @@ def composed(path: Path, whole: Mapping[str, object]) -> Composed:
     return found
 
 
-def _inherited(path: Path, whole: Mapping[str, object], found: Composed, above: tuple[Path, ...]) -> Tree:
+def _inherited(
+    path: Path, whole: Mapping[str, object], found: Composed, above: tuple[Path, ...]
+) -> Tree:
     """Return a file's mapping over those of its bases, which are noted in `found`."""
     own = {str(key): value for key, value in whole.items() if key != DEFAULTS}
     values: Tree = {}
@@ -109,7 +111,9 @@ def _names(defaults: object) -> list[str]:
 
 
 def _mapping(path: Path) -> Tree:
-    text = strict_yaml.decoded(strict_yaml.read_bytes(path, error=PayloadError), str(path), error=PayloadError)
+    text = strict_yaml.decoded(
+        strict_yaml.read_bytes(path, error=PayloadError), str(path), error=PayloadError
+    )
     documents = strict_yaml.load_all(text, str(path))
     whole = documents[0] if documents else {}
     if not isinstance(whole, dict):

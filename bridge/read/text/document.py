@@ -30,7 +30,14 @@ DOTTED = re.compile(
 )
 """A key of TOML with more parts than anybody writes; `tomllib` takes time with the square of their number."""
 
-SUFFIXES = {".yaml": "yaml", ".yml": "yaml", ".json": "json", ".toml": "toml", ".py": "python", ".env": "env"}
+SUFFIXES = {
+    ".yaml": "yaml",
+    ".yml": "yaml",
+    ".json": "json",
+    ".toml": "toml",
+    ".py": "python",
+    ".env": "env",
+}
 SUFFIXES |= dict.fromkeys((".sh", ".bash", ".slurm", ".sbatch", ".sub", ".slrm"), "shell")
 
 
@@ -57,7 +64,9 @@ class Document:
     @classmethod
     def of_bytes(cls, data: bytes, path: str) -> Self:
         """Return the document of a file's contents; raises as `load`."""
-        if len(data) > MAX_BYTES and PRINTED.encode() in data:  # a log, whose rest says nothing of the precision
+        if (
+            len(data) > MAX_BYTES and PRINTED.encode() in data
+        ):  # a log, whose rest says nothing of the precision
             data = data[:MAX_BYTES].rpartition(b"\n")[0]
         if data.startswith(ARCHIVE) and path.endswith(CHECKPOINT):
             return cls.of_text(arguments_text(data, path), path, kind="text")
@@ -80,7 +89,9 @@ class Document:
         if self.of is not None:
             return (self.of,)
         if self.kind == "yaml":
-            return strict_yaml.load_all(self.text, self.path, may_repeat=may_repeat, repeated=self.repeated) or (None,)
+            return strict_yaml.load_all(
+                self.text, self.path, may_repeat=may_repeat, repeated=self.repeated
+            ) or (None,)
         if self.kind == "json":
             return (strict_json.loads(self.text, self.path),)
         if self.kind == "toml":
@@ -90,7 +101,9 @@ class Document:
                 rule, remedy = strict_yaml.TOO_DEEP
                 raise PayloadError(f"{self.path}: {rule}. {remedy}.") from None
             except tomllib.TOMLDecodeError as error:
-                raise PayloadError(f"{self.path}: must be TOML; {error}. Correct it there.") from None
+                raise PayloadError(
+                    f"{self.path}: must be TOML; {error}. Correct it there."
+                ) from None
         return (self.text,)
 
     @property
@@ -132,11 +145,21 @@ def _kind(path: str, text: str) -> str:
         return "shell"
     if start.startswith("{"):
         return "json"
-    lines = [line for line in text.splitlines()[:200] if line.strip() and not line.lstrip().startswith("#")]
+    lines = [
+        line
+        for line in text.splitlines()[:200]
+        if line.strip() and not line.lstrip().startswith("#")
+    ]
     if lines and all(re.match(r"(export\s+)?[A-Za-z_]\w*=", line) for line in lines):
         return "env"
-    if re.search(r"^\s*(torchrun|python3?|srun|sbatch|deepspeed|accelerate|export)\s|^\w+=\(", text, re.MULTILINE):
+    if re.search(
+        r"^\s*(torchrun|python3?|srun|sbatch|deepspeed|accelerate|export)\s|^\w+=\(",
+        text,
+        re.MULTILINE,
+    ):
         return "shell"
-    if lines and sum(bool(re.match(r"\s*(- )?[\"']?[\w.-]+[\"']?\s*:(\s|$)", line)) for line in lines) * 2 > len(lines):
+    if lines and sum(
+        bool(re.match(r"\s*(- )?[\"']?[\w.-]+[\"']?\s*:(\s|$)", line)) for line in lines
+    ) * 2 > len(lines):
         return "yaml"
     return "text"

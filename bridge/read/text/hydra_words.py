@@ -20,7 +20,9 @@ from bridge.precision import strict_yaml
 from bridge.read.launch.word import Word
 from bridge.read.text.composed import Tree
 
-WORD = re.compile(r"(?P<sign>\+\+|\+|~)?(?P<key>[A-Za-z_][\w./@-]*)(?:=(?P<value>.*))?\Z", re.DOTALL)
+WORD = re.compile(
+    r"(?P<sign>\+\+|\+|~)?(?P<key>[A-Za-z_][\w./@-]*)(?:=(?P<value>.*))?\Z", re.DOTALL
+)
 ABSENT = "is no key of the configuration, and Hydra refuses the override"
 THERE = "is a key of the configuration already, and Hydra refuses to add it"
 
@@ -47,7 +49,9 @@ def hydra_words(words: Iterable[Word]) -> list[HydraWord]:
         text = match["value"] or ""
         is_late = Word(text).is_unknown
         value = text if is_late else value_of(text)
-        found.append(HydraWord(key=match["key"], value=value, sign=match["sign"] or "", is_late=is_late))
+        found.append(
+            HydraWord(key=match["key"], value=value, sign=match["sign"] or "", is_late=is_late)
+        )
     return found
 
 
@@ -87,7 +91,12 @@ def write_over(values: Tree, words: Iterable[HydraWord], *, is_whole: bool) -> l
         if is_whole and not is_there and word.sign in ("", "~"):
             remedy = f"Write +{word.key}=VALUE"
             refused.append(Finding(path=word.key, rule=ABSENT, value=word.value, remedy=remedy))
-        if is_whole and is_there and word.sign == "+" and not isinstance(held[last], dict | list | None):
+        if (
+            is_whole
+            and is_there
+            and word.sign == "+"
+            and not isinstance(held[last], dict | list | None)
+        ):
             remedy = f"Write {word.key}=VALUE"
             refused.append(Finding(path=word.key, rule=THERE, value=word.value, remedy=remedy))
         if word.sign == "~":

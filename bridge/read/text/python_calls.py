@@ -47,7 +47,11 @@ def program_of(text: str, path: str, wanted: Callable[[str], object]) -> Program
         names = Names(tree)
         live = list(_live(tree))
         callees = [(node, *_callee(node)) for node in live if isinstance(node, ast.Call)]
-        calls = [_call(names, *found) for found in callees if wanted(names.path(found[1]).rpartition(".")[2])]
+        calls = [
+            _call(names, *found)
+            for found in callees
+            if wanted(names.path(found[1]).rpartition(".")[2])
+        ]
         made = [
             (node.lineno, names.path(target), source_of(node.value))
             for node in live
@@ -70,13 +74,17 @@ def parsed(text: str, path: str) -> ast.Module:
         return ast.parse(text)
     except SyntaxError as error:
         rule = f"must be Python; {error.msg}"
-        raise PayloadError(f"{path}, line {error.lineno or 1}: {rule}. Correct it there.", path=path) from None
+        raise PayloadError(
+            f"{path}, line {error.lineno or 1}: {rule}. Correct it there.", path=path
+        ) from None
     except (RecursionError, MemoryError, ValueError):
         raise _too_deep(path) from None
 
 
 def _too_deep(path: str) -> PayloadError:
-    return PayloadError(f"{path}: must be Python of ordinary depth. This is no configuration.", path=path)
+    return PayloadError(
+        f"{path}: must be Python of ordinary depth. This is no configuration.", path=path
+    )
 
 
 class Names:
@@ -100,7 +108,11 @@ class Names:
                     self.star = module if aliases[0].name == "*" else self.star
                 case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store() | ast.Del()):
                     self.bound[name] += 1
-                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                case (
+                    ast.FunctionDef(name=name)
+                    | ast.AsyncFunctionDef(name=name)
+                    | ast.ClassDef(name=name)
+                ):
                     self.bound[name] += 1
         for node in tree.body:
             match node:
@@ -131,7 +143,12 @@ class Names:
             return True, self.constants[node.id]
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
             (_, left), (_, right) = self.plain(node.left), self.plain(node.right)
-            small = isinstance(left, int) and isinstance(right, int) and abs(left) <= 10 and 0 <= right <= 64
+            small = (
+                isinstance(left, int)
+                and isinstance(right, int)
+                and abs(left) <= 10
+                and 0 <= right <= 64
+            )
             return small, left**right if small else None
         path = self.path(node) if isinstance(node, ast.Attribute | ast.Name) else ""
         return (True, path) if path.rpartition(".")[0] == "torch" else (False, None)
@@ -140,7 +157,9 @@ class Names:
 def _live(node: ast.AST) -> Iterator[ast.AST]:
     """Walk a file, leaving out the body of `if False:`."""
     yield node
-    is_dead = isinstance(node, ast.If) and isinstance(node.test, ast.Constant) and not node.test.value
+    is_dead = (
+        isinstance(node, ast.If) and isinstance(node.test, ast.Constant) and not node.test.value
+    )
     children = node.orelse if isinstance(node, ast.If) and is_dead else ast.iter_child_nodes(node)
     for child in children:
         yield from _live(child)
@@ -170,7 +189,9 @@ def _call(names: Names, node: ast.Call, callee: ast.expr, positional: list[ast.e
         line=node.lineno,
         arguments=plain,
         undecided=undecided,
-        positional=tuple(value if is_plain else None for is_plain, value in map(names.plain, positional)),
+        positional=tuple(
+            value if is_plain else None for is_plain, value in map(names.plain, positional)
+        ),
         written=written,
     )
 

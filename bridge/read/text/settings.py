@@ -7,7 +7,13 @@ from typing import Any
 from bridge.errors import PayloadError, close_matches, did_you_mean, listed
 from bridge.precision.values import NO, YES, dtype_token, number_of_text
 
-SHORT_DTYPES = {"32": "fp32", "32-true": "fp32", "16": "fp16", "16-mixed": "fp16", "bf16-mixed": "bf16"}
+SHORT_DTYPES = {
+    "32": "fp32",
+    "32-true": "fp32",
+    "16": "fp16",
+    "16-mixed": "fp16",
+    "bf16-mixed": "bf16",
+}
 """Words of Lightning's that NeMo and Megatron Bridge take for dtypes."""
 LARGEST = sys.float_info.max
 SWITCHES = {**dict.fromkeys((*YES, "t", "y"), True), **dict.fromkeys((*NO, "f", "n"), False)}
@@ -23,11 +29,17 @@ class Settings:
         lenient: Take what pydantic takes: "true", 1, 16.0 and "16" for the switch or number they spell.
     """
 
-    def __init__(self, payload: object, system: str, path: str = "", *, lenient: bool = False) -> None:
+    def __init__(
+        self, payload: object, system: str, path: str = "", *, lenient: bool = False
+    ) -> None:
         self.system, self.path, self.lenient = system, path, lenient
         if not isinstance(payload, Mapping):
-            raise self.wrong("", "must be a mapping of settings", payload, "Give the parsed contents of the file")
-        self.values: dict[str, Any] = {key: value for key, value in payload.items() if isinstance(key, str)}
+            raise self.wrong(
+                "", "must be a mapping of settings", payload, "Give the parsed contents of the file"
+            )
+        self.values: dict[str, Any] = {
+            key: value for key, value in payload.items() if isinstance(key, str)
+        }
 
     def __contains__(self, key: str) -> bool:
         return key in self.values
@@ -48,7 +60,11 @@ class Settings:
         value = self.values.get(key)
         if value is None or isinstance(value, bool):
             return value
-        if self.lenient and (type(value) is int or isinstance(value, str)) and str(value).lower() in SWITCHES:
+        if (
+            self.lenient
+            and (type(value) is int or isinstance(value, str))
+            and str(value).lower() in SWITCHES
+        ):
             return SWITCHES[str(value).lower()]
         raise self.wrong(key, "must be true or false", value, "Write true or false, without quotes")
 
@@ -69,8 +85,14 @@ class Settings:
             return None
         if self.lenient and isinstance(value, str):
             value = number_of_text(value)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LARGEST:
-            raise self.wrong(key, "must be a finite number", value, "Write a number, without quotes")
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, int | float)
+            or not abs(value) <= LARGEST
+        ):
+            raise self.wrong(
+                key, "must be a finite number", value, "Write a number, without quotes"
+            )
         if least is not None and value < least:
             raise self.wrong(key, f"must be at least {least}", value, f"Use {least} or more")
         return value
@@ -88,7 +110,12 @@ class Settings:
         if value is None or value in choices:
             return value
         near = did_you_mean(close_matches(value, choices)).removesuffix("?")
-        raise self.wrong(key, f"must be {listed(choices)}", value, near + "?" if near else f"Use {listed(choices[:3])}")
+        raise self.wrong(
+            key,
+            f"must be {listed(choices)}",
+            value,
+            near + "?" if near else f"Use {listed(choices[:3])}",
+        )
 
     def named_dtype(self, key: str) -> str | None:
         """Return the dtype that a setting of NeMo or Megatron Bridge names, None for null."""
@@ -97,12 +124,16 @@ class Settings:
     def section(self, key: str) -> "Settings":
         """Return the mapping under `key`, empty where nothing was written."""
         value = self.values.get(key)
-        return Settings({} if value is None else value, self.system, self.name(key), lenient=self.lenient)
+        return Settings(
+            {} if value is None else value, self.system, self.name(key), lenient=self.lenient
+        )
 
     def wrong(self, key: str, rule: str, value: object, remedy: str) -> PayloadError:
         """Return the error to raise about `key`."""
         path = ": ".join(filter(None, (self.system, self.name(key) if key else self.path)))
-        return PayloadError.of(path, rule, value, remedy if remedy.endswith(("?", ".")) else f"{remedy}.")
+        return PayloadError.of(
+            path, rule, value, remedy if remedy.endswith(("?", ".")) else f"{remedy}."
+        )
 
 
 def named_dtype(value: object, where: str) -> str | None:

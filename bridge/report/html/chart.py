@@ -18,11 +18,15 @@ COLOURS = 6
 """Classes s0 to s5 of the page's style; further lines are dashed in the same colours."""
 _LINES = [f"#0000a{number}" for number in range(COLOURS)]
 _TEXT, _GRID = "#0000b0", "#0000b1"
-_OF_PAGE = {_TEXT: "var(--soft)", _GRID: "var(--rule)"} | {name: f"var(--s{n})" for n, name in enumerate(_LINES)}
+_OF_PAGE = {_TEXT: "var(--soft)", _GRID: "var(--rule)"} | {
+    name: f"var(--s{n})" for n, name in enumerate(_LINES)
+}
 """Colour that matplotlib draws with -> the page's, which is another one in the dark."""
 
 
-def line_chart(lines: Mapping[str, Sequence[Point]], *, title: str, y: str, log: bool = False) -> str:
+def line_chart(
+    lines: Mapping[str, Sequence[Point]], *, title: str, y: str, log: bool = False
+) -> str:
     """Return a chart over steps as an SVG element that names its content for a screen reader; "" for a single step.
 
     `lines` are name -> (step, value) pairs in order. Values that are not finite are left out, and on a logarithmic axis
@@ -32,11 +36,15 @@ def line_chart(lines: Mapping[str, Sequence[Point]], *, title: str, y: str, log:
     shown = {name: points for name, points in shown.items() if points}
     if len({step for points in shown.values() for step, _ in points}) < 2:
         return ""
-    ends = [f"{name} from {points[0][1]:.4g} to {points[-1][1]:.4g}" for name, points in shown.items()]
+    ends = [
+        f"{name} from {points[0][1]:.4g} to {points[-1][1]:.4g}" for name, points in shown.items()
+    ]
     label = escape(f"{title}, {y} by step: {'; '.join(ends)}", quote=True)
     head = f'<svg viewBox="0 0 460.8 187.2" role="img" aria-label="{label}"><title>{escape(title)}</title>'
     svg = _drawn([*shown.values()], log=log)
-    styles = (f"s{number % COLOURS}{' dashed' * (number >= COLOURS)}" for number in range(len(shown)))
+    styles = (
+        f"s{number % COLOURS}{' dashed' * (number >= COLOURS)}" for number in range(len(shown))
+    )
     keys = zip(styles, map(escape, shown), strict=True)
     legend = "".join(f'<li><span class="key {style}"></span>{name}</li>' for style, name in keys)
     caption = f"<figcaption>{escape(title)} <small>({escape(y)})</small></figcaption>"
@@ -48,14 +56,20 @@ def _drawn(curves: Sequence[Sequence[Point]], *, log: bool) -> str:
     axes = figure.add_subplot()
     for number, points in enumerate(curves):
         style = "--" if number >= COLOURS else "-"
-        colour = _LINES[number % COLOURS]  # a clip would have an id, and those of two charts could be the same
-        axes.plot(*zip(*points, strict=True), color=colour, linestyle=style, linewidth=1.5, clip_on=False)
+        colour = _LINES[
+            number % COLOURS
+        ]  # a clip would have an id, and those of two charts could be the same
+        axes.plot(
+            *zip(*points, strict=True), color=colour, linestyle=style, linewidth=1.5, clip_on=False
+        )
     values = [value for points in curves for _, value in points]
     if log:
         axes.set_yscale("log")
         axes.minorticks_off()
     is_wide = log and max(values) > 10 * min(values)
-    axes.yaxis.set_major_locator(LogLocator(numticks=6) if is_wide else MaxNLocator(5, steps=[1, 2, 5, 10]))
+    axes.yaxis.set_major_locator(
+        LogLocator(numticks=6) if is_wide else MaxNLocator(5, steps=[1, 2, 5, 10])
+    )
     axes.yaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
     axes.set_xlabel("step", color=_TEXT)

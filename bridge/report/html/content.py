@@ -21,7 +21,14 @@ FLAT = 0.01
 """Relative fall of the training loss below which it has not moved."""
 
 FIGURES = (
-    *("train_loss", "validation_loss", "unigram_entropy", "tokens_per_second", "parameters", "steps"),
+    *(
+        "train_loss",
+        "validation_loss",
+        "unigram_entropy",
+        "tokens_per_second",
+        "parameters",
+        "steps",
+    ),
     *("skipped_steps", "seconds"),
 )
 """Of the summary."""
@@ -43,7 +50,10 @@ def run_content(
     silenced = [{"id": name, "silenced": why} for name, why in reasons.items() if name in WARNINGS]
     if base is not None:
         by = {row["field"]: row["by"] for row in reversed(run.sync.get("rows", ()))}
-        base = {**base, "fields": [{**row, "by": by.get(row["field"], "")} for row in base["fields"]]}
+        base = {
+            **base,
+            "fields": [{**row, "by": by.get(row["field"], "")} for row in base["fields"]],
+        }
     content: dict[str, Any] = {
         "name": run.findings.get("precision") or summary.get("precision") or run.path.name,
         "folder": str(run.path),
@@ -56,7 +66,9 @@ def run_content(
         "recorded_gemms": len(record.gemms) if record is not None else 0,
         "backend": record.backend if record is not None else "",
         "mismatches": list(record.audit) if record is not None else [],
-        "sync": [row for row in run.sync.get("rows", ()) if row["verdict"] not in ("agree", "absent")],
+        "sync": [
+            row for row in run.sync.get("rows", ()) if row["verdict"] not in ("agree", "absent")
+        ],
         "findings": _findings(run),
         "silenced": [*run.findings.get("silenced", ()), *silenced],
         "warnings": dict(early_warnings(Signs.of(run))),
@@ -64,8 +76,14 @@ def run_content(
         "validation": run.metrics("validation"),
         "heat": _heat(run),
         "memory": _memory(record.census if record is not None else (), predicted_bytes or {}),
-        "environment": {"target": run.findings.get("target"), "megatron-core": run.sync.get("megatron_core")},
-        "commands": [*_train_command(run), shlex.join(["precision-bridge", "report", str(run.path)])],
+        "environment": {
+            "target": run.findings.get("target"),
+            "megatron-core": run.sync.get("megatron_core"),
+        },
+        "commands": [
+            *_train_command(run),
+            shlex.join(["precision-bridge", "report", str(run.path)]),
+        ],
     }
     return {**content, "verdict": _verdict(content, summary, run)}
 
@@ -76,7 +94,9 @@ def _findings(run: RunFolder) -> list[dict[str, Any]]:
     return list({(one["id"], one["path"]): one for one in reversed(found)}.values())[::-1]
 
 
-def _verdict(content: dict[str, Any], summary: dict[str, Any], run: RunFolder) -> list[dict[str, str]]:
+def _verdict(
+    content: dict[str, Any], summary: dict[str, Any], run: RunFolder
+) -> list[dict[str, str]]:
     found, count = len(content["findings"]), len(content["mismatches"])
     if not summary:
         end = "unknown", "The run has not come to its end."
@@ -85,8 +105,14 @@ def _verdict(content: dict[str, Any], summary: dict[str, Any], run: RunFolder) -
     elif run.stopped:
         end = "unknown", f"The run was {run.stopped}."
     else:
-        end = "good", f"Ended after step {summary['iteration']}, {summary['skipped_steps']} of them skipped."
-    audit = "good", f"Plan = record: all {content['recorded_gemms']} GEMMs ran in the planned formats."
+        end = (
+            "good",
+            f"Ended after step {summary['iteration']}, {summary['skipped_steps']} of them skipped.",
+        )
+    audit = (
+        "good",
+        f"Plan = record: all {content['recorded_gemms']} GEMMs ran in the planned formats.",
+    )
     if run.record is None:
         audit = "unknown", "No record was held against the plan."
     elif count:
@@ -95,7 +121,10 @@ def _verdict(content: dict[str, Any], summary: dict[str, Any], run: RunFolder) -
         end,
         audit,
         _moved([one["loss"] for one in content["train"] if one["loss"] is not None]),
-        ("unknown" if found else "good", f"{found or 'No'} finding{'s' * (found != 1)} of check and sync."),
+        (
+            "unknown" if found else "good",
+            f"{found or 'No'} finding{'s' * (found != 1)} of check and sync.",
+        ),
         *(("bad", f"{name}: {sentence}") for name, sentence in content["warnings"].items()),
     ]
     return [{"state": state, "sentence": sentence} for state, sentence in answers]
@@ -114,7 +143,9 @@ def _plan_rows(plan: PrecisionPlan) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for layers, modules in plan.folded():
         lines = ((module.name, line_of(module)) for module in modules)
-        by_formats = grouped(((line["forward"], line["dgrad"], line["wgrad"]), name) for name, line in lines)
+        by_formats = grouped(
+            ((line["forward"], line["dgrad"], line["wgrad"]), name) for name, line in lines
+        )
         for (forward, dgrad, wgrad), names in by_formats.items():
             columns = {"forward": forward, "dgrad": dgrad, "wgrad": wgrad}
             rows.append({"layers": [layer.label for layer in layers], "modules": names, **columns})
@@ -126,9 +157,15 @@ def _heat(run: RunFolder) -> list[dict[str, Any]]:
     found = []
     for row in last_measured(run.quantisation):
         if math.isfinite(row.sqnr_db) and row.format in FORMATS:
-            place = {"operand": row.operand, "layer": row.layer, "module": row.module.rpartition(".")[2]}
+            place = {
+                "operand": row.operand,
+                "layer": row.layer,
+                "module": row.module.rpartition(".")[2],
+            }
             below = FORMATS[row.format].healthy_db - row.sqnr_db
-            found.append({**place, "format": row.format, "sqnr_db": row.sqnr_db, "below_normal_db": below})
+            found.append(
+                {**place, "format": row.format, "sqnr_db": row.sqnr_db, "below_normal_db": below}
+            )
     return found
 
 
@@ -140,7 +177,14 @@ def _memory(census: Sequence[CensusRow], predicted: dict[str, int]) -> list[dict
         own = held.get(kind, [])
         size = sum(row.bytes for row in own) if own else None
         formats = ", ".join(dict.fromkeys(row.dtype for row in own))
-        rows.append({"kind": kind, "dtype": formats, "bytes": size, "predicted": sum(expected.get(kind, ())) or None})
+        rows.append(
+            {
+                "kind": kind,
+                "dtype": formats,
+                "bytes": size,
+                "predicted": sum(expected.get(kind, ())) or None,
+            }
+        )
     return [row for row in rows if row["bytes"] or row["predicted"]]
 
 

@@ -25,13 +25,19 @@ STATES = {"good": "Good", "bad": "Problem", "unknown": "Note"}
 
 def render_page(runs: Sequence[Run]) -> str:
     """Return the page of some runs, each the result of `run_content`."""
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    environment.filters.update(number=_number, mib=mib, layers=compact, heat=_heat_table, charts=_charts)
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters.update(
+        number=_number, mib=mib, layers=compact, heat=_heat_table, charts=_charts
+    )
     text = resources.files("bridge.report.html").joinpath(TEMPLATE).read_text(encoding="utf-8")
     runs = _told_apart(runs)
     curves = {run["name"]: points(run["train"], "loss") for run in runs} if len(runs) > 1 else {}
     overlay = Markup(line_chart(curves, title="Training loss of all runs", y="nats per token"))  # noqa: S704  as below
-    return environment.from_string(text).render(runs=runs, overlay=overlay, compared=_comparison(runs), states=STATES)
+    return environment.from_string(text).render(
+        runs=runs, overlay=overlay, compared=_comparison(runs), states=STATES
+    )
 
 
 def render_markdown(runs: Sequence[Run]) -> str:
@@ -43,15 +49,28 @@ def render_markdown(runs: Sequence[Run]) -> str:
     lines = answers(_comparison(runs))
     lines += [""] * bool(lines)
     for run in _told_apart(runs):
-        lines += [f"## {run['name']}", "", *answers(run["verdict"]), "", "| figure | value |", "|---|---|"]
-        lines += [f"| {name.replace('_', ' ')} | {_number(value)} |" for name, value in run["figures"].items()]
+        lines += [
+            f"## {run['name']}",
+            "",
+            *answers(run["verdict"]),
+            "",
+            "| figure | value |",
+            "|---|---|",
+        ]
+        lines += [
+            f"| {name.replace('_', ' ')} | {_number(value)} |"
+            for name, value in run["figures"].items()
+        ]
         if run["base"]:
             fields = ", ".join(f"{row['field']}={row['run']}" for row in run["base"]["fields"])
             lines += ["", f"Differs from {run['base']['name']} in: {fields or 'no field'}."]
         if run["ran"]:
             lines += ["", f"Recorded ({run['backend']}): {run['ran']}."]
         lines += [f"- {sentence}" for sentence in run["mismatches"]]
-        lines += [f"- {one['severity']} {one['id']} {one['path']}: {one['rule']}." for one in run["findings"]]
+        lines += [
+            f"- {one['severity']} {one['id']} {one['path']}: {one['rule']}."
+            for one in run["findings"]
+        ]
         lines.append("")
     return "\n".join(lines)
 
@@ -79,7 +98,10 @@ def _comparison(runs: Sequence[Run]) -> list[dict[str, str]]:
 
 
 def _charts(run: Run) -> Markup:
-    losses = {"training": points(run["train"], "loss"), "validation": points(run["validation"], "loss")}
+    losses = {
+        "training": points(run["train"], "loss"),
+        "validation": points(run["validation"], "loss"),
+    }
     entropy, steps = run["figures"]["unigram_entropy"], [one["step"] for one in run["train"]]
     if entropy is not None and steps:
         losses["unigram entropy"] = [(steps[0], entropy), (steps[-1], entropy)]
@@ -88,7 +110,9 @@ def _charts(run: Run) -> Markup:
     charts.append(line_chart(norms, title="Gradient norm before clipping", y="log scale", log=True))
     scale = points(run["train"], "loss_scale")
     if len({value for _, value in scale}) > 1:
-        charts.append(line_chart({"loss scale": scale}, title="Loss scale", y="log scale", log=True))
+        charts.append(
+            line_chart({"loss scale": scale}, title="Loss scale", y="log scale", log=True)
+        )
     return Markup("".join(charts))  # noqa: S704  numbers and escaped names
 
 
@@ -99,7 +123,10 @@ def _heat_table(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         cells: dict[int, dict[str, Any]] = {}
         for row in sorted(own, key=lambda one: one["layer"]):
             strength = min(1.0, max(0.0, row["below_normal_db"] / WORST_DB))
-            cells.setdefault(row["layer"], {})[row["module"]] = {**row, "strength": round(strength, 2)}
+            cells.setdefault(row["layer"], {})[row["module"]] = {
+                **row,
+                "strength": round(strength, 2),
+            }
         modules = sorted({row["module"] for row in own})
         formats = ", ".join(sorted({row["format"] for row in own}))
         tables.append({"operand": operand, "formats": formats, "modules": modules, "cells": cells})

@@ -19,7 +19,9 @@ OTHER_RULES = frozenset({"optimizer.fp8_recipe"})
 def not_forwarded(run: RunContext) -> Iterator[Violation]:
     """Yield the settings and options that the framework of the run's file does not forward."""
     for fault in run.program.not_forwarded:
-        yield Violation(fault.path, value=fault.value, why=fault.rule, remedy=fault.remedy, rests_on=())
+        yield Violation(
+            fault.path, value=fault.value, why=fault.rule, remedy=fault.remedy, rests_on=()
+        )
     for dropped in run.program.dropped:
         role, _, name = dropped.path.partition(".")
         if _is_fault(dropped, run) and getattr(run.views[role], name) != dropped.value:

@@ -85,14 +85,18 @@ def _compare_gemms(plan: PrecisionPlan, recorded: Sequence[GemmRow]) -> Iterator
                     rows = ran.pop((layer.label, module.name, gemm), [])
                     if not rows and module.module.is_absorbed and plan.settings.absorbs:
                         continue  # the attention multiplies with its weight, and products of attention have no rows
-                    if gemm in planned:  # Megatron's own layers multiply a dgrad that nothing takes, too
+                    if (
+                        gemm in planned
+                    ):  # Megatron's own layers multiply a dgrad that nothing takes, too
                         yield from _compare(layer, module, gemm, rows)
     for place, extra in ran.items():
         for formats in dict.fromkeys(row.formats for row in extra):
             yield Mismatch(column="unplanned", planned="", ran=formats, **place_of(*place))
 
 
-def _compare(layer: PlanLayer, module: PlanModule, gemm: str, rows: list[GemmRow]) -> Iterator[Mismatch]:
+def _compare(
+    layer: PlanLayer, module: PlanModule, gemm: str, rows: list[GemmRow]
+) -> Iterator[Mismatch]:
     expected, at = _expected(module, gemm), place_of(layer.label, module.name, gemm)
     if not rows:
         yield Mismatch(column="absent", planned=expected["formats"], ran="", **at)
@@ -103,9 +107,16 @@ def _compare(layer: PlanLayer, module: PlanModule, gemm: str, rows: list[GemmRow
             continue  # quantizers written in Python, whose formats the record does not see
         if row.formats != expected["formats"]:
             cause = _cause(layer, module, row)
-            yield Mismatch(column="formats", planned=expected["formats"], ran=row.formats, cause=cause, **at)
+            yield Mismatch(
+                column="formats", planned=expected["formats"], ran=row.formats, cause=cause, **at
+            )
             continue  # every other column follows
-        seen = {"tile": _tiles(row), "output": row.output, "accumulate": row.accumulate, "storage": row.storage}
+        seen = {
+            "tile": _tiles(row),
+            "output": row.output,
+            "accumulate": row.accumulate,
+            "storage": row.storage,
+        }
         for column, value in seen.items():
             if value and expected.get(column) and value != expected[column]:
                 yield Mismatch(column=column, planned=expected[column], ran=value, **at)
@@ -126,11 +137,19 @@ def _expected(module: PlanModule, gemm: str) -> dict[str, str]:
     if scheme is not None:
         formats = f"{formats if ' x ' in formats else f'{formats} x {formats}'} ({scheme})"
         sides = ((kind.left, kind.left_columnwise), (kind.right, kind.right_columnwise))
-        tiles = " and ".join(_tile(rows[name].scale, columnwise=columnwise) for name, columnwise in sides)
+        tiles = " and ".join(
+            _tile(rows[name].scale, columnwise=columnwise) for name, columnwise in sides
+        )
     output = rows["output"].format if "output" in rows and gemm == "fprop" else ""
     accumulate = own.accumulate if scheme is not None else ""
     storage = rows["weight"].storage
-    return {"formats": formats, "tile": tiles, "output": output, "accumulate": accumulate, "storage": storage}
+    return {
+        "formats": formats,
+        "tile": tiles,
+        "output": output,
+        "accumulate": accumulate,
+        "storage": storage,
+    }
 
 
 def _tile(scale: str, *, columnwise: bool) -> str:
@@ -156,13 +175,17 @@ def _cause(layer: PlanLayer, module: PlanModule, row: GemmRow) -> str:
     if row.scheme == "none":
         return f"the module is a {row.by}" if row.by else ""
     if module.scheme is None:
-        inside = f" inside an autocast ({row.context})" if row.context and row.context != "off" else ""
+        inside = (
+            f" inside an autocast ({row.context})" if row.context and row.context != "off" else ""
+        )
         kept = " that the plan keeps in high precision" if layer.number is not None else ""
         return f"the layer{kept} ran{inside}" if inside else ""
     if row.scheme == module.scheme or not row.context:
         return ""
     if row.context == module.scheme:
-        return f"the autocast ({row.context}) was on and the module took quantizers of another scheme"
+        return (
+            f"the autocast ({row.context}) was on and the module took quantizers of another scheme"
+        )
     return f"an autocast of another recipe ({row.context}) was on"
 
 
@@ -171,7 +194,10 @@ def folded(found: Iterable[Mismatch]) -> tuple[Mismatch, ...]:
     for name in ("layers", "gemms", "modules"):
         none: dict[str, Any] = {name: ()}
         groups = grouped((replace(one, **none), getattr(one, name)) for one in found)
-        found = [replace(one, **none | {name: tuple(dict.fromkeys(chain(*values)))}) for one, values in groups.items()]
+        found = [
+            replace(one, **none | {name: tuple(dict.fromkeys(chain(*values)))})
+            for one, values in groups.items()
+        ]
     return tuple(found)
 
 
@@ -187,11 +213,15 @@ def _unhealthy(record: Record) -> Iterator[Mismatch]:
 
 def _compare_census(settings: Settings, record: Record) -> Iterator[Mismatch]:
     wanted = _expected_census(settings)
-    for kind, dtypes in grouped((row.kind, SPELLINGS.get(row.dtype, row.dtype)) for row in record.census).items():
+    for kind, dtypes in grouped(
+        (row.kind, SPELLINGS.get(row.dtype, row.dtype)) for row in record.census
+    ).items():
         planned = wanted.get(kind, frozenset())
         if planned and not planned.issuperset(dtypes):
             ran = " and ".join(dict.fromkeys(dtypes))
-            yield Mismatch(column="census", planned=" or ".join(sorted(planned)), ran=ran, tensors=kind)
+            yield Mismatch(
+                column="census", planned=" or ".join(sorted(planned)), ran=ran, tensors=kind
+            )
 
 
 def _expected_census(settings: Settings) -> Mapping[str, frozenset[str]]:
@@ -200,8 +230,16 @@ def _expected_census(settings: Settings) -> Mapping[str, frozenset[str]]:
     return {
         "gradients": frozenset({settings.grad_reduce}),
         "gradient reduction": frozenset({settings.grad_reduce}),
-        **({} if None in settings.sent else {"sent between stages": frozenset(map(str, settings.sent))}),
-        **({} if settings.remainders else {"master weights": frozenset({settings.master or settings.mode})}),
+        **(
+            {}
+            if None in settings.sent
+            else {"sent between stages": frozenset(map(str, settings.sent))}
+        ),
+        **(
+            {}
+            if settings.remainders
+            else {"master weights": frozenset({settings.master or settings.mode})}
+        ),
         **({} if "fp8" in moments else {"optimizer state": frozenset(moments)}),
     }
 
@@ -221,7 +259,12 @@ def _texts(record: Record) -> dict[Mismatch, str]:
     differs = Mismatch(column="differs", planned="", ran="")
     pairs = []
     for row in record.gemms:
-        parts = [row.formats, _tiles(row), row.output and f"to {row.output}", row.storage and f"stored {row.storage}"]
+        parts = [
+            row.formats,
+            _tiles(row),
+            row.output and f"to {row.output}",
+            row.storage and f"stored {row.storage}",
+        ]
         place = replace(differs, **place_of(row.layer, row.module, row.gemm))
         pairs.append((place, ", ".join(filter(None, parts))))
     pairs += [(replace(differs, tensors=one.kind), one.dtype) for one in record.census]
@@ -245,7 +288,9 @@ def _kind(rows: Sequence[GemmRow]) -> str:
     modules = grouped((_formats(own), module) for module, own in by_module.items())
     if set(modules) <= HIGH and len(modules) == 1:
         return next(iter(modules))
-    return " and ".join(f"{formats} ({', '.join(sorted(names))})" for formats, names in modules.items())
+    return " and ".join(
+        f"{formats} ({', '.join(sorted(names))})" for formats, names in modules.items()
+    )
 
 
 def _formats(rows: Sequence[GemmRow]) -> str:
@@ -253,4 +298,6 @@ def _formats(rows: Sequence[GemmRow]) -> str:
         return " and ".join(dict.fromkeys(row.formats for row in rows))
     gemms = grouped((row.gemm, f"{row.left} x {row.right}") for row in rows)
     schemes = " and ".join(dict.fromkeys(row.scheme for row in rows if row.scheme != "none"))
-    return f"{schemes}, " + ", ".join(f"{gemm} {' and '.join(gemms[gemm])}" for gemm in GEMMS if gemm in gemms)
+    return f"{schemes}, " + ", ".join(
+        f"{gemm} {' and '.join(gemms[gemm])}" for gemm in GEMMS if gemm in gemms
+    )

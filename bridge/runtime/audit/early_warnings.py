@@ -131,13 +131,21 @@ def _underflow_rising(signs: Signs) -> str | None:
     recent = signs.quantisation[-(RECENT + 1) * len(last) :]
     earlier = grouped((row.place, row.underflow) for row in recent if row.step != last[0].step)
     usual = {row: median(earlier[row.place]) for row in last if row.place in earlier}
-    rising = [row for row in last if row.underflow > min(0.5, max(2 * usual.get(row, 1), usual.get(row, 1) + 0.02))]
+    rising = [
+        row
+        for row in last
+        if row.underflow > min(0.5, max(2 * usual.get(row, 1), usual.get(row, 1) + 0.02))
+    ]
     if not rising:
         return None
     row = max(rising, key=lambda one: one.underflow)
     rest = f"; too much of {len(rising) - 1} other operands, too" if len(rising) > 1 else ""
     share = f"{100 * row.underflow:.3g} % of {row.place} became zero at step {row.step}"
-    before = f", {100 * usual[row]:.3g} % in the median of the measurements before" if row in usual else ""
+    before = (
+        f", {100 * usual[row]:.3g} % in the median of the measurements before"
+        if row in usual
+        else ""
+    )
     return f"{share}{before}{rest}."
 
 
@@ -165,23 +173,34 @@ WARNINGS = {
         _gradients_not_finite,
     ),
     "loss-spike": EarlyWarning(f"loss above 1.2 times the median of {RECENT} records", _loss_spike),
-    "gradient-spike": EarlyWarning(f"gradient norm above 10 times the median of {RECENT} records", _gradient_spike),
-    "skipped-steps": EarlyWarning("more than a tenth of the steps since the first update were skipped", _skipped),
+    "gradient-spike": EarlyWarning(
+        f"gradient norm above 10 times the median of {RECENT} records", _gradient_spike
+    ),
+    "skipped-steps": EarlyWarning(
+        "more than a tenth of the steps since the first update were skipped", _skipped
+    ),
     "loss-scale-floor": EarlyWarning("the dynamic loss scale is at min_loss_scale", _scale_floor),
     "spike-after-scale-change": EarlyWarning(
         f"loss above 1.1 times its median, at most {AFTER_CHANGE} records after the loss scale changed",
         _spike_after_change,
     ),
-    "amax-history": EarlyWarning("an amax is above four times what the operand's scale can represent", _amax_history),
-    "underflow-rising": EarlyWarning(
-        "the share that becomes zero is above half, or twice its median and 2 points above it", _underflow_rising
+    "amax-history": EarlyWarning(
+        "an amax is above four times what the operand's scale can represent", _amax_history
     ),
-    "stale-weights": EarlyWarning("a GEMM of the last audited step multiplied an older weight", _stale_weights),
+    "underflow-rising": EarlyWarning(
+        "the share that becomes zero is above half, or twice its median and 2 points above it",
+        _underflow_rising,
+    ),
+    "stale-weights": EarlyWarning(
+        "a GEMM of the last audited step multiplied an older weight", _stale_weights
+    ),
 }
 """All early warnings by name."""
 
 
 def early_warnings(signs: Signs) -> list[tuple[str, str]]:
     """Return (name, sentence) of each warning that stands."""
-    found = ((name, row.look(signs)) for name, row in WARNINGS.items() if name not in signs.silenced)
+    found = (
+        (name, row.look(signs)) for name, row in WARNINGS.items() if name not in signs.silenced
+    )
     return [(name, sentence) for name, sentence in found if sentence is not None]

@@ -62,7 +62,10 @@ def by_operand(rows: Iterable[QuantisationRow]) -> dict[str, list[QuantisationRo
 
 def finite(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row with numbers that JSON has: None for infinity and NaN."""
-    return {name: None if isinstance(one, float) and not math.isfinite(one) else one for name, one in row.items()}
+    return {
+        name: None if isinstance(one, float) and not math.isfinite(one) else one
+        for name, one in row.items()
+    }
 
 
 def write_rows(path: Path, rows: Sequence[QuantisationRow], *, append: bool = False) -> None:
@@ -78,7 +81,10 @@ def rows_of(text: str) -> list[QuantisationRow]:
     """Return the rows of a CSV text; a last line that is being written is left out. ValueError, TypeError: no table."""
     lines = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
     kinds = {field.name: field.type for field in fields(QuantisationRow)}
-    return [QuantisationRow(**{name: _value(kinds[name], one) for name, one in line.items()}) for line in lines]
+    return [
+        QuantisationRow(**{name: _value(kinds[name], one) for name, one in line.items()})
+        for line in lines
+    ]
 
 
 def _value(kind: Any, text: str) -> Any:

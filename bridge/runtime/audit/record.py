@@ -53,7 +53,11 @@ class GemmRow:
     @property
     def formats(self) -> str:
         """The formats that were multiplied, as the plan writes them, with the scheme."""
-        formats = self.left if self.left == self.right and self.scheme == "none" else f"{self.left} x {self.right}"
+        formats = (
+            self.left
+            if self.left == self.right and self.scheme == "none"
+            else f"{self.left} x {self.right}"
+        )
         return formats if self.scheme == "none" else f"{formats} ({self.scheme})"
 
 
@@ -101,11 +105,18 @@ class Record:
 
     def write(self, path: Path) -> None:
         """Write the record as JSON, a line per row."""
-        rows: dict[str, tuple[Any, ...]] = {"gemms": self.gemms, "census": self.census, "health": self.health}
+        rows: dict[str, tuple[Any, ...]] = {
+            "gemms": self.gemms,
+            "census": self.census,
+            "health": self.health,
+        }
         head = {"version": 1, "backend": self.backend, "step": self.step, "audit": self.audit}
         parts = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
         for name, own in rows.items():
-            filled = ({column: value for column, value in asdict(row).items() if value != ""} for row in own)
+            filled = (
+                {column: value for column, value in asdict(row).items() if value != ""}
+                for row in own
+            )
             lines = ",\n".join(f"    {json.dumps(row)}" for row in filled)
             parts.append(f'  "{name}": [\n{lines}\n  ]' if own else f'  "{name}": []')
         scratch = path.with_suffix(".tmp")  # `watch` reads the file while the run goes on
@@ -122,11 +133,17 @@ class Record:
             gemms = tuple(GemmRow(**_texts(row)) for row in content["gemms"])
             census = tuple(CensusRow(**row) for row in content["census"])
             health = tuple(HealthRow(**row) for row in content["health"])
-            head = {"backend": str(content["backend"]), "step": content["step"], "audit": tuple(content["audit"])}
+            head = {
+                "backend": str(content["backend"]),
+                "step": content["step"],
+                "audit": tuple(content["audit"]),
+            }
             return cls(gemms=gemms, census=census, health=health, **head)
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             remedy = "Give the record.json of a run of this version."
-            raise RunConfigError.of("record", f"must be a record of a run ({error})", str(path), remedy) from None
+            raise RunConfigError.of(
+                "record", f"must be a record of a run ({error})", str(path), remedy
+            ) from None
 
 
 def _texts(row: dict[str, Any]) -> dict[str, str]:

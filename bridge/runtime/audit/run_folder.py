@@ -46,7 +46,9 @@ class RunFolder:
     def config(self) -> dict[str, Any]:
         """The run as it was, every field, after the precision was written into it."""
         name = str(self.path / MADE)
-        text = strict_yaml.decoded(strict_yaml.read_bytes(name, error=RunConfigError), name, error=RunConfigError)
+        text = strict_yaml.decoded(
+            strict_yaml.read_bytes(name, error=RunConfigError), name, error=RunConfigError
+        )
         loaded = strict_yaml.load_all(text, name, error=RunConfigError)
         return loaded[0] if loaded and isinstance(loaded[0], dict) else {}
 
@@ -73,7 +75,9 @@ class RunFolder:
         if number is None:
             return None
         steps = self.config.get("train", {}).get("train_iters")
-        return f"stopped by {signal.Signals(number).name} after step {summary['iteration']} of {steps}"
+        return (
+            f"stopped by {signal.Signals(number).name} after step {summary['iteration']} of {steps}"
+        )
 
     @property
     def record(self) -> Record | None:
@@ -88,7 +92,9 @@ class RunFolder:
             return quantisation.rows_of(self.text_of(path)) if path.is_file() else []
         except (ValueError, TypeError) as error:
             rule = f"must be a table as the training command writes it ({error})"
-            raise RunConfigError.of(str(path), rule, path.name, "Run it again, or delete the file.") from None
+            raise RunConfigError.of(
+                str(path), rule, path.name, "Run it again, or delete the file."
+            ) from None
 
     def has_ended(self) -> bool:
         """Return whether the run has come to its end by now."""
@@ -105,7 +111,11 @@ class RunFolder:
         for number, line in enumerate(lines, start=1):
             try:
                 values = json.loads(line)
-                known = {"step": int(values["step"]), "kind": str(values["kind"]), "loss": values["loss"]}
+                known = {
+                    "step": int(values["step"]),
+                    "kind": str(values["kind"]),
+                    "loss": values["loss"],
+                }
                 records.append({**values, **known})
             except (ValueError, TypeError, KeyError, RecursionError):
                 torn(number)
@@ -120,9 +130,13 @@ class RunFolder:
             content = json.loads(self.text_of(path))
         except (ValueError, RecursionError) as error:
             rule = f"must be JSON as the training command writes it ({error})"
-            raise RunConfigError.of(str(path), rule, name, "Run it again, or delete the file.") from None
+            raise RunConfigError.of(
+                str(path), rule, name, "Run it again, or delete the file."
+            ) from None
         return content if isinstance(content, dict) else {}
 
     def text_of(self, path: Path) -> str:
         """Return the text of a file of the folder."""
-        return strict_yaml.read_bytes(path, error=RunConfigError, limit=MAX_JSON_BYTES).decode(errors="replace")
+        return strict_yaml.read_bytes(path, error=RunConfigError, limit=MAX_JSON_BYTES).decode(
+            errors="replace"
+        )

@@ -51,17 +51,23 @@ class Setting:
         section, _, field = key.partition(".")
         fields = run.config.get(section)
         if not field:
-            sections = [name for name, held in run.config.items() if isinstance(held, dict) and key in held]
+            sections = [
+                name for name, held in run.config.items() if isinstance(held, dict) and key in held
+            ]
             if len(sections) > 1:
                 matches = [f"{name}.{key}" for name in sections]
-                raise RunConfigError.of("FIELD", "must name one section", key, did_you_mean(matches), matches)
+                raise RunConfigError.of(
+                    "FIELD", "must name one section", key, did_you_mean(matches), matches
+                )
             return cls.of(run, f"{sections[0]}.{key}") if sections else None
         if not isinstance(fields, dict):
             return None
         if field not in fields:
             matches = [f"{section}.{name}" for name in close_matches(field, fields)]
             hint = did_you_mean(matches) or f"`{run.path}/config.yaml` lists them."
-            raise RunConfigError.of("FIELD", f"must be a field of {section} in the run", key, hint, matches)
+            raise RunConfigError.of(
+                "FIELD", f"must be a field of {section} in the run", key, hint, matches
+            )
         origins = run.json_of(FILE)
         value = fields[field]
         default = origins.get("defaults", {}).get(key, value)
@@ -69,7 +75,9 @@ class Setting:
         written = {f"{row['owner']}.{row['attribute']}" for row in run.sync.get("rows", ())}
         by = "default" if value == default else "derived by Megatron Core when its config was built"
         by = "the sync" if key in written else next(reversed(set_by), by)
-        return cls(key=key, value=value, default=default, set_by=set_by, by=by, ran=_trace(run, key))
+        return cls(
+            key=key, value=value, default=default, set_by=set_by, by=by, ran=_trace(run, key)
+        )
 
 
 def _trace(run: RunFolder, key: str) -> str:
@@ -78,9 +86,15 @@ def _trace(run: RunFolder, key: str) -> str:
         return ""
     if key in {"optimizer.lr", "optimizer.min_lr"}:
         rates = [one["learning_rate"] for one in train]
-        course = f"{rates[0]:g} in the first record, {max(rates):g} at most, {rates[-1]:g} in the last"
+        course = (
+            f"{rates[0]:g} in the first record, {max(rates):g} at most, {rates[-1]:g} in the last"
+        )
         return f"Learning rate: {course}"
-    return f"Steps: the last record is of step {train[-1]['step']}" if key == "train.train_iters" else ""
+    return (
+        f"Steps: the last record is of step {train[-1]['step']}"
+        if key == "train.train_iters"
+        else ""
+    )
 
 
 def effect_in(run: RunFolder, field: str) -> str:
@@ -102,7 +116,9 @@ def effect_in(run: RunFolder, field: str) -> str:
 
 def _tensors(record: Record, kinds: tuple[str, ...]) -> str:
     dtypes = {kind: [row.dtype for row in record.census if row.kind == kind] for kind in kinds}
-    return "; ".join(f"{kind} {' and '.join(dict.fromkeys(own))}" for kind, own in dtypes.items() if own)
+    return "; ".join(
+        f"{kind} {' and '.join(dict.fromkeys(own))}" for kind, own in dtypes.items() if own
+    )
 
 
 def _loss_scale(run: RunFolder) -> str:

@@ -39,7 +39,9 @@ class Part:
     @property
     def bytes(self) -> int:
         """Bytes of their values."""
-        bits = "".join(filter(str.isdigit, self.dtype.partition("_")[0]))  # of float8_e4m3fn 8; bool has none
+        bits = "".join(
+            filter(str.isdigit, self.dtype.partition("_")[0])
+        )  # of float8_e4m3fn 8; bool has none
         return self.elements * int(bits or 8) // 8
 
 
@@ -79,8 +81,13 @@ class Contents:
     @property
     def parts(self) -> list[Part]:
         """The tensors by part of the training state and dtype."""
-        found = grouped(((_part_of(key), tensor.dtype), tensor.elements) for key, tensor in self.tensors.items())
-        return [Part(part=key[0], dtype=key[1], tensors=len(own), elements=sum(own)) for key, own in found.items()]
+        found = grouped(
+            ((_part_of(key), tensor.dtype), tensor.elements) for key, tensor in self.tensors.items()
+        )
+        return [
+            Part(part=key[0], dtype=key[1], tensors=len(own), elements=sum(own))
+            for key, own in found.items()
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the contents as plain data."""
@@ -108,11 +115,15 @@ class Difference:
     def of(cls, one: Contents, two: Contents) -> Difference:
         """Return what differs between two checkpoints."""
         changes = tuple(precision_changes(one.settings, two.settings) if two.settings else ())
-        shown = {change.path.rpartition(".")[2] for change in changes} | set(HALVES if changes else ())
+        shown = {change.path.rpartition(".")[2] for change in changes} | set(
+            HALVES if changes else ()
+        )
         settings = _differing("setting", one.settings, two.settings)
         return cls(
             changes=changes,
-            settings=tuple(row for row in settings if row["setting"].rpartition(".")[2] not in shown),
+            settings=tuple(
+                row for row in settings if row["setting"].rpartition(".")[2] not in shown
+            ),
             tensors=tuple(_differing("tensor", one.tensors, two.tensors)),
         )
 
@@ -122,7 +133,11 @@ class Difference:
     def to_dict(self) -> dict[str, Any]:
         """Return the difference as plain data."""
         changes = [asdict(change) for change in self.changes]
-        return {"precision": changes, "settings": list(self.settings), "tensors": list(self.tensors)}
+        return {
+            "precision": changes,
+            "settings": list(self.settings),
+            "tensors": list(self.tensors),
+        }
 
 
 def checkpoint_at(path: Path) -> Path:
@@ -136,7 +151,9 @@ def checkpoint_at(path: Path) -> Path:
         numbers = []
     if not numbers:
         rule = "must be a checkpoint, or a folder of checkpoints"
-        raise CheckpointError(f"{path!s:.200}: {rule}. Give a folder such as checkpoints/iter_0000100.")
+        raise CheckpointError(
+            f"{path!s:.200}: {rule}. Give a folder such as checkpoints/iter_0000100."
+        )
     return folder_of(path, numbers[0])
 
 
@@ -147,7 +164,9 @@ def _part_of(key: str) -> str:
     return "delayed scales" if SCALING in key else "weights"
 
 
-def _differing(heading: str, one: Mapping[str, object], two: Mapping[str, object]) -> Iterator[dict[str, str]]:
+def _differing(
+    heading: str, one: Mapping[str, object], two: Mapping[str, object]
+) -> Iterator[dict[str, str]]:
     for name in {**one, **two}:
         before, now = str(one.get(name, "absent")), str(two.get(name, "absent"))
         if before != now:

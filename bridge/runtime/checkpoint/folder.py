@@ -37,7 +37,9 @@ def is_finished(checkpoint: Path) -> bool:
 
 def newest_finished(folder: Path) -> int | None:
     """Return the step of the newest checkpoint that was written to its end, or None."""
-    return next((number for number in iterations(folder) if is_finished(folder_of(folder, number))), None)
+    return next(
+        (number for number in iterations(folder) if is_finished(folder_of(folder, number))), None
+    )
 
 
 def latest_iteration(folder: Path) -> int | None:
@@ -58,7 +60,11 @@ def candidates(folder: Path) -> list[int]:
     pointed = latest_iteration(folder)
     numbers = [number for number in iterations(folder) if pointed is None or number <= pointed]
     if pointed is not None and pointed not in numbers:
-        logger.warning("checkpoint.load: %s names step %d, whose checkpoint is missing.", folder / LATEST, pointed)
+        logger.warning(
+            "checkpoint.load: %s names step %d, whose checkpoint is missing.",
+            folder / LATEST,
+            pointed,
+        )
     return numbers
 
 
@@ -67,7 +73,9 @@ def load_fault(folder: Path) -> Finding | None:
     if iterations(folder):
         return None
     remedy = "Give the folder that an earlier run saved to, or leave it at None to start fresh."
-    return Finding(path="checkpoint.load", rule="no checkpoint there", value=str(folder), remedy=remedy)
+    return Finding(
+        path="checkpoint.load", rule="no checkpoint there", value=str(folder), remedy=remedy
+    )
 
 
 def pointer_fault(folder: Path, key: str) -> Finding | None:
@@ -75,12 +83,17 @@ def pointer_fault(folder: Path, key: str) -> Finding | None:
     pointer = folder / LATEST
     if not os.path.lexists(pointer) or pointer.is_file():
         return None
-    return Finding(path=key, rule=f"{LATEST} must be a file", value=str(pointer), remedy="Move it away.")
+    return Finding(
+        path=key, rule=f"{LATEST} must be a file", value=str(pointer), remedy="Move it away."
+    )
 
 
 def set_aside(checkpoint: Path, why: str) -> None:
     """Rename a checkpoint that stands in the place of a coming one; nothing of it is deleted."""
-    names = (checkpoint.with_name(f"{checkpoint.name}.{why}{number or ''}") for number in itertools.count())
+    names = (
+        checkpoint.with_name(f"{checkpoint.name}.{why}{number or ''}")
+        for number in itertools.count()
+    )
     other = next(name for name in names if not name.exists())
     checkpoint.rename(other)
     logger.warning("checkpoint.save: %s is %s and is renamed to %s.", checkpoint, why, other.name)

@@ -35,16 +35,27 @@ def folder_lock(folder: Path, *, key: str = "checkpoint.save") -> Iterator[str |
         folder.mkdir(parents=True, exist_ok=True)
         handle = _acquired(folder, key)
     except OSError as error:
-        rule, why = "must be a folder that can be written to", error.strerror or type(error).__name__
-        raise CheckpointError(f"{key}: {rule}, got {str(folder)!r} ({why}). Choose another.") from error
+        rule, why = (
+            "must be a folder that can be written to",
+            error.strerror or type(error).__name__,
+        )
+        raise CheckpointError(
+            f"{key}: {rule}, got {str(folder)!r} ({why}). Choose another."
+        ) from error
     ended = threading.Event()
     beat = threading.Thread(target=_beat, args=(handle, ended), daemon=True)
     try:
         before = _holder(handle)
         os.ftruncate(handle, 0)
-        os.pwrite(handle, json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode(), 0)
+        os.pwrite(
+            handle, json.dumps({"host": socket.gethostname(), "pid": os.getpid()}).encode(), 0
+        )
         beat.start()
-        yield f"{folder}: the lock of {_named(before)}, which no longer runs, was taken over." if before else None
+        yield (
+            f"{folder}: the lock of {_named(before)}, which no longer runs, was taken over."
+            if before
+            else None
+        )
     finally:
         ended.set()
         if beat.ident is not None:

@@ -55,16 +55,22 @@ class Manifest:
             found = json.loads(data)
             files = {str(name): dict(facts) for name, facts in found["files"].items()}
             sizes = {name: int(facts["bytes"]) for name, facts in files.items()}
-            checksums = {name: str(facts[ALGORITHM]) for name, facts in files.items() if ALGORITHM in facts}
+            checksums = {
+                name: str(facts[ALGORITHM]) for name, facts in files.items() if ALGORITHM in facts
+            }
             manifest = cls(sizes=sizes, checksums=checksums, run=dict(found.get("run") or {}))
         except FileNotFoundError:
-            raise DamagedCheckpointError(checkpoint, f"{MANIFEST}, which is written last, is missing") from None
+            raise DamagedCheckpointError(
+                checkpoint, f"{MANIFEST}, which is written last, is missing"
+            ) from None
         except OSError as error:
             raise DamagedCheckpointError(checkpoint, _unreadable(error)) from None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
             raise DamagedCheckpointError(checkpoint, f"{MANIFEST} is damaged") from None
         paths = [PurePosixPath(name) for name in sizes]
-        is_inside = all(path.parts and not path.is_absolute() and ".." not in path.parts for path in paths)
+        is_inside = all(
+            path.parts and not path.is_absolute() and ".." not in path.parts for path in paths
+        )
         is_plain = isinstance(manifest.run.get("settings", {}), dict) and is_inside
         if not sizes or not is_plain or len(checksums) not in (0, len(sizes)):
             raise DamagedCheckpointError(checkpoint, f"{MANIFEST} is damaged")
@@ -112,7 +118,9 @@ def damage(checkpoint: Path) -> str | None:
         manifest = Manifest.read(checkpoint)
     except DamagedCheckpointError as error:
         return error.reason
-    return manifest.outline_fault(checkpoint) or manifest.content_fault(checkpoint, manifest.checksums)
+    return manifest.outline_fault(checkpoint) or manifest.content_fault(
+        checkpoint, manifest.checksums
+    )
 
 
 def digest(checkpoint: Path) -> str:
@@ -124,13 +132,21 @@ def outline(checkpoint: Path) -> dict[str, int]:
     """Return name -> bytes of every regular file of a checkpoint, in the order of their names."""
     files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
     named = ((path.relative_to(checkpoint).as_posix(), path) for path in files)
-    return {name: path.stat().st_size for name, path in named if name != MANIFEST and not path.name.startswith(".nfs")}
+    return {
+        name: path.stat().st_size
+        for name, path in named
+        if name != MANIFEST and not path.name.startswith(".nfs")
+    }
 
 
 def share(names: Iterable[str], rank: int, ranks: int) -> list[str]:
     """Return the files that a rank reads: those that the rank of this number wrote, and may have in its cache."""
     written = ((name, _WRITER.match(name)) for name in names)
-    return [name for name, writer in written if int(writer[1] if writer is not None else 0) % ranks == rank]
+    return [
+        name
+        for name, writer in written
+        if int(writer[1] if writer is not None else 0) % ranks == rank
+    ]
 
 
 def checksums(checkpoint: Path, names: Iterable[str]) -> dict[str, str]:

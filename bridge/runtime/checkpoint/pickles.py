@@ -31,7 +31,13 @@ LISTING: Mapping[str, tuple[str, ...]] = {
     f"{_CHECKPOINT}.filesystem": ("_StorageInfo", "_StoragePrefix"),
     f"{_CHECKPOINT}.planner": ("SavePlan", "TensorWriteData", "WriteItem", "WriteItemType"),
     f"{_CHECKPOINT}.metadata": (
-        *("BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta"),
+        *(
+            "BytesStorageMetadata",
+            "ChunkStorageMetadata",
+            "Metadata",
+            "MetadataIndex",
+            "StorageMeta",
+        ),
         *("TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING"),
     ),
 }
@@ -42,7 +48,14 @@ MODULE_STATE: Mapping[str, tuple[str, ...]] = {
     "torch.storage": ("_load_from_bytes",),
     "collections": ("OrderedDict",),
     "transformer_engine.common.recipe": (
-        *("DelayedScaling", "Float8BlockScaling", "Float8CurrentScaling", "Format", "MMParams", "MXFP8BlockScaling"),
+        *(
+            "DelayedScaling",
+            "Float8BlockScaling",
+            "Float8CurrentScaling",
+            "Format",
+            "MMParams",
+            "MXFP8BlockScaling",
+        ),
         *("NVFP4BlockScaling", "QParams", "_FormatHelper"),
     ),
     "megatron.core.extensions.transformer_engine": ("TEDelayedScaling",),
@@ -133,7 +146,9 @@ class _Reader(pickle.Unpickler):
 
     def __init__(self, data: bytes, allowed: Mapping[str, tuple[str, ...]]) -> None:
         for code, number, _position in pickletools.genops(data):
-            if code.name.endswith("PUT") and (number or 0) > len(data):  # for which Python would take gigabytes
+            if code.name.endswith("PUT") and (number or 0) > len(
+                data
+            ):  # for which Python would take gigabytes
                 raise pickle.UnpicklingError(f"numbers an object {number}")
         super().__init__(io.BytesIO(data))
         self.allowed = allowed
@@ -164,7 +179,9 @@ def read_listing(checkpoint: Path) -> Listing:
 
 def pickle_fault(checkpoint: Path) -> str | None:
     """Return why the pickles of a checkpoint must not be read, as a clause, or None where they are plain data."""
-    odd = next((path for path in checkpoint.glob("*") if not (path.is_file() or path.is_dir())), None)
+    odd = next(
+        (path for path in checkpoint.glob("*") if not (path.is_file() or path.is_dir())), None
+    )
     if odd is not None:  # a pipe or a device, which could block for ever
         return f"{odd.name:.80} is no regular file"
     try:
@@ -190,7 +207,9 @@ def pickle_fault(checkpoint: Path) -> str | None:
         return _foreign(name, str(error))
     except Exception:  # noqa: BLE001  as above
         return f"{name} is damaged, or is no plain data"
-    outside = next((file for file in sorted(listing.files) if not (checkpoint / file).is_file()), None)
+    outside = next(
+        (file for file in sorted(listing.files) if not (checkpoint / file).is_file()), None
+    )
     return None if outside is None else f"{outside:.80} is missing"
 
 
@@ -205,7 +224,12 @@ def _require_plain(data: bytes, *, is_module_state: bool = False) -> None:
 
     rebuild: Any = np.arange(0).__reduce__()[0]
     names = [f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")]
-    random_states: list[Any] = [np.ndarray, np.dtype, type(np.dtype(np.uint32)), *((rebuild, name) for name in names)]
+    random_states: list[Any] = [
+        np.ndarray,
+        np.dtype,
+        type(np.dtype(np.uint32)),
+        *((rebuild, name) for name in names),
+    ]
     with torch.serialization.safe_globals(random_states):
         value = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     if is_module_state:
@@ -220,7 +244,9 @@ def _listing(found: Any) -> Listing:
     for key, entry in found.state_dict_metadata.items():
         if type(entry).__name__ == "TensorStorageMetadata":
             (shape,) = entry.size.arguments
-            tensors[str(key)] = Tensor(dtype=str(entry.properties.state[0].__name__), shape=tuple(map(int, shape)))
+            tensors[str(key)] = Tensor(
+                dtype=str(entry.properties.state[0].__name__), shape=tuple(map(int, shape))
+            )
     files = set()
     for index, info in found.storage_data.items():
         file = str(info.relative_path)
@@ -228,5 +254,9 @@ def _listing(found: Any) -> Listing:
             raise ValueError(file)
         files.add(file)
         if index.fqn not in tensors:
-            places.append(Stored(key=str(index.fqn), file=file, offset=int(info.offset), length=int(info.length)))
+            places.append(
+                Stored(
+                    key=str(index.fqn), file=file, offset=int(info.offset), length=int(info.length)
+                )
+            )
     return Listing(tensors=tensors, objects=tuple(places), files=frozenset(files))

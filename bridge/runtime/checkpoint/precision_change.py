@@ -14,7 +14,9 @@ from bridge.precision.subjects import ASKED, IMPOSSIBLE, OUTCOMES
 from bridge.sync.routes import ROUTES, Route
 
 MODE = "mixed_precision mode"
-_STORED = "weights are saved in the dtype of the mode and quantised again from the FP32 master weights"
+_STORED = (
+    "weights are saved in the dtype of the mode and quantised again from the FP32 master weights"
+)
 _BEGINS = "scales and amax histories begin again: a scale is 1 until the first amax is known"
 _UNUSED = "the checkpoint's scales and amax histories are not used"
 MODULES = "mixed_precision.modules"
@@ -22,7 +24,11 @@ HISTORY = tuple(name for name in FIELDS if name.startswith("fp8_amax"))
 """Fields that only say something next to the same field of another run in delayed scaling."""
 DERIVED = tuple(dict.fromkeys(route.field for route in ROUTES if route.rule.endswith("dtype")))
 """Fields that follow from the mode."""
-_ROUTES = {name: [route for route in ROUTES if route.field == name] for names in GROUPS.values() for name in names}
+_ROUTES = {
+    name: [route for route in ROUTES if route.field == name]
+    for names in GROUPS.values()
+    for name in names
+}
 """Field -> its routes, in the order in which changes are listed."""
 
 
@@ -43,7 +49,9 @@ class Change:
 
 def precision_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[Change]:
     """Return what differs in precision between two runs, the gravest first."""
-    return sorted(_changes(before, now) if before else (), key=lambda change: -OUTCOMES.index(change.outcome))
+    return sorted(
+        _changes(before, now) if before else (), key=lambda change: -OUTCOMES.index(change.outcome)
+    )
 
 
 def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Change]:
@@ -64,7 +72,12 @@ def _of_field(route: Route, before: Mapping[str, str], now: Mapping[str, str]) -
     one, two = before.get(path), now.get(path)
     acts = _acts(field, before), _acts(field, now)
     has_effect = all(acts) if route.field in HISTORY else any(acts)
-    if None in (one, two) or one == two or not has_effect or (route.field == "fp8_recipe" and not acts[1]):
+    if (
+        None in (one, two)
+        or one == two
+        or not has_effect
+        or (route.field == "fp8_recipe" and not acts[1])
+    ):
         return None
     subject = field.subject or subjects.COMPUTE
     meaning = _STORED if field.twin is not None else subject.meaning
@@ -72,7 +85,9 @@ def _of_field(route: Route, before: Mapping[str, str], now: Mapping[str, str]) -
         meaning = _BEGINS
     elif route.field == "fp8_recipe" and one == "delayed":
         meaning = _UNUSED
-    return Change(path=path, before=str(one), now=str(two), outcome=subject.outcome, meaning=meaning)
+    return Change(
+        path=path, before=str(one), now=str(two), outcome=subject.outcome, meaning=meaning
+    )
 
 
 def _acts(field: StatedField, settings: Mapping[str, str]) -> bool:
@@ -91,6 +106,13 @@ def _mode(settings: Mapping[str, str]) -> str:
 
 def _of_mode(before: str, now: str) -> tuple[str, str]:
     if "fp32" in (before, now):
-        return IMPOSSIBLE, "an FP32 run has no master weights, so the optimizer's states have other entries"
-    scale = " and the loss scale begins at initial_loss_scale" if now == "fp16" else " and the loss scale is not used"
+        return (
+            IMPOSSIBLE,
+            "an FP32 run has no master weights, so the optimizer's states have other entries",
+        )
+    scale = (
+        " and the loss scale begins at initial_loss_scale"
+        if now == "fp16"
+        else " and the loss scale is not used"
+    )
     return ASKED, f"weights are rounded again from the FP32 master weights,{scale}"

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
     from bridge.runtime.checkpoint.pickles import Tensor
 
-LINEAR = re.compile(r"(?:^|\.)(?:linear_\w+|in_proj|out_proj|eh_proj|fc\d_latent_proj)\.weight\d*\Z")
+LINEAR = re.compile(
+    r"(?:^|\.)(?:linear_\w+|in_proj|out_proj|eh_proj|fc\d_latent_proj)\.weight\d*\Z"
+)
 MASTERS = (f"{STATE}param.", f"{STATE}fp32_param.")
 LARGEST = 8 * 2**30
 """Bytes of the largest tensor that is read; a checkpoint has one tensor for all layers."""
@@ -34,10 +36,19 @@ def linear_weights(checkpoint: Path) -> dict[str, Tensor]:
     for key, tensor in tensors.items():
         if LINEAR.search(key) and not key.startswith(STATE) and len(tensor.shape) > 1:
             masters = (prefix + key for prefix in MASTERS)
-            of = next((name for name in masters if name in tensors and tensors[name].shape == tensor.shape), key)
+            of = next(
+                (
+                    name
+                    for name in masters
+                    if name in tensors and tensors[name].shape == tensor.shape
+                ),
+                key,
+            )
             found[of] = tensors[of]
     if not found:
-        raise CheckpointError(f"{checkpoint}: holds no weight of a linear layer. Give a checkpoint of a GPT or Mamba.")
+        raise CheckpointError(
+            f"{checkpoint}: holds no weight of a linear layer. Give a checkpoint of a GPT or Mamba."
+        )
     return found
 
 

@@ -99,5 +99,7 @@ def band(
     for place, error in errors.items():
         depth = place.layer if place.gemm == "fprop" else num_layers + 1 - place.layer
         bound = CONSTANT * GROWTH**depth * (forward if place.gemm == "fprop" else backward)
-        rows.append(BandRow(**asdict(place), error=error, bound=bound, control=control.get(place, math.nan)))
+        rows.append(
+            BandRow(**asdict(place), error=error, bound=bound, control=control.get(place, math.nan))
+        )
     return Band(rows=tuple(rows), rerouted=rerouted)

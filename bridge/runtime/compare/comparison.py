@@ -73,25 +73,38 @@ def read_arm(folder: Path) -> Arm | None:
         summary = run.summary or {}
         failed = run.json_of(FAILED).get("error")
         train = run.metrics("train")
-        losses = tuple(math.nan if record["loss"] is None else float(record["loss"]) for record in train)
+        losses = tuple(
+            math.nan if record["loss"] is None else float(record["loss"]) for record in train
+        )
         finite = (row for row in last_measured(run.quantisation) if math.isfinite(row.sqnr_db))
-        precision = {name: one for name, one in flat.items() if name in ROUTED or _is_under(name, PRECISION)}
-        apart = {name for name in flat if name in precision or name in SEEDS or _is_under(name, APART)}
+        precision = {
+            name: one for name, one in flat.items() if name in ROUTED or _is_under(name, PRECISION)
+        }
+        apart = {
+            name for name in flat if name in precision or name in SEEDS or _is_under(name, APART)
+        }
         return Arm(
             folder=folder,
-            label=str(summary.get("precision") or flat.get("mixed_precision._recipe_") or "no recipe"),
+            label=str(
+                summary.get("precision") or flat.get("mixed_precision._recipe_") or "no recipe"
+            ),
             precision=precision,
             rest={name: value for name, value in flat.items() if name not in apart},
             seed=tuple(flat.get(name) for name in SEEDS),
             warm_up=int(flat["train.lr_warmup_iters"]),
             curve=Curve(steps=tuple(int(record["step"]) for record in train), losses=losses),
             summary=summary,
-            sqnr_db={operand: fmean(row.sqnr_db for row in own) for operand, own in by_operand(finite).items()},
+            sqnr_db={
+                operand: fmean(row.sqnr_db for row in own)
+                for operand, own in by_operand(finite).items()
+            },
             failure=failed or summary.get("failure"),
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         rule = f"is no folder of a run ({type(error).__name__}: {error})"
-        raise RunConfigError.of("compare", rule, str(folder), "Delete it, and run again.") from error
+        raise RunConfigError.of(
+            "compare", rule, str(folder), "Delete it, and run again."
+        ) from error
 
 
 def _is_under(name: str, places: tuple[str, ...]) -> bool:
@@ -130,7 +143,10 @@ class RecipeRow:
     @property
     def failures(self) -> list[str]:
         """Each failure once."""
-        found = (arm.failure or ("" if arm.is_whole else f"{arm.folder.name} did not end.") for arm in self.arms)
+        found = (
+            arm.failure or ("" if arm.is_whole else f"{arm.folder.name} did not end.")
+            for arm in self.arms
+        )
         return [failure for failure in dict.fromkeys(found) if failure]
 
     @property
@@ -153,7 +169,9 @@ class RecipeRow:
         if self.gap is None:
             return f"{self.label}: the baseline."
         gap = self.gap
-        kind = "cannot tell" if gap.verdict == "cannot tell" else f"{gap.verdict} {100 * gap.gate:g} %"
+        kind = (
+            "cannot tell" if gap.verdict == "cannot tell" else f"{gap.verdict} {100 * gap.gate:g} %"
+        )
         text = f"{self.label}: {kind}. {gap.reason}"
         if gap.share is not None and gap.window is not None:
             first, last = gap.window
@@ -199,13 +217,19 @@ def compare(arms: Sequence[Arm], *, gate: float = GATE) -> list[Comparison]:
     return [_comparison(*pair, baseline, gate) for pair in zip(sets.values(), where, strict=True)]
 
 
-def _comparison(twins: list[Arm], where: Mapping[str, Any], baseline: str, gate: float) -> Comparison:
+def _comparison(
+    twins: list[Arm], where: Mapping[str, Any], baseline: str, gate: float
+) -> Comparison:
     recipes = grouped((_key(arm.precision), arm) for arm in twins)
     first = recipes.get(baseline) or twins[:1]
     ordered = sorted(recipes.values(), key=lambda arms: arms[0].precision != first[0].precision)
     labels = _labels([arms[0] for arms in ordered])
-    rows = [_row(label, arms, ordered[0], gate) for label, arms in zip(labels, ordered, strict=True)]
-    rows[0] = replace(rows[0], loss=mean_of(row.gap.baseline_loss for row in rows if row.gap is not None))
+    rows = [
+        _row(label, arms, ordered[0], gate) for label, arms in zip(labels, ordered, strict=True)
+    ]
+    rows[0] = replace(
+        rows[0], loss=mean_of(row.gap.baseline_loss for row in rows if row.gap is not None)
+    )
     return Comparison(rows=tuple(rows), gate=gate, equal_fields=len(twins[0].rest), where=where)
 
 
@@ -217,10 +241,18 @@ def _row(label: str, arms: list[Arm], baseline: list[Arm], gate: float) -> Recip
         reason = f"The run failed in {len(failed)} of {len(arms)} seeds."
         gap = Gap(verdict="outside", reason=reason, seeds=len(arms), gate=gate)
     elif arms is not baseline:
-        pairs = [(seeds[arm.seed].curve, arm.curve) for arm in arms if arm.seed in seeds and arm.is_whole]
+        pairs = [
+            (seeds[arm.seed].curve, arm.curve) for arm in arms if arm.seed in seeds and arm.is_whole
+        ]
         gap = judge(pairs, warm_up=max(arm.warm_up for arm in arms), gate=gate)
     differs = _varied([baseline[0].precision, arms[0].precision])
-    return RecipeRow(label=label, arms=tuple(arms), gap=gap, differs_in=tuple(differs), loss=gap.loss if gap else None)
+    return RecipeRow(
+        label=label,
+        arms=tuple(arms),
+        gap=gap,
+        differs_in=tuple(differs),
+        loss=gap.loss if gap else None,
+    )
 
 
 def _labels(arms: Sequence[Arm]) -> list[str]:
@@ -228,7 +260,9 @@ def _labels(arms: Sequence[Arm]) -> list[str]:
     labels = []
     for arm in arms:
         varied = _varied([one.precision for one in arms if one.label == arm.label])
-        labels.append(", ".join([arm.label, *(f"{name}={arm.precision.get(name)}" for name in varied)]))
+        labels.append(
+            ", ".join([arm.label, *(f"{name}={arm.precision.get(name)}" for name in varied)])
+        )
     return labels
 
 

@@ -55,14 +55,23 @@ class Curve:
         """
         steps = np.asarray(self.steps)
         weights = np.diff(steps, prepend=0)
-        interval = np.searchsorted(np.asarray(boundaries), steps)  # the records after the last boundary come last
+        interval = np.searchsorted(
+            np.asarray(boundaries), steps
+        )  # the records after the last boundary come last
         count = len(boundaries) + 1
         sums = np.bincount(interval, weights=weights * np.asarray(self.losses), minlength=count)
         return sums[:-1] / np.bincount(interval, weights=weights, minlength=count)[:-1]
 
     def first_lost(self) -> int | None:
         """Return the step of the first record without a finite loss, None where all are finite."""
-        return next((step for step, loss in zip(self.steps, self.losses, strict=True) if not np.isfinite(loss)), None)
+        return next(
+            (
+                step
+                for step, loss in zip(self.steps, self.losses, strict=True)
+                if not np.isfinite(loss)
+            ),
+            None,
+        )
 
 
 def common_steps(curves: Sequence[Curve]) -> list[int]:
@@ -124,7 +133,9 @@ def judge(pairs: Pairs, *, warm_up: int, gate: float = GATE) -> Gap:
         reason = "The baseline's own loss is not finite."
     elif lost:
         verdict = "outside"
-        reason = f"Its loss is not finite from step {min(lost)} on in {len(lost)} of {len(pairs)} seeds."
+        reason = (
+            f"Its loss is not finite from step {min(lost)} on in {len(lost)} of {len(pairs)} seeds."
+        )
     else:
         reason = too_short(steps, warm_up)
     if reason is not None:
@@ -156,7 +167,9 @@ def _judged(pairs: Pairs, steps: list[int], chosen: list[int], gate: float) -> G
     base = np.stack([baseline.over(steps) for baseline, _ in pairs])
     difference = np.stack([recipe.over(steps) for _, recipe in pairs]) - base
     level = float(np.mean(_weighted(base, weights)))
-    per_seed = _weighted(difference, weights) / level if level > 0 else np.full(len(pairs), math.nan)
+    per_seed = (
+        _weighted(difference, weights) / level if level > 0 else np.full(len(pairs), math.nan)
+    )
     share = float(np.mean(per_seed))
     low, high = interval_of(per_seed)
     bit_equal = all(baseline == recipe for baseline, recipe in pairs)
@@ -178,7 +191,13 @@ def _judged(pairs: Pairs, steps: list[int], chosen: list[int], gate: float) -> G
 
 
 def _verdict(
-    per_seed: Losses, low: float | None, high: float | None, *, gate: float, fall: float, bit_equal: bool
+    per_seed: Losses,
+    low: float | None,
+    high: float | None,
+    *,
+    gate: float,
+    fall: float,
+    bit_equal: bool,
 ) -> dict[str, Any]:
     if low is not None and high is not None and (low > gate or high < -gate):
         side = "above" if low > gate else "below"
@@ -237,6 +256,13 @@ def _over_steps(base: Losses, difference: Losses, steps: Sequence[int]) -> GapCu
         per_seed = np.average(difference[:, block], axis=1, weights=weights[block]) / level
         low, high = interval_of(per_seed)
         mean = float(per_seed.mean())
-        points.append((int(steps[block[-1]]), mean, mean if low is None else low, mean if high is None else high))
+        points.append(
+            (
+                int(steps[block[-1]]),
+                mean,
+                mean if low is None else low,
+                mean if high is None else high,
+            )
+        )
     ends, means, lows, highs = zip(*points, strict=True)
     return GapCurve(steps=ends, mean=means, low=lows, high=highs)

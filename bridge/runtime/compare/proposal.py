@@ -48,21 +48,32 @@ class Proposal:
 
 
 def propose(
-    rows: Sequence[Any], *, scheme: str | None, fp8_format: str | None, num_layers: int, schemes: Sequence[str] = FINER
+    rows: Sequence[Any],
+    *,
+    scheme: str | None,
+    fp8_format: str | None,
+    num_layers: int,
+    schemes: Sequence[str] = FINER,
 ) -> list[Proposal]:
     """Return a proposal for each module with an operand that lost more than a bit.
 
     Of several measured steps the last counts. `scheme` and `fp8_format` are the run's; prediction layers behind its
     `num_layers` have no number in a row. `schemes` are those of `FINER` that the target runs.
     """
-    known = [row for row in last_measured(rows) if row.layer <= num_layers and math.isfinite(row.sqnr_db)]
+    known = [
+        row for row in last_measured(rows) if row.layer <= num_layers and math.isfinite(row.sqnr_db)
+    ]
     modules = grouped(((row.layer, row.module), row) for row in known)
-    finer = [name for name in schemes if scheme not in FINER or FINER.index(name) > FINER.index(scheme)]
+    finer = [
+        name for name in schemes if scheme not in FINER or FINER.index(name) > FINER.index(scheme)
+    ]
     found = (_proposal(operands, finer, fp8_format) for operands in modules.values())
     return [proposal for proposal in found if proposal is not None]
 
 
-def _proposal(operands: Sequence[Any], finer: Sequence[str], fp8_format: str | None) -> Proposal | None:
+def _proposal(
+    operands: Sequence[Any], finer: Sequence[str], fp8_format: str | None
+) -> Proposal | None:
     worst = min(operands, key=lambda row: row.sqnr_db - FORMATS[row.format].healthy_db)
     if worst.sqnr_db >= FORMATS[worst.format].healthy_db - BIT_DB:
         return None
@@ -80,8 +91,12 @@ def _proposal(operands: Sequence[Any], finer: Sequence[str], fp8_format: str | N
 
 def _suits(scheme: str, operands: Sequence[Any], worst: Any, fp8_format: str | None) -> bool:
     """Return whether every operand is near its format's ratio under a scheme, and the worst gains a bit."""
-    forward, backward = OPERAND_FORMATS[str(Effect(family="fp8", scheme=scheme).in_run(fp8_format).format)]
-    formats = dict.fromkeys(("input", "weight"), FORMATS[forward]) | {"grad_output": FORMATS[backward]}
+    forward, backward = OPERAND_FORMATS[
+        str(Effect(family="fp8", scheme=scheme).in_run(fp8_format).format)
+    ]
+    formats = dict.fromkeys(("input", "weight"), FORMATS[forward]) | {
+        "grad_output": FORMATS[backward]
+    }
     near = all(_under(one, scheme) >= formats[one.operand].healthy_db - BIT_DB for one in operands)
     return near and _under(worst, scheme) >= worst.sqnr_db + BIT_DB
 

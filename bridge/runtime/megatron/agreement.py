@@ -34,7 +34,9 @@ def require_agreement(fingerprint: Mapping[str, str]) -> None:
     if not differing:
         return
     other = differing[0]
-    seen = from_all_ranks(lambda: (socket.gethostname(), dict(fingerprint)) if rank in (0, other) else None)
+    seen = from_all_ranks(
+        lambda: (socket.gethostname(), dict(fingerprint)) if rank in (0, other) else None
+    )
     (first_host, first), (other_host, others) = (found for found in seen if found is not None)
     paths = [path for path in sorted({*first, *others}) if first.get(path) != others.get(path)]
     lines = [
@@ -45,10 +47,14 @@ def require_agreement(fingerprint: Mapping[str, str]) -> None:
     if len(paths) > SHOWN:
         lines.append(f"  and {len(paths) - SHOWN} more")
     if len(differing) > 1:
-        lines.append(f"  {len(differing)} of {len(seen)} ranks differ from rank 0; rank {other} is the first of them.")
+        lines.append(
+            f"  {len(differing)} of {len(seen)} ranks differ from rank 0; rank {other} is the first of them."
+        )
     rule = f"must be the same on every rank, and rank {other} differs from rank 0"
     remedy = "Start every rank with the same command, environment and packages."
-    raise RunConfigError("\n".join([f"The settings of a run {rule}. {remedy}", *lines]), rule=rule, remedy=remedy)
+    raise RunConfigError(
+        "\n".join([f"The settings of a run {rule}. {remedy}", *lines]), rule=rule, remedy=remedy
+    )
 
 
 def from_first_rank(compute: Callable[[], T]) -> T:

@@ -41,7 +41,12 @@ class FusedDotProductAttention(DotProductAttention):  # type: ignore[misc]  # Me
     """
 
     def __init__(
-        self, config: Any, *args: Any, k_channels: int | None = None, v_channels: int | None = None, **kwargs: Any
+        self,
+        config: Any,
+        *args: Any,
+        k_channels: int | None = None,
+        v_channels: int | None = None,
+        **kwargs: Any,
     ) -> None:
         alone = copy.copy(config)
         alone.context_parallel_size = 1  # Megatron's constructor refuses more
@@ -51,7 +56,13 @@ class FusedDotProductAttention(DotProductAttention):  # type: ignore[misc]  # Me
             self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition
 
     def forward(
-        self, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, *args: Any, **kwargs: Any
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        *args: Any,
+        **kwargs: Any,
     ) -> Tensor:
         """Return the attended values, [S, B, N * D]."""
         config, softmax = self.config, self.scale_mask_softmax
@@ -71,23 +82,29 @@ class FusedDotProductAttention(DotProductAttention):  # type: ignore[misc]  # Me
         if not is_plain:
             if group.size() > 1:
                 rule = "attention with a mask, a window or dropout has no context parallelism here"
-                raise RunConfigError.of("model.context_parallel_size", rule, group.size(), "Set it to 1.")
+                raise RunConfigError.of(
+                    "model.context_parallel_size", rule, group.size(), "Set it to 1."
+                )
             output: Tensor = super().forward(query, key, value, attention_mask, *args, **kwargs)
             return output
         if group.size() == 1:
             return self._attended(query, key, value)
         key, value = (
-            in_order(gather_from_sequence_parallel_region(own, group=group), group.size()) for own in (key, value)
+            in_order(gather_from_sequence_parallel_region(own, group=group), group.size())
+            for own in (key, value)
         )
         chunks = query.chunk(2)
         ends = [len(chunks[0]) * (number + 1) for number in chunks_of(group.rank(), group.size())]
-        return torch.cat([self._attended(q, key[:end], value[:end]) for q, end in zip(chunks, ends, strict=True)])
+        return torch.cat(
+            [self._attended(q, key[:end], value[:end]) for q, end in zip(chunks, ends, strict=True)]
+        )
 
     def _attended(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Return the attended values of queries whose last one is at the place of the last key, [S, B, N * D]."""
         dtype = query.dtype
         q_BNSD, k_BGSD, v_BGSD = (
-            tensor_SBXD.permute(1, 2, 0, 3).to(multiplied_dtype(dtype)) for tensor_SBXD in (query, key, value)
+            tensor_SBXD.permute(1, 2, 0, 3).to(multiplied_dtype(dtype))
+            for tensor_SBXD in (query, key, value)
         )
         out_BNSD = attended(q_BNSD, k_BGSD, v_BGSD, scale=self.softmax_scale, is_causal=True)
         return out_BNSD.to(dtype).permute(2, 0, 1, 3).flatten(2)

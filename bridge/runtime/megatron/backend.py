@@ -50,14 +50,20 @@ def choose_backend_of_phases(
     Arguments and errors as for `choose_backend`, of each phase.
     """
     chosen = [choose_backend(requested, model, environ) for model in models]
-    low = [backend for backend, model in zip(chosen, models, strict=True) if scheme_of(model) is not None]
+    low = [
+        backend
+        for backend, model in zip(chosen, models, strict=True)
+        if scheme_of(model) is not None
+    ]
     if not low:
         return chosen[0]
     notes = tuple(dict.fromkeys(note for backend in low for note in backend.notes))
     return replace(low[0], notes=notes)
 
 
-def choose_backend(requested: str, config: Any, environ: Mapping[str, str] = MappingProxyType({})) -> Backend:
+def choose_backend(
+    requested: str, config: Any, environ: Mapping[str, str] = MappingProxyType({})
+) -> Backend:
     """Return the backend for a `TransformerConfig` on this machine.
 
     Of `BACKENDS`, auto is Transformer Engine where it works, else the emulation; te_cpu needs a process that was
@@ -68,7 +74,11 @@ def choose_backend(requested: str, config: Any, environ: Mapping[str, str] = Map
         PrecisionConfigError: No such scheme or format, or a variable of the environment contradicts the config.
     """
     scheme = scheme_of(config)
-    effects = [effect for one in matchers_in(getattr(config, "quant_recipe", None)) for effect in one.effects]
+    effects = [
+        effect
+        for one in matchers_in(getattr(config, "quant_recipe", None))
+        for effect in one.effects
+    ]
     schemes = [scheme, *(effect.scheme for effect in effects if effect.scheme is not None)]
     if requested == "te_cpu" or installed_te() is not None:
         return _te_on_cpu(requested, config, schemes, environ)
@@ -79,21 +89,33 @@ def choose_backend(requested: str, config: Any, environ: Mapping[str, str] = Map
             "auto or emulated, use te_cpu for its Python on this CPU, or run this where it works."
         )
     if requested != "emulated" and not missing:
-        return Backend(name="te", notes=("Layers: Transformer Engine.", *_te_notes(config, environ)))
+        return Backend(
+            name="te", notes=("Layers: Transformer Engine.", *_te_notes(config, environ))
+        )
     if scheme is None and not any(effect.chooses_in_high for effect in effects):
-        unused = "precision_backend=emulated has no effect: this precision has no FP8 or FP4 matmuls."
+        unused = (
+            "precision_backend=emulated has no effect: this precision has no FP8 or FP4 matmuls."
+        )
         return Backend(name="local", notes=(unused,) if requested == "emulated" else ())
-    why = "as asked for" if requested == "emulated" else f"Transformer Engine cannot run here: {'; '.join(missing)}"
+    why = (
+        "as asked for"
+        if requested == "emulated"
+        else f"Transformer Engine cannot run here: {'; '.join(missing)}"
+    )
     return _emulated(config, why, environ, schemes)
 
 
-def _emulated(config: Any, why: str, environ: Mapping[str, str], schemes: Sequence[str | None]) -> Backend:
+def _emulated(
+    config: Any, why: str, environ: Mapping[str, str], schemes: Sequence[str | None]
+) -> Backend:
     override = _refuse_options(environ, schemes)
     precision = gemm_precision(config)
     kind = "chosen per module"
     if precision is not None:
         is_per_module = quant_recipes(getattr(config, "quant_recipe", None))
-        kind = f"{precision.scheme}, {precision.format}{', and per module' if is_per_module else ''}"
+        kind = (
+            f"{precision.scheme}, {precision.format}{', and per module' if is_per_module else ''}"
+        )
     note = f"FP8/FP4 matmuls: emulated ({kind}), {why}."
     notes = [note]
     for row, text in variables_in(environ):
@@ -121,7 +143,9 @@ def _refuse_options(environ: Mapping[str, str], schemes: Sequence[str | None]) -
     return override
 
 
-def _te_on_cpu(requested: str, config: Any, schemes: list[str | None], environ: Mapping[str, str]) -> Backend:
+def _te_on_cpu(
+    requested: str, config: Any, schemes: list[str | None], environ: Mapping[str, str]
+) -> Backend:
     """Return the backend of a process with Transformer Engine's Python on its CPU, or refuse one that does not fit."""
     found = installed_te()
     if requested != "te_cpu":
@@ -147,7 +171,9 @@ def _te_on_cpu(requested: str, config: Any, schemes: list[str | None], environ: 
 
 def _missing(schemes: Sequence[str | None], machine: Target | None = None) -> list[str]:
     """Return the requirements of the schemes of a run, and of its single modules, that a machine lacks."""
-    return list(dict.fromkeys(lack for scheme in schemes for lack in missing_for_te(scheme, machine)))
+    return list(
+        dict.fromkeys(lack for scheme in schemes for lack in missing_for_te(scheme, machine))
+    )
 
 
 def _te_notes(config: Any, environ: Mapping[str, str]) -> list[str]:
@@ -191,6 +217,10 @@ def running(backend: Backend) -> Iterator[None]:
             stack.enter_context(megatron_stores())
             stack.enter_context(backward_overridden(backend.backward_override))
             held = (import_module(name) for name in _TE_CHECKPOINTS if find_spec(name) is not None)
-            changes = [(module, "te_checkpoint", checkpoint) for module in held if hasattr(module, "te_checkpoint")]
+            changes = [
+                (module, "te_checkpoint", checkpoint)
+                for module in held
+                if hasattr(module, "te_checkpoint")
+            ]
             stack.enter_context(replaced(fitting(changes)))
         yield

@@ -21,7 +21,12 @@ def multiplied_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def attended(
-    q_BNSD: torch.Tensor, k_BGSD: torch.Tensor, v_BGSD: torch.Tensor, *, scale: float, is_causal: bool
+    q_BNSD: torch.Tensor,
+    k_BGSD: torch.Tensor,
+    v_BGSD: torch.Tensor,
+    *,
+    scale: float,
+    is_causal: bool,
 ) -> torch.Tensor:
     """Return the attended values, (B, N, S, D), in the dtype of the operands.
 
@@ -33,7 +38,9 @@ def attended(
         q_BNSD,
         k_BGSD,
         v_BGSD,
-        attn_mask=torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries) if is_part else None,
+        attn_mask=torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+        if is_part
+        else None,
         is_causal=is_causal and not is_part,
         scale=scale,
         enable_gqa=q_BNSD.shape[1] != k_BGSD.shape[1],
@@ -48,7 +55,11 @@ def chunks_of(rank: int, ranks: int) -> tuple[int, int]:
 def own_part(whole: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
     """Return a rank's part of a tensor whose second axis is the sequence."""
     chunks = whole.chunk(2 * ranks, dim=1)
-    return torch.cat([chunks[number] for number in chunks_of(rank, ranks)], dim=1) if ranks > 1 else whole
+    return (
+        torch.cat([chunks[number] for number in chunks_of(rank, ranks)], dim=1)
+        if ranks > 1
+        else whole
+    )
 
 
 def in_order(gathered: torch.Tensor, ranks: int) -> torch.Tensor:

@@ -5,7 +5,9 @@ A script states these configs before a recipe completes them, so that what Megat
 
 from dataclasses import dataclass
 
-from megatron.core.distributed import DistributedDataParallelConfig as MegatronDistributedDataParallelConfig
+from megatron.core.distributed import (
+    DistributedDataParallelConfig as MegatronDistributedDataParallelConfig,
+)
 from megatron.core.optimizer import OptimizerConfig as MegatronOptimizerConfig
 
 __all__ = [

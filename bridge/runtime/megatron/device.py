@@ -60,7 +60,9 @@ def _asked_about_cpu(query: Callable[..., Any]) -> Callable[..., Any]:
     return lambda *args, **kwargs: asked(*args, **kwargs) if args or kwargs else asked("cuda")
 
 
-_STREAM = SimpleNamespace(**dict.fromkeys(("wait_event", "wait_stream", "synchronize"), lambda *_: None))
+_STREAM = SimpleNamespace(
+    **dict.fromkeys(("wait_event", "wait_stream", "synchronize"), lambda *_: None)
+)
 """A stream of a device that does things in order anyway."""
 _STREAM.record_event = lambda *_: _STREAM
 
@@ -81,7 +83,8 @@ def _of_aliases(send: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(send)
     def sent(*, tensor_send_prev: Any, tensor_send_next: Any, **others: Any) -> Any:
         previous, following = (
-            None if tensor is None else tensor.detach() for tensor in (tensor_send_prev, tensor_send_next)
+            None if tensor is None else tensor.detach()
+            for tensor in (tensor_send_prev, tensor_send_next)
         )
         return send(tensor_send_prev=previous, tensor_send_next=following, **others)
 
@@ -108,14 +111,19 @@ def _of_one_loop(start: Callable[..., None]) -> Callable[..., None]:
     shared = functools.cache(gloo.create_default_device)
 
     def started(self: Any, *args: Any, timeout: timedelta | None = None, **others: Any) -> None:
-        if timeout is None or len(args) != 3:  # a call with options of its own, or of another release
+        if (
+            timeout is None or len(args) != 3
+        ):  # a call with options of its own, or of another release
             start(self, *args, **({} if timeout is None else {"timeout": timeout}), **others)
             return
         options = gloo._Options()  # noqa: SLF001  torch gives these no public names
         values = {"_devices": [shared()], "_threads": 1, "_timeout": timeout, **others}
         unknown = [name for name in values if not hasattr(options, name)]
         if unknown:
-            log_left_out("torch.distributed.ProcessGroupGloo.__init__", f"its options have no {', '.join(unknown)}")
+            log_left_out(
+                "torch.distributed.ProcessGroupGloo.__init__",
+                f"its options have no {', '.join(unknown)}",
+            )
             start(self, *args, timeout=timeout, **others)
             return
         for name, value in values.items():

@@ -28,7 +28,13 @@ from bridge.runtime.megatron.process import release_at_end
 from bridge.runtime.megatron.replacement import fitting, replaced
 from bridge.runtime.megatron.without_te import OF_CONFIGS
 
-ACTIVATIONS = {"gelu": F.gelu, "relu": F.relu, "silu": F.silu, "squared_relu": squared_relu, "quick_gelu": quick_gelu}
+ACTIVATIONS = {
+    "gelu": F.gelu,
+    "relu": F.relu,
+    "silu": F.silu,
+    "squared_relu": squared_relu,
+    "quick_gelu": quick_gelu,
+}
 """Names that `activation_func` accepts as well as a function."""
 
 
@@ -73,7 +79,9 @@ class GPTConfig(MLATransformerConfig):  # type: ignore[misc]  # Megatron is unty
         if isinstance(activation, str):
             if activation not in ACTIVATIONS:
                 rule = f"must be one of {', '.join(ACTIVATIONS)} or a function"
-                raise RunConfigError.of("model.activation_func", rule, activation, "Choose one of them.")
+                raise RunConfigError.of(
+                    "model.activation_func", rule, activation, "Choose one of them."
+                )
             config.activation_func = ACTIVATIONS[activation]
         if config.hybrid_layer_pattern or config.hybrid_override_pattern:
             config.is_hybrid_model = True
@@ -111,14 +119,19 @@ def run_config(config: Any, *, vocab_size: int, backend: str = "local") -> tuple
     if config.vocab_size is None:
         config.vocab_size = vocab_size
     elif config.vocab_size < vocab_size:
-        rule, remedy = f"must be at least the data's vocabulary of {vocab_size}", "Leave it at None to take the data's."
+        rule, remedy = (
+            f"must be at least the data's vocabulary of {vocab_size}",
+            "Leave it at None to take the data's.",
+        )
         raise RunConfigError.of("model.vocab_size", rule, config.vocab_size, remedy)
     off = {} if has_cuda() else dict(_WITHOUT_CUDA)
     for switch, module in _EXTENSIONS.items():
         if not has_cuda() or importlib.util.find_spec(module) is None:
             off[switch] = f"its kernel needs {module}, which is not installed here"
     if backend in ("local", "emulated"):
-        off["moe_grouped_gemm"] = "the kernel is Transformer Engine's; experts multiply one after the other"
+        off["moe_grouped_gemm"] = (
+            "the kernel is Transformer Engine's; experts multiply one after the other"
+        )
     changed = [switch for switch in off if getattr(config, switch)]
     for switch in changed:
         setattr(config, switch, False)
@@ -133,7 +146,13 @@ def padded_vocab_size(config: Any) -> int:
 
 
 def build_gpt(
-    config: Any, ddp: Any, where: torch.device, *, seed: int, backend: str = "local", phases: Sequence[Any] = ()
+    config: Any,
+    ddp: Any,
+    where: torch.device,
+    *,
+    seed: int,
+    backend: str = "local",
+    phases: Sequence[Any] = (),
 ) -> list[Any]:
     """Build this rank's part of the model: a `DistributedDataParallel` per chunk, as Megatron's schedules take them.
 
@@ -145,11 +164,14 @@ def build_gpt(
     chunks = config.virtual_pipeline_model_parallel_size
     stages = [None] if chunks is None else list(range(chunks))
     models = [
-        _build_chunk(config, ddp, where, seed=seed, backend=backend, vp_stage=stage, phases=phases) for stage in stages
+        _build_chunk(config, ddp, where, seed=seed, backend=backend, vp_stage=stage, phases=phases)
+        for stage in stages
     ]
     # Only the first chunk's buckets are reduced early: the others have nothing to overlap with in time.
     built = [
-        DistributedDataParallel(config=config, ddp_config=copy.copy(ddp), module=model, disable_bucketing=index > 0)
+        DistributedDataParallel(
+            config=config, ddp_config=copy.copy(ddp), module=model, disable_bucketing=index > 0
+        )
         for index, model in enumerate(models)
     ]
     for chunk in built:
@@ -177,7 +199,9 @@ def _require_te_storage(config: Any, ddp: Any) -> None:
 
     Source: megatron-core 0.16.1 distributed/param_and_grad_buffer.py:828; 0.17.1 has `fp4_param_gather` for them.
     """
-    is_packed = getattr(config, "fp4", None) and scheme_of(config) and getattr(config, "fp4_param", False)
+    is_packed = (
+        getattr(config, "fp4", None) and scheme_of(config) and getattr(config, "fp4_param", False)
+    )
     if is_packed and ddp.use_distributed_optimizer and not hasattr(ddp, "fp4_param_gather"):
         raise RunConfigError(
             "model.fp4_param: this Megatron Core cannot keep Transformer Engine's NVFP4 weights in the buffers of the "
@@ -187,14 +211,25 @@ def _require_te_storage(config: Any, ddp: Any) -> None:
 
 
 def _build_chunk(
-    config: Any, ddp: Any, where: torch.device, *, seed: int, backend: str, vp_stage: int | None, phases: Sequence[Any]
+    config: Any,
+    ddp: Any,
+    where: torch.device,
+    *,
+    seed: int,
+    backend: str,
+    vp_stage: int | None,
+    phases: Sequence[Any],
 ) -> torch.nn.Module:
     arguments: dict[str, Any] = {
         "config": config,
         "vocab_size": padded_vocab_size(config),
         "max_sequence_length": config.seq_length,
-        "pre_process": parallel_state.is_pipeline_first_stage(ignore_virtual=False, vp_stage=vp_stage),
-        "post_process": parallel_state.is_pipeline_last_stage(ignore_virtual=False, vp_stage=vp_stage),
+        "pre_process": parallel_state.is_pipeline_first_stage(
+            ignore_virtual=False, vp_stage=vp_stage
+        ),
+        "post_process": parallel_state.is_pipeline_last_stage(
+            ignore_virtual=False, vp_stage=vp_stage
+        ),
         "parallel_output": True,
         "share_embeddings_and_output_weights": config.share_embeddings_and_output_weights,
         "position_embedding_type": config.position_embedding_type,
@@ -204,7 +239,9 @@ def _build_chunk(
     model: torch.nn.Module
     recipe: Any = getattr(config, "quant_recipe", None)
     has_chunks = vp_stage is not None and hasattr(recipe, "of_chunk")
-    own = [(config, "quant_recipe", recipe.of_chunk(vp_stage))] if has_chunks else []  # while it is built and matched
+    own = (
+        [(config, "quant_recipe", recipe.of_chunk(vp_stage))] if has_chunks else []
+    )  # while it is built and matched
     with marked_weights(config) as marks, replaced(own):
         if config.is_hybrid_model:
             model = build_hybrid(backend=backend, **arguments)
@@ -241,16 +278,27 @@ def parameter_count(model: list[Any]) -> int:
         and (rank == 0 or getattr(parameter, "tensor_model_parallel", False))
         and not getattr(parameter, "shared", False)
     )
-    experts = sum(parameter.numel() for parameter in parameters if not getattr(parameter, "allreduce", True))
-    total, routed = (torch.tensor(own, dtype=torch.int64, device=parameters[0].device) for own in (dense, experts))
+    experts = sum(
+        parameter.numel() for parameter in parameters if not getattr(parameter, "allreduce", True)
+    )
+    total, routed = (
+        torch.tensor(own, dtype=torch.int64, device=parameters[0].device)
+        for own in (dense, experts)
+    )
     torch.distributed.all_reduce(total, group=parallel_state.get_model_parallel_group())
-    torch.distributed.all_reduce(routed, group=parallel_state.get_expert_tensor_model_pipeline_parallel_group())
+    torch.distributed.all_reduce(
+        routed, group=parallel_state.get_expert_tensor_model_pipeline_parallel_group()
+    )
     return int(total) + int(routed)
 
 
 def bucket_groups(model: list[Any]) -> list[Any]:
     """Return the groups of buckets in which the gradients and weights of model chunks are reduced and gathered."""
-    return [group for chunk in model for group in (*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups)]
+    return [
+        group
+        for chunk in model
+        for group in (*chunk.bucket_groups, *chunk.expert_parallel_bucket_groups)
+    ]
 
 
 def unwrapped(module: Any) -> Any:

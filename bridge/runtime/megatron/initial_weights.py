@@ -28,15 +28,23 @@ from bridge.runtime.megatron.replacement import replaced
 
 Marks = dict[float, "Callable[[torch.Tensor], Any]"]
 
-_MARKS = {"init_method": 2.0**-10, "output_layer_init_method": 2.0**-11, "embedding_init_method": 2.0**-12}
+_MARKS = {
+    "init_method": 2.0**-10,
+    "output_layer_init_method": 2.0**-11,
+    "embedding_init_method": 2.0**-12,
+}
 """Config field -> its mark: smaller than any weight's amax, which delayed scaling keeps the larger one of."""
 
 
 @contextmanager
 def marked_weights(config: Any) -> Iterator[Marks]:
     """Let a config's initialisation functions write their marks; yield mark -> function."""
-    methods = {name: getattr(config, name) for name in _MARKS if getattr(config, name, None) is not None}
-    with replaced((config, name, partial(torch.nn.init.constant_, val=_MARKS[name])) for name in methods):
+    methods = {
+        name: getattr(config, name) for name in _MARKS if getattr(config, name, None) is not None
+    }
+    with replaced(
+        (config, name, partial(torch.nn.init.constant_, val=_MARKS[name])) for name in methods
+    ):
         yield {_MARKS[name]: method for name, method in methods.items()}
 
 
@@ -44,18 +52,28 @@ def marked_weights(config: Any) -> Iterator[Marks]:
 def draw_weights(model: Any, marks: Marks, *, seed: int) -> None:
     """Draw every weight of a model that holds a mark, and those that a layer draws by itself."""
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    state = model.sharded_state_dict(metadata={"singleton_local_shards": False, "dp_cp_group": group})
+    state = model.sharded_state_dict(
+        metadata={"singleton_local_shards": False, "dp_cp_group": group}
+    )
     places = {id(entry.data): entry for entry in nested_values(state) if isinstance(entry, _PLACED)}
-    own = {id(parameter): method for module in model.modules() for parameter, method in _drawn_by(module)}
+    own = {
+        id(parameter): method
+        for module in model.modules()
+        for parameter, method in _drawn_by(module)
+    }
     for name, parameter in model.named_parameters():
-        kept = getattr(parameter, "get_high_precision_init_val", None)  # of a weight that is stored in FP8 or FP4
+        kept = getattr(
+            parameter, "get_high_precision_init_val", None
+        )  # of a weight that is stored in FP8 or FP4
         first = None if kept is None else kept()
         mark = _mark_of(parameter if first is None else first, marks)
         method = own.get(id(parameter)) if mark is None else marks[mark]
         if method is None:
             continue
         drawn = _drawn(places.get(id(parameter), name), parameter, method, seed)
-        drawn = drawn.to(parameter.dtype if first is None else first.dtype)  # the codes are those of the master
+        drawn = drawn.to(
+            parameter.dtype if first is None else first.dtype
+        )  # the codes are those of the master
         parameter.copy_(drawn)
         if first is not None:
             first.copy_(drawn)
@@ -99,7 +117,9 @@ def _mark_of(weight: torch.Tensor, marks: Marks) -> float | None:
     return next((mark for mark in marks if 0.9 * mark < smallest <= largest < 1.1 * mark), None)
 
 
-def _drawn(place: Any, parameter: torch.Tensor, method: Callable[[torch.Tensor], Any], seed: int) -> torch.Tensor:
+def _drawn(
+    place: Any, parameter: torch.Tensor, method: Callable[[torch.Tensor], Any], seed: int
+) -> torch.Tensor:
     """Return the values of a parameter, which is read for shape and device.
 
     `place` is Megatron's entry for it in a sharded state dict, or its name where that has none: it is then drawn
@@ -108,24 +128,34 @@ def _drawn(place: Any, parameter: torch.Tensor, method: Callable[[torch.Tensor],
     plain = torch.empty(parameter.shape, device=parameter.device)
     if isinstance(place, str):
         return _filled(plain, method, f"{seed} {place}")
-    if isinstance(place, ShardedTensorFactory):  # a weight that is kept as several, the gate of an MLP say
+    if isinstance(
+        place, ShardedTensorFactory
+    ):  # a weight that is kept as several, the gate of an MLP say
         parts = place.build_fn(place.key, plain, place.replica_id, place.flattened_range)
-        shards = dict_list_map_outplace(lambda part: _shard(part, plain.device, method, seed), parts)
+        shards = dict_list_map_outplace(
+            lambda part: _shard(part, plain.device, method, seed), parts
+        )
         drawn: torch.Tensor = place.merge_fn(shards)
         return drawn
     return _shard(place, plain.device, method, seed)
 
 
-def _shard(part: Any, where: torch.device, method: Callable[[torch.Tensor], Any], seed: int) -> torch.Tensor:
+def _shard(
+    part: Any, where: torch.device, method: Callable[[torch.Tensor], Any], seed: int
+) -> torch.Tensor:
     axes = part.prepend_axis_num  # of layer and expert
     whole = torch.empty(part.global_shape[axes:], device=where)
     _filled(whole, method, f"{seed} {part.key} {part.global_offset[:axes]}")
-    for axis, (start, size) in enumerate(zip(part.global_offset[axes:], part.local_shape, strict=True)):
+    for axis, (start, size) in enumerate(
+        zip(part.global_offset[axes:], part.local_shape, strict=True)
+    ):
         whole = whole.narrow(axis, start, size)
     return whole
 
 
-def _filled(tensor: torch.Tensor, method: Callable[[torch.Tensor], Any], place: str) -> torch.Tensor:
+def _filled(
+    tensor: torch.Tensor, method: Callable[[torch.Tensor], Any], place: str
+) -> torch.Tensor:
     """Fill a tensor with random values that its place decides; the random states stay as they are.
 
     `torch.manual_seed` would seed the kinds of devices that are not there too: a stack trace for each, kept for ever.

@@ -70,7 +70,10 @@ def with_classes(part: Any, classes: Mapping[Any, Any]) -> Any:
         keywords = {name: with_classes(value, classes) for name, value in part.keywords.items()}
         return partial(with_classes(part.func, classes), *part.args, **keywords)
     if dataclasses.is_dataclass(part) and not isinstance(part, type):
-        parts = {field.name: with_classes(getattr(part, field.name), classes) for field in dataclasses.fields(part)}
+        parts = {
+            field.name: with_classes(getattr(part, field.name), classes)
+            for field in dataclasses.fields(part)
+        }
         return dataclasses.replace(part, **parts)
     return part
 
@@ -82,7 +85,11 @@ def block_spec(config: Any, *, backend: str, vp_stage: int | None = None) -> Any
     """
     with_te = backend in ("te", "te_cpu")
     spec = get_gpt_decoder_block_spec(
-        _plain(config), with_te, normalization=config.normalization, qk_l2_norm=config.qk_l2_norm, vp_stage=vp_stage
+        _plain(config),
+        with_te,
+        normalization=config.normalization,
+        qk_l2_norm=config.qk_l2_norm,
+        vp_stage=vp_stage,
     )
     offset = get_transformer_layer_offset(config, vp_stage=vp_stage)
     layers = _with_variant(config, spec.layer_specs, first=offset, with_te=with_te)
@@ -110,11 +117,15 @@ def mtp_spec(config: Any, *, backend: str, vp_stage: int | None = None) -> Any:
     layers = get_gpt_decoder_layer_specs(
         _plain(config), with_te, normalization=config.normalization, qk_l2_norm=config.qk_l2_norm
     )
-    whole = TransformerBlockSubmodules(layer_specs=_with_variant(config, layers, first=0, with_te=with_te))
+    whole = TransformerBlockSubmodules(
+        layer_specs=_with_variant(config, layers, first=0, with_te=with_te)
+    )
     spec = get_gpt_mtp_block_spec(config, whole, with_te, vp_stage=vp_stage)
     if with_te or spec is None:
         return spec
-    return dataclasses.replace(spec, layer_specs=[with_classes(layer, LOCAL) for layer in spec.layer_specs])
+    return dataclasses.replace(
+        spec, layer_specs=[with_classes(layer, LOCAL) for layer in spec.layer_specs]
+    )
 
 
 class WholeLinear:
@@ -136,7 +147,9 @@ class _OwnLayers(LocalSpecProvider):  # type: ignore[misc]  # Megatron is untype
         return ColumnParallelLinear
 
 
-def _with_variant(config: Any, layers: Sequence[ModuleSpec], *, first: int, with_te: bool) -> list[ModuleSpec]:
+def _with_variant(
+    config: Any, layers: Sequence[ModuleSpec], *, first: int, with_te: bool
+) -> list[ModuleSpec]:
     """Return layers of plain attention with the variant of a model config in those that have it.
 
     The variants are the gated delta net and DeepSeek sparse attention; `first` is the number of the first layer in the
@@ -150,22 +163,32 @@ def _with_variant(config: Any, layers: Sequence[ModuleSpec], *, first: int, with
     if not is_delta and not config.bf16:
         rule = "must be on for sparse attention, whose indexer rotates BF16 alone"
         raise RunConfigError.of("model.bf16", rule, config.bf16, "Choose a recipe in BF16.")
-    has_variant = specs.get_linear_attention_pattern(config) if is_delta else [True] * config.num_layers
-    spec = specs.get_gated_delta_net_module_spec if is_delta else specs.get_dsa_module_spec_for_backend
+    has_variant = (
+        specs.get_linear_attention_pattern(config) if is_delta else [True] * config.num_layers
+    )
+    spec = (
+        specs.get_gated_delta_net_module_spec if is_delta else specs.get_dsa_module_spec_for_backend
+    )
     attention = spec(config, specs.TESpecProvider() if with_te else _OwnLayers())
     return [
-        _changed(layer, attention, is_delta=is_delta, with_te=with_te) if has_variant[number] else layer
+        _changed(layer, attention, is_delta=is_delta, with_te=with_te)
+        if has_variant[number]
+        else layer
         for number, layer in enumerate(layers, start=first)
     ]
 
 
-def _changed(layer: ModuleSpec, attention: ModuleSpec, *, is_delta: bool, with_te: bool) -> ModuleSpec:
+def _changed(
+    layer: ModuleSpec, attention: ModuleSpec, *, is_delta: bool, with_te: bool
+) -> ModuleSpec:
     parts: dict[str, Any] = {"self_attention": attention}
     if is_delta and with_te:
         parts["input_layernorm"] = IdentityOp  # it is inside of the input projection
     elif is_delta:
         names = dict(layer.submodules.sharded_state_dict_keys_map)
-        parts["sharded_state_dict_keys_map"] = names | {"input_layernorm.": "self_attention.in_proj.layer_norm_"}
+        parts["sharded_state_dict_keys_map"] = names | {
+            "input_layernorm.": "self_attention.in_proj.layer_norm_"
+        }
     elif not with_te:  # the latents keep their norms in front of the up projections
         parts["self_attention"] = _with_core_of(layer.submodules.self_attention, attention)
     return dataclasses.replace(layer, submodules=dataclasses.replace(layer.submodules, **parts))
@@ -180,7 +203,11 @@ def _with_core_of(latent: ModuleSpec, sparse: ModuleSpec) -> ModuleSpec:
     if sparse.module is latent.module:
         inside = dataclasses.replace(latent.submodules, core_attention=core)
         return dataclasses.replace(latent, submodules=inside)
-    names = [field.name for field in dataclasses.fields(sparse.submodules) if hasattr(latent.submodules, field.name)]
+    names = [
+        field.name
+        for field in dataclasses.fields(sparse.submodules)
+        if hasattr(latent.submodules, field.name)
+    ]
     own = {name: getattr(latent.submodules, name) for name in names}
     inside = dataclasses.replace(sparse.submodules, **{**own, "core_attention": core})
     return dataclasses.replace(sparse, submodules=inside)

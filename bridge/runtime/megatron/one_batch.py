@@ -39,13 +39,21 @@ def capture(model: Sequence[torch.nn.Module], *, loss_scale: float = 1.0) -> Ite
     linears = {
         module: where
         for module, where in global_layer_names(model).items()
-        if isinstance(weight := getattr(module, "weight", None), torch.nn.Parameter) and weight.ndim == 2
+        if isinstance(weight := getattr(module, "weight", None), torch.nn.Parameter)
+        and weight.ndim == 2
     }
     with ExitStack() as hooks:
         for module, where in linears.items():
-            hooks.callback(module.register_forward_hook(partial(_forward_hook, where, captured, loss_scale)).remove)
+            hooks.callback(
+                module.register_forward_hook(
+                    partial(_forward_hook, where, captured, loss_scale)
+                ).remove
+            )
         yield captured
-    gradients = {where: getattr(module.weight, "main_grad", module.weight.grad) for module, where in linears.items()}
+    gradients = {
+        where: getattr(module.weight, "main_grad", module.weight.grad)
+        for module, where in linears.items()
+    }
     passed = dict(captured)
     captured.clear()
     for place, result in passed.items():
@@ -58,21 +66,34 @@ def capture(model: Sequence[torch.nn.Module], *, loss_scale: float = 1.0) -> Ite
 
 
 def _forward_hook(
-    where: tuple[int, str], captured: Captured, loss_scale: float, _module: Any, inputs: tuple[Any, ...], output: Any
+    where: tuple[int, str],
+    captured: Captured,
+    loss_scale: float,
+    _module: Any,
+    inputs: tuple[Any, ...],
+    output: Any,
 ) -> None:
     """Keep a layer's output, and the gradient of its input; under recomputation the second pass has that one."""
     _keep(captured, where, "fprop", output[0] if isinstance(output, tuple) else output)
     if inputs[0].requires_grad:
-        inputs[0].register_hook(lambda gradient: _keep(captured, where, "dgrad", gradient, loss_scale))
+        inputs[0].register_hook(
+            lambda gradient: _keep(captured, where, "dgrad", gradient, loss_scale)
+        )
 
 
 def _keep(
-    captured: Captured, where: tuple[int, str], gemm: str, result: torch.Tensor | None, scale: float = 1.0
+    captured: Captured,
+    where: tuple[int, str],
+    gemm: str,
+    result: torch.Tensor | None,
+    scale: float = 1.0,
 ) -> None:
     """Keep a sample of a result, if it is the first of its place."""
     place = Place(layer=where[0], module=where[1], gemm=gemm)
     if result is not None and place not in captured:
-        taken = sample(result.reshape(-1)[:SAMPLED] if "experts" in place.module.split(".") else result)
+        taken = sample(
+            result.reshape(-1)[:SAMPLED] if "experts" in place.module.split(".") else result
+        )
         captured[place] = taken / scale
 
 
@@ -120,7 +141,9 @@ class _Route:
         default_compute_topk: _Choose,
         **_named: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        values, own = default_compute_topk(scores, topk, num_groups=num_groups, group_topk=group_topk)
+        values, own = default_compute_topk(
+            scores, topk, num_groups=num_groups, group_topk=group_topk
+        )
         if self.taken is None:
             self.chosen.append(own)
             return values, own

@@ -51,7 +51,9 @@ def build_optimizer(config: Any, model: list[Any]) -> Any:
         if type(part) is DistributedOptimizer:
             part.__class__ = TorchAdamDistributedOptimizer
             # Under delayed scaling Megatron takes dequantised shards for views of the weights; elsewhere it has None.
-            for shards, weights in zip(part.shard_float16_groups, part.model_float16_groups, strict=True):
+            for shards, weights in zip(
+                part.shard_float16_groups, part.model_float16_groups, strict=True
+            ):
                 shards[:] = [
                     None if isinstance(weight, StoredWeight) else shard
                     for shard, weight in zip(shards, weights, strict=True)
@@ -61,7 +63,9 @@ def build_optimizer(config: Any, model: list[Any]) -> Any:
             for parameter in group["params"]:
                 if not inner.state[parameter]:  # as torch would create it
                     step = torch.zeros((), dtype=torch.float32, device=parameter.device)
-                    moments = {name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")}
+                    moments = {
+                        name: torch.zeros_like(parameter) for name in ("exp_avg", "exp_avg_sq")
+                    }
                     inner.state[parameter] = {"step": step, **moments}
     return optimizer
 
@@ -89,7 +93,13 @@ def unshare_steps(optimizer: Any) -> None:
 
 
 def build_scheduler(
-    config: Any, optimizer: Any, *, warmup_iters: int, decay_iters: int, decay_style: str, global_batch_size: int
+    config: Any,
+    optimizer: Any,
+    *,
+    warmup_iters: int,
+    decay_iters: int,
+    decay_style: str,
+    global_batch_size: int,
 ) -> Any:
     """Build Megatron's schedule of learning rate and weight decay; it counts samples, so that resuming can."""
     decay_iters = max(decay_iters, warmup_iters + 1)
@@ -140,7 +150,10 @@ def separate_gathers() -> AbstractContextManager[None]:
     Source: torch 2.13 ProcessGroupGloo, `allgather_into_tensor_coalesced`; megatron-core 0.16.1
     distributed/param_and_grad_buffer.py:276-300.
     """
-    groups, gather = param_and_grad_buffer._ParamAndGradBucketGroup, param_and_grad_buffer.dist_all_gather_func
+    groups, gather = (
+        param_and_grad_buffer._ParamAndGradBucketGroup,
+        param_and_grad_buffer.dist_all_gather_func,
+    )
     start, ended = groups.start_param_sync, nullcontext(SimpleNamespace(wait=lambda: None))
 
     def gather_now(*parts: Any, **named: Any) -> Any:
@@ -153,7 +166,9 @@ def separate_gathers() -> AbstractContextManager[None]:
     ]
 
     def start_param_sync(self: Any, *args: Any, **kwargs: Any) -> Any:
-        uses_gloo = torch.distributed.get_backend(self.intra_distributed_optimizer_instance_group) == "gloo"
+        uses_gloo = (
+            torch.distributed.get_backend(self.intra_distributed_optimizer_instance_group) == "gloo"
+        )
         with replaced(fitting(one_by_one) if uses_gloo else []):
             return start(self, *args, **kwargs)
 

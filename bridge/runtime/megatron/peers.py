@@ -43,7 +43,9 @@ def in_time(ask: Callable[[], T], seconds: float) -> T:
         except Exception as error:  # noqa: BLE001  raised in the caller's thread
             answer.set_exception(error)
 
-    threading.Thread(target=work, daemon=True).start()  # an executor would wait for it at the end of the process
+    threading.Thread(
+        target=work, daemon=True
+    ).start()  # an executor would wait for it at the end of the process
     try:
         return answer.result(timeout=seconds)
     except TimeoutError:
@@ -90,7 +92,9 @@ class Peers:
     def ends(self, how: str) -> None:
         """Let ranks whose collectives fail because this one ends say why."""
         with suppress(DistError):
-            self._store.compare_set("verdict", "", f"ranks: rank {self._rank} ({socket.gethostname()}) {how}")
+            self._store.compare_set(
+                "verdict", "", f"ranks: rank {self._rank} ({socket.gethostname()}) {how}"
+            )
 
     def blame(self) -> TrainingError | None:
         """Return the error that names the ranks behind a failed collective; None where the fault is this rank's own."""
@@ -108,11 +112,16 @@ class Peers:
         for word in (f"here {self._rank}", f"failed {self._rank}", "alarm"):
             self._store.set(word, "")
         silent = self._without("here", until=time.monotonic() + 3 + 2 * self._seconds)
-        stalled = waited >= self._timeout.total_seconds() and self._without("failed", until=time.monotonic())
+        stalled = waited >= self._timeout.total_seconds() and self._without(
+            "failed", until=time.monotonic()
+        )
         if silent:
             self._accuse(silent, f"no longer answer after step {self.step}")
         elif stalled:
-            self._accuse(stalled, f"did not end step {self.step + 1} within {self._timeout.total_seconds():g} s")
+            self._accuse(
+                stalled,
+                f"did not end step {self.step + 1} within {self._timeout.total_seconds():g} s",
+            )
         elif not self._store.check(["verdict"]):
             return None
         return TrainingError(self._store.get("verdict").decode())
@@ -129,7 +138,9 @@ class Peers:
         named = ", ".join(f"rank {rank} ({self._host(rank)})" for rank in ranks[:SHOWN])
         more = f" and {len(ranks) - SHOWN} more" if len(ranks) > SHOWN else ""
         sentence = f"ranks: all {self._ranks} must take part in every step; {fact}: {named}{more}."
-        self._store.compare_set("verdict", "", f"{sentence} Look at the log and the machine of each.")
+        self._store.compare_set(
+            "verdict", "", f"{sentence} Look at the log and the machine of each."
+        )
 
     def _without(self, word: str, *, until: float) -> list[int]:
         """Return the ranks that have not written a word nor left, as soon as there is none, or at a time."""
@@ -137,7 +148,9 @@ class Peers:
         while missing:
             keys = ((rank, (f"{word} {rank}", f"left {rank}")) for rank in missing)
             missing = [
-                rank for rank, (own, left) in keys if not (self._store.check([own]) or self._store.check([left]))
+                rank
+                for rank, (own, left) in keys
+                if not (self._store.check([own]) or self._store.check([left]))
             ]
             if time.monotonic() >= until:
                 break
@@ -145,7 +158,11 @@ class Peers:
         return missing
 
     def _host(self, rank: int) -> str:
-        return self._store.get(f"host {rank}").decode() if self._store.check([f"host {rank}"]) else "an unknown host"
+        return (
+            self._store.get(f"host {rank}").decode()
+            if self._store.check([f"host {rank}"])
+            else "an unknown host"
+        )
 
     def _answer(self, store: Store) -> None:
         """Answer an alarm, in a thread with a connection of its own."""

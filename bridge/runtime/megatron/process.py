@@ -31,7 +31,11 @@ from megatron.core.models.common.embeddings.yarn_rotary_pos_embedding import Yar
 from megatron.core.transformer.experimental_attention_variant.dsa import DSAIndexerLossLoggingHelper
 from megatron.core.transformer.moe import moe_utils
 from megatron.core.transformer.multi_token_prediction import MTPLossLoggingHelper
-from torch._C._distributed_c10d import HashStore, PrefixStore, Store  # torch.distributed re-exports them untyped
+from torch._C._distributed_c10d import (
+    HashStore,
+    PrefixStore,
+    Store,
+)  # torch.distributed re-exports them untyped
 from torch.distributed import DistError
 from torch.distributed.rendezvous import rendezvous
 
@@ -51,7 +55,11 @@ _RESET = "5"
 """Written to ``clear_refs`` it sets the high-water mark to the memory held now (Linux, man 5 proc)."""
 _runs = itertools.count()
 _PARALLEL_SIZES = (
-    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "virtual_pipeline_model_parallel_size"),
+    *(
+        "tensor_model_parallel_size",
+        "pipeline_model_parallel_size",
+        "virtual_pipeline_model_parallel_size",
+    ),
     *("context_parallel_size", "expert_model_parallel_size", "expert_tensor_parallel_size"),
 )
 
@@ -84,7 +92,9 @@ class _Launch:
     """The launcher's variables, read once from the environment."""
 
     def __init__(self) -> None:
-        self.rank, self.local_rank = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
+        self.rank, self.local_rank = (
+            int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK")
+        )
         sizes = (int(os.environ.get(name, "1")) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
         self.world_size, self.local_world_size = sizes
         self.launched = "RANK" in os.environ and "MASTER_ADDR" in os.environ
@@ -95,7 +105,11 @@ class _Launch:
         stated = int(text) if text.isdecimal() else 0
         if stated and not (self.launched and stated == 1):  # torchrun sets 1 by itself
             return stated
-        cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+        cpus = (
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else (os.cpu_count() or 1)
+        )
         return max(1, cpus // self.local_world_size)
 
 
@@ -126,7 +140,9 @@ def training_process(
         torch.set_num_threads(launch.threads())
         timeout = timedelta(minutes=timeout_minutes)
         store = _start_distributed(stack, launch, where, timeout)
-        peers = Peers(store, launch.rank, launch.world_size, timeout) if launch.world_size > 1 else None
+        peers = (
+            Peers(store, launch.rank, launch.world_size, timeout) if launch.world_size > 1 else None
+        )
         if peers is not None:
             stack.enter_context(peers.answering())
             stack.enter_context(_blamed(peers, request))
@@ -138,14 +154,21 @@ def training_process(
 
 
 def _placed(
-    launch: _Launch, where: torch.device, notes: Sequence[str], peers: Peers | None, request: StopRequest
+    launch: _Launch,
+    where: torch.device,
+    notes: Sequence[str],
+    peers: Peers | None,
+    request: StopRequest,
 ) -> Process:
     return Process(
         rank=launch.rank,
         world_size=launch.world_size,
         data_parallel_rank=parallel_state.get_data_parallel_rank(),
         data_parallel_size=parallel_state.get_data_parallel_world_size(),
-        context=(parallel_state.get_context_parallel_rank(), parallel_state.get_context_parallel_world_size()),
+        context=(
+            parallel_state.get_context_parallel_rank(),
+            parallel_state.get_context_parallel_world_size(),
+        ),
         device=where,
         notes=tuple(notes),
         peers=peers,
@@ -177,15 +200,25 @@ def _repair(stack: ExitStack) -> None:
     """Repair Megatron's layers, and leave out warnings about how it calls torch, on which a user cannot act."""
     stack.enter_context(replaced(fitting(OF_LAYERS)))
     stack.enter_context(warnings.catch_warnings())
-    warnings.filterwarnings("ignore", category=FutureWarning, module=r"(torch\.distributed|megatron)\.")
-    warnings.filterwarnings("ignore", message=r"The \.grad attribute of a Tensor that is not a leaf")
-    warnings.filterwarnings("ignore", message="Mismatch dtype between input and weight")  # FP32 norms under autocast
+    warnings.filterwarnings(
+        "ignore", category=FutureWarning, module=r"(torch\.distributed|megatron)\."
+    )
+    warnings.filterwarnings(
+        "ignore", message=r"The \.grad attribute of a Tensor that is not a leaf"
+    )
+    warnings.filterwarnings(
+        "ignore", message="Mismatch dtype between input and weight"
+    )  # FP32 norms under autocast
 
 
 def _require_whole_replicas(model: Any, world_size: int) -> None:
     """Refuse a number of processes that is no multiple of those of one replica."""
     dense = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
-    experts = ("expert_model_parallel_size", "expert_tensor_parallel_size", "pipeline_model_parallel_size")
+    experts = (
+        "expert_model_parallel_size",
+        "expert_tensor_parallel_size",
+        "pipeline_model_parallel_size",
+    )
     for path, names in (("model", dense), ("model.expert_model_parallel_size", experts)):
         sizes = {name: getattr(model, name) or model.tensor_model_parallel_size for name in names}
         ranks = math.prod(sizes.values())
@@ -205,7 +238,9 @@ def _enter_device(stack: ExitStack, launch: _Launch, model: Any, notes: list[str
     stack.enter_context(device.cpu_as_cuda())
     # A C++ compiler would take seconds per function, and its sums may be others.
     stack.enter_context(torch.compiler.set_stance("force_eager"))
-    if getattr(model, "is_hybrid_model", False) or getattr(model, "experimental_attention_variant", None):
+    if getattr(model, "is_hybrid_model", False) or getattr(
+        model, "experimental_attention_variant", None
+    ):
         stack.enter_context(stand_ins())
     notes.append("No CUDA device: Megatron Core runs on the CPU with gloo.")
     slow = wide_gemm.slow_dtypes()
@@ -221,7 +256,11 @@ def _enter_device(stack: ExitStack, launch: _Launch, model: Any, notes: list[str
 
 def _gemm_dtypes(model: Any) -> set[torch.dtype]:
     """Return the 16-bit dtypes in which a model multiplies; the emulation of FP8 and FP4 multiplies in BF16."""
-    dtypes = {torch.bfloat16} if any(getattr(model, name, None) for name in ("bf16", "fp8", "fp4")) else set()
+    dtypes = (
+        {torch.bfloat16}
+        if any(getattr(model, name, None) for name in ("bf16", "fp8", "fp4"))
+        else set()
+    )
     if getattr(model, "fp16", False):
         dtypes.add(torch.float16)
     if getattr(model, "enable_autocast", False):
@@ -229,7 +268,9 @@ def _gemm_dtypes(model: Any) -> set[torch.dtype]:
     return dtypes
 
 
-def _start_distributed(stack: ExitStack, launch: _Launch, where: torch.device, timeout: timedelta) -> Store:
+def _start_distributed(
+    stack: ExitStack, launch: _Launch, where: torch.device, timeout: timedelta
+) -> Store:
     """Join the process group, and return its store: the launcher's, or for one process one in memory (no port).
 
     Each run of a process has keys of its own in the launcher's store, so that one launch can train several times.
@@ -240,7 +281,9 @@ def _start_distributed(stack: ExitStack, launch: _Launch, where: torch.device, t
     try:
         if launch.launched:
             meeting = rendezvous("env://", timeout=timeout)
-            shared, _, _ = in_time(lambda: next(meeting), timeout.total_seconds() + 5)  # torch waits for a silent store
+            shared, _, _ = in_time(
+                lambda: next(meeting), timeout.total_seconds() + 5
+            )  # torch waits for a silent store
             store = PrefixStore(f"precision-bridge-{next(_runs)}", shared)
         torch.distributed.init_process_group(
             "nccl" if where.type == "cuda" else "gloo",
@@ -284,7 +327,10 @@ def _release() -> None:
 def _start_model_parallel(stack: ExitStack, model: Any, timeout_minutes: float, seed: int) -> None:
     """Create Megatron's process groups and seed everything; the end forgets them, its buffers, losses and states."""
     stack.callback(_release)
-    for embedding in (RotaryEmbedding, YarnRotaryEmbedding):  # the keys of the cache hold a process group, with threads
+    for embedding in (
+        RotaryEmbedding,
+        YarnRotaryEmbedding,
+    ):  # the keys of the cache hold a process group, with threads
         stack.callback(embedding.forward.cache_clear)
     stack.callback(_losses_of_experts().clear)  # as long as this run's model has layers
     stack.callback(MTPLossLoggingHelper.tracker.clear)
@@ -293,7 +339,8 @@ def _start_model_parallel(stack: ExitStack, model: Any, timeout_minutes: float, 
     stack.callback(parallel_state.destroy_global_memory_buffer)
     stack.callback(parallel_state.destroy_model_parallel)
     parallel_state.initialize_model_parallel(
-        **{name: getattr(model, name) for name in _PARALLEL_SIZES}, distributed_timeout_minutes=timeout_minutes
+        **{name: getattr(model, name) for name in _PARALLEL_SIZES},
+        distributed_timeout_minutes=timeout_minutes,
     )
     # Pipeline stages get seeds of their own, as in Megatron-LM.
     staged = seed + 100 * parallel_state.get_pipeline_model_parallel_rank()

@@ -55,7 +55,11 @@ def replaced(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
 def fitting(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[tuple[Any, str, Any]]:
     """Yield the changes, (owner, name, value) each, whose value can take the place of what is there."""
     for owner, name, value in changes:
-        if _is_fitting(f"{getattr(owner, '__name__', type(owner).__name__)}.{name}", getattr(owner, name, None), value):
+        if _is_fitting(
+            f"{getattr(owner, '__name__', type(owner).__name__)}.{name}",
+            getattr(owner, name, None),
+            value,
+        ):
             yield owner, name, value
 
 
@@ -78,12 +82,17 @@ def misfit(original: object, replacement: object) -> str | None:
     for name, parameter in ours.parameters.items():
         if parameter.kind in _NAMED and name not in theirs and not takes_any_name:
             return f"it has no parameter {name!r}"
-    only_by_name = {name for name, one in ours.parameters.items() if one.kind is inspect.Parameter.KEYWORD_ONLY}
+    only_by_name = {
+        name for name, one in ours.parameters.items() if one.kind is inspect.Parameter.KEYWORD_ONLY
+    }
     by_place, by_name = [], {}
     for name, parameter in theirs.items():
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY or name in only_by_name:
             by_name[name] = parameter
-        elif parameter.kind in (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD):
+        elif parameter.kind in (
+            inspect.Parameter.POSITIONAL_ONLY,
+            inspect.Parameter.POSITIONAL_OR_KEYWORD,
+        ):
             by_place.append(parameter)
     try:
         ours.bind(*by_place, **by_name)
@@ -102,7 +111,9 @@ def _is_fitting(path: str, original: object, replacement: object) -> bool:
 @functools.cache
 def log_left_out(path: str, reason: str) -> None:
     """Log once in a process that a callable stays as it is."""
-    logger.warning("%s is left as it is: %s. Its replacement was written for another release.", path, reason)
+    logger.warning(
+        "%s is left as it is: %s. Its replacement was written for another release.", path, reason
+    )
 
 
 def _not_cuda(argument: Any) -> Any:
@@ -116,7 +127,9 @@ def on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def called(*args: Any, **kwargs: Any) -> Any:
         kwargs.pop("pin_memory", None)
-        return function(*map(_not_cuda, args), **{name: _not_cuda(value) for name, value in kwargs.items()})
+        return function(
+            *map(_not_cuda, args), **{name: _not_cuda(value) for name, value in kwargs.items()}
+        )
 
     return called
 

@@ -85,11 +85,15 @@ class Trainer:
 
     def __post_init__(self) -> None:
         model, optimizer, config = self.model, self.optimizer, self.config
-        self.num_microbatches = self.global_batch_size // (self.micro_batch_size * self.process.data_parallel_size)
+        self.num_microbatches = self.global_batch_size // (
+            self.micro_batch_size * self.process.data_parallel_size
+        )
         self._schedule = get_forward_backward_func()
         scalers = [getattr(part, "grad_scaler", None) for part in parts(optimizer)]
         self._scalers = [scaler for scaler in scalers if scaler is not None]
-        self._checks_gradients = len(self._scalers) == len(scalers)  # Megatron looks for NaN and Inf as it unscales
+        self._checks_gradients = len(self._scalers) == len(
+            scalers
+        )  # Megatron looks for NaN and Inf as it unscales
         config.grad_scale_func = optimizer.scale_loss
         config.finalize_model_grads_func = finalize_model_grads
         ddp = model[0].ddp_config
@@ -104,11 +108,15 @@ class Trainer:
         """Train on one global batch; `stop` is asked at its end for the signal that this rank is to stop on, or 0."""
         losses = self.forward_backward(batches)
         groups = self.optimizer.param_groups
-        learning_rate = float(next((group for group in groups if group.get("default_config", True)), groups[0])["lr"])
+        learning_rate = float(
+            next((group for group in groups if group.get("default_config", True)), groups[0])["lr"]
+        )
         loss_scale, may_fall = self.loss_scale, self.loss_scale_may_fall
         updated, grad_norm = False, None
         if self._checks_gradients or self._everywhere(are_finite(self._gradients())):
-            with one_gather([chunk for chunk in self.model if not chunk.ddp_config.overlap_param_gather]):
+            with one_gather(
+                [chunk for chunk in self.model if not chunk.ddp_config.overlap_param_gather]
+            ):
                 updated, grad_norm, _ = self.optimizer.step()
         if updated:
             self.scheduler.step(increment=self.global_batch_size)
@@ -180,10 +188,14 @@ class Trainer:
             for chunk in self.model:
                 chunk.enable_forward_pre_hook()
 
-    def _run(self, batches: Iterator[Batch], num_microbatches: int, *, forward_only: bool) -> list[torch.Tensor]:
+    def _run(
+        self, batches: Iterator[Batch], num_microbatches: int, *, forward_only: bool
+    ) -> list[torch.Tensor]:
         """Run micro-batches through the pipeline; the losses come back on the last stage only."""
         sources: Any = batches
-        if len(self.model) > 1:  # every chunk of an interleaved pipeline goes through the same micro-batches
+        if (
+            len(self.model) > 1
+        ):  # every chunk of an interleaved pipeline goes through the same micro-batches
             own = list(islice(batches, num_microbatches))
             sources = [iter(own) for _ in self.model]
         losses: list[torch.Tensor] = self._schedule(
@@ -200,11 +212,16 @@ class Trainer:
     def has_finite_state(self) -> bool:
         """Return whether weights, master weights and the optimizer's state hold no NaN or Inf on any rank."""
         weights = [parameter for chunk in self.model for parameter in chunk.parameters()]
-        held = [parameter.dequantize() if isinstance(parameter, StoredWeight) else parameter for parameter in weights]
+        held = [
+            parameter.dequantize() if isinstance(parameter, StoredWeight) else parameter
+            for parameter in weights
+        ]
         for inner in inner_optimizers(self.optimizer):
             held += [parameter for group in inner.param_groups for parameter in group["params"]]
             held += [value for state in inner.state.values() for value in state.values()]
-        return self._everywhere(are_finite(value for value in held if isinstance(value, torch.Tensor)))
+        return self._everywhere(
+            are_finite(value for value in held if isinstance(value, torch.Tensor))
+        )
 
     def _gradients(self) -> Iterator[torch.Tensor]:
         """Yield the gradient buffers of this rank, reduced; with sharding, its own part of them and its addends."""
@@ -233,7 +250,9 @@ class Trainer:
         if self.process.world_size == 1:
             return float(mean), stop
         torch.distributed.all_reduce(mean)
-        last_stages = self.process.world_size // parallel_state.get_pipeline_model_parallel_world_size()
+        last_stages = (
+            self.process.world_size // parallel_state.get_pipeline_model_parallel_world_size()
+        )
         return float(mean) / last_stages, self.largest(stop)
 
     def largest(self, number: int) -> int:

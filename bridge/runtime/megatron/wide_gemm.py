@@ -44,7 +44,9 @@ def _wide(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _empty_product(first: Tensor, second: Tensor) -> Tensor:
-    return torch.empty((*first.shape[:-1], second.shape[-1]), dtype=first.dtype, device=first.device)
+    return torch.empty(
+        (*first.shape[:-1], second.shape[-1]), dtype=first.dtype, device=first.device
+    )
 
 
 def _product(operator: Callable[..., Tensor], first: Tensor, second: Tensor) -> Tensor:
@@ -54,7 +56,13 @@ def _product(operator: Callable[..., Tensor], first: Tensor, second: Tensor) -> 
 
 
 def _sum(
-    operator: Callable[..., Tensor], added: Tensor, first: Tensor, second: Tensor, *, beta: float = 1, alpha: float = 1
+    operator: Callable[..., Tensor],
+    added: Tensor,
+    first: Tensor,
+    second: Tensor,
+    *,
+    beta: float = 1,
+    alpha: float = 1,
 ) -> Tensor:
     """Return beta * added + alpha * product in the operands' type; with beta 0 the summand is not read."""
     wide = _wide(first, second)
@@ -88,7 +96,9 @@ def widened(slow: tuple[torch.dtype, ...]) -> Iterator[bool]:
     library: Any = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=r"(?s).*previously registered kernel", category=UserWarning)
+            warnings.filterwarnings(
+                "ignore", message=r"(?s).*previously registered kernel", category=UserWarning
+            )
             for name, kernel in OPERATORS.items():
                 library.impl(name, kernel, "CPU")
         _installed.update(dict.fromkeys(slow, library))

@@ -15,7 +15,9 @@ _FUSED = (
     *("fused_sort_chunks_by_index", "fused_sort_chunks_by_index_with_probs"),
 )
 """Names that transformer_config.py:1829 imports from the module of the experts, in a check that then names TE."""
-_ROUTER = () if hasattr(moe_utils, "te_general_gemm") else ((moe_utils, "te_general_gemm", None),)  # :1192, NameError
+_ROUTER = (
+    () if hasattr(moe_utils, "te_general_gemm") else ((moe_utils, "te_general_gemm", None),)
+)  # :1192, NameError
 
 OF_CONFIGS: tuple[tuple[Any, str, Any], ...] = (
     (transformer_config, "is_te_min_version", lambda *_, **_named: True),
@@ -27,7 +29,11 @@ The check is about experts without tokens (transformer_config.py:1601), which em
 """
 OF_LAYERS: tuple[tuple[Any, str, Any], ...] = (
     (shared_experts, "is_te_min_version", lambda *_, **_named: False),  # :68, TypeError under FP8
-    (multi_latent_attention, "HAVE_TE", False),  # :184, TypeError: it counts as there, its layers do not
+    (
+        multi_latent_attention,
+        "HAVE_TE",
+        False,
+    ),  # :184, TypeError: it counts as there, its layers do not
     *_ROUTER,
 )
 """What is replaced while Megatron builds and runs layers with experts or latent attention."""

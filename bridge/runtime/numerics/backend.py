@@ -20,7 +20,9 @@ def amax(x_MK: torch.Tensor, *, hadamard: bool = False) -> float:
         return 0.0
     if hadamard:
         return amax(hadamard_columns(x_MK))
-    low, high = x_MK.aminmax()  # several times faster than abs().amax(), but NaN hides everything else
+    low, high = (
+        x_MK.aminmax()
+    )  # several times faster than abs().amax(), but NaN hides everything else
     if not math.isnan(low.item()):
         return max(-low.item(), high.item())
     found = [tiles.amax_of(x_MK[start:end], (0, 1)) for start, end in tiles.chunk_rows(x_MK, 1)]
@@ -43,7 +45,9 @@ def decoded(stored: Quantised, *, columnwise: bool, shift: float) -> torch.Tenso
         return kernel.decode(stored, columnwise=columnwise, shift=shift)
     values = stored.values(columnwise, torch.bfloat16)
     if not stored.spec.whole_tensor:
-        values = values.mul_(stored.spread(stored.tile_scales(columnwise) * shift, columnwise, torch.bfloat16))
+        values = values.mul_(
+            stored.spread(stored.tile_scales(columnwise) * shift, columnwise, torch.bfloat16)
+        )
     return values.contiguous()
 
 

@@ -33,7 +33,15 @@ _log = logging.getLogger(__name__)
 
 SOURCE = Path(__file__).with_name("kernel.c")
 
-FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-std=gnu11")
+FLAGS = (
+    "-O3",
+    "-march=native",
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fPIC",
+    "-std=gnu11",
+)
 """No -ffast-math: it reorders additions and flushes subnormals to zero for the whole process."""
 
 MACROS_SECONDS = 20.0
@@ -74,10 +82,17 @@ class Build:
         except (OSError, subprocess.TimeoutExpired) as error:
             self._fail(f"{compiler} -dM failed: {error}.")
             return
-        if folder is not None and any(self._load(cached) for cached in _sound_libraries(folder, stem)):
+        if folder is not None and any(
+            self._load(cached) for cached in _sound_libraries(folder, stem)
+        ):
             return
-        _log.info("Compiling the quantisation kernel with %s; until then plain torch computes the same.", compiler)
-        self._thread = threading.Thread(target=self._compile, args=(compiler, folder, stem), daemon=True)
+        _log.info(
+            "Compiling the quantisation kernel with %s; until then plain torch computes the same.",
+            compiler,
+        )
+        self._thread = threading.Thread(
+            target=self._compile, args=(compiler, folder, stem), daemon=True
+        )
         self._thread.start()
 
     def _compile(self, compiler: str, folder: Path | None, stem: str) -> None:
@@ -87,9 +102,15 @@ class Build:
                 for threads in THREADS:
                     made = Path(scratch) / f"kernel{len(threads)}.so"
                     fault = _run([compiler, *FLAGS, *threads, "-c", str(SOURCE), "-o", f"{made}.o"])
-                    fault = fault or _run([compiler, "-shared", f"{made}.o", "-o", str(made), *_runtime(threads)])
+                    fault = fault or _run(
+                        [compiler, "-shared", f"{made}.o", "-o", str(made), *_runtime(threads)]
+                    )
                     if not fault:
-                        target = made if folder is None else made.replace(folder / f"{stem}-{_digest(made)}.so")
+                        target = (
+                            made
+                            if folder is None
+                            else made.replace(folder / f"{stem}-{_digest(made)}.so")
+                        )
                         self._load(target)  # a library that is loaded needs its file no longer
                         break
         except OSError as error:
@@ -99,7 +120,9 @@ class Build:
         elif self._library is None:
             self._fail("The compiled kernel cannot be loaded.")
         else:
-            _log.info("The quantisation kernel is ready%s.", f" in {folder}" if folder is not None else "")
+            _log.info(
+                "The quantisation kernel is ready%s.", f" in {folder}" if folder is not None else ""
+            )
 
     def _load(self, target: Path) -> bool:
         with suppress(OSError):
@@ -108,7 +131,10 @@ class Build:
 
     def _fail(self, problem: str) -> None:
         self.problem = problem
-        _log.warning("%s Quantisation runs in plain torch, several times slower, with the same values.", problem)
+        _log.warning(
+            "%s Quantisation runs in plain torch, several times slower, with the same values.",
+            problem,
+        )
 
 
 def cache_folder() -> Path | None:
@@ -117,7 +143,11 @@ def cache_folder() -> Path | None:
     It is made with mode 0700. One that is a link, belongs to another user or is open to others is not used.
     """
     try:
-        folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "precision-bridge" / "kernels"
+        folder = (
+            Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+            / "precision-bridge"
+            / "kernels"
+        )
         folder.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
@@ -142,11 +172,17 @@ def _sound_libraries(folder: Path, stem: str) -> Iterator[Path]:
     """Yield the libraries of a name that this user wrote and whose content is what their name says."""
     for path in sorted(folder.glob(f"{stem}-*.so")):
         found = path.lstat()
-        is_ours = stat.S_ISREG(found.st_mode) and found.st_uid == os.geteuid() and not found.st_mode & 0o022
+        is_ours = (
+            stat.S_ISREG(found.st_mode)
+            and found.st_uid == os.geteuid()
+            and not found.st_mode & 0o022
+        )
         if is_ours and path.name == f"{stem}-{_digest(path)}.so":
             yield path
         else:
-            _log.warning("%s: is not the file that was compiled. It is removed and compiled again.", path)
+            _log.warning(
+                "%s: is not the file that was compiled. It is removed and compiled again.", path
+            )
             with suppress(OSError):
                 path.unlink()
 
@@ -189,5 +225,12 @@ def _key(compiler: str) -> str:
     done = _ran([compiler, "-dM", "-E", *FLAGS, "-xc", os.devnull], MACROS_SECONDS)
     if done.returncode or not done.stdout:
         raise OSError(f"{compiler} does not say which processor it compiles for")
-    facts = [done.stdout, *FLAGS, str(THREADS), torch.__version__, torch.__file__, SOURCE.read_text()]
+    facts = [
+        done.stdout,
+        *FLAGS,
+        str(THREADS),
+        torch.__version__,
+        torch.__file__,
+        SOURCE.read_text(),
+    ]
     return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:24]

@@ -54,8 +54,12 @@ def update_scaling_factors(
     ran = last != 0
     amax = last
     if algo != "most_recent" and len(amax_history) > 1:
-        amax = torch.maximum(amax_history[1:].nan_to_num(nan=0.0, posinf=float("inf")).amax(0), last)
-    rolled = torch.cat([torch.zeros_like(last)[None], amax_history[2:], last[None]])[: len(amax_history)]
+        amax = torch.maximum(
+            amax_history[1:].nan_to_num(nan=0.0, posinf=float("inf")).amax(0), last
+        )
+    rolled = torch.cat([torch.zeros_like(last)[None], amax_history[2:], last[None]])[
+        : len(amax_history)
+    ]
     amax_history.copy_(torch.where(ran, rolled, amax_history))
     renewed = torch.div(maximum, amax).clamp_(max=FP32_MAX)
     scale.copy_(torch.where(ran & amax.isfinite() & (amax > 0), renewed, scale))
@@ -71,7 +75,9 @@ def update_together(
 ) -> None:
     """Do for several layers, with histories of one length, what `update_scaling_factors` does for one: at once."""
     history, scale = torch.cat(list(histories), dim=1), torch.cat(list(scales))
-    update_scaling_factors(history, scale, torch.full_like(scale, maximum), algo=algo, reduced_amax=reduced_amax)
+    update_scaling_factors(
+        history, scale, torch.full_like(scale, maximum), algo=algo, reduced_amax=reduced_amax
+    )
     widths = [len(own) for own in scales]
     torch._foreach_copy_(list(histories), list(torch.split(history, widths, dim=1)))
     torch._foreach_copy_(list(scales), list(torch.split(scale, widths)))
@@ -98,7 +104,9 @@ class DelayedScaling(torch.nn.Module):
         super().__init__()
         self.precision = precision
         self.register_buffer("scale", torch.ones(len(SLOTS), dtype=torch.float32, device=device))
-        history = torch.zeros(precision.amax_history_len, len(SLOTS), dtype=torch.float32, device=device)
+        history = torch.zeros(
+            precision.amax_history_len, len(SLOTS), dtype=torch.float32, device=device
+        )
         self.register_buffer("amax_history", history)
         self.register_buffer("stored_scale", torch.ones((), dtype=torch.float32, device=device))
         self._lent: torch.Tensor | None = None
@@ -142,7 +150,9 @@ class DelayedScaling(torch.nn.Module):
         self.update_all([self], which)
 
     @staticmethod
-    def update_all(states: "Sequence[DelayedScaling]", which: str, reduced_amax: torch.Tensor | None = None) -> None:
+    def update_all(
+        states: "Sequence[DelayedScaling]", which: str, reduced_amax: torch.Tensor | None = None
+    ) -> None:
         """Do so for layers of one precision, of all of which `reduced_amax` has the amaxes, reduced over ranks."""
         columns, precision = PASSES[which], states[0].precision
         (largest,) = {precision.spec(name).element.max for name in list(SLOTS)[columns]}

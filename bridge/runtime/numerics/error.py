@@ -71,7 +71,9 @@ def quantisation_error(source_MK: torch.Tensor, operand: GemmOperand) -> dict[st
     }
 
 
-def what_if_db(source_MK: torch.Tensor, role: str, *, fp8_format: str | None, amax: float) -> dict[str, float]:
+def what_if_db(
+    source_MK: torch.Tensor, role: str, *, fp8_format: str | None, amax: float
+) -> dict[str, float]:
     """Return the SQNR that a tensor would have under each scheme of `WHAT_IF`, from a sample of its rows.
 
     A scheme takes the run's `fp8_format` where it can, and a scheme with one scale makes it of the `amax` of the whole

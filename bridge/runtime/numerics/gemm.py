@@ -37,7 +37,9 @@ def operand_factor(operand: GemmOperand) -> float:
     return fp32(operand.factor / NVFP4_MAX) if operand.spec.scheme == "nvfp4" else operand.factor
 
 
-def multiply(gemm: str, left: GemmOperand, right: GemmOperand, bias: torch.Tensor | None = None) -> torch.Tensor:
+def multiply(
+    gemm: str, left: GemmOperand, right: GemmOperand, bias: torch.Tensor | None = None
+) -> torch.Tensor:
     """Run a GEMM of `GEMMS` and return its result in BF16; `left` has its first axis, `right` its last one.
 
     The bias has one value per column, rounded to BF16 before it is added, as Transformer Engine's are. The result is
@@ -51,9 +53,19 @@ def multiply(gemm: str, left: GemmOperand, right: GemmOperand, bias: torch.Tenso
     if factor == 0 or a.numel() == 0 or b.numel() == 0:
         zeros = a.new_zeros(a.shape[0], b.shape[1], dtype=torch.bfloat16)
         return zeros if bias is None else zeros + bias.to(torch.bfloat16)
-    on = torch.is_autocast_enabled(a.device.type)  # FP16 autocast would cast the operands, and change them
+    on = torch.is_autocast_enabled(
+        a.device.type
+    )  # FP16 autocast would cast the operands, and change them
     with torch.autocast(a.device.type, enabled=False) if on else nullcontext():
         if factor == 1.0 and bias is None:
             return torch.mm(a, b)
-        summand = a.new_zeros(()) if bias is None else bias.to(torch.bfloat16)  # `addmm` leaves it unread with beta=0
-        return torch.addmm(summand.expand(a.shape[0], b.shape[1]), a, b, beta=0 if bias is None else 1, alpha=factor)
+        summand = (
+            a.new_zeros(()) if bias is None else bias.to(torch.bfloat16)
+        )  # `addmm` leaves it unread with beta=0
+        return torch.addmm(
+            summand.expand(a.shape[0], b.shape[1]),
+            a,
+            b,
+            beta=0 if bias is None else 1,
+            alpha=factor,
+        )

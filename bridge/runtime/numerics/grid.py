@@ -31,7 +31,9 @@ RANDOM_BITS = 16
 """Resolution of stochastic rounding; few enough for |x| / q + u to leave values on the grid alone in FP32."""
 
 
-def round_to_grid(x: torch.Tensor, element: Format, units: torch.Tensor | None = None) -> torch.Tensor:
+def round_to_grid(
+    x: torch.Tensor, element: Format, units: torch.Tensor | None = None
+) -> torch.Tensor:
     """Return scaled FP32 values rounded to the nearest value of a format, in FP32, ties to even.
 
     `units`, uniform numbers in [0, 1) of the same shape, round up or down at random. Too large and infinite values
@@ -49,12 +51,16 @@ def round_to_grid(x: torch.Tensor, element: Format, units: torch.Tensor | None =
         step = exponent.view(torch.float32)
         rounded = torch.div(magnitude, step).add_(units).floor_().mul_(step)
     rounded = rounded.copysign_(x)
-    if element.nan is None:  # elsewhere NaN makes garbage of anchor and step, and stays NaN with any of it
+    if (
+        element.nan is None
+    ):  # elsewhere NaN makes garbage of anchor and step, and stays NaN with any of it
         rounded = torch.where(x.isnan(), torch.full_like(rounded, element.max), rounded)
     return rounded
 
 
-def random_units(first_row: int, shape: Sequence[int], seed: int, device: torch.device) -> torch.Tensor:
+def random_units(
+    first_row: int, shape: Sequence[int], seed: int, device: torch.device
+) -> torch.Tensor:
     """Return FP32 numbers in [0, 1) for some rows of a matrix.
 
     Each depends on the seed, its row and its column alone, so that chunks, threads and the C kernel draw the same
@@ -85,7 +91,9 @@ def encode(x: torch.Tensor, element: Format) -> torch.Tensor:
     """Return the codes (uint8, one per value) of FP32 values that are on the grid; NaN gets the canonical NaN."""
     magnitude = x.abs()
     bits = magnitude.view(torch.int32)
-    normal = (bits >> (23 - element.mantissa_bits)) - ((127 - element.bias) << element.mantissa_bits)
+    normal = (bits >> (23 - element.mantissa_bits)) - (
+        (127 - element.bias) << element.mantissa_bits
+    )
     step = 2.0 ** (element.min_exponent - element.mantissa_bits)
     subnormal = (magnitude * (1.0 / step)).to(torch.int32)
     codes = torch.where(magnitude < element.smallest_normal, subnormal, normal)
@@ -115,7 +123,9 @@ def code_values(element: Format) -> tuple[float, ...]:
     return tuple(values)
 
 
-def decode(codes: torch.Tensor, element: Format, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+def decode(
+    codes: torch.Tensor, element: Format, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
     """Return the values of codes (uint8, one per value); BF16 and FP32 hold all of them exactly."""
     table = torch.tensor(code_values(element), dtype=dtype, device=codes.device)
     return table.index_select(0, codes.reshape(-1).to(torch.int32)).view(codes.shape)

@@ -103,16 +103,26 @@ class LinearCall:
         """Refuse a state or stored codes that do not fit the precision."""
         scheme, stored = self.precision.scheme, self.stored_weight
         if (self.state is not None) != (scheme == "delayed"):
-            rule, kind = "delayed scaling keeps state, and no other scheme does", type(self.state).__name__
-            raise PrecisionTypeError(f"state: {rule}, got {kind} for {scheme}. Give delayed a DelayedScaling.")
+            rule, kind = (
+                "delayed scaling keeps state, and no other scheme does",
+                type(self.state).__name__,
+            )
+            raise PrecisionTypeError(
+                f"state: {rule}, got {kind} for {scheme}. Give delayed a DelayedScaling."
+            )
         if stored is not None and stored.spec != self.precision.spec("weight"):
-            rule, remedy = "must be quantised by the recipe's own rule", 'Quantise it with precision.spec("weight").'
+            rule, remedy = (
+                "must be quantised by the recipe's own rule",
+                'Quantise it with precision.spec("weight").',
+            )
             raise PrecisionTypeError(f"stored_weight: {rule}, got {stored.spec!r}. {remedy}")
 
     def operand(self, x_MK: torch.Tensor, role: str, *, columnwise: bool = False) -> GemmOperand:
         """Quantise input or grad_output."""
         scale = None if self.state is None else self.state.scale_of(role)
-        made = make_operand(x_MK, self.precision.spec(role), role, columnwise=columnwise, scale=scale)
+        made = make_operand(
+            x_MK, self.precision.spec(role), role, columnwise=columnwise, scale=scale
+        )
         self._note(x_MK, made)
         return made
 
@@ -135,13 +145,17 @@ class LinearCall:
         else:
             if scale is None and self.state is not None:
                 scale = self.state.scale_of("weight")
-            made = make_operand(w_NK, self.precision.spec("weight"), "weight", columnwise=columnwise, scale=scale)
+            made = make_operand(
+                w_NK, self.precision.spec("weight"), "weight", columnwise=columnwise, scale=scale
+            )
             self._note(w_NK, made, record=not columnwise)
         if cache is not None:
             cache.put(made)
         return made
 
-    def weight_in_backward(self, w_NK: torch.Tensor, dtype: torch.dtype, scale: float | None) -> torch.Tensor:
+    def weight_in_backward(
+        self, w_NK: torch.Tensor, dtype: torch.dtype, scale: float | None
+    ) -> torch.Tensor:
         """Return the weight that dgrad multiplies under a `backward_override`: the original, or the dequantised one.
 
         A weight that is stored as codes has no original, and `w_NK` is not read.
@@ -200,7 +214,9 @@ class ScaledLinearFunction(torch.autograd.Function):
         elif ctx.needs_input_grad[1] and override is not None:
             kept_input, ctx.x_factor = x_row.values, operand_factor(x_row)
         elif ctx.needs_input_grad[1]:
-            x_col = x_row if spec.copies_share_values else call.operand(x_MK, "input", columnwise=True)
+            x_col = (
+                x_row if spec.copies_share_values else call.operand(x_MK, "input", columnwise=True)
+            )
             ctx.x_col = replace(x_col, columnwise=True, values=_SAVED)
             kept_input = x_col.values
         keep_weight = ctx.needs_input_grad[0] and call.stored_weight is None
@@ -228,7 +244,9 @@ class ScaledLinearFunction(torch.autograd.Function):
             dy_row = None  # freed before a second copy is made
             if dy_col is None:
                 dy_col = call.operand(dy_MN, "grad_output", columnwise=True)
-            dw_NK = call.multiply("wgrad", dy_col, replace(ctx.x_col, values=x_values)).to(ctx.weight_dtype)
+            dw_NK = call.multiply("wgrad", dy_col, replace(ctx.x_col, values=x_values)).to(
+                ctx.weight_dtype
+            )
         if ctx.needs_input_grad[2]:
             db_N = dy_MN.sum(0)
         if call.after_backward is not None:
@@ -264,7 +282,9 @@ def _backward_in_high_precision(
     return dx, dw_NK
 
 
-def scaled_linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **call: Any) -> torch.Tensor:
+def scaled_linear(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **call: Any
+) -> torch.Tensor:
     """Return x w^T + bias, with all three GEMMs in low precision.
 
     Args:

@@ -38,10 +38,19 @@ class _Pass(ctypes.Structure):
         ("signs", ctypes.c_void_p),
         ("x_rows", ctypes.c_int64),
         ("seed", ctypes.c_uint64),
-        *[(name, ctypes.c_int32) for name in ("dtype", "rule", "codes", "stochastic", "power_of_two", "threads")],
-        *[(name, ctypes.c_int32) for name in ("measure", "mantissa_bits", "min_exponent", "bias", "bits")],
+        *[
+            (name, ctypes.c_int32)
+            for name in ("dtype", "rule", "codes", "stochastic", "power_of_two", "threads")
+        ],
+        *[
+            (name, ctypes.c_int32)
+            for name in ("measure", "mantissa_bits", "min_exponent", "bias", "bits")
+        ],
         *[(name, ctypes.c_int32) for name in ("nan_code", "nan_bits")],
-        *[(name, ctypes.c_float) for name in ("max", "max_inv", "eps", "on_overflow", "scale", "shift")],
+        *[
+            (name, ctypes.c_float)
+            for name in ("max", "max_inv", "eps", "on_overflow", "scale", "shift")
+        ],
         *[(name, ctypes.c_float) for name in ("amax", "smallest", "largest")],
     )
 
@@ -74,7 +83,9 @@ class Kernel:
     def amax(self, x_MK: torch.Tensor, *, hadamard: bool) -> float:
         """Return what `backend.amax` describes."""
         x_MK = x_MK.contiguous()
-        most: float = self._library.bridge_amax(ctypes.byref(_Pass(**_source(x_MK, hadamard=hadamard))))
+        most: float = self._library.bridge_amax(
+            ctypes.byref(_Pass(**_source(x_MK, hadamard=hadamard)))
+        )
         return most
 
     def run(self, x_MK: torch.Tensor, todo: TilePass) -> TileResult:
@@ -82,7 +93,10 @@ class Kernel:
         x_MK = x_MK.contiguous()
         (rows, columns), spec, element = x_MK.shape, todo.spec, todo.spec.element
         rows += -rows % BLOCK if todo.hadamard else 0
-        tile, rule = (1, _PANEL) if spec.whole_tensor else spec.tile(todo.columnwise), spec.scale_rule
+        tile, rule = (
+            (1, _PANEL) if spec.whole_tensor else spec.tile(todo.columnwise),
+            spec.scale_rule,
+        )
         values = torch.empty(rows, columns, dtype=torch.uint8 if todo.codes else torch.bfloat16)
         scale_inv = None
         if rule != "given":
@@ -108,7 +122,10 @@ class Kernel:
             on_overflow=torch.finfo(x_MK.dtype).max,
             scale=todo.scale,
             shift=todo.shift,
-            **{name: getattr(element, name) for name in ("mantissa_bits", "min_exponent", "bias", "bits", "max")},
+            **{
+                name: getattr(element, name)
+                for name in ("mantissa_bits", "min_exponent", "bias", "bits", "max")
+            },
         )
         self._library.bridge_quantise(ctypes.byref(c))
         used = {"smallest": c.smallest, "largest": c.largest} if c.largest > 0 else {}

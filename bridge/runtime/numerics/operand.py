@@ -79,7 +79,13 @@ def make_operand(
         result, factor = backend.run(x_MK, replace(todo, shift=shift)), 1.0 / shift
     kept = scale if spec.whole_tensor else None
     return GemmOperand(
-        role=role, spec=spec, columnwise=columnwise, values=result.values, factor=factor, amax=amax, scale=kept
+        role=role,
+        spec=spec,
+        columnwise=columnwise,
+        values=result.values,
+        factor=factor,
+        amax=amax,
+        scale=kept,
     )
 
 
@@ -115,4 +121,6 @@ def stored_operand(stored: Quantised, role: str, *, columnwise: bool = False) ->
             shift = shift_for(low, high, spec.element)
         factor = 1.0 / shift
     values = backend.decoded(stored, columnwise=held_columnwise, shift=shift)
-    return GemmOperand(role=role, spec=spec, columnwise=columnwise, values=values, factor=factor, amax=None)
+    return GemmOperand(
+        role=role, spec=spec, columnwise=columnwise, values=values, factor=factor, amax=None
+    )

@@ -35,7 +35,9 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 def as_matrix(x: torch.Tensor) -> torch.Tensor:
     """Return `x` as (M, K), all leading axes taken together; PrecisionTypeError for another dtype and for a scalar."""
     if x.dtype not in FLOATS:
-        raise PrecisionTypeError(f"x: can be quantised from float32, bfloat16 or float16, got {x.dtype}.")
+        raise PrecisionTypeError(
+            f"x: can be quantised from float32, bfloat16 or float16, got {x.dtype}."
+        )
     if x.ndim == 0:
         raise PrecisionTypeError("x: needs at least one axis to be quantised along, got a scalar.")
     return x.reshape(-1, x.shape[-1]) if x.numel() else x.reshape(x.shape[:-1].numel(), x.shape[-1])
@@ -46,7 +48,9 @@ def tensor_scale(amax: float, spec: QuantSpec) -> float:
     if spec.scheme == "nvfp4":
         return whole_nvfp4_scale(amax)
     if spec.whole_tensor:
-        return whole_scale(amax, spec.element.max, power_of_two=spec.power_of_two_scale, eps=spec.eps)
+        return whole_scale(
+            amax, spec.element.max, power_of_two=spec.power_of_two_scale, eps=spec.eps
+        )
     return 1.0
 
 
@@ -84,7 +88,9 @@ def quantise(
                 amax_t = _amax(x_MK, reduce_amax, hadamard=True)
                 factor = tensor_scale(amax_t, spec)
             found = _codes(x_MK, spec, True, factor)
-        copies |= {f"{name}_t": tensor for name, tensor in _stored(found, spec, True, factor).items()}
+        copies |= {
+            f"{name}_t": tensor for name, tensor in _stored(found, spec, True, factor).items()
+        }
         copies["amax_t"] = torch.tensor([amax_t], dtype=torch.float32, device=x.device)
     whole = torch.tensor([amax], dtype=torch.float32, device=x.device)
     return Quantised(spec=spec, shape=x.shape, dtype=x.dtype, amax=whole, **copies)
@@ -100,14 +106,18 @@ def _factor(
     if scale is not None:
         return float(scale), None
     if spec.scheme == "delayed":
-        raise PrecisionTypeError("scale: delayed scaling quantises with a stored scale. Pass scale=.")
+        raise PrecisionTypeError(
+            "scale: delayed scaling quantises with a stored scale. Pass scale=."
+        )
     if not spec.needs_amax:
         return 1.0, None
     amax = _amax(x_MK, reduce_amax)
     return tensor_scale(amax, spec), amax
 
 
-def _amax(x_MK: torch.Tensor, reduce_amax: Callable[[float], float] | None, *, hadamard: bool = False) -> float:
+def _amax(
+    x_MK: torch.Tensor, reduce_amax: Callable[[float], float] | None, *, hadamard: bool = False
+) -> float:
     """Return the amax of a tensor or of its transform, that of all its parts where it is spread over ranks."""
     own = backend.amax(x_MK, hadamard=hadamard)
     return own if reduce_amax is None else reduce_amax(own)
@@ -115,12 +125,18 @@ def _amax(x_MK: torch.Tensor, reduce_amax: Callable[[float], float] | None, *, h
 
 def _codes(x_MK: torch.Tensor, spec: QuantSpec, columnwise: bool, scale: float) -> TileResult:
     seed = draw_seed() if spec.stochastic else None
-    return backend.run(x_MK, TilePass(spec=spec, columnwise=columnwise, scale=scale, seed=seed, codes=True))
+    return backend.run(
+        x_MK, TilePass(spec=spec, columnwise=columnwise, scale=scale, seed=seed, codes=True)
+    )
 
 
 def _stored(result: TileResult, spec: QuantSpec, columnwise: bool, scale: float) -> dict[str, Any]:
     """Return `codes` and `scale_inv` in Transformer Engine's layout."""
-    codes, scales, transposes = result.values, result.scale_inv, columnwise and spec.scheme != "mxfp8"
+    codes, scales, transposes = (
+        result.values,
+        result.scale_inv,
+        columnwise and spec.scheme != "mxfp8",
+    )
     rows, columns = codes.shape
     codes = backend.laid_out(codes, transposed=transposes, packed=spec.format == "e2m1")
     if scales is None:

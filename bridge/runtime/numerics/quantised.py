@@ -54,7 +54,9 @@ class Quantised:
         codes = self.codes_t if columnwise else self.codes
         scales = self.scale_inv_t if columnwise else self.scale_inv
         if codes is None or scales is None:
-            raise PrecisionTypeError(f"Quantised: the {'column' if columnwise else 'row'}-wise copy was not made.")
+            raise PrecisionTypeError(
+                f"Quantised: the {'column' if columnwise else 'row'}-wise copy was not made."
+            )
         return codes, scales
 
     def values(self, columnwise: bool = False, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -97,7 +99,9 @@ class Quantised:
         """Return whether codes and scales of a copy are stored with the axes exchanged."""
         return columnwise and self.spec.scheme != "mxfp8"
 
-    def dequantise(self, dtype: torch.dtype | None = None, *, columnwise: bool = False) -> torch.Tensor:
+    def dequantise(
+        self, dtype: torch.dtype | None = None, *, columnwise: bool = False
+    ) -> torch.Tensor:
         """Return code * scale_inv, computed in FP32 and rounded once to `dtype`, the tensor's own without one.
 
         The tensor is in its own axes and shape; after a Hadamard transform the column-wise copy is the transformed one,
@@ -116,7 +120,9 @@ class Quantised:
         """Return rows and columns of a copy, in the axes of the tensor itself."""
         columns = self.shape[-1]
         rows = self.shape[:-1].numel()
-        return (-(-rows // 16) * 16, columns) if columnwise and self.spec.hadamard else (rows, columns)
+        return (
+            (-(-rows // 16) * 16, columns) if columnwise and self.spec.hadamard else (rows, columns)
+        )
 
 
 def pack_nibbles(codes: torch.Tensor) -> torch.Tensor:

@@ -25,7 +25,9 @@ from bridge.runtime.numerics.quantise import quantise
 from bridge.runtime.numerics.quantised import Quantised
 from bridge.runtime.numerics.spec import SCHEMES, GemmPrecision, QuantSpec
 
-BLOCKS = QuantSpec(scheme="blockwise", format="e4m3", row=(128, 128), column=(128, 128), power_of_two_scale=False)
+BLOCKS = QuantSpec(
+    scheme="blockwise", format="e4m3", row=(128, 128), column=(128, 128), power_of_two_scale=False
+)
 FORMS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "bf16": lambda _, values_NK: values_NK.bfloat16(),
     "masters": lambda weight_NK, _: weight_NK.bfloat16(),
@@ -60,7 +62,10 @@ def round_trips(weights: Iterable[torch.Tensor]) -> list[RoundTrip]:
 
     Weights are matrices (N, K), FP32 or BF16, without NaN and infinity.
     """
-    specs = {name: GemmPrecision(scheme=name, format=SCHEMES[name].formats[0]).spec("weight") for name in WHAT_IF}
+    specs = {
+        name: GemmPrecision(scheme=name, format=SCHEMES[name].formats[0]).spec("weight")
+        for name in WHAT_IF
+    }
     sums = {(name, form): RoundTrip(scheme=name, form=form) for name in specs for form in FORMS}
     for weight_NK in weights:
         for name, spec in specs.items():
@@ -72,7 +77,9 @@ def round_trips(weights: Iterable[torch.Tensor]) -> list[RoundTrip]:
     return list(sums.values())
 
 
-def _change(scheme: str, form: str, before: Quantised, after: Quantised, values_NK: torch.Tensor) -> RoundTrip:
+def _change(
+    scheme: str, form: str, before: Quantised, after: Quantised, values_NK: torch.Tensor
+) -> RoundTrip:
     codes = before.values() != after.values()
     scales = _scales(before) != _scales(after)
     error_NK = (after.dequantise(torch.float32) - values_NK).abs_()

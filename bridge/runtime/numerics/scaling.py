@@ -49,7 +49,12 @@ def divide(numerator: float, denominator: torch.Tensor) -> torch.Tensor:
 
 
 def scale_from_amax(
-    amax: torch.Tensor, maximum: float, *, power_of_two: bool, eps: float = 0.0, on_overflow: float = FP32_MAX
+    amax: torch.Tensor,
+    maximum: float,
+    *,
+    power_of_two: bool,
+    eps: float = 0.0,
+    on_overflow: float = FP32_MAX,
 ) -> torch.Tensor:
     """Return the FP32 factors that take values up to `amax` to `maximum`; 1 where amax is 0, infinite or NaN.
 
@@ -60,7 +65,9 @@ def scale_from_amax(
     scale = divide(maximum, amax)
     scale = torch.where(scale.isinf(), torch.full_like(scale, on_overflow), scale)
     if power_of_two:
-        scale = (scale.view(torch.int32) & -0x800000).view(torch.float32)  # drop the mantissa, i.e. & 0xFF800000
+        scale = (scale.view(torch.int32) & -0x800000).view(
+            torch.float32
+        )  # drop the mantissa, i.e. & 0xFF800000
     usable = (amax > 0) & amax.isfinite()
     return torch.where(usable, scale, torch.ones_like(scale))
 

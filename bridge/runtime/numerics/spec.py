@@ -51,7 +51,11 @@ class QuantSpec:
     @property
     def scale_rule(self) -> str:
         """How a scale is computed and stored. given: beforehand. fp32: from each tile's amax. e8m0: MXFP8. nvfp4."""
-        return "given" if self.whole_tensor else {"mxfp8": "e8m0", "nvfp4": "nvfp4"}.get(self.scheme, "fp32")
+        return (
+            "given"
+            if self.whole_tensor
+            else {"mxfp8": "e8m0", "nvfp4": "nvfp4"}.get(self.scheme, "fp32")
+        )
 
     @property
     def copies_share_values(self) -> bool:
@@ -117,10 +121,17 @@ def _findings(precision: GemmPrecision) -> list[Finding]:
 
     scheme = SCHEMES.get(precision.scheme)
     if scheme is None:
-        hint = did_you_mean(close_matches(precision.scheme, SCHEMES)) or "Run a custom factory on Transformer Engine."
+        hint = (
+            did_you_mean(close_matches(precision.scheme, SCHEMES))
+            or "Run a custom factory on Transformer Engine."
+        )
         fault("scheme", f"must be one of {', '.join(sorted(SCHEMES))}", hint)
         return found
-    family = [name for name, pair in OPERAND_FORMATS.items() if (pair[0] == "e2m1") == (scheme.family == "fp4")]
+    family = [
+        name
+        for name, pair in OPERAND_FORMATS.items()
+        if (pair[0] == "e2m1") == (scheme.family == "fp4")
+    ]
     if precision.format not in family:
         fault("format", f"must be {' or '.join(family)} under {scheme.name}", "Use one of these.")
     if precision.amax_history_len < 1:
@@ -128,9 +139,15 @@ def _findings(precision: GemmPrecision) -> list[Finding]:
     if precision.amax_compute_algo not in ("max", "most_recent"):
         fault("amax_compute_algo", "must be 'max' or 'most_recent'", "Use one of these.")
     if precision.disable_stochastic_rounding and scheme.name != "nvfp4":
-        fault("disable_stochastic_rounding", f"has no effect under {scheme.name}", "Drop it, or use nvfp4.")
+        fault(
+            "disable_stochastic_rounding",
+            f"has no effect under {scheme.name}",
+            "Drop it, or use nvfp4.",
+        )
     if precision.backward_override not in (None, *OVERRIDES):
-        fault("backward_override", f"must be {' or '.join(OVERRIDES)}", "Use one of these, or None.")
+        fault(
+            "backward_override", f"must be {' or '.join(OVERRIDES)}", "Use one of these, or None."
+        )
     elif precision.backward_override is not None and scheme.name == "delayed":
         fault("backward_override", "is refused by the recipe of delayed scaling", "Use tensorwise.")
     return found

@@ -22,7 +22,13 @@ import torch
 from bridge.precision.formats import FORMATS
 from bridge.precision.schemes import WHOLE, Tile
 from bridge.runtime.numerics.grid import encode, random_units, round_to_grid
-from bridge.runtime.numerics.scaling import divide, e8m0_from_amax, e8m0_value, nvfp4_block_scale, scale_from_amax
+from bridge.runtime.numerics.scaling import (
+    divide,
+    e8m0_from_amax,
+    e8m0_value,
+    nvfp4_block_scale,
+    scale_from_amax,
+)
 from bridge.runtime.numerics.spec import QuantSpec
 
 CHUNK_BYTES, CHUNK_BYTES_ELSEWHERE = 1 << 20, 1 << 26
@@ -86,7 +92,9 @@ def run(x_MK: torch.Tensor, todo: TilePass) -> TileResult:
     """Run one pass over a matrix in FP32, BF16 or FP16, any device, any strides; NaN counts for no scale."""
     (rows, columns), rule, tile = x_MK.shape, todo.spec.scale_rule, todo.spec.tile(todo.columnwise)
     tile = (1, max(1, columns)) if tile == WHOLE else tile
-    values = torch.empty(rows, columns, dtype=torch.uint8 if todo.codes else torch.bfloat16, device=x_MK.device)
+    values = torch.empty(
+        rows, columns, dtype=torch.uint8 if todo.codes else torch.bfloat16, device=x_MK.device
+    )
     scales, amaxes = [], []
     for start, end in chunk_rows(x_MK, tile[0]):
         amax_BC, scale_inv_BC = _chunk(x_MK[start:end], values[start:end], todo, tile, start)
@@ -105,7 +113,9 @@ def run(x_MK: torch.Tensor, todo: TilePass) -> TileResult:
         scale_inv_BC = e8m0_from_amax(amax_BC, todo.spec.element.max).to(torch.uint8)
     elif rule == "nvfp4":
         scale_inv_BC = encode(scale_inv_BC, FORMATS["e4m3"])
-    return TileResult(values=values, scale_inv=scale_inv_BC, amax=amax, smallest=smallest, largest=largest)
+    return TileResult(
+        values=values, scale_inv=scale_inv_BC, amax=amax, smallest=smallest, largest=largest
+    )
 
 
 def _chunk(
@@ -126,7 +136,9 @@ def _chunk(
         rounded = encode(rounded, element)
     else:
         rounded *= (scale_inv_BC * todo.shift)[:, None, :, None]
-        rounded.view(torch.int32).bitwise_and_(-0x10000)  # exact in BF16; what lies below BF16 is cut off, not rounded
+        rounded.view(torch.int32).bitwise_and_(
+            -0x10000
+        )  # exact in BF16; what lies below BF16 is cut off, not rounded
     flat = rounded.reshape(rounded.shape[0] * rounded.shape[1], -1)
     out_MK.copy_(flat[: out_MK.shape[0], : out_MK.shape[1]])
     return amax_BC, scale_inv_BC
@@ -140,12 +152,18 @@ def _tiled(x_MK: torch.Tensor, tile: Tile) -> torch.Tensor:
     return x_MK.reshape(x_MK.shape[0] // tile[0], tile[0], x_MK.shape[1] // tile[1], tile[1])
 
 
-def _scales(amax_BC: torch.Tensor, dtype: torch.dtype, todo: TilePass) -> tuple[torch.Tensor, torch.Tensor]:
+def _scales(
+    amax_BC: torch.Tensor, dtype: torch.dtype, todo: TilePass
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the factors that go in, and those that come back, of some tiles."""
     spec, most = todo.spec, todo.spec.element.max
     if spec.scale_rule == "fp32":
         scale_BC = scale_from_amax(
-            amax_BC, most, power_of_two=spec.power_of_two_scale, eps=spec.eps, on_overflow=torch.finfo(dtype).max
+            amax_BC,
+            most,
+            power_of_two=spec.power_of_two_scale,
+            eps=spec.eps,
+            on_overflow=torch.finfo(dtype).max,
         )
         return scale_BC, divide(1.0, scale_BC)
     if spec.scale_rule == "e8m0":

@@ -61,7 +61,10 @@ class PrecisionReport:
     def __str__(self) -> str:
         values = dict.fromkeys(("parameters", "buffers", "gradients", "optimizer_state"), "values")
         units = values | {"activations": "modules", "matmuls": "calls"}
-        rows = (f"{name.replace('_', ' '):<16} {_counted(getattr(self, name), unit)}" for name, unit in units.items())
+        rows = (
+            f"{name.replace('_', ' '):<16} {_counted(getattr(self, name), unit)}"
+            for name, unit in units.items()
+        )
         return "\n".join(rows)
 
     def disagreements(self, config: str | MixedPrecisionConfig) -> list[str]:
@@ -84,7 +87,9 @@ class PrecisionReport:
 
         config = get_mixed_precision_config(config)
         autocast = config.to_dict().get("autocast_dtype") if config.autocast_enabled else None
-        wanted = {"bf16": "bfloat16", "fp16": "float16"}.get(str(autocast or mode_of(config)), "float32")
+        wanted = {"bf16": "bfloat16", "fp16": "float16"}.get(
+            str(autocast or mode_of(config)), "float32"
+        )
         found = []
         if field_value(config, "modules"):
             found = self._of_linears(config)
@@ -92,9 +97,13 @@ class PrecisionReport:
             found = self._of_matmuls(wanted, config)
         held = {**self.parameters, **self.optimizer_state}
         if held and not any(name in ("float32", "float64") for name in held):
-            found.append("Neither weights nor optimizer state are FP32: small updates are lost. Keep FP32 masters.")
+            found.append(
+                "Neither weights nor optimizer state are FP32: small updates are lost. Keep FP32 masters."
+            )
         if config.grad_reduce_in_fp32 and self.gradients and "float32" not in self.gradients:
-            found.append(f"Gradients are {', '.join(self.gradients)}, and grad_reduce_in_fp32 asks for float32.")
+            found.append(
+                f"Gradients are {', '.join(self.gradients)}, and grad_reduce_in_fp32 asks for float32."
+            )
         return found
 
     def _of_matmuls(self, wanted: str, config: MixedPrecisionConfig) -> list[str]:
@@ -102,16 +111,25 @@ class PrecisionReport:
         found = []
         if config.fp8 or config.fp4:
             scheme, low = ("FP8", "float8") if config.fp8 else ("FP4", "float4")
-            ran = any(name.startswith(low) for name in self.matmuls) or any(row.scheme != "none" for row in self.gemms)
+            ran = any(name.startswith(low) for name in self.matmuls) or any(
+                row.scheme != "none" for row in self.gemms
+            )
             if self.converted or ran:
                 return self._of_linears(config)
             found.append(f"No matmul ran in {scheme}: {counted}. Were the linear layers converted?")
-        wide = {name: count for name, count in self.matmuls.items() if name in ("float32", "float64")}
+        wide = {
+            name: count for name, count in self.matmuls.items() if name in ("float32", "float64")
+        }
         other = [name for name in self.matmuls if name not in (wanted, *wide)]
         if wanted not in self.matmuls and not (wanted == "float32" and wide):
-            return [*found, f"No matmul ran in {wanted}: {counted}. Is autocast around the forward pass?"]
+            return [
+                *found,
+                f"No matmul ran in {wanted}: {counted}. Is autocast around the forward pass?",
+            ]
         if other:
-            found.append(f"Matmuls ran in {', '.join(other)} and {wanted}: {counted}. Which layers cast to it?")
+            found.append(
+                f"Matmuls ran in {', '.join(other)} and {wanted}: {counted}. Which layers cast to it?"
+            )
         if wanted != "float32" and sum(wide.values()) * 2 > sum(self.matmuls.values()):
             most = f"Most matmuls ran in {', '.join(wide)}, not in {wanted}"
             found.append(f"{most}: {counted}. Does autocast cover them?")
@@ -127,8 +145,12 @@ class PrecisionReport:
             one, planned = chosen[_key(row)], str(mode_of(config))
             if one is not None:
                 forward, backward = OPERAND_FORMATS.get(one.format, ("custom", "custom"))
-                planned = f"{forward if row.gemm == 'fprop' else backward} x {forward} ({one.scheme})"
-            is_hidden = row.scheme == "scaled" or (row.scheme == "none" and bool(self.converted))  # torchao's own
+                planned = (
+                    f"{forward if row.gemm == 'fprop' else backward} x {forward} ({one.scheme})"
+                )
+            is_hidden = row.scheme == "scaled" or (
+                row.scheme == "none" and bool(self.converted)
+            )  # torchao's own
             if row.formats != planned and not (one is not None and is_hidden):
                 place = place_of(row.layer, row.module, row.gemm)
                 found.append(Mismatch(column="formats", planned=planned, ran=row.formats, **place))
@@ -142,7 +164,9 @@ def _chosen(rows: Iterable[GemmRow], config: MixedPrecisionConfig) -> dict[str, 
     places = megatron_names(row.module for row in rows)
     others = {_key(row) for row in rows if not row.layer}
     for row in rows:
-        if row.layer.isdecimal():  # of a Megatron model; prediction layers and the output are not asked
+        if (
+            row.layer.isdecimal()
+        ):  # of a Megatron model; prediction layers and the output are not asked
             number = int(row.layer) - 1
             path = ModulePaths().path(row.layer, number, row.module)
             places[_key(row)] = number, path.removeprefix(f"decoder.layers.{number}.")
@@ -168,7 +192,10 @@ def check_precision(
             and leaves no hook behind.
     """
     _require_types(model, optimizer, step)
-    from bridge.runtime.pytorch.record.modules import holds_more_than_modules, tensors_in  # imports torch
+    from bridge.runtime.pytorch.record.modules import (
+        holds_more_than_modules,
+        tensors_in,
+    )  # imports torch
     from bridge.runtime.pytorch.record.watch import GemmWatch
 
     modules: dict[str, str] = {}
@@ -177,7 +204,9 @@ def check_precision(
         with ExitStack() as watching:
             for name, module in model.named_modules():
                 if holds_more_than_modules(module):
-                    watching.callback(module.register_forward_hook(partial(_note, modules, name)).remove)
+                    watching.callback(
+                        module.register_forward_hook(partial(_note, modules, name)).remove
+                    )
             watching.enter_context(watch.watching())
             step()
     state = tensors_in([] if optimizer is None else [*optimizer.state.values()])
@@ -185,7 +214,9 @@ def check_precision(
         parameters=_sizes(model.parameters()),
         buffers=_sizes(buffer for buffer in model.buffers() if buffer.is_floating_point()),
         gradients=_sizes(one.grad for one in model.parameters() if one.grad is not None),
-        optimizer_state=_sizes(leaf for leaf in state if leaf.dim() > 0 and leaf.is_floating_point()),
+        optimizer_state=_sizes(
+            leaf for leaf in state if leaf.dim() > 0 and leaf.is_floating_point()
+        ),
         activations=dict(Counter(modules.values())),
         modules=modules,
         matmuls=dict(watch.calls),
@@ -198,11 +229,17 @@ def _require_types(model: object, optimizer: object, step: object) -> None:
     import torch
 
     if not isinstance(model, torch.nn.Module):
-        raise PrecisionTypeError(f"model: must be a torch.nn.Module, got {type(model).__name__}. Give the model.")
+        raise PrecisionTypeError(
+            f"model: must be a torch.nn.Module, got {type(model).__name__}. Give the model."
+        )
     if step is not None and not callable(step):
-        raise PrecisionTypeError(f"step: must be a function, got {type(step).__name__}. Wrap the step in a lambda.")
+        raise PrecisionTypeError(
+            f"step: must be a function, got {type(step).__name__}. Wrap the step in a lambda."
+        )
     if optimizer is not None and not isinstance(getattr(optimizer, "state", None), Mapping):
-        raise PrecisionTypeError(f"optimizer: must have a state, got {type(optimizer).__name__}. Give the optimizer.")
+        raise PrecisionTypeError(
+            f"optimizer: must have a state, got {type(optimizer).__name__}. Give the optimizer."
+        )
 
 
 def _key(row: GemmRow) -> str:
@@ -215,7 +252,9 @@ def _converted(model: torch.nn.Module) -> Iterator[str]:
         yield from [kind.__name__ for kind in kinds if kind.__module__.startswith("torchao.")][:1]
 
 
-def _note(modules: dict[str, str], name: str, _module: object, _inputs: object, output: object) -> None:
+def _note(
+    modules: dict[str, str], name: str, _module: object, _inputs: object, output: object
+) -> None:
     """Note the dtype of a module's output; a hook of torch."""
     from bridge.runtime.pytorch.record.modules import dtype_of, tensors_in
 

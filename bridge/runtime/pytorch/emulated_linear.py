@@ -26,7 +26,9 @@ class EmulatedLinear(torch.nn.Linear):
         layer.weight, layer.bias = linear.weight, linear.bias
         layer.precision = precision
         is_delayed = precision.scheme == "delayed"
-        layer.scaling = DelayedScaling(precision, device=linear.weight.device) if is_delayed else None
+        layer.scaling = (
+            DelayedScaling(precision, device=linear.weight.device) if is_delayed else None
+        )
         return layer.train(linear.training)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  torch's name
@@ -35,6 +37,8 @@ class EmulatedLinear(torch.nn.Linear):
         call: dict[str, Any] = {"precision": self.precision, "state": state}
         if state is None or not (self.training and torch.is_grad_enabled()):
             return scaled_linear(input, self.weight, self.bias, **call)
-        result = scaled_linear(input, self.weight, self.bias, after_backward=partial(state.update, "backward"), **call)
+        result = scaled_linear(
+            input, self.weight, self.bias, after_backward=partial(state.update, "backward"), **call
+        )
         state.update("forward")
         return result

@@ -79,8 +79,13 @@ def convert_linears(
         BackendUnavailableError: torchao is not installed, or has no such scheme; nothing is converted.
         PrecisionTypeError: A row takes no layer of the model.
     """
-    chosen = {name: one for name, one in linear_schemes(model, checked(config)).items() if one is not None}
-    objects = {one: float8_linear_config_for(with_one_scheme(config, one), emulate=emulate) for one in chosen.values()}
+    chosen = {
+        name: one for name, one in linear_schemes(model, checked(config)).items() if one is not None
+    }
+    objects = {
+        one: float8_linear_config_for(with_one_scheme(config, one), emulate=emulate)
+        for one in chosen.values()
+    }
     if not objects:
         return {}
     from torchao.float8 import convert_to_float8_training
@@ -101,8 +106,14 @@ def convert_linears(
 def with_one_scheme(config: MixedPrecisionConfig, chosen: Chosen) -> MixedPrecisionConfig:
     """Return the recipe with one scheme for all modules."""
     family = "fp4" if chosen.scheme in FP4_SCHEMES and chosen.format == "e2m1" else "fp8"
-    others = {name: value for name, value in config.to_dict().items() if name not in ("modules", "fp8", "fp4")}
-    return MixedPrecisionConfig.from_dict({**others, family: chosen.format, f"{family}_recipe": chosen.scheme})
+    others = {
+        name: value
+        for name, value in config.to_dict().items()
+        if name not in ("modules", "fp8", "fp4")
+    }
+    return MixedPrecisionConfig.from_dict(
+        {**others, family: chosen.format, f"{family}_recipe": chosen.scheme}
+    )
 
 
 def emulate_linears(
@@ -130,8 +141,14 @@ def emulate_linears(
 
     skipped = (skip,) if isinstance(skip, str) else tuple(skip)
     linears = _linears_to_replace(model, skipped)
-    chosen = linear_schemes(model, config) if rows else dict.fromkeys(linears, ModuleSchemes.of_run(config))
-    replaced = {name: one for name in linears if name not in skipped and (one := chosen[name]) is not None}
+    chosen = (
+        linear_schemes(model, config)
+        if rows
+        else dict.fromkeys(linears, ModuleSchemes.of_run(config))
+    )
+    replaced = {
+        name: one for name in linears if name not in skipped and (one := chosen[name]) is not None
+    }
     for name, one in replaced.items():
         parent, _, child = name.rpartition(".")
         precision = GemmPrecision(
@@ -145,21 +162,30 @@ def emulate_linears(
     return list(replaced)
 
 
-def _linears_to_replace(model: torch.nn.Module, skipped: Collection[str]) -> dict[str, torch.nn.Linear]:
+def _linears_to_replace(
+    model: torch.nn.Module, skipped: Collection[str]
+) -> dict[str, torch.nn.Linear]:
     """Return the linear layers of a model by name, those to be skipped among them."""
     import torch
 
     from bridge.runtime.pytorch.emulated_linear import EmulatedLinear
 
-    linears = {name: module for name, module in model.named_modules() if type(module) is torch.nn.Linear}
+    linears = {
+        name: module for name, module in model.named_modules() if type(module) is torch.nn.Linear
+    }
     if any(isinstance(module, EmulatedLinear) for module in model.modules()):
         rule = "must not be emulated already, got a model with EmulatedLinear layers"
         raise PrecisionTypeError(f"model: {rule}. Convert a fresh one, once.")
     if not linears or "" in linears:
         rule, what = "must contain nn.Linear modules to replace", type(model).__name__
-        raise PrecisionTypeError(f"model: {rule}, got a bare {what}. Wrap a single layer in nn.Sequential.")
+        raise PrecisionTypeError(
+            f"model: {rule}, got a bare {what}. Wrap a single layer in nn.Sequential."
+        )
     for name in (one for one in skipped if one not in linears):
-        rule, remedy = "must name nn.Linear modules of the model", "Take names from model.named_modules()."
+        rule, remedy = (
+            "must name nn.Linear modules of the model",
+            "Take names from model.named_modules().",
+        )
         raise PrecisionTypeError(f"skip: {rule}, got {name!r}. {remedy}")
     return linears
 
@@ -173,12 +199,20 @@ def float8_settings(config: MixedPrecisionConfig) -> dict[str, dict[str, Any]]:
     if config.fp8 is None:
         return {}
     if config.fp8_recipe == "mxfp8":
-        return {"mxfp8": {"recipe": "mxfp8_rceil" if config.fp8_wgrad else "mxfp8_rceil_wgrad_with_hp"}}
+        return {
+            "mxfp8": {"recipe": "mxfp8_rceil" if config.fp8_wgrad else "mxfp8_rceil_wgrad_with_hp"}
+        }
     if config.fp8_recipe != "tensorwise":
         return {}
-    target = {"target_dtype": "e4m3"} if config.fp8 == "e4m3" else {}  # of both casts of an operand, on or off
-    kinds = dict.fromkeys(OPERANDS, "dynamic") | ({} if config.fp8_wgrad else dict.fromkeys(OF_WGRAD, "disabled"))
-    float8: dict[str, Any] = {f"cast_config_{name}": {"scaling_type": kind, **target} for name, kind in kinds.items()}
+    target = (
+        {"target_dtype": "e4m3"} if config.fp8 == "e4m3" else {}
+    )  # of both casts of an operand, on or off
+    kinds = dict.fromkeys(OPERANDS, "dynamic") | (
+        {} if config.fp8_wgrad else dict.fromkeys(OF_WGRAD, "disabled")
+    )
+    float8: dict[str, Any] = {
+        f"cast_config_{name}": {"scaling_type": kind, **target} for name, kind in kinds.items()
+    }
     if config.fp8_wgrad and not target:
         float8 = {"recipe_name": "tensorwise"}
     return {"float8": {**float8, "enable_fsdp_float8_all_gather": config.fp8_param_gather}}
@@ -189,7 +223,9 @@ def _torchao_object(settings: Mapping[str, Any], *, emulate: bool) -> Any:
         from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig, MXFP8TrainingRecipe
 
         recipe = settings["mxfp8"]["recipe"]
-        made = MXFP8TrainingOpConfig.from_recipe(MXFP8TrainingRecipe("mxfp8_emulated_rceil" if emulate else recipe))
+        made = MXFP8TrainingOpConfig.from_recipe(
+            MXFP8TrainingRecipe("mxfp8_emulated_rceil" if emulate else recipe)
+        )
         made.wgrad_with_hp = recipe.endswith("wgrad_with_hp")
         return made
     from torchao.float8 import CastConfig, Float8LinearConfig, ScalingType
@@ -197,7 +233,11 @@ def _torchao_object(settings: Mapping[str, Any], *, emulate: bool) -> Any:
     arguments: dict[str, Any] = {"emulate": emulate}
     for name, value in settings["float8"].items():
         if name.startswith("cast_config_"):
-            target = {"target_dtype": torch_dtype(value["target_dtype"])} if "target_dtype" in value else {}
+            target = (
+                {"target_dtype": torch_dtype(value["target_dtype"])}
+                if "target_dtype" in value
+                else {}
+            )
             arguments[name] = CastConfig(scaling_type=ScalingType(value["scaling_type"]), **target)
         elif name != "recipe_name":  # tensorwise is what the class's own defaults are
             arguments[name] = value

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
 
 
-def linear_schemes(model: torch.nn.Module, config: MixedPrecisionConfig) -> dict[str, Chosen | None]:
+def linear_schemes(
+    model: torch.nn.Module, config: MixedPrecisionConfig
+) -> dict[str, Chosen | None]:
     """Return scheme and format of each `nn.Linear` of a model by its name; None: the dtype of the run.
 
     Linear layers that Megatron never runs in FP8 or FP4, as the output layer and a router, are None, and so is every
@@ -37,7 +39,9 @@ def linear_schemes(model: torch.nn.Module, config: MixedPrecisionConfig) -> dict
     places = megatron_names(names)
     if not places:
         rule = "must have linear layers with names of a Llama, GPT-NeoX or torchtitan model, for example"
-        raise PrecisionTypeError(f"model: {rule}, got {', '.join(names[:3]) or 'none'}. Use emulate_linears with skip.")
+        raise PrecisionTypeError(
+            f"model: {rule}, got {', '.join(names[:3]) or 'none'}. Use emulate_linears with skip."
+        )
     schemes = schemes_of(places.values(), require_config(config))
     return {name: schemes.chosen(*places[name]) if name in places else None for name in names}
 
@@ -52,6 +56,11 @@ def schemes_of(places: Collection[tuple[int, str]], config: MixedPrecisionConfig
     empty = [row.select for row in schemes.empty(places)]
     if empty:
         known = dict.fromkeys(name.rpartition(".")[2] for _, name in places)
-        near = did_you_mean(close_matches(empty[0].rpartition(".")[2], known)) or f"There are {', '.join(known)}."
-        raise PrecisionTypeError(f"modules: a row must take a linear layer of the model, got {empty[0]}. {near}")
+        near = (
+            did_you_mean(close_matches(empty[0].rpartition(".")[2], known))
+            or f"There are {', '.join(known)}."
+        )
+        raise PrecisionTypeError(
+            f"modules: a row must take a linear layer of the model, got {empty[0]}. {near}"
+        )
     return schemes

@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 
     Model = torch.nn.Module | Sequence[torch.nn.Module]
 
-FAMILIES = {"fp8": {scheme.name for scheme in SCHEMES if scheme.family == "fp8"} | {"scaled"}, "fp4": {"nvfp4"}}
+FAMILIES = {
+    "fp8": {scheme.name for scheme in SCHEMES if scheme.family == "fp8"} | {"scaled"},
+    "fp4": {"nvfp4"},
+}
 """fp8 or fp4 -> schemes of a record; "scaled" is torch's own FP8 GEMM."""
 
 

@@ -25,7 +25,9 @@ SCALE_FIELDS = {
 """Argument of `LossScaler` -> field."""
 
 
-def autocast_for(config: MixedPrecisionConfig, device: str | torch.device | None = None) -> torch.autocast:
+def autocast_for(
+    config: MixedPrecisionConfig, device: str | torch.device | None = None
+) -> torch.autocast:
     """Return the autocast context of a recipe: its half precision over FP32 weights, switched off for FP32.
 
     Args:
@@ -36,10 +38,14 @@ def autocast_for(config: MixedPrecisionConfig, device: str | torch.device | None
 
     compute = compute_dtype(checked(config))
     enabled = compute != "fp32"
-    return torch.autocast(_device_type(device), dtype=torch_dtype(compute) if enabled else None, enabled=enabled)
+    return torch.autocast(
+        _device_type(device), dtype=torch_dtype(compute) if enabled else None, enabled=enabled
+    )
 
 
-def grad_scaler_for(config: MixedPrecisionConfig, device: str | torch.device | None = None) -> torch.amp.GradScaler:
+def grad_scaler_for(
+    config: MixedPrecisionConfig, device: str | torch.device | None = None
+) -> torch.amp.GradScaler:
     """Return the loss scaler of a recipe, with Megatron's rule; one that does nothing where nothing is to be scaled.
 
     Args:
@@ -56,7 +62,9 @@ def grad_scaler_for(config: MixedPrecisionConfig, device: str | torch.device | N
     return LossScaler(_device_type(device), **given)
 
 
-def fsdp_policy_for(config: MixedPrecisionConfig, *, version: int = 2) -> MixedPrecisionPolicy | MixedPrecision:
+def fsdp_policy_for(
+    config: MixedPrecisionConfig, *, version: int = 2
+) -> MixedPrecisionPolicy | MixedPrecision:
     """Return the FSDP policy of a recipe.
 
     Args:
@@ -69,9 +77,13 @@ def fsdp_policy_for(config: MixedPrecisionConfig, *, version: int = 2) -> MixedP
     from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
 
     if version not in (1, 2):
-        raise PrecisionTypeError(f"version: must be 1 or 2, got {version!r}. Use 2 with fully_shard.")
+        raise PrecisionTypeError(
+            f"version: must be 1 or 2, got {version!r}. Use 2 with fully_shard."
+        )
     policy = policy_dtypes(checked(config))
-    dtypes: dict[str, Any] = {name: torch_dtype(value) for name, value in policy.items() if value is not None}
+    dtypes: dict[str, Any] = {
+        name: torch_dtype(value) for name, value in policy.items() if value is not None
+    }
     return MixedPrecisionPolicy(**dtypes) if version == 2 else MixedPrecision(**dtypes)
 
 
@@ -118,7 +130,10 @@ def policy_dtypes(config: MixedPrecisionConfig) -> dict[str, str | None]:
     compute = compute_dtype(config)
     if compute == "fp32":
         return {"param_dtype": None, "reduce_dtype": None}
-    return {"param_dtype": compute, "reduce_dtype": "fp32" if config.grad_reduce_in_fp32 else compute}
+    return {
+        "param_dtype": compute,
+        "reduce_dtype": "fp32" if config.grad_reduce_in_fp32 else compute,
+    }
 
 
 def checked(config: object) -> MixedPrecisionConfig:
@@ -132,7 +147,9 @@ def require_config(config: object) -> MixedPrecisionConfig:
     """Return the recipe; PrecisionTypeError for anything else."""
     if not isinstance(config, MixedPrecisionConfig):
         remedy = "get_mixed_precision_config makes one of a recipe's name."
-        raise PrecisionTypeError.of("mixed_precision", "must be a MixedPrecisionConfig", config, remedy)
+        raise PrecisionTypeError.of(
+            "mixed_precision", "must be a MixedPrecisionConfig", config, remedy
+        )
     return config
 
 

@@ -42,8 +42,12 @@ class LossScaler(torch.amp.GradScaler):
         """Move the scale on after `step`; with `new_scale`, set it."""
         before = self.get_scale()
         states = self._per_optimizer_states.values()
-        overflowed = any(float(found) > 0 for state in states for found in state["found_inf_per_device"].values())
-        super().update(before if new_scale is None else new_scale)  # clears what was found in this step
+        overflowed = any(
+            float(found) > 0 for state in states for found in state["found_inf_per_device"].values()
+        )
+        super().update(
+            before if new_scale is None else new_scale
+        )  # clears what was found in this step
         if new_scale is None and not self.constant:
             after = self._moved(before, overflowed)
             if after != before:
@@ -52,7 +56,9 @@ class LossScaler(torch.amp.GradScaler):
     def _moved(self, scale: float, overflowed: bool) -> float:
         if overflowed:
             self._good, self._left = 0, self._left - 1
-            return max(scale * self.get_backoff_factor(), self.min_scale) if self._left <= 0 else scale
+            return (
+                max(scale * self.get_backoff_factor(), self.min_scale) if self._left <= 0 else scale
+            )
         self._good += 1
         if self._good < self.get_growth_interval():
             return scale

@@ -1,6 +1,18 @@
 """Runs that break and that keep the rules of `bridge.rules.topics.target`."""
 
-from tests.rules.cases.runs import B200, BF16, BLOCKWISE, CURRENT, CUSTOM, DENSE, H100, MXFP8, NVFP4, full, run
+from tests.rules.cases.runs import (
+    B200,
+    BF16,
+    BLOCKWISE,
+    CURRENT,
+    CUSTOM,
+    DENSE,
+    H100,
+    MXFP8,
+    NVFP4,
+    full,
+    run,
+)
 
 MXFP8_COMPUTE = dict(MXFP8, fp8_param_gather=False, reuse_grad_buf_for_mxfp8_param_ag=False)
 

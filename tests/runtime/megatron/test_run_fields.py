@@ -18,7 +18,14 @@ from bridge.errors import RunConfigError, TrainingError
 from bridge.front.decode import container, require_startable
 from bridge.front.loader import load_run
 from bridge.preflight.check import check
-from bridge.rules.own_run import KNOWN, REFUSED, REFUSED_ON_CPU, REFUSED_WITHOUT_TE, TRIED, unhonoured
+from bridge.rules.own_run import (
+    KNOWN,
+    REFUSED,
+    REFUSED_ON_CPU,
+    REFUSED_WITHOUT_TE,
+    TRIED,
+    unhonoured,
+)
 from bridge.runtime.megatron.gpt import GPTConfig
 from bridge.target.fields import FIELDS
 from bridge.target.versions import at_least, installed

@@ -35,7 +35,11 @@ from bridge.runtime.megatron.checkpoint.state import (
     restore_random_states,
     sharded_state,
 )
-from bridge.runtime.megatron.emulation.model import requantise_stored_weights, round_masters_anew, unrecorded
+from bridge.runtime.megatron.emulation.model import (
+    requantise_stored_weights,
+    round_masters_anew,
+    unrecorded,
+)
 from bridge.runtime.megatron.gpt import unwrapped
 from bridge.runtime.megatron.optimizer import inner_optimizers, one_gather, unshare_steps
 from bridge.runtime.megatron.replacement import fitting, replaced
@@ -119,9 +123,15 @@ def _fault(checkpoint: Path, *, checksum: bool, trust: bool) -> str | None:
     manifest, wrong = from_first_rank(lambda: _outline(checkpoint, checksum=checksum, trust=trust))
     if wrong is None and manifest is not None and checksum:
         rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
-        found = from_all_ranks(lambda: manifest.content_fault(checkpoint, share(manifest.checksums, rank, ranks)))
+        found = from_all_ranks(
+            lambda: manifest.content_fault(checkpoint, share(manifest.checksums, rank, ranks))
+        )
         wrong = next((fault for fault in found if fault is not None), None)
-    return from_first_rank(lambda: pickle_fault(checkpoint) or _step_fault(checkpoint)) if wrong is None else wrong
+    return (
+        from_first_rank(lambda: pickle_fault(checkpoint) or _step_fault(checkpoint))
+        if wrong is None
+        else wrong
+    )
 
 
 def _step_fault(checkpoint: Path) -> str | None:
@@ -132,29 +142,44 @@ def _step_fault(checkpoint: Path) -> str | None:
         held = _common_state(checkpoint).get("iteration")
     except CheckpointError:
         return "the state that all ranks share cannot be read"
-    return None if held is None or folder_of(checkpoint.parent, held) == checkpoint else f"it holds step {held}"
+    return (
+        None
+        if held is None or folder_of(checkpoint.parent, held) == checkpoint
+        else f"it holds step {held}"
+    )
 
 
 def facts_of(checkpoint: Path) -> dict[str, Any]:
     """Return the facts in the manifest of a checkpoint, none where it has no manifest; a collective call."""
-    return from_first_rank(lambda: dict(Manifest.read(checkpoint).run) if is_finished(checkpoint) else {})
+    return from_first_rank(
+        lambda: dict(Manifest.read(checkpoint).run) if is_finished(checkpoint) else {}
+    )
 
 
-def _outline(checkpoint: Path, *, checksum: bool, trust: bool) -> tuple[Manifest | None, str | None]:
+def _outline(
+    checkpoint: Path, *, checksum: bool, trust: bool
+) -> tuple[Manifest | None, str | None]:
     """Return the manifest of a checkpoint and why it must not be read; a trusted one may have none."""
     if trust and not is_finished(checkpoint):
-        logger.warning("checkpoint.trust: %s has no %s; nothing shows that it is whole.", checkpoint, MANIFEST)
+        logger.warning(
+            "checkpoint.trust: %s has no %s; nothing shows that it is whole.", checkpoint, MANIFEST
+        )
         return None, None
     try:
         manifest = Manifest.read(checkpoint)
     except DamagedCheckpointError as error:
         return None, error.reason
     if checksum and not manifest.checksums:
-        return None, f"{MANIFEST} holds no checksums; checkpoint.checksum=false compares sizes alone"
+        return (
+            None,
+            f"{MANIFEST} holds no checksums; checkpoint.checksum=false compares sizes alone",
+        )
     return manifest, manifest.outline_fault(checkpoint)
 
 
-def load_checkpoint(trainer: Trainer, folder: Path, iteration: int, *, is_rounded_anew: bool = False) -> Position:
+def load_checkpoint(
+    trainer: Trainer, folder: Path, iteration: int, *, is_rounded_anew: bool = False
+) -> Position:
     """Continue from a checkpoint of a folder, and return how far that run had come; a collective call.
 
     With `is_rounded_anew` the weights are made from the master weights: those of the checkpoint are of another dtype,
@@ -170,10 +195,22 @@ def load_checkpoint(trainer: Trainer, folder: Path, iteration: int, *, is_rounde
     fresh = _without_new_scales(trainer, state, source)
     try:
         loaded = dist_checkpointing.load(state, str(source))
-    except (CheckpointingException, CheckpointException, KeyError, OSError, RuntimeError, ValueError) as error:
+    except (
+        CheckpointingException,
+        CheckpointException,
+        KeyError,
+        OSError,
+        RuntimeError,
+        ValueError,
+    ) as error:
         remedy = "Use the configuration that wrote it."
-        raise CheckpointError(f"checkpoint.load: {source} cannot be loaded ({_reason(error)}). {remedy}") from error
-    with unrecorded(trainer.model), patch.dict(os.environ, TE_STATES):  # the weights of a checkpoint are no new ones
+        raise CheckpointError(
+            f"checkpoint.load: {source} cannot be loaded ({_reason(error)}). {remedy}"
+        ) from error
+    with (
+        unrecorded(trainer.model),
+        patch.dict(os.environ, TE_STATES),
+    ):  # the weights of a checkpoint are no new ones
         for name, chunk in named_chunks(trainer).items():
             unwrapped(chunk).load_state_dict(loaded[name], strict=not fresh)
     _take_schedule_into_groups(trainer, loaded["opt_param_scheduler"])
@@ -203,17 +240,26 @@ def _common_state(source: Path) -> dict[str, Any]:
 def _load_optimizer(trainer: Trainer, loaded: dict[Any, Any], *, is_rounded_anew: bool) -> None:
     """Give the optimizer its state of a checkpoint, and the stored weights the codes of its masters."""
     inner = loaded.get("optimizer", loaded)
-    counts_in_groups = any("step" in group for group in inner.get("param_groups", ()))  # Transformer Engine's Adam does
+    counts_in_groups = any(
+        "step" in group for group in inner.get("param_groups", ())
+    )  # Transformer Engine's Adam does
     if inner.get("state") and not counts_in_groups:
         # Megatron leaves the step of torch's Adam out where it is zero (optimizer.py:836, ``if step:``)
         inner["state"].setdefault("common_step", torch.tensor(0.0))
-    for state in (loaded, *loaded.values()):  # a constant loss scale has no state; a dynamic one refuses an empty one
+    for state in (
+        loaded,
+        *loaded.values(),
+    ):  # a constant loss scale has no state; a dynamic one refuses an empty one
         if isinstance(state, dict) and state.get("grad_scaler") == {}:
             del state["grad_scaler"]
     halved: list[Any] = [
-        one for one in inner_optimizers(trainer.optimizer) if getattr(one, "store_param_remainders", False)
+        one
+        for one in inner_optimizers(trainer.optimizer)
+        if getattr(one, "store_param_remainders", False)
     ]
-    as_halves = ((one, "set_scaled_state", partial(_set_as_half, one.set_scaled_state)) for one in halved)
+    as_halves = (
+        (one, "set_scaled_state", partial(_set_as_half, one.set_scaled_state)) for one in halved
+    )
     with replaced(fitting(as_halves)):
         trainer.optimizer.load_state_dict(loaded)
     unshare_steps(trainer.optimizer)
@@ -246,15 +292,22 @@ def _without_new_scales(trainer: Trainer, state: dict[str, Any], source: Path) -
 
     Return whether it was left out: scales then begin at 1, as in a fresh run.
     """
-    held = {key: entry.global_shape for key, entry in dist_checkpointing.load_tensors_metadata(str(source)).items()}
+    held = {
+        key: entry.global_shape
+        for key, entry in dist_checkpointing.load_tensors_metadata(str(source)).items()
+    }
     missing = 0
     for name in named_chunks(trainer):
         scaling = {key: entry for key, entry in state[name].items() if ".fp8_state." in key}
-        for key in [key for key, entry in scaling.items() if held.get(entry.key) != entry.global_shape]:
+        for key in [
+            key for key, entry in scaling.items() if held.get(entry.key) != entry.global_shape
+        ]:
             del state[name][key]
             missing += 1
     if missing:
-        logger.info("The checkpoint has no delayed scales of this run's shape: they begin at 1, as in a fresh run.")
+        logger.info(
+            "The checkpoint has no delayed scales of this run's shape: they begin at 1, as in a fresh run."
+        )
     return missing > 0
 
 
@@ -287,7 +340,9 @@ def _warn_of_another_schedule(trainer: Trainer, stored: Mapping[str, Any]) -> No
             continue
         if in_samples:
             before, now = (samples / trainer.global_batch_size for samples in (before, now))
-        before, now = (f"{value:g}" if isinstance(value, float) else value for value in (before, now))
+        before, now = (
+            f"{value:g}" if isinstance(value, float) else value for value in (before, now)
+        )
         logger.warning(
             "%s: the learning-rate schedule of the checkpoint is kept, where it is %s, got %s. Give a run that will be "
             "resumed the value of all its steps from the start.",

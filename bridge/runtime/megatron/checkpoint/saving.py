@@ -15,10 +15,22 @@ from megatron.core.dist_checkpointing.strategies import filesystem_async
 from torch.distributed.checkpoint.api import CheckpointException
 
 from bridge.errors import CheckpointError, TrainingError
-from bridge.runtime.checkpoint.folder import LATEST, folder_of, is_finished, newest_finished, set_aside
+from bridge.runtime.checkpoint.folder import (
+    LATEST,
+    folder_of,
+    is_finished,
+    newest_finished,
+    set_aside,
+)
 from bridge.runtime.checkpoint.manifest import Manifest, checksums, outline, share
 from bridge.runtime.megatron.agreement import from_all_ranks, from_first_rank
-from bridge.runtime.megatron.checkpoint.state import SHARDING, Position, identity, layout, sharded_state
+from bridge.runtime.megatron.checkpoint.state import (
+    SHARDING,
+    Position,
+    identity,
+    layout,
+    sharded_state,
+)
 from bridge.runtime.megatron.replacement import Rows, always, changes, replaced
 from bridge.runtime.megatron.step import Trainer
 
@@ -29,7 +41,12 @@ _WRITERS: Rows = {f"{filesystem_async.__name__}.mp.get_context": always(multipro
 
 
 def save_checkpoint(
-    trainer: Trainer, folder: Path, position: Position, *, facts: Mapping[str, Any], checksum: bool = True
+    trainer: Trainer,
+    folder: Path,
+    position: Position,
+    *,
+    facts: Mapping[str, Any],
+    checksum: bool = True,
 ) -> Path:
     """Write a checkpoint into ``iter_<number>/``, point to it, and return its folder; a collective call.
 
@@ -50,7 +67,9 @@ def save_checkpoint(
     return target
 
 
-def _write(trainer: Trainer, target: Path, position: Position, facts: Mapping[str, Any], *, checksum: bool) -> None:
+def _write(
+    trainer: Trainer, target: Path, position: Position, facts: Mapping[str, Any], *, checksum: bool
+) -> None:
     """Write the files of a checkpoint, then the pointer and the manifest; OSError, on every rank, where one cannot."""
     from_first_rank(lambda: _make_room(target))
     with trainer.parameters_in_place(), _written_by_threads():
@@ -68,7 +87,11 @@ def _write(trainer: Trainer, target: Path, position: Position, facts: Mapping[st
             raise _unwritten(target, error) from error
     torch.distributed.barrier()
     sizes = from_first_rank(lambda: outline(target))
-    mine = share(sizes, torch.distributed.get_rank(), torch.distributed.get_world_size()) if checksum else []
+    mine = (
+        share(sizes, torch.distributed.get_rank(), torch.distributed.get_world_size())
+        if checksum
+        else []
+    )
     sums: dict[str, str] = {}
     for of_rank in from_all_ranks(lambda: checksums(target, mine)):
         sums |= of_rank
@@ -84,7 +107,10 @@ def _written_by_threads() -> Iterator[None]:
     results in a queue of a spawned process, which imports the main script again (strategies/filesystem_async.py:54 and
     :266). Later releases write with threads.
     """
-    with replaced([(filesystem_async, "_results_queue", queue.Queue())]), replaced(changes(_WRITERS)):
+    with (
+        replaced([(filesystem_async, "_results_queue", queue.Queue())]),
+        replaced(changes(_WRITERS)),
+    ):
         yield
 
 
@@ -112,7 +138,11 @@ def _unwritten(target: Path, error: BaseException) -> TrainingError:
     cause: BaseException | None = error
     while cause is not None and not (isinstance(cause, OSError) and cause.strerror):
         cause = cause.__cause__ or cause.__context__
-    reason = cause.strerror.lower() if isinstance(cause, OSError) and cause.strerror else "a write failed"
+    reason = (
+        cause.strerror.lower()
+        if isinstance(cause, OSError) and cause.strerror
+        else "a write failed"
+    )
     with suppress(OSError):
         if shutil.disk_usage(target.parent).free < SPACE_BYTES:
             reason = "no space left on device"
@@ -125,4 +155,8 @@ def _unwritten(target: Path, error: BaseException) -> TrainingError:
 
 def _kept(folder: Path) -> str:
     newest = newest_finished(folder)
-    return "There is no earlier one" if newest is None else f"The newest one stays that of step {newest}"
+    return (
+        "There is no earlier one"
+        if newest is None
+        else f"The newest one stays that of step {newest}"
+    )

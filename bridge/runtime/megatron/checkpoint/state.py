@@ -33,7 +33,14 @@ SHARDING: dict[str, Any] = {
 }
 """How Megatron shards the optimizer's state."""
 _SHAPE = (
-    *("num_layers", "hidden_size", "ffn_hidden_size", "num_attention_heads", "num_query_groups", "kv_channels"),
+    *(
+        "num_layers",
+        "hidden_size",
+        "ffn_hidden_size",
+        "num_attention_heads",
+        "num_query_groups",
+        "kv_channels",
+    ),
     *("num_moe_experts", "multi_latent_attention", "mtp_num_layers"),
 )
 
@@ -65,8 +72,12 @@ def identity(trainer: Trainer) -> dict[str, Any]:
         **{f"model.{name}": getattr(config, name) for name in _SHAPE},
         "model.vocab_size, padded": padded_vocab_size(config),
         "model.share_embeddings_and_output_weights": config.share_embeddings_and_output_weights,
-        "optimizer.use_distributed_optimizer": any(hasattr(part, "gbuf_ranges") for part in parts(trainer.optimizer)),
-        "optimizer.fp16 or bf16": bool(trainer.optimizer.config.fp16 or trainer.optimizer.config.bf16),
+        "optimizer.use_distributed_optimizer": any(
+            hasattr(part, "gbuf_ranges") for part in parts(trainer.optimizer)
+        ),
+        "optimizer.fp16 or bf16": bool(
+            trainer.optimizer.config.fp16 or trainer.optimizer.config.bf16
+        ),
     }
 
 
@@ -75,7 +86,11 @@ def _random_states() -> ShardedObject:
     kind, key, *rest = np.random.get_state()  # noqa: NPY002 the state Megatron's data code may draw from
     states = {
         "random": random.getstate(),
-        "numpy": (kind, np.asarray(key).tolist(), *rest),  # plain data, so that loading runs no code of the file
+        "numpy": (
+            kind,
+            np.asarray(key).tolist(),
+            *rest,
+        ),  # plain data, so that loading runs no code of the file
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(),
         "tracker": tensor_parallel.get_cuda_rng_tracker().get_states(),
@@ -85,7 +100,10 @@ def _random_states() -> ShardedObject:
         "rng_state",
         [states],
         (sizes["pipeline_model_parallel_size"], sizes["tensor_model_parallel_size"]),
-        (parallel_state.get_pipeline_model_parallel_rank(), parallel_state.get_tensor_model_parallel_rank()),
+        (
+            parallel_state.get_pipeline_model_parallel_rank(),
+            parallel_state.get_tensor_model_parallel_rank(),
+        ),
         replica_id=parallel_state.get_data_parallel_rank(with_context_parallel=True),
     )
 
@@ -109,10 +127,14 @@ def restore_random_states(states: Mapping[str, Any]) -> None:
 @cache
 def _wants_padding() -> bool:
     """Return whether this megatron-core looks for state where it is with the padding, and takes none off."""
-    return "padding_adjustment" not in inspect.getsource(DistributedOptimizer.sharded_param_state_fully_reshardable)
+    return "padding_adjustment" not in inspect.getsource(
+        DistributedOptimizer.sharded_param_state_fully_reshardable
+    )
 
 
-def _gathered_with_padding(gather: Callable[..., Any], buffers: Sequence[Any], *arguments: Any, **named: Any) -> Any:
+def _gathered_with_padding(
+    gather: Callable[..., Any], buffers: Sequence[Any], *arguments: Any, **named: Any
+) -> Any:
     """Gather the state of a distributed optimizer with the padding between its buckets.
 
     megatron-core leaves the padding out (distrib_optimizer.py:1110) and looks for each parameter where it is with it
@@ -124,7 +146,9 @@ def _gathered_with_padding(gather: Callable[..., Any], buffers: Sequence[Any], *
         sizes = [(bucket.numel_unpadded, bucket.grad_data.numel()) for bucket in buffer.buckets]
         for tensors in state[number].values():
             for name, held in tensors.items():
-                if isinstance(held, torch.Tensor) and any(own < padded for own, padded in sizes[:-1]):
+                if isinstance(held, torch.Tensor) and any(
+                    own < padded for own, padded in sizes[:-1]
+                ):
                     tensors[name] = _padded(held, sizes)
     return state
 
@@ -132,24 +156,45 @@ def _gathered_with_padding(gather: Callable[..., Any], buffers: Sequence[Any], *
 def _padded(held: torch.Tensor, sizes: Sequence[tuple[int, int]]) -> torch.Tensor:
     """Return parts of a tensor, each with zeros up to its padded size; `sizes` has (own, padded) of each."""
     pieces = zip(torch.split(held, [own for own, _ in sizes]), sizes, strict=True)
-    return torch.cat([torch.nn.functional.pad(piece, (0, padded - own)) for piece, (own, padded) in pieces])
+    return torch.cat(
+        [torch.nn.functional.pad(piece, (0, padded - own)) for piece, (own, padded) in pieces]
+    )
 
 
-def sharded_state(trainer: Trainer, *, is_loading: bool, with_random_states: bool) -> dict[str, Any]:
+def sharded_state(
+    trainer: Trainer, *, is_loading: bool, with_random_states: bool
+) -> dict[str, Any]:
     """Return the run's state, with tensors marked by their place in the whole."""
-    metadata = {**SHARDING, "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True)}
+    metadata = {
+        **SHARDING,
+        "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
+    }
     for updates in delayed_updates(trainer.model):
         updates.reduce_pending()  # tensor-parallel ranks are taken for copies of each other
     models = {
-        name: unwrapped(chunk).sharded_state_dict(metadata=metadata) for name, chunk in named_chunks(trainer).items()
+        name: unwrapped(chunk).sharded_state_dict(metadata=metadata)
+        for name, chunk in named_chunks(trainer).items()
     }
     model = models if len(models) > 1 else models["model"]
     gather = "get_parameter_state_dp_zero"
-    sharded = [part for part in parts(trainer.optimizer) if hasattr(part, "gbuf_ranges")] if _wants_padding() else []
-    padded = ((one, gather, partial(_gathered_with_padding, getattr(one, gather), one.buffers)) for one in sharded)
+    sharded = (
+        [part for part in parts(trainer.optimizer) if hasattr(part, "gbuf_ranges")]
+        if _wants_padding()
+        else []
+    )
+    padded = (
+        (one, gather, partial(_gathered_with_padding, getattr(one, gather), one.buffers))
+        for one in sharded
+    )
     with replaced(fitting(padded)):
-        optimizer = trainer.optimizer.sharded_state_dict(model, is_loading=is_loading, metadata=metadata)
-    state = {**models, "optimizer": optimizer, "opt_param_scheduler": trainer.scheduler.state_dict()}
+        optimizer = trainer.optimizer.sharded_state_dict(
+            model, is_loading=is_loading, metadata=metadata
+        )
+    state = {
+        **models,
+        "optimizer": optimizer,
+        "opt_param_scheduler": trainer.scheduler.state_dict(),
+    }
     for entry in nested_values(model):
         if isinstance(getattr(entry, "data", None), StoredWeight):
             entry.data = entry.data.dequantize()

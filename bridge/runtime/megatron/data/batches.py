@@ -36,7 +36,13 @@ class Splits:
 
 
 def build_splits(
-    corpus: Corpus, *, seq_length: int, split: str, seed: int, train_samples: int, validation_samples: int
+    corpus: Corpus,
+    *,
+    seq_length: int,
+    split: str,
+    seed: int,
+    train_samples: int,
+    validation_samples: int,
 ) -> Splits:
     """Build (or read back from the cache) the indices of the samples that the run will read; a collective call.
 
@@ -48,7 +54,10 @@ def build_splits(
         vocab_size=corpus.vocab_size,
         eod=END_OF_DOCUMENT,
         pad=-1,  # an id that does not occur, so that no token's loss is masked
-        unique_identifiers={"kind": "ids", "vocab_size": corpus.vocab_size},  # in the name of the cached sample index
+        unique_identifiers={
+            "kind": "ids",
+            "vocab_size": corpus.vocab_size,
+        },  # in the name of the cached sample index
     )
     config = GPTDatasetConfig(
         random_seed=seed,
@@ -92,12 +101,18 @@ def _require_parts(split: str) -> None:
         raise DataError(f"data.split: {rule}, got {split!r}. Write '90,5,5', for example.")
 
 
-def _require_samples(corpus: Corpus, config: Any, seq_length: int, split: str, with_validation: bool) -> None:
+def _require_samples(
+    corpus: Corpus, config: Any, seq_length: int, split: str, with_validation: bool
+) -> None:
     """Refuse a split in which a part that is needed has less than one sample: Megatron's own error is obscure."""
-    documents = GPTDataset.build_low_level_dataset(corpus.prefix, config)  # unmaps its arrays when it is collected
+    documents = GPTDataset.build_low_level_dataset(
+        corpus.prefix, config
+    )  # unmaps its arrays when it is collected
     lengths = documents.sequence_lengths
     for part, name in ((0, "training"), (1, "validation"))[: 1 + with_validation]:
-        first, last = (round(bound * len(lengths)) for bound in config.split_matrix[part] or (0.0, 0.0))
+        first, last = (
+            round(bound * len(lengths)) for bound in config.split_matrix[part] or (0.0, 0.0)
+        )
         tokens = int(lengths[first:last].sum())
         if tokens <= seq_length:
             remedy = "Give more text, another split or shorter sequences"
@@ -125,8 +140,13 @@ def batches(
     `start` on, which were consumed already over all ranks. Context-parallel ranks share each sample; `context` is this
     one, and their number.
     """
-    turns = itertools.count(start + data_parallel_rank * micro_batch_size, data_parallel_size * micro_batch_size)
-    indices = ([index % len(dataset) for index in range(first, first + micro_batch_size)] for first in turns)
+    turns = itertools.count(
+        start + data_parallel_rank * micro_batch_size, data_parallel_size * micro_batch_size
+    )
+    indices = (
+        [index % len(dataset) for index in range(first, first + micro_batch_size)]
+        for first in turns
+    )
     loader = torch.utils.data.DataLoader(
         dataset,
         batch_sampler=indices,
@@ -135,7 +155,10 @@ def batches(
         generator=torch.Generator(),  # else each loader draws from dropout's state, and resuming is not exact
     )
     for batch in loader:
-        yield {name: own_part(tensor, *context).to(where, non_blocking=True) for name, tensor in batch.items()}
+        yield {
+            name: own_part(tensor, *context).to(where, non_blocking=True)
+            for name, tensor in batch.items()
+        }
 
 
 def unigram_entropy(splits: Splits, vocab_size: int) -> float:

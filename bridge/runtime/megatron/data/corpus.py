@@ -82,7 +82,9 @@ def open_corpus(path: str | None, *, vocab_size: int | None, cache_dir: str | No
             f"data.cache_dir: rank 0 wrote {target}.bin, but rank {torch.distributed.get_rank()} does not see it, got "
             f"{str(cache)!r}. Choose a folder that all machines share."
         )
-    return Corpus(prefix=str(target), vocab_size=BYTES_VOCAB_SIZE, name=name, index_dir=cache / "indices")
+    return Corpus(
+        prefix=str(target), vocab_size=BYTES_VOCAB_SIZE, name=name, index_dir=cache / "indices"
+    )
 
 
 def path_fault(path: str) -> Finding | None:
@@ -92,8 +94,15 @@ def path_fault(path: str) -> Finding | None:
     remedy = "Give a text file or the prefix of a Megatron data set."
     if any(there.values()):
         present, absent = sorted(there, key=there.__getitem__, reverse=True)
-        rule, remedy = f"{prefix}{present} is there but {prefix}{absent} is not", "A Megatron data set is both files."
-    is_text = not any(there.values()) and Path(path).suffix not in there and Path(path).expanduser().is_file()
+        rule, remedy = (
+            f"{prefix}{present} is there but {prefix}{absent} is not",
+            "A Megatron data set is both files.",
+        )
+    is_text = (
+        not any(there.values())
+        and Path(path).suffix not in there
+        and Path(path).expanduser().is_file()
+    )
     if is_text or all(there.values()):
         return None
     return Finding(path="data.path", rule=rule, value=path, remedy=remedy)
@@ -115,16 +124,22 @@ def _open_pair(prefix: Path, vocab_size: int | None, cache: Path) -> Corpus:
     fault = pair_fault(prefix)
     if fault is not None:
         raise DataError(f"data.path: {fault}. Copy the data set again, or make it again.")
-    ids = np.memmap(f"{prefix}.bin", dtype=IndexedDataset(str(prefix)).index.dtype, mode="r")[:SCAN_TOKENS]
+    ids = np.memmap(f"{prefix}.bin", dtype=IndexedDataset(str(prefix)).index.dtype, mode="r")[
+        :SCAN_TOKENS
+    ]
     largest = int(ids.max()) if ids.size else -1
     if largest < 0:
-        raise DataError(f"data.path: {prefix}.bin holds no tokens. Give a data set with text in it.")
+        raise DataError(
+            f"data.path: {prefix}.bin holds no tokens. Give a data set with text in it."
+        )
     if largest >= vocab_size:
         raise DataError(
             f"data.vocab_size: must be larger than the largest token id {largest} in {prefix}.bin, got {vocab_size}. "
             "Set it to the vocabulary size of the tokenizer that made the data."
         )
-    return Corpus(prefix=str(prefix), vocab_size=vocab_size, name=prefix.name, index_dir=cache / "indices")
+    return Corpus(
+        prefix=str(prefix), vocab_size=vocab_size, name=prefix.name, index_dir=cache / "indices"
+    )
 
 
 def pair_fault(prefix: Path) -> str | None:
@@ -134,15 +149,26 @@ def pair_fault(prefix: Path) -> str | None:
     """
     file = Path(f"{prefix}.idx")
     with file.open("rb") as stream:
-        magic, _, code, sequences, documents = _INDEX.unpack(stream.read(_INDEX.size).ljust(_INDEX.size, b"\0"))
+        magic, _, code, sequences, documents = _INDEX.unpack(
+            stream.read(_INDEX.size).ljust(_INDEX.size, b"\0")
+        )
     size = _INDEX.size + 12 * sequences + 8 * documents
-    if magic != (b"MMIDIDX\x00\x00") or code not in {dtype.value for dtype in DType} or file.stat().st_size < size:
+    if (
+        magic != (b"MMIDIDX\x00\x00")
+        or code not in {dtype.value for dtype in DType}
+        or file.stat().st_size < size
+    ):
         return f"{file} is damaged"
     data = np.memmap(file, mode="r")[_INDEX.size :]
-    lengths, pointers = data[: 4 * sequences].view(np.int32), data[4 * sequences : 12 * sequences].view(np.int64)
+    lengths, pointers = (
+        data[: 4 * sequences].view(np.int32),
+        data[4 * sequences : 12 * sequences].view(np.int64),
+    )
     needed = int(pointers[-1]) + int(lengths[-1]) * DType.size(code) if sequences else 0
     found = Path(f"{prefix}.bin").stat().st_size
-    return None if found >= needed else f"{prefix}.bin has {found} bytes, and its index names {needed}"
+    return (
+        None if found >= needed else f"{prefix}.bin has {found} bytes, and its index names {needed}"
+    )
 
 
 def _read_text(path: str | None) -> tuple[str, list[bytes]]:
@@ -150,10 +176,14 @@ def _read_text(path: str | None) -> tuple[str, list[bytes]]:
     if path is None:
         from pydoc_data.topics import topics
 
-        return "CPython's reference documentation", [text.encode() for _, text in sorted(topics.items())]
+        return "CPython's reference documentation", [
+            text.encode() for _, text in sorted(topics.items())
+        ]
     content = Path(path).expanduser().read_bytes()
     if not content.strip():
-        raise DataError(f"data.path: the file holds no text, got {path!r}. Give a text file of some 100 kB or more.")
+        raise DataError(
+            f"data.path: the file holds no text, got {path!r}. Give a text file of some 100 kB or more."
+        )
     return Path(path).name, [content]
 
 
@@ -188,7 +218,9 @@ def _write(pieces: list[bytes], prefix: Path) -> None:
     try:
         prefix.parent.mkdir(parents=True, exist_ok=True)
         scratch = prefix.with_name(f".{prefix.name}-{uuid.uuid4().hex}")
-        builder = IndexedDatasetBuilder(f"{scratch}.bin", dtype=DType.optimal_dtype(BYTES_VOCAB_SIZE))
+        builder = IndexedDatasetBuilder(
+            f"{scratch}.bin", dtype=DType.optimal_dtype(BYTES_VOCAB_SIZE)
+        )
         for piece in random.Random(SHUFFLE_SEED).sample(pieces, len(pieces)):  # noqa: S311 an order, not a secret
             ids = np.frombuffer(piece + bytes([END_OF_DOCUMENT]), dtype=np.uint8)
             builder.add_document(ids.astype(DType.optimal_dtype(BYTES_VOCAB_SIZE)), [len(ids)])

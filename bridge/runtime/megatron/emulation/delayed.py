@@ -43,14 +43,18 @@ if TYPE_CHECKING:
 class DelayedUpdates:
     """Renews the scales of one model chunk."""
 
-    def __init__(self, regions: Sequence[torch.nn.Module], layers: Sequence[EmulatedLinear], *, tp_only: bool) -> None:
+    def __init__(
+        self, regions: Sequence[torch.nn.Module], layers: Sequence[EmulatedLinear], *, tp_only: bool
+    ) -> None:
         """Hook into the forward passes of a chunk's regions; `tp_only` leaves data-parallel ranks out of reductions."""
         self.states: list[DelayedScaling] = []
         for layer in layers:
             if layer.fp8_state is not None:
                 self.states.append(layer.fp8_state)
                 layer.updates = self
-        self._group = parallel_state.get_amax_reduction_group(with_context_parallel=True, tp_only_amax_red=tp_only)
+        self._group = parallel_state.get_amax_reduction_group(
+            with_context_parallel=True, tp_only_amax_red=tp_only
+        )
         self._firsts: dict[torch.nn.Module, EmulatedLinear] = {}
         self._layers = layers
         self._region_of = {module: region for region in regions for module in region.modules()}
@@ -66,7 +70,11 @@ class DelayedUpdates:
     def after_backward_of(self, layer: EmulatedLinear) -> Callable[[], None] | None:
         """Return the callback for the end of a layer's backward pass; a region's first layer to ask is its last."""
         region = self._region_of[layer]  # type: ignore[index]  # a module of Megatron's class, mixed in
-        return partial(self._update, "backward") if self._firsts.setdefault(region, layer) is layer else None
+        return (
+            partial(self._update, "backward")
+            if self._firsts.setdefault(region, layer) is layer
+            else None
+        )
 
     def reduce_pending(self) -> None:
         """Max the amaxes not yet used over the group, as the next update would: then all ranks hold equal states."""
@@ -85,11 +93,15 @@ class DelayedUpdates:
         """Return every layer's pending amaxes, one row each, the largest of all ranks."""
         amaxes = torch.stack([state.pending(which) for state in self.states])
         if self._group.size() > 1:
-            torch.distributed.all_reduce(amaxes, op=torch.distributed.ReduceOp.MAX, group=self._group)
+            torch.distributed.all_reduce(
+                amaxes, op=torch.distributed.ReduceOp.MAX, group=self._group
+            )
         return amaxes
 
 
-_REGION: ContextVar[tuple[deque[torch.Tensor], bool] | None] = ContextVar("recomputed region", default=None)
+_REGION: ContextVar[tuple[deque[torch.Tensor], bool] | None] = ContextVar(
+    "recomputed region", default=None
+)
 """The scales that the first pass of a region went in with, and whether it is recomputed now."""
 
 
@@ -106,7 +118,12 @@ def scales_of_this_pass(state: DelayedScaling | None) -> AbstractContextManager[
 
 
 def checkpoint(
-    forward: Callable[..., Any], is_distributed: bool, _rng_tracker: Any, _tp_group: Any, *args: Any, **kwargs: Any
+    forward: Callable[..., Any],
+    is_distributed: bool,
+    _rng_tracker: Any,
+    _tp_group: Any,
+    *args: Any,
+    **kwargs: Any,
 ) -> Any:
     """Run a function now and again in the backward pass, with the call signature of Megatron's `te_checkpoint`.
 

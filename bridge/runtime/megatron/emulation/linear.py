@@ -34,7 +34,13 @@ from torch import Tensor
 from bridge.precision.matchers import EVALUATION, TRAINING, Chosen, Effect
 from bridge.runtime.megatron.emulation.delayed import DelayedUpdates, scales_of_this_pass
 from bridge.runtime.megatron.emulation.stored_weight import StoredWeight
-from bridge.runtime.numerics import DelayedScaling, GemmPrecision, Observer, WeightCache, scaled_linear
+from bridge.runtime.numerics import (
+    DelayedScaling,
+    GemmPrecision,
+    Observer,
+    WeightCache,
+    scaled_linear,
+)
 
 _OVERRIDE: ContextVar[str | None] = ContextVar("backward_override", default=None)
 """The `backward_override` of the run that is being built."""
@@ -55,7 +61,9 @@ def scheme_of(config: Any) -> str | None:
 
     Layers of a hybrid model know FP8 alone before megatron-core 0.17 (ssm/mamba_block.py in 0.16.1).
     """
-    knows_fp4 = not getattr(config, "is_hybrid_model", False) or hasattr(mamba_block, "get_fp4_context")
+    knows_fp4 = not getattr(config, "is_hybrid_model", False) or hasattr(
+        mamba_block, "get_fp4_context"
+    )
     kinds = ("fp8", "fp4") if knows_fp4 else ("fp8",)
     for kind in kinds:
         if getattr(config, kind, None):
@@ -72,7 +80,9 @@ def gemm_precision(config: Any) -> GemmPrecision | None:
     names = ("margin", "amax_history_len", "amax_compute_algo") if scheme == "delayed" else ()
     delayed = {name: getattr(config, f"fp8_{name}") for name in names}
     override = _OVERRIDE.get() if scheme != "delayed" else None
-    return GemmPrecision(scheme=scheme, format=config.fp8 or config.fp4, backward_override=override, **delayed)
+    return GemmPrecision(
+        scheme=scheme, format=config.fp8 or config.fp4, backward_override=override, **delayed
+    )
 
 
 def is_low_layer(config: Any, number: int) -> bool:
@@ -86,7 +96,9 @@ def is_low_layer(config: Any, number: int) -> bool:
     return scheme_of(config) is not None and not is_first_last_bf16_layer(config, number)
 
 
-def _in_module(layer: GemmPrecision | None, payload: dict[str, Any] | None, part: str) -> GemmPrecision | None:
+def _in_module(
+    layer: GemmPrecision | None, payload: dict[str, Any] | None, part: str
+) -> GemmPrecision | None:
     """Return what the payload of a per-module recipe, or None, makes of a layer's own precision; None is high.
 
     `part` is `TRAINING` or `EVALUATION`, which is that of training where the payload has none.
@@ -97,7 +109,9 @@ def _in_module(layer: GemmPrecision | None, payload: dict[str, Any] | None, part
     found = Effect.of(payload[TRAINING] if stated is None else stated).computes(layer)
     if not isinstance(found, Chosen):
         return found
-    return GemmPrecision(scheme=found.scheme, format=found.format, backward_override=_OVERRIDE.get())
+    return GemmPrecision(
+        scheme=found.scheme, format=found.format, backward_override=_OVERRIDE.get()
+    )
 
 
 class EmulatedLinear:
@@ -133,7 +147,9 @@ class EmulatedLinear:
         if chosen is not None and chosen.scheme == "delayed":
             self.fp8_state = DelayedScaling(chosen, self.weight.device)
 
-    def _forward_impl(self, input: Tensor, weight: Tensor, bias: Tensor | None = None, **others: Any) -> Tensor:
+    def _forward_impl(
+        self, input: Tensor, weight: Tensor, bias: Tensor | None = None, **others: Any
+    ) -> Tensor:
         """Multiply (sequence, batch, K) by this rank's (N, K) in low precision; Megatron's arguments and result.
 
         Under `sequence_parallel` the input is this rank's part of the sequence, and its gradient is scattered.
@@ -144,10 +160,14 @@ class EmulatedLinear:
             return result
         x, group = input, others.get("tp_group")
         if others.get("sequence_parallel"):
-            x = gather_from_sequence_parallel_region(x, tensor_parallel_output_grad=True, group=group)
+            x = gather_from_sequence_parallel_region(
+                x, tensor_parallel_output_grad=True, group=group
+            )
         elif others.get("allreduce_dgrad"):
             x = copy_to_tensor_model_parallel_region(x, group=group)
-        is_told = scheme_of(self.config) is not None  # Megatron 0.16.1 tells no step to a run without FP8 and FP4
+        is_told = (
+            scheme_of(self.config) is not None
+        )  # Megatron 0.16.1 tells no step to a run without FP8 and FP4
         first = self.is_first_microbatch or not is_told or precision is not self.gemm_precision
         self.is_first_microbatch = False
         finished = None if self.updates is None else self.updates.after_backward_of(self)
@@ -174,10 +194,18 @@ class EmulatedRowParallelLinear(EmulatedLinear, RowParallelLinear):  # type: ign
     """`RowParallelLinear` with low-precision GEMMs: Y = sum of X_i A_i, A split along its inputs."""
 
 
-EMULATED = {ColumnParallelLinear: EmulatedColumnParallelLinear, RowParallelLinear: EmulatedRowParallelLinear}
+EMULATED = {
+    ColumnParallelLinear: EmulatedColumnParallelLinear,
+    RowParallelLinear: EmulatedRowParallelLinear,
+}
 """Megatron's class of a linear layer -> the emulated one."""
 
 
 def emulated_linears(model: Sequence[torch.nn.Module]) -> list[Any]:
     """Return the emulated layers of this rank's model chunks."""
-    return [module for chunk in model for module in chunk.modules() if isinstance(module, EmulatedLinear)]
+    return [
+        module
+        for chunk in model
+        for module in chunk.modules()
+        if isinstance(module, EmulatedLinear)
+    ]

@@ -14,8 +14,17 @@ from megatron.core.transformer.transformer_layer import TransformerLayer
 
 from bridge.precision.matchers import quant_recipes
 from bridge.runtime.megatron.emulation.delayed import DelayedUpdates
-from bridge.runtime.megatron.emulation.linear import EMULATED, emulated_linears, gemm_precision, is_low_layer
-from bridge.runtime.megatron.emulation.stored_weight import StoredWeight, quantize_shards, store_weight
+from bridge.runtime.megatron.emulation.linear import (
+    EMULATED,
+    emulated_linears,
+    gemm_precision,
+    is_low_layer,
+)
+from bridge.runtime.megatron.emulation.stored_weight import (
+    StoredWeight,
+    quantize_shards,
+    store_weight,
+)
 from bridge.runtime.megatron.optimizer import parts
 
 LAYERS = (TransformerLayer, MambaLayer, MultiTokenPredictionLayer)
@@ -48,14 +57,21 @@ def prepare_emulation(model: torch.nn.Module, config: Any, ddp: Any) -> None:
     Stored are the weights of the layers that Megatron builds in its FP8 or FP4 context.
     """
     run = gemm_precision(config)
-    stores = (config.fp8 and config.fp8_param) or (getattr(config, "fp4", None) and config.fp4_param)
+    stores = (config.fp8 and config.fp8_param) or (
+        getattr(config, "fp4", None) and config.fp4_param
+    )
     if run is not None and stores:
-        reuses = bool(getattr(ddp, "reuse_grad_buf_for_mxfp8_param_ag", False)) and ddp.use_distributed_optimizer
+        reuses = (
+            bool(getattr(ddp, "reuse_grad_buf_for_mxfp8_param_ag", False))
+            and ddp.use_distributed_optimizer
+        )
         as_is = reuses and run.scheme == "mxfp8"
         gathered = torch.bfloat16 if as_is and ddp.grad_reduce_in_fp32 else None
         for layer in emulated_linears([model]):
             if layer.is_low:
-                store_weight(layer, run.spec("weight"), layer.fp8_state, as_is=as_is, gathered_dtype=gathered)
+                store_weight(
+                    layer, run.spec("weight"), layer.fp8_state, as_is=as_is, gathered_dtype=gathered
+                )
     _attach_updates(model, config)
 
 
@@ -100,14 +116,20 @@ def _regions(module: Any) -> list[torch.nn.Module]:
         return [module]
     if isinstance(module, MultiTokenPredictionLayer):
         return [
-            part for name, part in module.named_children() if name == "eh_proj" or isinstance(part, TransformerLayer)
+            part
+            for name, part in module.named_children()
+            if name == "eh_proj" or isinstance(part, TransformerLayer)
         ]
     return []
 
 
 def delayed_updates(model: Sequence[torch.nn.Module]) -> list[DelayedUpdates]:
     """Return the updates of the delayed scales of this rank's model chunks."""
-    return list(dict.fromkeys(layer.updates for layer in emulated_linears(model) if layer.updates is not None))
+    return list(
+        dict.fromkeys(
+            layer.updates for layer in emulated_linears(model) if layer.updates is not None
+        )
+    )
 
 
 def _requantise_as_after_a_step(part: Any) -> None:
@@ -148,7 +170,9 @@ def requantise_stored_weights(optimizer: Any) -> None:
     for part in parts(optimizer):
         if hasattr(part, "_get_fp8_params_and_shard_fp32_from_fp8"):
             shards = [part._get_fp8_params_and_shard_fp32_from_fp8()]
-            if hasattr(part, "_get_nvfp4_params_and_shard_fp32_from_nvfp4"):  # from 0.17.1, which keeps them apart
+            if hasattr(
+                part, "_get_nvfp4_params_and_shard_fp32_from_nvfp4"
+            ):  # from 0.17.1, which keeps them apart
                 shards.append(part._get_nvfp4_params_and_shard_fp32_from_nvfp4())
             for weights, masters, starts in shards:
                 if all(isinstance(weight, StoredWeight) for weight in weights):
@@ -157,7 +181,11 @@ def requantise_stored_weights(optimizer: Any) -> None:
                 else:
                     _requantise_as_after_a_step(part)
             continue
-        groups = zip(getattr(part, "float16_groups", ()), getattr(part, "fp32_from_float16_groups", ()), strict=True)
+        groups = zip(
+            getattr(part, "float16_groups", ()),
+            getattr(part, "fp32_from_float16_groups", ()),
+            strict=True,
+        )
         for weights, masters in groups:
             for weight, master in zip(weights, masters, strict=True):
                 if isinstance(weight, StoredWeight):

@@ -96,7 +96,11 @@ class StoredWeight(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]  # torch's own annotation is of the raw hook
-        cls, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+        cls,
+        func: Any,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Share the store on detach, quantise on copy_, and let everything else work on the dequantised weight."""
 
@@ -164,7 +168,9 @@ def store_weight(
     """
     weight = module.weight
     x_NK = weight.detach()
-    store = Store(_quantised(x_NK, spec, state), state, x_NK, gathered_dtype or x_NK.dtype, x_NK.dtype)
+    store = Store(
+        _quantised(x_NK, spec, state), state, x_NK, gathered_dtype or x_NK.dtype, x_NK.dtype
+    )
     kind: type[StoredWeight] = PackedWeight if spec.format == "e2m1" else StoredWeight
     if as_is:
         kind = GatheredAsIs
@@ -174,7 +180,9 @@ def store_weight(
     module.weight = parameter
 
 
-def _full_matrix(weight: StoredWeight, master: torch.Tensor | None, start: int, group: Any) -> torch.Tensor:
+def _full_matrix(
+    weight: StoredWeight, master: torch.Tensor | None, start: int, group: Any
+) -> torch.Tensor:
     """Return a weight in the dtype it is gathered in, from the parts of its master that the ranks of a group hold."""
     count, dtype = weight.numel(), weight.store.gathered_dtype
     if master is not None and group.size() == 1:
@@ -182,7 +190,9 @@ def _full_matrix(weight: StoredWeight, master: torch.Tensor | None, start: int, 
     whole = torch.zeros(-(-count // 2) * 2, dtype=dtype, device=weight.device)
     if master is not None:
         whole[start : start + master.numel()] = master.to(dtype)
-    torch.distributed.all_reduce(whole.view(torch.int32), group=group)  # sums bits: every element has one owner
+    torch.distributed.all_reduce(
+        whole.view(torch.int32), group=group
+    )  # sums bits: every element has one owner
     return whole[:count].view(weight.shape)
 
 
@@ -208,7 +218,9 @@ def megatron_stores() -> AbstractContextManager[None]:
     """Let Megatron's DDP and distributed optimizer treat a `StoredWeight` as the FP8 parameter it is."""
 
     def also(ours: Any, theirs: Any) -> Any:
-        return lambda *args, **named: (ours if _is_ours(first_of(args, named)) else theirs)(*args, **named)
+        return lambda *args, **named: (ours if _is_ours(first_of(args, named)) else theirs)(
+            *args, **named
+        )
 
     known = fp8_utils.FP8_TENSOR_CLASS
     as_is = getattr(fp8_utils, "MXFP8Tensor", None)
@@ -221,7 +233,11 @@ def megatron_stores() -> AbstractContextManager[None]:
     if hasattr(fp4_utils, "HAVE_TE_FP4_TENSOR_CLASS"):  # from 0.17.1
         packed = fp4_utils.FP4_TENSOR_CLASS
         changes += [
-            (fp4_utils, "FP4_TENSOR_CLASS", PackedWeight if packed is None else (packed, PackedWeight)),
+            (
+                fp4_utils,
+                "FP4_TENSOR_CLASS",
+                PackedWeight if packed is None else (packed, PackedWeight),
+            ),
             (fp4_utils, "HAVE_TE_FP4_TENSOR_CLASS", True),
         ]
     functions = {
@@ -238,4 +254,6 @@ def megatron_stores() -> AbstractContextManager[None]:
 
 def _is_ours(value: Any) -> bool:
     """Return whether a tensor, or the first of a list of them, is a stored weight."""
-    return isinstance(value[0] if isinstance(value, (list, tuple)) and value else value, StoredWeight)
+    return isinstance(
+        value[0] if isinstance(value, (list, tuple)) and value else value, StoredWeight
+    )

@@ -30,12 +30,19 @@ def l2norm(x: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
 def delta_rule(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Return what `chunk_gated_delta_rule` of fla does, by Megatron's own form in torch for its deterministic mode."""
     layer = importlib.import_module("megatron.core.ssm.gated_delta_net")
-    result: tuple[torch.Tensor, torch.Tensor | None] = layer.torch_chunk_gated_delta_rule(*args, **kwargs)
+    result: tuple[torch.Tensor, torch.Tensor | None] = layer.torch_chunk_gated_delta_rule(
+        *args, **kwargs
+    )
     return result
 
 
 def causal_convolution(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, *, activation: str | None = None, **_: Any
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activation: str | None = None,
+    **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """Return each channel of x (B, L, D) convolved with its past, in the dtype of x, as `causal_conv1d` of fla does.
 
@@ -44,7 +51,9 @@ def causal_convolution(
     """
     past = torch.nn.functional.pad(x.float().transpose(1, 2), (weight.shape[1] - 1, 0))
     wide_bias = None if bias is None else bias.float()
-    y = torch.nn.functional.conv1d(past, weight.float()[:, None], wide_bias, groups=weight.shape[0]).transpose(1, 2)
+    y = torch.nn.functional.conv1d(
+        past, weight.float()[:, None], wide_bias, groups=weight.shape[0]
+    ).transpose(1, 2)
     activated = torch.nn.functional.silu(y) if activation in ("silu", "swish") else y
     return activated.to(x.dtype), None
 
@@ -66,7 +75,9 @@ def hadamard_transform(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
 class ShardedGatedNorm(GatedRMSNorm):
     """The gated norm of a Mamba mixer: its channels are split over the tensor-parallel ranks."""
 
-    def sharded_state_dict(self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None) -> Any:
+    def sharded_state_dict(
+        self, prefix: str = "", sharded_offsets: Any = (), metadata: Any = None
+    ) -> Any:
         """Return the weight as a part of the whole, for a checkpoint."""
         return make_sharded_tensors_for_checkpoint(
             self.state_dict(prefix="", keep_vars=True),
@@ -137,7 +148,11 @@ def stand_ins() -> Iterator[None]:
             if find_spec(one.package) is None:
                 layers = _modules_of(one.layer)
                 stack.enter_context(
-                    replaced((layer, name, value) for layer in layers for name, value in one.values.items())
+                    replaced(
+                        (layer, name, value)
+                        for layer in layers
+                        for name, value in one.values.items()
+                    )
                 )
         yield
 

@@ -46,9 +46,14 @@ def local_stack(config: Any) -> Any:
     stack, layers = with_classes(stack_spec().submodules, CLASSES), {}
     for name, (norm, linear) in NORMS.items():
         layer = getattr(stack, name)
-        parts = {norm: SequenceParallelNorm, "sharded_state_dict_keys_map": {f"{norm}.": f"{linear}.layer_norm_"}}
+        parts = {
+            norm: SequenceParallelNorm,
+            "sharded_state_dict_keys_map": {f"{norm}.": f"{linear}.layer_norm_"},
+        }
         layers[name] = replace(layer, submodules=replace(layer.submodules, **parts))
-    experts = get_moe_module_spec(use_te=False, num_experts=config.num_moe_experts or 1, moe_grouped_gemm=False)
+    experts = get_moe_module_spec(
+        use_te=False, num_experts=config.num_moe_experts or 1, moe_grouped_gemm=False
+    )
     inside = replace(stack.moe_layer.submodules, mlp=with_classes(experts, LOCAL))
     return replace(stack, moe_layer=replace(stack.moe_layer, submodules=inside), **layers)
 

@@ -51,14 +51,18 @@ def chunk_scan(
     x_BCKHP, B_BCKGN, C_BCKGN, decay_BCKH1 = (_in_chunks(part, size) for part in parts)
     B_BCKHN, C_BCKHN = (part.repeat_interleave(heads, 3) for part in (B_BCKGN, C_BCKGN))
     decay_BHCK = decay_BCKH1[..., 0].permute(0, 3, 1, 2).cumsum(-1)
-    y = _inside_chunks(x_BCKHP, B_BCKHN, C_BCKHN, decay_BHCK) + _between_chunks(x_BCKHP, B_BCKHN, C_BCKHN, decay_BHCK)
+    y = _inside_chunks(x_BCKHP, B_BCKHN, C_BCKHN, decay_BHCK) + _between_chunks(
+        x_BCKHP, B_BCKHN, C_BCKHN, decay_BHCK
+    )
     y_BLHP = y.flatten(1, 2)[:, :tokens]
     if D is not None:
         y_BLHP = y_BLHP + x.float() * (D.float()[:, None] if D.dim() == 1 else D.float())
     return (y_BLHP if z is None else y_BLHP * F.silu(z.float())).to(x.dtype)
 
 
-def _inside_chunks(x: torch.Tensor, B: torch.Tensor, C: torch.Tensor, decay_BHCK: torch.Tensor) -> torch.Tensor:
+def _inside_chunks(
+    x: torch.Tensor, B: torch.Tensor, C: torch.Tensor, decay_BHCK: torch.Tensor
+) -> torch.Tensor:
     """Return what the tokens of a chunk add to the later ones, (B, C, K, H, P); decays are summed from its start."""
     since_BHCKK = decay_BHCK[..., :, None] - decay_BHCK[..., None, :]
     past = torch.ones(since_BHCKK.shape[-2:], dtype=torch.bool, device=x.device).tril()
@@ -66,7 +70,9 @@ def _inside_chunks(x: torch.Tensor, B: torch.Tensor, C: torch.Tensor, decay_BHCK
     return torch.einsum("bclhn,bcshn,bhcls,bcshp->bclhp", C, B, weights_BHCKK, x)
 
 
-def _between_chunks(x: torch.Tensor, B: torch.Tensor, C: torch.Tensor, decay_BHCK: torch.Tensor) -> torch.Tensor:
+def _between_chunks(
+    x: torch.Tensor, B: torch.Tensor, C: torch.Tensor, decay_BHCK: torch.Tensor
+) -> torch.Tensor:
     """Return what the chunks before add to each token, (B, C, K, H, P)."""
     left_BHCK = (decay_BHCK[..., -1:] - decay_BHCK).exp()
     added_BCHPN = torch.einsum("bclhn,bhcl,bclhp->bchpn", B, left_BHCK, x)
@@ -78,7 +84,9 @@ def _require_plain(others: dict[str, Any]) -> None:
     """Refuse what no training run of Megatron has: settings of inference or of packing, a norm before the gate."""
     asked = [name for name, value in others.items() if value is not None and value is not False]
     if asked:
-        raise NotImplementedError(f"the state-space layer in plain torch has no {', '.join(sorted(asked))}")
+        raise NotImplementedError(
+            f"the state-space layer in plain torch has no {', '.join(sorted(asked))}"
+        )
 
 
 def _in_chunks(tensor: torch.Tensor, size: int) -> torch.Tensor:
@@ -125,7 +133,9 @@ def convolved_scan(
     x, B, C = torch.split(F.silu(convolved).transpose(1, 2), [inner, state, state], -1)
     x_BLHP, z_BLHP = (torch.unflatten(part, -1, (heads, -1)) for part in (x, z))
     B_BLGN, C_BLGN = (torch.unflatten(part, -1, (ngroups, -1)) for part in (B, C))
-    y = chunk_scan(x_BLHP, dt, A, B_BLGN, C_BLGN, chunk_size, D=D, z=z_BLHP, dt_bias=dt_bias, dt_softplus=True)
+    y = chunk_scan(
+        x_BLHP, dt, A, B_BLGN, C_BLGN, chunk_size, D=D, z=z_BLHP, dt_bias=dt_bias, dt_softplus=True
+    )
     return y.flatten(2)
 
 
@@ -151,5 +161,7 @@ class GatedRMSNorm(torch.nn.Module):
         """Return x multiplied with silu(z) and normed, in the dtype of x; computed in FP32."""
         gated = x.float() if z is None else x.float() * F.silu(z.float())
         groups = torch.unflatten(gated, -1, (-1, self.group_size))
-        normed = (groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + self.eps)).flatten(-2)
+        normed = (groups * torch.rsqrt(groups.square().mean(-1, keepdim=True) + self.eps)).flatten(
+            -2
+        )
         return (normed * self.weight.float()).to(x.dtype)

@@ -53,12 +53,16 @@ def watch_activations(model: list[Any]) -> Iterator[Activations]:
             if not unwrapped(chunk).post_process:
                 hooks.callback(chunk.register_forward_hook(send).remove)
             for module in chunk.modules():
-                if isinstance(module, LINEAR) or hasattr(module, "quantizers"):  # as modules of Transformer Engine have
+                if isinstance(module, LINEAR) or hasattr(
+                    module, "quantizers"
+                ):  # as modules of Transformer Engine have
                     hooks.callback(module.register_forward_hook(record).remove)
         yield seen
 
 
-def take_census(model: list[Any], optimizer: Any, activations: Activations) -> tuple[CensusRow, ...]:
+def take_census(
+    model: list[Any], optimizer: Any, activations: Activations
+) -> tuple[CensusRow, ...]:
     """Return the dtypes and sizes of every kind of tensor after a training step that `watch_activations` recorded."""
     parameters = [parameter for chunk in model for parameter in chunk.parameters()]
     layers = f"outputs of {activations.layers} linear layers in one step"
@@ -66,7 +70,11 @@ def take_census(model: list[Any], optimizer: Any, activations: Activations) -> t
         *_rows("parameters", parameters, "the modules' parameters"),
         *_sized("activations", activations.bytes_of, layers),
         *_sized("sent between stages", activations.sent, "output of the stage"),
-        *_rows("gradients", [p.main_grad for p in parameters if hasattr(p, "main_grad")], "parameter.main_grad"),
+        *_rows(
+            "gradients",
+            [p.main_grad for p in parameters if hasattr(p, "main_grad")],
+            "parameter.main_grad",
+        ),
         *_reduction(model),
         *_master_weights(parameters, optimizer),
         *_optimizer_state(optimizer),
@@ -74,7 +82,10 @@ def take_census(model: list[Any], optimizer: Any, activations: Activations) -> t
 
 
 def _sized(kind: str, sizes: Mapping[str, int], read_from: str) -> list[CensusRow]:
-    return [CensusRow(kind=kind, dtype=dtype, bytes=size, read_from=read_from) for dtype, size in sorted(sizes.items())]
+    return [
+        CensusRow(kind=kind, dtype=dtype, bytes=size, read_from=read_from)
+        for dtype, size in sorted(sizes.items())
+    ]
 
 
 def _rows(kind: str, tensors: Iterable[torch.Tensor], read_from: str) -> list[CensusRow]:
@@ -92,12 +103,16 @@ def _reduction(model: list[Any]) -> list[CensusRow]:
     buckets = [bucket for group in bucket_groups(model) for bucket in group.buckets]
     ranks = model[0].dp_cp_group.size()
     where = f"bucket.grad_data of {len(buckets)} bucket{'s' * (len(buckets) != 1)}, reduced over {ranks} rank"
-    return _rows("gradient reduction", [bucket.grad_data for bucket in buckets], where + "s" * (ranks != 1))
+    return _rows(
+        "gradient reduction", [bucket.grad_data for bucket in buckets], where + "s" * (ranks != 1)
+    )
 
 
 def _master_weights(parameters: list[torch.nn.Parameter], optimizer: Any) -> list[CensusRow]:
     """Return the tensors that the optimizer steps on: copies (or shards of copies), or the parameters' own memory."""
-    own_memory = {p.untyped_storage().data_ptr() for p in parameters if not isinstance(p, StoredWeight)}
+    own_memory = {
+        p.untyped_storage().data_ptr() for p in parameters if not isinstance(p, StoredWeight)
+    }
     themselves: list[torch.Tensor] = []
     copies: list[torch.Tensor] = []
     for inner in inner_optimizers(optimizer):

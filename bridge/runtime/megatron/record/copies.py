@@ -46,12 +46,15 @@ def wrong_copies(copies: list[Copy]) -> tuple[Mismatch, ...]:
     everywhere = (row for rows in from_all_ranks(lambda: copies) for row in rows)
     wrong = {
         (layer, module): None
-        for (layer, module, _), own in grouped(((row.layer, row.module, row.part), row) for row in everywhere).items()
+        for (layer, module, _), own in grouped(
+            ((row.layer, row.module, row.part), row) for row in everywhere
+        ).items()
         if len({row.digest for row in own}) > 1 or not all(row.is_own for row in own)
     }
     ordered = sorted(wrong, key=lambda place: layer_order(place[0]))
     return folded(
-        Mismatch(column="gathered", planned="", ran="", layers=(at,), modules=(name,)) for at, name in ordered
+        Mismatch(column="gathered", planned="", ran="", layers=(at,), modules=(name,))
+        for at, name in ordered
     )
 
 
@@ -81,7 +84,9 @@ def _ranges(part: Any) -> Iterator[tuple[torch.nn.Parameter, slice | None]]:
         yield parameter, slice(own["param"].start, own["param"].end) if own is not None else None
 
 
-def _copies(chunk: torch.nn.Module, ranges: dict[torch.nn.Parameter, slice | None]) -> Iterator[Copy]:
+def _copies(
+    chunk: torch.nn.Module, ranges: dict[torch.nn.Parameter, slice | None]
+) -> Iterator[Copy]:
     model = unwrapped(chunk)
     modules = places([model])
     for path, parameter in model.named_parameters():
@@ -103,13 +108,21 @@ def _copies(chunk: torch.nn.Module, ranges: dict[torch.nn.Parameter, slice | Non
 def _place(parameter: torch.nn.Parameter) -> tuple[int, int]:
     if getattr(parameter, "allreduce", True):
         return parallel_state.get_tensor_model_parallel_rank(), 0
-    return parallel_state.get_expert_tensor_parallel_rank(), 1 + parallel_state.get_expert_model_parallel_rank()
+    return (
+        parallel_state.get_expert_tensor_parallel_rank(),
+        1 + parallel_state.get_expert_model_parallel_rank(),
+    )
 
 
 def _is_own(parameter: Any, values: torch.Tensor, own: slice | None, *, is_stored: bool) -> bool:
     """Return whether this rank's part of a weight is its master, rounded; True without a master of its own."""
     master = getattr(parameter, "main_param", None)
-    if own is None or master is None or not master.is_floating_point() or master.numel() != own.stop - own.start:
+    if (
+        own is None
+        or master is None
+        or not master.is_floating_point()
+        or master.numel() != own.stop - own.start
+    ):
         return True
     held = values[own]
     if not is_stored:
@@ -117,4 +130,7 @@ def _is_own(parameter: Any, values: torch.Tensor, own: slice | None, *, is_store
     row = describe(parameter, columnwise=False)
     wanted = in_range(master, row.format, scale_of(parameter))
     norm = wanted.norm()
-    return bool((held.float() - wanted).norm() <= error_limit(row.format, row.scheme) * norm) or not norm > 0
+    return (
+        bool((held.float() - wanted).norm() <= error_limit(row.format, row.scheme) * norm)
+        or not norm > 0
+    )

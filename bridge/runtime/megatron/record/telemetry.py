@@ -72,8 +72,12 @@ class Telemetry:
         self.rows: list[QuantisationRow] = []
         self.step: int | None = None
         names = global_layer_names(model)
-        self._layers = [(layer, where) for layer, where in names.items() if isinstance(layer, EmulatedLinear)]
-        self._of_te = [(layer, where) for layer, where in names.items() if hasattr(layer, "quantizers")]
+        self._layers = [
+            (layer, where) for layer, where in names.items() if isinstance(layer, EmulatedLinear)
+        ]
+        self._of_te = [
+            (layer, where) for layer, where in names.items() if hasattr(layer, "quantizers")
+        ]
         self._seen: set[_Place] = set()
 
     @contextmanager
@@ -110,20 +114,31 @@ class Telemetry:
             operand=role,
             format=operand.spec.format,
             **quantisation_error(source, operand),
-            **{f"{scheme}_db": value for scheme, value in what_if_db(source, role, fp8_format=fp8, amax=amax).items()},
+            **{
+                f"{scheme}_db": value
+                for scheme, value in what_if_db(source, role, fp8_format=fp8, amax=amax).items()
+            },
         )
         self.rows.append(row)
 
     def _add_held(self, place: _Place, source: torch.Tensor, held: Quantised) -> None:
         """Add the row of codes and scales that are held already."""
         self.add(place, source, stored_operand(held, place.role))
-        scale = 1 / held.scale_inv.item() if held.spec.whole_tensor and held.scale_inv is not None else None
+        scale = (
+            1 / held.scale_inv.item()
+            if held.spec.whole_tensor and held.scale_inv is not None
+            else None
+        )
         self.rows[-1] = replace(self.rows[-1], amax=held.amax.item(), scale=scale)
 
     def _measure_stored(self, place: _Place, weight: StoredWeight) -> None:
         master = getattr(weight, "main_param", None)
         if master is not None and master.numel() == weight.numel():
-            self._add_held(place, master.detach().view(weight.shape).to(weight.store.gathered_dtype), weight.stored)
+            self._add_held(
+                place,
+                master.detach().view(weight.shape).to(weight.store.gathered_dtype),
+                weight.stored,
+            )
 
     def _watch(self, source: torch.Tensor, quantizer: Any, found: Quantised) -> None:
         """Measure what Transformer Engine quantises on its CPU, if it is row-wise and the first of its place."""
@@ -140,7 +155,10 @@ class Telemetry:
     def _places(self, source: torch.Tensor, quantizer: Any) -> Iterator[_Place]:
         """Yield the operands that a tensor may be; a cached weight has a copy of its quantizer."""
         for layer, where in self._of_te:
-            if getattr(layer, "weight", None) is not None and source.data_ptr() == layer.weight.data_ptr():
+            if (
+                getattr(layer, "weight", None) is not None
+                and source.data_ptr() == layer.weight.data_ptr()
+            ):
                 yield _Place(where, "weight", layer.config.fp8)
             for key, role in TE_ROLES.items():
                 if any(own is quantizer for own in layer.quantizers[key][:1]):
@@ -149,6 +167,10 @@ class Telemetry:
     def of_all_stages(self, step: int | None = None) -> list[QuantisationRow]:
         """Return the rows of all pipeline stages in order, those of one step or all; a collective call."""
         group = parallel_state.get_pipeline_model_parallel_group()
-        parts = from_all_ranks(lambda: [row for row in self.rows if step in (None, row.step)], group=group)
+        parts = from_all_ranks(
+            lambda: [row for row in self.rows if step in (None, row.step)], group=group
+        )
         rows = [row for part in parts for row in part]
-        return sorted(rows, key=lambda row: (row.step, row.layer, row.module, OPERANDS.index(row.operand)))
+        return sorted(
+            rows, key=lambda row: (row.step, row.layer, row.module, OPERANDS.index(row.operand))
+        )

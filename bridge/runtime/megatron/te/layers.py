@@ -43,7 +43,9 @@ _FACTORIES = {
 """Scheme -> Transformer Engine's factory with that scheme's default formats."""
 
 
-def layer_factory(low_precision: QuantizerFactory, *, bf16_layers: Collection[int]) -> QuantizerFactory:
+def layer_factory(
+    low_precision: QuantizerFactory, *, bf16_layers: Collection[int]
+) -> QuantizerFactory:
     """Return a factory that leaves some layers in BF16, numbered from 0 over the whole model.
 
     It maps a `QuantizerRole` (or None) to a quantizer, that of `low_precision` in all other layers, and raises
@@ -74,8 +76,15 @@ def module_factory(*, num_layers: int | None = None, **precision: Any) -> Quanti
         raise PrecisionConfigError("A choice per module is not possible:", [finding]) from None
     of_rows = [row.training.scheme for row in schemes.matchers.matchers if row.training]
     names = dict.fromkeys([scheme_of(config), *of_rows])
-    history = {name: field_value(config, f"fp8_{name}") for name in ("margin", "amax_history_len", "amax_compute_algo")}
-    made = {name: te_quantizers(name, **(history if name == "delayed" else {})) for name in names if name is not None}
+    history = {
+        name: field_value(config, f"fp8_{name}")
+        for name in ("margin", "amax_history_len", "amax_compute_algo")
+    }
+    made = {
+        name: te_quantizers(name, **(history if name == "delayed" else {}))
+        for name in names
+        if name is not None
+    }
 
     def factory(role: Any) -> Any:
         name = _name_of(role)
@@ -111,13 +120,19 @@ def te_quantizers(scheme: str, **delayed: Any) -> QuantizerFactory:
     """
     if scheme != "delayed" and (scheme not in _FACTORIES or delayed):
         rule = f"must be delayed, {', '.join(_FACTORIES)}, and only delayed takes settings"
-        finding = Finding(path="scheme", rule=rule, value=scheme, remedy="Write a factory of your own for more.")
+        finding = Finding(
+            path="scheme", rule=rule, value=scheme, remedy="Write a factory of your own for more."
+        )
         raise PrecisionConfigError("Transformer Engine has no such factory:", [finding])
 
     def factory(role: Any) -> Any:
         if scheme == "delayed":
-            return importlib.import_module("transformer_engine.pytorch.quantization").DelayedScalingRequest(**delayed)
-        shipped = importlib.import_module("transformer_engine.pytorch.custom_recipes.quantizer_factories")
+            return importlib.import_module(
+                "transformer_engine.pytorch.quantization"
+            ).DelayedScalingRequest(**delayed)
+        shipped = importlib.import_module(
+            "transformer_engine.pytorch.custom_recipes.quantizer_factories"
+        )
         return getattr(shipped, _FACTORIES[scheme])(role)
 
     return factory

@@ -21,7 +21,11 @@ def missing_for_te(scheme: str | None = None, machine: Target | None = None) -> 
     has_gpu = target.gpu is not None and target.gpu.is_gpu
     missing = []
     if not has_gpu:
-        missing.append("a CUDA device" if torch.version.cuda else "a CUDA device (torch is built for the CPU alone)")
+        missing.append(
+            "a CUDA device"
+            if torch.version.cuda
+            else "a CUDA device (torch is built for the CPU alone)"
+        )
     if target.te is None:
         missing.append("transformer_engine (not installed)")
     elif machine is None and has_gpu and (fault := load_error()) is not None:
@@ -32,7 +36,11 @@ def missing_for_te(scheme: str | None = None, machine: Target | None = None) -> 
 
 def _below_floors(row: Scheme, target: Target) -> Iterator[str]:
     """Yield which floors of a scheme the machine stays below, as far as it has the part at all."""
-    capability, floor, ceiling = target.capability, row.min_compute_capability, row.below_compute_capability
+    capability, floor, ceiling = (
+        target.capability,
+        row.min_compute_capability,
+        row.below_compute_capability,
+    )
     if capability is not None and floor is not None and capability < floor:
         yield f"compute capability {dotted(floor)} for {row.name} (the GPU has {dotted(capability)})"
     if capability is not None and ceiling is not None and capability >= ceiling:
@@ -51,7 +59,11 @@ def load_error() -> str | None:
     """Return why Transformer Engine cannot be imported, None where it can."""
     try:
         importlib.import_module("transformer_engine.pytorch")
-    except (ImportError, OSError, RuntimeError) as error:  # a package without its CUDA parts fails with any of these
+    except (
+        ImportError,
+        OSError,
+        RuntimeError,
+    ) as error:  # a package without its CUDA parts fails with any of these
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         return re.split(r"\. ", reason)[0].rstrip(".")
     return None

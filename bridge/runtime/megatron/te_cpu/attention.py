@@ -52,12 +52,17 @@ def _inside(tensor: torch.Tensor, layout: str) -> torch.Tensor:
     return tensor.detach().permute(_AXES[layout]).to(multiplied_dtype(tensor.dtype))
 
 
-def _attended(given: list[torch.Tensor], layout: str, **how: Any) -> tuple[list[torch.Tensor], torch.Tensor]:
+def _attended(
+    given: list[torch.Tensor], layout: str, **how: Any
+) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Return query, key and value as leaves of a graph, and the attended values at its end.
 
     What the graph keeps stands for the kernel's own statistics, and is hidden from whoever counts saved tensors.
     """
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept):
+    with (
+        torch.enable_grad(),
+        torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, lambda kept: kept),
+    ):
         inputs = [_inside(tensor, layout).requires_grad_() for tensor in given[:3]]
         return inputs, attended(*inputs, **how)
 
@@ -69,7 +74,11 @@ def _given(arguments: tuple[Any, ...], name: str) -> list[Any]:
 
 def _tensors(arguments: tuple[Any, ...]) -> list[torch.Tensor]:
     """Return query, key and value, and in the backward pass the output and its gradient, with their four axes."""
-    return [argument for argument in arguments if isinstance(argument, torch.Tensor) and argument.dim() == 4]
+    return [
+        argument
+        for argument in arguments
+        if isinstance(argument, torch.Tensor) and argument.dim() == 4
+    ]
 
 
 def fused_attn_fwd(*arguments: Any) -> list[Any]:
@@ -95,9 +104,22 @@ def fused_attn_bwd(*arguments: Any) -> list[Any]:
     layouts, (mask,) = _given(arguments, "NVTE_QKV_Layout"), _given(arguments, "NVTE_Mask_Type")
     formats = _given(arguments, "NVTE_QKV_Format")
     given = _tensors(arguments)
-    kept = (one.__dict__.pop("graph", None) for argument in arguments if isinstance(argument, list) for one in argument)
+    kept = (
+        one.__dict__.pop("graph", None)
+        for argument in arguments
+        if isinstance(argument, list)
+        for one in argument
+    )
     how = {"scale": arguments[2], "is_causal": mask.name != "NVTE_NO_MASK"}
-    inputs, out = next(filter(None, kept), None) or _attended(given, _format(layouts[0].name), **how)
-    found = torch.autograd.grad(out, inputs, _inside(given[4], _format(formats[1].name)).to(out.dtype))
+    inputs, out = next(filter(None, kept), None) or _attended(
+        given, _format(layouts[0].name), **how
+    )
+    found = torch.autograd.grad(
+        out, inputs, _inside(given[4], _format(formats[1].name)).to(out.dtype)
+    )
     back = _BACK[_format(layouts[-1].name)]
-    return [*(gradient.permute(back).contiguous().to(given[0].dtype) for gradient in found), None, None]
+    return [
+        *(gradient.permute(back).contiguous().to(given[0].dtype) for gradient in found),
+        None,
+        None,
+    ]

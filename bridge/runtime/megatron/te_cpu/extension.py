@@ -46,9 +46,14 @@ def extension() -> types.ModuleType:
         name: function
         for part in (storage, gemm, norms, attention, shards, support)
         for name, function in vars(part).items()
-        if isinstance(function, types.FunctionType) and function.__module__ == part.__name__ and name[0] != "_"
+        if isinstance(function, types.FunctionType)
+        and function.__module__ == part.__name__
+        and name[0] != "_"
     }
-    classes = {name: type(name, (), {"__doc__": "A class of the extension, without contents."}) for name in _CLASSES}
+    classes = {
+        name: type(name, (), {"__doc__": "A class of the extension, without contents."})
+        for name in _CLASSES
+    }
     answers = {name: always(value)(None) for name, value in support.ANSWERS.items()}
     made.__dict__.update({**ENUMS, **classes, **functions, **answers})
     return made

@@ -25,10 +25,32 @@ from bridge.runtime.pytorch.record.te import GEMM_OF_LAYOUT, is_quantised
 
 
 def generic_gemm(
-    *given: Any, comm_overlap: Any = None, extra_output: Any = None, alpha: float = 1.0, beta: Any = None, **_more: Any
+    *given: Any,
+    comm_overlap: Any = None,
+    extra_output: Any = None,
+    alpha: float = 1.0,
+    beta: Any = None,
+    **_more: Any,
 ) -> list[Any]:
     """Return result, gradient of the bias, None for the input of a GELU, and extra output; None where there is none."""
-    A, transA, B, transB, D, quantizer, output_dtype, bias, _, gelu, _, grad, _, _, accumulate, _ = given
+    (
+        A,
+        transA,
+        B,
+        transB,
+        D,
+        quantizer,
+        output_dtype,
+        bias,
+        _,
+        gelu,
+        _,
+        grad,
+        _,
+        _,
+        accumulate,
+        _,
+    ) = given
     others = {
         "overlap with communication (userbuffers)": comm_overlap is not None,
         "a fused GELU": gelu,
@@ -41,7 +63,9 @@ def generic_gemm(
     dtype: torch.dtype = own.dtype if output_dtype is None else torch_dtype(output_dtype)
     has_bias = bias is not None and bias.numel() > 0
     added = bias.detach() if bias is not None and has_bias and not grad else None
-    out = _product(GEMM_OF_LAYOUT[transA, transB], B, A, added, in_fp32=dtype == torch.float32 or accumulate)
+    out = _product(
+        GEMM_OF_LAYOUT[transA, transB], B, A, added, in_fp32=dtype == torch.float32 or accumulate
+    )
     bias_gradient = _bias_gradient(B).to(dtype) if has_bias and grad else None
     if not transB:
         out = out.reshape(*shape_of(B)[:-1], out.shape[-1])
@@ -56,12 +80,16 @@ def _bias_gradient(grad_output: Any) -> torch.Tensor:
     return source.reshape(-1, source.shape[-1]).float().sum(0)
 
 
-def _product(gemm: str, left: Any, right: Any, bias: torch.Tensor | None, *, in_fp32: bool) -> torch.Tensor:
+def _product(
+    gemm: str, left: Any, right: Any, bias: torch.Tensor | None, *, in_fp32: bool
+) -> torch.Tensor:
     """Return left right + bias; both operands are quantised, or neither."""
     row, factor = GEMMS[gemm], 1.0
     if is_quantised(left) != is_quantised(right):
         names = f"{type(left).__name__} and {type(right).__name__}"
-        raise RuntimeError(f"generic_gemm: both operands must be quantised or none, got {names} in {gemm}")
+        raise RuntimeError(
+            f"generic_gemm: both operands must be quantised or none, got {names} in {gemm}"
+        )
     if is_quantised(left):
         first = operand_of(left, row.left, columnwise=row.left_columnwise)
         second = operand_of(right, row.right, columnwise=row.right_columnwise)
@@ -79,7 +107,25 @@ def _product(gemm: str, left: Any, right: Any, bias: torch.Tensor | None, *, in_
 
 def te_general_grouped_gemm(*given: Any) -> Any:
     """Multiply each pair of a group; an expert without tokens leaves zeros, or with `accumulate` the sum as it is."""
-    A, transA, B, transB, D, _, m_splits, bias, bias_type, single_output, _, grad, _, _, accumulate, split, *_ = given
+    (
+        A,
+        transA,
+        B,
+        transB,
+        D,
+        _,
+        m_splits,
+        bias,
+        bias_type,
+        single_output,
+        _,
+        grad,
+        _,
+        _,
+        accumulate,
+        split,
+        *_,
+    ) = given
     outs = D
     if single_output:
         outs = list(torch.split(D if isinstance(D, torch.Tensor) else D[0], m_splits))

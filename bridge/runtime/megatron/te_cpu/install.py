@@ -42,7 +42,10 @@ _ENVIRONMENT = {
 _TRITON = "transformer_engine.pytorch.triton"
 _STUBS = (
     _TRITON,
-    *(f"{_TRITON}.{name}" for name in ("mhc", "permutation", "cross_entropy", "pad", "grouped_dbias_dscales")),
+    *(
+        f"{_TRITON}.{name}"
+        for name in ("mhc", "permutation", "cross_entropy", "pad", "grouped_dbias_dscales")
+    ),
     "transformer_engine.pytorch.onnx_extensions",
 )
 """Modules that import Triton or ONNX Script. `triton` itself stays what it is: torch asks for it."""
@@ -77,7 +80,9 @@ def find_te() -> tuple[Path, str]:
     places = getattr(spec, "submodule_search_locations", None)
     root = Path(next(iter(places))).parent if places else side
     is_there = (root / "transformer_engine" / "pytorch" / "__init__.py").is_file()
-    stated = [one.version for one in metadata.distributions(name="transformer_engine", path=[str(root)])]
+    stated = [
+        one.version for one in metadata.distributions(name="transformer_engine", path=[str(root)])
+    ]
     version = stated[0] if is_there and stated else None
     if version is None or not version.startswith(f"{VERSION}."):
         found = "it is not installed" if version is None else f"{version} is installed"

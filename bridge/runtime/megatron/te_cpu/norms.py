@@ -17,7 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from bridge.runtime.megatron.te_cpu.storage import create_empty_quantized_tensor, kind_of, quantize, torch_dtype
+from bridge.runtime.megatron.te_cpu.storage import (
+    create_empty_quantized_tensor,
+    kind_of,
+    quantize,
+    torch_dtype,
+)
 
 FUSED = {"Float8Quantizer"}
 """Quantizers whose kernel takes the norm's result before it is rounded."""
@@ -43,12 +48,23 @@ def _delivered(y: Tensor, out: Any, quantizer: Any, stated: Any) -> Any:
 
 
 def rmsnorm_fwd(
-    x: Tensor, weight: Tensor, eps: float, out: Any, quantizer: Any, dtype: Any, _margin: int, zero: bool
+    x: Tensor,
+    weight: Tensor,
+    eps: float,
+    out: Any,
+    quantizer: Any,
+    dtype: Any,
+    _margin: int,
+    zero: bool,
 ) -> list[Any]:
     """Return the normalised tensor, None, and the reciprocal root of each row's mean square."""
     wide = x.detach().float()
     deviation = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return [_delivered(wide * deviation * _gamma(weight, zero), out, quantizer, dtype), None, deviation.reshape(-1)]
+    return [
+        _delivered(wide * deviation * _gamma(weight, zero), out, quantizer, dtype),
+        None,
+        deviation.reshape(-1),
+    ]
 
 
 def rmsnorm_bwd(
@@ -67,7 +83,15 @@ def rmsnorm_bwd(
 
 
 def layernorm_fwd(
-    x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Any, quantizer: Any, dtype: Any, _margin: int, zero: bool
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    eps: float,
+    out: Any,
+    quantizer: Any,
+    dtype: Any,
+    _margin: int,
+    zero: bool,
 ) -> list[Any]:
     """Return the normalised tensor, the mean and the reciprocal deviation of each row."""
     x, gamma, bias = x.detach(), _gamma(weight, zero), bias.detach()
@@ -78,7 +102,13 @@ def layernorm_fwd(
 
 
 def layernorm_bwd(
-    dy: Tensor, x: Tensor, mean: Tensor, deviation: Tensor, weight: Tensor, _margin: int, zero_centered: bool
+    dy: Tensor,
+    x: Tensor,
+    mean: Tensor,
+    deviation: Tensor,
+    weight: Tensor,
+    _margin: int,
+    zero_centered: bool,
 ) -> list[Tensor]:
     """Return the gradients of input, weight and bias."""
     gamma = _gamma(weight, zero_centered)

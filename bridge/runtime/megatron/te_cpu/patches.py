@@ -13,7 +13,14 @@ from typing import Any
 
 import torch
 
-from bridge.runtime.megatron.replacement import Rows, always, on_cpu, replaced, rng_state, set_rng_state
+from bridge.runtime.megatron.replacement import (
+    Rows,
+    always,
+    on_cpu,
+    replaced,
+    rng_state,
+    set_rng_state,
+)
 from bridge.runtime.megatron.te_cpu.storage import dequantize
 
 
@@ -49,10 +56,17 @@ def _dequantized(_original: Any) -> Any:
 def patches(capability: tuple[int, int]) -> Rows:
     """Return every replacement, in order; patches.yaml says who needs each, and the failure without."""
     properties = SimpleNamespace(
-        major=capability[0], minor=capability[1], multi_processor_count=132, name="CPU", total_memory=80 << 30
+        major=capability[0],
+        minor=capability[1],
+        multi_processor_count=132,
+        name="CPU",
+        total_memory=80 << 30,
     )
     is_supported = capability >= (9, 0)
-    supported = (is_supported, "" if is_supported else "FP8 block scaling needs compute capability 9.0")
+    supported = (
+        is_supported,
+        "" if is_supported else "FP8 block scaling needs compute capability 9.0",
+    )
     te = "transformer_engine.pytorch"
     delayed = f"{te}.tensor.float8_tensor.Float8Quantizer"
     return {
@@ -68,7 +82,10 @@ def patches(capability: tuple[int, int]) -> Rows:
         f"{te}.quantization.check_fp8_block_scaling_support": always(supported),
         f"{te}.distributed._get_cuda_rng_state": rng_state,
         f"{te}.distributed._set_cuda_rng_state": set_rng_state,
-        **{f"{delayed}.{name}": _of_current(name) for name in ("inner_tensor_specs", "storage_metadata")},
+        **{
+            f"{delayed}.{name}": _of_current(name)
+            for name in ("inner_tensor_specs", "storage_metadata")
+        },
         f"{te}.tensor.storage.mxfp8_tensor_storage._FromMXFP8Func.forward": _dequantized,
         f"{te}.tensor.storage.nvfp4_tensor_storage._FromNVFP4Func.forward": _dequantized,
         f"{te}.module.base.TransformerEngineBaseModule.__init__": _WITH_CUDA,
@@ -82,7 +99,9 @@ def save_without_state() -> None:
 
     Earlier ones split the state by expert without looking (extensions/transformer_engine.py:1705).
     """
-    from megatron.core.extensions.transformer_engine import TEGroupedLinear  # imported by `install`, with its patches
+    from megatron.core.extensions.transformer_engine import (
+        TEGroupedLinear,
+    )  # imported by `install`, with its patches
 
     split = TEGroupedLinear._split_extra_state  # noqa: SLF001 the one that Megatron calls
 

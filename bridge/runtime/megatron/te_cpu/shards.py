@@ -39,7 +39,13 @@ def _write_amaxes(padded: Tensor, part: Tensor, tile: tuple[int, int], *place: i
 
 
 def _codes(
-    part: Tensor, name: str, factors: Tensor, tile: tuple[int, int], rows: int, columns: int, start: int
+    part: Tensor,
+    name: str,
+    factors: Tensor,
+    tile: tuple[int, int],
+    rows: int,
+    columns: int,
+    start: int,
 ) -> Tensor:
     """Return the codes of a flat part of a matrix in a format, saturated, from a factor per tile."""
     element = FORMATS[name]
@@ -56,10 +62,19 @@ def fp8_block_scaling_compute_partial_amax(
 
 
 def fp8_block_scaling_partial_cast(
-    part: Tensor, out: Tensor, scale: Tensor, rows: int, columns: int, start: int, size: int, dtype: Any
+    part: Tensor,
+    out: Tensor,
+    scale: Tensor,
+    rows: int,
+    columns: int,
+    start: int,
+    size: int,
+    dtype: Any,
 ) -> None:
     """Write the codes of a flat part of a matrix, with the scales of its square tiles."""
-    out.view(-1).copy_(_codes(part, FORMAT_NAMES[int(dtype)], scale, (size, size), rows, columns, start))
+    out.view(-1).copy_(
+        _codes(part, FORMAT_NAMES[int(dtype)], scale, (size, size), rows, columns, start)
+    )
 
 
 def mxfp8_scaling_compute_partial_amax(
@@ -71,10 +86,18 @@ def mxfp8_scaling_compute_partial_amax(
 
 
 def mxfp8_scaling_partial_cast(
-    part: Tensor, row: Tensor, column: Tensor, row_exponents: Tensor, column_exponents: Tensor, *place: int
+    part: Tensor,
+    row: Tensor,
+    column: Tensor,
+    row_exponents: Tensor,
+    column_exponents: Tensor,
+    *place: int,
 ) -> None:
     """Write both copies' codes of a flat part of a matrix, with exponents of the whole."""
-    for out, exponents, tile in ((row, row_exponents, (1, 32)), (column, column_exponents, (32, 1))):
+    for out, exponents, tile in (
+        (row, row_exponents, (1, 32)),
+        (column, column_exponents, (32, 1)),
+    ):
         factors = torch.ldexp(torch.ones(()), 127 - exponents.to(torch.int32))
         out.view(-1).copy_(_codes(part, "e4m3", factors, tile, *place))
 
@@ -120,16 +143,35 @@ def nvfp4_multi_tensor_2d_partial_cast(
     *places, size = places_and_size
     for part, out, factor, *place in zip(parts, outs, factors, *places, strict=True):
         if place[-1] % 2 or part.numel() % 2:
-            raise RuntimeError(f"NVFP4: a shard must hold whole bytes, got {part.numel()} elements from {place[-1]} on")
-        out.copy_(pack_nibbles(_codes(part, "e2m1", factor, (size, size), *place).reshape(1, -1)).reshape(out.shape))
+            raise RuntimeError(
+                f"NVFP4: a shard must hold whole bytes, got {part.numel()} elements from {place[-1]} on"
+            )
+        out.copy_(
+            pack_nibbles(_codes(part, "e2m1", factor, (size, size), *place).reshape(1, -1)).reshape(
+                out.shape
+            )
+        )
 
 
 def nvfp4_2d_multi_tensor_transpose(
-    codes: Tensors, codes_t: Tensors, scales: Tensors, scales_t: Tensors, rows: list[int], columns: list[int]
+    codes: Tensors,
+    codes_t: Tensors,
+    scales: Tensors,
+    scales_t: Tensors,
+    rows: list[int],
+    columns: list[int],
 ) -> None:
     """Write the column-wise copies of matrices that are quantised in tiles of 16 x 16."""
     size = 16
-    for held, out, scale, out_scale, height, width in zip(codes, codes_t, scales, scales_t, rows, columns, strict=True):
-        out.copy_(pack_nibbles(unpack_nibbles(held.reshape(height, -1), width).T.contiguous()).reshape(out.shape))
-        tiles = scale[:height:size, : -(-width // size)].T.repeat_interleave(size, 0)[: len(out_scale)]
+    for held, out, scale, out_scale, height, width in zip(
+        codes, codes_t, scales, scales_t, rows, columns, strict=True
+    ):
+        out.copy_(
+            pack_nibbles(unpack_nibbles(held.reshape(height, -1), width).T.contiguous()).reshape(
+                out.shape
+            )
+        )
+        tiles = scale[:height:size, : -(-width // size)].T.repeat_interleave(size, 0)[
+            : len(out_scale)
+        ]
         out_scale[: len(tiles), : tiles.shape[1]].copy_(tiles)

@@ -21,7 +21,14 @@ import torch
 from bridge.errors import BackendUnavailableError
 from bridge.precision.schemes import WHOLE
 from bridge.runtime.megatron.te_cpu.enums import DType
-from bridge.runtime.numerics import GemmOperand, Quantised, QuantSpec, padded_scales, quantise, stored_operand
+from bridge.runtime.numerics import (
+    GemmOperand,
+    Quantised,
+    QuantSpec,
+    padded_scales,
+    quantise,
+    stored_operand,
+)
 from bridge.runtime.numerics.backend import laid_out
 from bridge.runtime.pytorch.record.te import SCHEME_OF_QUANTIZER, TILE_SIZES, tile_of
 
@@ -34,7 +41,11 @@ TORCH_DTYPES: dict[int, torch.dtype] = {
 }
 WATCHERS: list[Callable[[torch.Tensor, Any, Quantised], None]] = []
 """Called with each tensor, its quantizer and the result, for telemetry."""
-FORMAT_NAMES: dict[int, str] = {DType.kFloat8E4M3: "e4m3", DType.kFloat8E5M2: "e5m2", DType.kFloat4E2M1: "e2m1"}
+FORMAT_NAMES: dict[int, str] = {
+    DType.kFloat8E4M3: "e4m3",
+    DType.kFloat8E5M2: "e5m2",
+    DType.kFloat4E2M1: "e2m1",
+}
 
 
 def torch_dtype(dtype: Any) -> torch.dtype:
@@ -53,17 +64,27 @@ def spec_of(quantizer: Any) -> QuantSpec:
     scheme = SCHEME_OF_QUANTIZER.get(kind)
     if scheme is None:
         known = ", ".join(SCHEME_OF_QUANTIZER)
-        raise BackendUnavailableError(f"te_cpu: quantises with {known}, got {kind}. Use another recipe.")
+        raise BackendUnavailableError(
+            f"te_cpu: quantises with {known}, got {kind}. Use another recipe."
+        )
     for variant in ("row_scaled_nvfp4", "nvfp4_use_4over6"):
         if getattr(quantizer, variant, False):
             raise BackendUnavailableError(f"te_cpu: has no NVFP4 with {variant}. Leave it off.")
-    details = {field: getattr(quantizer, name) for field, name in _DETAILS.items() if hasattr(quantizer, name)}
+    details = {
+        field: getattr(quantizer, name)
+        for field, name in _DETAILS.items()
+        if hasattr(quantizer, name)
+    }
     if scheme == "mxfp8":
         details["power_of_two_scale"] = True
     row, column = WHOLE, WHOLE
     if scheme in TILE_SIZES:
-        row, column = (tile_of(scheme, quantizer, columnwise=columnwise) for columnwise in (False, True))
-    return _spec(scheme=scheme, format=FORMAT_NAMES[int(quantizer.dtype)], row=row, column=column, **details)
+        row, column = (
+            tile_of(scheme, quantizer, columnwise=columnwise) for columnwise in (False, True)
+        )
+    return _spec(
+        scheme=scheme, format=FORMAT_NAMES[int(quantizer.dtype)], row=row, column=column, **details
+    )
 
 
 _spec = functools.cache(QuantSpec)
@@ -100,7 +121,9 @@ def _buffers(quantizer: Any, shape: tuple[int, ...]) -> dict[str, _Buffer]:
     return specs
 
 
-def create_empty_quantized_tensor(quantizer: Any, shape: Any, dtype: torch.dtype, *_device_and_pinned: Any) -> Any:
+def create_empty_quantized_tensor(
+    quantizer: Any, shape: Any, dtype: torch.dtype, *_device_and_pinned: Any
+) -> Any:
     """Return a quantised tensor of Transformer Engine's class whose buffers are not filled yet."""
     shape = tuple(shape)
     if kind_of(quantizer) == "MXFP8Quantizer" and (shape[-1] % 32 or math.prod(shape[:-1]) % 32):
@@ -108,9 +131,14 @@ def create_empty_quantized_tensor(quantizer: Any, shape: Any, dtype: torch.dtype
             "te_cpu: Transformer Engine quantises to MXFP8 what is a multiple of 32 on both sides, got a tensor of "
             f"{shape}. Use widths and tokens of a micro-batch that are, on each rank."
         )
-    inner = {name: torch.empty(size, dtype=kind) for name, (size, kind) in _buffers(quantizer, shape).items()}
+    inner = {
+        name: torch.empty(size, dtype=kind)
+        for name, (size, kind) in _buffers(quantizer, shape).items()
+    }
     meta = quantizer.create_metadata(shape, dtype=dtype)
-    made = meta["cls"].__tensor_unflatten__(inner, meta, shape, torch.empty(shape, device="meta").stride())
+    made = meta["cls"].__tensor_unflatten__(
+        inner, meta, shape, torch.empty(shape, device="meta").stride()
+    )
     if hasattr(made, "_with_gemm_swizzled_scales"):
         made._with_gemm_swizzled_scales = False  # the GEMMs here read scales as they are
     return made
@@ -144,7 +172,9 @@ def _quantised(x: torch.Tensor, quantizer: Any) -> dict[str, torch.Tensor | None
     scale = quantizer.scale if is_delayed else None
     found = quantise(x, spec, row=row, col=col, scale=scale, reduce_amax=_reduction(quantizer))
     if is_delayed and quantizer.amax.numel():  # the casts of shards give none
-        quantizer.amax.copy_(torch.maximum(quantizer.amax, found.amax.reshape(quantizer.amax.shape)))
+        quantizer.amax.copy_(
+            torch.maximum(quantizer.amax, found.amax.reshape(quantizer.amax.shape))
+        )
     for watch in WATCHERS:
         watch(x, quantizer, found)
     if spec.whole_tensor:
@@ -160,7 +190,9 @@ def _quantised(x: torch.Tensor, quantizer: Any) -> dict[str, torch.Tensor | None
     }
 
 
-def quantize(tensor: torch.Tensor, quantizer: Any, output: Any = None, noop: torch.Tensor | None = None) -> Any:
+def quantize(
+    tensor: torch.Tensor, quantizer: Any, output: Any = None, noop: torch.Tensor | None = None
+) -> Any:
     """Quantise a tensor into a storage of Transformer Engine's, `output` where it is given.
 
     Nothing is written where the first element of `noop` is not zero.
@@ -184,7 +216,9 @@ def quantize(tensor: torch.Tensor, quantizer: Any, output: Any = None, noop: tor
     return out
 
 
-def _fill(out: Any, name: str, value: torch.Tensor | None, buffer: _Buffer | None, *, is_new: bool) -> None:
+def _fill(
+    out: Any, name: str, value: torch.Tensor | None, buffer: _Buffer | None, *, is_new: bool
+) -> None:
     """Write one buffer; None where there is none.
 
     A tensor that was there keeps its memory, which may be a part of a DDP buffer; a new one takes the value's.
@@ -218,31 +252,43 @@ def held(tensor: Any) -> Quantised:
             copies["codes_t"] = tensor._transpose.reshape(columns, rows)
     elif tensor._rowwise_data is not None:
         copies["codes"] = _matrix(tensor._rowwise_data)
-        copies["scale_inv"] = _compact(tensor._rowwise_scale_inv, spec, rows, columns, columnwise=False)
+        copies["scale_inv"] = _compact(
+            tensor._rowwise_scale_inv, spec, rows, columns, columnwise=False
+        )
     if not spec.whole_tensor and tensor._columnwise_data is not None:
         col = tensor._columnwise_data
         copies["codes_t"] = _matrix(col) if spec.scheme == "mxfp8" else col.flatten(1)
-        copies["scale_inv_t"] = _compact(tensor._columnwise_scale_inv, spec, rows, columns, columnwise=True)
+        copies["scale_inv_t"] = _compact(
+            tensor._columnwise_scale_inv, spec, rows, columns, columnwise=True
+        )
     amax, amax_t = getattr(tensor, "_amax_rowwise", None), getattr(tensor, "_amax_columnwise", None)
     amax = torch.zeros(1, dtype=torch.float32) if amax is None else amax
-    return Quantised(spec=spec, shape=shape, dtype=torch.bfloat16, **copies, amax=amax, amax_t=amax_t)
+    return Quantised(
+        spec=spec, shape=shape, dtype=torch.bfloat16, **copies, amax=amax, amax_t=amax_t
+    )
 
 
 def _matrix(codes: torch.Tensor) -> torch.Tensor:
     return codes.reshape(codes.shape[:-1].numel(), codes.shape[-1])
 
 
-def _compact(scales: torch.Tensor, spec: QuantSpec, rows: int, columns: int, *, columnwise: bool) -> torch.Tensor:
+def _compact(
+    scales: torch.Tensor, spec: QuantSpec, rows: int, columns: int, *, columnwise: bool
+) -> torch.Tensor:
     """Return scales without Transformer Engine's padding, in the layout of `Quantised`."""
     height, width = spec.tile(columnwise)
     if spec.scheme != "blockwise":  # each row of a square tile has its scale
         size = max(height, width)
         height, width = (size, 1) if columnwise else (1, size)
     counts = (-(-rows // height), -(-columns // width))
-    if spec.scheme == "blockwise" and height != width:  # with the tiles first: (K/128, M) row-wise, (M/128, K) else
+    if (
+        spec.scheme == "blockwise" and height != width
+    ):  # with the tiles first: (K/128, M) row-wise, (M/128, K) else
         first, last = counts if columnwise else counts[::-1]
         return scales[:first, :last].T
-    first, last = counts[::-1] if columnwise and spec.scheme != "mxfp8" else counts  # of the transposed tensor
+    first, last = (
+        counts[::-1] if columnwise and spec.scheme != "mxfp8" else counts
+    )  # of the transposed tensor
     return scales[:first, :last]
 
 
@@ -250,16 +296,27 @@ def operand_of(tensor: Any, role: str, *, columnwise: bool) -> GemmOperand:
     """Return one copy of a storage as the operand of a GEMM, or refuse one that is not held."""
     stored = held(tensor)
     if stored.spec.whole_tensor and stored.codes is None and not columnwise:
-        raise RuntimeError(f"GEMM: needs the row-wise data of {type(tensor).__name__}, which holds the transpose alone")
-    if stored.spec.whole_tensor and columnwise and stored.codes_t is None and not _multiplies_any_layout():
-        raise RuntimeError(f"GEMM: needs the transpose of {type(tensor).__name__}, which is not held or out of date")
+        raise RuntimeError(
+            f"GEMM: needs the row-wise data of {type(tensor).__name__}, which holds the transpose alone"
+        )
+    if (
+        stored.spec.whole_tensor
+        and columnwise
+        and stored.codes_t is None
+        and not _multiplies_any_layout()
+    ):
+        raise RuntimeError(
+            f"GEMM: needs the transpose of {type(tensor).__name__}, which is not held or out of date"
+        )
     return stored_operand(stored, role, columnwise=columnwise)
 
 
 def dequantize(tensor: Any, dtype: Any) -> torch.Tensor:
     """Return the values of a storage, of its row-wise copy where it is held."""
     stored = held(tensor)
-    return stored.dequantise(torch_dtype(dtype), columnwise=stored.codes is None).reshape(shape_of(tensor))
+    return stored.dequantise(torch_dtype(dtype), columnwise=stored.codes is None).reshape(
+        shape_of(tensor)
+    )
 
 
 def bgrad_quantize(tensor: torch.Tensor, quantizer: Any) -> list[Any]:
@@ -268,12 +325,19 @@ def bgrad_quantize(tensor: torch.Tensor, quantizer: Any) -> list[Any]:
     return [summed, tensor if quantizer is None else quantize(tensor, quantizer)]
 
 
-def split_quantize(tensor: torch.Tensor, sections: list[int], quantizers: list[Any], **_allocation: Any) -> list[Any]:
+def split_quantize(
+    tensor: torch.Tensor, sections: list[int], quantizers: list[Any], **_allocation: Any
+) -> list[Any]:
     """Return the parts of a tensor, each quantised by its own quantizer."""
-    return [quantize(part, one) for part, one in zip(torch.split(tensor, sections), quantizers, strict=True)]
+    return [
+        quantize(part, one)
+        for part, one in zip(torch.split(tensor, sections), quantizers, strict=True)
+    ]
 
 
-def fp8_transpose(codes: torch.Tensor, _dtype: Any, *, out: torch.Tensor | None = None) -> torch.Tensor:
+def fp8_transpose(
+    codes: torch.Tensor, _dtype: Any, *, out: torch.Tensor | None = None
+) -> torch.Tensor:
     """Return codes transposed: the last axis first, the others in their order."""
     matrix = laid_out(_matrix(codes).contiguous(), transposed=True, packed=False)
     transposed = matrix.reshape(codes.shape[-1], *codes.shape[:-1])

@@ -19,7 +19,12 @@ _ELEMENTS = 1 << 16
 
 
 def fused_amax_and_scale_update_after_reduction(
-    reduced: torch.Tensor, histories: list[torch.Tensor], scales: list[torch.Tensor], algo: str, fp8: Any, margin: float
+    reduced: torch.Tensor,
+    histories: list[torch.Tensor],
+    scales: list[torch.Tensor],
+    algo: str,
+    fp8: Any,
+    margin: float,
 ) -> None:
     """Roll the histories of delayed scaling and renew its scales, from amaxes reduced over the ranks."""
     maximum = FORMATS[FORMAT_NAMES[int(fp8)]].max * 2.0**-margin
@@ -35,11 +40,20 @@ def compute_amax(x: torch.Tensor, amax: torch.Tensor) -> None:
 def multi_tensor_compute_scale_inv_e8m0(_chunk: int, _noop: Any, tensors: Tensors) -> None:
     """Write the exponents of MXFP8's scales from amaxes."""
     for amax, scale_inv in zip(*tensors, strict=True):
-        scale_inv.copy_(e8m0_from_amax(amax.float(), FORMATS["e4m3"].max).to(torch.uint8).reshape(scale_inv.shape))
+        scale_inv.copy_(
+            e8m0_from_amax(amax.float(), FORMATS["e4m3"].max)
+            .to(torch.uint8)
+            .reshape(scale_inv.shape)
+        )
 
 
 def multi_tensor_compute_scale_and_scale_inv(
-    _chunk: int, _noop: Any, tensors: Tensors, max_fp8: float, force_pow_2_scales: bool, epsilon: float
+    _chunk: int,
+    _noop: Any,
+    tensors: Tensors,
+    max_fp8: float,
+    force_pow_2_scales: bool,
+    epsilon: float,
 ) -> None:
     """Write factors and their reciprocals from amaxes."""
     for amax, scale, scale_inv in zip(*tensors, strict=True):
@@ -48,7 +62,9 @@ def multi_tensor_compute_scale_and_scale_inv(
         scale_inv.copy_(divide(1.0, factor).reshape(scale_inv.shape))
 
 
-def multi_tensor_scale(_chunk: int, _noop: Any, tensors: Tensors, scale: float | torch.Tensor) -> None:
+def multi_tensor_scale(
+    _chunk: int, _noop: Any, tensors: Tensors, scale: float | torch.Tensor
+) -> None:
     """Write tensors times a factor."""
     for source, out in zip(*tensors, strict=True):
         out.copy_(source * scale)
@@ -65,7 +81,9 @@ def multi_tensor_l2norm(
 def _in_parts(tensors: Tensors) -> Iterator[tuple[torch.Tensor, ...]]:
     """Yield as many elements of each list's tensors as a processor's cache holds, all tensors one after the other."""
     for together in zip(*tensors, strict=True):
-        yield from zip(*(tensor.detach().view(-1).split(_ELEMENTS) for tensor in together), strict=True)
+        yield from zip(
+            *(tensor.detach().view(-1).split(_ELEMENTS) for tensor in together), strict=True
+        )
 
 
 def multi_tensor_adam(_chunk: int, _noop: Any, tensors: Tensors, *settings: Any) -> None:
@@ -82,7 +100,10 @@ def multi_tensor_adam(_chunk: int, _noop: Any, tensors: Tensors, *settings: Any)
         master: Any = masters[0] if masters else None
         has_halves = master is not None and master.dtype == torch.int16
         stepped = parameter.detach() if master is None else master
-        weight, gradient = _joined(parameter, master) if has_halves else stepped.float(), given.float()
+        weight, gradient = (
+            _joined(parameter, master) if has_halves else stepped.float(),
+            given.float(),
+        )
         if mode == 0:
             gradient = gradient + weight_decay * weight
         mean.copy_(mean.float().mul_(beta1).add_((1 - beta1) * gradient))
@@ -111,14 +132,18 @@ def _split(weight: torch.Tensor, parameter: torch.Tensor, remainder: torch.Tenso
     parameter.detach().view(torch.int16).copy_((bits >> 16) + (remainder < 0).int())
 
 
-def fused_multi_row_padding(source: torch.Tensor, out: torch.Tensor, rows: list[int], padded_rows: list[int]) -> None:
+def fused_multi_row_padding(
+    source: torch.Tensor, out: torch.Tensor, rows: list[int], padded_rows: list[int]
+) -> None:
     """Copy each expert's rows to the start of its padded part, and zeros into the rest."""
     out.zero_()
     for part, place in zip(torch.split(source, rows), torch.split(out, padded_rows), strict=True):
         place[: len(part)].copy_(part)
 
 
-def fused_multi_row_unpadding(source: torch.Tensor, out: torch.Tensor, padded_rows: list[int], rows: list[int]) -> None:
+def fused_multi_row_unpadding(
+    source: torch.Tensor, out: torch.Tensor, padded_rows: list[int], rows: list[int]
+) -> None:
     """Copy each expert's rows back from the start of its padded part."""
     for part, place in zip(torch.split(source, padded_rows), torch.split(out, rows), strict=True):
         place.copy_(part[: len(place)])

@@ -38,12 +38,18 @@ def scale_of(stored: Any) -> float | None:
     """Return the factor that a weight's codes were made with; None where tiles have their own."""
     held = getattr(stored, "stored", None)  # of an emulated weight
     scale_inv = getattr(stored, "_scale_inv", None) if held is None else held.scale_inv
-    if not isinstance(scale_inv, torch.Tensor) or scale_inv.numel() != 1 or not scale_inv.is_floating_point():
+    if (
+        not isinstance(scale_inv, torch.Tensor)
+        or scale_inv.numel() != 1
+        or not scale_inv.is_floating_point()
+    ):
         return None
     return 1 / float(scale_inv)
 
 
-def relative_error(out: torch.Tensor, x_MK: torch.Tensor, w_NK: torch.Tensor, bias: Any = None) -> float:
+def relative_error(
+    out: torch.Tensor, x_MK: torch.Tensor, w_NK: torch.Tensor, bias: Any = None
+) -> float:
     """Return the Frobenius norm of the error of a result, divided by that of the result in FP32.
 
     0 for zeros, and where the result in FP32 has no finite norm: the run itself judges values that leave the range.
@@ -63,7 +69,11 @@ def in_range(values: torch.Tensor, format_: str, scale: float | None) -> torch.T
 
     Values that saturate are no fault of the GEMM: a run whose values grow that fast ends by its loss or gradients.
     """
-    return values if scale is None else values.clamp(-FORMATS[format_].max / scale, FORMATS[format_].max / scale)
+    return (
+        values
+        if scale is None
+        else values.clamp(-FORMATS[format_].max / scale, FORMATS[format_].max / scale)
+    )
 
 
 def live_weight(module: torch.nn.Module, name: str = "weight") -> torch.Tensor | None:
@@ -78,7 +88,9 @@ def live_weight(module: torch.nn.Module, name: str = "weight") -> torch.Tensor |
     if master is None or master.numel() != weight.numel():
         return None
     store = getattr(weight, "store", None)  # of an emulated weight
-    rounded = master.detach().view(weight.shape).to(weight.dtype if store is None else store.source_dtype)
+    rounded = (
+        master.detach().view(weight.shape).to(weight.dtype if store is None else store.source_dtype)
+    )
     found: torch.Tensor = rounded.to(weight.dtype)
     return found
 
@@ -99,12 +111,18 @@ def of_emulated(
     left, operand = operands
     fresh = None
     if operand.amax is not None:
-        fresh = make_operand(weight, operand.spec, "weight", columnwise=operand.columnwise, scale=operand.scale)
+        fresh = make_operand(
+            weight, operand.spec, "weight", columnwise=operand.columnwise, scale=operand.scale
+        )
     elif operand.spec.scheme != "delayed":  # whose stored weights keep the scale of the step before
         fresh = stored_operand(quantise(weight, operand.spec, col=False), "weight")
-    is_fresh = fresh is None or (torch.equal(fresh.values, operand.values) and fresh.factor == operand.factor)
+    is_fresh = fresh is None or (
+        torch.equal(fresh.values, operand.values) and fresh.factor == operand.factor
+    )
     scale = operand.scale
-    if operand.amax is None and operand.spec.whole_tensor:  # stored codes, with the scale that they were made with
+    if (
+        operand.amax is None and operand.spec.whole_tensor
+    ):  # stored codes, with the scale that they were made with
         scale = 1 / operand.factor
     x_MK = in_range(x_MK, left.spec.format, left.scale)
     weight = in_range(weight, operand.spec.format, scale)
@@ -112,11 +130,18 @@ def of_emulated(
     return _row(place, (operand.spec.format, operand.spec.scheme), error, is_fresh=is_fresh)
 
 
-def of_te(module: Any, place: Place, arguments: Any, call: TeGemm, format_: tuple[str, str]) -> HealthRow | None:
+def of_te(
+    module: Any, place: Place, arguments: Any, call: TeGemm, format_: tuple[str, str]
+) -> HealthRow | None:
     """Return the health of one of Transformer Engine's fprop GEMMs; None where its parts are not known here."""
     name = "weight" if call.part is None else f"weight{call.part}"
     weight = live_weight(module, name)
-    if weight is None or not isinstance(call.out, torch.Tensor) or is_quantised(call.out) or not arguments:
+    if (
+        weight is None
+        or not isinstance(call.out, torch.Tensor)
+        or is_quantised(call.out)
+        or not arguments
+    ):
         return None
     source = arguments[0]
     x_MK = _normed(module, source.detach()).reshape(-1, source.shape[-1])
@@ -131,7 +156,9 @@ def of_te(module: Any, place: Place, arguments: Any, call: TeGemm, format_: tupl
     if quantizer is not None and not (is_stored and type(quantizer).__name__ == "Float8Quantizer"):
         with torch.no_grad():
             is_fresh = torch.equal(quantizer(weight).dequantize(), call.right.dequantize())
-    scales = [getattr(one, "_scale_inv", None) for one in (call.left, call.right)]  # none where tiles have their own
+    scales = [
+        getattr(one, "_scale_inv", None) for one in (call.left, call.right)
+    ]  # none where tiles have their own
     x_MK, weight = (
         in_range(values, format_[0], None if scale_inv is None else 1 / float(scale_inv))
         for values, scale_inv in ((x_MK, scales[0]), (weight, scales[1]))
@@ -147,9 +174,17 @@ def _normed(module: Any, x: torch.Tensor) -> torch.Tensor:
     wide, shape = x.float(), (x.shape[-1],)
     if module.normalization == "RMSNorm":
         return torch.nn.functional.rms_norm(wide, shape, gain, module.eps)
-    return torch.nn.functional.layer_norm(wide, shape, gain, module.layer_norm_bias.detach().float(), module.eps)
+    return torch.nn.functional.layer_norm(
+        wide, shape, gain, module.layer_norm_bias.detach().float(), module.eps
+    )
 
 
 def _row(place: Place, format_: tuple[str, str], error: float, *, is_fresh: bool) -> HealthRow:
     layer, module = place
-    return HealthRow(layer=layer, module=module, error=round(error, 4), limit=error_limit(*format_), is_fresh=is_fresh)
+    return HealthRow(
+        layer=layer,
+        module=module,
+        error=round(error, 4),
+        limit=error_limit(*format_),
+        is_fresh=is_fresh,
+    )

@@ -43,12 +43,21 @@ def places(model: Iterable[torch.nn.Module]) -> dict[torch.nn.Module, Place]:
         for module in chunk.modules():
             if module in found or not is_a(module, LAYERS):
                 continue
-            label = f"mtp {module.layer_number}" if is_a(module, (PREDICTION,)) else str(module.layer_number)
-            for name, part in module.named_modules():  # a layer inside a prediction layer is part of that one
+            label = (
+                f"mtp {module.layer_number}"
+                if is_a(module, (PREDICTION,))
+                else str(module.layer_number)
+            )
+            for (
+                name,
+                part,
+            ) in module.named_modules():  # a layer inside a prediction layer is part of that one
                 found.setdefault(part, (label, _short(name)))
         for path, module in chunk.named_modules():
             is_output = path.rpartition(".")[2] == "output_layer"
-            found.setdefault(module, ("output", "output_layer") if is_output and found else ("", path))
+            found.setdefault(
+                module, ("output", "output_layer") if is_output and found else ("", path)
+            )
     return found
 
 
@@ -72,7 +81,9 @@ KEY = "bridge.module"
 class Running:
     """Modules that run, and the nodes of autograd that they made."""
 
-    def __init__(self, entered: Callable[[torch.nn.Module, tuple[Any, ...]], None] | None = None) -> None:
+    def __init__(
+        self, entered: Callable[[torch.nn.Module, tuple[Any, ...]], None] | None = None
+    ) -> None:
         """Prepare without hooks; `entered` gets a module and its positional arguments before each forward pass."""
         self._entered = entered
         self._stack: list[torch.nn.Module] = []
@@ -83,7 +94,9 @@ class Running:
         if self._stack:
             return self._stack[-1]
         node = self._node
-        found: ReferenceType[torch.nn.Module] | None = None if node is None else node.metadata.get(KEY)
+        found: ReferenceType[torch.nn.Module] | None = (
+            None if node is None else node.metadata.get(KEY)
+        )
         return None if found is None else found()
 
     @property
@@ -102,7 +115,11 @@ class Running:
             hooks.callback(self._stack.clear)
             for module in filter(holds_more_than_modules, modules):
                 hooks.callback(module.register_forward_pre_hook(self._enter).remove)
-                hooks.callback(module.register_forward_hook(self._leave, with_kwargs=True, always_call=True).remove)
+                hooks.callback(
+                    module.register_forward_hook(
+                        self._leave, with_kwargs=True, always_call=True
+                    ).remove
+                )
             yield
 
     def _enter(self, module: torch.nn.Module, arguments: Any) -> None:

@@ -39,7 +39,14 @@ SCHEME_OF_QUANTIZER = {
 }
 """Class of a quantizer -> Megatron's name of the scheme."""
 STORED = (
-    *("_data", "_transpose", "_scale_inv", "_rowwise_data", "_rowwise_scale_inv", "_columnwise_data"),
+    *(
+        "_data",
+        "_transpose",
+        "_scale_inv",
+        "_rowwise_data",
+        "_rowwise_scale_inv",
+        "_columnwise_data",
+    ),
     *("_columnwise_scale_inv", "_amax_rowwise", "_amax_columnwise"),
 )
 """Buffers of the storages of all schemes."""
@@ -92,7 +99,9 @@ def stored_bytes(tensor: Any) -> int:
     if hasattr(tensor, "stored"):
         return int(tensor.stored_bytes)
     parts = [getattr(tensor, name, None) for name in STORED]
-    return sum(part.numel() * part.element_size() for part in parts if isinstance(part, torch.Tensor))
+    return sum(
+        part.numel() * part.element_size() for part in parts if isinstance(part, torch.Tensor)
+    )
 
 
 def describe(tensor: Any, *, columnwise: bool) -> Described:
@@ -109,16 +118,25 @@ def describe(tensor: Any, *, columnwise: bool) -> Described:
     scheme = SCHEME_OF_QUANTIZER.get(type(quantizer).__name__) or _scheme_of_storage(tensor)
     if scheme not in TILE_SIZES:
         return Described(format=name, scheme=scheme, tile="tensor")
-    tile = tile_of(scheme, quantizer, columnwise=columnwise, is_square=getattr(tensor, "_is_2D_scaled", False))
+    tile = tile_of(
+        scheme, quantizer, columnwise=columnwise, is_square=getattr(tensor, "_is_2D_scaled", False)
+    )
     hadamard = columnwise and bool(getattr(quantizer, "with_rht", False))
     stochastic = bool(getattr(quantizer, "stochastic_rounding", False))
-    return Described(format=name, scheme=scheme, tile=tile_name(tile, hadamard=hadamard, stochastic=stochastic))
+    return Described(
+        format=name, scheme=scheme, tile=tile_name(tile, hadamard=hadamard, stochastic=stochastic)
+    )
 
 
-def tile_of(scheme: str, quantizer: Any, *, columnwise: bool, is_square: bool = False) -> tuple[int, int]:
+def tile_of(
+    scheme: str, quantizer: Any, *, columnwise: bool, is_square: bool = False
+) -> tuple[int, int]:
     """Return the tile of one copy in the axes of the tensor; `is_square` where its storage says so."""
     size = TILE_SIZES[scheme]
-    has_square = getattr(quantizer, "with_2d_quantization", False) or getattr(quantizer, "block_scaling_dim", 1) == 2
+    has_square = (
+        getattr(quantizer, "with_2d_quantization", False)
+        or getattr(quantizer, "block_scaling_dim", 1) == 2
+    )
     if is_square or has_square:
         return size, size
     return (size, 1) if columnwise else (1, size)
@@ -127,7 +145,10 @@ def tile_of(scheme: str, quantizer: Any, *, columnwise: bool, is_square: bool = 
 def _scheme_of_storage(tensor: Any) -> str:
     """Return the scheme of a tensor without a quantizer; per-tensor scales are those of the autocast's recipe."""
     named = {"MXFP8": "mxfp8", "NVFP4": "nvfp4", "Float8Blockwise": "blockwise"}
-    found = next((scheme for start, scheme in named.items() if type(tensor).__name__.startswith(start)), context())
+    found = next(
+        (scheme for start, scheme in named.items() if type(tensor).__name__.startswith(start)),
+        context(),
+    )
     return "tensorwise" if found == "off" else found
 
 

@@ -24,9 +24,18 @@ from bridge.runtime.numerics.operand import GemmOperand
 from bridge.runtime.pytorch.record import te
 from bridge.runtime.pytorch.record.health import of_emulated, of_te
 from bridge.runtime.pytorch.record.modules import Running, dtype_of, mixes_tokens, places
-from bridge.runtime.pytorch.record.te import Described, TeGemm, describe, dtype_name, is_quantised, is_te
+from bridge.runtime.pytorch.record.te import (
+    Described,
+    TeGemm,
+    describe,
+    dtype_name,
+    is_quantised,
+    is_te,
+)
 
-OPERATORS = frozenset({"mm", "addmm", "bmm", "baddbmm", "linear", "mkldnn_linear", "_scaled_mm", "_grouped_mm"})
+OPERATORS = frozenset(
+    {"mm", "addmm", "bmm", "baddbmm", "linear", "mkldnn_linear", "_scaled_mm", "_grouped_mm"}
+)
 """Operators below autograd that multiply matrices in a linear layer; others are counted and have no row."""
 
 
@@ -101,7 +110,9 @@ class GemmWatch(Observer):
         if self._pending is not None and self._source is not None:
             module, operands = self._pending
             place = self.places[module]
-            self._health[module, None] = of_emulated(module, place, self._source, operands, out, bias=bias)
+            self._health[module, None] = of_emulated(
+                module, place, self._source, operands, out, bias=bias
+            )
         self._source = self._pending = None
         self._depth -= 1
 
@@ -127,15 +138,23 @@ class GemmWatch(Observer):
 
     def operator(self, name: str, arguments: Any, out: Any) -> None:
         """Note an operator of torch."""
-        tensors = [dtype_of(value) for value in arguments if isinstance(value, torch.Tensor) and value.dim() > 1]
+        tensors = [
+            dtype_of(value)
+            for value in arguments
+            if isinstance(value, torch.Tensor) and value.dim() > 1
+        ]
         if self._depth or not tensors:
             return
-        low = [dtype for dtype in tensors if dtype.startswith(("float8", "float4"))]  # the others are scales
+        low = [
+            dtype for dtype in tensors if dtype.startswith(("float8", "float4"))
+        ]  # the others are scales
         self.calls[(low or tensors)[-1]] += 1
         if name not in OPERATORS:
             return
         start = name in ("addmm", "baddbmm")  # whose first argument is added to the product
-        matrices = [value for value in arguments[start : start + 2] if isinstance(value, torch.Tensor)]
+        matrices = [
+            value for value in arguments[start : start + 2] if isinstance(value, torch.Tensor)
+        ]
         module = self.running.module
         if len(matrices) < 2 or module is None or is_te(module):
             return
@@ -151,10 +170,16 @@ class GemmWatch(Observer):
             return "fprop"
         if {left.data_ptr(), right.data_ptr()} & self._parameters:
             return "dgrad"
-        sizes = [{*parameter.shape} for parameter in module.parameters(recurse=False) if parameter.dim() == 2]
+        sizes = [
+            {*parameter.shape}
+            for parameter in module.parameters(recurse=False)
+            if parameter.dim() == 2
+        ]
         if sizes and {left.shape[-2], right.shape[-1]} not in sizes:
             return "dgrad"
-        return "wgrad" if left.stride(-2) == 1 else "dgrad"  # wgrad reads its left operand transposed
+        return (
+            "wgrad" if left.stride(-2) == 1 else "dgrad"
+        )  # wgrad reads its left operand transposed
 
     def _note(self, gemm: str, left: Described, right: Described, **columns: str) -> None:
         if left.scheme not in ("none", "scaled"):
@@ -199,5 +224,9 @@ def _storage(module: torch.nn.Module) -> str:
 
 def _class_name(module: torch.nn.Module) -> str:
     kind = type(module)
-    package = "torch.nn." if kind.__module__.startswith("torch.nn.") else f"{kind.__module__.partition('.')[0]} "
+    package = (
+        "torch.nn."
+        if kind.__module__.startswith("torch.nn.")
+        else f"{kind.__module__.partition('.')[0]} "
+    )
     return package + kind.__name__
