@@ -46,7 +46,6 @@ def emulate(model: torch.nn.Module, config: Any, phases: Sequence[Any] = ()) -> 
         is_low = any(is_low_layer(phase, number - 1) for phase in phases or (config,))
         if not (is_low or is_per_module):
             continue
-        # a list, since a layer that becomes an emulated one is another class from then on
         linears = [linear for linear in layer.modules() if type(linear) in EMULATED]
         for linear in linears:
             chosen = get_quant_config_or_none(names[linear], recipe)
