@@ -79,13 +79,13 @@ def draw_weights(model: Any, marks: Marks, *, seed: int) -> None:
         if initial is not None:
             filled = initial
         mark = _mark_of(filled, marks)
-        method_here = methods.get(id(parameter))
+        draw = methods.get(id(parameter))
         if mark is not None:
-            method_here = marks[mark]
-        if method_here is None:
+            draw = marks[mark]
+        if draw is None:
             continue
         place = places.get(id(parameter), name)
-        drawn = _drawn(place, parameter, method_here, seed).to(filled.dtype)
+        drawn = _drawn(place, parameter, draw, seed).to(filled.dtype)
         parameter.copy_(drawn)  # the codes are those of the master
         if initial is not None:
             initial.copy_(drawn)
