@@ -7,6 +7,7 @@ wheels are for Python 3.12. It runs on 3.11 with two additions, which ``python -
 ``--megatron=FOLDER`` asks a source tree of Megatron-LM instead, of a release that the package index does not have.
 The tree comes first on the path; Triton and `typing.override` are those of the unpacked release behind it.
 ``python -m tests.releases FOLDER`` copies the compiled helper into the tree.
+``python -m tests.releases --list`` prints the tests of one release alone.
 """
 
 from __future__ import annotations
@@ -62,6 +63,23 @@ ON_BOTH = (
     *("tests/training/test_loop_parallel.py", "tests/training/test_loop_resume.py", "tests/training/test_releases.py"),
 )
 """The part of them that ``make test`` runs on the installed release too."""
+NO_TRAINING = "needs megatron-core 0.19, whose wheel has megatron.training; that of 0.16 has none: --megatron next"
+FROM_ONE_TO_THE_OTHER = "a release continues runs of an older one: --megatron=FOLDER for those of the newer release"
+LATER_PARTS = "needs parts of DeepSeek-V4, which Megatron-LM has after 0.19 alone: --megatron=FOLDER of such a clone"
+OF_ONE_RELEASE = {
+    "tests/examples/test_examples.py::test_megatron_lms_parser_takes_the_recipe": NO_TRAINING,
+    "tests/read/test_megatron_lm.py::parser": NO_TRAINING,
+    "tests/recipes/test_peer.py::test_megatron_lms_own_model_config_is_looked_through": NO_TRAINING,
+    "tests/recipes/test_peer.py::test_megatrons_own_container_writes_our_config_and_bridges_reader_builds_its_own": (
+        NO_TRAINING
+    ),
+    "tests/trainers/test_megatron_lm.py": NO_TRAINING,
+    "tests/runtime/megatron/test_compressed_attention.py": LATER_PARTS,
+    "tests/training/test_releases.py::test_a_run_of_an_older_release_continues_on_the_newer_one": (
+        FROM_ONE_TO_THE_OTHER
+    ),
+}
+"""Each file, test or fixture that one release of Megatron Core alone can run, with the reason; ten at most."""
 ABSENT = f"needs the newer Megatron Core in {NEXT}: run make setup"
 
 _FIRST: list[str] = []
@@ -138,6 +156,14 @@ def is_there() -> bool:
     return (NEXT / "sitecustomize.py").is_file() and (NEXT / "megatron" / "core").is_dir()
 
 
+def table() -> str:
+    """Return the tests of one release alone as a Markdown table."""
+    lines = ["| Tests | Why one release alone |", "|---|---|"]
+    for place, reason in OF_ONE_RELEASE.items():
+        lines.append(f"| `{place}` | {reason} |")
+    return "\n".join(lines)
+
+
 def leaves_out(choice: str, path: Path) -> bool:
     """Return whether a run of the tests does without a file."""
     place = path.relative_to(ROOT).as_posix() if path.is_relative_to(ROOT) else ""
@@ -161,4 +187,7 @@ def skip_all(items: list[pytest.Item]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    if "--list" in sys.argv[1:]:
+        print(table())  # noqa: T201  a command prints
+    else:
+        main(sys.argv[1:])

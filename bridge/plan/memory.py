@@ -401,8 +401,8 @@ def _notes(
     is_gpu_open = capability is None and not has_column_copy(settings.row, (10, 0))
     if settings.family is not None and is_gpu_open:
         yield (
-            "The GPU is not known: counted with the transposed FP8 copies that Hopper needs and "
-            "Blackwell not."
+            "Whether the GPU needs transposed FP8 copies is not known: counted with them, which "
+            "Hopper needs and Blackwell not."
         )
     if settings.family is not None and not settings.low_parameters:
         yield (

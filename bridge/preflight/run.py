@@ -195,10 +195,12 @@ class Run:
         loads = section_of(self.sections.get("checkpoint"), "load") is not None
         return Program(
             is_own=is_own,
-            is_bridge=self.reading.framework == MEGATRON_BRIDGE,
+            is_bridge=self.reading.settings_of == MEGATRON_BRIDGE,
             is_resumed=loads
             and not is_own,  # ours reads its own checkpoints so that no variable is needed
             refused=self.reading.refused,
+            not_forwarded=self.reading.not_forwarded,
+            dropped=self.reading.dropped,
         )
 
     @property

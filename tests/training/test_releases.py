@@ -54,7 +54,7 @@ def run_on(first: list[str], code: str, folder: Path) -> None:
 def test_a_run_of_an_older_release_continues_on_the_newer_one(older: list[str], tmp_path: Path):
     newer = releases.first_folders() or UNPACKED
     if older == newer:
-        pytest.skip("continues on a release after that of make setup: --megatron=FOLDER")
+        pytest.skip(releases.FROM_ONE_TO_THE_OTHER)
     run_on(older, BEGIN, tmp_path)
     run_on(newer, RESUME, tmp_path)
     facts = json.loads((tmp_path / "newer" / "summary.json").read_text())

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 NAME = re.compile(r"[A-Za-z_]\w*")
+FIELDS = re.compile(r"%[sd]")
+"""Of a format of `printf`."""
 ELEMENT = re.compile(r"([A-Za-z_]\w*)\[([^\]]+)\]")
 KEYED = re.compile(r"\[[^\]]*\]\+?=")
 """An element of `A=([2]=x)`."""
@@ -120,7 +122,7 @@ class Builtins(Variables):
         if any(KEYED.match(text_of(child)) for child in children):
             self.forget(name)
         else:
-            self.set(name, self.words(children), append=append, is_array=True)
+            self.set(name, self.words_of(joined_texts(children)), append=append, is_array=True)
 
     def declare(
         self, words: list[str], names: dict[str, None], before: Mapping[str, dict[int, str]]
@@ -206,8 +208,18 @@ class Builtins(Variables):
             self._forget_all(names[:1] or ["MAPFILE"])
 
     def _printf(self, words: list[str]) -> None:
-        if words[1:2] == ["-v"] and len(words) > 2:
-            self._forget_all(words[2:3])
+        """Read `printf -v NAME FORMAT WORD...` of known words, whose format has `%s` and `%d` alone."""
+        if words[1:2] != ["-v"] or len(words) < 3:
+            return
+        name, text, given = words[2], "".join(words[3:4]), words[4:]
+        is_plain = len(FIELDS.findall(text)) == len(given) and not {"%", "\\"} & set(
+            FIELDS.sub("", text)
+        )
+        if NAME.fullmatch(name) and is_plain and not any(map(UNKNOWN.search, [text, *given])):
+            values = iter(given)
+            self.set(name, [FIELDS.sub(lambda _: next(values), text)])
+        else:
+            self._forget_all([name])
 
     def _forget_all(self, names: Iterable[str]) -> None:
         for name in names:
@@ -220,7 +232,7 @@ class Builtins(Variables):
         """Read `set -- a b`, which sets the positional parameters, and `set -a`, which exports what is set after it."""
         for place, word in enumerate(words[1:], 1):
             is_option = word[:1] in ("-", "+") and word not in ("-", "--")
-            is_name = re.fullmatch(r"[-+]\w*o", words[place - 1]) is not None
+            is_name = re.fullmatch(r"[-+]\w*o\w*", words[place - 1]) is not None
             if word == "--" or not (is_option or is_name):
                 self.set_positional(words[place + (word == "--") :])
                 return
@@ -271,6 +283,19 @@ class Builtins(Variables):
             self.values |= {
                 str(place - count): held for place, held in stated.items() if place > count
             }
+
+
+def joined_texts(nodes: Sequence[Node]) -> list[str]:
+    """Return nodes as they are written; those without a blank between them are one word (`[0]*$A+[1]*$B`)."""
+    texts: list[str] = []
+    end = -1
+    for node in nodes:
+        if node.start_byte == end:
+            texts[-1] += text_of(node)
+        else:
+            texts.append(text_of(node))
+        end = node.end_byte
+    return texts
 
 
 def _first_list(words: Sequence[str]) -> int:

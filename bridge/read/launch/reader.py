@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bridge.errors import PayloadError
 from bridge.read.launch import launches as starts
+from bridge.read.launch.arithmetic import computed
 from bridge.read.launch.builtins import DECLARERS, Builtins, State, environment_of
 from bridge.read.launch.conditions import Test, answer, matched
 from bridge.read.launch.job import is_job, job_environment
@@ -31,6 +32,10 @@ MAX_REPEATED = 1_500
 """Commands that are read again to know what a loop leaves behind."""
 MAX_TURNS = 64
 """Of a loop that is read with each of its words."""
+ABOVE = re.compile(r"\A\$\(\s*cd\s[^|;]*?/(?P<up>\.\.(?:/\.\.)*)/?[\"']?\s[^|;]*&&\s*pwd[^|;]*\)\Z")
+"""`$(cd "$(dirname "$0")/../.." && pwd)`, a folder above that of the script."""
+MAX_COUNTED = 256
+"""Turns of `for ((i = 0; i < N; i++))` that are read."""
 COMMANDS = frozenset(
     {
         "command",
@@ -64,6 +69,40 @@ class Arm(NamedTuple):
     def label(self, *, holds: bool) -> str:
         """The branch where it holds, or where not."""
         return f"line {self.line}, {self.word if holds else 'not'} {self.text}"
+
+
+class _Count(NamedTuple):
+    """The header of `for ((i = 0; i < N; i++))`."""
+
+    name: str
+    start: str
+    condition: str
+
+    @classmethod
+    def of(cls, node: Node) -> _Count | None:
+        """Return the header of a loop that counts up by one; None for any other loop."""
+        if node.type != "c_style_for_statement":
+            return None
+        parts = [node.child_by_field_name(name) for name in ("initializer", "condition", "update")]
+        start, condition, step = ("".join(text_of(part).split()) for part in parts)
+        name, sign, value = start.partition("=")
+        if not sign or step not in (f"{name}++", f"++{name}", f"{name}+=1"):
+            return None
+        return cls(name, value, condition)
+
+    def values(self, known: Mapping[str, Mapping[int, str]]) -> list[str] | None:
+        """Return the values of the counter in the turns; None where only the run knows one."""
+        first = computed(f"$(({self.start}))", known)
+        found: list[str] = []
+        while first is not None and len(found) <= MAX_COUNTED:
+            value = str(int(first) + len(found))
+            holds = computed(f"$(({self.condition}))", {**known, self.name: {0: value}})
+            if holds is None:
+                return None
+            if holds == "0":
+                return found
+            found.append(value)
+        return None
 
 
 class Reader(Builtins):
@@ -201,6 +240,9 @@ class Reader(Builtins):
             test = self._condition(node)
             is_sure = not test.is_free
         elif not variables:
+            count = _Count.of(node)
+            if count is not None and self._counted(count, body):
+                return
             header, _, _ = text_of(node).partition("do")
             self.compute(header)
         if words == [] or (is_sure and test is not None and not test.holds):
@@ -214,6 +256,32 @@ class Reader(Builtins):
                 self._repeat(before, body, variables[0], words)
         elif self._is_changed(before, variables):
             self._settle(before, node, body if goes_on else (), is_sure=is_sure)
+
+    def _counted(self, count: _Count, body: Sequence[Node]) -> bool:
+        """Read a loop that counts from a constant to another; return whether it is one."""
+        before, name = self.state(), count.name
+        values = count.values(self.values)
+        if values is None or len(values) > MAX_COUNTED:
+            return False
+        if not values:
+            return True
+        self.set(name, [values[0]])
+        if not self._turn(body):
+            return True
+
+        def others() -> None:
+            for value in values[1:]:
+                self.set(name, [value])
+                if not self._turn(body):
+                    return
+            self.set(name, [str(int(values[-1]) + 1)])
+
+        first = self.state()
+        self._again(others)
+        if self.repeated > MAX_REPEATED:
+            self.restore(first)
+            self._forget_changed(before)
+        return True
 
     def _words_of(self, node: Node) -> list[str] | None:
         """Return the words of a `for`, None where only the run knows one."""
@@ -480,7 +548,10 @@ class Reader(Builtins):
             return answer([self.text(one) for one in node.children[1:] if one.type in WORDS])
         if kind == "command" and name_of(node) in ANSWERS:
             return Test(holds=ANSWERS[name_of(node)], is_free=False)
-        return Test(holds=False) if kind == "test_command" or first == "((" else None
+        if first == "((":
+            value = computed(f"${text_of(node)}", self.values)
+            return Test(holds=False) if value is None else Test(holds=value != "0", is_free=False)
+        return Test(holds=False) if kind == "test_command" else None
 
     def _joined(self, node: Node) -> Test | None:
         """Return the answer of two conditions; only the run has it unless both are of constants."""
@@ -676,12 +747,27 @@ def neighbour(path: str, word: Word) -> str | None:
     """Return the text of a file next to the script at a path, None where there is none."""
     unknown = [*UNKNOWN.finditer(word)]
     name = word[unknown[-1].end() :].lstrip("/") if unknown else word
-    if not name or name.startswith(("/", "~")):
+    if not name or name.startswith("~"):
         return None
+    above = ABOVE.search(unknown[-1][0]) if unknown else None
+    if above is not None:
+        name = f"{above['up']}/{name}"
+    file = _in_the_clone(Path(path), name) if name.startswith("/") else Path(path).parent / name
     try:
-        return Document.load(Path(path).parent / name).text
+        return Document.load(file).text if file is not None else None
     except (PayloadError, ValueError):
         return None
+
+
+def _in_the_clone(script: Path, name: str) -> Path | None:
+    """Return the file of an absolute path (`/root/slime/a/b.sh`) in the folder of that name that a script lies in."""
+    parts = Path(name).parts
+    for folder in script.resolve().parents:
+        if folder.name and folder.name in parts[1:-1]:
+            rest = parts[parts.index(folder.name) + 1 :]
+            file = folder.joinpath(*rest)
+            return file if file.is_file() else None
+    return None
 
 
 def tested(node: Node) -> Iterable[Node]:

@@ -27,6 +27,10 @@ HEREDOC = re.compile(
     r"\$\(\s*cat\s*<<\s*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)\n(?P<text>(?:.*\n)*?)(?P=end)\s*\)"
 )
 """`$(cat <<EOF ...)`, whose output is its own text."""
+JOINED = re.compile(
+    r"""\$\(\s*IFS=(['"])(?P<sign>[^'"$`\\\n])[^'"$`\\\n]*\1\s*;\s*echo\s+"\$\{(?P<name>\w+)\[\*\]\}"\s*\)"""
+)
+"""`$(IFS=', '; echo "${array[*]}")`, whose output is the elements with the first sign between them."""
 DEFAULTS = (":-", "-", ":=", "=")
 
 
@@ -87,9 +91,13 @@ class Variables:
 
     def words(self, nodes: Iterable[Node]) -> list[str]:
         """Return what several words become."""
+        return self.words_of(text_of(node).lstrip() for node in nodes)
+
+    def words_of(self, texts: Iterable[str]) -> list[str]:
+        """Return what several words become, each as it is written."""
         found: list[str] = []
-        for node in nodes:
-            pieces = islice(self._pieces(text_of(node).lstrip(), is_split=True), MAX_WORDS)
+        for text in texts:
+            pieces = islice(self._pieces(text, is_split=True), MAX_WORDS)
             runs = groupby(pieces, lambda piece: piece is None)
             found += [glued(run) for is_end, run in runs if not is_end]
             if len(found) > MAX_WORDS:
@@ -116,6 +124,10 @@ class Variables:
         """Yield the pieces of `$((A + B))` of constants and of `$(cat <<EOF ...)`; any other piece as it is written."""
         value = computed(piece, self.values)
         shown = None if is_split else HEREDOC.fullmatch(piece)
+        array = JOINED.fullmatch(piece)
+        if array is not None and array["name"] in self.values and not is_split:
+            yield array["sign"].join(self.held(array["name"]))
+            return
         if shown is not None and shown["quote"]:
             yield shown["text"].rstrip("\n")
         elif shown is not None:

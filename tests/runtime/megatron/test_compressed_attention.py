@@ -14,18 +14,18 @@ from megatron.core.transformer import TransformerConfig
 
 from bridge.plan.memory_parameters import chunk_parameters
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
-from tests import warm
+from tests import releases, warm
 from tests.releases import ROOT
 from tests.runtime.megatron.test_te_cpu import needs_te
 
 HYBRID = "megatron.core.transformer.experimental_attention_variant.deepseek_v4_hybrid_attention"
 needs_hybrid = pytest.mark.skipif(
     importlib.util.find_spec(HYBRID) is None,
-    reason="needs Megatron-LM's development branch, which has DeepSeek-V4's attention: --megatron=FOLDER",
+    reason=releases.LATER_PARTS,
 )
 needs_connections = pytest.mark.skipif(
     "enable_mhc_connections" not in TransformerConfig.__dataclass_fields__,
-    reason="needs megatron-core 0.20, which has enable_mhc_connections: --megatron=FOLDER",
+    reason=releases.LATER_PARTS,
 )
 SIZES: dict[str, Any] = {
     "num_layers": 3,

@@ -117,6 +117,16 @@ def test_a_field_of_a_newer_megatron_is_refused_where_it_is_not_at_its_default()
     ]
 
 
+@pytest.mark.parametrize("name", ["moe_deepep_num_sms", "moe_hybridep_num_sms"])
+@pytest.mark.parametrize("backend", ["te_cpu", "emulated"])
+def test_a_field_that_megatron_computes_of_another_refuses_no_run(backend, name):
+    """Megatron-core 0.19.2 copies the number into `moe_flex_dispatcher_num_sms`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        model = GPTConfig(**SHAPE, **{name: 16})
+    assert refused("model", model, backend=backend) == []
+
+
 def test_a_tuple_is_the_default_that_the_table_has_as_a_list():
     name = "param_name_patterns_for_fp32_local_accumulation"  # of megatron-core 0.17.1
     assert list(unhonoured("ddp", {name: ()}, backend="te")) == []
