@@ -52,8 +52,8 @@ MOST = 10_000
 """Layers, or experts of a layer: more is a slip of the finger, and takes minutes to be listed."""
 MOST_SIZE = 10**8
 """Of any other size, for the same reason: no dimension, vocabulary or sequence is near it."""
-MOST_TIMES = 100_000
-"""Least number by which a list's expression must not repeat a list."""
+LONGEST_LIST = 100_000
+"""A repeated list of a list's expression is shorter: a slip in a count would fill the memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -638,7 +638,7 @@ def _value_of(node: ast.expr) -> Any:
             return left + right
         if isinstance(node.op, ast.Mult) and len(lists) == 1:
             times = right if isinstance(left, list) else left
-            if times < MOST_TIMES:
+            if len(lists[0]) * times < LONGEST_LIST:
                 return left * right
     raise ValueError("no number, list, sum of lists or repeated list")
 
