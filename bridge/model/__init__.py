@@ -1,1 +1,1 @@
-"""What a model is, from the values of its config: its shape, layer kinds, parallel layout and modules."""
+"""A model, from the values of its config: shape, layer kinds, parallel layout and modules."""

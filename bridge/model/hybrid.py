@@ -1,13 +1,14 @@
-"""The layer pattern of a hybrid model: its layers, its pipeline chunks and its multi-token-prediction layers.
+"""The layer pattern of a hybrid model: layers, pipeline chunks and prediction layers.
 
     pattern = HybridPattern.of({"hybrid_layer_pattern": "MEM*|EMEM/*E/*E"})
     pattern.layers       # 'MEM*EMEM'
     pattern.chunks       # (4, 4)
     pattern.mtp          # '*E', at two depths
 
-Each letter is a layer. ``|`` ends a pipeline chunk, and ``/`` begins the pattern of a prediction depth; all depths have
-the same one. Source: Megatron-LM models/hybrid/hybrid_layer_allocation.py and hybrid_model.py, 0.19.2 and main of
-2026-08-22. Megatron-core 0.16.1 has the first four letters, and calls the field `hybrid_override_pattern`.
+Each letter is a layer. ``|`` ends a pipeline chunk, and ``/`` begins the pattern of a prediction
+depth; all depths have the same one. Source: Megatron-LM models/hybrid/hybrid_layer_allocation.py
+and hybrid_model.py, 0.19.2 and main of 2026-08-22. Megatron-core 0.16.1 has the first four letters,
+and calls the field `hybrid_override_pattern`.
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ LETTERS = {"M": "mamba", "*": "attention", "+": "latent_attention", "-": "mlp", 
 UNPLANNED = {"G": "gated delta net", "D": "DeepSeek sparse attention"}
 """Letters that Megatron knows and the plan does not -> their layer."""
 CHUNK, DEPTH = "|", "/"
+FIELDS = ("hybrid_layer_pattern", "hybrid_override_pattern")
+"""Fields of a pattern: the newer name, and that of megatron-core 0.16.1."""
 RATIOS = ("hybrid_attention_ratio", "hybrid_mlp_ratio")
 """Arguments of older model classes, from which they derive a pattern."""
 
@@ -37,7 +40,10 @@ class HybridPattern:
     layers: str
     """A letter for each layer of the decoder, in order."""
     chunks: tuple[int, ...] = ()
-    """Layers of each pipeline chunk in order of execution; empty where the pattern does not name the chunks."""
+    """Layers of each pipeline chunk in order of execution.
+
+    Empty where the pattern does not name the chunks.
+    """
     mtp: str = ""
     """A letter for each layer inside a multi-token-prediction layer."""
     depths: int = 0
@@ -45,36 +51,44 @@ class HybridPattern:
 
     @classmethod
     def of(cls, model: Any) -> HybridPattern | None:
-        """Return the pattern of a hybrid model, given as its section, a mapping or an object; None for another one."""
+        """Return the pattern of a hybrid model; None for another model.
+
+        `model` is its section, a mapping or an object.
+        """
         section = read_section("model", model)
-        fields = [
-            name
-            for name in ("hybrid_layer_pattern", "hybrid_override_pattern")
-            if section.given(name)
-        ]
+        fields = [name for name in FIELDS if section.given(name)]
         if not fields:
             return _without_pattern(section)
         field = fields[0]
         main, *depths = str(section.given(field)).replace(" ", "").split(DEPTH)
-        of_depth = str(section.given("mtp_hybrid_override_pattern", ""))
-        of_depths = [of_depth] * section.given("mtp_num_layers", 0) if of_depth else []
-        depths = [depth for depth in depths if depth] or of_depths
-        letters, inner = main.replace(CHUNK, ""), "".join(depths)
-        faults = _letter_faults(field, letters + inner)
+        depths = list(filter(None, depths))
+        of_each_depth = str(section.given("mtp_hybrid_override_pattern", ""))
+        if of_each_depth and not depths:
+            depths = [of_each_depth] * section.given("mtp_num_layers", 0)
+        layers = main.replace(CHUNK, "")
+        letters = layers + "".join(depths)
+        faults: list[Finding] = []
         if len(fields) > 1:
             rule = "must not be stated together with hybrid_override_pattern"
-            faults.insert(0, model_fault(field, rule, main, "State one of them."))
+            faults.append(model_fault(field, rule, main, "State one of them."))
+        faults += _letter_faults(field, letters)
         if len(set(depths)) > 1:
             rule = "must have the same pattern at each multi-token-prediction depth"
             faults.append(model_fault(field, rule, DEPTH.join(depths)))
         faults += _count_faults(
-            section, field, len(letters), len(depths), has_experts="E" in letters + inner
+            section, field, len(layers), len(depths), has_experts="E" in letters
         )
+        chunks: tuple[int, ...] = ()
+        if CHUNK in main:
+            chunks = tuple(map(len, main.split(CHUNK)))
+        mtp = ""
+        if depths:
+            mtp = depths[0]
         return cls(
             field=field,
-            layers=letters,
-            chunks=tuple(map(len, main.split(CHUNK))) if CHUNK in main else (),
-            mtp=depths[0] if depths else "",
+            layers=layers,
+            chunks=chunks,
+            mtp=mtp,
             depths=len(depths),
             faults=tuple(faults),
         )
@@ -82,36 +96,39 @@ class HybridPattern:
     @property
     def unplanned(self) -> dict[str, str]:
         """Letters of layers that the plan does not know -> the name of their kind."""
-        return {
-            letter: name for letter, name in UNPLANNED.items() if letter in self.layers + self.mtp
-        }
+        letters = self.layers + self.mtp
+        return {letter: name for letter, name in UNPLANNED.items() if letter in letters}
 
     @property
     def kinds(self) -> tuple[str, ...]:
         """Kind of each layer of the decoder."""
-        return tuple(LETTERS.get(letter, "mlp") for letter in self.layers)
+        return _kinds(self.layers)
 
     @property
     def mtp_kinds(self) -> tuple[str, ...]:
         """Kind of each layer inside a multi-token-prediction layer."""
-        return tuple(LETTERS.get(letter, "mlp") for letter in self.mtp)
+        return _kinds(self.mtp)
+
+
+def _kinds(letters: str) -> tuple[str, ...]:
+    """Return the kind of the layer of each letter; an unknown letter counts as an MLP."""
+    return tuple(LETTERS.get(letter, "mlp") for letter in letters)
 
 
 def letters_of(kinds: Sequence[str]) -> str:
     """Return the pattern of layers of these kinds."""
-    letters = {kind: letter for letter, kind in LETTERS.items()}
-    return "".join(letters[kind] for kind in kinds)
+    letter_of = {kind: letter for letter, kind in LETTERS.items()}
+    return "".join(letter_of[kind] for kind in kinds)
 
 
 def _without_pattern(model: Section) -> HybridPattern | None:
-    """Return the fault of a hybrid model whose layers are not named, None for a model that is no hybrid."""
+    """Return the fault of a hybrid model whose layers are not named; None for another model."""
     fields = [name for name in (*RATIOS, "is_hybrid_model") if model.given(name)]
     if not fields:
         return None
     rule = "cannot plan: a hybrid model needs a letter for each of its layers"
-    fault = model_fault(
-        fields[0], rule, model.given(fields[0]), "State hybrid_layer_pattern, M-M*- say."
-    )
+    remedy = "State hybrid_layer_pattern, M-M*- say."
+    fault = model_fault(fields[0], rule, model.given(fields[0]), remedy)
     return HybridPattern(layers="-", faults=(fault,))
 
 
@@ -120,14 +137,8 @@ def _letter_faults(field: str, letters: str) -> list[Finding]:
     if unknown:
         return [model_fault(field, f"must consist of {' '.join(LETTERS)}", "".join(unknown))]
     if {"*", "+"} <= set(letters):
-        return [
-            model_fault(
-                field,
-                "must not have both * and +, which Megatron refuses",
-                letters,
-                "Use one of them.",
-            )
-        ]
+        rule = "must not have both * and +, which Megatron refuses"
+        return [model_fault(field, rule, letters, "Use one of them.")]
     return []
 
 

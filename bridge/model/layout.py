@@ -1,4 +1,4 @@
-"""Placement of the layers: tensor, expert, context and pipeline parallelism, read from a model's config values."""
+"""Placement of the layers: parallelism as a model's config values describe it."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ from typing import Any
 
 from bridge.errors import Finding, RunConfigError, WrongValueError
 from bridge.model.hybrid import HybridPattern, model_fault
-from bridge.model.section import Section, read_section
+from bridge.model.section import Section, read_section, switched_on
 from bridge.target.versions import Version, at_least
 
 RESIDUAL_IS_KEPT = "0.17"
 """First megatron-core whose layers add their output to the residual in the residual's dtype."""
 
 SIZES = (
-    *("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"),
-    *(
-        "expert_model_parallel_size",
-        "expert_tensor_parallel_size",
-        "virtual_pipeline_model_parallel_size",
-    ),
-    *("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"),
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
+    "expert_tensor_parallel_size",
+    "virtual_pipeline_model_parallel_size",
+    "num_layers_in_first_pipeline_stage",
+    "num_layers_in_last_pipeline_stage",
 )
 LAYOUT = "pipeline_model_parallel_layout"
 MOST_CHUNKS = 4_000
@@ -54,7 +55,10 @@ class Parallel:
     expert: int = 1
     expert_tensor: int = 1
     data: int = 1
-    """Replicas of the dense parts; with context parallelism, gradients are reduced over data x context ranks."""
+    """Replicas of the dense parts.
+
+    With context parallelism, gradients are reduced over data x context ranks.
+    """
     sequence_parallel: bool = False
     first_stage_layers: int | None = None
     last_stage_layers: int | None = None
@@ -83,7 +87,26 @@ class Parallel:
     @property
     def of_tokens(self) -> int:
         """Ranks that share the tokens of a sequence between its GEMMs."""
-        return self.context * (self.tensor if self.sequence_parallel else 1)
+        return self.context * self.of_sequence
+
+    @property
+    def of_sequence(self) -> int:
+        """Tensor-parallel ranks that share tokens between GEMMs, by sequence parallelism."""
+        if self.sequence_parallel:
+            return self.tensor
+        return 1
+
+    def tensor_of(self, *, is_expert: bool) -> int:
+        """Return the tensor-parallel ranks of an expert, or of the dense parts."""
+        if is_expert:
+            return self.expert_tensor
+        return self.tensor
+
+    def replicas_of(self, *, is_expert: bool) -> int:
+        """Return the ranks that reduce the gradients of an expert, or of the dense parts."""
+        if is_expert:
+            return self.expert_data
+        return self.data * self.context
 
     @property
     def expert_data(self) -> int:
@@ -92,43 +115,60 @@ class Parallel:
 
     @classmethod
     def of(cls, model: Any) -> Parallel:
-        """Return the layout that a model's config describes; RunConfigError where there is no such layout."""
+        """Return the layout that a model's config describes.
+
+        Raises:
+            RunConfigError: There is no such layout.
+        """
         parallel, faults = read_parallel(model)
         if faults:
             raise RunConfigError(str(faults[0]))
         return parallel
 
     def places(self, num_layers: int) -> tuple[Place, ...]:
-        """Return the layers of each chunk of each stage, in order of execution; RunConfigError without such a split."""
-        chunks = self.layout if self.layout is not None else _content(self._counts(num_layers))
+        """Return the layers of each chunk of each stage, in order of execution.
+
+        Raises:
+            RunConfigError: The layers cannot be split over the stages.
+        """
+        chunks = self.layout
+        if chunks is None:
+            chunks = _content(self._counts(num_layers))
         placed = sum(parts.count("decoder") for parts in chunks)
         if placed != num_layers:
-            raise RunConfigError.of(
-                f"model.{LAYOUT}", f"must place all {num_layers} layers", placed, "Correct it."
-            )
+            rule = f"must place all {num_layers} layers"
+            raise RunConfigError.of(f"model.{LAYOUT}", rule, placed, "Correct it.")
         places: list[Place] = []
         first = 0
         for index, parts in enumerate(chunks):
             chunk, stage = divmod(index, self.pipeline)
-            layers = tuple(range(first, first + parts.count("decoder")))
-            has = {
-                "embedding": "embedding" in parts,
-                "mtp": "mtp" in parts,
-                "output": "loss" in parts,
-            }
-            places.append(Place(stage=stage, chunk=chunk, layers=layers, **has))
-            first += len(layers)
+            end = first + parts.count("decoder")
+            place = Place(
+                stage=stage,
+                chunk=chunk,
+                layers=tuple(range(first, end)),
+                embedding="embedding" in parts,
+                mtp="mtp" in parts,
+                output="loss" in parts,
+            )
+            places.append(place)
+            first = end
         return tuple(places)
 
     def on_enough(self, world_size: int | None) -> Parallel:
-        """Return the layout on the fewest ranks, from `world_size` on, that hold it a whole number of times."""
+        """Return the layout on the fewest ranks that hold it a whole number of times.
+
+        There are at least `world_size` ranks.
+        """
         step = math.lcm(self.replica, self.expert_replica)
-        return replace(self, data=max(1, -(-(world_size or 1) // step)) * step // self.replica)
+        steps = max(1, -(-(world_size or 1) // step))
+        return replace(self, data=steps * step // self.replica)
 
     def split_for(self, num_layers: int) -> Parallel:
-        """Return the layout itself where it can split these layers, else one with a split as even as they allow.
+        """Return the layout itself where it can split these layers.
 
-        A stated layout, and one with more chunks than layers, is returned as it is.
+        Else return a layout with a split as even as the layers allow. A stated layout, and one with
+        more chunks than layers, is returned as it is.
         """
         chunks = self.pipeline * self.virtual
         if self.layout is not None or chunks > num_layers:
@@ -137,13 +177,15 @@ class Parallel:
             self.places(num_layers)
         except RunConfigError:
             each, more = divmod(num_layers, chunks)
-            return replace(
-                self, layout=_content([each + (index < more) for index in range(chunks)])
-            )
+            counts = [each + 1] * more + [each] * (chunks - more)
+            return replace(self, layout=_content(counts))
         return self
 
     def _counts(self, num_layers: int) -> list[int]:
-        """Return how many layers each chunk has, in order of execution (Megatron's get_num_layers_to_build)."""
+        """Return how many layers each chunk has, in order of execution.
+
+        It is Megatron's get_num_layers_to_build.
+        """
         stages, chunks = self.pipeline, self.virtual
         if stages == 1:
             return [num_layers]
@@ -152,58 +194,76 @@ class Parallel:
             raise RunConfigError.of(
                 "model.pipeline_model_parallel_size", rule, stages * chunks, "Use fewer."
             )
-        ends = {0: self.first_stage_layers, stages - 1: self.last_stage_layers}
-        uneven = {stage: count for stage, count in ends.items() if count is not None}
-        if uneven:
-            left, middle = num_layers - sum(uneven.values()), stages - len(uneven)
-            each = left // middle if middle else 0
-            if left < 0 or each * middle != left:
-                rule = f"must leave a multiple of the {middle} other stages, and leaves {left}"
-                raise _unsplittable(rule, num_layers)
-            per_stage = [uneven.get(stage, each) for stage in range(stages)]
-        else:
-            counted = num_layers + self.embedding_counts + self.loss_counts
-            if counted % stages:
-                places = (
-                    f", with embedding and output layer {counted}," if counted != num_layers else ""
-                )
-                raise _unsplittable(
-                    f"must be{places} a multiple of the {stages} pipeline stages", num_layers
-                )
-            per_stage = [counted // stages] * stages
+        per_stage = self._per_stage(num_layers)
         if any(count % chunks for count in per_stage):
-            rule = f"must give each stage a multiple of its {chunks} model chunks, and gives {per_stage}"
+            rule = (
+                f"must give each stage a multiple of its {chunks} model chunks, and gives "
+                f"{per_stage}"
+            )
             raise _unsplittable(rule, num_layers)
-        counts = [count // chunks for _ in range(chunks) for count in per_stage]
+        counts = [count // chunks for count in per_stage] * chunks
         counts[0] -= self.embedding_counts
         counts[-1] -= self.loss_counts
         return counts
 
+    def _per_stage(self, num_layers: int) -> list[int]:
+        """Return how many layers each stage has, with embedding and output where they count."""
+        stages = self.pipeline
+        ends = {0: self.first_stage_layers, stages - 1: self.last_stage_layers}
+        stated = {stage: count for stage, count in ends.items() if count is not None}
+        if stated:
+            left = num_layers - sum(stated.values())
+            others = stages - len(stated)
+            each = left // max(1, others)
+            if left < 0 or each * others != left:
+                rule = f"must leave a multiple of the {others} other stages, and leaves {left}"
+                raise _unsplittable(rule, num_layers)
+            return [stated.get(stage, each) for stage in range(stages)]
+        counted = num_layers + self.embedding_counts + self.loss_counts
+        if counted % stages:
+            rule = f"must be a multiple of the {stages} pipeline stages"
+            if counted != num_layers:
+                rule = (
+                    f"must be, with embedding and output layer {counted}, a multiple of the "
+                    f"{stages} pipeline stages"
+                )
+            raise _unsplittable(rule, num_layers)
+        return [counted // stages] * stages
+
 
 def read_parallel(model: Any) -> tuple[Parallel, tuple[Finding, ...]]:
-    """Return the layout that a model's config describes, on as few ranks as it needs, and why there is no such layout.
+    """Return the layout that a model's config describes, and reasons why there is no such layout.
 
-    `model` is its section, or a mapping or object that is read as one. What cannot be read is left out of the layout.
+    The layout is on as few ranks as it needs. `model` is its section, or a mapping or object that
+    is read as one. Values that cannot be read are left out of the layout.
     """
     section = read_section("model", model)
-    faults = [one for one in section.malformed if one.path.removeprefix("model.") in SIZES]
-    numbers: dict[str, int | None] = {name: section.given(name) for name in SIZES}
-    for name, number in numbers.items():
+    faults = []
+    for finding in section.malformed:
+        if finding.path.removeprefix("model.") in SIZES:
+            faults.append(finding)
+    numbers: dict[str, int | None] = {}
+    for name in SIZES:
+        number = section.given(name)
         if number is not None and number < 0:
             faults.append(model_fault(name, "must be a whole number", number))
-            numbers[name] = None
-    tensor, pipeline, context, expert, expert_tensor, virtual, first, last = numbers.values()
-    tensor, pipeline = tensor or 1, pipeline or 1
+            number = None
+        numbers[name] = number
+    tensor = numbers["tensor_model_parallel_size"] or 1
+    pipeline = numbers["pipeline_model_parallel_size"] or 1
+    virtual = 1
+    if pipeline > 1:
+        virtual = numbers["virtual_pipeline_model_parallel_size"] or 1
     parallel = Parallel(
         tensor=tensor,
         pipeline=pipeline,
-        virtual=(virtual or 1) if pipeline > 1 else 1,
-        context=context or 1,
-        expert=expert or 1,
-        expert_tensor=expert_tensor or tensor,
+        virtual=virtual,
+        context=numbers["context_parallel_size"] or 1,
+        expert=numbers["expert_model_parallel_size"] or 1,
+        expert_tensor=numbers["expert_tensor_parallel_size"] or tensor,
         sequence_parallel=bool(section.given("sequence_parallel")) and tensor > 1,
-        first_stage_layers=first,
-        last_stage_layers=last,
+        first_stage_layers=numbers["num_layers_in_first_pipeline_stage"],
+        last_stage_layers=numbers["num_layers_in_last_pipeline_stage"],
         embedding_counts=bool(section.given("account_for_embedding_in_pipeline_split")),
         loss_counts=bool(section.given("account_for_loss_in_pipeline_split")),
     )
@@ -212,11 +272,16 @@ def read_parallel(model: Any) -> tuple[Parallel, tuple[Finding, ...]]:
 
 
 def _laid_out(parallel: Parallel, section: Section) -> tuple[Parallel, list[Finding]]:
-    """Return the layout with the content of each chunk where a field states it, and the reason why it has none."""
-    pattern, name = HybridPattern.of(section), LAYOUT
+    """Return the layout with the content of each chunk where a field states it.
+
+    The findings are the reasons why a stated content cannot be taken.
+    """
+    pattern = HybridPattern.of(section)
     if pattern is not None and pattern.chunks:
-        name, layout = "hybrid_layer_pattern", _content(pattern.chunks)
+        name = "hybrid_layer_pattern"
+        layout = _content(pattern.chunks)
     elif section.given(LAYOUT):
+        name = LAYOUT
         try:
             layout = _layout(section.given(LAYOUT))
         except WrongValueError as error:
@@ -230,13 +295,21 @@ def _laid_out(parallel: Parallel, section: Section) -> tuple[Parallel, list[Find
 
 
 def _unsplittable(rule: str, num_layers: int) -> RunConfigError:
-    remedy = "Change the number of layers or of stages, or say how many the first and the last stage have."
+    remedy = (
+        "Change the number of layers or of stages, or say how many the first and the last stage "
+        "have."
+    )
     return RunConfigError.of("model.num_layers", rule, num_layers, remedy)
 
 
 def _content(counts: Sequence[int]) -> tuple[tuple[str, ...], ...]:
-    """Return the content of chunks with so many layers: the ends of the model are in the first and in the last."""
-    chunks: list[tuple[str, ...]] = [("decoder",) * count for count in counts]
+    """Return the content of chunks with so many layers.
+
+    The ends of the model are in the first and in the last chunk.
+    """
+    chunks: list[tuple[str, ...]] = []
+    for count in counts:
+        chunks.append(("decoder",) * count)
     chunks[0] = ("embedding", *chunks[0])
     chunks[-1] = (*chunks[-1], "mtp", "loss")
     return tuple(chunks)
@@ -245,58 +318,84 @@ def _content(counts: Sequence[int]) -> tuple[tuple[str, ...], ...]:
 LETTERS = {"E": "embedding", "t": "decoder", "m": "mtp", "L": "loss"}
 LONGEST = 100_000
 """Most parts of a pipeline layout: a slip in a count would fill the memory."""
+_REPEATED = re.compile(r"\(([^()]*)\)\*(\d+)|([EtmL|])\*(\d+)")
+"""Parts in parentheses, or a letter, with the number of their repetitions."""
 
 
-def _layout(given: Any) -> tuple[tuple[str, ...], ...]:
-    """Return a `pipeline_model_parallel_layout` as Megatron reads it: lists of names, or ``Ett|(tt|)*29,m|L``."""
-    given = getattr(given, "input_data", given)  # of Megatron's PipelineParallelLayerLayout
-    if not isinstance(given, str | list | tuple):
-        raise WrongValueError("must be text or a list of lists", given)
-    if not isinstance(given, str):
-        chunks = (chunk if isinstance(chunk, list | tuple) else (chunk,) for chunk in given)
-        return tuple(
-            tuple(str(getattr(part, "name", part)).lower() for part in chunk) for chunk in chunks
-        )
-    text = given.replace(" ", "").replace(",", "")
+def _layout(value: Any) -> tuple[tuple[str, ...], ...]:
+    """Return a `pipeline_model_parallel_layout` as Megatron reads it.
+
+    It is lists of names, or text, ``Ett|(tt|)*29,m|L`` for example.
+    """
+    value = getattr(value, "input_data", value)  # of Megatron's PipelineParallelLayerLayout
+    if isinstance(value, str):
+        return _layout_of_text(value)
+    if not isinstance(value, list | tuple):
+        raise WrongValueError("must be text or a list of lists", value)
+    chunks = []
+    for item in value:
+        parts = item if isinstance(item, list | tuple) else (item,)
+        chunks.append(tuple(map(_name_of, parts)))
+    return tuple(chunks)
+
+
+def _name_of(part: object) -> str:
+    """Return the name of a part of the model, which Megatron has as an enum, too."""
+    return str(getattr(part, "name", part)).lower()
+
+
+def _layout_of_text(value: str) -> tuple[tuple[str, ...], ...]:
+    """Return the layout that a text stands for, its repetitions written out."""
+    text = value.replace(" ", "").replace(",", "")
     while True:
-        match = re.search(r"\(([^()]*)\)\*(\d+)|([EtmL|])\*(\d+)", text)
+        match = _REPEATED.search(text)
         if match is None:
             break
-        part, times = (match[1], match[2]) if match[2] else (match[3], match[4])
+        part, times = match[1], match[2]
+        if not times:
+            part, times = match[3], match[4]
         if len(times.lstrip("0")) > 6 or len(text) + len(part) * int(times) > LONGEST:
-            raise WrongValueError(f"must name at most {LONGEST} parts", given)
+            raise WrongValueError(f"must name at most {LONGEST} parts", value)
         text = text[: match.start()] + part * int(times) + text[match.end() :]
     wrong = "".join(sorted(set(text) - set(LETTERS) - {"|"}))
     if wrong:
         raise WrongValueError(f"must consist of {', '.join(LETTERS)} and |", wrong)
-    return tuple(tuple(LETTERS[letter] for letter in chunk) for chunk in text.split("|"))
+    chunks = []
+    for letters in text.split("|"):
+        chunks.append(tuple(LETTERS[letter] for letter in letters))
+    return tuple(chunks)
 
 
 def sent_between_stages(
     model: Mapping[str, Any], mcore: Version | None, *, is_local: bool
 ) -> str | None:
-    """Return the dtype of the activations that a pipeline stage sends; None where an unknown version decides.
+    """Return the dtype of the activations that a pipeline stage sends.
 
-    Megatron receives them in `pipeline_dtype`, whatever was sent. The sum of residual and output that ends a layer has
-    the dtype of the output before megatron-core 0.17, and that of the residual since: the embedding's.
+    None where an unknown version decides.
+
+    Megatron receives them in `pipeline_dtype`, whatever was sent. The sum of residual and output
+    that ends a layer has the dtype of the output before megatron-core 0.17, and that of the
+    residual since: the embedding's.
 
     Args:
         model: The values of the model's section, in one form.
         mcore: The version that trains.
         is_local: The layers are Megatron's own, which add an FP32 bias to autocast's result.
 
-    Source: fusions/fused_bias_dropout.py of 0.16.1 and 0.17.0, pipeline_parallel/p2p_communication.py; Transformer
-    Engine 2.20 pytorch/module/linear.py casts the bias.
+    Source: fusions/fused_bias_dropout.py of 0.16.1 and 0.17.0,
+    pipeline_parallel/p2p_communication.py; Transformer Engine 2.20 pytorch/module/linear.py casts
+    the bias.
     """
-    mode = [name for name in ("bf16", "fp16") if model[name]]
-    weights: str = mode[0] if mode else model["params_dtype"] or "fp32"
+    weights: str = switched_on(model, ("bf16", "fp16")) or model["params_dtype"] or "fp32"
     residual = "fp32" if model["fp32_residual_connection"] else weights
-    output = (model["autocast_dtype"] or weights) if model["enable_autocast"] else weights
+    output = weights
+    if model["enable_autocast"]:
+        output = model["autocast_dtype"] or weights
     if is_local and output != weights and model["add_bias_linear"]:
         output = "fp32"
     if residual == output:
         return residual
-    is_kept = at_least(mcore, RESIDUAL_IS_KEPT)
-    if is_kept is None:
+    is_residual_kept = at_least(mcore, RESIDUAL_IS_KEPT)
+    if is_residual_kept is None:
         return None
-    return residual if is_kept else output
+    return residual if is_residual_kept else output

@@ -4,8 +4,9 @@
         run.model.num_layers
     [*paths]                                 # ["model.num_layers"]
 
-`Values` notes a setting when its key is read, `View` when its attribute is. A value that is computed once and kept
-notes the same settings for each later reader, if its property is a `kept_property`.
+`Values` notes a setting when its key is read, `View` when its attribute is. A value that is
+computed once and kept notes the same settings for each later reader, if its property is a
+`kept_property`.
 """
 
 from __future__ import annotations
@@ -23,7 +24,10 @@ _PATHS: ContextVar[dict[str, None] | None] = ContextVar("_PATHS", default=None)
 
 @contextmanager
 def reads() -> Iterator[dict[str, None]]:
-    """Collect the paths of the settings that are read in the block, in order; an outer block has them too."""
+    """Collect the paths of the settings that are read in the block, in order.
+
+    An outer block has them too.
+    """
     paths: dict[str, None] = {}
     outer = _PATHS.get()
     token = _PATHS.set(paths)
@@ -45,8 +49,8 @@ def note(path: str) -> None:
 class Values(dict[str, Any]):
     """The values of a section by field, which note what is read of them.
 
-    Reading a key, present or not, notes it. Going through all of them notes nothing: a reader that copies a section
-    has not asked about a setting yet.
+    Reading a key, present or not, notes it. Going through all of them notes nothing: a reader that
+    copies a section has not asked about a setting yet.
     """
 
     def __init__(self, role: str, values: Mapping[str, Any]) -> None:
@@ -85,7 +89,10 @@ class View:
 
 
 class kept_property(Generic[T]):  # noqa: N801  used as a decorator, like functools.cached_property
-    """A property that is computed once, and that notes for each reader the settings it was computed from."""
+    """A property that is computed once.
+
+    It notes for each reader the settings that it was computed from.
+    """
 
     def __init__(self, compute: Callable[[Any], T]) -> None:
         self.compute = compute

@@ -3,15 +3,16 @@
     section = read_section("model", {"num_layers": "80", "params_dtype": "torch.bfloat16"})
     section.values["num_layers"], section.values["params_dtype"]    # 80, 'bf16'
 
-Dtypes become tokens, enums their values, numbers and switches written as text the values they mean. A value of a wrong
-type is noted and read as the default, so that a rule about it speaks and the others still work.
+Dtypes become tokens, enums their values, numbers and switches written as text the values they mean.
+A value of a wrong type is noted and read as the default, so that a rule about it speaks and the
+others still work.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -47,7 +48,7 @@ class Section:
     unknown: Mapping[str, Any] = field(default_factory=dict)
     """Keys of a mapping that no version of Megatron has -> their values."""
     newer: Mapping[str, Any] = field(default_factory=dict)
-    """Fields that the class of an object has, away from their defaults, and no release that is known here."""
+    """Fields of an object's class, away from their defaults, that no release known here has."""
     stated: frozenset[str] = frozenset()
     """Fields that a mapping gives; all of an object's, which does not say what was given."""
     is_mapping: bool = False
@@ -62,7 +63,8 @@ class Section:
     @property
     def held(self) -> dict[str, Any]:
         """The values that were given; None for every other field."""
-        return {name: value if name in self.stated else None for name, value in self.values.items()}
+        given = {name: value for name, value in self.values.items() if name in self.stated}
+        return {**dict.fromkeys(self.values), **given}
 
     def changed(self, values: Mapping[str, Any]) -> Section:
         """Return the section with other values of some fields, in their one form."""
@@ -72,29 +74,43 @@ class Section:
         return replace(self, values=changed, is_given=True, stated=self.stated | {*values})
 
     def absent_from(self, role: str, version: Version | None) -> dict[str, str]:
-        """Return each field away from its default that a version of Megatron Core does not have -> those with it."""
-        absent = absent_fields(role, str(version) if version is not None else None)
-        found = {}
-        for name, has in absent.items():
+        """Return each field that a version of Megatron Core does not have -> the versions with it.
+
+        Fields at their defaults are left out.
+        """
+        text = None
+        if version is not None:
+            text = str(version)
+        versions: dict[str, str] = {}
+        for name, has in absent_fields(role, text).items():
             if name in self.stated and self.values[name] != DEFAULTS[role][name]:
-                found[name] = str(has)
-        return found
+                versions[name] = str(has)
+        return versions
 
     def without(self, role: str, names: Mapping[str, object]) -> Section:
         """Return the section with the class defaults of some fields."""
         if not names:
             return self
-        values = {**self.values, **{name: DEFAULTS[role][name] for name in names}}
-        return replace(self, values=Values(role, values), stated=self.stated - {*names})
+        values = Values(role, self.values)
+        for name in names:
+            values[name] = DEFAULTS[role][name]
+        return replace(self, values=values, stated=self.stated - {*names})
 
 
 @functools.cache
 def absent_fields(role: str, version: str | None) -> dict[str, VersionRange]:
-    """Return field that a version does not have -> the versions with it; by its text, since 0.17 equals 0.17.0."""
-    held, rows = parse_version(version) if version is not None else None, FIELDS[role].items()
-    return {
-        name: row.has for name, row in rows if row.has is not None and row.has.holds(held) is False
-    }
+    """Return field that a version does not have -> the versions with it.
+
+    The version is text, since 0.17 equals 0.17.0.
+    """
+    parsed = None
+    if version is not None:
+        parsed = parse_version(version)
+    absent: dict[str, VersionRange] = {}
+    for name, row in FIELDS[role].items():
+        if row.has is not None and row.has.holds(parsed) is False:
+            absent[name] = row.has
+    return absent
 
 
 def read_section(role: str, owner: object, attributes: Mapping[str, Any] | None = None) -> Section:
@@ -110,7 +126,11 @@ def read_section(role: str, owner: object, attributes: Mapping[str, Any] | None 
     unknown: dict[str, Any] = {}
     malformed: list[Finding] = []
     is_mapping = isinstance(owner, Mapping)
-    given: Mapping[str, Any] = owner if is_mapping else attributes or attributes_of(role, owner)  # type: ignore[assignment]
+    given: Mapping[str, Any]
+    if isinstance(owner, Mapping):
+        given = owner
+    else:
+        given = attributes or attributes_of(role, owner)
     for name, value in given.items():
         row = FIELDS[role].get(name)
         if row is None:
@@ -119,42 +139,55 @@ def read_section(role: str, owner: object, attributes: Mapping[str, Any] | None 
             values[name] = value
         else:
             _put(values, row, value, role, malformed)
+    newer: dict[str, Any] = {}
+    if not is_mapping:
+        newer = _newer(role, owner)
+        unknown = {}  # an object may have any further attributes
     return Section(
         values=Values(role, values),
         is_mapping=is_mapping,
         malformed=tuple(malformed),
-        unknown=unknown if is_mapping else {},
-        newer={} if is_mapping else _newer(role, owner),
+        unknown=unknown,
+        newer=newer,
         stated=frozenset(map(str, given)),
     )
 
 
+def switched_on(values: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    """Return the first field that is switched on; None: none is."""
+    on = [name for name in names if values[name]]  # each is read, since each decides
+    if not on:
+        return None
+    return on[0]
+
+
 def attributes_of(role: str, owner: object) -> Mapping[str, Any]:
-    """Return the attributes of an object; of one that is no dataclass, those that Megatron's class has."""
+    """Return the attributes of an object.
+
+    Of an object that is no dataclass they are those that Megatron's class has.
+    """
     if dataclasses.is_dataclass(owner) and hasattr(owner, "__dict__"):
         return vars(owner)
     return {name: getattr(owner, name) for name in FIELDS[role] if hasattr(owner, name)}
 
 
 def _newer(role: str, owner: object) -> dict[str, Any]:
-    """Return the fields away from their defaults that a class of Megatron Core declares and no known release has.
+    """Return the fields that a class of Megatron Core declares and no known release has.
 
-    Subclasses add their own settings.
+    Fields at their defaults are left out, and so are those of subclasses, which add their own.
     """
-    theirs = [cls for cls in type(owner).__mro__ if cls.__module__.startswith("megatron.core.")]
-    declared = {
-        name
-        for cls in theirs
-        for name in vars(cls).get("__annotations__", {})
-        if not name.startswith("_")
-    }
-    fields = getattr(owner, "__dataclass_fields__", {})
-    values = {
-        name: getattr(owner, name, None)
-        for name in fields
-        if name in declared and name not in FIELDS[role]
-    }
-    return {name: value for name, value in values.items() if value != default_of(fields[name])}
+    declared: set[str] = set()
+    for cls in type(owner).__mro__:
+        if cls.__module__.startswith("megatron.core."):
+            declared.update(vars(cls).get("__annotations__", {}))
+    newer: dict[str, Any] = {}
+    for name, row in getattr(owner, "__dataclass_fields__", {}).items():
+        if name not in declared or name.startswith("_") or name in FIELDS[role]:
+            continue
+        value = getattr(owner, name, None)
+        if value != default_of(row):
+            newer[name] = value
+    return newer
 
 
 def _put(
@@ -169,20 +202,18 @@ def _put(
         values[row.name] = value
         return
     try:
-        values[row.name] = (
-            _dtype(value) if row.kind == "dtype" else coerce(value, row.kind, switch=True)
-        )
+        if row.kind == "dtype":
+            values[row.name] = _dtype(value)
+        else:
+            values[row.name] = coerce(value, row.kind, switch=True)
     except WrongValueError as error:
-        malformed.append(
-            Finding(path=f"{role}.{row.name}", rule=error.rule, remedy="Correct it.", value=value)
-        )
+        path = f"{role}.{row.name}"
+        malformed.append(Finding(path=path, rule=error.rule, remedy="Correct it.", value=value))
 
 
 def _dtype(value: Any) -> str | None:
     if value == "fp8":  # Megatron-LM's spelling for optimizer states kept as bytes
         return "uint8"
-    return (
-        None
-        if isinstance(value, str) and value.lower() in ("none", "null", "auto")
-        else dtype_token(value)
-    )
+    if isinstance(value, str) and value.lower() in ("none", "null", "auto"):
+        return None
+    return dtype_token(value)

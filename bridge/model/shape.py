@@ -1,11 +1,12 @@
 """Shape of a model, read from config values alone: no torch, no Megatron Core.
 
-    shape = ModelShape.of({"num_layers": 80, "hidden_size": 8192, "num_attention_heads": 64, "num_query_groups": 8})
+    shape = ModelShape.of({"num_layers": 80, "hidden_size": 8192, "num_attention_heads": 64})
     shape.kinds          # ('transformer',) * 80
 
-Fields have the names and the defaults of Megatron Core's `TransformerConfig` (0.16.1), of `GPTConfig` for the
-further arguments of `GPTModel`, and of `MLATransformerConfig` where `multi_latent_attention` is on. Values that
-Megatron derives after construction (`ffn_hidden_size`, `kv_channels`, ...) are derived here by the same formulas.
+Fields have the names and the defaults of Megatron Core's `TransformerConfig` (0.16.1), of
+`GPTConfig` for the further arguments of `GPTModel`, and of `MLATransformerConfig` where
+`multi_latent_attention` is on. Values that Megatron derives after construction (`ffn_hidden_size`,
+`kv_channels`, ...) are derived here by the same formulas.
 """
 
 from __future__ import annotations
@@ -32,25 +33,27 @@ from bridge.target.fields import whole_number
 DENSE = "transformer"
 MOE = "moe"
 SWITCHES = (
-    *(
-        "gated_linear_unit",
-        "add_bias_linear",
-        "add_qkv_bias",
-        "qk_layernorm",
-        "qk_l2_norm",
-        "attention_output_gate",
-    ),
+    "gated_linear_unit",
+    "add_bias_linear",
+    "add_qkv_bias",
+    "qk_layernorm",
+    "qk_l2_norm",
+    "attention_output_gate",
     "share_embeddings_and_output_weights",
 )
 """Switches of the model that the shape has by Megatron's names."""
 PARALLEL_SIZES = (
-    *("tensor_model_parallel_size", "pipeline_model_parallel_size"),
-    *("context_parallel_size", "expert_model_parallel_size"),
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "context_parallel_size",
+    "expert_model_parallel_size",
 )
 MOST = 10_000
-"""Layers, or experts of a layer: more is a slip of the finger, and would take minutes to be listed."""
+"""Layers, or experts of a layer: more is a slip of the finger, and takes minutes to be listed."""
 MOST_SIZE = 10**8
-"""Of any other size, for the same reason: no model has a dimension, a vocabulary or a sequence near it."""
+"""Of any other size, for the same reason: no dimension, vocabulary or sequence is near it."""
+LONGEST_LIST = 100_000
+"""A repeated list of a list's expression is shorter: a slip in a count would fill the memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +68,10 @@ class Experts:
     shared_gate: bool = False
     router_bias: bool = False
     latent_size: int | None = None
-    """Width that tokens are projected to before they are sent to the experts; None: the hidden size."""
+    """Width that tokens are projected to before they are sent to the experts.
+
+    None: the hidden size.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,9 +117,12 @@ class ModelShape:
     num_query_groups: int
     kv_channels: int
     kinds: tuple[str, ...]
-    """Kind of each layer: transformer, delta_net, sparse or sparse_shared (it takes another layer's choice of keys),
-    or one of `compressed.RATIOS`, each with _moe where it has experts; in a hybrid mamba, attention, latent_attention,
-    mlp or moe."""
+    """Kind of each layer.
+
+    It is transformer, delta_net, sparse or sparse_shared (it takes another layer's choice of keys),
+    or one of `compressed.RATIOS`, each with _moe where it has experts. In a hybrid it is mamba,
+    attention, latent_attention, mlp or moe.
+    """
     is_hybrid: bool = False
     """Each layer is one block, of the kind that a letter of the pattern names."""
     vocab_size: int = 0
@@ -162,7 +171,9 @@ class ModelShape:
     @property
     def mtp_layers(self) -> int:
         """Prediction layers that the model has."""
-        return min(1, self.mtp_num_layers) if self.mtp_is_repeated else self.mtp_num_layers
+        if self.mtp_is_repeated:
+            return min(1, self.mtp_num_layers)
+        return self.mtp_num_layers
 
     def padded_vocab_size(self, tensor_parallel: int = 1) -> int:
         """Return the rows of the embedding over all tensor-parallel ranks."""
@@ -171,7 +182,11 @@ class ModelShape:
 
     @classmethod
     def of(cls, model: Any) -> ModelShape:
-        """Return the shape that a model's config describes; RunConfigError with every reason why there is none."""
+        """Return the shape that a model's config describes.
+
+        Raises:
+            RunConfigError: There is no such model; every reason is named.
+        """
         shape, faults = read_shape(model)
         if faults:
             raise RunConfigError("\n".join(map(str, faults)))
@@ -179,7 +194,10 @@ class ModelShape:
 
 
 def read_shape(model: Any) -> tuple[ModelShape, tuple[Finding, ...]]:
-    """Return the shape that config values describe, and every reason why there is no such model, or no plan of it."""
+    """Return the shape that config values describe, and the reasons why it cannot be planned.
+
+    There is no such model, or no plan of it.
+    """
     reader = _Reader(read_section("model", model))
     shape = reader.shape()
     return shape, (*reader.faults, *unplanned(reader.section))
@@ -188,16 +206,21 @@ def read_shape(model: Any) -> tuple[ModelShape, tuple[Finding, ...]]:
 def impossible_sizes(model: Mapping[str, Any]) -> list[Finding]:
     """Return a finding for each given number that no model can be built with.
 
-    Values that are no whole numbers are left to the reader of types, and fields that are absent to Megatron's defaults.
+    Values that are no whole numbers are left to the reader of types, and fields that are absent to
+    Megatron's defaults.
     """
     reader = _Reader(read_section("model", model))
     reader.shape()
-    named = [(fault, fault.path.removeprefix("model.")) for fault in reader.faults]
-    return [
-        replace(fault, value=model[name]) if model[name] is None else fault
-        for fault, name in named
-        if name in model and whole_number(fault.value) is not None
-    ]
+    impossible: list[Finding] = []
+    for fault in reader.faults:
+        name = fault.path.removeprefix("model.")
+        if name not in model or whole_number(fault.value) is None:
+            continue
+        if model[name] is None:  # Megatron derives it, and the fault has the derived value
+            impossible.append(replace(fault, value=None))
+        else:
+            impossible.append(fault)
+    return impossible
 
 
 OF_HEADS = ("hidden_size", "num_attention_heads", "num_query_groups", "kv_channels")
@@ -212,23 +235,32 @@ class _Reader:
         self.pattern = HybridPattern.of(section)
         self.variant = self.text("experimental_attention_variant")
         self.faults: list[Finding] = []
-        self._malformed = {one.path.partition(".")[2]: one for one in section.malformed}
+        self._malformed = {fault.path.partition(".")[2]: fault for fault in section.malformed}
 
     def shape(self) -> ModelShape:
+        """Return the shape; faults are noted in the order in which the fields are read."""
         layers = self._layers()
         sizes = self._sizes()
         for name in PARALLEL_SIZES:
             self.whole(name)
-        self.faults += self.pattern.faults if self.pattern is not None else ()
-        delta_net, indexer = self._delta_net(), self._indexer()
+        if self.pattern is not None:
+            self.faults += self.pattern.faults
+        delta_net = self._delta_net()
+        indexer = self._indexer()
         depths = self._depths()
-        ratio_kinds = self._ratio_kinds(layers, depths) if self.is_compressed else ()
-        kinds = (self.pattern.kinds if self.pattern is not None else ()) or self._kinds(
-            layers, indexer, ratio_kinds
-        )
+        ratio_kinds: tuple[str, ...] = ()
+        if self.is_compressed:
+            ratio_kinds = self._ratio_kinds(layers, depths)
+        kinds: tuple[str, ...] = ()
+        kinds_of_depth: tuple[str, ...] = ()
+        if self.pattern is not None:
+            kinds, kinds_of_depth = self.pattern.kinds, self.pattern.mtp_kinds
+        if not kinds:
+            kinds = self._kinds(layers, indexer, ratio_kinds)
         self._check_heads(sizes)
         embedding = "rope" if self.pattern is None else "none"
-        normalization = self.text("normalization", "RMSNorm" if self.has_latent else "LayerNorm")
+        norm = "RMSNorm" if self.has_latent else "LayerNorm"
+        normalization = self.text("normalization", norm)
         return ModelShape(
             num_layers=layers,
             **sizes,
@@ -243,24 +275,22 @@ class _Reader:
             mtp_num_layers=depths,
             mtp_is_repeated=self.flag("mtp_use_repeated_layer"),
             mtp_kind=self._mtp_kind(kinds[-1], ratio_kinds[layers:]),
-            mtp_kinds=self.pattern.mtp_kinds if self.pattern is not None else (),
+            mtp_kinds=kinds_of_depth,
             experts=self._experts(sizes["ffn_hidden_size"]),
-            latent=self._latent() if self.has_latent else None,
-            state_space=self._state_space(sizes["hidden_size"])
-            if "mamba" in self._kinds_of_pattern
-            else None,
+            latent=self._latent(),
+            state_space=self._state_space(sizes["hidden_size"]),
             delta_net=delta_net,
             indexer=indexer,
-            compressed=self._compressed(sizes["num_attention_heads"])
-            if self.is_compressed
-            else None,
+            compressed=self._compressed(sizes["num_attention_heads"]),
             hyper_connections=self._hyper_connections(),
             **{name: self.flag(name) for name in SWITCHES},
         )
 
     @property
     def _kinds_of_pattern(self) -> tuple[str, ...]:
-        return (*self.pattern.kinds, *self.pattern.mtp_kinds) if self.pattern is not None else ()
+        if self.pattern is None:
+            return ()
+        return (*self.pattern.kinds, *self.pattern.mtp_kinds)
 
     @property
     def has_latent(self) -> bool:
@@ -276,62 +306,62 @@ class _Reader:
         return self._at_most("num_layers", max(1, len(self.pattern.layers)), MOST)
 
     def _sizes(self) -> dict[str, Any]:
-        is_hybrid = self.pattern is not None
-        attends = not is_hybrid or {"attention", "latent_attention"} & {*self._kinds_of_pattern}
-        hidden, heads = (
-            self.whole("hidden_size"),
-            self.whole("num_attention_heads", least=1 if attends else 0),
-        )
+        least_heads = least_ffn = 1
+        if self.pattern is not None:
+            least_ffn = 0
+            kinds = self._kinds_of_pattern
+            if "attention" not in kinds and "latent_attention" not in kinds:
+                least_heads = 0
+        hidden = self.whole("hidden_size")
+        heads = self.whole("num_attention_heads", least=least_heads)
+        channels = 0
+        if heads:
+            channels = hidden // heads
         return {
             "hidden_size": hidden,
             "num_attention_heads": heads,
             "num_query_groups": self.whole("num_query_groups", heads, least=min(heads, 1)),
-            "kv_channels": self.whole("kv_channels", hidden // heads if heads else 0),
-            "ffn_hidden_size": self.whole(
-                "ffn_hidden_size", 4 * hidden, least=0 if is_hybrid else 1
-            ),
+            "kv_channels": self.whole("kv_channels", channels),
+            "ffn_hidden_size": self.whole("ffn_hidden_size", 4 * hidden, least=least_ffn),
         }
 
     def _check_heads(self, sizes: Mapping[str, int]) -> None:
-        """Note heads that cannot be made of these sizes; those of some models have widths of their own."""
-        hidden, heads, groups, channels = (sizes[name] for name in OF_HEADS)
-        if not heads or {f"model.{name}" for name in OF_HEADS} & {
-            fault.path for fault in self.faults
-        }:
+        """Note heads that cannot be made of these sizes; heads of some models have other widths."""
+        hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
+        groups, channels = sizes["num_query_groups"], sizes["kv_channels"]
+        faulty = {fault.path.removeprefix("model.") for fault in self.faults}
+        if not heads or faulty.intersection(OF_HEADS):
             return  # a size that is impossible by itself was replaced
-        is_rotary = (
-            self.text("position_embedding_type") == "rope"
-        )  # stated: Megatron's default is another
+        # Stated: Megatron's default is another.
+        is_rotary = self.text("position_embedding_type") == "rope"
         rotates_whole_heads = is_rotary and self.section.values["rotary_percent"] == 1.0
         has_channels = self.section.given("kv_channels") is not None
         has_widths = has_channels or self.has_latent or self.pattern is not None
         if groups and heads % groups:
-            self._refuse(
-                "num_query_groups",
-                f"must divide the {heads} attention heads",
-                groups,
-                "Use a divisor",
-            )
+            rule = f"must divide the {heads} attention heads"
+            self._refuse("num_query_groups", rule, groups, "Use a divisor")
         elif hidden % heads and not has_widths:
-            near = min(
-                range(1, hidden + 1), key=lambda count: (hidden % count != 0, abs(count - heads))
+            rule = (
+                f"must be a multiple of the {heads} attention heads while model.kv_channels is not "
+                "set"
             )
-            rule = f"must be a multiple of the {heads} attention heads while model.kv_channels is not set"
-            self._refuse(
-                "hidden_size", rule, hidden, f"Use {near} heads, or state model.kv_channels"
-            )
+            remedy = f"Use {_nearest_divisor(hidden, heads)} heads, or state model.kv_channels"
+            self._refuse("hidden_size", rule, hidden, remedy)
         elif channels % 2 and not self.has_latent and rotates_whole_heads:
-            rule = "must be even under rotary position embeddings"
             if has_channels:
+                rule = "must be even under rotary position embeddings"
                 self._refuse("kv_channels", rule, channels, "Use an even number")
             else:
-                rule = f"must make heads of an even size under rotary position embeddings, and {heads} make {channels}"
+                rule = (
+                    "must make heads of an even size under rotary position embeddings, and "
+                    f"{heads} make {channels}"
+                )
                 self._refuse("hidden_size", rule, hidden, f"Use a multiple of {2 * heads}")
 
     def whole(self, name: str, derived: int = 0, *, least: int = 1, most: int = MOST_SIZE) -> int:
         """Return a size; `derived` where it is None, which Megatron derives."""
-        held: int | None = self.section.values[name]
-        number = derived if held is None else held
+        value: int | None = self.section.values[name]
+        number = derived if value is None else value
         wrong = self._malformed.get(name)
         if wrong is not None:
             self._refuse(name, wrong.rule, wrong.value, "Correct it")
@@ -344,12 +374,8 @@ class _Reader:
     def _at_most(self, name: str, number: int, most: int) -> int:
         if number <= most:
             return number
-        self._refuse(
-            name,
-            f"must be at most {most}",
-            number,
-            "Use fewer" if most == MOST else "Use a smaller number",
-        )
+        remedy = "Use fewer" if most == MOST else "Use a smaller number"
+        self._refuse(name, f"must be at most {most}", number, remedy)
         return 1
 
     def flag(self, name: str) -> bool:
@@ -366,24 +392,31 @@ class _Reader:
         self, layers: int, indexer: Indexer | None, ratio_kinds: Sequence[str]
     ) -> tuple[str, ...]:
         """Return the kind of each layer: its attention, with _moe where it has experts."""
-        attention = [DENSE] * layers
+        kinds = [DENSE] * layers
         if ratio_kinds:
-            attention = list(ratio_kinds[:layers])
+            kinds = list(ratio_kinds[:layers])
         elif indexer is not None:
-            chooses = (indexer.is_in_layer(number) for number in range(1, layers + 1))
-            attention = ["sparse" if is_chooser else "sparse_shared" for is_chooser in chooses]
+            for layer in range(layers):
+                kinds[layer] = "sparse_shared"
+                if indexer.is_in_layer(layer + 1):
+                    kinds[layer] = "sparse"
         elif self.variant in DELTA_NET:
-            is_linear = self._layer_flags("linear_attention_freq", layers, counts_softmax=True)
-            attention = ["delta_net" if linear else DENSE for linear in is_linear]
-        if not self.section.given("num_moe_experts"):
-            return tuple(attention)
-        expert = self._layer_flags("moe_layer_freq", layers)
-        return tuple(
-            f"{kind}_{MOE}" if has else kind for kind, has in zip(attention, expert, strict=True)
-        )
+            flags = self._layer_flags("linear_attention_freq", layers, counts_softmax=True)
+            for layer, is_linear in enumerate(flags):
+                if is_linear:
+                    kinds[layer] = "delta_net"
+        if self.section.given("num_moe_experts"):
+            flags = self._layer_flags("moe_layer_freq", layers)
+            for layer, is_sparse in enumerate(flags):
+                if is_sparse:
+                    kinds[layer] += f"_{MOE}"
+        return tuple(kinds)
 
     def _depths(self) -> int:
-        """Return the passes through prediction layers; the pattern of a hybrid model has one part for each."""
+        """Return the passes through prediction layers.
+
+        The pattern of a hybrid model has one part for each.
+        """
         stated = self.whole("mtp_num_layers", least=0)
         if self.pattern is None or (self.flag("mtp_use_repeated_layer") and stated):
             return stated
@@ -392,25 +425,25 @@ class _Reader:
     def _layer_flags(
         self, name: str, layers: int, *, counts_softmax: bool = False
     ) -> tuple[bool, ...]:
-        """Return which layers have a kind of module: the field is a number, a list, or a list's expression.
+        """Return the layers that have a kind of module, as a flag for each layer.
 
-        A number N takes each Nth layer from the first (experts), or all but each Nth layer (`counts_softmax`).
+        The field is a number, a list, or a list's expression. A number N takes each Nth layer from
+        the first (experts), or all but each Nth layer (`counts_softmax`).
         """
-        given = self.section.values[name]
-        frequency = _list_of(given) if isinstance(given, str) else given
+        value = self.section.values[name]
+        frequency = value
+        if isinstance(value, str):
+            frequency = _list_of(value)
         if isinstance(frequency, int) and frequency >= 1:
             if counts_softmax:
                 return tuple(number % frequency != 0 for number in range(1, layers + 1))
             return tuple(number % frequency == 0 for number in range(layers))
-        if isinstance(frequency, list | tuple) and len(frequency) == layers:
-            return tuple(bool(flag) for flag in frequency)
+        if isinstance(frequency, list | tuple):
+            if len(frequency) == layers:
+                return tuple(map(bool, frequency))
+            value = len(frequency)
         rule = f"must be a number, or a list with an item for each of the {layers} layers"
-        self._refuse(
-            name,
-            rule,
-            len(frequency) if isinstance(frequency, list | tuple) else given,
-            "Correct it",
-        )
+        self._refuse(name, rule, value, "Correct it")
         return (True,) * layers
 
     def _experts(self, ffn: int) -> Experts | None:
@@ -429,18 +462,26 @@ class _Reader:
             latent_size=self.whole("moe_latent_size", least=0) or None,
         )
 
-    def _latent(self) -> Latent:
+    def _latent(self) -> Latent | None:
+        if not self.has_latent:
+            return None
         if self.flag("qk_l2_norm"):
             rule = "must be off with multi-latent attention, as Megatron asserts"
             self._refuse("qk_l2_norm", rule, True, "Set it to false")
-        has_rank = self.section.values["q_lora_rank"] is not None
+        rank = None
+        if self.section.values["q_lora_rank"] is not None:
+            rank = self.whole("q_lora_rank")
         return Latent(
-            q_lora_rank=self.whole("q_lora_rank") if has_rank else None,
+            q_lora_rank=rank,
             qk_pos_emb_head_dim=self.whole("qk_pos_emb_head_dim", least=0),
-            **{name: self.whole(name) for name in ("kv_lora_rank", "qk_head_dim", "v_head_dim")},
+            kv_lora_rank=self.whole("kv_lora_rank"),
+            qk_head_dim=self.whole("qk_head_dim"),
+            v_head_dim=self.whole("v_head_dim"),
         )
 
-    def _state_space(self, hidden: int) -> StateSpace:
+    def _state_space(self, hidden: int) -> StateSpace | None:
+        if "mamba" not in self._kinds_of_pattern:
+            return None
         head_dim = self.whole("mamba_head_dim")
         return StateSpace(
             num_heads=self.whole("mamba_num_heads", 2 * hidden // head_dim),
@@ -452,7 +493,8 @@ class _Reader:
     def _delta_net(self) -> DeltaNet | None:
         if self.variant not in DELTA_NET or self.pattern is not None:
             return None
-        keys, values = self.whole("linear_num_key_heads"), self.whole("linear_num_value_heads")
+        keys = self.whole("linear_num_key_heads")
+        values = self.whole("linear_num_value_heads")
         ranks = self.whole("tensor_model_parallel_size")
         if values % keys:
             rule = f"must be a multiple of the {keys} key heads"
@@ -471,42 +513,62 @@ class _Reader:
     def _mtp_kind(self, last: str, ratio_kinds: Sequence[str]) -> str:
         """Return the kind of the layer inside a prediction layer."""
         if not ratio_kinds:
-            return last.replace(
-                "sparse_shared", "sparse"
-            )  # its layers count from 1, which chooses keys
+            # Its layers count from 1, which chooses keys.
+            return last.replace("sparse_shared", "sparse")
         if len({*ratio_kinds}) > 1:
             rule = "cannot plan: prediction layers of several kinds"
-            self._refuse(
-                "csa_compress_ratios", rule, list(ratio_kinds), "Give all of them the same ratio"
-            )
-        return f"{ratio_kinds[0]}_{MOE}" if last.endswith(MOE) else ratio_kinds[0]
+            remedy = "Give all of them the same ratio"
+            self._refuse("csa_compress_ratios", rule, list(ratio_kinds), remedy)
+        kind = ratio_kinds[0]
+        if has_experts(last):
+            kind += f"_{MOE}"
+        return kind
 
     def _ratio_kinds(self, layers: int, depths: int) -> tuple[str, ...]:
-        """Return the kind of each layer of the hybrid attention, those of prediction layers behind the others."""
-        given = self.section.given("csa_compress_ratios")
-        ratios = _list_of(given) if isinstance(given, str) else given
-        needed, is_dense = layers + depths, self.flag("csa_dense_mode")
-        listed = ratios if isinstance(ratios, list | tuple) else []
-        if len(listed) < needed or any(ratio not in RATIOS.values() for ratio in listed):
-            rule = f"must be a list of 0, 4 or 128 for each of the {layers} layers and {depths} prediction layers"
-            self._refuse("csa_compress_ratios", rule, given, "Correct it")
-            listed = [0] * needed
-        return tuple(kind_of_ratio(ratio, is_dense=is_dense) for ratio in listed[:needed])
+        """Return the kind of each layer of the hybrid attention.
 
-    def _compressed(self, heads: int) -> CompressedAttention:
+        Those of prediction layers are behind the others.
+        """
+        value = self.section.given("csa_compress_ratios")
+        ratios = value
+        if isinstance(value, str):
+            ratios = _list_of(value)
+        if not isinstance(ratios, list | tuple):
+            ratios = []
+        needed = layers + depths
+        is_dense = self.flag("csa_dense_mode")
+        if len(ratios) < needed or any(ratio not in RATIOS.values() for ratio in ratios):
+            rule = (
+                f"must be a list of 0, 4 or 128 for each of the {layers} layers and {depths} "
+                "prediction layers"
+            )
+            self._refuse("csa_compress_ratios", rule, value, "Correct it")
+            ratios = [0] * needed
+        return tuple(kind_of_ratio(ratio, is_dense=is_dense) for ratio in ratios[:needed])
+
+    def _compressed(self, heads: int) -> CompressedAttention | None:
+        if not self.is_compressed:
+            return None
         self._require_latent()
-        if self.whole("tensor_model_parallel_size") > 1:
-            ranks = self.whole("tensor_model_parallel_size")
-            rule = f"must be 1 with experimental_attention_variant={COMPRESSED_HYBRID}, as Megatron asserts"
+        ranks = self.whole("tensor_model_parallel_size")
+        if ranks > 1:
+            rule = (
+                f"must be 1 with experimental_attention_variant={COMPRESSED_HYBRID}, as Megatron "
+                "asserts"
+            )
             self._refuse("tensor_model_parallel_size", rule, ranks, "Set it to 1")
-        groups, width = self.whole("o_groups"), heads * self.whole("v_head_dim")
+        groups = self.whole("o_groups")
+        width = heads * self.whole("v_head_dim")
         if width % groups:
             rule = f"must divide the {width} outputs of all heads"
             self._refuse("o_groups", rule, groups, "Use a divisor")
         return CompressedAttention(output_groups=groups, output_rank=self.whole("o_lora_rank"))
 
     def _hyper_connections(self) -> HyperConnections | None:
-        """Return the residual streams, by the field of the development branch or that of the main branch."""
+        """Return the residual streams.
+
+        The development branch and the main branch of Megatron-LM have a field each.
+        """
         for name in ("enable_hyper_connections", "enable_mhc_connections"):
             if self.flag(name) and self.pattern is not None:
                 remedy = "Override it for a plan without them"
@@ -522,24 +584,27 @@ class _Reader:
 
     def _require_latent(self) -> None:
         if not self.flag("multi_latent_attention"):
-            rule = f"must be on with experimental_attention_variant={self.variant}, which Megatron has for multi-latent"
-            self._refuse("multi_latent_attention", f"{rule} attention", False, "Set it to true")
+            rule = (
+                f"must be on with experimental_attention_variant={self.variant}, which Megatron "
+                "has for multi-latent attention"
+            )
+            self._refuse("multi_latent_attention", rule, False, "Set it to true")
 
     def _indexer(self) -> Indexer | None:
-        has_indexer = self.is_compressed and not self.flag("csa_dense_mode")
-        if has_indexer:
-            return Indexer(
-                num_heads=self.whole("dsa_indexer_n_heads"),
-                head_dim=self.whole("dsa_indexer_head_dim"),
-                topk=self.whole("dsa_indexer_topk"),
-            )
-        if self.variant != SPARSE or self.pattern is not None:
+        is_sparse = self.variant == SPARSE and self.pattern is None
+        if is_sparse:
+            self._require_latent()
+        elif not self.is_compressed or self.flag("csa_dense_mode"):
             return None
-        self._require_latent()
-        return Indexer(
+        indexer = Indexer(
             num_heads=self.whole("dsa_indexer_n_heads"),
             head_dim=self.whole("dsa_indexer_head_dim"),
             topk=self.whole("dsa_indexer_topk"),
+        )
+        if not is_sparse:
+            return indexer
+        return replace(
+            indexer,
             share_every=self.whole("dsa_indexer_topk_freq"),
             share_from=self.whole("dsa_indexer_skip_topk_offset", least=0),
         )
@@ -551,26 +616,37 @@ def has_experts(kind: str) -> bool:
 
 
 def _list_of(expression: str) -> Any:
-    """Return the list that ``([0]*3+[1]*58)`` stands for, evaluating nothing else; None for another expression."""
+    """Return the list that ``([0]*3+[1]*58)`` stands for; None for another expression.
 
-    def value(node: ast.expr) -> Any:
-        if isinstance(node, ast.Constant) and isinstance(node.value, int):
-            return node.value
-        if isinstance(node, ast.List):
-            return [value(item) for item in node.elts]
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Mult):
-            left, right = value(node.left), value(node.right)
-            small = all(part < 100_000 for part in (left, right) if isinstance(part, int))
-            if (
-                isinstance(node.op, ast.Mult)
-                and small
-                and isinstance(left, list) != isinstance(right, list)
-            ):
-                return left * right
-            if isinstance(node.op, ast.Add) and isinstance(left, list) and isinstance(right, list):
-                return left + right
-        raise ValueError(expression)
-
+    Nothing else is evaluated.
+    """
     with suppress(ValueError, SyntaxError, TypeError):
-        return value(ast.parse(expression, mode="eval").body)
+        return _value_of(ast.parse(expression, mode="eval").body)
     return None
+
+
+def _value_of(node: ast.expr) -> Any:
+    """Return the number or list of a part of an expression; ValueError for any other part."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.List):
+        return list(map(_value_of, node.elts))
+    if isinstance(node, ast.BinOp):
+        left, right = _value_of(node.left), _value_of(node.right)
+        lists = [part for part in (left, right) if isinstance(part, list)]
+        if isinstance(node.op, ast.Add) and len(lists) == 2:
+            return left + right
+        if isinstance(node.op, ast.Mult) and len(lists) == 1:
+            times = right if isinstance(left, list) else left
+            if len(lists[0]) * times < LONGEST_LIST:
+                return left * right
+    raise ValueError("no number, list, sum of lists or repeated list")
+
+
+def _nearest_divisor(number: int, wanted: int) -> int:
+    """Return the divisor of a number that is nearest to a wanted number, the smaller of two."""
+    nearest = 1
+    for divisor in range(2, number + 1):
+        if number % divisor == 0 and abs(divisor - wanted) < abs(nearest - wanted):
+            nearest = divisor
+    return nearest

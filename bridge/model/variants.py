@@ -1,7 +1,8 @@
-"""The attention variants that Megatron selects by `experimental_attention_variant`, and fields that have no plan.
+"""The attention variants of `experimental_attention_variant`, and fields that have no plan.
 
-A field of `UNPLANNED` away from Megatron's default is refused, so that there is never a plan of another model. A test
-lists every other field of each known release: the plan reads it, or it changes no module.
+A field of `UNPLANNED` away from Megatron's default is refused, so that there is never a plan of
+another model. A test lists every other field of each known release: the plan reads it, or it
+changes no module.
 
 Source: megatron-core 0.16.1 and Megatron-LM main of 2026-08-22, ssm/gated_delta_net and
 transformer/experimental_attention_variant/dsa.py.
@@ -81,7 +82,7 @@ UNPLANNED = {
 
 
 ATTENTION_VARIANTS = {"gdn2": "the second gated delta net"}
-"""Value of `experimental_attention_variant` that the plan does not know -> the name of its layers."""
+"""Attention variant that the plan does not know -> the name of its layers."""
 
 
 SHARDS = {
@@ -91,15 +92,25 @@ SHARDS = {
         "tensor_model_parallel_size",
     ),
 }
-"""Number of a weight's shards -> the fields whose first given one it equals where no weight is sharded once more."""
+"""Number of a weight's shards -> the fields of the ranks.
+
+Where no weight is sharded once more, it equals the first of these fields that is given.
+"""
 
 
 def _is_known(model: Section, name: str) -> bool:
-    """Return whether the plan knows a value: a planned variant, or the shards that Megatron derives from the ranks."""
+    """Return whether the plan knows a value.
+
+    It knows the planned variants, and the shards that Megatron derives from the ranks.
+    """
     if name == "experimental_attention_variant":
         return model.given(name) in (None, *DELTA_NET, SPARSE, COMPRESSED_HYBRID)
-    ranks = [model.given(size) for size in SHARDS.get(name, ()) if model.given(size) is not None]
-    return name in SHARDS and model.given(name) == (ranks or [1])[0]
+    if name not in SHARDS:
+        return False
+    ranks = 1
+    for size in reversed(SHARDS[name]):
+        ranks = model.given(size, ranks)
+    return bool(model.given(name) == ranks)
 
 
 REMEDY = (
@@ -111,30 +122,30 @@ REMEDY = (
 def unplanned(model: Section) -> list[Finding]:
     """Return a finding for each field that gives a model modules that the plan does not know.
 
-    A field that a newer Megatron Core has, and no release that is known here, counts where it is not at its default.
+    A field that a newer Megatron Core has, and no release that is known here, counts where it is
+    not at its default.
     """
-    rows = [
-        (
-            name,
-            why.format(kind=ATTENTION_VARIANTS.get(str(model.given(name)), "an unknown kind")),
-            model.given(name),
-        )
-        for name, why in UNPLANNED.items()
-        if _differs(model.given(name), FIELDS["model"][name].default) and not _is_known(model, name)
-    ]
-    newer = "the field is newer than the releases that the plan knows"
-    rows += [(name, newer, held) for name, held in model.newer.items()]
+    faults: list[Finding] = []
+
+    def refuse(name: str, reason: str, value: object) -> None:
+        faults.append(model_fault(name, f"cannot plan: {reason}", value, REMEDY))
+
+    for name, reason in UNPLANNED.items():
+        value = model.given(name)
+        if _differs(value, FIELDS["model"][name].default) and not _is_known(model, name):
+            kind = ATTENTION_VARIANTS.get(str(value), "an unknown kind")
+            refuse(name, reason.format(kind=kind), value)
+    for name, value in model.newer.items():
+        refuse(name, "the field is newer than the releases that the plan knows", value)
     pattern = HybridPattern.of(model)
-    letters = pattern.unplanned if pattern is not None else {}
-    if pattern is not None and letters:
-        rows.append(
-            (pattern.field, f"layers of {' and '.join(letters.values())}", "".join(letters))
-        )
-    return [model_fault(name, f"cannot plan: {why}", value, REMEDY) for name, why, value in rows]
+    if pattern is not None and pattern.unplanned:
+        kinds = " and ".join(pattern.unplanned.values())
+        refuse(pattern.field, f"layers of {kinds}", "".join(pattern.unplanned))
+    return faults
 
 
 def _differs(value: Any, default: Any) -> bool:
     value = getattr(value, "name", value)
-    return value not in (None, default) and not (
-        default is None and value in (1, "1")
-    )  # a size of None is 1
+    if default is None and value in (1, "1"):
+        return False  # a size of None is 1
+    return value not in (None, default)

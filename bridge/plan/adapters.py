@@ -1,11 +1,13 @@
-"""The adapter of a fine-tuning run: a low-rank bypass of two linear layers beside each linear layer that it takes.
+"""The adapter of a fine-tuning run: a low-rank bypass of two linear layers for each linear layer.
 
-    adapter = Adapter.of(read_section("peft", {"type": "LoRA", "dim": 16, "target_modules": ["linear_qkv"]}))
-    adapter.added_to(modules, shape, path)      # the modules, and linear_qkv.adapter.linear_in, ...linear_out
+    peft = read_section("peft", {"type": "LoRA", "dim": 16, "target_modules": ["linear_qkv"]})
+    adapter = Adapter.of(peft, model)
+    adapter.added_to(modules, shape, path)      # and linear_qkv.adapter.linear_in, ...linear_out
 
-The model's own weights are frozen: they have no gradient, no master and no state, and their linear layers keep no
-input. The adapter's two layers are Megatron's own, not Transformer Engine's, so that they compute in the mode's dtype
-under each scheme. Source: NVIDIA-NeMo/Megatron-Bridge of 2026-08-22, src/megatron/bridge/peft.
+The model's own weights are frozen: they have no gradient, no master and no state, and their linear
+layers keep no input. The adapter's two layers are Megatron's own, not Transformer Engine's, so that
+they compute in the mode's dtype under each scheme. Source: NVIDIA-NeMo/Megatron-Bridge of
+2026-08-22, src/megatron/bridge/peft.
 """
 
 from __future__ import annotations
@@ -46,21 +48,28 @@ class Adapter:
 
     @classmethod
     def of(cls, peft: Section, model: Section) -> Adapter | None:
-        """Return the adapter of a run, None where all weights are trained; RunConfigError for an unknown class."""
+        """Return the adapter of a run; None where all weights are trained.
+
+        Raises:
+            RunConfigError: The plan does not know the adapter's class.
+        """
         if not peft.is_given:
             return None
         name = peft.given("type", "LoRA")
         if name not in CLASSES:
             rule = f"cannot plan: the plan knows the adapters {', '.join(CLASSES)}"
-            raise RunConfigError.of(
-                "peft.type", rule, name, "Remove the section `peft` for a plan of full training."
-            )
-        kind, dim = CLASSES[name], peft.given("rank") or peft.given("dim") or 32
-        topk = model.values["moe_router_topk"] if peft.values["normalize_moe_lora"] else 1
+            remedy = "Remove the section `peft` for a plan of full training."
+            raise RunConfigError.of("peft.type", rule, name, remedy)
+        kind = CLASSES[name]
+        dim = peft.given("rank") or peft.given("dim") or 32
+        topk = 1
+        if peft.values["normalize_moe_lora"]:
+            topk = model.values["moe_router_topk"]
+        default_targets = CANONICAL if kind == "canonical" else ALL
         return cls(
             kind=kind,
             dim=dim,
-            targets=_names(peft.given("target_modules", CANONICAL if kind == "canonical" else ALL)),
+            targets=_names(peft.given("target_modules", default_targets)),
             excluded=_names(peft.given("exclude_modules", ())),
             shares_experts=peft.values["share_expert_adapters"],
             expert_dim=max(1, dim // topk),
@@ -70,44 +79,52 @@ class Adapter:
     def added_to(
         self, modules: tuple[Module, ...], shape: ModelShape, path: Callable[[str], str]
     ) -> tuple[Module, ...]:
-        """Return the modules of a layer, frozen, each with the adapter that it gets behind it."""
-        found: list[Module] = []
+        """Return the modules of a layer, frozen, each with its adapter behind it."""
+        with_adapters: list[Module] = []
         for base in modules:
-            found.append(replace(base, is_frozen=True))
+            with_adapters.append(replace(base, is_frozen=True))
             if base.kind in ("linear", "router"):
-                found += self._modules(base, path(base.name), shape)
-        return tuple(found)
+                with_adapters += self._modules(base, path(base.name), shape)
+        return tuple(with_adapters)
 
     def _modules(self, base: Module, path: str, shape: ModelShape) -> Iterator[Module]:
-        """Yield the layers of the adapter of a linear layer of the model, none where it takes none."""
-        dim, count = (self.expert_dim, base.count) if base.is_expert else (self.dim, 1)
-        if self.shares_experts:
-            count = 1
-        made = replace(base, kind="adapter", is_high=True, bias=False, vectors=(), count=count)
+        """Yield the adapter's layers for a linear layer, none where the layer is no target."""
+        dim = self.dim
+        count = 1
+        if base.is_expert:
+            dim = self.expert_dim
+            if not self.shares_experts:
+                count = base.count
+        adapter = replace(base, kind="adapter", is_high=True, bias=False, vectors=(), count=count)
         for part, outputs in self._parts(base, path, shape).items():
             name = f"{base.name}.adapter{part}"
-            magnitude = (("weight_magnitude", outputs),) if self.kind == "dora" else ()
-            first, last = (
-                (magnitude, ()) if base.split == "row" else ((), magnitude)
-            )  # split like the layer's outputs
+            vectors_in: tuple[tuple[str, int], ...] = ()
+            vectors_out: tuple[tuple[str, int], ...] = ()
+            if self.kind == "dora":
+                # The magnitude lies in the module that is split like the layer's outputs.
+                magnitude = (("weight_magnitude", outputs),)
+                if base.split == "row":
+                    vectors_in = magnitude
+                else:
+                    vectors_out = magnitude
             yield replace(
-                made,
+                adapter,
                 name=f"{name}.linear_in",
                 outputs=dim,
                 split=base.split or "column",
-                vectors=first,
+                vectors=vectors_in,
             )
             yield replace(
-                made,
+                adapter,
                 name=f"{name}.linear_out",
                 inputs=dim,
                 outputs=outputs,
                 split="column",
-                vectors=last,
+                vectors=vectors_out,
             )
 
     def _parts(self, base: Module, path: str, shape: ModelShape) -> dict[str, int]:
-        """Return the outputs of each part of a linear layer that has a bypass of its own, by its name."""
+        """Return part -> outputs of each part of a linear layer that has its own bypass."""
         name = base.name.rpartition(".")[2]
         parts = {name: base.outputs}
         if self.kind == "canonical" and name == "linear_qkv":
@@ -119,19 +136,18 @@ class Adapter:
             }
         elif self.kind == "canonical" and name == "linear_fc1":
             parts = dict.fromkeys(("linear_fc1_up", "linear_fc1_gate"), base.outputs // 2)
-        taken = {
-            part: size
-            for part, size in parts.items()
-            if self._takes(part, path.replace(name, part))
-        }
-        if name in parts or base.is_expert:  # experts are taken as a whole
-            return {"": base.outputs} if taken else {}
-        return {
-            part.replace("linear_", ".adapter_").replace("fc1_", ""): size
-            for part, size in taken.items()
-        }
+        targets = [part for part in parts if self._is_target(part, path.replace(name, part))]
+        if not targets:
+            return {}
+        if name in parts or base.is_expert:  # an adapter takes experts as a whole
+            return {"": base.outputs}
+        outputs = {}
+        for part in targets:
+            suffix = part.replace("linear_", ".adapter_").replace("fc1_", "")
+            outputs[suffix] = parts[part]
+        return outputs
 
-    def _takes(self, name: str, path: str) -> bool:
+    def _is_target(self, name: str, path: str) -> bool:
         if self.targets:
             return any(_matches(pattern, name, path) for pattern in self.targets)
         return not any(_matches(pattern, name, path) for pattern in self.excluded)
@@ -141,7 +157,9 @@ def _matches(pattern: str, name: str, path: str) -> bool:
     return name == pattern or re.fullmatch(pattern.replace("*", ".*"), path) is not None
 
 
-def _names(given: object) -> tuple[str, ...]:
-    if isinstance(given, str):
-        return (given,)
-    return tuple(map(str, given)) if isinstance(given, list | tuple | set) else ()
+def _names(value: object) -> tuple[str, ...]:
+    if isinstance(value, str):
+        return (value,)
+    if isinstance(value, list | tuple | set):
+        return tuple(map(str, value))
+    return ()

@@ -1,7 +1,8 @@
-"""Alignment of GEMMs under a scaling scheme: tokens after padding, and the model's dimensions after TP and EP.
+"""Alignment of GEMMs under a scaling scheme: tokens after padding, and dimensions after TP and EP.
 
-A linear layer with M tokens, N outputs and K inputs on a rank runs three GEMMs: fprop contracts over K, dgrad over N,
-wgrad over M. So all three must fit the scheme (`Scheme.alignment`), the number of tokens too.
+A linear layer with M tokens, N outputs and K inputs on a rank runs three GEMMs: fprop contracts
+over K, dgrad over N, wgrad over M. So all three must fit the scheme (`Scheme.alignment`), the
+number of tokens too.
 """
 
 import math
@@ -15,17 +16,22 @@ from bridge.model.modules import Module
 from bridge.model.shape import ModelShape
 from bridge.plan.memory_activations import Workload
 from bridge.plan.precision_plan import PrecisionPlan, compact
-from bridge.precision.grouping import grouped
 from bridge.precision.schemes import SCHEMES, Scheme, scheme_row
 
 EXPERT_TOKENS = {"mxfp8": 32, "nvfp4": 128, "custom": 128}
-"""Tokens per expert of a grouped GEMM, 16 elsewhere (Transformer Engine 2.20 pytorch/quantization.py)."""
+"""Tokens per expert of a grouped GEMM; 16 under other schemes.
+
+Source: Transformer Engine 2.20 pytorch/quantization.py.
+"""
 PER_TENSOR = ("tensorwise", "delayed")
 SMALL = {
     "tensor": "at most 1024 inputs and 4096 outputs",
     "block": "at most 2048 inputs, at most 1024 outputs, or at most 4096 inputs and 2048 outputs",
 }
-SMALL_SOURCE = "torchao float8_linear_utils.py, automatic filters for tensorwise and rowwise scaling, measured on H100"
+SMALL_SOURCE = (
+    "torchao float8_linear_utils.py, automatic filters for tensorwise and rowwise scaling, "
+    "measured on H100"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +59,10 @@ class GemmShape:
     inputs: int
     low: bool
     scheme: str | None = None
-    """The scaling scheme that it computes in: the run's, or that of a row of `modules`; None: high precision."""
+    """The scaling scheme that it computes in; None: high precision.
+
+    It is the run's scheme, or that of a row of `modules`.
+    """
     small: bool = False
     """By the rule of thumb, too small to gain from it."""
     expert: bool = False
@@ -77,16 +86,21 @@ class Misfit:
     above: int
 
     def __str__(self) -> str:
-        size = int(self.size) if self.size == int(self.size) else round(self.size, 2)
-        nearest = f"{self.below} or {self.above}" if self.below else str(self.above)
+        nearest = str(self.above)
+        if self.below:
+            nearest = f"{self.below} or {self.above}"
         if self.dimension == "M":
             return (
-                f"{self.field}: a micro-batch must be a multiple of {self.multiple} tokens and is {self.module}, got "
-                f"{self.value!r}. Use {nearest}, or pad."
+                f"{self.field}: a micro-batch must be a multiple of {self.multiple} tokens "
+                f"and is {self.module}, got {self.value!r}. Use {nearest}, or pad."
             )
+        size = round(self.size, 2)
+        if self.size == int(self.size):
+            size = int(self.size)
         return (
-            f"{self.field}: {self.module} (layers {self.layers}) takes {self.dimension} in multiples of "
-            f"{self.multiple} on each rank, {size} is none, got {self.value!r}. Use {nearest}."
+            f"{self.field}: {self.module} (layers {self.layers}) takes {self.dimension} in "
+            f"multiples of {self.multiple} on each rank, {size} is none, got {self.value!r}. "
+            f"Use {nearest}."
         )
 
 
@@ -105,18 +119,23 @@ class AlignmentReport:
 
     label: str
     scheme: str | None
-    """The scheme of the run, or of the modules that take the most tokens at a time: the padding follows it."""
+    """The scheme that the padding follows.
+
+    It is that of the run, or of the modules that take the most tokens at a time.
+    """
     pad: PadMultiple
     gemms: tuple[GemmShape, ...]
     misfits: tuple[Misfit, ...]
 
     @property
     def small_rules(self) -> tuple[str, ...]:
-        """The rules of thumb by which GEMMs of this model are small, one for each kind of scaling among them."""
-        kinds = dict.fromkeys(
-            "tensor" if gemm.scheme in PER_TENSOR else "block" for gemm in self.small
-        )
-        return tuple(SMALL[kind] for kind in kinds)
+        """The rules of thumb by which GEMMs are small, one for each kind of scaling."""
+        rules: list[str] = []
+        for gemm in self.small:
+            kind = "tensor" if gemm.scheme in PER_TENSOR else "block"
+            if SMALL[kind] not in rules:
+                rules.append(SMALL[kind])
+        return tuple(rules)
 
     @property
     def small(self) -> tuple[GemmShape, ...]:
@@ -125,12 +144,15 @@ class AlignmentReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data."""
+        misfits = []
+        for misfit in self.misfits:
+            misfits.append({**asdict(misfit), "message": str(misfit)})
         return {
             "precision": self.label,
             "scheme": self.scheme,
             "pad": asdict(self.pad),
             "gemms": [asdict(gemm) for gemm in self.gemms],
-            "misfits": [{**asdict(misfit), "message": str(misfit)} for misfit in self.misfits],
+            "misfits": misfits,
             "small": {"rule": SMALL, "source": SMALL_SOURCE},
         }
 
@@ -144,47 +166,52 @@ def pad_multiple(
         scheme: A value of `fp8_recipe` or `fp4_recipe`; None: no FP8 or FP4.
         tp: Tensor-parallel ranks.
         sp: Sequence parallelism, which splits a slab's tokens over those ranks between the GEMMs.
-        cp: Context-parallel ranks; each takes two chunks of every sequence, so that causal work is even.
+        cp: Context-parallel ranks. Each takes two chunks of every sequence, so that causal work is
+            even.
         family: fp8 or fp4, where a scheme's name (custom) has both.
 
     Raises:
         RunConfigError: No such scheme.
     """
     row = _scheme(scheme, family)
-    tokens = EXPERT_TOKENS["custom"] if row is not None else 1
-    if row is not None and row.alignment:
-        tokens = row.alignment[0]
-    over_ranks = tp if sp else 1
-    per_sequence = (2 * cp if cp > 1 else 1) * over_ranks
-    per_slab = math.lcm(per_sequence, tokens * cp * over_ranks)
     steps = []
+    per_sequence = 1
     if cp > 1:
+        per_sequence = 2 * cp
         steps.append(f"Context parallelism cuts each sequence into 2 x {cp} chunks.")
-    if over_ranks > 1:
+    over_ranks = 1
+    if sp and tp > 1:
+        over_ranks = tp
+        per_sequence *= tp
         steps.append(f"Sequence parallelism shares tokens over {tp} ranks.")
     steps.append(f"Each sequence: {per_sequence}.")
-    if row is not None:
-        steps.append(
-            f"The weight gradient contracts over tokens: {row.name} takes {tokens} at a time on each rank."
-        )
-        product = f"{tokens} x {cp * over_ranks} ranks"
-        steps.append(
-            f"A slab: the least common multiple of {per_sequence} and {product} = {per_slab}."
-        )
-    else:
+    if row is None:
+        per_slab = math.lcm(per_sequence, cp * over_ranks)
+        per_expert = 1
         steps.append(f"A slab: {per_slab}; no FP8 or FP4 asks for more.")
-    expert = EXPERT_TOKENS.get(row.name, 16) if row is not None else 1
+    else:
+        tokens = _tokens_at_a_time(row) or EXPERT_TOKENS["custom"]
+        per_slab = math.lcm(per_sequence, tokens * cp * over_ranks)
+        per_expert = EXPERT_TOKENS.get(row.name, 16)
+        steps.append(
+            f"The weight gradient contracts over tokens: {row.name} takes {tokens} at a time "
+            "on each rank."
+        )
+        steps.append(
+            f"A slab: the least common multiple of {per_sequence} and {tokens} x "
+            f"{cp * over_ranks} ranks = {per_slab}."
+        )
     return PadMultiple(
         scheme=scheme,
         per_sequence=per_sequence,
         per_slab=per_slab,
-        per_expert=expert,
+        per_expert=per_expert,
         derivation=tuple(steps),
     )
 
 
 def align_report(plan: PrecisionPlan, workload: Workload | None = None) -> AlignmentReport:
-    """Return every linear layer's M, N and K on a rank, and which of them the plan's scheme cannot take.
+    """Return M, N and K of every linear layer on a rank, and those that its scheme cannot take.
 
     Without a workload only the model's dimensions are checked.
     """
@@ -193,19 +220,21 @@ def align_report(plan: PrecisionPlan, workload: Workload | None = None) -> Align
     pad = pad_multiple(
         scheme, parallel.tensor, parallel.sequence_parallel, parallel.context, family=family
     )
-    tokens = workload.seq_length * workload.micro_batch_size if workload is not None else 0
-    found = grouped(
-        ((planned.module, planned.scheme), layer.label)
-        for layer in plan.layers
-        for planned in layer.modules
-        if planned.kind in ("linear", "head")
-    )
-    gemms, misfits = [], []
-    for (module, own), layers in found.items():
-        gemm = _shape(plan, module, compact(layers), tokens, scheme=own)
+    tokens = 0
+    if workload is not None:
+        tokens = workload.seq_length * workload.micro_batch_size
+    labels: dict[tuple[Module, str | None], list[str]] = {}
+    for layer in plan.layers:
+        for planned in layer.modules:
+            if planned.kind in ("linear", "head"):
+                labels.setdefault((planned.module, planned.scheme), []).append(layer.label)
+    gemms: list[GemmShape] = []
+    misfits: list[Misfit] = []
+    for (module, module_scheme), layers in labels.items():
+        gemm = _shape(plan, module, compact(layers), tokens, scheme=module_scheme)
         gemms.append(gemm)
-        if own is not None:
-            misfits += list(_misfits(plan, module, gemm.layers, own))
+        if module_scheme is not None:
+            misfits += _misfits(plan, module, gemm.layers, module_scheme)
     if workload is not None and tokens % pad.per_slab and scheme is not None:
         misfits.append(_slab_misfit(workload, pad))
     return AlignmentReport(
@@ -218,18 +247,29 @@ def align_report(plan: PrecisionPlan, workload: Workload | None = None) -> Align
 
 
 def _strictest(plan: PrecisionPlan) -> tuple[str | None, str | None]:
-    """Return the scheme, and its family, that takes the most tokens at a time: the run's unless modules have others."""
+    """Return the scheme that takes the most tokens at a time, and its family.
+
+    It is the run's scheme unless modules have others.
+    """
     settings = plan.settings
-    others = [
-        row
-        for row in SCHEMES
-        if row.name in plan.schemes() and row.name not in (settings.scheme, "custom")
-    ]
+    planned = plan.schemes()
+    others = []
+    for row in SCHEMES:
+        if row.name in planned and row.name not in (settings.scheme, "custom"):
+            others.append(row)
     if not others:
         return settings.scheme, settings.family
-    rows = [row for row in (settings.row, *others) if row is not None]
-    strictest = max(rows, key=lambda row: row.alignment[0] if row.alignment else 0)
+    rows = others
+    if settings.row is not None:
+        rows = [settings.row, *others]
+    strictest = max(rows, key=_tokens_at_a_time)
     return strictest.name, strictest.family
+
+
+def _tokens_at_a_time(row: Scheme) -> int:
+    if not row.alignment:
+        return 0
+    return row.alignment[0]
 
 
 def _scheme(name: str | None, family: str | None) -> Scheme | None:
@@ -246,21 +286,19 @@ def _shape(
     plan: PrecisionPlan, module: Module, layers: str, tokens: int, *, scheme: str | None
 ) -> GemmShape:
     parallel = plan.parallel
-    ranks = parallel.expert_tensor if module.is_expert else parallel.tensor
+    ranks = parallel.tensor_of(is_expert=module.is_expert)
     outputs, inputs = module.on_rank(plan.shape, ranks)
-    here = tokens / parallel.context
+    gemm_tokens = tokens / parallel.context
     experts = plan.shape.experts
     if module.is_expert and experts is not None:
-        shared = (
-            here / (parallel.tensor if parallel.sequence_parallel else 1) * experts.topk * ranks
-        )
-        here = shared / (module.count / parallel.expert)
-    elif not module.split and parallel.sequence_parallel:
-        here /= parallel.tensor
+        routed_tokens = gemm_tokens / parallel.of_sequence * experts.topk * ranks
+        gemm_tokens = routed_tokens / (module.count / parallel.expert)
+    elif not module.split:
+        gemm_tokens /= parallel.of_sequence
     return GemmShape(
         layers=layers,
         module=module.name,
-        tokens=here,
+        tokens=gemm_tokens,
         outputs=outputs,
         inputs=inputs,
         low=scheme is not None,
@@ -281,24 +319,25 @@ def _misfits(plan: PrecisionPlan, module: Module, layers: str, scheme: str) -> I
     row = plan.settings.row_of(scheme)
     if row is None or not row.alignment:
         return
-    parallel = plan.parallel
-    ranks = parallel.expert_tensor if module.is_expert else parallel.tensor
-    for dimension, whole, multiple, is_split in (
-        ("N", module.outputs, row.alignment[1], module.split == "column"),
-        ("K", module.inputs, row.alignment[2], module.split == "row"),
-    ):
-        need = multiple * (ranks if is_split else 1)
+    ranks = plan.parallel.tensor_of(is_expert=module.is_expert)
+    dimensions = (
+        ("N", module.outputs, row.alignment[1], "column"),
+        ("K", module.inputs, row.alignment[2], "row"),
+    )
+    for dimension, whole, multiple, split in dimensions:
+        parts = 1
+        if module.split == split:
+            parts = ranks
+        need = multiple * parts
         if whole % need == 0:
             continue
         field = field_of(plan.shape, module.name, dimension, whole)
         place = {"layers": layers, "module": module.name, "dimension": dimension}
-        yield _misfit(
-            field, need, **place, size=whole / (ranks if is_split else 1), multiple=multiple
-        )
+        yield _misfit(field, need, **place, size=whole / parts, multiple=multiple)
 
 
 def _misfit(field: Field, need: int, **columns: Any) -> Misfit:
-    """Return a dimension that is no multiple of `need`, with the nearest values of its field under which it is one."""
+    """Return a dimension that is no multiple of `need`, with the nearest legal values."""
     step = need // math.gcd(need, field.factor)
     below = field.value // step * step
     return Misfit(
@@ -329,17 +368,23 @@ _OF_SHAPE = {
 
 def _fields(shape: ModelShape) -> dict[str, tuple[str, str]]:
     """Return module -> the fields that its N and its K come from."""
-    hidden, heads, shared = (
-        "hidden_size",
-        "num_attention_heads",
-        "moe_shared_expert_intermediate_size",
-    )
-    expert, latent = "moe_ffn_hidden_size", "moe_latent_size"
-    token = latent if shape.experts is not None and shape.experts.latent_size else hidden
-    mixer = "mamba_num_heads" if shape.delta_net is None else "linear_num_value_heads"
+    hidden = "hidden_size"
+    heads = "num_attention_heads"
+    shared = "moe_shared_expert_intermediate_size"
+    expert = "moe_ffn_hidden_size"
+    latent = "moe_latent_size"
+    token = hidden
+    if shape.experts is not None and shape.experts.latent_size:
+        token = latent
+    mixer = "mamba_num_heads"
+    if shape.delta_net is not None:
+        mixer = "linear_num_value_heads"
+    attended = "kv_channels"
+    if shape.latent is not None:
+        attended = heads
     return {
         "linear_qkv": ("kv_channels", hidden),
-        "linear_proj": (hidden, "kv_channels" if shape.latent is None else heads),
+        "linear_proj": (hidden, attended),
         "linear_fc1": ("ffn_hidden_size", hidden),
         "linear_fc2": (hidden, "ffn_hidden_size"),
         "experts.linear_fc1": (expert, token),
@@ -368,10 +413,7 @@ def field_of(shape: ModelShape, module: str, dimension: str, whole: int) -> Fiel
     if names is None:
         return Field("the model's dimensions", whole)
     name = names["NK".index(dimension)]
-    own = attrgetter(_OF_SHAPE.get(name, name))(shape) or 0
-    is_multiple = own > 0 and whole % own == 0
-    return (
-        Field(f"model.{name}", own, whole // own)
-        if is_multiple
-        else Field(f"model.{name} and others", whole)
-    )
+    value = attrgetter(_OF_SHAPE.get(name, name))(shape) or 0
+    if value > 0 and whole % value == 0:
+        return Field(f"model.{name}", value, whole // value)
+    return Field(f"model.{name} and others", whole)

@@ -3,14 +3,21 @@
     report = fit(run)
     report.options[0].changes       # (('model.recompute_granularity', 'full'), ...)
 
-Each change has a price, which only orders the options and is no measure of time: sharding the optimizer sends the same
-bytes; a smaller micro-batch makes smaller GEMMs; selective recomputation runs the MLPs again; each doubling
-of a parallel size adds messages or idle stages; full recomputation runs every forward pass again, a third more work.
-The number of GPUs stays as it is declared, so that larger parallel sizes leave fewer data-parallel replicas. Where no
-layout of these GPUs fits, the options are for one replica on more of them, the fewest first.
+Each change has a price. A price only orders the options and is no measure of time:
 
-A model of very many layers is planned for its cheapest layouts alone. The caller may refuse an option that fits: the
-command line refuses those with which `check` finds an error or warning that it does not find in the run itself.
+- Sharding the optimizer sends the same bytes.
+- A smaller micro-batch makes smaller GEMMs.
+- Selective recomputation runs the MLPs again.
+- Each doubling of a parallel size adds messages or idle stages.
+- Full recomputation runs every forward pass again, a third more work.
+
+The number of GPUs stays as it is declared, so that larger parallel sizes leave fewer data-parallel
+replicas. Where no layout of these GPUs fits, the options are for one replica on more of them, the
+fewest first.
+
+A model of very many layers is planned for its cheapest layouts alone. The caller may refuse an
+option that fits: the command line refuses those with which `check` finds an error or warning that
+it does not find in the run itself.
 """
 
 import itertools
@@ -28,7 +35,10 @@ from bridge.plan.run import PlannedRun
 from bridge.rules.facts.divisions import uneven_sizes
 
 USABLE = 0.9
-"""Part of a GPU's memory for what is counted; the rest is for the CUDA context, messages, workspaces, fragmentation."""
+"""Part of a GPU's memory for the bytes that are counted.
+
+The rest is for the CUDA context, messages, workspaces and fragmentation.
+"""
 MOST_OPTIONS = 5
 MOST_DOUBLINGS = 6
 """Of all parallel sizes together."""
@@ -39,8 +49,9 @@ MOST_PLANNED_LAYERS = 50_000
 """Layers of all layouts together that are planned before the search ends."""
 
 SMALLER_BATCH, SELECTIVE, DOUBLING, FULL = 1, 1, 2, 4
-"""Prices of halving the micro-batch, of recomputing the MLPs, of a doubled size, of recomputing all."""
-RECOMPUTE: tuple[tuple[int, dict[str, Any]], ...] = (
+"""Prices: a halved micro-batch, recomputed MLPs, a doubled parallel size, recomputed layers."""
+Changes = dict[str, Any]
+RECOMPUTE: tuple[tuple[int, Changes], ...] = (
     (0, {}),
     (SELECTIVE, {"model.recompute_granularity": "selective", "model.recompute_modules": ["mlp"]}),
     (
@@ -52,7 +63,7 @@ RECOMPUTE: tuple[tuple[int, dict[str, Any]], ...] = (
         },
     ),
 )
-OF_SCORES: dict[str, Any] = {
+OF_SCORES: Changes = {
     "model.recompute_granularity": "selective",
     "model.recompute_modules": ["core_attn"],
 }
@@ -64,7 +75,6 @@ SIZES = {
     "context": "model.context_parallel_size",
 }
 """Parallel size -> its field, in the order in which equally priced layouts are tried."""
-Changes = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,55 +97,73 @@ class FitReport:
     usable_bytes: int
     options: tuple[FitOption, ...]
     declared_ranks: int | None = None
-    """GPUs of the run, where the options need more than these; None: they fit on the GPUs that the run has."""
+    """GPUs of the run, where the options need more; None: they fit on the GPUs that the run has."""
     global_batch_size: int | None = None
-    """The samples of a step, which replicas and micro-batches divide; None: micro-batches are powers of two."""
+    """The samples of a step, which replicas and micro-batches divide.
+
+    None: micro-batches are powers of two.
+    """
     untried: int = 0
     """Layouts that were left when the search ended."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data."""
         content = asdict(self)
-        content["options"] = [
-            {**asdict(option), "changes": dict(option.changes)} for option in self.options
-        ]
+        options = []
+        for option in self.options:
+            options.append({**asdict(option), "changes": dict(option.changes)})
+        content["options"] = options
         return content
 
 
 def fit(run: PlannedRun, *, is_sound: Callable[[PlannedRun], bool] = lambda _: True) -> FitReport:
-    """Return the options with which a sound run fits, cheapest first, without those that add to a cheaper one."""
+    """Return the options with which a sound run fits, cheapest first.
+
+    An option that adds changes to a cheaper one is left out.
+    """
     memory = memory_to_fit(run)
     usable = int(memory * USABLE)
-    found, untried = _search(run, usable, is_sound)
+    options, untried = _search(run, usable, is_sound)
     declared = None
-    if not found and run.target.count is not None:
+    if not options and run.target.count is not None:
         declared = run.target.count
-        found, untried = _search(run.on(replace(run.target, count=None)), usable, is_sound)
-    found.sort(
-        key=lambda option: (option.ranks if declared else 0, option.price, len(option.changes))
-    )
+        options, untried = _search(run.on(replace(run.target, count=None)), usable, is_sound)
+
+    def order(option: FitOption) -> tuple[int, int, int]:
+        ranks = option.ranks if declared else 0
+        return ranks, option.price, len(option.changes)
+
+    options.sort(key=order)
     kept: list[FitOption] = []
-    for option in found:
-        if not any(_adds_to(option, cheaper, same_values=declared is not None) for cheaper in kept):
+    same_values = declared is not None
+    for option in options:
+        if not any(_adds_to(option, cheaper, same_values=same_values) for cheaper in kept):
             kept.append(option)
-    whole = _global_batch_size(run)
+    samples: int | None = _global_batch_size(run)
+    if samples is not None and samples < run.parallel.data:
+        samples = None  # no replica has a sample
     return FitReport(
         memory_bytes=memory,
         usable_bytes=usable,
         options=tuple(kept[:MOST_OPTIONS]),
         declared_ranks=declared,
-        global_batch_size=whole if whole >= run.parallel.data else None,
+        global_batch_size=samples,
         untried=untried,
     )
 
 
 def memory_to_fit(run: PlannedRun) -> int:
-    """Return the memory of one GPU that the run is to fit into; RunConfigError where it is not known."""
+    """Return the memory of one GPU that the run is to fit into.
+
+    Raises:
+        RunConfigError: The memory is not known, or the run cannot be counted.
+    """
     if run.sharded_by is not None:
         rule = f"weights that are sharded are not counted, got {run.sharded_by}=True"
         raise RunConfigError(f"--fit: {rule}. Drop --fit, or that setting.")
     if run.prediction.uncounted:
-        rule = f"a run with options that are not read cannot be fitted, got {', '.join(run.prediction.uncounted)}"
+        unread = ", ".join(run.prediction.uncounted)
+        rule = f"a run with options that are not read cannot be fitted, got {unread}"
         raise RunConfigError(f"--fit: {rule}. Drop --fit.")
     if not run.plan.shape.vocab_size:
         rule = "--fit needs the sizes of embedding and output layer"
@@ -149,15 +177,18 @@ def memory_to_fit(run: PlannedRun) -> int:
 def _search(
     run: PlannedRun, usable: int, is_sound: Callable[[PlannedRun], bool]
 ) -> tuple[list[FitOption], int]:
-    """Return the options of every layout, without layouts that add to a cheaper option, and how many were not tried."""
-    shape = (
-        run.plan.shape
-    )  # a run that cannot be planned is an error, a layout that cannot be planned is left out
+    """Return the options of every layout, and how many layouts were not tried.
+
+    Layouts that add to a cheaper option are left out.
+    """
+    # The shape is asked first: a run that cannot be planned is an error, a layout is left out.
+    shape = run.plan.shape
     most = max(1, MOST_PLANNED_LAYERS // shape.num_layers)
-    found: list[FitOption] = []
+    options: list[FitOption] = []
+    changed_fields: list[set[str]] = []
     planned = untried = 0
     for price, layout in sorted(_layouts(run), key=lambda priced: priced[0]):
-        if any({*dict(option.changes)} <= {*layout} for option in found):
+        if any(fields <= layout.keys() for fields in changed_fields):
             continue
         candidate = run.changed(layout)
         if not _can_be_split(candidate, shape):
@@ -166,36 +197,47 @@ def _search(
             untried += 1
             continue
         planned += 1
-        found += _options(candidate, layout, price, usable, is_sound)
-    return found, untried
+        for option in _options(candidate, layout, price, usable, is_sound):
+            options.append(option)
+            changed_fields.append(set(dict(option.changes)))
+    return options, untried
 
 
 def _adds_to(option: FitOption, cheaper: FitOption, *, same_values: bool) -> bool:
-    """Return whether an option changes whatever a cheaper one does, and more; to the same values, where that counts."""
+    """Return whether an option changes every field that a cheaper one changes.
+
+    `same_values`: it changes them to the same values.
+    """
     changes = dict(option.changes)
-    return all(
-        name in changes and (not same_values or changes[name] == value)
-        for name, value in cheaper.changes
-    )
+    for name, value in cheaper.changes:
+        if name not in changes:
+            return False
+        if same_values and changes[name] != value:
+            return False
+    return True
 
 
 def _layouts(run: PlannedRun) -> Iterator[tuple[int, Changes]]:
-    """Yield (price, changes) of each layout: the optimizer sharded or as it is, and parallel sizes doubled."""
+    """Yield (price, changes) of each layout.
+
+    The optimizer is sharded or as it is, and parallel sizes are doubled.
+    """
     parallel, settings = run.parallel, run.plan.settings
     shards: list[Changes] = [{}]
     if not settings.distributed and parallel.data * parallel.context > 1:
-        shards = [
-            {"optimizer.use_distributed_optimizer": True, "ddp.use_distributed_optimizer": True},
-            {},
-        ]
-    for counts in itertools.product(*(range(_most_doublings(run, size) + 1) for size in SIZES)):
+        sharded = {
+            "optimizer.use_distributed_optimizer": True,
+            "ddp.use_distributed_optimizer": True,
+        }
+        shards = [sharded, {}]
+    doublings = [range(_most_doublings(run, size) + 1) for size in SIZES]
+    for counts in itertools.product(*doublings):
         if sum(counts) > MOST_DOUBLINGS:
             continue
-        sizes = {
-            field: getattr(parallel, size) * 2**count
-            for (size, field), count in zip(SIZES.items(), counts, strict=True)
-            if count
-        }
+        sizes: Changes = {}
+        for (size, field), count in zip(SIZES.items(), counts, strict=True):
+            if count:
+                sizes[field] = getattr(parallel, size) * 2**count
         if SIZES["tensor"] in sizes and not parallel.sequence_parallel:
             sizes["model.sequence_parallel"] = True
         for shard in shards:
@@ -203,13 +245,16 @@ def _layouts(run: PlannedRun) -> Iterator[tuple[int, Changes]]:
 
 
 def _most_doublings(run: PlannedRun, size: str) -> int:
-    if size == "pipeline":
-        return MOST_DOUBLINGS if run.parallel.layout is None else 0
-    if size == "expert":
-        return MOST_DOUBLINGS if run.plan.shape.experts is not None else 0
-    if size == "context":
-        return 2 if run.workload.seq_length else 0
-    return max(0, int(math.log2(LARGEST_TENSOR / run.parallel.tensor)))
+    """Return how often a parallel size may be doubled; 0 where it has no effect or is laid down."""
+    if size == "tensor":
+        return max(0, int(math.log2(LARGEST_TENSOR / run.parallel.tensor)))
+    if size == "context" and run.workload.seq_length:
+        return 2
+    if size == "pipeline" and run.parallel.layout is None:
+        return MOST_DOUBLINGS
+    if size == "expert" and run.plan.shape.experts is not None:
+        return MOST_DOUBLINGS
+    return 0
 
 
 def _can_be_split(run: PlannedRun, shape: ModelShape) -> bool:
@@ -231,14 +276,14 @@ def _options(
     usable: int,
     is_sound: Callable[[PlannedRun], bool],
 ) -> Iterator[FitOption]:
-    """Yield the options of one layout: one for each kind of recomputation that fits and is sound."""
+    """Yield the options of a layout: one for each kind of recomputation that fits and is sound."""
     asked = run.workload.micro_batch_size
     if max(rank.peak(0) for rank in run.memory.ranks) > usable:
         return
     kinds = [*RECOMPUTE]
     if keeps_scores(run.plan, run.workload):
         kinds.insert(1, (SELECTIVE, OF_SCORES))
-    for extra, recompute in kinds:
+    for price_of_recompute, recompute in kinds:
         if recompute and not run.workload.seq_length:
             return
         if recompute and run.workload.recompute in (
@@ -251,14 +296,16 @@ def _options(
         if not fitting:
             continue
         used = min(asked, max(fitting))
-        smaller = {} if used == asked else {"train.micro_batch_size": used}
+        smaller: Changes = {}
+        halvings = 0
+        if used != asked:
+            smaller["train.micro_batch_size"] = used
+            halvings = math.ceil(math.log2(asked / used))
         if not is_sound(candidate.changed(smaller)):
             continue
         yield FitOption(
             changes=tuple({**layout, **recompute, **smaller}.items()),
-            price=price
-            + extra
-            + SMALLER_BATCH * (math.ceil(math.log2(asked / used)) if smaller else 0),
+            price=price + price_of_recompute + SMALLER_BATCH * halvings,
             micro_batch_size=max(fitting),
             needed_bytes=_needed(candidate, used),
             ranks=run.parallel.world_size,
@@ -266,11 +313,12 @@ def _options(
 
 
 def _micro_batches(run: PlannedRun) -> list[int]:
-    """Return the micro-batches to try: those that divide the samples of a replica, or powers of two."""
-    share = _global_batch_size(run) // run.parallel.data
-    if not share:
+    """Return the micro-batches to try: divisors of the samples of a replica, or powers of two."""
+    samples = _global_batch_size(run) // run.parallel.data
+    if not samples:
         return [2**power for power in range(LARGEST_MICRO_BATCH.bit_length())]
-    return [size for size in range(1, min(share, LARGEST_MICRO_BATCH) + 1) if share % size == 0]
+    largest = min(samples, LARGEST_MICRO_BATCH)
+    return [size for size in range(1, largest + 1) if samples % size == 0]
 
 
 def _global_batch_size(run: PlannedRun) -> int:
@@ -279,6 +327,10 @@ def _global_batch_size(run: PlannedRun) -> int:
 
 
 def _needed(run: PlannedRun, micro_batch_size: int) -> int:
-    plan, load = run.plan, run.changed({"train.micro_batch_size": micro_batch_size}).workload
-    ranks = zip(run.memory.ranks, plan.stages, strict=True)
-    return max(rank.peak(activation_bytes(plan, places, load)) for rank, places in ranks)
+    plan = run.plan
+    workload = run.changed({"train.micro_batch_size": micro_batch_size}).workload
+    peaks = []
+    for rank, places in zip(run.memory.ranks, plan.stages, strict=True):
+        activations = activation_bytes(plan, places, workload)
+        peaks.append(rank.peak(activations))
+    return max(peaks)

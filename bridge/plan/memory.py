@@ -1,13 +1,14 @@
-"""Bytes on each rank: weights, low-precision copies, gradients, masters, optimizer state, amax state, activations.
+"""Bytes on each rank: weights, low-precision copies, gradients, masters, states, activations.
 
-Everything but the activations is counted parameter by parameter in the buffers that Megatron Core allocates, padding
-included, and equals the bytes of the live objects. Activations are what autograd keeps from the forward to the backward
-pass, by a table of the operators (`memory_activations`). The total leaves out the rest of a device's memory
-(CUDA context, communication buffers, workspaces, fragmentation).
+Everything but the activations is counted parameter by parameter in the buffers that Megatron Core
+allocates, padding included, and equals the bytes of the live objects. Activations are the tensors
+that autograd keeps from the forward to the backward pass, by a table of the operators
+(`memory_activations`). The total leaves out the rest of a device's memory (CUDA context,
+communication buffers, workspaces, fragmentation).
 """
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -30,14 +31,12 @@ from bridge.plan.precision_plan import PrecisionPlan
 from bridge.plan.settings import Settings
 
 KINDS = (
-    *(
-        "weights",
-        "low-precision copies",
-        "gradients",
-        "master weights",
-        "optimizer state",
-        "amax state",
-    ),
+    "weights",
+    "low-precision copies",
+    "gradients",
+    "master weights",
+    "optimizer state",
+    "amax state",
     "activations",
 )
 HOST_KINDS = ("master weights", "optimizer state", "gradients")
@@ -57,7 +56,10 @@ class RankMemory:
     host_bytes_of: dict[str, int]
     """Kind -> bytes in the memory of the host that HybridDeviceOptimizer takes for the rank."""
     step_bytes: int
-    """FP32 gradients that the optimizer makes of narrower ones at its step; activations are gone by then."""
+    """FP32 gradients that the optimizer makes of narrower ones at its step.
+
+    Activations are gone by then.
+    """
 
     @property
     def static(self) -> int:
@@ -86,7 +88,7 @@ class MemoryReport:
     label: str
     ranks: tuple[RankMemory, ...]
     parameters: int
-    """Elements of the whole model, each counted once, without padding of the vocabulary over ranks."""
+    """Elements of the whole model, each counted once, without padding of the vocabulary."""
     workload: Workload
     layout: str
     notes: tuple[str, ...] = ()
@@ -98,14 +100,15 @@ class MemoryReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data, in bytes."""
+        ranks = []
+        for rank in self.ranks:
+            ranks.append({**asdict(rank), "total": rank.total, "host": rank.host})
         return {
             "precision": self.label,
             "layout": self.layout,
             "parameters": self.parameters,
             "workload": asdict(self.workload),
-            "ranks": [
-                {**asdict(rank), "total": rank.total, "host": rank.host} for rank in self.ranks
-            ],
+            "ranks": ranks,
             "notes": list(self.notes),
         }
 
@@ -121,33 +124,41 @@ def memory_report(
     """Return the bytes of a rank of each pipeline stage.
 
     Args:
-        plan: The precision plan, with the layout and the precision fields of optimizer and DDP config.
+        plan: The precision plan, with the layout and the precision fields of optimizer and DDP
+            config.
         workload: Sequence length, micro-batch and recomputation; None: no activations.
         ddp: `DistributedDataParallelConfig` fields, for the buckets.
-        data_rank: Which data-parallel rank; shards differ by padding and by what lies on their borders.
+        data_rank: Which data-parallel rank; shards differ by padding and by the parameters on their
+            borders.
         capability: Compute capability of the GPU, (9, 0) for Hopper; None counts as Hopper.
     """
-    load, buckets = (
-        workload if workload is not None else Workload(),
-        read_section("ddp", ddp).values,
-    )
+    if workload is None:
+        workload = Workload()
+    buckets = read_section("ddp", ddp).values
+    ranks = []
+    for places in plan.stages:
+        rank = _rank(
+            plan, places, workload, ddp=buckets, data_rank=data_rank, capability=capability
+        )
+        ranks.append(rank)
     return MemoryReport(
         label=plan.label,
-        ranks=tuple(
-            _rank(plan, own, load, ddp=buckets, data_rank=data_rank, capability=capability)
-            for own in plan.stages
-        ),
+        ranks=tuple(ranks),
         parameters=_parameters(plan),
-        workload=load,
+        workload=workload,
         layout=_layout(plan),
-        notes=_notes(plan, load, buckets, capability),
+        notes=tuple(_notes(plan, workload, buckets, capability)),
     )
 
 
 def _parameters(plan: PrecisionPlan) -> int:
-    modules = (planned.module for layer in plan.layers for planned in layer.modules)
     tied = plan.shape.share_embeddings_and_output_weights
-    return sum(module.parameters for module in modules if not (tied and module.kind == "head"))
+    count = 0
+    for layer in plan.layers:
+        for planned in layer.modules:
+            if not (tied and planned.kind == "head"):
+                count += planned.module.parameters
+    return count
 
 
 def _rank(
@@ -160,8 +171,8 @@ def _rank(
     capability: tuple[int, int] | None,
 ) -> RankMemory:
     settings = plan.settings
-    bytes_of, host_bytes_of = dict.fromkeys(KINDS, 0), dict.fromkeys(HOST_KINDS, 0)
-    gradient, is_narrow = element_bytes(settings.grad_reduce), settings.grad_reduce != "fp32"
+    bytes_of = dict.fromkeys(KINDS, 0)
+    host_bytes_of = dict.fromkeys(HOST_KINDS, 0)
     count = step = 0
     for place in places:
         parameters = chunk_parameters(plan, place)
@@ -176,19 +187,8 @@ def _rank(
         else:
             groups = ddp_groups(parameters, plan, place, ddp, data_rank)
         for group in groups:
-            is_fp32 = group.parameters[0].is_fp32
-            bytes_of["weights"] += round(group.weights * element_bytes(group.parameters[0].storage))
-            bytes_of["gradients"] += round(group.gradients * (FP32_BYTES if is_fp32 else gradient))
-            if not is_fp32 or settings.fsdp:
-                bytes_of["master weights"] += group.masters * _master_bytes(settings)
-            bytes_of["optimizer state"] += round(
-                group.states * _state_bytes(settings, group.parameters)
-            )
-            step += (
-                group.states * FP32_BYTES
-                if is_narrow and settings.casts_gradients and not is_fp32
-                else 0
-            )
+            _add_group(group, settings, bytes_of)
+            step += _step_bytes(group, settings)
             if settings.is_hybrid_device and not settings.fsdp:
                 _offload(group, settings, bytes_of, host_bytes_of)
     bytes_of["activations"] = activation_bytes(plan, places, workload)
@@ -202,19 +202,46 @@ def _rank(
     )
 
 
+def _add_group(group: Group, settings: Settings, bytes_of: dict[str, int]) -> None:
+    """Add the weights, gradients, masters and states of a group."""
+    first = group.parameters[0]
+    weight = element_bytes(first.storage)
+    gradient: float = FP32_BYTES
+    if not first.is_fp32:
+        gradient = element_bytes(settings.grad_reduce)
+    bytes_of["weights"] += round(group.weights * weight)
+    bytes_of["gradients"] += round(group.gradients * gradient)
+    if not first.is_fp32 or settings.fsdp:
+        bytes_of["master weights"] += group.masters * _master_bytes(settings)
+    state = _state_bytes(settings, group.parameters)
+    bytes_of["optimizer state"] += round(group.states * state)
+
+
+def _step_bytes(group: Group, settings: Settings) -> int:
+    """Return the FP32 gradients that the optimizer's step makes of narrower ones of a group."""
+    is_narrow = settings.grad_reduce != "fp32" and not group.parameters[0].is_fp32
+    if is_narrow and settings.casts_gradients:
+        return group.states * FP32_BYTES
+    return 0
+
+
 def _offload(
     group: Group, settings: Settings, bytes_of: dict[str, int], host_bytes_of: dict[str, int]
 ) -> None:
-    """Move the host's share of a group from the GPU, and add the FP32 copies that HybridDeviceOptimizer keeps.
+    """Move the host's share of a group from the GPU, and add the FP32 copies on the host.
 
-    On the host it keeps a master, the state and a gradient of each parameter. On the GPU it keeps FP32 gradients of
-    narrower ones from the first step on. Without the precision-aware optimizer Megatron's masters stay on the GPU.
+    HybridDeviceOptimizer keeps a master, the state and a gradient of each parameter on the host. On
+    the GPU it keeps FP32 gradients of narrower ones from the first step on. Without the
+    precision-aware optimizer Megatron's masters stay on the GPU.
 
-    Source: megatron-core 0.16.1 to Megatron-LM main of 2026-08-22, optimizer/cpu_offloading/hybrid_optimizer.py
-    _get_sub_optimizer_param_groups, _set_sub_optimizer_grads.
+    Source: megatron-core 0.16.1 to Megatron-LM main of 2026-08-22,
+    optimizer/cpu_offloading/hybrid_optimizer.py _get_sub_optimizer_param_groups,
+    _set_sub_optimizer_grads.
     """
     share = settings.offload_share
-    masters = round(group.masters * _master_bytes(settings) * share) if settings.owns_masters else 0
+    masters = 0
+    if settings.owns_masters:
+        masters = round(group.masters * _master_bytes(settings) * share)
     states = round(group.states * _state_bytes(settings, group.parameters) * share)
     copies = round(group.states * FP32_BYTES * share)
     bytes_of["master weights"] -= masters
@@ -227,18 +254,23 @@ def _offload(
 
 
 def _add_gathered(groups: Sequence[Group], settings: Settings, bytes_of: dict[str, int]) -> None:
-    """Add what Megatron-FSDP gathers while it is used, and the column-wise copies of MXFP8, which have a buffer too."""
-    stored = [element_bytes(group.parameters[0].storage) for group in groups]
+    """Add the buffers of Megatron-FSDP for gathered weights and gradients.
+
+    The column-wise copies of MXFP8 have a buffer too.
+    """
     gradient = element_bytes(settings.grad_reduce)
-    for group, size in zip(groups, stored, strict=True):
-        if group.parameters[0].is_stored_low and settings.scheme == "mxfp8":
-            bytes_of["low-precision copies"] += round(group.weights * size)
-    used = [
-        group.whole * size * group.is_gathered for group, size in zip(groups, stored, strict=True)
-    ]
-    reduced = [group.whole * gradient * (0 < group.gradients < group.whole) for group in groups]
-    bytes_of["weights"] += round(gathered(groups, used))
-    bytes_of["gradients"] += round(gathered(groups, reduced))
+    weight_bytes: list[float] = []
+    gradient_bytes: list[float] = []
+    for group in groups:
+        first = group.parameters[0]
+        weight = element_bytes(first.storage)
+        if first.is_stored_low and settings.scheme == "mxfp8":
+            bytes_of["low-precision copies"] += round(group.weights * weight)
+        is_reduced = 0 < group.gradients < group.whole
+        weight_bytes.append(group.whole * weight * group.is_gathered)  # 0 where it is not gathered
+        gradient_bytes.append(group.whole * gradient * is_reduced)
+    bytes_of["weights"] += round(gathered(groups, weight_bytes))
+    bytes_of["gradients"] += round(gathered(groups, gradient_bytes))
 
 
 def _copies(
@@ -249,78 +281,99 @@ def _copies(
 ) -> int:
     """Return the bytes of scales and copies of quantised weights, over a whole step.
 
-    Megatron-FSDP counts the column-wise copies of MXFP8 weights in its own buffers, and drops others after their use.
+    Megatron-FSDP counts the column-wise copies of MXFP8 weights in its own buffers, and drops
+    others after their use.
     """
     total = 0
     for parameter, count in Counter(parameters).items():
-        scheme = parameter.scheme
-        is_own = settings.fsdp and parameter.is_stored_low and not ddp["keep_fp8_transpose_cache"]
-        column = has_column_copy(scheme, capability) and not is_own
-        if parameter.copies is not None and not parameter.is_stored_low:
+        is_stored_low, scheme = parameter.is_stored_low, parameter.scheme
+        is_dropped = settings.fsdp and is_stored_low and not ddp["keep_fp8_transpose_cache"]
+        has_column = has_column_copy(scheme, capability) and not is_dropped
+        if parameter.copies is not None and not is_stored_low:
             high = element_bytes(parameter.storage)
             total += count * bytes_of_two_formats(
                 parameter.copies, parameter.rows, parameter.columns, high
             )
             continue
-        if parameter.computes == parameter.storage and not parameter.is_stored_low:
+        if parameter.computes == parameter.storage and not is_stored_low:
             continue
         elements = round(parameter.numel * element_bytes(parameter.computes))
-        total += count * scale_bytes(scheme, parameter.rows, parameter.columns)
-        total += count * elements * ((not parameter.is_stored_low) + column)
-        if column and not is_per_tensor(scheme):
-            total += count * scale_bytes(scheme, parameter.columns, parameter.rows)
+        size = scale_bytes(scheme, parameter.rows, parameter.columns)
+        if not is_stored_low:
+            size += elements
+        if has_column:
+            size += elements
+            if not is_per_tensor(scheme):
+                size += scale_bytes(scheme, parameter.columns, parameter.rows)
+        total += count * size
     return total
 
 
 def _amax(plan: PrecisionPlan, parameters: Iterable[Parameter]) -> int:
-    """Return the state of delayed scaling: scales and amax history, 3 slots forward and 2 backward a linear layer."""
+    """Return the state of delayed scaling: scales and amax history.
+
+    A linear layer has 3 slots for its forward pass and 2 for its backward pass.
+    """
     history = plan.settings.amax_history
     if not history:
         return 0
-    low = [
-        p for p in parameters if p.name == "weight" and (p.is_stored_low or p.computes != p.storage)
-    ]
-    return len(low) * (history + 1) * 5 * FP32_BYTES
+    linears = 0
+    for parameter in parameters:
+        is_low = parameter.is_stored_low or parameter.computes != parameter.storage
+        if parameter.name == "weight" and is_low:
+            linears += 1
+    return linears * (history + 1) * 5 * FP32_BYTES
 
 
 def _master_bytes(settings: Settings) -> int:
     if settings.remainders:
         return 2
-    return round(element_bytes(settings.master)) if settings.master is not None else 0
+    if settings.master is None:
+        return 0
+    return round(element_bytes(settings.master))
 
 
 def _state_bytes(settings: Settings, parameters: Sequence[Parameter]) -> float:
-    """Return the bytes per element of the optimizer's state: Adam has two moments, Muon one of the matrices.
+    """Return the bytes per element of the optimizer's state.
+
+    Adam has two moments, Muon one of the matrices.
 
     Source: megatron-core 0.16.1 optimizer/muon.py get_megatron_muon_optimizer.
     """
-    first, second = (
-        round(element_bytes(dtype)) for dtype in (settings.exp_avg, settings.exp_avg_sq)
-    )
+    first = round(element_bytes(settings.exp_avg))
+    second = round(element_bytes(settings.exp_avg_sq))
     if settings.optimizer == "sgd":
         return first
     if settings.optimizer not in MUON:
         return first + second
-    matrices = sum(
-        one.numel for one in parameters if one.rows > 1 and one.layer not in ("embedding", "output")
-    )
-    return first + second * (1 - matrices / sum(one.numel for one in parameters))
+    elements = matrices = 0
+    for parameter in parameters:
+        elements += parameter.numel
+        if parameter.rows > 1 and parameter.layer not in ("embedding", "output"):
+            matrices += parameter.numel
+    return first + second * (1 - matrices / elements)
 
 
 def _layout(plan: PrecisionPlan) -> str:
     parallel = plan.parallel
+    expert_tensor = parallel.expert_tensor
+    if expert_tensor == parallel.tensor:
+        expert_tensor = 1  # the layout does not name a size that is TP's
     sizes = (
         ("TP", parallel.tensor),
         ("PP", parallel.pipeline),
         ("VPP", parallel.virtual),
         ("CP", parallel.context),
         ("EP", parallel.expert),
-        ("ETP", parallel.expert_tensor if parallel.expert_tensor != parallel.tensor else 1),
+        ("ETP", expert_tensor),
         ("DP", parallel.data),
     )
     product = " x ".join(f"{name} {size}" for name, size in sizes if size > 1 or name == "DP")
-    shards = ", distributed optimizer" if plan.settings.distributed else ""
-    return f"{parallel.world_size} rank{'s' * (parallel.world_size > 1)}: {product}{shards}"
+    ranks = "ranks" if parallel.world_size > 1 else "rank"
+    layout = f"{parallel.world_size} {ranks}: {product}"
+    if plan.settings.distributed:
+        layout += ", distributed optimizer"
+    return layout
 
 
 def _notes(
@@ -328,66 +381,74 @@ def _notes(
     workload: Workload,
     ddp: Mapping[str, Any],
     capability: tuple[int, int] | None,
-) -> tuple[str, ...]:
-    notes, settings = [], plan.settings
+) -> Iterator[str]:
+    """Yield the sentences about what is counted, and how."""
+    settings = plan.settings
     if plan.is_frozen and plan.adapter is None:
-        notes.append(
-            "The language model is frozen: it has no gradients, masters, optimizer state and weight gradients."
+        yield (
+            "The language model is frozen: it has no gradients, masters, optimizer state and "
+            "weight gradients."
         )
     if not plan.shape.vocab_size:
-        notes.append(
-            "Embedding and output layer are not counted: the vocabulary (model.vocab_size) is not stated."
+        yield (
+            "Embedding and output layer are not counted: the vocabulary (model.vocab_size) is not "
+            "stated."
         )
     if not workload.seq_length:
-        notes.append(
-            "Activations are not counted: the sequence length (model.seq_length) is not stated."
-        )
-    if ddp["use_custom_fsdp"] or ddp["use_torch_fsdp2"]:
-        notes.append(
-            "FSDP shards weights and gradients too; only that of use_megatron_fsdp is counted here."
-        )
-    if (
-        settings.fsdp
-        and ddp["data_parallel_sharding_strategy"] in GATHERED
-        and not ddp["fsdp_double_buffer"]
-    ):
-        notes.append(
-            "Megatron-FSDP is counted with two units gathered at a time; without fsdp_double_buffer it gathers ahead, "
-            "and may hold more."
-        )
-    if settings.fsdp and ddp["megatron_fsdp_version"] == 2:
-        notes.append(
-            "Megatron-FSDP is counted as its first version, not as megatron_fsdp_version=2."
-        )
-    if settings.is_hybrid_device and settings.fsdp:
-        notes.append(
-            "Masters and optimizer state are counted on the GPU, although optimizer_cpu_offload moves some."
-        )
-    elif settings.is_hybrid_device and not settings.offload_share:
-        notes.append(
-            "optimizer_cpu_offload moves nothing to the host: optimizer_offload_fraction is 0. The FP32 masters and "
-            "moments are on the GPU."
-        )
-    elif settings.is_hybrid_device and settings.offload_share < 1:
-        notes.append(
-            "Whole parameters are moved to the host, so that its share is a little above the fraction."
-        )
-    if (
-        settings.family is not None
-        and capability is None
-        and not has_column_copy(settings.row, (10, 0))
-    ):
-        notes.append(
-            "Whether the GPU needs transposed FP8 copies is not known: counted with them, which Hopper needs and "
-            "Blackwell not."
+        yield "Activations are not counted: the sequence length (model.seq_length) is not stated."
+    yield from _fsdp_notes(settings, ddp)
+    yield from _offload_notes(settings)
+    is_gpu_open = capability is None and not has_column_copy(settings.row, (10, 0))
+    if settings.family is not None and is_gpu_open:
+        yield (
+            "Whether the GPU needs transposed FP8 copies is not known: counted with them, which "
+            "Hopper needs and Blackwell not."
         )
     if settings.family is not None and not settings.low_parameters:
-        notes.append(
-            f"Weights stay in {settings.mode}, and copies in {settings.family.upper()} are added, which takes more "
-            f"memory than {settings.mode} alone; {settings.family}_param_gather=true stores them once."
+        yield (
+            f"Weights stay in {settings.mode}, and copies in {settings.family.upper()} are added, "
+            f"which takes more memory than {settings.mode} alone; "
+            f"{settings.family}_param_gather=true stores them once."
         )
     if plan.shape.experts is not None and workload.seq_length:
-        notes.append(
-            "Activations of experts are those of an even load; the busiest rank of a real step needs more."
+        yield (
+            "Activations of experts are those of an even load; the busiest rank of a real step "
+            "needs more."
         )
-    return tuple(notes)
+
+
+def _fsdp_notes(settings: Settings, ddp: Mapping[str, Any]) -> Iterator[str]:
+    if ddp["use_custom_fsdp"] or ddp["use_torch_fsdp2"]:
+        yield (
+            "FSDP shards weights and gradients too; only that of use_megatron_fsdp is counted here."
+        )
+    if not settings.fsdp:
+        return
+    gathers = ddp["data_parallel_sharding_strategy"] in GATHERED
+    if gathers and not ddp["fsdp_double_buffer"]:
+        yield (
+            "Megatron-FSDP is counted with two units gathered at a time; without "
+            "fsdp_double_buffer it gathers ahead, and may hold more."
+        )
+    if ddp["megatron_fsdp_version"] == 2:
+        yield ("Megatron-FSDP is counted as its first version, not as megatron_fsdp_version=2.")
+
+
+def _offload_notes(settings: Settings) -> Iterator[str]:
+    if not settings.is_hybrid_device:
+        return
+    if settings.fsdp:
+        yield (
+            "Masters and optimizer state are counted on the GPU, although optimizer_cpu_offload "
+            "moves some."
+        )
+    elif not settings.offload_share:
+        yield (
+            "optimizer_cpu_offload moves nothing to the host: optimizer_offload_fraction is 0. The "
+            "FP32 masters and moments are on the GPU."
+        )
+    elif settings.offload_share < 1:
+        yield (
+            "Whole parameters are moved to the host, so that its share is a little above the "
+            "fraction."
+        )

@@ -1,19 +1,22 @@
-"""The buffers of parameters and gradients that Megatron allocates: their padding, their buckets, and each rank's shard.
+"""The buffers that Megatron allocates for parameters and gradients: padding, buckets, shards.
 
-Without Megatron-FSDP the parameters of one storage lie in reverse order. Under the distributed optimizer each begins at
-a multiple of 64 elements, each bucket ends at a multiple of lcm(ranks, 128) (and 2^16 with
-`pad_buckets_for_high_nccl_busbw`), and rank r owns the r-th part of every bucket.
+Without Megatron-FSDP the parameters of one storage lie in reverse order. Under the distributed
+optimizer each begins at a multiple of 64 elements, each bucket ends at a multiple of lcm(ranks,
+128) (and 2^16 with `pad_buckets_for_high_nccl_busbw`), and rank r owns the r-th part of every
+bucket.
 Source: megatron-core 0.16.1 distributed/param_and_grad_buffer.py, optimizer/distrib_optimizer.py.
 
-Under Megatron-FSDP parameters of one dtype, of experts or not, and of one unit make a group. A unit is a layer, under
-`optim_grads_params`, and from 0.20 on under every strategy that shards (distributed/fsdp/mcore_fsdp_adapter.py).
-Its widest row decides the grid, and the group ends at a multiple of the grid times the ranks. Gaps of
-less than a row between its parameters are not counted, since small parameters fill them. With several optimizer
-instances (HSDP) weights and gradients are sharded inside an instance, and with `outer_dp_sharding_strategy` masters and
-optimizer state over all of them. What is sharded is gathered while it is used: two units at a time, or one unit and the
-largest other group.
-Source: megatron-core 0.16.1 distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py. A Mamba layer is no unit
-there, and is one in Megatron-LM's development branch, as here; that changes padding alone.
+Under Megatron-FSDP parameters of one dtype, of experts or not, and of one unit make a group. A unit
+is a layer, under `optim_grads_params`, and from 0.20 on under every strategy that shards
+(distributed/fsdp/mcore_fsdp_adapter.py). The widest row of a group decides its grid, and the group
+ends at a multiple of the grid times the ranks. Gaps of less than a row between its parameters are
+not counted, since small parameters fill them. With several optimizer instances (HSDP) weights and
+gradients are sharded inside an instance, and with `outer_dp_sharding_strategy` masters and
+optimizer state over all of them. Sharded groups are gathered while they are used: two units at a
+time, or one unit and the largest other group.
+Source: megatron-core 0.16.1 distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py. A Mamba
+layer is no unit there, and is one in Megatron-LM's development branch, as here; that changes
+padding alone.
 """
 
 import math
@@ -27,7 +30,6 @@ from bridge.model.modules import OF_MTP
 from bridge.plan.memory_parameters import Parameter, padded
 from bridge.plan.precision_plan import PrecisionPlan
 from bridge.plan.settings import Settings
-from bridge.precision.grouping import grouped
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,25 +65,27 @@ class Buffer:
     @property
     def numel(self) -> int:
         """Elements, padding included."""
-        return self.buckets[-1][1] if self.buckets else 0
+        if not self.buckets:
+            return 0
+        return self.buckets[-1][1]
 
     @property
-    def held(self) -> int:
-        """Elements of its parameters."""
+    def parameter_numel(self) -> int:
+        """Elements of its parameters, without padding."""
         return sum(parameter.numel for parameter, _, _ in self.spans)
 
     def shard(self, rank: int, ranks: int) -> int:
         """Return how many elements of the parameters lie in one rank's parts of the buckets."""
-        held = 0
-        for begin, close in self.buckets:
-            size = (close - begin) // ranks
-            left, right = begin + size * rank, begin + size * (rank + 1)
+        elements = 0
+        for bucket_start, bucket_end in self.buckets:
+            size = (bucket_end - bucket_start) // ranks
+            left = bucket_start + size * rank
+            right = left + size
             first = bisect_right(self.spans, left, key=lambda span: span[2])
             last = bisect_left(self.spans, right, key=lambda span: span[1])
-            held += sum(
-                min(end, right) - max(start, left) for _, start, end in self.spans[first:last]
-            )
-        return held
+            for _, start, end in self.spans[first:last]:
+                elements += min(end, right) - max(start, left)
+        return elements
 
 
 def lay_out(
@@ -92,45 +96,54 @@ def lay_out(
     bucket_size: int | None,
     high_bandwidth: bool,
 ) -> Buffer:
-    """Return the buffer of parameters, in the order of Megatron's modules, that share storage and gradient dtype.
+    """Return the buffer of parameters that share storage and gradient dtype.
 
-    Without the distributed optimizer nothing is padded.
+    `parameters` are in the order of Megatron's modules. Without the distributed optimizer nothing
+    is padded.
     """
-    least = 2**16 if high_bandwidth else 1
-    step, multiple = (64, math.lcm(ranks, 128, least)) if distributed else (1, 1)
+    step = multiple = 1
+    if distributed:
+        step = 64
+        multiple = math.lcm(ranks, 128)
+        if high_bandwidth:
+            multiple = math.lcm(multiple, 2**16)
     spans: list[tuple[Parameter, int, int]] = []
     buckets: list[tuple[int, int]] = []
-    begin = 0
+    bucket_start = 0
     for bucket in _buckets(reversed(parameters), bucket_size, step=step, splits_shared=distributed):
-        end = begin
+        end = bucket_start
         for parameter in bucket:
             start = padded(end, step)
             end = start + parameter.numel
             spans.append((parameter, start, end))
-        buckets.append((begin, padded(end, multiple)))
-        begin = buckets[-1][1]
+        bucket_end = padded(end, multiple)
+        buckets.append((bucket_start, bucket_end))
+        bucket_start = bucket_end
     return Buffer(spans=tuple(spans), buckets=tuple(buckets))
 
 
 def _buckets(
     parameters: Iterable[Parameter], bucket_size: int | None, *, step: int = 1, splits_shared: bool
 ) -> Iterator[list[Parameter]]:
-    """Yield buckets of at least `bucket_size` elements (None: one bucket); a shared embedding has one of its own.
+    """Yield buckets of at least `bucket_size` elements (None: one bucket).
 
-    Each parameter begins at a multiple of `step` elements.
+    A shared embedding has a bucket to itself. Each parameter begins at a multiple of `step`
+    elements.
     """
     bucket: list[Parameter] = []
     size = 0
     for parameter in parameters:
-        alone = parameter.shares_embedding and splits_shared
-        if alone and bucket:
+        is_alone = parameter.shares_embedding and splits_shared
+        if is_alone and bucket:
             yield bucket
-            bucket, size = [], 0
+            bucket = []
+            size = 0
         bucket.append(parameter)
         size = padded(size, step) + parameter.numel
-        if alone or (bucket_size and size >= bucket_size):
+        if is_alone or (bucket_size and size >= bucket_size):
             yield bucket
-            bucket, size = [], 0
+            bucket = []
+            size = 0
     if bucket:
         yield bucket
 
@@ -142,52 +155,65 @@ def ddp_groups(
     ddp: Mapping[str, Any],
     data_rank: int,
 ) -> list[Group]:
-    """Return the groups of a model chunk's parameters, given in the order of Megatron's modules, without FSDP."""
+    """Return the groups of a model chunk's parameters without FSDP.
+
+    `parameters` are in the order of Megatron's modules.
+    """
     parallel, settings = plan.parallel, plan.settings
-    is_cut = ddp["overlap_grad_reduce"] and place.stage == 0 and place.chunk == 0
-    bucket_size = (
-        int(ddp["bucket_size"] or max(40_000_000, 1_000_000 * parallel.data)) if is_cut else None
-    )
-    alike = grouped(((one.is_frozen, one.is_expert, one.storage), one) for one in parameters)
-    found = []
-    for (is_frozen, is_expert, _), group in alike.items():
+    bucket_size = None
+    if ddp["overlap_grad_reduce"] and place.stage == 0 and place.chunk == 0:
+        bucket_size = int(ddp["bucket_size"] or max(40_000_000, 1_000_000 * parallel.data))
+    alike: dict[tuple[bool, bool, str], list[Parameter]] = {}
+    for parameter in parameters:
+        key = (parameter.is_frozen, parameter.is_expert, parameter.storage)
+        alike.setdefault(key, []).append(parameter)
+    groups: list[Group] = []
+    for (is_frozen, is_expert, _), members in alike.items():
         if is_frozen:
-            held = sum(one.numel for one in group)
-            found.append(Group(parameters=tuple(group), whole=held, weights=held))
+            elements = _numel(members)
+            groups.append(Group(parameters=tuple(members), whole=elements, weights=elements))
             continue
-        everywhere = parallel.expert_data if is_expert else parallel.data * parallel.context
-        ranks = max(1, everywhere // ddp["num_distributed_optimizer_instances"])
+        replicas = parallel.replicas_of(is_expert=is_expert)
+        ranks = max(1, replicas // ddp["num_distributed_optimizer_instances"])
         buffer = lay_out(
-            group,
+            members,
             ranks=ranks,
             distributed=settings.distributed,
             bucket_size=bucket_size,
             high_bandwidth=ddp["pad_buckets_for_high_nccl_busbw"],
         )
-        own = buffer.shard(data_rank % ranks, ranks) if settings.distributed else buffer.held
+        share = buffer.parameter_numel
+        if settings.distributed:
+            share = buffer.shard(data_rank % ranks, ranks)
         if settings.layer_wise:  # whole parameters, dealt out by size: the shares are nearly even
-            own = -(-own // ranks)
-        found.append(
-            Group(
-                parameters=tuple(group),
-                whole=buffer.numel,
-                weights=_weights(settings, buffer),
-                gradients=buffer.numel,
-                masters=own,
-                states=own,
-            )
+            share = -(-share // ranks)
+        group = Group(
+            parameters=tuple(members),
+            whole=buffer.numel,
+            weights=_weights(settings, buffer),
+            gradients=buffer.numel,
+            masters=share,
+            states=share,
         )
-    return found
+        groups.append(group)
+    return groups
+
+
+def _numel(parameters: Iterable[Parameter]) -> int:
+    return sum(parameter.numel for parameter in parameters)
 
 
 def _weights(settings: Settings, buffer: Buffer) -> int:
-    """Return the weights' own elements, with the buffer's padding where they lie in one."""
+    """Return the elements of the weights, with the buffer's padding where they lie in one."""
     if not settings.distributed:
-        return buffer.held
+        return buffer.parameter_numel
     if buffer.spans[0][0].is_stored_low and settings.scheme == "mxfp8":
-        return buffer.held  # gathered through the gradient buffer, they lie in none of their own
-    # Megatron allocates an unused buffer and leaves the weights where they were.
-    return buffer.numel + (buffer.held if settings.unused_weight_buffer else 0)
+        # They are gathered through the gradient buffer, and have no buffer themselves.
+        return buffer.parameter_numel
+    if settings.unused_weight_buffer:
+        # Megatron allocates an unused buffer and leaves the weights where they were.
+        return buffer.numel + buffer.parameter_numel
+    return buffer.numel
 
 
 SHARDED = {"no_shard": "", "optim": "O", "optim_grads": "OG", "optim_grads_params": "OGP"}
@@ -211,81 +237,111 @@ def fsdp_groups(
     sharded = SHARDED.get(str(ddp["data_parallel_sharding_strategy"]), "OGP")
     instances = ddp["num_distributed_optimizer_instances"] or 1
     is_outer = instances > 1 and ddp["outer_dp_sharding_strategy"] != "no_shard"
-    in_units = bool(sharded) if has_units else "P" in sharded
-    found = []
-    for group in _grouped(
+    in_units = "P" in sharded
+    if has_units:
+        in_units = bool(sharded)
+    groups: list[Group] = []
+    for members in _grouped(
         parameters, in_units, bucket_size=ddp["bucket_size"], splits_shared=bool(sharded)
     ):
-        everywhere = (
-            parallel.expert_data if group[0].is_expert else parallel.data * parallel.context
-        )
-        inner = max(1, everywhere // instances)
-        outer = everywhere if is_outer else inner
-        held = sum(one.numel for one in group)
-        whole = share = states = held
+        first = members[0]
+        replicas = parallel.replicas_of(is_expert=first.is_expert)
+        inner = max(1, replicas // instances)
+        outer = replicas if is_outer else inner
+        elements = _numel(members)
+        whole = share = states = elements
         if sharded:
-            whole = padded(held, outer * _grid(group))
+            whole = padded(elements, outer * _grid(members))
             share = whole // outer
-            states = min(
-                max(held - share * (data_rank % outer), 0), share
-            )  # the padding is at the end
-        trained = 0 if group[0].is_frozen else whole
-        found.append(
-            Group(
-                parameters=tuple(group),
-                whole=whole,
-                weights=whole // (inner if "P" in sharded else 1),
-                gradients=trained // (inner if "G" in sharded else 1),
-                masters=share if trained else 0,
-                states=states if trained else 0,
-                unit=_unit(group[0]) if in_units else None,
-            )
+            # The padding is at the end.
+            states = min(max(elements - share * (data_rank % outer), 0), share)
+        weights = gradients = whole
+        if "P" in sharded:
+            weights = whole // inner
+        if "G" in sharded:
+            gradients = whole // inner
+        if first.is_frozen:
+            gradients = share = states = 0
+        unit = None
+        if in_units:
+            unit = _unit(first)
+        group = Group(
+            parameters=tuple(members),
+            whole=whole,
+            weights=weights,
+            gradients=gradients,
+            masters=share,
+            states=states,
+            unit=unit,
         )
-    return found
+        groups.append(group)
+    return groups
 
 
 def gathered(groups: Sequence[Group], sizes: Sequence[float]) -> float:
-    """Return the bytes of groups that are gathered at a time, given the bytes of each whole group."""
-    units = grouped((group.unit, size) for group, size in zip(groups, sizes, strict=True))
-    outside = units.pop(None, [])
-    unit = max(map(sum, units.values()), default=0.0)
-    return unit + max(unit, *outside) if outside else 2 * unit
+    """Return the bytes of groups that are gathered at a time; `sizes` are those of whole groups."""
+    outside: list[float] = []
+    units: dict[str, float] = {}
+    for group, size in zip(groups, sizes, strict=True):
+        if group.unit is None:
+            outside.append(size)
+        else:
+            units[group.unit] = units.get(group.unit, 0.0) + size
+    largest_unit = max(units.values(), default=0.0)
+    if not outside:
+        return 2 * largest_unit
+    return largest_unit + max(largest_unit, *outside)
 
 
 def _unit(parameter: Parameter) -> str | None:
-    if parameter.layer.isdigit() or (
-        parameter.layer.startswith("mtp") and parameter.module not in OF_MTP
-    ):
-        return parameter.layer
+    """Return the label of the layer that is a parameter's unit; None outside of layers."""
+    layer = parameter.layer
+    is_inside_mtp = layer.startswith("mtp") and parameter.module not in OF_MTP
+    if layer.isdigit() or is_inside_mtp:
+        return layer
     return None
 
 
 def _grouped(
     parameters: Sequence[Parameter], in_units: bool, *, bucket_size: int | None, splits_shared: bool
 ) -> Iterator[list[Parameter]]:
-    """Yield the groups: by attributes, cut at a shared embedding, and outside of units at the bucket size."""
+    """Yield the groups by attributes, cut at a shared embedding.
 
-    def key(one: Parameter) -> tuple[object, bool, bool, str | None]:
-        is_expert, unit = one.module.startswith("experts."), _unit(one) if in_units else None
-        return one.is_stored_low or one.storage, is_expert, one.is_frozen, unit
-
-    for (_, _, _, unit), group in grouped((key(one), one) for one in parameters).items():
-        yield from _buckets(
-            group, bucket_size if unit is None else None, splits_shared=splits_shared
-        )
+    Outside of units they are cut at the bucket size, too.
+    """
+    alike: dict[tuple[str, bool, bool, str | None], list[Parameter]] = {}
+    for parameter in parameters:
+        storage = "low" if parameter.is_stored_low else parameter.storage
+        is_expert = parameter.module.startswith("experts.")
+        unit = None
+        if in_units:
+            unit = _unit(parameter)
+        key = (storage, is_expert, parameter.is_frozen, unit)
+        alike.setdefault(key, []).append(parameter)
+    for (_, _, _, unit), members in alike.items():
+        if unit is None:
+            yield from _buckets(members, bucket_size, splits_shared=splits_shared)
+        else:
+            yield from _buckets(members, None, splits_shared=splits_shared)
 
 
 def _width(parameter: Parameter) -> int:
     """Return the elements of a row; Megatron's vectors are columns."""
-    return parameter.columns if parameter.rows > 1 else 1
+    if parameter.rows > 1:
+        return parameter.columns
+    return 1
 
 
 def _grid(parameters: Sequence[Parameter]) -> int:
-    """Return the multiple at which large parameters of a group begin: its widest row, where the others fit."""
+    """Return the multiple at which large parameters of a group begin.
+
+    It is the widest row of the group, where the others fit.
+    """
     ordered = sorted(parameters, key=_width, reverse=True)
     grid = _width(ordered[0])
-    for one in ordered:
-        fits = _width(one) == grid or (grid % _width(one) == 0 and one.numel % grid == 0)
-        if not (fits or one.numel < grid):
-            grid = math.lcm(grid, _width(one))
+    for parameter in ordered:
+        width = _width(parameter)
+        fits = width == grid or (grid % width == 0 and parameter.numel % grid == 0)
+        if not fits and parameter.numel >= grid:
+            grid = math.lcm(grid, width)
     return grid

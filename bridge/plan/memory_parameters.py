@@ -1,7 +1,8 @@
-"""Every parameter that one rank holds, with its size there and how it is stored, in the order of Megatron's modules.
+"""Every parameter on one rank, with its size and storage there, in the order of Megatron's modules.
 
-Shapes of scales are those that Transformer Engine allocates (2.20 pytorch/csrc/quantizer.cpp, common/recipe): row-wise
-and column-wise MXFP8 and NVFP4 scales are padded to multiples of 128 and 4, block scales to multiples of 4.
+Shapes of scales are those that Transformer Engine allocates (2.20 pytorch/csrc/quantizer.cpp,
+common/recipe): row-wise and column-wise MXFP8 and NVFP4 scales are padded to multiples of 128 and
+4, block scales to multiples of 4.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,63 +22,78 @@ def element_bytes(dtype: str) -> float:
     """Return the bytes of one element of a format; a factory's own format counts as one byte."""
     if dtype == "fp64":
         return 8
-    return FORMATS[dtype].bits / 8 if dtype in FORMATS else 1
+    if dtype not in FORMATS:
+        return 1
+    return FORMATS[dtype].bits / 8
 
 
 def has_column_copy(scheme: Scheme | None, capability: tuple[int, int] | None) -> bool:
     """Return whether a second copy is kept for the GEMMs that read the tensor along its other axis.
 
-    Per-tensor scaling needs a transpose on Ada and Hopper, whose FP8 GEMMs read one layout only; Blackwell reads both
-    (compute capability 10 or 11, and 13 on; Transformer Engine 2.20 pytorch/utils.py). An unknown GPU counts as Hopper.
+    Per-tensor scaling needs a transpose on Ada and Hopper, whose FP8 GEMMs read one layout only.
+    Blackwell reads both (compute capability 10 or 11, and 13 on; Transformer Engine 2.20
+    pytorch/utils.py). An unknown GPU counts as Hopper.
     """
     if not is_per_tensor(scheme) or capability is None:
         return True
-    return not ((10, 0) <= capability < (12, 0) or capability >= (13, 0))
+    reads_both_layouts = (10, 0) <= capability < (12, 0) or capability >= (13, 0)
+    return not reads_both_layouts
 
 
 def scale_bytes(scheme: Scheme | None, rows: int, columns: int) -> int:
-    """Return the bytes of the scales of a weight's row-wise copy; the column-wise copy has the transposed shape."""
+    """Return the bytes of the scales of a weight's row-wise copy.
+
+    The column-wise copy has the transposed shape.
+    """
     if scheme is None or is_per_tensor(scheme):
         return FP32_BYTES
     tile = scheme.operand("weight").row
     if scheme.name == "blockwise":
-        return -(-rows // tile[0]) * padded(-(-columns // tile[1]), 4) * FP32_BYTES
-    size = element_bytes(scheme.scale_format or "fp32")
-    per_tensor = FP32_BYTES if scheme.tensor_scale_format else 0
-    return round(padded(rows, 128) * padded(-(-columns // max(tile)), 4) * size) + per_tensor
+        tiles_down = -(-rows // tile[0])
+        tiles_across = -(-columns // tile[1])
+        return tiles_down * padded(tiles_across, 4) * FP32_BYTES
+    blocks = -(-columns // max(tile))
+    scale = element_bytes(scheme.scale_format or "fp32")
+    size = round(padded(rows, 128) * padded(blocks, 4) * scale)
+    if scheme.tensor_scale_format:
+        size += FP32_BYTES
+    return size
 
 
 def bytes_of_two_formats(copies: Copies, rows: int, columns: int, high: float) -> int:
-    """Return the bytes of the copies of a weight of two formats; `high` are the bytes of an element of the weight.
+    """Return the bytes of the copies of a weight of two formats.
 
-    A copy in high precision is the weight itself, or a tensor of its own where a quantizer makes it from the other one.
+    `high` are the bytes of an element of the weight. A copy in high precision is the weight itself,
+    or a separate tensor where a quantizer makes it from the other copy.
     """
     row, column = copies.weight.row, copies.weight.column
+    elements = rows * columns
     total = 0.0
     if row.scheme is not None:
-        total += rows * columns * element_bytes(row.format) + scale_bytes(
-            scheme_row(row.scheme), rows, columns
-        )
+        total += elements * element_bytes(row.format)
+        total += scale_bytes(scheme_row(row.scheme), rows, columns)
     if column.scheme is not None:
-        total += rows * columns * element_bytes(column.format) + scale_bytes(
-            scheme_row(column.scheme), columns, rows
-        )
+        total += elements * element_bytes(column.format)
+        total += scale_bytes(scheme_row(column.scheme), columns, rows)
     elif column.is_of_row and not copies.keeps_row:
-        total += rows * columns * high
+        total += elements * high
     return round(total)
 
 
 def operand_bytes(dtype: str, scheme: Scheme | None) -> float:
-    """Return the bytes per element of a linear's quantised input, the scales of its column-wise copy included."""
+    """Return the bytes per element of a linear's quantised input.
+
+    The scales of its column-wise copy are included.
+    """
     if scheme is None or is_per_tensor(scheme):
         return element_bytes(dtype)
-    return element_bytes(dtype) + element_bytes(scheme.scale_format or "fp32") / max(
-        scheme.operand("input").column
-    )
+    scale = element_bytes(scheme.scale_format or "fp32")
+    elements_per_scale = max(scheme.operand("input").column)
+    return element_bytes(dtype) + scale / elements_per_scale
 
 
 def is_per_tensor(scheme: Scheme | None) -> bool:
-    """Return whether one scale serves a whole tensor; a transpose shares the scale of its original then."""
+    """Return whether one scale serves a whole tensor; its transpose shares the scale then."""
     return scheme is None or all(operand.row == WHOLE for operand in scheme.operands)
 
 
@@ -128,7 +144,10 @@ class Parameter:
 
 
 def chunk_parameters(plan: PrecisionPlan, place: Place) -> list[Parameter]:
-    """Return the parameters of a model chunk on one rank of its stage; all ranks of a stage hold as many."""
+    """Return the parameters of a model chunk on one rank of its stage.
+
+    All ranks of a stage hold as many.
+    """
     return list(_Chunk(plan, place).parameters())
 
 
@@ -142,32 +161,46 @@ class _Chunk:
 
     def parameters(self) -> Iterator[Parameter]:
         shape, place = self.plan.shape, self.place
-        tied = shape.share_embeddings_and_output_weights
-        mtp = place.mtp and shape.mtp_num_layers > 0
-        over_stages = self.parallel.pipeline > 1 and (tied or shape.mtp_num_layers > 0)
-        if place.embedding or mtp:
-            shared = over_stages and not (place.embedding and place.output)
+        is_tied = shape.share_embeddings_and_output_weights
+        predicts = place.mtp and shape.mtp_num_layers > 0
+        needs_embedding = place.embedding or predicts
+        over_stages = self.parallel.pipeline > 1 and (is_tied or shape.mtp_num_layers > 0)
+        if needs_embedding:
+            is_shared = over_stages and not (place.embedding and place.output)
             yield from self._modules(
-                "embedding", self.layers["embedding"].modules, shares_embedding=shared
+                "embedding", self.layers["embedding"].modules, shares_embedding=is_shared
             )
         for index in place.layers:
-            yield from self._shared(str(index + 1))
+            yield from self._layer(str(index + 1))
         *norms, head = self.layers["output"].modules
         if place.output:
             yield from self._modules("output", norms)
-        for label in (f"mtp {number}" for number in range(1, shape.mtp_layers + 1 if mtp else 1)):
+        if predicts:
+            yield from self._prediction()
+        if place.output and not (is_tied and needs_embedding):
+            yield from self._modules("output", (head,), shares_embedding=is_tied and over_stages)
+
+    def _prediction(self) -> Iterator[Parameter]:
+        """Yield the parameters of the multi-token-prediction layers."""
+        shape = self.plan.shape
+        for number in range(1, shape.mtp_layers + 1):
+            label = f"mtp {number}"
             *first, last = self.layers[label].modules
             yield from self._modules(label, first)
-            for inner in (f"{label}.{position + 1}" for position in range(len(shape.mtp_kinds))):
+            for position in range(len(shape.mtp_kinds)):
+                inner = f"{label}.{position + 1}"
                 yield from self._modules(inner, self.layers[inner].modules)
             yield from self._modules(label, (last,))
-        if place.output and not (tied and (place.embedding or mtp)):
-            yield from self._modules("output", (head,), shares_embedding=tied and over_stages)
 
-    def _shared(self, label: str) -> list[Parameter]:
-        """Return the parameters of a layer: those of an equal one, except under Megatron-FSDP, where each is a unit."""
+    def _layer(self, label: str) -> list[Parameter]:
+        """Return the parameters of a layer: those of an equal layer where there is one.
+
+        Under Megatron-FSDP each layer is a unit, and has its own.
+        """
         layer = self.layers[label]
-        key = label if self.plan.settings.fsdp else layer.alike
+        key: int | str = layer.alike
+        if self.plan.settings.fsdp:
+            key = label
         if key not in self.made:
             self.made[key] = list(self._modules(label, layer.modules))
         return self.made[key]
@@ -184,58 +217,73 @@ class _Chunk:
                 yield from self._module(label, planned, shares_embedding=shares_embedding)
 
     def _experts(self, label: str, experts: list[PlanModule]) -> Iterator[Parameter]:
-        shared = [
-            planned
-            for planned in experts
-            if planned.kind == "adapter" and planned.module.count == 1
-        ]
-        one = [
-            parameter
-            for planned in experts
-            if planned not in shared
-            for parameter in self._module(label, planned)
-        ]
+        """Yield the parameters of the experts of a rank, and then those of a shared adapter."""
+        of_one_expert: list[Parameter] = []
+        shared: list[Parameter] = []
+        for planned in experts:
+            is_shared = planned.kind == "adapter" and planned.module.count == 1
+            if is_shared:
+                shared += self._module(label, planned)
+            else:
+                of_one_expert += self._module(label, planned)
         for _ in range(experts[0].module.count // self.parallel.expert):
-            yield from one
-        for planned in shared:
-            yield from self._module(label, planned)
+            yield from of_one_expert
+        yield from shared
 
     def _module(
         self, label: str, planned: PlanModule, *, shares_embedding: bool = False
     ) -> Iterator[Parameter]:
-        module, mode = planned.module, self.plan.settings.mode
-        weight = planned.row("weight")
-        storage = weight.storage if weight is not None else mode
-        computes = weight.format if weight is not None and weight.format in LOW else storage
-        scheme = self.plan.settings.row if storage in LOW else None
-        if planned.scheme is not None:
-            scheme = self.plan.settings.row_of(planned.scheme)
-        ranks = self.parallel.expert_tensor if module.is_expert else self.parallel.tensor
+        """Yield the parameters of a module: its vectors, its weight and its bias."""
+        module = planned.module
+        ranks = self.parallel.tensor_of(is_expert=module.is_expert)
         outputs, inputs = module.on_rank(self.plan.shape, ranks)
-        is_expert = module.is_expert and self.parallel.expert > 1
-        made = partial(
+        parameter = partial(
             Parameter,
             layer=label,
             module=module.name,
-            is_expert=is_expert,
+            is_expert=module.is_expert and self.parallel.expert > 1,
             is_frozen=module.is_frozen,
         )
-        kept = "fp32" if module.is_fp32 else mode
-        vector = partial(made, rows=1, storage=kept, computes=kept)
+        dtype = "fp32" if module.is_fp32 else self.plan.settings.mode
+        vector = partial(parameter, rows=1, storage=dtype, computes=dtype)
         for name, length in module.vectors:
-            yield vector(name=name, columns=length // ranks if module.split == "column" else length)
+            parts = 1
+            if module.split == "column":
+                parts = ranks
+            yield vector(name=name, columns=length // parts)
         if outputs and module.kind == "norm":
             yield vector(name="weight", columns=outputs)
         elif outputs and module.kind != "attention":
-            shares = shares_embedding and module.name != "position_embeddings"
-            matrix = partial(
-                made, name="weight", rows=outputs, columns=inputs, shares_embedding=shares
-            )
-            yield matrix(
-                storage=storage, computes=computes, scheme=scheme, copies=_of_two_formats(planned)
+            storage, computes = self._formats(planned)
+            yield parameter(
+                name="weight",
+                rows=outputs,
+                columns=inputs,
+                storage=storage,
+                computes=computes,
+                scheme=self._scheme(planned, storage),
+                copies=_of_two_formats(planned),
+                shares_embedding=shares_embedding and module.name != "position_embeddings",
             )
         if module.bias:
             yield vector(name="bias", columns=outputs)
+
+    def _formats(self, planned: PlanModule) -> tuple[str, str]:
+        """Return the format in which a weight is stored, and that in which its GEMMs take it."""
+        weight = planned.row("weight")
+        if weight is None:
+            return self.plan.settings.mode, self.plan.settings.mode
+        if weight.format in LOW:
+            return weight.storage, weight.format
+        return weight.storage, weight.storage
+
+    def _scheme(self, planned: PlanModule, storage: str) -> Scheme | None:
+        """Return the scheme in which GEMMs take a weight, or else in which it is stored."""
+        if planned.scheme is not None:
+            return self.plan.settings.row_of(planned.scheme)
+        if storage in LOW:
+            return self.plan.settings.row
+        return None
 
 
 def _of_two_formats(planned: PlanModule) -> Copies | None:

@@ -1,19 +1,20 @@
-"""Activation memory over a step: the micro-batches that a rank keeps at a time under Megatron's pipeline schedules.
+"""Activation memory over a step: the micro-batches that a rank keeps at a time under each schedule.
 
-A rank is at its fullest when a forward pass ends, or in the next backward pass, which frees layers from the last one
-on and runs those again that are recomputed. `moments` lists these pairs under each schedule: no pipeline, 1F1B,
-interleaved 1F1B, and the form that runs both passes at once (`overlap_moe_expert_parallel_comm`). Without
-`deallocate_pipeline_outputs` a stage also keeps the outputs that it sent.
+A rank is at its fullest when a forward pass ends, or in the next backward pass, which frees layers
+from the last layer on and runs recomputed layers again. `moments` lists these pairs under each
+pipeline schedule of Megatron: no pipeline, 1F1B, interleaved 1F1B, and the form that runs both
+passes at once (`overlap_moe_expert_parallel_comm`). Without `deallocate_pipeline_outputs` a stage
+also keeps the outputs that it sent.
 
-`tests/plan/test_memory_in_flight.py` compares the counts and bytes with those of real pipelines on a CPU, and
-docs/howto/plan-and-memory.md has the table. The form that runs both passes at once is read in its source: megatron-core
-0.16.1 pipeline_parallel/combined_1f1b.py and models/common/model_chunk_schedule_plan.py.
+`tests/plan/test_memory_in_flight.py` compares the counts and bytes with those of real pipelines on
+a CPU, and docs/howto/plan-and-memory.md has the table. The form that runs both passes at once is
+read in its source: megatron-core 0.16.1 pipeline_parallel/combined_1f1b.py and
+models/common/model_chunk_schedule_plan.py.
 """
 
 import math
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import accumulate
 from typing import NamedTuple
 
 from bridge.model.layout import Place
@@ -27,22 +28,27 @@ class Moment(NamedTuple):
     alive: tuple[int, ...]
     """Micro-batches of each model chunk that are kept between the two."""
     forward: int | None
-    """Chunk of the forward pass; None at the end of a step, where backward passes follow one another."""
+    """Chunk of the forward pass; None at the end of a step, in which backward passes alone run."""
     backward: int
     is_first: bool
     """No backward pass went before."""
 
 
 def activation_bytes(plan: PrecisionPlan, places: Sequence[Place], workload: Workload) -> int:
-    """Return the activations on a rank, given the places of its model chunks, at the fullest moment of a step."""
+    """Return the activations on a rank at the fullest moment of a step.
+
+    `places` are those of its model chunks.
+    """
     if not workload.seq_length:
         return 0
-    chunks = [_Chunk(segments(plan, place, workload)) for place in places]
     stage, stages = places[0].stage, plan.parallel.pipeline
-    sent = [
-        0.0 if place.output or stages == 1 else stream_bytes(plan, workload) for place in places
-    ]
-    found = moments(
+    chunks: list[_Chunk] = []
+    for place in places:
+        sent = 0.0
+        if stages > 1 and not place.output:
+            sent = stream_bytes(plan, workload)
+        chunks.append(_Chunk(segments(plan, place, workload), sent))
+    of_step = moments(
         stage,
         stages,
         len(places),
@@ -50,7 +56,7 @@ def activation_bytes(plan: PrecisionPlan, places: Sequence[Place], workload: Wor
         workload.micro_batches,
         is_combined=workload.is_combined,
     )
-    return round(max(_bytes(moment, chunks, sent, workload) for moment in found))
+    return round(max(_bytes(moment, chunks, workload) for moment in of_step))
 
 
 @lru_cache(maxsize=256)
@@ -63,13 +69,24 @@ def moments(
     *,
     is_combined: bool,
 ) -> tuple[Moment, ...]:
-    """Return the different moments of a step on a stage, from 0, of so many chunks; the rest is as in `Workload`."""
+    """Return the different moments of a step on a stage.
+
+    Args:
+        stage: Number of the stage, from 0.
+        stages: Stages of the pipeline.
+        chunks: Model chunks of each stage.
+        group_size: As in `Workload`.
+        micro_batches: As in `Workload`.
+        is_combined: As in `Workload`.
+    """
     group = group_size or stages
-    lead = stages - stage - 1 if chunks == 1 else 2 * (stages - stage - 1) + (chunks - 1) * group
-    lead += is_combined
-    steady = (
-        math.ceil((lead + 1) / (chunks * group)) + 2
-    ) * group  # from there on every group is like the one before
+    lead = stages - stage - 1
+    if chunks > 1:
+        lead = 2 * lead + (chunks - 1) * group
+    if is_combined:
+        lead += 1
+    # From there on every group is like the group before.
+    steady = (math.ceil((lead + 1) / (chunks * group)) + 2) * group
     count = steady
     if micro_batches is not None:
         count = micro_batches - max(0, (micro_batches - steady) // group * group)
@@ -77,19 +94,20 @@ def moments(
 
 
 def _moments(lead: int, chunks: int, group: int, micro_batches: int) -> Iterator[Moment]:
-    order = [
-        chunk
-        for first in range(0, micro_batches, group)
-        for chunk in range(chunks)
-        for _ in range(first, min(first + group, micro_batches))
-    ]
+    """Yield the moments of a step; `lead` forward passes go before the first backward pass."""
+    order: list[int] = []
+    for first in range(0, micro_batches, group):
+        size = min(group, micro_batches - first)
+        for chunk in range(chunks):
+            order += [chunk] * size
     lead = min(lead, len(order) - 1)
     alive = [0] * chunks
     for chunk in order[:lead]:
         alive[chunk] += 1
     for number, chunk in enumerate(order):
-        forward = order[lead + number] if lead + number < len(order) else None
-        if forward is not None:
+        forward = None
+        if lead + number < len(order):
+            forward = order[lead + number]
             alive[forward] += 1
         backward = chunks - 1 - chunk
         yield Moment(tuple(alive), forward, backward, is_first=number == 0)
@@ -97,43 +115,54 @@ def _moments(lead: int, chunks: int, group: int, micro_batches: int) -> Iterator
 
 
 class _Chunk:
-    def __init__(self, parts: Sequence[Segment]) -> None:
-        self.after = list(accumulate((part.kept for part in parts), initial=0.0))
+    """The bytes of a model chunk: of its parts, and of the output that it sends."""
+
+    def __init__(self, parts: Sequence[Segment], sent: float) -> None:
+        self.sent = sent
+        self.after = [0.0]
         """Bytes kept once so many of its parts have run."""
-        self.kept = self.after[-1]
-        filled = zip(self.after[1:], parts, strict=True)
-        self.fullest = max((size + part.again for size, part in filled), default=0.0)
+        self.fullest = 0.0
         """Bytes at the fullest moment of its backward pass."""
+        for part in parts:
+            size = self.after[-1] + part.kept
+            self.after.append(size)
+            self.fullest = max(self.fullest, size + part.again)
+        self.kept = self.after[-1]
 
 
-def _bytes(
-    moment: Moment, chunks: Sequence[_Chunk], sent: Sequence[float], workload: Workload
-) -> float:
-    """Return the bytes of a moment, given the bytes of what each chunk sends to the next stage."""
-    kept = sum(count * chunk.kept for count, chunk in zip(moment.alive, chunks, strict=True))
-    latest = sent[moment.forward] if moment.forward is not None else 0.0
-    between = later = latest
+def _bytes(moment: Moment, chunks: Sequence[_Chunk], workload: Workload) -> float:
+    """Return the bytes of a moment."""
+    kept = outputs = 0.0
+    for count, chunk in zip(moment.alive, chunks, strict=True):
+        kept += count * chunk.kept
+        outputs += count * chunk.sent
+    forward = None
+    latest = 0.0
+    if moment.forward is not None:
+        forward = chunks[moment.forward]
+        latest = forward.sent
     if workload.keeps_outputs:
-        later = sum(count * size for count, size in zip(moment.alive, sent, strict=True))
-        is_held = len(chunks) == 1 and moment.forward is not None and not moment.is_first
-        between = later + (
-            latest if is_held else 0.0
-        )  # of the last backward pass, until the next forward pass ends
-    elif len(chunks) == 1:
-        later = (
-            0.0  # freed when it is sent; an interleaved stage frees it before its next forward pass
-        )
-    last = chunks[moment.backward]
-    if workload.is_combined and moment.forward is not None:
-        others = kept - last.kept - chunks[moment.forward].kept
-        return others + _both(chunks[moment.forward].after, last.after) + later
-    return max(kept + between, kept - last.kept + last.fullest + later)
+        between = later = outputs
+        if len(chunks) == 1 and not moment.is_first:
+            # The output of the last backward pass is kept until the next forward pass ends.
+            between += latest
+    else:
+        between = later = latest
+        if len(chunks) == 1:
+            # Freed when it is sent; an interleaved stage frees it before its next forward pass.
+            later = 0.0
+    backward = chunks[moment.backward]
+    if workload.is_combined and forward is not None:
+        others = kept - backward.kept - forward.kept
+        return others + _both(forward.after, backward.after) + later
+    return max(kept + between, kept - backward.kept + backward.fullest + later)
 
 
 def _both(forward: Sequence[float], backward: Sequence[float]) -> float:
-    """Return the most that is kept while one chunk runs forward and another one backward, part by part."""
-    steps = max(len(forward), len(backward))
-    return max(
-        forward[min(step + 1, len(forward) - 1)] + backward[max(len(backward) - 1 - step, 0)]
-        for step in range(steps)
-    )
+    """Return the most that is kept while one chunk runs forward and another backward, by parts."""
+    most = 0.0
+    last_forward, last_backward = len(forward) - 1, len(backward) - 1
+    for step in range(max(len(forward), len(backward))):
+        size = forward[min(step + 1, last_forward)] + backward[max(last_backward - step, 0)]
+        most = max(most, size)
+    return most

@@ -1,4 +1,4 @@
-"""The rows of one module: each GEMM and tensor, and the formats it is computed, scaled, kept and sent in."""
+"""The rows of a module: each GEMM and tensor, and the formats it is computed, kept and sent in."""
 
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -19,11 +19,16 @@ class PlanRow:
     item: str
     """fprop, dgrad, wgrad, qk, pv, forward, ... or input, weight, grad_output, output."""
     format: str = ""
-    """Formats that are multiplied, or that the tensor is rounded to: "e4m3", "e5m2 x e4m3", "bf16", ...; of a tensor
-    whose row-wise and column-wise copy differ "e4m3 / bf16"."""
+    """Formats that are multiplied, or that the tensor is rounded to: "e4m3", "e5m2 x e4m3", ...
+
+    A tensor whose row-wise and column-wise copies differ has "e4m3 / bf16".
+    """
     scale: str = ""
-    """Elements that share one scale: tensor, or tiles of rows x columns, row-wise / column-wise copy; none: no scale.
-    What else is done to the copies follows, as "hadamard"."""
+    """Elements that share one scale: tensor, or tiles of rows x columns; none: no scale.
+
+    Two tiles are those of the row-wise / column-wise copy. Further changes of the copies follow, as
+    "hadamard".
+    """
     accumulate: str = ""
     """Accumulator of the products; "fp32 fast" is Hopper's short accumulator."""
     storage: str = ""
@@ -37,45 +42,61 @@ class PlanRow:
 
 @lru_cache(maxsize=4096)
 def module_rows(module: Module, settings: Settings, *, low: bool) -> tuple[PlanRow, ...]:
-    """Return the rows of a module in a layer that is (`low`), or is not, in the scheme's context."""
+    """Return the rows of a module; `low`: its layer is in the scheme's context."""
     low = low and not module.is_high and not (module.is_absorbed and settings.absorbs)
     if module.is_fp32 and module.kind != "attention":
         settings = settings.in_fp32
     rows = _rows(module, settings, low=low)
     if not module.is_frozen:
         return rows
-    kept = (row for row in rows if row.item != "wgrad")
-    return tuple(replace(row, master="", gradient="", reduction="", checkpoint="") for row in kept)
+    frozen_rows = []
+    for row in rows:
+        if row.item != "wgrad":
+            frozen_rows.append(replace(row, master="", gradient="", reduction="", checkpoint=""))
+    return tuple(frozen_rows)
 
 
 def _rows(module: Module, settings: Settings, *, low: bool) -> tuple[PlanRow, ...]:
-    if module.kind in ("linear", "adapter"):
-        is_grouped = module.is_expert and settings.are_experts_grouped
-        rows = _linear(
-            settings,
-            low=low and settings.family is not None,
-            bias=module.bias,
-            is_grouped=is_grouped,
-        )
-        return tuple(row for row in rows if row.item != "dgrad") if module.is_detached else rows
-    if module.kind == "head":
+    """Return the rows of a trained module, by its kind."""
+    kind = module.kind
+    if kind in ("linear", "adapter"):
+        return _linear_module(module, settings, low=low)
+    if kind == "head":
         return _linear(settings, low=settings.output_layer, bias=False, is_head=True)
-    if module.kind == "attention":
-        kept = settings.in_fp32 if module.is_fp32 else settings
-        offsets = tuple(_weight(kept, low=False, item=name) for name, _ in module.vectors)
-        return _attention(settings, low=low and settings.attention) + offsets
-    if module.kind == "router":
-        return (
-            *_gemms(settings.autocast or settings.router or settings.mode),
-            _weight(settings, low=False),
-        )
-    if module.kind == "mixing" and module.outputs:
-        return (*_gemms(settings.mode), _weight(settings, low=False))
-    if module.kind == "embedding":
-        return PlanRow(item="lookup", format=settings.mode), _weight(settings, low=False)
-    dtype = settings.mode if module.kind == "norm" else settings.autocast or settings.mode
+    if kind == "attention":
+        of_vectors = settings.in_fp32 if module.is_fp32 else settings
+        rows = list(_attention(settings, low=low and settings.attention))
+        for name, _ in module.vectors:
+            rows.append(_weight(of_vectors, low=False, item=name))
+        return tuple(rows)
+    weight = _weight(settings, low=False)
+    if kind == "router":
+        dtype = settings.autocast or settings.router or settings.mode
+        return (*_gemms(dtype), weight)
+    if kind == "mixing" and module.outputs:
+        return (*_gemms(settings.mode), weight)
+    if kind == "embedding":
+        return PlanRow(item="lookup", format=settings.mode), weight
+    dtype = settings.mode
+    if kind != "norm" and settings.autocast is not None:
+        dtype = settings.autocast
     forward = PlanRow(item="forward", format=dtype, accumulate="fp32")
-    return (forward, _weight(settings, low=False)) if module.parameters else (forward,)
+    if not module.parameters:
+        return (forward,)
+    return forward, weight
+
+
+def _linear_module(module: Module, settings: Settings, *, low: bool) -> tuple[PlanRow, ...]:
+    """Return the rows of a linear layer of a transformer layer, or of an adapter."""
+    rows = _linear(
+        settings,
+        low=low and settings.family is not None,
+        bias=module.bias,
+        is_grouped=module.is_expert and settings.are_experts_grouped,
+    )
+    if module.is_detached:
+        return tuple(row for row in rows if row.item != "dgrad")
+    return rows
 
 
 def _gemms(dtype: str) -> tuple[PlanRow, ...]:
@@ -87,48 +108,62 @@ def _linear(
 ) -> tuple[PlanRow, ...]:
     is_stored_low = settings.low_parameters and low and not is_head
     weight = _weight(settings, low=is_stored_low, is_grouped=is_grouped)
-    biases = (_weight(settings, low=False, item="bias"),) if bias else ()
-    copies = settings.copies(is_grouped=is_grouped) if low else None
+    biases: tuple[PlanRow, ...] = ()
+    if bias:
+        biases = (_weight(settings, low=False, item="bias"),)
+    copies = None
+    if low:
+        copies = settings.copies(is_grouped=is_grouped)
     if copies is None:
         dtype = settings.autocast or settings.mode
         return (*_gemms(dtype), PlanRow(item="output", format=dtype), weight, *biases)
     mode = settings.mode
     gemms = [_gemm(name, copies, mode) for name in GEMMS]
-    operands = [
-        PlanRow(item=name, format=_formats(copies.of(name), mode), scale=_scale(copies.of(name)))
-        for name in ("input", "grad_output")
-    ]
+    operands = []
+    for name in ("input", "grad_output"):
+        pair = copies.of(name)
+        operands.append(PlanRow(item=name, format=_formats(pair, mode), scale=_scale(pair)))
+    output = PlanRow(item="output", format=mode)
     rounded = replace(weight, format=_formats(copies.weight, mode), scale=_scale(copies.weight))
-    return (*gemms, *operands, PlanRow(item="output", format=mode), rounded, *biases)
+    return (*gemms, *operands, output, rounded, *biases)
 
 
 def _gemm(name: str, copies: Copies, mode: str) -> PlanRow:
-    left, right = (copy.format or mode for copy in copies.read_by(name))
+    left_copy, right_copy = copies.read_by(name)
+    left = left_copy.format or mode
+    right = right_copy.format or mode
+    formats = left
+    if left != right:
+        formats = f"{left} x {right}"
     accumulate = "fp32" if copies.is_split(name) else "fp32 fast"
-    return PlanRow(
-        item=name, format=left if left == right else f"{left} x {right}", accumulate=accumulate
-    )
+    return PlanRow(item=name, format=formats, accumulate=accumulate)
 
 
 def _attention(settings: Settings, *, low: bool) -> tuple[PlanRow, ...]:
+    """Return the rows of a core of attention; `low`: it runs in FP8."""
     dtype = settings.autocast or settings.mode
-    forward, backward = (
-        OPERAND_FORMATS.get(settings.format or "", ("e4m3", "e5m2")) if low else (dtype, dtype)
-    )
-    if low and settings.family == "fp4":
-        forward, backward = "e4m3", "e4m3"
-    scale = "tensor" if low else ""
-    if low and settings.scheme == "mxfp8" and settings.row is not None:
-        # Transformer Engine main of 2026-08-22 attention/dot_product_attention/utils.py get_attention_quantizers
-        scale = _scale(copies_of(settings.row, settings.format or "").input)
-    out = forward if low and settings.multi_head_attention else dtype
-    mixed = backward if backward == forward else f"{backward} x {forward}"
+    forward = backward = output = dtype
+    scale = ""
+    if low:
+        forward, backward = OPERAND_FORMATS.get(settings.format or "", ("e4m3", "e5m2"))
+        if settings.family == "fp4":
+            forward = backward = "e4m3"
+        scale = "tensor"
+        if settings.scheme == "mxfp8" and settings.row is not None:
+            # Transformer Engine main of 2026-08-22 attention/dot_product_attention/utils.py
+            # get_attention_quantizers
+            scale = _scale(copies_of(settings.row, settings.format or "").input)
+        if settings.multi_head_attention:
+            output = forward
+    mixed = backward
+    if backward != forward:
+        mixed = f"{backward} x {forward}"
     return (
         PlanRow(item="qk", format=forward, scale=scale, accumulate=_wide(dtype)),
         PlanRow(item="softmax", format="fp32"),
         PlanRow(item="pv", format=forward, scale=scale, accumulate=_wide(dtype)),
         PlanRow(item="backward", format=mixed, scale=scale, accumulate=_wide(dtype)),
-        PlanRow(item="output", format=out),
+        PlanRow(item="output", format=output),
     )
 
 
@@ -136,43 +171,72 @@ def _weight(
     settings: Settings, *, low: bool, item: str = "weight", is_grouped: bool = False
 ) -> PlanRow:
     mode = settings.mode
-    master = "itself" if settings.master is None else settings.master
-    if settings.remainders:
-        master = "fp32 as 16-bit remainder"
-    if settings.distributed and settings.master is not None:
-        master += " (sharded)"
-    if settings.offload_share and settings.master is not None:
-        share = "" if settings.offload_share == 1 else f"{settings.offload_share:.0%} "
-        master += f", {share}on the host"
-    sent = (
-        f"{settings.grad_sent}, summed in fp32" if settings.reduce_in_fp32 else settings.grad_sent
-    )
+    checkpoint = mode
+    if settings.master is not None:
+        checkpoint = f"{mode} + {settings.master} master"
+    storage = mode
+    if low:
+        storage = settings.stored_format(is_grouped=is_grouped)
+    format_ = mode
+    if item == "weight":
+        format_ = ""
+    reduction = settings.grad_sent
+    if settings.reduce_in_fp32:
+        reduction += ", summed in fp32"
     return PlanRow(
         item=item,
-        format="" if item == "weight" else mode,
-        storage=settings.stored_format(is_grouped=is_grouped) if low else mode,
-        master=master,
+        format=format_,
+        storage=storage,
+        master=_master(settings),
         gradient=settings.grad_reduce,
-        reduction=sent,
-        checkpoint=mode if settings.master is None else f"{mode} + {settings.master} master",
+        reduction=reduction,
+        checkpoint=checkpoint,
     )
+
+
+def _master(settings: Settings) -> str:
+    """Return the dtype of a weight's master copy, and where the copy is."""
+    master = settings.master
+    if settings.remainders:
+        master = "fp32 as 16-bit remainder"
+    if master is None:
+        return "itself"
+    if settings.distributed:
+        master += " (sharded)"
+    if settings.offload_share:
+        share = ""
+        if settings.offload_share != 1:
+            share = f"{settings.offload_share:.0%} "
+        master += f", {share}on the host"
+    return master
 
 
 def _formats(pair: Pair, mode: str) -> str:
-    """Return the format of a tensor's copies: "e4m3", or "e4m3 / bf16" for the row-wise and the column-wise copy."""
-    row, column = pair.row.format or mode, pair.column.format or mode
-    return row if row == column else f"{row} / {column}"
+    """Return the format of a tensor's copies.
+
+    It is "e4m3", or "e4m3 / bf16" where the row-wise and the column-wise copy differ.
+    """
+    row = pair.row.format or mode
+    column = pair.column.format or mode
+    return _both(row, column)
+
+
+def _both(row: str, column: str) -> str:
+    """Return a value of the row-wise and of the column-wise copy, once where it is the same."""
+    if row == column:
+        return row
+    return f"{row} / {column}"
 
 
 def _scale(pair: Pair) -> str:
-    """Return the tile of a scale, and what else is done to the copies.
+    """Return the tile of a scale, and further changes of the copies.
 
-    The tile is "tensor", "128x128", or "1x32 / 32x1" for the row-wise and column-wise copies; empty without any scale.
+    The tile is "tensor", "128x128", or "1x32 / 32x1" for the row-wise and column-wise copies. It is
+    empty without any scale.
     """
     if pair.row.scheme is None and pair.column.scheme is None:
         return ""
-    row, column = _tile(pair.row), _tile(pair.column)
-    details = [row if row == column else f"{row} / {column}"]
+    details = [_both(_tile(pair.row), _tile(pair.column))]
     if pair.column.hadamard:
         details.append("hadamard")
     if pair.row.stochastic or pair.column.stochastic:
@@ -187,8 +251,10 @@ def _scale(pair: Pair) -> str:
 
 
 def _tile(copy: Copy) -> str:
-    if copy.scheme in (None, "custom"):
-        return copy.scheme or "none"
+    if copy.scheme is None:
+        return "none"
+    if copy.scheme == "custom":
+        return "custom"
     if copy.tile == WHOLE:
         return "tensor"
     rows, columns = copy.tile

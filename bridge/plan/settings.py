@@ -1,14 +1,15 @@
-"""Settings that the plan depends on, as Megatron Core holds them after a precision was written into its configs."""
+"""Settings that the plan depends on, as Megatron Core holds them after a sync."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bridge.errors import RunConfigError
 from bridge.model.compressed import COMPRESSED_HYBRID
 from bridge.model.layout import sent_between_stages
+from bridge.model.section import switched_on
 from bridge.precision.config import settings_of
 from bridge.precision.copies import Copies, copies_of, with_backward, with_nvfp4_options
 from bridge.precision.factories import shipped_factory
@@ -28,16 +29,21 @@ HYBRID_FP4 = "0.17"
 OWN_MASTERS = "0.17"
 """First megatron-core whose Megatron-FSDP reads `megatron_fsdp_main_params_dtype`."""
 DECOUPLED = "0.18"
-"""First megatron-core whose Megatron-FSDP hands the precision-aware optimizer gradients in their own dtype."""
+"""First megatron-core whose Megatron-FSDP leaves the gradients' dtype to the optimizer.
+
+The optimizer is the precision-aware one.
+"""
 UNITS = "0.20"
-"""First megatron-core whose Megatron-FSDP makes a unit of each layer under every strategy that shards."""
+"""First megatron-core whose Megatron-FSDP makes units under every strategy that shards."""
 ABSORBED = "0.17"
-"""First megatron-core whose sparse attention multiplies by the weight of the key-value up projection itself."""
+"""First megatron-core whose sparse attention multiplies by the key-value up projection's weight."""
 
 MAPPED_WEIGHTS = "0.17"
-"""First megatron-core that maps BF16 weights into their buffer where MXFP8 weights are gathered through the gradients'.
+"""First megatron-core that maps BF16 weights of an MXFP8 model into their buffer.
 
-Source: distributed/param_and_grad_buffer.py, where 0.17.0 asks for ``not is_mxfp8tensor(param)`` and 0.16.1 does not.
+MXFP8 weights are gathered through the gradients' buffer there. Source:
+distributed/param_and_grad_buffer.py, where 0.17.0 asks for ``not is_mxfp8tensor(param)`` and 0.16.1
+does not.
 """
 
 
@@ -56,7 +62,7 @@ class Settings:
     factory: str | None = None
     """Import path of the quantizer factory, under the scheme `custom`."""
     te_options: tuple[tuple[str, object], ...] = ()
-    """Keywords of Transformer Engine's recipe classes whose values environment variables of the run change."""
+    """Keywords of Transformer Engine's recipe classes that environment variables change."""
     start: int = 0
     """Layers at the start kept in the mode's dtype."""
     end: int = 0
@@ -66,23 +72,29 @@ class Settings:
     output_layer: bool = False
     """The output layer runs in MXFP8: of a GPTModel, from megatron-core 0.18 on."""
     reaches_layers: bool = True
-    """The model's blocks enter the low-precision context; those of a hybrid model know FP4 from 0.17 on."""
+    """The model's blocks enter the low-precision context.
+
+    Those of a hybrid model know FP4 from 0.17 on.
+    """
     are_experts_grouped: bool = False
     """The experts of a layer are one layer of Transformer Engine, `GroupedLinear`."""
     absorbs: bool = True
-    """Sparse attention multiplies by the weight of the key-value up projection outside of any linear."""
+    """Sparse attention multiplies by the key-value up projection's weight outside of any linear."""
     low_parameters: bool = False
     unused_weight_buffer: bool = False
-    """The other weights of an MXFP8 model stay outside the buffer that Megatron allocates for them."""
+    """Other weights of an MXFP8 model stay outside the buffer that Megatron allocates for them."""
     grad_reduce: str = "fp32"
     """Dtype that gradients are accumulated in."""
     grad_sent: str = "fp32"
     """Dtype that they are reduced in."""
     reduce_in_fp32: bool = False
-    """Gradients are sent in their dtype and summed in FP32 (reduce_scatter_with_fp32_accumulation)."""
+    """Gradients are sent narrow, summed in FP32 (reduce_scatter_with_fp32_accumulation)."""
     fp32_residual: bool = False
     sent: tuple[str | None, ...] = ()
-    """Dtypes of what a pipeline stage can send: with Transformer Engine's layers and with Megatron's own."""
+    """Dtypes of the activations that a pipeline stage can send.
+
+    Transformer Engine's layers may send another dtype than Megatron's own.
+    """
     router: str | None = None
     """Dtype of the router's GEMM where it is not the mode's."""
     distributed: bool = False
@@ -102,18 +114,18 @@ class Settings:
     remainders: bool = False
     """The masters are kept as the 16 bits that a BF16 weight lacks."""
     is_hybrid_device: bool = False
-    """HybridDeviceOptimizer steps (optimizer_cpu_offload): in FP32 alone, on the host or the GPU."""
+    """HybridDeviceOptimizer steps (optimizer_cpu_offload), in FP32 alone, on host or GPU."""
     offload_share: float = 0.0
     """Share of masters and optimizer state that it keeps on the host."""
     optimizer: str = "adam"
     layer_wise: bool = False
-    """Masters and states of whole parameters are dealt out to the data-parallel ranks (dist_muon)."""
+    """Masters and states of whole parameters are dealt out to data-parallel ranks (dist_muon)."""
     amax_history: int = 0
     """Steps of amax history that delayed scaling keeps, 0 under other schemes."""
     recipes: tuple[Matchers, ...] = field(default=(), compare=False)
     """Per-module recipes: one for all model chunks, or one for each in order of execution."""
     notes: tuple[str, ...] = ()
-    """Fields that are set and that this Megatron Core does not have, and what is frozen, as sentences."""
+    """Sentences about fields that this Megatron Core does not have, and about frozen weights."""
 
     @property
     def row(self) -> Scheme | None:
@@ -121,29 +133,35 @@ class Settings:
         return scheme_row(self.scheme, self.family)
 
     def copies(self, *, is_grouped: bool = False) -> Copies | None:
-        """Return the copies of the operands of a linear layer, or of grouped experts; None without FP8 and FP4."""
+        """Return the copies of the operands of a linear layer, or of grouped experts.
+
+        None without FP8 and FP4.
+        """
         copies = self._copies_in_forward(is_grouped=is_grouped)
-        if (
-            copies is None or self.scheme == "delayed"
-        ):  # whose recipe class refuses `backward_override`
-            return copies
         override = dict(self.te_options).get("backward_override")
-        return with_backward(copies, str(override) if override is not None else None)
+        # The recipe class of delayed scaling refuses `backward_override`.
+        if copies is None or override is None or self.scheme == "delayed":
+            return copies
+        return with_backward(copies, str(override))
 
     def _copies_in_forward(self, *, is_grouped: bool) -> Copies | None:
         """Return the copies without `backward_override`."""
-        factory = shipped_factory(self.factory) if self.scheme == "custom" else None
-        if factory is not None:
-            return factory.copies(is_grouped=is_grouped)
+        if self.scheme == "custom":
+            factory = shipped_factory(self.factory)
+            if factory is not None:
+                return factory.copies(is_grouped=is_grouped)
         if self.row is None:
             return None
         copies = copies_of(self.row, self.format or "")
-        return (
-            with_nvfp4_options(copies, dict(self.te_options)) if self.scheme == "nvfp4" else copies
-        )
+        if self.scheme == "nvfp4":
+            return with_nvfp4_options(copies, dict(self.te_options))
+        return copies
 
     def stored_format(self, *, is_grouped: bool) -> str:
-        """Return the format of a weight that is stored in FP8 or FP4; "custom" where its copies have two formats."""
+        """Return the format of a weight that is stored in FP8 or FP4.
+
+        It is "custom" where the copies of the weight have two formats.
+        """
         copies = self._copies_in_forward(is_grouped=is_grouped)
         if copies is None:
             return self.mode
@@ -170,7 +188,9 @@ class Settings:
 
     def row_of(self, scheme: str) -> Scheme | None:
         """Return the row of a module's scheme, by its name."""
-        return self.row if scheme == self.scheme else scheme_row(scheme)
+        if scheme == self.scheme:
+            return self.row
+        return scheme_row(scheme)
 
     def enters(self, index: int, num_layers: int) -> bool:
         """Return whether a layer enters the low-precision context, by its number from 0."""
@@ -181,87 +201,112 @@ class Settings:
         )
 
     def of_module(self, effect: Effect | None, *, low: bool) -> tuple[Settings, bool]:
-        """Return the settings of a module, and whether it runs in FP8 or FP4, under a per-module recipe."""
+        """Return the settings of a module under a per-module recipe, and whether it is low."""
         if effect is None or not effect.acts(is_low=low):
             return self, low
         if effect.family is None:
             return self, False
-        of_module: dict[str, Any] = {
-            "family": effect.family,
-            "format": effect.format,
-            "scheme": effect.scheme,
-        }
-        return replace(self, **of_module, factory=effect.factory), True
+        settings = replace(
+            self,
+            family=effect.family,
+            format=effect.format,
+            scheme=effect.scheme,
+            factory=effect.factory,
+        )
+        return settings, True
 
     @classmethod
     def of(cls, run: Prediction) -> Settings:
-        """Return the settings of a run after the sync, as its version of Megatron Core reads them."""
-        model, optimizer, ddp, mcore = (
-            run.read("model"),
-            run.read("optimizer"),
-            run.read("ddp"),
-            run.target.mcore,
-        )
-        mode = [*(name for name in ("bf16", "fp16") if model[name]), "fp32"][0]
-        family = [*(name for name in ("fp8", "fp4") if model[name]), None][0]
-        scheme = str(model[f"{family}_recipe"]) if family is not None else None
-        reads = _read_by(scheme_row(scheme, family), mcore)
-        keeps = family is not None and model["first_last_layers_bf16"]
-        start, end = (model[name] or 0 if keeps else 0 for name in LAYER_COUNTS)
-        recipe, is_hybrid = model["quant_recipe"], run.shape_and_faults[0].is_hybrid
-        if isinstance(recipe, str) and recipe:
-            rule, remedy = (
-                "is the content of a file of configs and matchers, not its path",
-                "Write the content.",
-            )
-            raise RunConfigError.of("model.quant_recipe", rule, recipe, remedy)
+        """Return the settings of a run after the sync, as its Megatron Core reads them."""
+        optimizer = run.read("optimizer")
+        ddp = run.read("ddp")
+        mcore = run.target.mcore
+        of_model = _of_model(run)
+        mode, scheme = of_model["mode"], of_model["scheme"]
+        is_mapped = scheme != "mxfp8" or at_least(mcore, MAPPED_WEIGHTS) is not False
+        notes = [*_notes(run), *_factory_notes(run, scheme, mode), *_variable_notes(run, scheme)]
+        states = _states(optimizer, mode)
+        states.update(_fsdp(optimizer, ddp, mcore))
         return cls(
-            mode=mode,
-            autocast=(model["autocast_dtype"] or mode) if model["enable_autocast"] else None,
-            family=family,
-            format=str(model[family]) if family is not None else None,
-            scheme=scheme,
-            factory=model[f"{family}_quantizer_factory"] if scheme == "custom" else None,
-            te_options=recipe_options(run.environment),
-            are_experts_grouped=bool(model["moe_grouped_gemm"]),
-            start=start,
-            end=end,
-            attention="fp8_dot_product_attention" in reads
-            and bool(model["fp8_dot_product_attention"]),
-            multi_head_attention="fp8_multi_head_attention" in reads
-            and bool(model["fp8_multi_head_attention"]),
-            output_layer=scheme == "mxfp8" and bool(model["fp8_output_proj"]) and not is_hybrid,
-            reaches_layers=not is_hybrid
-            or family != "fp4"
-            or at_least(mcore, HYBRID_FP4) is not False,
-            low_parameters=family is not None and bool(model[f"{family}_param"]),
-            absorbs=at_least(mcore, ABSORBED) is not False,
-            fp32_residual=bool(model["fp32_residual_connection"]),
-            sent=tuple(
-                dict.fromkeys(
-                    sent_between_stages(model, mcore, is_local=local) for local in (False, True)
-                )
-            ),
-            router=model["moe_router_dtype"],
-            amax_history=(model["fp8_amax_history_len"] or 0) if scheme == "delayed" else 0,
-            recipes=quant_recipes(recipe),
-            notes=(*_notes(run), *_factory_notes(run, scheme, mode), *_variable_notes(run, scheme)),
+            **of_model,
+            notes=tuple(notes),
             **_gradients(ddp, mode, mcore),
-            **_sharding(
-                optimizer,
-                ddp,
-                is_mapped=scheme != "mxfp8" or at_least(mcore, MAPPED_WEIGHTS) is not False,
-            ),
-            **{**_states(optimizer, mode), **_fsdp(optimizer, ddp, mcore)},
+            **_sharding(optimizer, ddp, is_mapped=is_mapped),
+            **states,
         )
 
 
-def _read_by(row: Scheme | None, mcore: Version | None) -> tuple[str, ...]:
-    if row is None:
-        return ()
-    late = LATE_ATTENTION.get(row.name)
-    is_early = late is not None and at_least(mcore, late) is False
-    return tuple(name for name in settings_of(row) if not (is_early and name in ATTENTION))
+def _of_model(run: Prediction) -> dict[str, Any]:
+    """Return the settings that fields of the model decide."""
+    model, mcore = run.read("model"), run.target.mcore
+    mode = switched_on(model, ("bf16", "fp16")) or "fp32"
+    family = switched_on(model, ("fp8", "fp4"))
+    scheme = None
+    if family is not None:
+        scheme = str(model[f"{family}_recipe"])
+    is_hybrid = run.shape_and_faults[0].is_hybrid
+    recipe = model["quant_recipe"]
+    if isinstance(recipe, str) and recipe:
+        rule = "is the content of a file of configs and matchers, not its path"
+        raise RunConfigError.of("model.quant_recipe", rule, recipe, "Write the content.")
+    autocast = None
+    if model["enable_autocast"]:
+        autocast = model["autocast_dtype"] or mode
+    reaches_layers = True
+    if is_hybrid and family == "fp4":
+        reaches_layers = at_least(mcore, HYBRID_FP4) is not False
+    sent: dict[str | None, None] = {}
+    for is_local in (False, True):
+        sent[sent_between_stages(model, mcore, is_local=is_local)] = None
+    settings = {
+        "mode": mode,
+        "autocast": autocast,
+        "family": family,
+        "format": None,
+        "scheme": scheme,
+        "te_options": recipe_options(run.environment),
+        "are_experts_grouped": bool(model["moe_grouped_gemm"]),
+        "reaches_layers": reaches_layers,
+        "absorbs": at_least(mcore, ABSORBED) is not False,
+        "fp32_residual": bool(model["fp32_residual_connection"]),
+        "sent": tuple(sent),
+        "router": model["moe_router_dtype"],
+        "recipes": quant_recipes(recipe),
+    }
+    if family is not None and scheme is not None:
+        settings.update(_of_scheme(model, family, scheme, mcore, is_hybrid=is_hybrid))
+    return settings
+
+
+def _of_scheme(
+    model: Mapping[str, Any], family: str, scheme: str, mcore: Version | None, *, is_hybrid: bool
+) -> dict[str, Any]:
+    """Return the settings of a run in FP8 or FP4."""
+    settings: dict[str, Any] = {
+        "format": str(model[family]),
+        "output_layer": scheme == "mxfp8" and bool(model["fp8_output_proj"]) and not is_hybrid,
+        "low_parameters": bool(model[f"{family}_param"]),
+    }
+    if scheme == "custom":
+        settings["factory"] = model[f"{family}_quantizer_factory"]
+    if scheme == "delayed":
+        settings["amax_history"] = model["fp8_amax_history_len"] or 0
+    if model["first_last_layers_bf16"]:
+        start, end = LAYER_COUNTS
+        settings["start"] = model[start] or 0
+        settings["end"] = model[end] or 0
+    for name, field_name in zip(("attention", "multi_head_attention"), ATTENTION, strict=True):
+        if _is_read(field_name, scheme_row(scheme, family), mcore):
+            settings[name] = bool(model[field_name])
+    return settings
+
+
+def _is_read(name: str, row: Scheme | None, mcore: Version | None) -> bool:
+    """Return whether a version of Megatron Core hands a scheme a field about attention."""
+    if row is None or name not in settings_of(row):
+        return False
+    first = LATE_ATTENTION.get(row.name)
+    return first is None or at_least(mcore, first) is not False
 
 
 def _gradients(ddp: Mapping[str, Any], mode: str, mcore: Version | None) -> dict[str, Any]:
@@ -273,30 +318,27 @@ def _gradients(ddp: Mapping[str, Any], mode: str, mcore: Version | None) -> dict
 def _sharding(
     optimizer: Mapping[str, Any], ddp: Mapping[str, Any], *, is_mapped: bool
 ) -> dict[str, Any]:
-    """Return the settings about what is sharded; `is_mapped`: every weight lies in Megatron's buffer."""
-    fsdp = bool(ddp["use_megatron_fsdp"])
-    return {
-        "distributed": fsdp
-        or bool(optimizer["use_distributed_optimizer"] or ddp["use_distributed_optimizer"]),
-        "unused_weight_buffer": not is_mapped
-        and not fsdp
-        and bool(ddp["reuse_grad_buf_for_mxfp8_param_ag"]),
-    }
+    """Return the settings of sharding; `is_mapped`: every weight lies in Megatron's buffer."""
+    if ddp["use_megatron_fsdp"]:
+        return {"distributed": True, "unused_weight_buffer": False}
+    distributed = optimizer["use_distributed_optimizer"] or ddp["use_distributed_optimizer"]
+    is_unused = not is_mapped and bool(ddp["reuse_grad_buf_for_mxfp8_param_ag"])
+    return {"distributed": bool(distributed), "unused_weight_buffer": is_unused}
 
 
 def _fsdp(
     optimizer: Mapping[str, Any], ddp: Mapping[str, Any], mcore: Version | None
 ) -> dict[str, Any]:
-    """Return the settings of Megatron-FSDP, which keeps masters of its own: of FP32 weights too."""
+    """Return the settings of Megatron-FSDP; it keeps masters itself, of FP32 weights too."""
     if not ddp["use_megatron_fsdp"]:
         return {}
     if at_least(mcore, OWN_MASTERS) is False:
         master = "fp32" if ddp["preserve_fp32_weights"] else None
     else:
         master = ddp["megatron_fsdp_main_params_dtype"]
-    is_decoupled = (
-        optimizer["use_precision_aware_optimizer"] and at_least(mcore, DECOUPLED) is not False
-    )
+    is_decoupled = False
+    if optimizer["use_precision_aware_optimizer"]:
+        is_decoupled = at_least(mcore, DECOUPLED) is not False
     return {
         "fsdp": True,
         "has_units": at_least(mcore, UNITS) is not False,
@@ -308,33 +350,36 @@ def _fsdp(
 
 
 def _states(optimizer: Mapping[str, Any], mode: str) -> dict[str, Any]:
-    pao, is_hybrid = (
-        bool(optimizer["use_precision_aware_optimizer"]),
-        bool(optimizer["optimizer_cpu_offload"]),
+    """Return the settings of masters and moments of Megatron's optimizers without FSDP."""
+    name = str(optimizer["optimizer"])
+    is_hybrid = bool(optimizer["optimizer_cpu_offload"])
+    is_aware = bool(optimizer["use_precision_aware_optimizer"])
+    main = _stored(optimizer["main_params_dtype"])
+    owns_masters = is_aware and (
+        main != "fp32" or optimizer["fp8_recipe"] in FUSED_RECIPES or is_hybrid
     )
-    master = _stored(optimizer["main_params_dtype"])
-    owns = pao and (master != "fp32" or optimizer["fp8_recipe"] in FUSED_RECIPES or is_hybrid)
-    has_own_dtypes = pao and not is_hybrid
-    kept = master if owns and has_own_dtypes else "fp32"
-    return {
-        "optimizer": str(optimizer["optimizer"]),
+    layer_wise = bool(optimizer.get("use_layer_wise_distributed_optimizer"))
+    settings: dict[str, Any] = {
+        "optimizer": name,
         "is_hybrid_device": is_hybrid,
-        "offload_share": min(1.0, float(optimizer["optimizer_offload_fraction"] or 0))
-        if is_hybrid
-        else 0.0,
-        "layer_wise": bool(optimizer.get("use_layer_wise_distributed_optimizer"))
-        or str(optimizer["optimizer"]).startswith("dist_"),
-        "owns_masters": owns,
-        "casts_gradients": not owns,
-        "master": None if mode == "fp32" else kept,
-        "exp_avg": _stored(optimizer["exp_avg_dtype"]) if has_own_dtypes else "fp32",
-        "exp_avg_sq": _stored(optimizer["exp_avg_sq_dtype"]) if has_own_dtypes else "fp32",
-        "remainders": owns
-        and has_own_dtypes
-        and bool(optimizer["store_param_remainders"])
-        and mode == "bf16"
-        and master == "fp32",
+        "layer_wise": layer_wise or name.startswith("dist_"),
+        "owns_masters": owns_masters,
+        "casts_gradients": not owns_masters,
+        "master": "fp32",
     }
+    if is_hybrid:
+        fraction = float(optimizer["optimizer_offload_fraction"] or 0)
+        settings["offload_share"] = min(1.0, fraction)
+    elif is_aware:
+        settings["exp_avg"] = _stored(optimizer["exp_avg_dtype"])
+        settings["exp_avg_sq"] = _stored(optimizer["exp_avg_sq_dtype"])
+        if owns_masters:
+            settings["master"] = main
+            keeps_remainders = bool(optimizer["store_param_remainders"])
+            settings["remainders"] = keeps_remainders and mode == "bf16" and main == "fp32"
+    if mode == "fp32":
+        settings["master"] = None
+    return settings
 
 
 def _stored(dtype: str) -> str:
@@ -342,60 +387,67 @@ def _stored(dtype: str) -> str:
     return "fp8" if dtype == "uint8" else dtype
 
 
-def _notes(run: Prediction) -> tuple[str, ...]:
-    notes = [
-        f"{role}.{name} has no effect: megatron-core {run.target.mcore} has no such field ({versions})."
-        for role in ("model", "optimizer", "ddp")
-        for name, versions in run.absent[role].items()
-    ]
+def _notes(run: Prediction) -> Iterator[str]:
+    """Yield a sentence on each field without effect, on frozen weights and unreleased models."""
+    for role in ("model", "optimizer", "ddp"):
+        for name, versions in run.absent[role].items():
+            yield (
+                f"{role}.{name} has no effect: megatron-core {run.target.mcore} has no such field "
+                f"({versions})."
+            )
     model = run.values["model"]
     if model["keep_mtp_spec_in_bf16"] and (model["fp8"] or model["fp4"]):
-        notes.append(
-            "model.keep_mtp_spec_in_bf16 has no effect: neither Megatron Bridge nor Megatron Core reads it."
+        yield (
+            "model.keep_mtp_spec_in_bf16 has no effect: neither Megatron Bridge nor Megatron Core "
+            "reads it."
         )
     if model["experimental_attention_variant"] == COMPRESSED_HYBRID:
-        notes.append(
-            f"model.experimental_attention_variant={COMPRESSED_HYBRID} is in Megatron-LM's development branch alone "
-            "(dev of 2026-08-21): no release of Megatron Core builds this model."
+        yield (
+            f"model.experimental_attention_variant={COMPRESSED_HYBRID} is in Megatron-LM's "
+            "development branch alone (dev of 2026-08-21): no release of Megatron Core builds this "
+            "model."
         )
     if model["freeze_language_model"]:
-        notes.append(
-            "The language model is frozen (model.freeze_language_model): none of its weights is trained."
+        yield (
+            "The language model is frozen (model.freeze_language_model): none of its weights is "
+            "trained."
         )
-    return tuple(notes)
 
 
-def _factory_notes(run: Prediction, scheme: str | None, mode: str) -> list[str]:
-    """Return a sentence on each quantizer factory, of the run and of single modules, that the plan cannot follow."""
+def _factory_notes(run: Prediction, scheme: str | None, mode: str) -> Iterator[str]:
+    """Yield a sentence on each quantizer factory that the plan cannot follow.
+
+    The factories are those of the run and of single modules.
+    """
     model = run.values["model"]
-    factories = []
+    factories: list[str | None] = []
     if scheme == "custom":
-        factories = [
-            model[f"{family}_quantizer_factory"] for family in ("fp8", "fp4") if model[family]
-        ]
+        for family in ("fp8", "fp4"):
+            if model[family]:
+                factories.append(model[f"{family}_quantizer_factory"])
     for matcher in matchers_in(model["quant_recipe"]):
-        factories += [effect.factory for effect in matcher.effects]
-    notes = []
-    for path in dict.fromkeys(factory for factory in factories if factory):
+        for effect in matcher.effects:
+            factories.append(effect.factory)
+    for path in dict.fromkeys(factories):
+        if not path:
+            continue
         shipped = shipped_factory(path)
         if shipped is None:
-            notes.append(
-                f"{path} is code that is not read: which quantizers it makes cannot be known, so its GEMMs are custom."
+            yield (
+                f"{path} is code that is not read: which quantizers it makes cannot be known, so "
+                "its GEMMs are custom."
             )
         elif shipped.quantises_attention:
-            notes.append(
-                f"{shipped.name} quantises no attention: Megatron makes its CustomRecipe without fp8_dpa, so attention "
-                f"stays in {mode}."
+            yield (
+                f"{shipped.name} quantises no attention: Megatron makes its CustomRecipe without "
+                f"fp8_dpa, so attention stays in {mode}."
             )
-    return notes
 
 
-def _variable_notes(run: Prediction, scheme: str | None) -> list[str]:
-    """Return a sentence on each environment variable of the run that changes its scheme."""
+def _variable_notes(run: Prediction, scheme: str | None) -> Iterator[str]:
+    """Yield a sentence on each environment variable of the run that changes its scheme."""
     if scheme is None:
-        return []
-    notes = []
+        return
     for row, text in concerning(scheme, run.environment, attention=False):
         if row.keyword and row.is_active(text) and scheme not in row.refused_by:
-            notes.append(f"{row.name}={text}: it {row.effect}.")
-    return notes
+            yield f"{row.name}={text}: it {row.effect}."

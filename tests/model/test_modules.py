@@ -40,7 +40,7 @@ RUNS = (
 @pytest.fixture(scope="module")
 def built() -> dict[str, list[dict[str, Any]]]:
     """Module names of real models: "dense 4 2" -> the chunks of its stages."""
-    script = Path(__file__).with_name("built_names.py")
+    script = Path(__file__).parents[1] / "plan" / "built_names.py"
     done = warm.run(["python", "-W", "ignore", script])
     assert done.returncode == 0, done.stderr
     names: dict[str, list[dict[str, Any]]] = json.loads(done.stdout)

@@ -116,6 +116,11 @@ def test_a_prediction_layer_is_a_projection_and_a_layer_of_the_model():
             "model.moe_layer_freq: must be a number, or a list with an item for each of the 4 layers, got "
             "\"__import__('os')\". Correct it.",
         ),
+        (
+            {**DENSE, "num_moe_experts": 8, "moe_layer_freq": "[0]*99999*99999"},
+            "model.moe_layer_freq: must be a number, or a list with an item for each of the 4 layers, got "
+            "'[0]*99999*99999'. Correct it.",
+        ),
     ],
 )
 def test_an_impossible_shape_is_one_sentence_per_fault(given, message):
