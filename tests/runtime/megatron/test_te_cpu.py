@@ -513,7 +513,9 @@ def test_a_backward_override_trains_alike_in_the_emulation_and_in_transformer_en
         assert f"layers 1-2: {formats} (linear_fc1, linear_fc2, linear_proj, linear_qkv)" in done.stdout
         assert json.loads((folder / "record.json").read_text())["audit"] == []
         traces[backend] = trace
-    assert traces["te_cpu"] == traces["emulated"] != []
+    assert traces["emulated"] != []
+    for step, emulated in zip(traces["te_cpu"], traces["emulated"], strict=True):
+        assert step == pytest.approx(emulated, rel=1e-6)  # GEMMs in BF16 sum in an order of their own
 
 
 def of_factory(name):
