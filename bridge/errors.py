@@ -1,10 +1,11 @@
 """Every exception that a user of Precision Bridge can meet.
 
-`BridgeError` is the root: what was asked for cannot be done as asked, and a command ends with exit code 2. A
-`TrainingError` ends it with 1: the run itself failed.
+`BridgeError` is the root: what was asked for cannot be done as asked, and a command ends with exit
+code 2. A `TrainingError` ends it with 1: the run itself failed.
 
-`WrongValueError` (ValueError) is internal: a value that a reader of plain data cannot use. Its caller knows the path
-and raises one of the errors above. Errors carry their parts as attributes, so that no code reads another error's text.
+`WrongValueError` (ValueError) is internal: a value that a reader of plain data cannot use. Its
+caller knows the path and raises one of the errors above. Errors carry their parts as attributes, so
+that no code reads another error's text.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ class Finding:
     severity: str = "error"
     """error, warning or info."""
     id: str = ""
-    """Of the rule that was broken; empty where the finding is about one run only, as Megatron's own refusals are."""
+    """Of the rule that was broken; empty where the finding is about one run only,
+    as Megatron's own refusals are.
+    """
 
     def __str__(self) -> str:
         where = f" ({self.where})" if self.where and self.where != "stated" else ""
@@ -121,7 +124,9 @@ class WrongValueError(ValueError):
 
 
 class PrecisionTypeError(_SettingError, TypeError):
-    """A value of the wrong type for its field. `path`, `rule`, `value` and `remedy` are the message's parts.
+    """A value of the wrong type for its field.
+
+    `path`, `rule`, `value` and `remedy` are the message's parts.
 
     Of several faults of one value they are those of the first.
     """
@@ -183,7 +188,10 @@ class SyncCheckError(SyncError):
 
 
 class RunConfigError(_SettingError):
-    """A key or value of the run's configuration that cannot be used. `matches` holds the nearest names."""
+    """A key or value of the run's configuration that cannot be used.
+
+    `matches` holds the nearest names.
+    """
 
 
 class UnreadFileError(RunConfigError):
@@ -213,7 +221,10 @@ class BackendUnavailableError(BridgeError):
 
 
 class MissingExtraError(BridgeError):
-    """A command needs packages of an extra that is not installed. `extra` and `missing` name both."""
+    """A command needs packages of an extra that is not installed.
+
+    `extra` and `missing` name both.
+    """
 
     def __init__(self, message: str, *, extra: str, missing: Sequence[str]) -> None:
         self.extra, self.missing = extra, tuple(missing)
@@ -261,7 +272,8 @@ class AuditError(TrainingError):
 def bounded(message: str) -> str:
     """Return a message as a person can read it: a long word or line without its middle, and at most `MAX_LINES` lines.
 
-    A value comes from a file and may be of any length; the path before it and the remedy behind it are kept.
+    A value comes from a file and may be of any length; the path before it and
+    the remedy behind it are kept.
     """
     shown = CONTROL.sub(lambda letter: repr(letter[0])[1:-1], message)
     shorter = LONG_WORD.sub(lambda word: _without_middle(word[0], 200), shown)

@@ -4,7 +4,8 @@
         package = "acme_recipes"
         target = "h100x8,te2.9,cuda12.9,mcore0.16"
 
-Each test runs once per recipe. Megatron Core must be installed; neither a GPU nor Transformer Engine is needed.
+Each test runs once per recipe. Megatron Core must be installed; neither a GPU
+nor Transformer Engine is needed.
 """
 
 import warnings
@@ -29,7 +30,9 @@ class RecipeConformance:
     """Subclass it in a test module and set `package`, `recipes` or `config_dir`, and `target`."""
 
     package: ClassVar[str] = ""
-    """The module or package that registers the recipes; every recipe that is defined in it is tested."""
+    """The module or package that registers the recipes; every recipe
+    that is defined in it is tested.
+    """
     recipes: ClassVar[Sequence[str]] = ()
     """Further registered recipes, by name."""
     config_dir: ClassVar[Path | str | None] = None

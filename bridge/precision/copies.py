@@ -3,9 +3,10 @@
     copies = copies_of(FP8_SCHEMES["mxfp8"], "e4m3")
     copies.read_by("dgrad")       # the row-wise copy of the gradient, the column-wise copy of the weight
 
-A scheme gives both copies of an operand one format. `backward_override` of Transformer Engine and its quantizer
-factories (`bridge.precision.factories`) do not: their backward GEMMs read other formats than their forward GEMM.
-`GEMMS` in `bridge.precision.schemes` says which GEMM reads which copy.
+A scheme gives both copies of an operand one format. `backward_override` of Transformer
+Engine and its quantizer factories (`bridge.precision.factories`) do not: their backward
+GEMMs read other formats than their forward GEMM. `GEMMS` in `bridge.precision.schemes`
+says which GEMM reads which copy.
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from dataclasses import dataclass, replace
 from bridge.precision.schemes import GEMMS, OPERAND_FORMATS, WHOLE, Scheme, Tile, scheme_row
 
 OVERRIDES = ("high_precision", "dequantized")
-"""Values of `backward_override`: the backward GEMMs multiply the original tensors, or what the forward GEMM read."""
+"""Values of `backward_override`: the backward GEMMs multiply the original tensors,
+or what the forward GEMM read.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +68,9 @@ class Copies:
     weight: Pair
     grad_output: Pair
     keeps_row: bool = False
-    """The row-wise copy of the input is kept from the forward to the backward pass, instead of the column-wise one."""
+    """The row-wise copy of the input is kept from the forward to the backward pass,
+    instead of the column-wise one.
+    """
 
     def of(self, operand: str) -> Pair:
         """Return the copies of input, weight or grad_output."""
@@ -128,7 +133,8 @@ def copies_of(scheme: Scheme, format_: str) -> Copies:
 def with_backward(copies: Copies, override: str | None) -> Copies:
     """Return copies whose backward GEMMs multiply in high precision, as `backward_override` says; None: as they are.
 
-    Source: Transformer Engine 2.20.2 pytorch/module/linear.py, grouped_linear.py and layernorm_linear.py.
+    Source: Transformer Engine 2.20.2 pytorch/module/linear.py,
+    grouped_linear.py and layernorm_linear.py.
     """
     if override is None:
         return copies
@@ -144,7 +150,8 @@ def with_backward(copies: Copies, override: str | None) -> Copies:
 def with_nvfp4_options(copies: Copies, options: Mapping[str, object]) -> Copies:
     """Return the copies of NVFP4 under further keywords of `NVFP4BlockScaling`, by name.
 
-    Source: Transformer Engine 2.20.2 common/recipe/__init__.py, pytorch/quantization.py NVFP4BlockScalingRecipeState.
+    Source: Transformer Engine 2.20.2 common/recipe/__init__.py,
+    pytorch/quantization.py NVFP4BlockScalingRecipeState.
     """
     pairs = {name: copies.of(name) for name in ("input", "weight", "grad_output")}
     for name, pair in pairs.items():

@@ -1,7 +1,7 @@
 """The fields of a precision: `stated(default)` declares one.
 
-A field is a descriptor. Its object (`Statements`) keeps what was stated. An unstated field reads as its default.
-Values are checked for type only: what a value means is the business of `finalize()`.
+A field is a descriptor. Its object (`Statements`) keeps what was stated. An unstated field reads as
+its default. Values are checked for type only: what a value means is the business of `finalize()`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ class StatedField:
 
     default: Any
     kind: str
-    """bool, int, float, name, names (several), format (a name; a dtype by its token), dtype or rows (of `modules`)."""
+    """bool, int, float, name, names (several), format (a name; a dtype by its
+    token), dtype or rows (of `modules`).
+    """
     optional: bool = False
     """None is a value of its own (``fp8=None``: no FP8)."""
     unstates: bool = False
@@ -45,8 +47,9 @@ class StatedField:
     leads: bool = False
     """Of two twins stated with different values, this one is read."""
     needs: str | None = None
-    """A switch that this one has no meaning without: where an earlier layer turned this one on and a later one turns
-    that one off, this one goes off with it."""
+    """A switch that this one has no meaning without: where an earlier layer turned this one on and
+    a later one turns that one off, this one goes off with it.
+    """
     examples: tuple[str, ...] = ()
     """Values to name where one of the wrong type was given."""
     choices: tuple[str, ...] = ()
@@ -62,7 +65,9 @@ class StatedField:
     is_live: bool = False
     """Megatron reads it in every forward pass, so that a schedule may change it."""
     flag: str | None = NAMED
-    """Megatron-LM has it as an option, or as a key of a file (`KEY`), of the field's own name; None: it has not."""
+    """Megatron-LM has it as an option, or as a key of a file (`KEY`), of the
+    field's own name; None: it has not.
+    """
     name: str = ""
     """Set by the class that holds the field."""
 

@@ -2,8 +2,8 @@
 
     megatron_names(["model.layers.3.mlp.down_proj", "lm_head"])     # {"model.layers.3...": (3, "mlp.linear_fc2")}
 
-Source: `named_modules()` of the models of transformers 5.23.0, torchtitan 0.2.2 and 0.3.0, and of `TransformerLayer` of
-Transformer Engine 2.20.
+Source: `named_modules()` of the models of transformers 5.23.0, torchtitan 0.2.2 and 0.3.0, and of
+`TransformerLayer` of Transformer Engine 2.20.
 """
 
 import re
@@ -36,7 +36,9 @@ LLAMA = {
     FC1: ("mlp.gate_proj", "mlp.up_proj"),
     FC2: ("mlp.down_proj",),
 }
-"""Megatron's name within a layer -> those of the dense Llama, Mistral, Qwen and Gemma models of transformers."""
+"""Megatron's name within a layer -> those of the dense Llama, Mistral, Qwen
+and Gemma models of transformers.
+"""
 TORCHTITAN = {
     QKV: ("attention.wq", "attention.wk", "attention.wv"),
     PROJ: ("attention.wo",),
@@ -72,7 +74,9 @@ _OTHERS = {
     FC1: ("mlp.gate_up_proj", "dense_h_to_4h", "fc1", "c_fc"),
     FC2: ("dense_4h_to_h", "fc2", "mlp.c_proj"),
 }
-"""Further names: of DeepSeek, Phi, GPT-NeoX, Falcon, Bloom, OPT, GPT-BigCode, Starcoder and Transformer Engine."""
+"""Further names: of DeepSeek, Phi, GPT-NeoX, Falcon, Bloom, OPT, GPT-BigCode,
+Starcoder and Transformer Engine.
+"""
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.")
 _NAMES = {

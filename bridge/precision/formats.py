@@ -1,13 +1,13 @@
 """The number formats as rows: what every bit pattern of each of them means.
 
-A finite value is (-1)^sign * 2^(exponent - bias) * 1.mantissa. With a zero exponent field it is a subnormal,
-(-1)^sign * 2^(1 - bias) * 0.mantissa. The formats differ in the top exponent field, which decides their
-largest value:
+A finite value is (-1)^sign * 2^(exponent - bias) * 1.mantissa. With a zero exponent field it is a
+subnormal, (-1)^sign * 2^(1 - bias) * 0.mantissa. The formats differ in the top exponent field,
+which decides their largest value:
 
-- FP32, TF32, BF16, FP16 and E5M2 follow IEEE 754: the top exponent field holds infinity and NaN only.
-- E4M3 gives up infinity: the top field holds ordinary values, and one NaN per sign, so its largest value is 448.
-- E2M1 has neither: every code is a number.
-- E8M0 is a bare exponent, without sign, zero, subnormals or infinity: it can only be a power-of-two scale.
+- FP32, TF32, BF16, FP16 and E5M2 follow IEEE 754: the top exponent field holds infinity and NaN
+only. - E4M3 gives up infinity: the top field holds ordinary values, and one NaN per sign, so its
+largest value is 448. - E2M1 has neither: every code is a number. - E8M0 is a bare exponent, without
+sign, zero, subnormals or infinity: it can only be a power-of-two scale.
 """
 
 import math
@@ -30,7 +30,9 @@ class Format:
     nan: int | None
     """The canonical encoding of NaN, None where there is none."""
     reserved: int | None = None
-    """The largest codes of each sign that are no finite number; None: the whole top exponent field, infinity first."""
+    """The largest codes of each sign that are no finite number; None: the whole top
+    exponent field, infinity first.
+    """
     signed: bool = True
     """Without a sign there is no zero and no subnormal either."""
     source: str

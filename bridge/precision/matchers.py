@@ -2,8 +2,9 @@
 
     matchers.effect("decoder.layers.0.mlp.linear_fc2")    # Effect(family="fp8", scheme="mxfp8", ...), None for none
 
-`Effect` is the precision of a module's GEMMs and where it acts, `Matcher` is globs over module names with their effect.
-Rows of `modules` (`bridge.precision.modules`) and Megatron Core's per-module recipe are two ways to write matchers.
+`Effect` is the precision of a module's GEMMs and where it acts, `Matcher` is globs over module
+names with their effect. Rows of `modules` (`bridge.precision.modules`) and Megatron Core's
+per-module recipe are two ways to write matchers.
 
 The recipe is `quant_recipe` of a model config and the file behind `--te-precision-config-file`:
 
@@ -12,11 +13,12 @@ The recipe is `quant_recipe` of a model config and the file behind `--te-precisi
     matchers:                    in order
       qkv: {type: glob, pattern: "*.linear_qkv", config: bf16, enabled: true}
 
-Its names are those within one model chunk of one pipeline stage: ``decoder.layers.0`` is the chunk's own first layer. A
-matcher without `enabled` is off. Transformer Engine's linear layers read it; the embedding, norms, the router and the
-output layer do not.
+Its names are those within one model chunk of one pipeline stage: ``decoder.layers.0`` is the
+chunk's own first layer. A matcher without `enabled` is off. Transformer Engine's linear layers read
+it; the embedding, norms, the router and the output layer do not.
 
-Source: megatron-core 0.16.1 and 0.19.2 quantization/quant_config.py, extensions/transformer_engine.py.
+Source: megatron-core 0.16.1 and 0.19.2 quantization/quant_config.py,
+extensions/transformer_engine.py.
 """
 
 from __future__ import annotations
@@ -314,7 +316,8 @@ def _matcher(name: str, row: Mapping[str, Any], configs: Mapping[str, Any]) -> M
 def quant_recipes(held: Any) -> tuple[Matchers, ...]:
     """Return what `model.quant_recipe` holds: one recipe for every chunk, or one per chunk in order of execution.
 
-    It holds None, a mapping, a list of mappings, an object of Megatron's `RecipeConfig`, or one with `files`.
+    It holds None, a mapping, a list of mappings, an object of Megatron's
+    `RecipeConfig`, or one with `files`.
     """
     parts = getattr(held, "files", held)
     found = map(Matchers.of, parts if isinstance(parts, list | tuple) else [parts])

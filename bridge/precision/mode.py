@@ -11,7 +11,10 @@ ROWS_IN_A_LABEL = 4
 
 
 def mode_of(precision: PrecisionConfig) -> str:
-    """Return fp32, fp16 or bf16: what the weights train in. No switch at all means fp32, as it does to Megatron."""
+    """Return fp32, fp16 or bf16: what the weights train in.
+
+    No switch at all means fp32, as it does to Megatron.
+    """
     if precision.bf16:
         return "bf16"
     if precision.fp16:

@@ -3,11 +3,12 @@
     schemes = ModuleSchemes.of(config, num_layers=32)
     schemes.chosen(0, "mlp.linear_fc2")        # Chosen("mxfp8", "e4m3"); None: the dtype of the run
 
-Rows number layers over the whole model; Megatron matches names within one chunk of one stage. Layer 5 of the model may
-be ``decoder.layers.1`` of the third stage, so that its matcher stands in that stage's recipe alone, under that name.
+Rows number layers over the whole model; Megatron matches names within one chunk of one stage. Layer
+5 of the model may be ``decoder.layers.1`` of the third stage, so that its matcher stands in that
+stage's recipe alone, under that name.
 
-A row acts in layers that do not run in FP8 or FP4 too where the run has neither, and where it names its layers, which
-`first_last_layers_bf16` may keep in BF16.
+A row acts in layers that do not run in FP8 or FP4 too where the run has neither, and where it names
+its layers, which `first_last_layers_bf16` may keep in BF16.
 """
 
 from __future__ import annotations

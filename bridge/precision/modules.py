@@ -5,16 +5,16 @@
     - {select: {layers: [0, 1, -1], module: linear_fc2}, fp8_recipe: mxfp8}
     - {select: "decoder.layers.3.mlp.*", precision: blockwise, evaluation: bf16}
 
-A module takes the precision of the first row that selects it, as in Megatron Core; a module that no row selects has the
-precision of the run. `select` is either
+A module takes the precision of the first row that selects it, as in Megatron Core; a module that no
+row selects has the precision of the run. `select` is either
 
 - a glob over Megatron's module names (``decoder.layers.3.mlp.linear_fc2``, ``mtp.layers.0.eh_proj``), in which
   ``layers.N.`` names a layer by its number in the whole model, from 0, whatever pipeline stage holds it; or
 - ``layers`` and ``module``: numbers of layers, negative ones from the end, and the end of a module's name. Without
   ``layers`` every layer is meant, those of multi-token prediction too.
 
-A row that names layers decides for these layers also where `first_last_layers_bf16` keeps them in BF16. A row that
-names none leaves those layers as they are.
+A row that names layers decides for these layers also where `first_last_layers_bf16` keeps them in
+BF16. A row that names none leaves those layers as they are.
 
 A list is kept as plain data in one form, so that it can be dumped, compared and read back.
 """
@@ -50,7 +50,9 @@ PRECISION_KEYS = ("precision", "fp8", "fp8_recipe", "fp4_recipe", *FACTORIES, *S
 _LAYER = re.compile(r"layers\.(\d+)(?=\.|$)")
 _FROM_THE_END = re.compile(r"layers\.-\d")
 _NUMBER_HERE = re.compile(r"(?:^|[.*?\]])(?:\d|\?|\[)")
-"""A digit, ``?`` or ``[`` where a whole part of a name may begin: it may stand for the number of a layer."""
+"""A digit, ``?`` or ``[`` where a whole part of a name may begin: it may
+stand for the number of a layer.
+"""
 
 
 class WrongRowsError(WrongValueError):
@@ -348,7 +350,9 @@ OF_A_LAYER = {
     "mlp.shared_experts": ("linear_fc1", "linear_fc2"),
     "mixer": ("in_proj", "out_proj"),
 }
-"""Module of a layer -> its linear layers, by `named_modules()` of GPTModel and MambaModel, 0.16.1 and 0.19.2."""
+"""Module of a layer -> its linear layers, by `named_modules()` of GPTModel and
+MambaModel, 0.16.1 and 0.19.2.
+"""
 PARENTS = (
     "decoder.layers.0",
     "mtp.layers.0.mtp_model_layer",

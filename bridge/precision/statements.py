@@ -1,6 +1,7 @@
 """`Statements`: which fields of a precision were set, and by which source; functions that read them.
 
-Megatron goes on naming fields, so the class has few public names of its own. The rooms read it by the functions below.
+Megatron goes on naming fields, so the class has few public names of its own. The rooms
+read it by the functions below.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ _KEPT = ("_values", "_sources", "_aside", "_of_recipe", "_open")
 
 
 class _Origin:
-    """Read by `dataclasses.replace` on an object: the object itself. On the class: None, the InitVar's default."""
+    """Read by `dataclasses.replace` on an object: the object itself.
+
+    On the class: None, the InitVar's default.
+    """
 
     def __get__(self, holder: Any, owner: type) -> Any:
         return holder
@@ -29,8 +33,9 @@ class _Origin:
 ORIGIN: Any = _Origin()
 """Default of the InitVar `_origin`, which a dataclass of statements declares before its fields.
 
-`dataclasses.replace` hands the constructor the caller's changes first and then every remaining field in order of
-declaration. With this one declared first, what stands before it was named by the caller.
+`dataclasses.replace` hands the constructor the caller's changes first and then every
+remaining field in order of declaration. With this one declared first, what stands
+before it was named by the caller.
 """
 
 
@@ -183,7 +188,8 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
     def _follow(self, name: str, needed: str, source: str | None) -> None:
         """Turn a switch of an earlier layer off with the one it needs, and on again with it.
 
-        Only a statement of a named source (a recipe, a file) gives way: one source that states both contradicts itself.
+        Only a statement of a named source (a recipe, a file) gives way: one source that
+        states both contradicts itself.
         """
         is_on = self._read(self._field(needed))
         by = self._sources.get(name)

@@ -1,9 +1,11 @@
 """YAML as plain data: no tags that run code, no key twice, bounded depth and size; regular files in UTF-8 only.
 
-Plain scalars mean what they mean to PyYAML, with three exceptions that training frameworks make or want: ``1e-5`` is a
-number (YAML 1.2), ``12:30:00`` is not (YAML 1.1 counts in sixties), and a date stays text.
+Plain scalars mean what they mean to PyYAML, with three exceptions that training frameworks
+make or want: ``1e-5`` is a number (YAML 1.2), ``12:30:00`` is not (YAML 1.1 counts in
+sixties), and a date stays text.
 
-libyaml composes nodes by recursion, so a first pass over its events bounds depth, and size with aliases written out.
+libyaml composes nodes by recursion, so a first pass over its events bounds depth, and
+size with aliases written out.
 """
 
 import re
@@ -51,7 +53,9 @@ RESOLVED: tuple[tuple[str, str, list[str]], ...] = (
     ("float", r"(?:[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))\Z", list("-+.")),
     ("merge", r"<<\Z", ["<"]),
 )
-"""Tag of a plain scalar, its pattern, and the characters it begins with; the first that matches counts."""
+"""Tag of a plain scalar, its pattern, and the characters it begins with;
+the first that matches counts.
+"""
 BASE: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
@@ -66,8 +70,9 @@ def load_all(
 ) -> tuple[Any, ...]:
     """Return the documents of a YAML text as plain Python values; an empty one is None.
 
-    `may_repeat` says of a key with a scalar value whether it may stand twice, the last one is read then; `repeated`
-    takes key, last value and line of each. Raises an `error` for what the module refuses; `form` names the language.
+    `may_repeat` says of a key with a scalar value whether it may stand twice, the last one is read
+    then; `repeated` takes key, last value and line of each. Raises an `error` for what the module
+    refuses; `form` names the language.
     """
     try:
         _check_bounds(text, path, error)
@@ -178,7 +183,10 @@ def _check_bounds(text: str, path: str, error: type[BridgeError]) -> None:
 
 
 def _events(text: str, path: str, error: type[BridgeError]) -> Iterator[Any]:
-    """Yield the events of a text. From 0.2.6 on libyaml has a limit of depth too, which its look-ahead meets first."""
+    """Yield the events of a text.
+
+    From 0.2.6 on libyaml has a limit of depth too, which its look-ahead meets first.
+    """
     try:
         yield from yaml.parse(text, Loader=BASE)
     except yaml.MarkedYAMLError as found:
@@ -229,7 +237,8 @@ class _Loader(BASE):  # type: ignore[misc]
     def flatten_mapping(self, node: Any) -> None:
         """Refuse a key twice, and put what `<<` names before its own keys; of several mappings the first counts.
 
-        PyYAML 6.0.4 merges keys of one letter, and several mappings, otherwise than YAML 1.1 and the releases before.
+        PyYAML 6.0.4 merges keys of one letter, and several mappings, otherwise than
+        YAML 1.1 and the releases before.
         """
         if node in self.checked:
             return

@@ -1,8 +1,9 @@
 """Values in the one form in which a precision keeps them: dtypes as tokens, switches and numbers as what they mean.
 
-One canonical token per dtype, every common spelling in, `torch.dtype` out. Tokens are plain strings so that recipes can
-be listed, compared and written to YAML without importing torch. The spellings of YAML and command lines ("2", "off",
-"1e-5") are read in Python too: a switch is true, yes, on or 1, or false, no, off or 0, in any case.
+One canonical token per dtype, every common spelling in, `torch.dtype` out. Tokens are plain strings
+so that recipes can be listed, compared and written to YAML without importing torch. The spellings
+of YAML and command lines ("2", "off", "1e-5") are read in Python too: a switch is true, yes, on or
+1, or false, no, off or 0, in any case.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class _LazyTorch:
 
 LAZY_TORCH = _LazyTorch()
 
-"""Stands for `torch` in a module whose annotations name it, and imports it when they are evaluated."""
+"""Stands for `torch` in a module whose annotations name it, and
+imports it when they are evaluated.
+"""
 
 if TYPE_CHECKING:
     DType: TypeAlias = torch.dtype | str
@@ -71,7 +74,8 @@ def is_torch_dtype(value: object) -> bool:
 def dtype_token(value: object) -> str:
     """Return the canonical token ("bf16") of a `torch.dtype` or of any common spelling of one.
 
-    WrongValueError for a string that names no dtype (the remedy gives the nearest), and for any other value.
+    WrongValueError for a string that names no dtype (the remedy gives the
+    nearest), and for any other value.
     """
     text = str(value)
     is_dtype = is_torch_dtype(value)
@@ -102,7 +106,8 @@ def coerce(value: object, kind: str, *, switch: bool = False) -> Any:
     """Return `value` as a `kind`, without ever changing what it means.
 
     Args:
-        value: Anything; text in the spellings that YAML and command lines produce ("2", "off", "1e-5").
+        value: Anything; text in the spellings that YAML and command
+            lines produce ("2", "off", "1e-5").
         kind: A kind of `StatedField`.
         switch: For names: False means None, as YAML reads an unquoted ``off``.
 

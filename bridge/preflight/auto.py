@@ -2,11 +2,12 @@
 
     resolve_auto("auto:fp8", target=parse_target("h100x8,te2.8,cuda12.9,mcore0.18"), parameters=70_000_000_000)
 
-The policy is a table: per compute capability what is safe ("auto"), what an FP8 ask gets, and what is fastest. Nothing
-is chosen for a machine without a visible GPU unless a target says so: what a driver or a login node sees is not what
-the run will find.
+The policy is a table: per compute capability what is safe ("auto"), what an FP8 ask gets, and what
+is fastest. Nothing is chosen for a machine without a visible GPU unless a target says so: what a
+driver or a login node sees is not what the run will find.
 
-`support` says which recipe runs on which target, and `matrix` of all of them: for FP8 and FP4 the rules decide.
+`support` says which recipe runs on which target, and `matrix` of all of them:
+for FP8 and FP4 the rules decide.
 """
 
 from collections.abc import Iterable
@@ -97,7 +98,9 @@ POLICIES = (
     ),
     Policy(since=(12, 0), title="RTX Blackwell", fp8=_BLACKWELL, fastest=(_NVFP4, *_BLACKWELL)),
 )
-"""Merged from what Transformer Engine, Megatron Bridge, torchtitan and Accelerate choose or refuse, 2026-08-22."""
+"""Merged from what Transformer Engine, Megatron Bridge, torchtitan and
+Accelerate choose or refuse, 2026-08-22.
+"""
 
 _NO_GPU = Policy(
     since=(0, 0),
@@ -160,8 +163,8 @@ def resolve_auto(
 ) -> Choice:
     """Choose a recipe for a request, a key of `REQUESTS`.
 
-    Without a target it is for this machine, which has to show a GPU; a model of unknown size is not taken for
-    small. BackendUnavailableError where FP8 was asked for, and no FP8 recipe runs there.
+    Without a target it is for this machine, which has to show a GPU; a model of unknown size is not
+    taken for small. BackendUnavailableError where FP8 was asked for, and no FP8 recipe runs there.
     """
     wanted = request.strip().lower()
     if wanted not in REQUESTS:
@@ -263,8 +266,9 @@ class Support:
     """Whether a target runs a recipe."""
 
     verdict: str
-    """native: in hardware. emulated: runs, but not in hardware of that format. unknown: depends on versions that the
-    target does not state. no: does not run."""
+    """native: in hardware. emulated: runs, but not in hardware of that format. unknown: depends on
+    versions that the target does not state. no: does not run.
+    """
     reason: str
     needs: tuple[tuple[str, str], ...] = ()
     """(product, least version) pairs that the recipe needs there."""

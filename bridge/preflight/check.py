@@ -89,7 +89,8 @@ def check(
     Args:
         run: The run; what it silences itself is silenced.
         silenced: Id of a rule -> why it is silenced. Its findings are kept apart.
-        backend: te, emulated or te_cpu: what will run low-precision GEMMs; None: what the run states.
+        backend: te, emulated or te_cpu: what will run low-precision
+            GEMMs; None: what the run states.
         prediction: The run with changed settings, after the sync; None: the run as it is.
 
     Raises:

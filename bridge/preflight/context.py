@@ -36,9 +36,10 @@ class CheckContext(RunContext):
 
     Args:
         run: The run.
-        prediction: The run after the sync, where it is another than the run's own: with changed settings, for example.
-        backend: te, emulated or te_cpu: what runs low-precision GEMMs; None: what the run states, or else Transformer
-            Engine where the target has a GPU.
+        prediction: The run after the sync, where it is another than the run's own: with
+            changed settings, for example.
+        backend: te, emulated or te_cpu: what runs low-precision GEMMs; None: what the run states,
+            or else Transformer Engine where the target has a GPU.
     """
 
     def __init__(
@@ -133,8 +134,8 @@ class CheckContext(RunContext):
     def overflow(self) -> Violation | None:
         """The fullest rank, where it needs more memory than its GPU has.
 
-        Nothing is known of runs without an optimizer, which train nothing, of emulated ones, and of models that cannot
-        be planned.
+        Nothing is known of runs without an optimizer, which train nothing, of emulated ones, and of
+        models that cannot be planned.
         """
         if self.has_model and self.has_optimizer and self.has_gpu and not self.is_emulated:
             with suppress(BridgeError):

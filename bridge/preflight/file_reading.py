@@ -29,12 +29,15 @@ OF_DETERMINISM = {
     "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
 }
-"""Variables that Megatron-LM sets at the start of a run with ``--deterministic-mode``, where they are not set.
+"""Variables that Megatron-LM sets at the start of a run with
+``--deterministic-mode``, where they are not set.
 
 Source: megatron-core 0.19.2 training/determinism.py apply_determinism_env.
 """
 SETS_VARIABLES = "0.19"
-"""First megatron-core whose training sets them; Megatron-LM core_v0.18.2 training/arguments.py sets none."""
+"""First megatron-core whose training sets them; Megatron-LM core_v0.18.2
+training/arguments.py sets none.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,37 +79,59 @@ class FileReading:
     framework: str = PRECISION_BRIDGE
     """The framework that starts a run of this file."""
     sections: Mapping[str, Any] = field(default_factory=dict)
-    """Our section and key names -> plain values with Megatron's field spellings, `mixed_precision` among them."""
+    """Our section and key names -> plain values with Megatron's field
+    spellings, `mixed_precision` among them.
+    """
     names: Mapping[str, str] = field(default_factory=dict)
-    """Dotted key of the file, or its beginning -> ours, where they differ; an override may be written with either."""
+    """Dotted key of the file, or its beginning -> ours, where they differ; an
+    override may be written with either.
+    """
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that the file sets."""
     derived: tuple[Derived, ...] = ()
-    """Values that the framework sets at start; they stand in the sections of the run, not in `sections`."""
+    """Values that the framework sets at start; they stand in the sections
+    of the run, not in `sections`.
+    """
     own_fields: Mapping[str, Any] = field(default_factory=dict)
-    """Dotted key of a field of the framework's own classes, which Megatron Core does not have -> its value."""
+    """Dotted key of a field of the framework's own classes, which Megatron
+    Core does not have -> its value.
+    """
     unknown: tuple[str, ...] = ()
     """What the file leaves open, as sentences."""
     unplanned: str | None = None
-    """Why the run has no plan, as a sentence: the source of its layers, or of their precision, is not read."""
+    """Why the run has no plan, as a sentence: the source of its layers, or
+    of their precision, is not read.
+    """
     other_layers: str | None = None
-    """The kind of the model, where its layers are none of a language model's; `unplanned` is the refusal then."""
+    """The kind of the model, where its layers are none of a language model's;
+    `unplanned` is the refusal then.
+    """
     uncounted: tuple[str, ...] = ()
-    """Options that may bear on the layout, the layers or the bytes and are not read: memory gives no verdict."""
+    """Options that may bear on the layout, the layers or the bytes and are not
+    read: memory gives no verdict.
+    """
     opened: Mapping[str, str] = field(default_factory=dict)
     """Setting whose value a source that is not read may change -> that source, as a noun."""
     read_too: tuple[str, ...] = ()
     """Other files that were read, as sentences."""
     release: Version | None = None
-    """The release of Megatron Core that the file is of; None: the file says nothing, and the installed one counts."""
+    """The release of Megatron Core that the file is of; None: the file says
+    nothing, and the installed one counts.
+    """
     release_reason: str = ""
     """Why that release is assumed, as a clause."""
     mode_decided_by: str | None = None
-    """What decides the mode, as a noun, where the file does not state it; None: the mode is known."""
+    """What decides the mode, as a noun, where the file does not
+    state it; None: the mode is known.
+    """
     unstated_by: str | None = None
-    """What decides the settings that the file does not state, as a noun; None: defaults that are known."""
+    """What decides the settings that the file does not state, as a noun;
+    None: defaults that are known.
+    """
     open_values: Mapping[str, str] = field(default_factory=dict)
-    """Dotted key of a setting that the file states, and whose value only the run decides -> the value's text."""
+    """Dotted key of a setting that the file states, and whose value only the
+    run decides -> the value's text.
+    """
     variables: tuple[str, ...] = ()
     """Names of variables of a launch script that only its environment or its command line sets."""
     refused: tuple[Finding, ...] = ()

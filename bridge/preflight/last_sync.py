@@ -1,7 +1,7 @@
 """`last_sync`: the sync that a run begins after.
 
-It applies the plan that a prediction of the run has made already, unless the owners have changed since, and runs the
-checks of Megatron's that waited for it.
+It applies the plan that a prediction of the run has made already, unless the owners have changed
+since, and runs the checks of Megatron's that waited for it.
 """
 
 import logging
@@ -24,9 +24,11 @@ def last_sync(run: Any, precision: Any, known: Prediction | None = None) -> Sync
     """Write a finalized precision into the sections of a run's container, and run the checks that waited for it.
 
     Args:
-        run: A `ConfigContainer`, of ours or of Megatron Bridge; it holds the precision and the planned schedule then.
+        run: A `ConfigContainer`, of ours or of Megatron Bridge; it holds the precision
+            and the planned schedule then.
         precision: The config; None: the owners keep their own settings, which have to agree.
-        known: The run as it was foreseen: its plan is applied unless the container has changed since.
+        known: The run as it was foreseen: its plan is applied unless
+            the container has changed since.
     """
     given: dict[str, Any] = {role: getattr(run, role) for role in PRECISION_OWNERS}
     if any(owner is not None for owner in given.values()):
@@ -84,7 +86,8 @@ def _share_sharding(given: Mapping[str, Any]) -> None:
 def _finalize(given: Mapping[str, Any]) -> None:
     """Run Megatron's checks on an optimizer and a DDP config that put them off.
 
-    A library that only this machine lacks is no fault of the configs; the run reports it where it needs it.
+    A library that only this machine lacks is no fault of the configs; the
+    run reports it where it needs it.
     """
     for role in ("optimizer", "ddp"):
         target = given[role]

@@ -27,7 +27,9 @@ class Origins:
     """Who set each key of a config."""
 
     values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Key -> each origin that set it, the one in effect last -> the value; None where only the origin is known."""
+    """Key -> each origin that set it, the one in effect last -> the value; None
+    where only the origin is known.
+    """
     order: tuple[str, ...] = ()
     """Origins in the order of composition; a later one overrides an earlier one."""
     of_recipe: frozenset[str] = frozenset()

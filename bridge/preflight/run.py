@@ -5,8 +5,8 @@
     run.prediction.values["model"]["bf16"]                           # as the last sync before it leaves it
     run.plan, run.planned.memory                                     # what follows from that
 
-It holds the sections as they were given, the precision, the target and the source of each value. Nothing is written
-into it. Its check is `bridge.preflight.check.check`.
+It holds the sections as they were given, the precision, the target and the source of each value.
+Nothing is written into it. Its check is `bridge.preflight.check.check`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ SAME_AS = {
     "data.seq_length": "model.seq_length",
     "ddp.use_custom_fsdp": "ddp.use_megatron_fsdp",
 }
-"""Setting that has another name of the same meaning -> that name; where one of them is stated, both are known."""
+"""Setting that has another name of the same meaning -> that name; where one of
+them is stated, both are known.
+"""
 BYTES = 256
 """Vocabulary of text that is tokenised to bytes."""
 LAYERS = (
@@ -76,8 +78,9 @@ class Run:
     """A run before it starts."""
 
     sections: Mapping[str, Any] = field(default_factory=dict)
-    """Every key but the precision: the sections, each a mapping of Megatron's fields, Megatron's object or None, and
-    `target`, `silence`, `precision_backend` and `precision_schedule`."""
+    """Every key but the precision: the sections, each a mapping of Megatron's fields, Megatron's
+    object or None, and `target`, `silence`, `precision_backend` and `precision_schedule`.
+    """
     precision: MixedPrecisionConfig | None = None
     """The precision with what was stated and by whom; None: the owners keep their own settings."""
     target: Target = field(default_factory=Target)
@@ -118,7 +121,8 @@ class Run:
             environment: Environment variables of the run; None: not known.
             origins: The sources of each key; None: not known.
             program: The program that starts it; None: what the sections show of it.
-            **sections: model, optimizer, ddp, train, data, peft, checkpoint and the other keys of a run.
+            **sections: model, optimizer, ddp, train, data, peft,
+                checkpoint and the other keys of a run.
 
         Raises:
             RunConfigError: ``auto`` without a GPU.
@@ -326,8 +330,8 @@ class Run:
 
         None for a setting that a recipe writes.
 
-        A recipe's rows about modules are written as the model's layers ask, and a switch of sharding as the other
-        owner has it.
+        A recipe's rows about modules are written as the model's layers ask, and a switch of
+        sharding as the other owner has it.
         """
         section, _, name = path.partition(".")
         if section == "mixed_precision":

@@ -17,7 +17,9 @@ EARLY_WARNINGS = (
     "underflow-rising",
     "stale-weights",
 )
-"""The names of the rows in `bridge.runtime.audit.early_warnings`, which say when each warning stands."""
+"""The names of the rows in `bridge.runtime.audit.early_warnings`,
+which say when each warning stands.
+"""
 
 
 def refuse_unknown(reasons: Mapping[str, str]) -> None:

@@ -1,7 +1,7 @@
 """Declaration that this process runs Transformer Engine's Python on its CPU (`precision_backend=te_cpu`).
 
-Megatron decides at import whether there is Transformer Engine. So the declaration comes first, and the first import of
-`bridge.runtime.megatron` acts on it.
+Megatron decides at import whether there is Transformer Engine. So the declaration comes first, and
+the first import of `bridge.runtime.megatron` acts on it.
 
     from bridge.preflight.te_cpu import declare
 
@@ -18,7 +18,9 @@ from bridge.target.versions import dotted
 BACKEND = "te_cpu"
 """The value of `precision_backend`."""
 _OLDEST = (9, 0)
-"""Compute capability of the oldest GPU that stands for one that nobody named: Hopper, which runs every older scheme."""
+"""Compute capability of the oldest GPU that stands for one that nobody named: Hopper,
+which runs every older scheme.
+"""
 _declared: list[tuple[int, int]] = []
 
 
@@ -30,8 +32,8 @@ def declared() -> tuple[int, int] | None:
 def declare(target: str | None = None, *, schemes: Iterable[object] = ()) -> tuple[int, int]:
     """Declare that this process runs Transformer Engine on its CPU; return the compute capability of the GPU.
 
-    Without a GPU in the target, the GPU whose branches Transformer Engine takes is the oldest that runs the schemes.
-    BackendUnavailableError where another one was declared.
+    Without a GPU in the target, the GPU whose branches Transformer Engine takes is the oldest that
+    runs the schemes. BackendUnavailableError where another one was declared.
     """
     rows = (scheme_row(str(scheme)) for scheme in schemes)
     capability = max(

@@ -1,9 +1,10 @@
 """`modules` as `model.quant_recipe`: one recipe, or one for each pipeline stage where layers are named by number.
 
-An owner of Megatron's class gets an object of the class that its field is annotated with, `RecipeConfig`; a mapping, or
-an object of another class, gets plain data. All ranks hold the same object. Where stages need different recipes it
-asks Megatron for the stage when the model is built, which is after Megatron made its process groups. Megatron's matcher
-cannot tell the chunks of a stage apart, so the trainer asks for the recipe of each chunk that it builds.
+An owner of Megatron's class gets an object of the class that its field is annotated with,
+`RecipeConfig`; a mapping, or an object of another class, gets plain data. All ranks hold the same
+object. Where stages need different recipes it asks Megatron for the stage when the model is built,
+which is after Megatron made its process groups. Megatron's matcher cannot tell the chunks of a
+stage apart, so the trainer asks for the recipe of each chunk that it builds.
 """
 
 import functools
@@ -51,7 +52,8 @@ def recipe_object(kind: Any, recipe: Any, model: Any) -> Any:
 def _chunks(owner: OwnerValues, rows: Sequence[ModuleRow]) -> list[tuple[int, ...]]:
     """Return the numbers of the layers of each chunk, in order of execution.
 
-    A mapping may describe a part of a run: without its layers there are as many as the rows name, in one chunk.
+    A mapping may describe a part of a run: without its layers there are as many
+    as the rows name, in one chunk.
     """
     model = owner.section.values
     num_layers = whole_number(read_field(model, "num_layers", 0)) or 0
@@ -110,8 +112,9 @@ class _ModuleRecipe:
     def to_cfg_dict(self) -> dict[str, Any]:
         """Return what Megatron Bridge's container writes for this recipe into a run's YAML.
 
-        Megatron Bridge refuses a subclass of `RecipeConfig` without this method. One recipe for all stages is written
-        as `RecipeConfig` itself; several name `made`, which its loader takes once the prefix ``bridge.`` is allowed.
+        Megatron Bridge refuses a subclass of `RecipeConfig` without this method. One recipe for all
+        stages is written as `RecipeConfig` itself; several name `made`, which its loader takes once
+        the prefix ``bridge.`` is allowed.
         """
         kind = f"{self.kind.__module__}.{self.kind.__qualname__}"
         if len(self.files) > 1:

@@ -1,7 +1,8 @@
 """`Owner`: one config object of Megatron (or anything like it) in a role. `OwnerValues`: what a plan reads of one.
 
-Values have one form in a plan: dtypes are tokens, enums their values. So an object that is written to, a mapping of a
-file and the run that a check foresees are planned by the same code, and neither torch nor Megatron's class is needed.
+Values have one form in a plan: dtypes are tokens, enums their values. So an object that is written
+to, a mapping of a file and the run that a check foresees are planned by the same code, and neither
+torch nor Megatron's class is needed.
 """
 
 import dataclasses
@@ -23,7 +24,9 @@ from bridge.target.fields import DEFAULTS, FIELDS, SWITCHES
 from bridge.target.versions import Version
 
 WRITTEN = "_precision_bridge_written"
-"""Name under which an owner remembers what a sync wrote: {attribute: (value written, the owner's own value)}."""
+"""Name under which an owner remembers what a sync wrote: {attribute: (value
+written, the owner's own value)}.
+"""
 
 ATTRIBUTES = frozenset(FIELD_DEFAULTS) | {
     route.attribute for route in ROUTES if route.attribute is not None
@@ -108,7 +111,9 @@ class Owner:
         self.target = seen_through(target)
         theirs = _classes_of_megatron(type(self.target))
         self.defining: Any = theirs[0] if theirs else type(self.target)
-        """Megatron's own class behind a subclass, a model provider for example, or the class itself."""
+        """Megatron's own class behind a subclass, a model provider
+        for example, or the class itself.
+        """
         self.is_megatron = bool(theirs)
 
     @property
@@ -183,7 +188,8 @@ def has_a_precision_field(owner: Owner) -> bool:
 def refuse_wrong_objects(owners: Collection[Owner]) -> None:
     """Refuse to have no owner, and what cannot be one.
 
-    That is a class, plain data, another role's config, one object in two roles, and one without any field to write.
+    That is a class, plain data, another role's config, one object in two roles, and
+    one without any field to write.
     """
     if not owners:
         rule = "a sync writes into at least one of model, optimizer, ddp and train"
@@ -249,7 +255,8 @@ def own_values(role: str, target: Any) -> Mapping[str, Any]:
 def seen_through(target: Any) -> Any:
     """Return the Megatron config behind one that only hands attributes on to it, or `target` itself.
 
-    The model configs of Megatron-LM's and Megatron Bridge's builders hold a `transformer` and nothing of precision.
+    The model configs of Megatron-LM's and Megatron Bridge's builders hold a
+    `transformer` and nothing of precision.
     """
     held = getattr(target, "__dict__", {}).get("transformer")
     is_config, is_held = (

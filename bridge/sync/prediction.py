@@ -1,16 +1,19 @@
-"""`plan` and `predict`: what a sync writes, and a run as the last sync before it leaves it. Pure: nothing is written.
+"""`plan` and `predict`: what a sync writes, and a run as the last sync before it leaves it.
+
+Pure: nothing is written.
 
     prediction = predict(config, {"model": {"num_layers": 80}, "ddp": {}}, target=Target(mcore=Version("0.18")))
     prediction.values["model"]["bf16"], prediction.shape.kinds, prediction.parallel.tensor
 
-A prediction is made once a command. Rules, plan, memory, alignment, rehearsal and the run's own sync ask it, and
-nothing else foresees a sync.
+A prediction is made once a command. Rules, plan, memory, alignment, rehearsal and the run's own
+sync ask it, and nothing else foresees a sync.
 
-The plan says for each route what the owner holds, what the recipe says, and the verdict. A setting that two owners hold
-gets one answer. Megatron Bridge's runtime resolves two settings of sharding before a run, not in `setup` (0.6.2,
-training/config.py, `_validate_and_apply_megatron_fsdp_configs`, `_validate_and_sync_distributed_optimizer_settings`),
-and so does the last plan before a run: the gradient buffer is not reused under Megatron-FSDP, and a switch that is on
-in one of optimizer and DDP is on in both.
+The plan says for each route what the owner holds, what the recipe says, and the verdict. A setting
+that two owners hold gets one answer. Megatron Bridge's runtime resolves two settings of sharding
+before a run, not in `setup` (0.6.2, training/config.py,
+`_validate_and_apply_megatron_fsdp_configs`, `_validate_and_sync_distributed_optimizer_settings`),
+and so does the last plan before a run: the gradient buffer is not reused under Megatron-FSDP, and a
+switch that is on in one of optimizer and DDP is on in both.
 """
 
 from __future__ import annotations
@@ -65,7 +68,9 @@ class Prediction:
     values: Mapping[str, dict[str, Any]]
     """Section -> field -> value after the sync."""
     unplanned: str | None = None
-    """Why the run has no plan, as a sentence, where a source of its layers or of their precision is not read."""
+    """Why the run has no plan, as a sentence, where a source of its layers or
+    of their precision is not read.
+    """
     uncounted: tuple[str, ...] = ()
     """Options of the run that may bear on its layout, its layers or its bytes and are not read."""
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
@@ -176,12 +181,16 @@ def predict(
     """Return a run as the last sync before it leaves it.
 
     Args:
-        precision: The precision that is written into the sections; None: they keep their own settings.
-        given: Section -> Megatron's object, a mapping of its fields, or a `Section`; one that is absent has Megatron's
-            defaults. An object that a sync has written to counts with the values that it had before.
-        target: The GPUs and versions of the run; without a version of megatron-core every field is there.
+        precision: The precision that is written into the sections;
+            None: they keep their own settings.
+        given: Section -> Megatron's object, a mapping of its fields, or a `Section`; one that
+            is absent has Megatron's defaults. An object that a sync has written to counts with
+            the values that it had before.
+        target: The GPUs and versions of the run; without a version of
+            megatron-core every field is there.
         unplanned: Why the run has no plan, as a sentence; None: it has one.
-        uncounted: Options of the run that may bear on its layout, its layers or its bytes and are not read.
+        uncounted: Options of the run that may bear on its layout, its
+            layers or its bytes and are not read.
         environment: Environment variables of the run; None: not known.
     """
     unknown = given.keys() - {*ROLES}
@@ -235,8 +244,8 @@ def plan(
 ) -> list[SyncRow]:
     """Return one row per precision field of every owner.
 
-    With `keep_own` an owner's own value stays where it differs from a stated one; with `is_last` the settings that
-    sharding decides are resolved too.
+    With `keep_own` an owner's own value stays where it differs from a stated one; with `is_last`
+    the settings that sharding decides are resolved too.
     """
     rows: list[SyncRow] = []
     scheme = scheme_after_sync(config, owners)
@@ -294,7 +303,9 @@ def _same_named(field: str, owner: OwnerValues) -> Route:
 
 
 Maker = Callable[[Any, str, str, str], SyncRow]
-"""Makes the row of one attribute of an owner: of its new value, the verdict, the source that decides, and why."""
+"""Makes the row of one attribute of an owner: of its new value, the verdict,
+the source that decides, and why.
+"""
 
 
 def _maker(owner: OwnerValues, attribute: str, field: str) -> Maker:
@@ -397,12 +408,13 @@ def _is_on(config: PrecisionConfig, owner: OwnerValues, switch: str) -> bool:
 def _fused_recipe(config: PrecisionConfig, owner: OwnerValues, made: Maker) -> SyncRow:
     """Decide `optimizer.fp8_recipe` in a run without FP8 whose precision-aware optimizer reads it.
 
-    Under None and delayed the fused Adam holds the masters (of BF16 weights: 2 bytes of remainders a parameter), under
-    any other value Megatron holds them (FP32: 4 bytes). The owner's own value stays. Weights stored in FP4 can be
-    updated from Megatron's masters alone, so that an owner without a value gets the one that the config reads.
+    Under None and delayed the fused Adam holds the masters (of BF16 weights: 2 bytes of remainders
+    a parameter), under any other value Megatron holds them (FP32: 4 bytes). The owner's own value
+    stays. Weights stored in FP4 can be updated from Megatron's masters alone, so that an owner
+    without a value gets the one that the config reads.
 
-    Source: megatron-core 0.16.1, 0.17.1, 0.18.2, 0.19.2 and Megatron-LM main of 2026-08-22, optimizer_config.py
-    __post_init__, distrib_optimizer.py _build_model_and_main_param_groups.
+    Source: megatron-core 0.16.1, 0.17.1, 0.18.2, 0.19.2 and Megatron-LM main of 2026-08-22,
+    optimizer_config.py __post_init__, distrib_optimizer.py _build_model_and_main_param_groups.
     """
     own, reading = owner.own("fp8_recipe"), field_value(config, "fp8_recipe")
     if own not in FUSED_RECIPES:
@@ -443,8 +455,9 @@ def _autocast_dtype(config: PrecisionConfig, owner: OwnerValues, made: Maker) ->
 def _nan_check(config: PrecisionConfig, owner: OwnerValues) -> list[SyncRow]:
     """Return the row that lets the first overflows of a dynamic loss scale pass.
 
-    Megatron-LM's argument parser turns the checks off under FP16 with a dynamic scale; configs built in Python
-    meet a fatal NaN check at the first overflow (megatron-core 0.16.1 param_and_grad_buffer.py, arguments.py).
+    Megatron-LM's argument parser turns the checks off under FP16 with a dynamic scale; configs
+    built in Python meet a fatal NaN check at the first overflow (megatron-core 0.16.1
+    param_and_grad_buffer.py, arguments.py).
     """
     attribute = {"ddp": "check_for_nan_in_grad", "train": "check_for_nan_in_loss"}.get(owner.role)
     if attribute is None or not owner.has(attribute):
@@ -501,7 +514,8 @@ def scheme_after_sync(config: PrecisionConfig, owners: Iterable[OwnerValues]) ->
 def _one_answer(rows: list[SyncRow]) -> list[SyncRow]:
     """Return the rows with one owner's own value given to the other owner of the setting, where the recipe has none.
 
-    Where both owners have a value of their own, both stay: if they differ, `disagreements` names them.
+    Where both owners have a value of their own, both stay: if they
+    differ, `disagreements` names them.
     """
     answered = {(row.owner, row.attribute): row for row in rows}
     given = dict(answered)

@@ -14,7 +14,9 @@ from bridge.precision.values import plain
 from bridge.rules.sync_row import SyncRow
 
 OVERRIDE = "PB123"
-"""Id of the rule about a recipe that replaces an owner's own value; a sync reports that in its rows."""
+"""Id of the rule about a recipe that replaces an owner's own value; a
+sync reports that in its rows.
+"""
 
 _ROW_KEYS = ("owner", "attribute", "field", "old", "new", "verdict", "by", "why")
 _FINDING_KEYS = ("id", "severity", "path", "rule", "value", "where", "remedy")
@@ -66,7 +68,8 @@ class SyncReport:
     def lines(self, known: Collection[tuple[str, str]] = ()) -> list[tuple[int, str]]:
         """Return (logging level, sentence) pairs: one INFO line that sums up, a warning per override, the findings.
 
-        An override is rule PB123 of the check: `known` are (id, path) of what the reader has read already.
+        An override is rule PB123 of the check: `known` are (id, path) of
+        what the reader has read already.
         """
         replaced = [row for row in self.rows if row.replaces and (OVERRIDE, row.path) not in known]
         findings = [finding for finding in self.findings if (finding.id, finding.path) not in known]

@@ -1,7 +1,8 @@
 """THE table: where every field of a precision config lives in Megatron Core, and by which rule it gets there.
 
-Read in megatron-core 0.16.1, 0.17.1, 0.18.2, 0.19.2 and Megatron-LM main of 2026-08-22. The plan, `explain`, the
-reference page and the completeness test all read these rows. `routes.yaml` has what to know of each, and its source.
+Read in megatron-core 0.16.1, 0.17.1, 0.18.2, 0.19.2 and Megatron-LM main of 2026-08-22. The plan,
+`explain`, the reference page and the completeness test all read these rows. `routes.yaml` has what
+to know of each, and its source.
 """
 
 from dataclasses import dataclass
@@ -32,13 +33,19 @@ class Route:
     field: str
     owner: str
     attribute: str | None
-    """Name in the owner; None: the field has no attribute of its own there, and its note says why."""
+    """Name in the owner; None: the field has no attribute of its
+    own there, and its note says why.
+    """
     family: str | None
-    """fp8, fp4 or low (either): the row acts only while that family is on, and is neutralised otherwise."""
+    """fp8, fp4 or low (either): the row acts only while that family is
+    on, and is neutralised otherwise.
+    """
     rule: str
-    """switch: always written. value: written if stated, else the owner's own value stays, else the default is written.
-    count: written if stated, else left where Megatron's class has a default. stated: written if stated, else left.
-    dtype: stated or derived from the mode. none: nothing is written."""
+    """switch: always written. value: written if stated, else the owner's own value stays,
+    else the default is written. count: written if stated, else left where Megatron's class
+    has a default. stated: written if stated, else left. dtype: stated or derived from the
+    mode. none: nothing is written.
+    """
     scheme: str | None = None
     """The row acts only under this scaling scheme, and is neutralised otherwise."""
     neutral: object = CLASS_DEFAULT
@@ -46,8 +53,9 @@ class Route:
     is_harmless: bool = False
     """Stated, it is written even while the row does not act."""
     read_under: str | None = None
-    """Switch of the owner under which the attribute is read although the family is off: there no value is neutral, and
-    the owner's own stays."""
+    """Switch of the owner under which the attribute is read although the family is off: there no
+    value is neutral, and the owner's own stays.
+    """
     since: str = FIRST
     """First megatron-core known to have the attribute."""
 

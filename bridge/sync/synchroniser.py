@@ -60,7 +60,8 @@ def write(
 ) -> SyncReport:
     """Write a finalized config into the objects that are given, role -> object or None.
 
-    `known` is the run as it was foreseen, whose plan is applied where it was made for these very values.
+    `known` is the run as it was foreseen, whose plan is applied where it
+    was made for these very values.
     """
     _require_policy(on_conflict)
     owners = {role: Owner(role, target) for role, target in given.items() if target is not None}
@@ -193,8 +194,8 @@ def sync_findings(
 ) -> list[RuleFinding]:
     """Return what the rules find in the owners as a plan leaves them.
 
-    A field that an owner does not have is None; an owner that is not given holds what the precision reads as, and
-    Megatron's defaults.
+    A field that an owner does not have is None; an owner that is not given holds what the precision
+    reads as, and Megatron's defaults.
     """
     reading = reading_of(config) if config is not None else {}
     values = {role: {**DEFAULTS[role], **reading} for role in PRECISION_OWNERS}

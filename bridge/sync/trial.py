@@ -49,9 +49,9 @@ def try_on_copies(
 ) -> Trial:
     """Apply `rows` to copies of the owners and let Megatron validate them.
 
-    Findings of severity "error" mean that the plan must not be applied, "warning" that Megatron's validation
-    refuses the owner as it was, too, or that it would refuse a model that is not complete yet. With `is_last` what
-    waits for `finalize` is judged as what is made already.
+    Findings of severity "error" mean that the plan must not be applied, "warning" that Megatron's
+    validation refuses the owner as it was, too, or that it would refuse a model that is not
+    complete yet. With `is_last` what waits for `finalize` is judged as what is made already.
     """
     findings: list[Finding] = []
     taken: dict[str, dict[str, Any]] = {}
@@ -141,7 +141,8 @@ def _post_init(owner: Owner, twin: Any) -> Exception | None:
 def _difference(owner: Owner, twin: Any, wanted: dict[str, Any]) -> dict[str, Any]:
     """Return what Megatron derived on the copy: precision attributes that neither the plan nor the owner had so.
 
-    Fields of an owner that waits for `finalize` are left to that: they depend on what may still be changed.
+    Fields of an owner that waits for `finalize` are left to that: they
+    depend on what may still be changed.
     """
     left = class_defaults(owner.defining) if owner.is_deferred else {}
     found = {name: vars(twin)[name] for name in DERIVED if name in vars(twin) and name not in left}

@@ -1,8 +1,9 @@
 """The fields of Megatron's configs as rows: type, class default, and the versions that have them.
 
-`megatron_fields.json` is written by ``scripts/write_megatron_fields.py`` from the class definitions of the releases
-that it names; a default is that of the newest release. Settings of a run that no class of Megatron Core has stand here,
-and the settings that two configs hold: pairs that must agree, and switches of sharding that are meant for both.
+`megatron_fields.json` is written by ``scripts/write_megatron_fields.py`` from the class definitions
+of the releases that it names; a default is that of the newest release. Settings of a run that no
+class of Megatron Core has stand here, and the settings that two configs hold: pairs that must
+agree, and switches of sharding that are meant for both.
 """
 
 import json
@@ -18,7 +19,9 @@ from bridge.target.versions import Version, VersionRange, at_least, parse_versio
 _MAIN = "0.20"
 """The release that Megatron's main branch becomes."""
 OWN_GRADIENTS = "0.19"
-"""First megatron-core whose Megatron-FSDP reads dtypes of its own for gradients, and not grad_reduce_in_fp32."""
+"""First megatron-core whose Megatron-FSDP reads dtypes of its own for
+gradients, and not grad_reduce_in_fp32.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +44,9 @@ ENCODERS = {
     "audio_model": "audio encoder",
     "sound_encoder": "sound encoder",
 }
-"""Part of a multimodal model in front of its language model, as the field that freezes it names it -> its name."""
+"""Part of a multimodal model in front of its language model, as the field that
+freezes it names it -> its name.
+"""
 OTHER: dict[str, dict[str, tuple[str, Any]]] = {
     "model": {
         "vocab_size": ("int", None),
@@ -89,7 +94,9 @@ OTHER: dict[str, dict[str, tuple[str, Any]]] = {
         "normalize_moe_lora": ("bool", False),
     },
 }
-"""Section -> setting that no class of Megatron Core has -> type and default; None stands for "not known"."""
+"""Section -> setting that no class of Megatron Core has -> type and
+default; None stands for "not known".
+"""
 
 
 _NAMED_DTYPES = ("moe_router_dtype",)
@@ -98,7 +105,9 @@ _NAMED_DTYPES = ("moe_router_dtype",)
 
 _CONTENT = json.loads((Path(__file__).parent / "megatron_fields.json").read_text(encoding="utf-8"))
 _NUMBERS = {name: _MAIN if name.startswith("main") else name for name in _CONTENT["releases"]}
-"""Release that the fields were read in, in order -> its number; the last is Megatron's main branch."""
+"""Release that the fields were read in, in order -> its number; the
+last is Megatron's main branch.
+"""
 
 
 def _versions(releases: list[str]) -> VersionRange:
@@ -165,10 +174,11 @@ PAIRS = (
 )
 
 FUSED_RECIPES = (None, "delayed")
-"""Values of `optimizer.fp8_recipe` under which the fused Adam of the precision-aware optimizer holds the masters.
+"""Values of `optimizer.fp8_recipe` under which the fused Adam of the
+precision-aware optimizer holds the masters.
 
-Source: megatron-core 0.16.1, 0.17.1, 0.18.2, 0.19.2 and Megatron-LM main of 2026-08-22: optimizer_config.py
-__post_init__, use_precision_aware_optimizer_no_fp8_or_ds_fp8.
+Source: megatron-core 0.16.1, 0.17.1, 0.18.2, 0.19.2 and Megatron-LM main of 2026-08-22:
+optimizer_config.py __post_init__, use_precision_aware_optimizer_no_fp8_or_ds_fp8.
 """
 
 SWITCHES = ("use_distributed_optimizer", "overlap_param_gather")
@@ -178,8 +188,8 @@ SWITCHES = ("use_distributed_optimizer", "overlap_param_gather")
 def gradient_dtypes(ddp: Mapping[str, Any], mode: str, mcore: Version | None) -> tuple[str, str]:
     """Return the dtypes that gradients are accumulated and reduced in; an unknown version counts as the newest.
 
-    Source: megatron-core 0.16.1 distributed_data_parallel.py; Megatron-FSDP reads fields of its own since 0.19
-    (distributed/fsdp/mcore_fsdp_adapter.py).
+    Source: megatron-core 0.16.1 distributed_data_parallel.py; Megatron-FSDP reads fields of its own
+    since 0.19 (distributed/fsdp/mcore_fsdp_adapter.py).
     """
     is_fsdp = ddp["use_megatron_fsdp"] or ddp["use_custom_fsdp"]
     if is_fsdp and at_least(mcore, OWN_GRADIENTS) is not False:

@@ -3,8 +3,9 @@
     parse_target("h100x8,te2.8,cuda12.9,mcore0.16")
     parse_target("auto")              # this machine; imports torch
 
-The GPU generations are rows: compute capability, memory, and the formats that their matrix units take. A version that a
-target does not state is unknown, and a rule that needs it says so instead of guessing.
+The GPU generations are rows: compute capability, memory, and the formats that their
+matrix units take. A version that a target does not state is unknown, and a rule that
+needs it says so instead of guessing.
 """
 
 import os
@@ -31,7 +32,9 @@ class Gpu:
     capability: tuple[int, int] | None
     """CUDA compute capability; None for what has none."""
     memory_gib: int
-    """Device memory as the driver reports it, rounded down; the common model where there are several; 0: not known."""
+    """Device memory as the driver reports it, rounded down; the common model where
+    there are several; 0: not known.
+    """
     formats: tuple[str, ...]
     """Formats that its matrix units multiply: fp16, bf16, tf32, fp8, mxfp8, nvfp4, mxfp4."""
     aliases: tuple[str, ...] = ()
@@ -203,13 +206,14 @@ def parse_target(text: str) -> Target:
     """Return the target that `text` declares.
 
     Args:
-        text: Words separated by commas: a GPU with or without its number ("h100x8"; or "sm90", "cpu"), and products
-            with their versions ("te2.8", "cuda12.9", "cudnn9.13.1", "mcore0.16", "torch2.9", "te-none"), and the
-            memory of a GPU ("memory=288GiB") where it is not the known one. "auto" is this machine; words after it
-            override what was found.
+        text: Words separated by commas: a GPU with or without its number ("h100x8"; or "sm90",
+            "cpu"), and products with their versions ("te2.8", "cuda12.9", "cudnn9.13.1",
+            "mcore0.16", "torch2.9", "te-none"), and the memory of a GPU ("memory=288GiB") where it
+            is not the known one. "auto" is this machine; words after it override what was found.
 
     Raises:
-        RunConfigError: A word that is neither, with the nearest; two GPUs, or two versions of one product.
+        RunConfigError: A word that is neither, with the nearest; two GPUs,
+            or two versions of one product.
     """
     words = [word for word in re.split(r"[,\s]+", text.strip().strip("[]").lower()) if word]
     if not words:
@@ -258,7 +262,8 @@ def target_of(given: Target | str | Sequence[str] | None) -> Target:
 def detect_target() -> Target:
     """Return this machine. Imports torch.
 
-    Without a visible GPU the target is the CPU. The GPUs of a run are `WORLD_SIZE` where a launcher has set it.
+    Without a visible GPU the target is the CPU. The GPUs of a run are
+    `WORLD_SIZE` where a launcher has set it.
     """
     import torch  # heavy: the one place in this room that needs it
 
@@ -286,7 +291,8 @@ def detect_target() -> Target:
 def _detected_cudnn() -> Version | None:
     """Return the version of cuDNN that torch brought along, or that it loads; None where it has none or refuses it.
 
-    An installed package is asked first: loading the library can bring in another one, from `LD_LIBRARY_PATH` say.
+    An installed package is asked first: loading the library can bring in another
+    one, from `LD_LIBRARY_PATH` say.
     """
     packaged = installed("cudnn")
     if packaged is not None:

@@ -5,8 +5,8 @@
     megatron_bridge.py   registered recipes by name in Megatron Bridge's own table
     megatron_lm.py       `--mixed-precision-recipe NAME` in Megatron-LM's parser, with a `SyncReport` of what it set
 
-A trainer's package is imported when a function needs its classes. A team's training script calls these; nothing in
-this project does.
+A trainer's package is imported when a function needs its classes. A team's training script calls
+these; nothing in this project does.
 """
 
 from bridge.trainers.arguments import nemo_plugin, transformers_arguments

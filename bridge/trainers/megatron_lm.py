@@ -2,9 +2,9 @@
 
     args = parse_and_validate_args(extra_args_provider=add_recipe_argument)
 
-The hook runs before Megatron-LM parses. The recipe's values become the defaults of the parser's own arguments, so that
-Megatron-LM validates them as if they stood on the command line. An argument that does stand there is stated over the
-recipe.
+The hook runs before Megatron-LM parses. The recipe's values become the defaults of the parser's own
+arguments, so that Megatron-LM validates them as if they stood on the command line. An argument that
+does stand there is stated over the recipe.
 """
 
 import argparse
@@ -37,12 +37,13 @@ DROP_ONE = "Drop that argument, or take a recipe of its mode."
 def add_recipe_argument(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
     """Add ``--mixed-precision-recipe``, and give the parser the values of the recipe that the command line names.
 
-    The first process prints the report: every argument with Megatron-LM's default, the new value and who decided. A
-    recipe that cannot be used ends the program with one sentence and exit code 2.
+    The first process prints the report: every argument with Megatron-LM's default,
+    the new value and who decided. A recipe that cannot be used ends the program
+    with one sentence and exit code 2.
 
     Args:
-        parser: Megatron-LM's parser, as it hands it to an `extra_args_provider`. A provider of your own comes first:
-            ``lambda parser: add_recipe_argument(add_my_arguments(parser))``.
+        parser: Megatron-LM's parser, as it hands it to an `extra_args_provider`. A provider of your
+            own comes first: ``lambda parser: add_recipe_argument(add_my_arguments(parser))``.
 
     Returns:
         The same parser.
