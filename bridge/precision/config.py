@@ -27,9 +27,7 @@ if not TYPE_CHECKING:
     torch = LAZY_TORCH  # `typing.get_type_hints` evaluates the annotations below
 
 MODE_SWITCHES = ("fp32", "fp16", "bf16", "fp8", "fp4")
-"""The switches of the mode and the formats. A config that does not
-mention one of them has it off.
-"""
+"""The switches of the mode and the formats. A config that does not mention one has it off."""
 
 _own = partial(stated, unstates=True)
 """A field of Megatron's own configs: a None takes its statement back."""
@@ -43,9 +41,9 @@ _FP8_STATE = (("fp8", "uint8"),)
 class PrecisionConfig(Statements):
     """The precision of a training run: every field, and which fields were stated.
 
-    A field counts as *stated* once it is given to the constructor, assigned, or overridden
-    on a command line; `del` takes the statement back. Copies, pickles and
-    `dataclasses.replace` keep what was stated.
+    A field counts as *stated* once it is given to the constructor, assigned, or overridden on a
+    command line; `del` takes the statement back. Copies, pickles and `dataclasses.replace` keep
+    what was stated.
     """
 
     _origin: InitVar[PrecisionConfig | None] = ORIGIN
@@ -156,7 +154,8 @@ class PrecisionConfig(Statements):
     None: leave the process as it is.
     """
 
-    # -- Megatron's own fields, by its names. Unstated, they read as its defaults, and the owner keeps what it has.
+    # -- Megatron's own fields, by its names. Unstated, they read as its defaults, and the owner
+    # keeps what it has.
 
     fp32_residual_connection: bool = _own(False, "bool", of.COMPUTE)
     """Keep the residual stream in FP32; pipeline stages then send FP32."""
@@ -272,35 +271,35 @@ class PrecisionConfig(Statements):
     """
 
     def to_dict(self, *, full: bool = False) -> dict[str, Any]:
-        """Return plain values (dtypes as "bf16", ...): the stated fields, or with `full` every field as it reads.
+        """Return the stated fields as plain values, dtypes as "bf16", ...
 
-        A None that takes a statement back (``params_dtype=None``) is there too, so that
-        what is read back is the same.
+        With `full` every field is there, as it reads. A None that takes a statement back
+        (``params_dtype=None``) is there too, so that what is read back is the same.
         """
-        found = {}
+        values = {}
         for name in field_names(self):
             if full:
-                found[name] = field_value(self, name)
+                values[name] = field_value(self, name)
             elif name in self._values:
-                found[name] = self._values[name]
+                values[name] = self._values[name]
             elif is_left_open(self, name):
-                found[name] = None
-        if found.get("modules") is not None:
-            found["modules"] = copy.deepcopy(list(found["modules"]))
-        return found
+                values[name] = None
+        if values.get("modules") is not None:
+            values["modules"] = copy.deepcopy(list(values["modules"]))
+        return values
 
     @classmethod
     def from_dict(cls, values: Mapping[str, object], *, source: str | None = None) -> Self:
         """Return the config that `to_dict` describes; every key present counts as stated.
 
         Args:
-            values: Fields by name. Numbers and switches may be strings, as YAML
-                and command lines produce them.
+            values: Fields by name. Numbers and switches may be strings, as YAML and command lines
+                produce them.
             source: Their source, for reports.
 
         Raises:
-            PrecisionTypeError: A value that is not of its field's type,
-                or `values` that are no mapping.
+            PrecisionTypeError: A value that is not of its field's type, or `values` that are no
+                mapping.
             UnknownFieldError: A key that is no field.
         """
         if not isinstance(values, Mapping):
@@ -308,7 +307,8 @@ class PrecisionConfig(Statements):
                 f"mixed_precision: must be a mapping of fields, got {values!r}."
             )
         config = cls()
-        config._state({str(key): value for key, value in values.items()}, source=source)
+        by_name = {str(key): value for key, value in values.items()}
+        config._state(by_name, source=source)
         return config
 
 
@@ -318,10 +318,12 @@ FIELDS = dict(stated_fields(PrecisionConfig))
 FIELD_DEFAULTS = {name: field.default for name, field in FIELDS.items()}
 """Field -> the value it reads as while it is unstated."""
 
-GROUPS = {
-    one.title: tuple(name for name, field in FIELDS.items() if field.subject is one)
-    for one in of.SUBJECTS
-}
+
+def _fields_of(subject: of.Subject) -> tuple[str, ...]:
+    return tuple(name for name, field in FIELDS.items() if field.subject is subject)
+
+
+GROUPS = {subject.title: _fields_of(subject) for subject in of.SUBJECTS}
 """Subject -> its fields; each field is in one."""
 
 CHOICES = {name: field.choices for name, field in FIELDS.items() if field.choices}
@@ -337,5 +339,8 @@ MEGATRON_FIELDS = _NAMES[
 
 def settings_of(row: Scheme) -> tuple[str, ...]:
     """Return the fields that reach Transformer Engine under a scaling scheme."""
-    acting = {name: field for name, field in FIELDS.items() if field.family in (row.family, "low")}
-    return tuple(name for name, field in acting.items() if row.name in field.schemes)
+    settings = []
+    for name, field in FIELDS.items():
+        if field.family in (row.family, "low") and row.name in field.schemes:
+            settings.append(name)
+    return tuple(settings)

@@ -1,4 +1,4 @@
-"""The quantizer factories that Transformer Engine ships, as rows: the copies of the operands that each one asks for.
+"""The quantizer factories that Transformer Engine ships, as rows: the copies of the operands.
 
     ZOO = "transformer_engine.pytorch.custom_recipes.quantizer_factory_zoo"
     factory = shipped_factory(f"{ZOO}.mxfp8_fwd_nvfp4_bwd_factory")
@@ -161,5 +161,8 @@ FACTORIES: Mapping[str, Factory] = MappingProxyType({row.path: row for row in _R
 
 
 def shipped_factory(path: str | None) -> Factory | None:
-    """Return the row of a factory by its import path; None for a factory that Transformer Engine does not ship."""
+    """Return the row of a factory by its import path.
+
+    None for a factory that Transformer Engine does not ship.
+    """
     return FACTORIES.get(path or "")
