@@ -207,12 +207,12 @@ class CheckContext(RunContext):
     def _flow(self) -> str:
         weights = self.mode
         main, sent = gradient_dtypes(self.prediction.values["ddp"], weights, self.mcore)
-        master = "fp32"
+        master: str | None = "fp32"
         if self.has_precision_aware and not self.optimizer.optimizer_cpu_offload:
             master = self.optimizer.main_params_dtype
-        wgrad = weights
+        wgrad: str | None = weights
         if self.is_low:
-            wgrad = str(self.scheme)
+            wgrad = self.scheme
         return (
             f"{wgrad} wgrad GEMM -> accumulated in {main} -> reduced in {sent} "
             f"-> {master} master weights"

@@ -238,7 +238,7 @@ class Run:
     @property
     def backend(self) -> str | None:
         """The backend of low-precision GEMMs that the run states; None: the place decides."""
-        backend = self.sections.get("precision_backend")
+        backend: str | None = self.sections.get("precision_backend")
         if backend in BACKENDS:
             return backend
         return None
