@@ -25,7 +25,9 @@ __all__ = [
     "dotted",
     "installed",
     "installed_text",
+    "newer_megatron",
     "parse_version",
+    "unpacked_megatron",
 ]
 
 DISTRIBUTIONS = {
@@ -41,6 +43,12 @@ TITLES = {
     "cudnn": "cuDNN",
     "torch": "torch",
 }
+UNPACKED = "megatron-next"
+"""Folder of the environment that ``make setup`` fills with a newer
+Megatron Core; it is on no path.
+"""
+_COMPLETE = "sitecustomize.py"
+"""The file that is written into it last."""
 _WORDS = {">=": "from", "<": "before", "!=": "not"}
 
 
@@ -117,6 +125,36 @@ def _version_in(package_info: str) -> str:
     numbers = re.findall(r"^(?:MAJOR|MINOR|PATCH) = (\d+)", package_info, re.MULTILINE)
     pre_release = re.findall(r"^PRE_RELEASE = ['\"](.*)['\"]", package_info, re.MULTILINE)
     return ".".join(numbers) + "".join(pre_release)
+
+
+def unpacked_megatron(prefix: Path | None = None) -> Version | None:
+    """Return the version of the Megatron Core in an environment's folder.
+
+    None where it is not there as a whole.
+    """
+    if prefix is None:
+        prefix = Path(sys.prefix)
+    folder = prefix / UNPACKED
+    package = folder / "megatron" / "core" / "package_info.py"
+    if not (folder / _COMPLETE).is_file() or not package.is_file():
+        return None
+    text = package.read_text(encoding="utf-8")
+    numbers = re.findall(r"^(?:MAJOR|MINOR|PATCH) = (\d+)", text, re.MULTILINE)
+    with suppress(RunConfigError):
+        return parse_version(".".join(numbers))
+    return None
+
+
+def newer_megatron(prefix: Path | None = None) -> Version | None:
+    """Return the unpacked Megatron Core where it is newer than the installed one, else None.
+
+    It counts as newer where none is installed.
+    """
+    own = installed("mcore")
+    unpacked = unpacked_megatron(prefix)
+    if unpacked is None or (own is not None and unpacked <= own):
+        return None
+    return unpacked
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
