@@ -27,7 +27,10 @@ NOT_INSTALLED = "none is installed here, and no target states one"
 NOT_INSTALLED_BUT_AT_HAND = (
     "none is installed here, and no target states one; {newer} is at hand: --target mcore{newer}"
 )
-ASSUMED_INSTALLED = "assumed: it is installed here, and no target states one; {newer} is at hand: --target mcore{newer}"
+ASSUMED_INSTALLED = (
+    "assumed: it is installed here, and no target states one; "
+    "{newer} is at hand: --target mcore{newer}"
+)
 """Reason of the installed release, where a newer one is at hand."""
 REHEARSED = "the newest at hand, as no target states one"
 """Reason of the release that a rehearsal imports."""
@@ -69,7 +72,7 @@ class RunChoice:
     """Variables of a launch script, as its environment or command line would set them."""
 
     def refuse_for(self, path: Path) -> None:
-        """Refuse the choice of a run, or variables, for a file that holds one run and has no variables."""
+        """Refuse the choice of a run, or variables, for a file that has neither."""
         remedy = "Drop it, or give a launch script."
         if self.number is not None:
             rule = f"chooses among the runs of a script, and {path} is none"
@@ -103,7 +106,10 @@ class Derived:
             "in_file": self.stated,
             "because": self.because,
         }
-        return shown | ({"set_by": self.set_by, "source": self.source} if self.set_by else {})
+        if self.set_by:
+            shown["set_by"] = self.set_by
+            shown["source"] = self.source
+        return shown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -323,15 +329,22 @@ class FileReading:
         return replace(self, release=target.mcore, release_reason=reason)
 
     def rehearsed(self, version: str) -> FileReading:
-        """Return the reading with the release that a rehearsal imported, where no target and no file states one."""
+        """Return the reading with the release that a rehearsal imported.
+
+        A release that a target or the file states stays.
+        """
         if not self.is_release_installed:
             return self
         return replace(self, release=parse_version(version), release_reason=REHEARSED)
 
     def dropped_of(self, path: str) -> tuple[str, ...]:
         """Return which keys of the file state a setting that they do not reach, as sentences."""
-        found = [one for one in self.dropped if one.path == path]
-        return tuple(f"{one.framework} does not forward {one.key}={one.value}." for one in found)
+        sentences = []
+        for dropped in self.dropped:
+            if dropped.path == path:
+                key = f"{dropped.key}={dropped.value}"
+                sentences.append(f"{dropped.framework} does not forward {key}.")
+        return tuple(sentences)
 
     def own_name(self, key: str) -> str:
         """Return our name of a dotted key that may be written with the file's."""
@@ -342,7 +355,10 @@ class FileReading:
 
 
 def reason_of_installed(reason: str) -> str:
-    """Return why the installed release counts: a reason, or another one where a newer release is at hand."""
+    """Return why the installed release counts.
+
+    It is the reason, or another one where a newer release is at hand.
+    """
     newer = newer_megatron()
     if newer is None:
         return reason
