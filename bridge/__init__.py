@@ -1,11 +1,4 @@
-"""Precision Bridge: a named recipe is the single source of truth for the precision of a Megatron Core training run.
-
-from bridge import get_mixed_precision_config, synchronize
-
-report = synchronize("bf16_mixed", model=model_config, optimizer=optimizer_config, ddp=ddp_config)
-
-A name is imported when it is first asked for: `import bridge` alone imports none of the rooms.
-"""
+"""Precision Bridge: named recipes as the single source of truth of a Megatron Core run."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

@@ -1,10 +1,11 @@
 """Every exception that a user of Precision Bridge can meet.
 
-`BridgeError` is the root: what was asked for cannot be done as asked, and a command ends with exit code 2. A
-`TrainingError` ends it with 1: the run itself failed.
+`BridgeError` is the root: what was asked for cannot be done as asked, and a command ends with exit
+code 2. A `TrainingError` ends it with 1: the run itself failed.
 
-`WrongValueError` (ValueError) is internal: a value that a reader of plain data cannot use. Its caller knows the path
-and raises one of the errors above. Errors carry their parts as attributes, so that no code reads another error's text.
+`WrongValueError` (ValueError) is internal: a value that a reader of plain data cannot use. Its
+caller knows the path and raises one of the errors above. Errors carry their parts as attributes, so
+that no code reads another error's text.
 """
 
 from __future__ import annotations
@@ -39,10 +40,15 @@ class Finding:
     severity: str = "error"
     """error, warning or info."""
     id: str = ""
-    """Of the rule that was broken; empty where the finding is about one run only, as Megatron's own refusals are."""
+    """The id of the rule that was broken.
+
+    It is empty where the finding is about one run only, as Megatron's own refusals are.
+    """
 
     def __str__(self) -> str:
-        where = f" ({self.where})" if self.where and self.where != "stated" else ""
+        where = ""
+        if self.where and self.where != "stated":
+            where = f" ({self.where})"
         return bounded(f"{self.path}: {self.rule}, got {self.value!r}{where}. {self.remedy}")
 
 
@@ -59,7 +65,10 @@ class BridgeError(Exception):
         super().__init__(bounded(message))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return what makes the error in another process: its text and its parts, whatever its constructor takes."""
+        """Return what makes the error in another process: its text and its parts.
+
+        The arguments of its constructor do not matter.
+        """
         return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
@@ -67,8 +76,10 @@ class _FindingsError(BridgeError):
     """An error made of findings, one per line."""
 
     def __init__(self, headline: str, findings: Iterable[Finding]) -> None:
-        self.headline, self.findings = headline, tuple(findings)
-        super().__init__("\n".join([headline, *(f"  {finding}" for finding in self.findings)]))
+        self.headline = headline
+        self.findings = tuple(findings)
+        lines = [f"  {finding}" for finding in self.findings]
+        super().__init__("\n".join([headline, *lines]))
 
 
 class PrecisionConfigError(_FindingsError, ValueError):
@@ -80,9 +91,10 @@ class CheckError(_FindingsError):
 
 
 class _SettingError(BridgeError):
-    """An error about one setting. Its parts are attributes, empty where the message is about no single setting.
+    """An error about one setting.
 
-    They are those of a `Finding`, and `matches`, the nearest known names.
+    Its parts are attributes, empty where the message is about no single setting. They are those of
+    a `Finding`, and `matches`, the nearest known names.
     """
 
     def __init__(
@@ -109,11 +121,17 @@ class _SettingError(BridgeError):
 
 
 class WrongValueError(ValueError):
-    """A value that cannot be read as its kind: `rule` is what it must be, `remedy` what to do, as a sentence."""
+    """A value that cannot be read as its kind.
+
+    `rule` is what it must be, `remedy` what to do, as a sentence.
+    """
 
     def __init__(self, rule: str, value: object, remedy: str = "") -> None:
         self.rule, self.value, self.remedy = rule, value, remedy
-        super().__init__(f"{rule}, got {value!r:.80}" + (f". {remedy}" if remedy else ""))
+        message = f"{rule}, got {value!r:.80}"
+        if remedy:
+            message += f". {remedy}"
+        super().__init__(message)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what makes the error again in another process."""
@@ -121,7 +139,9 @@ class WrongValueError(ValueError):
 
 
 class PrecisionTypeError(_SettingError, TypeError):
-    """A value of the wrong type for its field. `path`, `rule`, `value` and `remedy` are the message's parts.
+    """A value of the wrong type for its field.
+
+    `path`, `rule`, `value` and `remedy` are the message's parts.
 
     Of several faults of one value they are those of the first.
     """
@@ -157,8 +177,8 @@ class DuplicateRecipeError(BridgeError, ValueError):
     def __init__(self, name: str, places: tuple[str, str]) -> None:
         self.name, self.places = name, places
         super().__init__(
-            f"Recipe {name!r} is defined twice: in {places[0]} and in {places[1]}. Rename one of the two functions, "
-            "or give one another name with @register(name=...)."
+            f"Recipe {name!r} is defined twice: in {places[0]} and in {places[1]}. "
+            "Rename one of the two functions, or give one another name with @register(name=...)."
         )
 
 
@@ -175,15 +195,18 @@ class SyncError(_FindingsError, ValueError):
 
 
 class SyncConflictError(SyncError):
-    """An owner holds a value of its own where the recipe states another, and `on_conflict` is "error"."""
+    """An owner's own value differs from one of the recipe, and `on_conflict` is "error"."""
 
 
 class SyncCheckError(SyncError):
-    """The owners as the recipe would make them do not pass Megatron's validation or our post-conditions."""
+    """The owners with the recipe's values do not pass Megatron's validation or our rules."""
 
 
 class RunConfigError(_SettingError):
-    """A key or value of the run's configuration that cannot be used. `matches` holds the nearest names."""
+    """A key or value of the run's configuration that cannot be used.
+
+    `matches` holds the nearest names.
+    """
 
 
 class UnreadFileError(RunConfigError):
@@ -205,7 +228,7 @@ class UnreadFileError(RunConfigError):
 
 
 class PayloadError(_SettingError, ValueError):
-    """A configuration of another system that this system would not take, or that is none of its own."""
+    """A configuration of another system that this system would not take, or not its own."""
 
 
 class BackendUnavailableError(BridgeError):
@@ -213,7 +236,10 @@ class BackendUnavailableError(BridgeError):
 
 
 class MissingExtraError(BridgeError):
-    """A command needs packages of an extra that is not installed. `extra` and `missing` name both."""
+    """A command needs packages of an extra that is not installed.
+
+    `extra` and `missing` name both.
+    """
 
     def __init__(self, message: str, *, extra: str, missing: Sequence[str]) -> None:
         self.extra, self.missing = extra, tuple(missing)
@@ -245,23 +271,29 @@ class TrainingError(BridgeError):
 
 
 class AuditError(TrainingError):
-    """A step that did not run what was planned; `mismatches` are the rows of the plan and the record that differ."""
+    """A step that did not run what was planned.
+
+    `mismatches` are the rows of the plan and the record that differ.
+    """
 
     shown = 12
     """Mismatches that the message lists; the others are counted."""
 
     def __init__(self, rule: str, mismatches: Sequence[object] = ()) -> None:
         self.rule, self.mismatches = rule, tuple(mismatches)
-        lines = [f"  {one}" for one in self.mismatches[: self.shown]]
+        lines = [f"audit: {rule}."]
+        for mismatch in self.mismatches[: self.shown]:
+            lines.append(f"  {mismatch}")
         if len(self.mismatches) > self.shown:
             lines.append(f"  and {len(self.mismatches) - self.shown} more")
-        super().__init__("\n".join([f"audit: {rule}.", *lines]))
+        super().__init__("\n".join(lines))
 
 
 def bounded(message: str) -> str:
-    """Return a message as a person can read it: a long word or line without its middle, and at most `MAX_LINES` lines.
+    """Return a message as a person can read it.
 
-    A value comes from a file and may be of any length; the path before it and the remedy behind it are kept.
+    A long word or line loses its middle, and there are at most `MAX_LINES` lines. A value comes
+    from a file and may be of any length; the path before it and the remedy behind it are kept.
     """
     shown = CONTROL.sub(lambda letter: repr(letter[0])[1:-1], message)
     shorter = LONG_WORD.sub(lambda word: _without_middle(word[0], 200), shown)
@@ -272,11 +304,16 @@ def bounded(message: str) -> str:
 
 
 def _without_middle(text: str, limit: int = MAX_LINE) -> str:
-    return text if len(text) <= limit else f"{text[: limit // 2]} ... {text[5 - limit // 2 :]}"
+    if len(text) <= limit:
+        return text
+    return f"{text[: limit // 2]} ... {text[5 - limit // 2 :]}"
 
 
 def close_matches(word: str, known: Iterable[str], limit: int = 3) -> list[str]:
-    """Return at most `limit` of `known` that look like `word`, nearest first; empty where nothing does."""
+    """Return at most `limit` of `known` that look like `word`, nearest first.
+
+    It is empty where nothing does.
+    """
     from difflib import get_close_matches  # for a mistake alone
 
     known = list(known)
@@ -287,10 +324,14 @@ def close_matches(word: str, known: Iterable[str], limit: int = 3) -> list[str]:
 
 def did_you_mean(matches: Sequence[str]) -> str:
     """Return ``Did you mean 'a', 'b' or 'c'?``, or an empty string without matches."""
-    return f"Did you mean {listed(matches)}?" if matches else ""
+    if not matches:
+        return ""
+    return f"Did you mean {listed(matches)}?"
 
 
 def listed(names: Sequence[str]) -> str:
     """Return ``'a', 'b' or 'c'``; at least one name is needed."""
-    quoted = [repr(name) for name in names]
-    return quoted[0] if len(quoted) == 1 else f"{', '.join(quoted[:-1])} or {quoted[-1]}"
+    *quoted, last = [repr(name) for name in names]
+    if not quoted:
+        return last
+    return f"{', '.join(quoted)} or {last}"

@@ -1,4 +1,4 @@
-"""The optional packages: the base install answers without them, and an extra of the package brings them."""
+"""The optional packages: the base install answers without them, and an extra brings them."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ def require_extra(extra: str, what: str) -> None:
     """
     missing = tuple(name for name in EXTRAS[extra] if find_spec(name) is None)
     if missing:
-        names = ", ".join(name.replace("_", "-") for name in missing)
-        message = f"{what} needs packages that are not installed ({names}): `pip install 'precision-bridge[{extra}]'`."
+        names = ", ".join(missing).replace("_", "-")
+        message = (
+            f"{what} needs packages that are not installed ({names}): "
+            f"`pip install 'precision-bridge[{extra}]'`."
+        )
         raise MissingExtraError(message, extra=extra, missing=missing)

@@ -4,7 +4,8 @@
         package = "acme_recipes"
         target = "h100x8,te2.9,cuda12.9,mcore0.16"
 
-Each test runs once per recipe. Megatron Core must be installed; neither a GPU nor Transformer Engine is needed.
+Each test runs once per recipe. Megatron Core must be installed; neither a GPU
+nor Transformer Engine is needed.
 """
 
 import warnings
@@ -29,7 +30,7 @@ class RecipeConformance:
     """Subclass it in a test module and set `package`, `recipes` or `config_dir`, and `target`."""
 
     package: ClassVar[str] = ""
-    """The module or package that registers the recipes; every recipe that is defined in it is tested."""
+    """The module or package that registers the recipes; every recipe defined in it is tested."""
     recipes: ClassVar[Sequence[str]] = ()
     """Further registered recipes, by name."""
     config_dir: ClassVar[Path | str | None] = None
@@ -53,21 +54,19 @@ class RecipeConformance:
             RecipeSourceError: There is no such package, or it cannot be loaded.
             RunConfigError: There is no recipe in it.
         """
+        names = []
         if cls.package:
             load_recipes_from(cls.package, key="package")
-        modules = {recipe.name: f"{recipe.function.__module__}." for recipe in REGISTRY.recipes()}
-        names = [
-            name
-            for name, module in modules.items()
-            if cls.package and module.startswith(f"{cls.package}.")
-        ]
+            for recipe in REGISTRY.recipes():
+                if f"{recipe.function.__module__}.".startswith(f"{cls.package}."):
+                    names.append(recipe.name)
         names += [name for name in cls.recipes if name not in names]
         if cls.config_dir is not None:
-            names += sorted(
-                file.stem for file in Path(cls.config_dir, "mixed_precision").glob("*.yaml")
-            )
+            files = Path(cls.config_dir, "mixed_precision").glob("*.yaml")
+            names += sorted(file.stem for file in files)
         if not names:
-            rule, remedy = "has no recipe to test", "Set package, recipes or config_dir."
+            rule = "has no recipe to test"
+            remedy = "Set package, recipes or config_dir."
             raise RunConfigError.of(cls.__name__, rule, cls.package or None, remedy)
         return names
 
@@ -115,35 +114,37 @@ class RecipeConformance:
             )
 
     def test_every_stated_field_reaches_megatron(self, recipe: str) -> None:
-        """The sync into the installed Megatron Core succeeds, and no stated field is without a home or an effect."""
+        """The sync into the installed Megatron Core succeeds, and every stated field acts there."""
         report = synchronize(self.precision(recipe), **self.owners(), strict=True)
-        findings = [finding for finding in report.findings if finding.id not in self.silence]
-        if findings:
-            raise AssertionError(
-                "\n".join([f"{recipe}:", *(f"  {finding}" for finding in findings)])
-            )
+        lines = []
+        for finding in report.findings:
+            if finding.id not in self.silence:
+                lines.append(f"  {finding}")
+        if lines:
+            raise AssertionError("\n".join([f"{recipe}:", *lines]))
 
     def test_a_second_sync_changes_nothing(self, recipe: str) -> None:
         """Writing the recipe again leaves every config as it is."""
         owners = self.owners()
         synchronize(self.precision(recipe), **owners, strict=True)
-        changes = synchronize(self.precision(recipe), **owners, strict=True).changes
-        if changes:
-            raise AssertionError(
-                "\n".join([f"{recipe}: a second sync changes", *(f"  {row}" for row in changes)])
-            )
+        report = synchronize(self.precision(recipe), **owners, strict=True)
+        if report.changes:
+            lines = [f"  {row}" for row in report.changes]
+            raise AssertionError("\n".join([f"{recipe}: a second sync changes", *lines]))
 
     def test_passes_the_check(self, recipe: str) -> None:
         """No rule of `precision-bridge check` finds an error for the declared target."""
         if not self.target:
+            path = f"{type(self).__name__}.target"
             remedy = "Set h100x8,te2.9,cuda12.9, for example."
-            raise RunConfigError.of(
-                f"{type(self).__name__}.target", "needs GPUs and versions", self.target, remedy
-            )
-        run = {"mixed_precision": self.precision(recipe), "model": dict(self.model)}
-        run |= {"optimizer": dict(self.optimizer), "ddp": dict(self.ddp)}
+            raise RunConfigError.of(path, "needs GPUs and versions", self.target, remedy)
+        run = {
+            "mixed_precision": self.precision(recipe),
+            "model": dict(self.model),
+            "optimizer": dict(self.optimizer),
+            "ddp": dict(self.ddp),
+        }
         errors = check(run, target=self.target, silenced=self.silence).of("error")
         if errors:
-            raise AssertionError(
-                "\n".join([f"{recipe}:", *(f"  {error.id} {error}" for error in errors)])
-            )
+            lines = [f"  {error.id} {error}" for error in errors]
+            raise AssertionError("\n".join([f"{recipe}:", *lines]))

@@ -8,7 +8,7 @@
     ModelOwner         the configs that a sync writes into, for type checks   owners.py
     FORMATS, SCHEMES   number formats and scaling schemes as rows             formats.py, schemes.py
     ModuleRow          a row of `modules`: select -> precision                modules.py
-      Matcher            globs over module names with their `Effect`          matchers.py: Megatron's per-module recipe
+      Matcher            globs over module names with their `Effect`          matchers.py
       ModuleSchemes      the scheme of each linear layer by its number        module_schemes.py
       names              of linear layers in other libraries                  foreign_names.py
     Subject            the fields by subject, and a change on resume          subjects.py

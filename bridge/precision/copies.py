@@ -1,11 +1,13 @@
-"""The two copies of each operand of a linear layer: the format and the scales that each GEMM reads.
+"""The two copies of each operand of a linear layer: the format and the scales each GEMM reads.
 
     copies = copies_of(FP8_SCHEMES["mxfp8"], "e4m3")
-    copies.read_by("dgrad")       # the row-wise copy of the gradient, the column-wise copy of the weight
+    # the row-wise copy of the gradient, the column-wise copy of the weight
+    copies.read_by("dgrad")
 
-A scheme gives both copies of an operand one format. `backward_override` of Transformer Engine and its quantizer
-factories (`bridge.precision.factories`) do not: their backward GEMMs read other formats than their forward GEMM.
-`GEMMS` in `bridge.precision.schemes` says which GEMM reads which copy.
+A scheme gives both copies of an operand one format. `backward_override` of Transformer Engine and
+its quantizer factories (`bridge.precision.factories`) do not: their backward GEMMs read other
+formats than their forward GEMM. `GEMMS` in `bridge.precision.schemes` says which GEMM reads which
+copy.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ from dataclasses import dataclass, replace
 from bridge.precision.schemes import GEMMS, OPERAND_FORMATS, WHOLE, Scheme, Tile, scheme_row
 
 OVERRIDES = ("high_precision", "dequantized")
-"""Values of `backward_override`: the backward GEMMs multiply the original tensors, or what the forward GEMM read."""
+"""Values of `backward_override`: the source of the values that the backward GEMMs multiply.
+
+They are the original tensors, or what the forward GEMM read.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +59,9 @@ class Pair:
 
     def copy(self, *, columnwise: bool) -> Copy:
         """Return one of the two."""
-        return self.column if columnwise else self.row
+        if columnwise:
+            return self.column
+        return self.row
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +72,10 @@ class Copies:
     weight: Pair
     grad_output: Pair
     keeps_row: bool = False
-    """The row-wise copy of the input is kept from the forward to the backward pass, instead of the column-wise one."""
+    """The row-wise copy of the input is kept from the forward to the backward pass.
+
+    Otherwise the column-wise copy is kept.
+    """
 
     def of(self, operand: str) -> Pair:
         """Return the copies of input, weight or grad_output."""
@@ -73,7 +83,7 @@ class Copies:
         return named[operand]
 
     def read_by(self, gemm: str) -> tuple[Copy, Copy]:
-        """Return the copies that fprop, dgrad or wgrad multiplies: the left one and the right one."""
+        """Return the copies that fprop, dgrad or wgrad multiplies: the left and the right one."""
         row = GEMMS[gemm]
         left = self.of(row.left).copy(columnwise=row.left_columnwise)
         right = self.of(row.right).copy(columnwise=row.right_columnwise)
@@ -94,7 +104,7 @@ class Copies:
     @property
     def kept_input(self) -> Copy:
         """The copy of the input that is kept from the forward to the backward pass."""
-        return self.input.row if self.keeps_row else self.input.column
+        return self.input.copy(columnwise=not self.keeps_row)
 
     @property
     def are_low(self) -> bool:
@@ -110,13 +120,18 @@ UNKNOWN = Copies(input=_UNKNOWN, weight=_UNKNOWN, grad_output=_UNKNOWN)
 
 
 def copies_of(scheme: Scheme, format_: str) -> Copies:
-    """Return the copies of a scheme under a value of `fp8` or `fp4`; `UNKNOWN` ones for the scheme `custom`."""
+    """Return the copies of a scheme under a value of `fp8` or `fp4`.
+
+    They are `UNKNOWN` for the scheme `custom`.
+    """
     if not scheme.operands:
         return UNKNOWN
     forward, backward = OPERAND_FORMATS.get(format_, (format_, format_))
     pairs = {}
     for operand in scheme.operands:
-        element = backward if operand.name == "grad_output" else forward
+        element = forward
+        if operand.name == "grad_output":
+            element = backward
         row = Copy(
             scheme=scheme.name, format=element, tile=operand.row, stochastic=operand.stochastic
         )
@@ -126,9 +141,12 @@ def copies_of(scheme: Scheme, format_: str) -> Copies:
 
 
 def with_backward(copies: Copies, override: str | None) -> Copies:
-    """Return copies whose backward GEMMs multiply in high precision, as `backward_override` says; None: as they are.
+    """Return copies whose backward GEMMs multiply in high precision, as `backward_override` says.
 
-    Source: Transformer Engine 2.20.2 pytorch/module/linear.py, grouped_linear.py and layernorm_linear.py.
+    None: the copies as they are.
+
+    Source: Transformer Engine 2.20.2 pytorch/module/linear.py, grouped_linear.py and
+    layernorm_linear.py.
     """
     if override is None:
         return copies
@@ -144,36 +162,35 @@ def with_backward(copies: Copies, override: str | None) -> Copies:
 def with_nvfp4_options(copies: Copies, options: Mapping[str, object]) -> Copies:
     """Return the copies of NVFP4 under further keywords of `NVFP4BlockScaling`, by name.
 
-    Source: Transformer Engine 2.20.2 common/recipe/__init__.py, pytorch/quantization.py NVFP4BlockScalingRecipeState.
+    Source: Transformer Engine 2.20.2 common/recipe/__init__.py, pytorch/quantization.py
+    NVFP4BlockScalingRecipeState.
     """
-    pairs = {name: copies.of(name) for name in ("input", "weight", "grad_output")}
-    for name, pair in pairs.items():
-        row, column = pair.row, pair.column
+    pairs = {}
+    for name in ("input", "weight", "grad_output"):
+        row, column = copies.of(name).row, copies.of(name).column
         if options.get("disable_rht"):
             column = replace(column, hadamard=False)
         if options.get("disable_stochastic_rounding"):
-            row, column = replace(row, stochastic=False), replace(column, stochastic=False)
+            row = replace(row, stochastic=False)
+            column = replace(column, stochastic=False)
         pairs[name] = Pair(row=row, column=column)
+    input_, weight = pairs["input"], pairs["weight"]
     if options.get("disable_2d_quantization"):
-        row, column = pairs["weight"].row, pairs["weight"].column
-        pairs["weight"] = Pair(row=replace(row, tile=(1, 16)), column=replace(column, tile=(16, 1)))
+        weight = Pair(
+            row=replace(weight.row, tile=(1, 16)), column=replace(weight.column, tile=(16, 1))
+        )
     scope = options.get("nvfp4_4over6", "none")
     if scope in ("all", "activations"):
-        pairs["input"] = _four_over_six(pairs["input"])
+        input_ = _four_over_six(input_)
     if scope in ("all", "weights"):
-        pairs["weight"] = _four_over_six(pairs["weight"])
+        weight = _four_over_six(weight)
     if options.get("row_scaled_activation"):
-        pairs["input"] = replace(
-            pairs["input"], row=replace(pairs["input"].row, is_row_scaled=True)
-        )
-    return replace(
-        copies, input=pairs["input"], weight=pairs["weight"], grad_output=pairs["grad_output"]
-    )
+        input_ = replace(input_, row=replace(input_.row, is_row_scaled=True))
+    return replace(copies, input=input_, weight=weight, grad_output=pairs["grad_output"])
 
 
 def _four_over_six(pair: Pair) -> Pair:
-    row, column = (
-        replace(pair.row, is_four_over_six=True),
-        replace(pair.column, is_four_over_six=True),
+    return Pair(
+        row=replace(pair.row, is_four_over_six=True),
+        column=replace(pair.column, is_four_over_six=True),
     )
-    return Pair(row=row, column=column)

@@ -1,14 +1,15 @@
-"""The quantizer factories that Transformer Engine ships, as rows: the copies of the operands that each one asks for.
+"""The quantizer factories that Transformer Engine ships, as rows: the copies of the operands.
 
     ZOO = "transformer_engine.pytorch.custom_recipes.quantizer_factory_zoo"
     factory = shipped_factory(f"{ZOO}.mxfp8_fwd_nvfp4_bwd_factory")
     factory.copies(is_grouped=False).scheme_of("dgrad")        # "nvfp4"
 
-`fp8_quantizer_factory`, `fp4_quantizer_factory` and `custom_recipe_factory` of a per-module file hold the import path
-of a factory. A factory is code: which quantizers the factory of a team makes cannot be known before the run.
+`fp8_quantizer_factory`, `fp4_quantizer_factory` and `custom_recipe_factory` of a per-module file
+hold the import path of a factory. A factory is code: which quantizers the factory of a team makes
+cannot be known before the run.
 
-Source: Transformer Engine 2.20.2 pytorch/custom_recipes/quantizer_factories.py, quantizer_factory_zoo.py,
-reference_current_scaling.py and reference_nvfp4.py.
+Source: Transformer Engine 2.20.2 pytorch/custom_recipes/quantizer_factories.py,
+quantizer_factory_zoo.py, reference_current_scaling.py and reference_nvfp4.py.
 """
 
 from __future__ import annotations
@@ -160,5 +161,8 @@ FACTORIES: Mapping[str, Factory] = MappingProxyType({row.path: row for row in _R
 
 
 def shipped_factory(path: str | None) -> Factory | None:
-    """Return the row of a factory by its import path; None for a factory that Transformer Engine does not ship."""
+    """Return the row of a factory by its import path.
+
+    None for a factory that Transformer Engine does not ship.
+    """
     return FACTORIES.get(path or "")

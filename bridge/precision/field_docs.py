@@ -18,15 +18,19 @@ class FieldDoc(NamedTuple):
 
 @functools.cache
 def field_docs(cls: type) -> dict[str, FieldDoc]:
-    """Return field -> its annotation and the string literal written below it in the source of `cls` or its bases."""
-    found = {}
+    """Return field -> its annotation and its text, in the source of `cls` or its bases.
+
+    The text is the string literal written below the field.
+    """
+    docs = {}
     for base in cls.__bases__:
-        found.update(field_docs(base) if dataclasses.is_dataclass(base) else {})
+        if dataclasses.is_dataclass(base):
+            docs.update(field_docs(base))
     body = ast.parse(textwrap.dedent(inspect.getsource(cls))).body[0].body  # type: ignore[attr-defined]
     for node, below in itertools.pairwise(body):
         is_text = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and is_text:
             text = inspect.cleandoc(below.value.value)
             annotation = ast.unparse(node.annotation).replace("DType", "torch.dtype | str")
-            found[node.target.id] = FieldDoc(annotation, " ".join(text.split()))
-    return found
+            docs[node.target.id] = FieldDoc(annotation, " ".join(text.split()))
+    return docs

@@ -1,7 +1,7 @@
 """The fields of a precision: `stated(default)` declares one.
 
-A field is a descriptor. Its object (`Statements`) keeps what was stated. An unstated field reads as its default.
-Values are checked for type only: what a value means is the business of `finalize()`.
+A field is a descriptor. Its object (`Statements`) keeps what was stated. An unstated field reads as
+its default. Values are checked for type only: what a value means is the business of `finalize()`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,10 @@ class StatedField:
 
     default: Any
     kind: str
-    """bool, int, float, name, names (several), format (a name; a dtype by its token), dtype or rows (of `modules`)."""
+    """bool, int, float, name, names, format, dtype or rows.
+
+    names are several names. format is a name, or a dtype by its token. rows are those of `modules`.
+    """
     optional: bool = False
     """None is a value of its own (``fp8=None``: no FP8)."""
     unstates: bool = False
@@ -45,8 +48,11 @@ class StatedField:
     leads: bool = False
     """Of two twins stated with different values, this one is read."""
     needs: str | None = None
-    """A switch that this one has no meaning without: where an earlier layer turned this one on and a later one turns
-    that one off, this one goes off with it."""
+    """A switch that this one has no meaning without.
+
+    Where an earlier layer turned this one on and a later one turns that one off, this one goes off
+    with it.
+    """
     examples: tuple[str, ...] = ()
     """Values to name where one of the wrong type was given."""
     choices: tuple[str, ...] = ()
@@ -62,13 +68,17 @@ class StatedField:
     is_live: bool = False
     """Megatron reads it in every forward pass, so that a schedule may change it."""
     flag: str | None = NAMED
-    """Megatron-LM has it as an option, or as a key of a file (`KEY`), of the field's own name; None: it has not."""
+    """Megatron-LM has it as an option, or as a key of a file (`KEY`), of the same name; None: not.
+    """
     name: str = ""
     """Set by the class that holds the field."""
 
     @property
     def stores_weights(self) -> bool:
-        """Whether it is about weights stored in FP8 or FP4: one of two names of that switch, or one that needs it."""
+        """Whether it is about weights stored in FP8 or FP4.
+
+        It is one of the two names of that switch, or needs it.
+        """
         return self.twin is not None or self.needs is not None
 
     def __set_name__(self, owner: type, name: str) -> None:
@@ -78,9 +88,13 @@ class StatedField:
         if holder is None:
             return self.default
         value = holder._read(self)  # noqa: SLF001  the holder's half of this descriptor
-        if self.kind == "rows" and value is not None:
+        if value is None:
+            return None
+        if self.kind == "rows":
             return copy.deepcopy(list(value))
-        return torch_dtype(value) if self.kind == "dtype" and value is not None else value
+        if self.kind == "dtype":
+            return torch_dtype(value)
+        return value
 
     def __set__(self, holder: Statements, value: object) -> None:
         holder._state({self.name: value})  # noqa: SLF001  as above
@@ -89,34 +103,49 @@ class StatedField:
         holder._unstate(self.name)  # noqa: SLF001  as above
 
     def check(self, value: object) -> Any:
-        """Return `value` in the form it is kept in; PrecisionTypeError for one of the wrong type for the field."""
+        """Return `value` in the form it is kept in.
+
+        PrecisionTypeError for a value of the wrong type for the field.
+        """
         if value is None and (self.optional or self.unstates):
             return None
-        path = f"mixed_precision.{self.name}"
         if isinstance(value, str):
             value = dict(self.spellings).get(value.lower(), value)
         try:
             return coerce(value, self.kind, switch=self.optional)
         except WrongRowsError as error:
-            lines = [
-                str(PrecisionTypeError.of(path, fault.rule, fault.value, fault.remedy))
-                for fault in error.faults
-            ]
-            parts: dict[str, Any] = {
-                "path": path,
-                "rule": error.rule,
-                "value": error.value,
-                "remedy": error.remedy,
-            }
-            raise PrecisionTypeError("\n".join(lines), faults=error.faults, **parts) from None
+            raise self._wrong_rows(error) from None
         except WrongValueError as error:
-            remedy = f"Use {listed(self.examples)}." if self.examples else error.remedy
-            raise PrecisionTypeError.of(path, error.rule, value, remedy) from None
+            remedy = error.remedy
+            if self.examples:
+                remedy = f"Use {listed(self.examples)}."
+            raise PrecisionTypeError.of(self._path, error.rule, value, remedy) from None
+
+    @property
+    def _path(self) -> str:
+        return f"mixed_precision.{self.name}"
+
+    def _wrong_rows(self, error: WrongRowsError) -> PrecisionTypeError:
+        """Return the error of rows, with a line for each fault."""
+        lines = []
+        for fault in error.faults:
+            line = PrecisionTypeError.of(self._path, fault.rule, fault.value, fault.remedy)
+            lines.append(str(line))
+        return PrecisionTypeError(
+            "\n".join(lines),
+            faults=error.faults,
+            path=self._path,
+            rule=error.rule,
+            value=error.value,
+            remedy=error.remedy,
+        )
 
 
 def default_of(field: Field[Any]) -> Any:
-    """Return the default of a dataclass field, made again where it has a factory; `MISSING` without one."""
-    return field.default if field.default_factory is MISSING else field.default_factory()
+    """Return the default of a dataclass field, made again by its factory; `MISSING` without one."""
+    if field.default_factory is MISSING:
+        return field.default
+    return field.default_factory()
 
 
 def stated(default: Any, kind: str, subject: Subject | None = None, **options: Any) -> Any:
@@ -127,8 +156,9 @@ def stated(default: Any, kind: str, subject: Subject | None = None, **options: A
 @functools.cache
 def stated_fields(owner: Any) -> dict[str, StatedField]:
     """Return field -> its row, of a class that holds some, in order of declaration."""
-    found = {
-        field.name: inspect.getattr_static(owner, field.name, None)
-        for field in dataclasses.fields(owner)
-    }
-    return {name: field for name, field in found.items() if isinstance(field, StatedField)}
+    rows = {}
+    for field in dataclasses.fields(owner):
+        row = inspect.getattr_static(owner, field.name, None)
+        if isinstance(row, StatedField):
+            rows[field.name] = row
+    return rows

@@ -1,9 +1,10 @@
-"""Names that models of other systems give to the linear layers that rows of `modules` select by Megatron's names.
+"""Names that models of other systems give to the linear layers that rows of `modules` select.
 
-    megatron_names(["model.layers.3.mlp.down_proj", "lm_head"])     # {"model.layers.3...": (3, "mlp.linear_fc2")}
+    # {"model.layers.3.mlp.down_proj": (3, "mlp.linear_fc2")}
+    megatron_names(["model.layers.3.mlp.down_proj", "lm_head"])
 
-Source: `named_modules()` of the models of transformers 5.23.0, torchtitan 0.2.2 and 0.3.0, and of `TransformerLayer` of
-Transformer Engine 2.20.
+Source: `named_modules()` of the models of transformers 5.23.0, torchtitan 0.2.2 and 0.3.0, and of
+`TransformerLayer` of Transformer Engine 2.20.
 """
 
 import re
@@ -36,7 +37,10 @@ LLAMA = {
     FC1: ("mlp.gate_proj", "mlp.up_proj"),
     FC2: ("mlp.down_proj",),
 }
-"""Megatron's name within a layer -> those of the dense Llama, Mistral, Qwen and Gemma models of transformers."""
+"""Megatron's name within a layer -> those of transformers.
+
+By its dense Llama, Mistral, Qwen and Gemma models.
+"""
 TORCHTITAN = {
     QKV: ("attention.wq", "attention.wk", "attention.wv"),
     PROJ: ("attention.wo",),
@@ -48,8 +52,11 @@ TORCHTITAN = {
 }
 _OTHERS = {
     **DEEPSEEK,
-    SHARED_FC1: tuple(
-        f"mlp.shared_expert{s}.{own}" for s in ("", "s") for own in ("gate_proj", "up_proj")
+    SHARED_FC1: (
+        "mlp.shared_expert.gate_proj",
+        "mlp.shared_expert.up_proj",
+        "mlp.shared_experts.gate_proj",
+        "mlp.shared_experts.up_proj",
     ),
     SHARED_FC2: ("mlp.shared_expert.down_proj", "mlp.shared_experts.down_proj"),
     QKV: (
@@ -72,41 +79,50 @@ _OTHERS = {
     FC1: ("mlp.gate_up_proj", "dense_h_to_4h", "fc1", "c_fc"),
     FC2: ("dense_4h_to_h", "fc2", "mlp.c_proj"),
 }
-"""Further names: of DeepSeek, Phi, GPT-NeoX, Falcon, Bloom, OPT, GPT-BigCode, Starcoder and Transformer Engine."""
+"""Further names: of DeepSeek, Phi, GPT-NeoX, Falcon, Bloom, OPT, GPT-BigCode, Starcoder and
+Transformer Engine.
+"""
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|layer|h|blocks|block)\.(\d+)\.")
-_NAMES = {
-    **{name: name for name in (*DENSE, *LATENT, *SHARED)},
-    **{
-        theirs: name
-        for table in (LLAMA, TORCHTITAN, _OTHERS)
-        for name, names in table.items()
-        for theirs in names
-    },
-}
+
+
+def _megatron_name_of_each() -> dict[str, str]:
+    """Return a name that is known, Megatron's or another system's -> Megatron's."""
+    names = {name: name for name in (*DENSE, *LATENT, *SHARED)}
+    for table in (LLAMA, TORCHTITAN, _OTHERS):
+        for name, foreign_names in table.items():
+            names.update(dict.fromkeys(foreign_names, name))
+    return names
+
+
+_NAMES = _megatron_name_of_each()
 
 
 def megatron_names(names: Iterable[str]) -> dict[str, tuple[int, str]]:
-    """Return the layer and Megatron's name of each linear layer of a model that has one, by its full name elsewhere.
+    """Return the layer and Megatron's name of each linear layer, by its full name elsewhere.
 
-    With latent attention among the names, queries have a module of their own.
+    A name that is none of a linear layer of Megatron's is left out. With latent attention among the
+    names, queries have a module of their own.
     """
-    places = {name: place for name in names if (place := _place(name)) is not None}
-    is_latent = any(inner in LATENT for _, inner in places.values())
-    if not is_latent:
-        return places
-    return {
-        name: (layer, Q_PROJ if inner == QKV else inner) for name, (layer, inner) in places.items()
-    }
+    places = {}
+    for name in names:
+        place = _place(name)
+        if place is not None:
+            places[name] = place
+    if any(inner in LATENT for _, inner in places.values()):
+        for name, (layer, inner) in places.items():
+            if inner == QKV:
+                places[name] = (layer, Q_PROJ)
+    return places
 
 
 def _place(name: str) -> tuple[int, str] | None:
-    found = _LAYER.search(name)
-    if found is None:
+    match = _LAYER.search(name)
+    if match is None:
         return None
-    parts = name[found.end() :].split(".")
+    parts = name[match.end() :].split(".")
     for start in range(len(parts)):
         inner = _NAMES.get(".".join(parts[start:]))
         if inner is not None:
-            return int(found[1]), inner
+            return int(match[1]), inner
     return None

@@ -1,13 +1,16 @@
 """The number formats as rows: what every bit pattern of each of them means.
 
-A finite value is (-1)^sign * 2^(exponent - bias) * 1.mantissa. With a zero exponent field it is a subnormal,
-(-1)^sign * 2^(1 - bias) * 0.mantissa. The formats differ in the top exponent field, which decides their
-largest value:
+A finite value is (-1)^sign * 2^(exponent - bias) * 1.mantissa. With a zero exponent field it is a
+subnormal, (-1)^sign * 2^(1 - bias) * 0.mantissa. The formats differ in the top exponent field,
+which decides their largest value:
 
-- FP32, TF32, BF16, FP16 and E5M2 follow IEEE 754: the top exponent field holds infinity and NaN only.
-- E4M3 gives up infinity: the top field holds ordinary values, and one NaN per sign, so its largest value is 448.
+- FP32, TF32, BF16, FP16 and E5M2 follow IEEE 754: the top exponent field holds infinity and NaN
+  only.
+- E4M3 gives up infinity: the top field holds ordinary values, and one NaN per sign, so its largest
+  value is 448.
 - E2M1 has neither: every code is a number.
-- E8M0 is a bare exponent, without sign, zero, subnormals or infinity: it can only be a power-of-two scale.
+- E8M0 is a bare exponent, without sign, zero, subnormals or infinity: it can only be a power-of-two
+  scale.
 """
 
 import math
@@ -20,7 +23,10 @@ BIT_DB = 20 * math.log10(2)
 
 @dataclass(frozen=True, kw_only=True)
 class Format:
-    """One row: a binary floating-point format, which the widths of its fields and its codes of no number define."""
+    """One row: a binary floating-point format.
+
+    The widths of its fields and its codes of no number define it.
+    """
 
     name: str
     """Lower-case name, as Megatron's `fp8` and `fp4` fields spell it where they have it."""
@@ -30,7 +36,10 @@ class Format:
     nan: int | None
     """The canonical encoding of NaN, None where there is none."""
     reserved: int | None = None
-    """The largest codes of each sign that are no finite number; None: the whole top exponent field, infinity first."""
+    """The largest codes of each sign that are no finite number.
+
+    None: the whole top exponent field, infinity first.
+    """
     signed: bool = True
     """Without a sign there is no zero and no subnormal either."""
     source: str
@@ -47,7 +56,9 @@ class Format:
 
     @cached_property
     def _largest(self) -> int:
-        special = 1 << self.mantissa_bits if self.reserved is None else self.reserved
+        special = self.reserved
+        if special is None:
+            special = 1 << self.mantissa_bits
         return (1 << (self.exponent_bits + self.mantissa_bits)) - 1 - special
 
     @cached_property
@@ -59,12 +70,16 @@ class Format:
     @cached_property
     def infinity(self) -> int | None:
         """Encoding of +infinity, None where there is none."""
-        return self._largest + 1 if self.reserved is None else None
+        if self.reserved is None:
+            return self._largest + 1
+        return None
 
     @cached_property
     def min_exponent(self) -> int:
         """Exponent of the smallest normal value; subnormals have the same step."""
-        return 1 - self.bias if self.signed else -self.bias
+        if self.signed:
+            return 1 - self.bias
+        return -self.bias
 
     @property
     def smallest_normal(self) -> float:

@@ -1,9 +1,11 @@
-"""The precision of single modules: ordered matchers, of which the first that takes a module's name decides.
+"""The precision of single modules: ordered matchers. The first that takes a module's name decides.
 
-    matchers.effect("decoder.layers.0.mlp.linear_fc2")    # Effect(family="fp8", scheme="mxfp8", ...), None for none
+    # Effect(family="fp8", scheme="mxfp8", ...), None for none
+    matchers.effect("decoder.layers.0.mlp.linear_fc2")
 
-`Effect` is the precision of a module's GEMMs and where it acts, `Matcher` is globs over module names with their effect.
-Rows of `modules` (`bridge.precision.modules`) and Megatron Core's per-module recipe are two ways to write matchers.
+`Effect` is the precision of a module's GEMMs and where it acts, `Matcher` is globs over module
+names with their effect. Rows of `modules` (`bridge.precision.modules`) and Megatron Core's
+per-module recipe are two forms of matchers.
 
 The recipe is `quant_recipe` of a model config and the file behind `--te-precision-config-file`:
 
@@ -12,11 +14,12 @@ The recipe is `quant_recipe` of a model config and the file behind `--te-precisi
     matchers:                    in order
       qkv: {type: glob, pattern: "*.linear_qkv", config: bf16, enabled: true}
 
-Its names are those within one model chunk of one pipeline stage: ``decoder.layers.0`` is the chunk's own first layer. A
-matcher without `enabled` is off. Transformer Engine's linear layers read it; the embedding, norms, the router and the
-output layer do not.
+Its names are those within one model chunk of one pipeline stage: ``decoder.layers.0`` is the
+chunk's own first layer. A matcher without `enabled` is off. Transformer Engine's linear layers read
+it; the embedding, norms, the router and the output layer do not.
 
-Source: megatron-core 0.16.1 and 0.19.2 quantization/quant_config.py, extensions/transformer_engine.py.
+Source: megatron-core 0.16.1 and 0.19.2 quantization/quant_config.py,
+extensions/transformer_engine.py.
 """
 
 from __future__ import annotations
@@ -35,14 +38,15 @@ HIGH = "bf16"
 TRAINING, EVALUATION = "training_recipe", "evaluation_recipe"
 CONFIG_TYPE = {"transformer_engine_config_type": "TEQuantizationParams"}
 PAYLOAD_KEYS = (
-    *("fp8_quantization_recipe", "fp4_quantization_recipe", "custom_recipe_factory", "fp8_format"),
-    *(
-        "override_quantized_autocast",
-        "override_nonquantized_autocast",
-        "tp_only_amax_red",
-        "fp8_param",
-        "fp4_param",
-    ),
+    "fp8_quantization_recipe",
+    "fp4_quantization_recipe",
+    "custom_recipe_factory",
+    "fp8_format",
+    "override_quantized_autocast",
+    "override_nonquantized_autocast",
+    "tp_only_amax_red",
+    "fp8_param",
+    "fp4_param",
 )
 """Keys of a training or evaluation recipe; the last two from megatron-core 0.18 on."""
 
@@ -76,42 +80,44 @@ class Effect:
 
     @classmethod
     def of(cls, recipe: Mapping[str, Any]) -> Effect:
-        """Return the effect of a training or evaluation recipe, Megatron's defaults where it has no key."""
-        schemes = {name: recipe.get(f"{name}_quantization_recipe") for name in ("fp8", "fp4")}
-        chosen = [
-            (name, str(getattr(scheme, "value", scheme)))
-            for name, scheme in schemes.items()
-            if scheme
-        ]
+        """Return the effect of a training or evaluation recipe.
+
+        A key that it does not have counts with Megatron's default.
+        """
         in_low = bool(recipe.get("override_quantized_autocast", True))
         in_high = bool(recipe.get("override_nonquantized_autocast", False))
-        if not chosen:
-            return cls(in_low=in_low, in_high=in_high)
-        family, scheme = chosen[0]
-        return cls(
-            family=family,
-            scheme=scheme,
-            format=str(recipe.get("fp8_format") or "e4m3") if family == "fp8" else "e2m1",
-            factory=recipe.get("custom_recipe_factory"),
-            stored=recipe.get(f"{family}_param"),
-            tp_only_amax_red=recipe.get("tp_only_amax_red"),
-            in_low=in_low,
-            in_high=in_high,
-        )
+        for family in ("fp8", "fp4"):
+            scheme = recipe.get(f"{family}_quantization_recipe")
+            if not scheme:
+                continue
+            format_ = "e2m1"
+            if family == "fp8":
+                format_ = str(recipe.get("fp8_format") or "e4m3")
+            return cls(
+                family=family,
+                scheme=str(getattr(scheme, "value", scheme)),
+                format=format_,
+                factory=recipe.get("custom_recipe_factory"),
+                stored=recipe.get(f"{family}_param"),
+                tp_only_amax_red=recipe.get("tp_only_amax_red"),
+                in_low=in_low,
+                in_high=in_high,
+            )
+        return cls(in_low=in_low, in_high=in_high)
 
     def to_recipe(self) -> dict[str, Any]:
         """Return it as a training or evaluation recipe, without Megatron's defaults."""
         if self.family is None:
             return {}
-        recipe = {
-            f"{self.family}_quantization_recipe": self.scheme,
-            "fp8_format": self.format if self.family == "fp8" else None,
-            "override_nonquantized_autocast": self.in_high or None,
-            "custom_recipe_factory": self.factory,
-            "tp_only_amax_red": self.tp_only_amax_red,
-            f"{self.family}_param": self.stored
-            or None,  # False is the default, and no key of releases before 0.18
-        }
+        recipe: dict[str, Any] = {f"{self.family}_quantization_recipe": self.scheme}
+        if self.family == "fp8":
+            recipe["fp8_format"] = self.format
+        if self.in_high:
+            recipe["override_nonquantized_autocast"] = True
+        recipe["custom_recipe_factory"] = self.factory
+        recipe["tp_only_amax_red"] = self.tp_only_amax_red
+        if self.stored:  # False is the default, and no key of releases before 0.18
+            recipe[f"{self.family}_param"] = self.stored
         return {key: value for key, value in recipe.items() if value is not None}
 
     @property
@@ -122,7 +128,9 @@ class Effect:
     @property
     def chosen(self) -> Chosen | None:
         """The scheme and its format; None: the dtype of the run."""
-        return Chosen(self.scheme, str(self.format)) if self.scheme is not None else None
+        if self.scheme is None:
+            return None
+        return Chosen(self.scheme, str(self.format))
 
     @property
     def chooses_in_high(self) -> bool:
@@ -130,36 +138,53 @@ class Effect:
         return self.family is not None and self.in_high
 
     def in_run(self, run: str | None, *, in_high: bool = False) -> Effect:
-        """Return the effect in a run whose own format is `run`: one of FP8 or FP4 has a format, and acts as said."""
+        """Return the effect in a run whose own format is `run`.
+
+        An effect in FP8 or FP4 has a format there, and `in_high` says whether it acts in a layer
+        that runs in neither.
+        """
         row = scheme_row(self.scheme, self.family)
         if row is None:
             return self
-        format_ = self.format or (run if run in row.formats else row.formats[0])
+        format_ = self.format
+        if not format_:
+            format_ = row.formats[0]
+            if run in row.formats:
+                format_ = run
         return replace(self, format=format_, in_high=in_high)
 
     def acts(self, *, is_low: bool) -> bool:
         """Return whether a module takes it in a layer that runs, or does not run, in FP8 or FP4."""
-        return self.in_low if is_low else self.in_high
+        if is_low:
+            return self.in_low
+        return self.in_high
 
     def computes(self, layer: Run | None) -> Chosen | Run | None:
-        """Return what a module computes in where its layer's own choice is `layer`; None is the dtype of the run."""
-        return self.chosen if self.acts(is_low=layer is not None) else layer
+        """Return what a module computes in where its layer's own choice is `layer`.
+
+        None is the dtype of the run.
+        """
+        if self.acts(is_low=layer is not None):
+            return self.chosen
+        return layer
 
 
 def payload_faults(recipe: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return (key, rule) of each fault for which Transformer Engine refuses a training or evaluation recipe.
+    """Return (key, rule) of each fault for which Transformer Engine refuses a recipe.
 
-    The key is empty where several together are at fault.
+    The recipe is one of training or evaluation. The key is empty where several together are at
+    fault.
     """
-    fp8, fp4 = (recipe.get(f"{family}_quantization_recipe") for family in ("fp8", "fp4"))
-    found = []
+    fp8 = recipe.get("fp8_quantization_recipe")
+    fp4 = recipe.get("fp4_quantization_recipe")
+    faults = []
     if fp8 == "delayed":
-        found.append(("fp8_quantization_recipe", "delayed scaling cannot be chosen per module"))
+        faults.append(("fp8_quantization_recipe", "delayed scaling cannot be chosen per module"))
     if fp8 and fp4:
-        found.append(("", "a module has either an FP8 or an FP4 recipe"))
+        faults.append(("", "a module has either an FP8 or an FP4 recipe"))
     if "custom" in (fp8, fp4) and not recipe.get("custom_recipe_factory"):
-        found.append(("", "a custom recipe needs custom_recipe_factory"))
-    return found
+        faults.append(("", "a custom recipe needs custom_recipe_factory"))
+    return faults
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,18 +214,26 @@ class Matcher:
 
     @property
     def precision(self) -> str:
-        """A scheme, bf16 for no FP8 and FP4, or the library of a payload that is none of Transformer Engine's."""
-        return self.training.label if self.training is not None else self.library
+        """A scheme, bf16 for no FP8 and FP4.
+
+        For a payload that is none of Transformer Engine's it is the payload's library.
+        """
+        if self.training is None:
+            return self.library
+        return self.training.label
 
     @property
     def outside(self) -> str | None:
         """The same outside of training; None: that of training."""
-        return self.evaluation.label if self.evaluation is not None else None
+        if self.evaluation is None:
+            return None
+        return self.evaluation.label
 
     @property
     def effects(self) -> tuple[Effect, ...]:
         """The effects in training and in evaluation that are there."""
-        return tuple(one for one in (self.training, self.evaluation) if one is not None)
+        effects = (self.training, self.evaluation)
+        return tuple(effect for effect in effects if effect is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,29 +247,24 @@ class Matchers:
 
     @classmethod
     def of(cls, given: Any) -> Matchers | None:
-        """Return the matchers of a mapping, or of an object of Megatron's `RecipeConfig`; None for another."""
+        """Return the matchers of a mapping, or of an object of Megatron's `RecipeConfig`.
+
+        None for anything else.
+        """
         if not isinstance(given, Mapping):
-            globs = getattr(given, "matchers", None)
-            if not isinstance(globs, list | tuple):
+            given = _as_mapping(given)
+            if given is None:
                 return None
-            rows = [
-                {name: getattr(one, name, None) for name in ("pattern", "config_key")}
-                for one in globs
-            ]
-            given = {"config_dict": getattr(given, "configs", None), "matchers": rows}
         content = file_content(given)
-        configs, matchers = content.get("configs") or {}, content.get("matchers") or {}
-        if not isinstance(configs, Mapping) or not isinstance(matchers, Mapping):
+        configs = content.get("configs") or {}
+        rows = content.get("matchers") or {}
+        if not isinstance(configs, Mapping) or not isinstance(rows, Mapping):
             return None
-        on = {
-            str(name): row
-            for name, row in matchers.items()
-            if isinstance(row, Mapping) and row.get("enabled")
-        }
-        return cls(
-            configs=configs,
-            matchers=tuple(_matcher(name, row, configs) for name, row in on.items()),
-        )
+        matchers = {}
+        for name, row in rows.items():
+            if isinstance(row, Mapping) and row.get("enabled"):
+                matchers[str(name)] = _matcher(str(name), row, configs)
+        return cls(configs=configs, matchers=tuple(matchers.values()))
 
     def effect(self, path: str) -> Effect | None:
         """Return the effect on a module in training, None for none."""
@@ -247,24 +275,43 @@ class Matchers:
 
     def same_as(self, other: Matchers) -> bool:
         """Return whether both do the same: the names of matchers do not count."""
-        mine, theirs = (
-            [(one.patterns, one.config) for one in held.matchers] for held in (self, other)
-        )
-        return mine == theirs and dict(self.configs) == dict(other.configs)
+        return self._choices == other._choices and dict(self.configs) == dict(other.configs)
+
+    @property
+    def _choices(self) -> list[tuple[tuple[str, ...], str]]:
+        """The globs of each matcher and the name of its payload."""
+        return [(matcher.patterns, matcher.config) for matcher in self.matchers]
 
     def to_file(self) -> dict[str, Any]:
         """Return it as the content of a file, a matcher of several globs as several."""
         rows = {}
-        for one in self.matchers:
-            for part, pattern in enumerate(one.patterns):
-                name = one.name if len(one.patterns) == 1 else f"{one.name}_{part}"
-                rows[name] = {
-                    "config": one.config,
-                    "type": "glob",
-                    "pattern": pattern,
-                    "enabled": True,
-                }
+        for matcher in self.matchers:
+            for part, pattern in enumerate(matcher.patterns):
+                name = matcher.name
+                if len(matcher.patterns) > 1:
+                    name = f"{matcher.name}_{part}"
+                rows[name] = _file_row(matcher.config, pattern)
         return {"configs": dict(self.configs), "matchers": rows}
+
+
+def _file_row(config: object, pattern: object) -> dict[str, Any]:
+    """Return a matcher as a file has it."""
+    return {"config": config, "type": "glob", "pattern": pattern, "enabled": True}
+
+
+def _as_mapping(recipe: Any) -> dict[str, Any] | None:
+    """Return an object of Megatron's `RecipeConfig` as the arguments of its constructor."""
+    globs = getattr(recipe, "matchers", None)
+    if not isinstance(globs, list | tuple):
+        return None
+    rows = []
+    for glob in globs:
+        row = {
+            "pattern": getattr(glob, "pattern", None),
+            "config_key": getattr(glob, "config_key", None),
+        }
+        rows.append(row)
+    return {"config_dict": getattr(recipe, "configs", None), "matchers": rows}
 
 
 def file_content(given: Mapping[Any, Any]) -> Mapping[Any, Any]:
@@ -274,59 +321,81 @@ def file_content(given: Mapping[Any, Any]) -> Mapping[Any, Any]:
 
     Source: NVIDIA-NeMo/Megatron-Bridge training/utils/config_utils.py, 2026-08-22.
     """
-    given = given["config"] if isinstance(given.get("config"), Mapping) else given
+    if isinstance(given.get("config"), Mapping):
+        given = given["config"]
     matchers = given.get("matchers")
     if "config_dict" not in given or not isinstance(matchers, list | tuple):
         return given
-    rows = {}
-    for at, one in enumerate(one for one in matchers if isinstance(one, Mapping)):
-        config, pattern = one.get("config_key"), one.get("pattern")
-        rows[f"matcher_{at}"] = {
-            "config": config,
-            "type": "glob",
-            "pattern": pattern,
-            "enabled": True,
-        }
+    rows: dict[str, Any] = {}
+    for matcher in matchers:
+        if isinstance(matcher, Mapping):
+            row = _file_row(matcher.get("config_key"), matcher.get("pattern"))
+            rows[f"matcher_{len(rows)}"] = row
     return {"configs": given["config_dict"] or {}, "matchers": rows}
 
 
 def _matcher(name: str, row: Mapping[str, Any], configs: Mapping[str, Any]) -> Matcher:
-    pattern, config = str(row.get("pattern")), str(row.get("config"))
+    pattern = str(row.get("pattern"))
+    config = str(row.get("config"))
     payload = configs.get(config)
-    payload = payload if isinstance(payload, Mapping) else {}
-    parts = {
-        part: payload[part]
-        for part in (TRAINING, EVALUATION)
-        if isinstance(payload.get(part), Mapping)
-    }
-    effects = {part: Effect.of(recipe) for part, recipe in parts.items()}
+    if not isinstance(payload, Mapping):
+        payload = {}
+    library = "unknown"
+    if "kitchen_config_type" in payload:
+        library = "kitchen"
     return Matcher(
         name=name,
         patterns=(pattern,),
-        training=effects.get(TRAINING),
-        evaluation=effects.get(EVALUATION),
+        training=_effect_in(payload, TRAINING),
+        evaluation=_effect_in(payload, EVALUATION),
         config=config,
-        library="kitchen" if "kitchen_config_type" in payload else "unknown",
+        library=library,
         select=pattern,
     )
 
 
-def quant_recipes(held: Any) -> tuple[Matchers, ...]:
-    """Return what `model.quant_recipe` holds: one recipe for every chunk, or one per chunk in order of execution.
+def _effect_in(payload: Mapping[str, Any], part: str) -> Effect | None:
+    recipe = payload.get(part)
+    if not isinstance(recipe, Mapping):
+        return None
+    return Effect.of(recipe)
 
-    It holds None, a mapping, a list of mappings, an object of Megatron's `RecipeConfig`, or one with `files`.
+
+def quant_recipes(held: Any) -> tuple[Matchers, ...]:
+    """Return the recipes that `model.quant_recipe` holds.
+
+    It is one recipe for every chunk, or one per chunk in order of execution.
+
+    Args:
+        held: None, a mapping, a list of mappings, an object of Megatron's `RecipeConfig`, or one
+            with `files`.
     """
     parts = getattr(held, "files", held)
-    found = map(Matchers.of, parts if isinstance(parts, list | tuple) else [parts])
-    return tuple(recipe for recipe in found if recipe is not None)
+    if not isinstance(parts, list | tuple):
+        parts = [parts]
+    recipes = []
+    for part in parts:
+        recipe = Matchers.of(part)
+        if recipe is not None:
+            recipes.append(recipe)
+    return tuple(recipes)
 
 
 def matchers_in(held: Any) -> list[Matcher]:
     """Return the matchers of everything that `model.quant_recipe` holds."""
-    return [matcher for recipe in quant_recipes(held) for matcher in recipe.matchers]
+    matchers: list[Matcher] = []
+    for recipe in quant_recipes(held):
+        matchers += recipe.matchers
+    return matchers
 
 
 def recipe_of(recipes: Sequence[Matchers], chunk: int) -> Matchers | None:
-    """Return the per-module recipe of a model chunk, by its place in the order of execution; None without one."""
-    place = chunk if len(recipes) > 1 else 0
-    return recipes[place] if recipes else None
+    """Return the per-module recipe of a model chunk, by its place in the order of execution.
+
+    None without a recipe.
+    """
+    if not recipes:
+        return None
+    if len(recipes) == 1:
+        return recipes[0]
+    return recipes[chunk]

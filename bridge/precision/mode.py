@@ -11,7 +11,10 @@ ROWS_IN_A_LABEL = 4
 
 
 def mode_of(precision: PrecisionConfig) -> str:
-    """Return fp32, fp16 or bf16: what the weights train in. No switch at all means fp32, as it does to Megatron."""
+    """Return fp32, fp16 or bf16: what the weights train in.
+
+    No switch at all means fp32, as it does to Megatron.
+    """
     if precision.bf16:
         return "bf16"
     if precision.fp16:
@@ -34,14 +37,17 @@ def low_format_of(precision: PrecisionConfig) -> str | None:
 
 
 def label_of(precision: PrecisionConfig) -> str:
-    """Return the recipe's name and the fields stated over it: "bf16_mixed, grad_reduce_in_fp32=False"."""
+    """Return the recipe's name and the fields stated over it.
+
+    An example is "bf16_mixed, grad_reduce_in_fp32=False".
+    """
     values = stated_values(precision)
     recipe = recipe_name(precision)
     fields = stated_over_recipe(precision)
     if recipe is None:  # without a recipe a switch that is off changes nothing
         fields = tuple(name for name in fields if name not in MODE_SWITCHES or values[name])
-    parts = [part for part in (recipe, fields_in_words(precision, fields)) if part]
-    return ", ".join(parts) or "fp32"
+    parts = [recipe, fields_in_words(precision, fields)]
+    return ", ".join(filter(None, parts)) or "fp32"
 
 
 def fields_in_words(precision: PrecisionConfig, fields: Collection[str]) -> str:
@@ -58,7 +64,9 @@ def fields_in_words(precision: PrecisionConfig, fields: Collection[str]) -> str:
 
 def _rows_in_words(plain: Sequence[Mapping[str, Any]] | None) -> str:
     rows = module_rows(plain)
-    words = [f"{row} {row.precision.label}" for row in rows[:ROWS_IN_A_LABEL]]
+    words = []
+    for row in rows[:ROWS_IN_A_LABEL]:
+        words.append(f"{row} {row.precision.label}")
     if len(rows) > ROWS_IN_A_LABEL:
         words.append(f"and {len(rows) - ROWS_IN_A_LABEL} more")
     return f"[{', '.join(words)}]"

@@ -1,13 +1,14 @@
-"""Rows of `modules` as matchers: the scheme of each linear layer, and Megatron's recipe for each model chunk.
+"""Rows of `modules` as matchers: the scheme of each linear layer, and Megatron's recipe per chunk.
 
     schemes = ModuleSchemes.of(config, num_layers=32)
     schemes.chosen(0, "mlp.linear_fc2")        # Chosen("mxfp8", "e4m3"); None: the dtype of the run
 
-Rows number layers over the whole model; Megatron matches names within one chunk of one stage. Layer 5 of the model may
-be ``decoder.layers.1`` of the third stage, so that its matcher stands in that stage's recipe alone, under that name.
+Rows number layers over the whole model; Megatron matches names within one chunk of one stage. Layer
+5 of the model may be ``decoder.layers.1`` of the third stage, so that its matcher stands in that
+stage's recipe alone, under that name.
 
-A row acts in layers that do not run in FP8 or FP4 too where the run has neither, and where it names its layers, which
-`first_last_layers_bf16` may keep in BF16.
+A row acts in layers that do not run in FP8 or FP4 too where the run has neither, and where it names
+its layers, which `first_last_layers_bf16` may keep in BF16.
 """
 
 from __future__ import annotations
@@ -37,15 +38,18 @@ _OF_A_LAYER = re.compile(r"decoder\.layers\.(-?\d+)(?=\.|$)")
 
 
 def row_matchers(rows: Sequence[ModuleRow], num_layers: int, *, run: str | None) -> Matchers:
-    """Return rows as matchers of names in the whole model; `run` is the format of the run, None for no FP8 and FP4."""
+    """Return rows as matchers of names in the whole model.
+
+    `run` is the format of the run, None for no FP8 and FP4.
+    """
     configs: dict[str, Any] = {}
-    found = []
+    matchers = []
     for number, row in enumerate(rows):
         in_high = run is None or bool(row.layer_numbers)
         training = row.precision.in_run(run, in_high=in_high)
-        evaluation = (
-            row.evaluation.in_run(run, in_high=in_high) if row.evaluation is not None else None
-        )
+        evaluation = None
+        if row.evaluation is not None:
+            evaluation = row.evaluation.in_run(run, in_high=in_high)
         matcher = Matcher(
             name=str(number),
             patterns=row.patterns(num_layers),
@@ -55,20 +59,22 @@ def row_matchers(rows: Sequence[ModuleRow], num_layers: int, *, run: str | None)
             select=str(row),
             layers=row.layer_numbers,
         )
-        found.append(matcher)
-    return Matchers(matchers=tuple(found), configs=configs)
+        matchers.append(matcher)
+    return Matchers(matchers=tuple(matchers), configs=configs)
 
 
 def _add(configs: dict[str, Any], training: Effect, evaluation: Effect | None) -> str:
+    """Add a payload where none is equal to it, and return its name."""
     payload: dict[str, Any] = {**CONFIG_TYPE, TRAINING: training.to_recipe()}
     if evaluation is not None:
         payload[EVALUATION] = evaluation.to_recipe()
-    for known, held in configs.items():
-        if held == payload:
-            return known
-    name = base = training.label
+    for name, known_payload in configs.items():
+        if known_payload == payload:
+            return name
+    name = training.label
     while name in configs:
-        name = f"{base}_{sum(one.startswith(base) for one in configs) + 1}"
+        alike = sum(known_name.startswith(training.label) for known_name in configs)
+        name = f"{training.label}_{alike + 1}"
     configs[name] = payload
     return name
 
@@ -76,37 +82,44 @@ def _add(configs: dict[str, Any], training: Effect, evaluation: Effect | None) -
 def chunk_recipes(
     rows: Sequence[ModuleRow], chunks: Sequence[Sequence[int]], *, run: str | None
 ) -> list[dict[str, Any]]:
-    """Return the content of Megatron's file for each model chunk, whose layers count from 0 over the whole model."""
+    """Return the content of Megatron's file for each model chunk.
+
+    `chunks` are the numbers of the layers of each, which count from 0 over the whole model.
+    """
     whole = row_matchers(rows, sum(map(len, chunks)), run=run)
     files = []
     for chunk in chunks:
-        local = {number: at for at, number in enumerate(chunk)}
-        own = [
-            replace(one, name=f"row_{one.name}", patterns=_within(one.patterns, local))
-            for one in whole.matchers
-        ]
-        files.append(replace(whole, matchers=tuple(own)).to_file())
+        number_in_chunk = {number: place for place, number in enumerate(chunk)}
+        matchers = []
+        for matcher in whole.matchers:
+            patterns = _within(matcher.patterns, number_in_chunk)
+            matchers.append(replace(matcher, name=f"row_{matcher.name}", patterns=patterns))
+        files.append(replace(whole, matchers=tuple(matchers)).to_file())
     return files
 
 
-def _within(patterns: Sequence[str], local: dict[int, int]) -> tuple[str, ...]:
-    """Return globs over names in the model as those over names in a chunk, without those of layers that it lacks."""
-    found = []
+def _within(patterns: Sequence[str], number_in_chunk: dict[int, int]) -> tuple[str, ...]:
+    """Return globs over names in the model as those over names in a chunk.
+
+    Globs of layers that the chunk lacks are left out.
+    """
+    within = []
     for pattern in patterns:
         match = _OF_A_LAYER.match(pattern)
-        at = local.get(int(match[1])) if match is not None else None
         if match is None:
-            found.append(pattern)
-        elif at is not None:
-            found.append(f"decoder.layers.{at}{pattern[match.end() :]}")
-    return tuple(found)
+            within.append(pattern)
+            continue
+        number = number_in_chunk.get(int(match[1]))
+        if number is not None:
+            within.append(f"decoder.layers.{number}{pattern[match.end() :]}")
+    return tuple(within)
 
 
 def file_of(config: PrecisionConfig) -> dict[str, Any]:
-    """Return the content of Megatron's file for rows that name no layers, which every chunk shares."""
-    return chunk_recipes(
-        module_rows(field_value(config, "modules")), [()], run=low_format_of(config)
-    )[0]
+    """Return the content of Megatron's file for rows without layers, which every chunk shares."""
+    rows = module_rows(field_value(config, "modules"))
+    files = chunk_recipes(rows, [()], run=low_format_of(config))
+    return files[0]
 
 
 def stage_recipes(files: Sequence[dict[str, Any]], stages: int) -> list[dict[str, Any] | None]:
@@ -114,11 +127,14 @@ def stage_recipes(files: Sequence[dict[str, Any]], stages: int) -> list[dict[str
 
     Megatron gives all chunks of a stage the same config, hence the same recipe.
     """
-    by_stage = [files[stage::stages] for stage in range(stages)]
-    return [
-        held[0] if all(one["matchers"] == held[0]["matchers"] for one in held) else None
-        for held in by_stage
-    ]
+    recipes: list[dict[str, Any] | None] = []
+    for stage in range(stages):
+        first, *others = files[stage::stages]
+        if all(file["matchers"] == first["matchers"] for file in others):
+            recipes.append(first)
+        else:
+            recipes.append(None)
+    return recipes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,27 +151,26 @@ class ModuleSchemes:
 
     @classmethod
     def of(cls, config: PrecisionConfig, num_layers: int | None = None) -> ModuleSchemes:
-        """Return the schemes of a precision; WrongValueError where layers are not known, or not there."""
+        """Return the schemes of a precision.
+
+        WrongValueError where layers are not known, or not there.
+        """
         rows = module_rows(field_value(config, "modules"))
-        named = [number for row in rows for number in row.layer_numbers]
-        kept = (0, 0)
-        if scheme_of(config) is not None and field_value(config, "first_last_layers_bf16"):
-            start, end = (
-                field_value(config, name) if is_stated(config, name) else 1 for name in LAYER_COUNTS
-            )
-            kept = (start, end)
+        named: list[int] = []
+        for row in rows:
+            named += row.layer_numbers
+        kept = _kept_layers(config)
         if num_layers is None and (any(kept) or named):
             rule = "the precision chooses single layers, so the number of layers must be known"
             raise WrongValueError(rule, None, "Give the number of the model's layers.")
-        if num_layers is not None and (type(num_layers) is not int or num_layers < 1):
-            raise WrongValueError(
-                "the number of layers must be a whole number from 1", num_layers, "Correct it."
-            )
-        beyond = layers_beyond(named, num_layers) if num_layers is not None else []
-        if beyond:
-            raise WrongValueError(
-                f"rows name layer {beyond[0]}", num_layers, "Correct the rows or the number."
-            )
+        if num_layers is not None:
+            if type(num_layers) is not int or num_layers < 1:
+                rule = "the number of layers must be a whole number from 1"
+                raise WrongValueError(rule, num_layers, "Correct it.")
+            beyond = layers_beyond(named, num_layers)
+            if beyond:
+                rule = f"rows name layer {beyond[0]}"
+                raise WrongValueError(rule, num_layers, "Correct the rows or the number.")
         matchers = row_matchers(rows, num_layers or 0, run=low_format_of(config))
         return cls(matchers=matchers, run=cls.of_run(config), num_layers=num_layers, kept=kept)
 
@@ -173,18 +188,39 @@ class ModuleSchemes:
         return bool(self.matchers.matchers) or any(self.kept)
 
     def chosen(self, layer: int, name: str) -> Chosen | None:
-        """Return the scheme of a linear layer by its number from 0 and Megatron's name; None: the dtype of the run."""
-        is_kept = (
-            self.num_layers is not None
-            and not self.kept[0] <= layer < self.num_layers - self.kept[1]
-        )
-        run, effect = (
-            None if is_kept else self.run,
-            self.matchers.effect(f"decoder.layers.{layer}.{name}"),
-        )
-        return effect.computes(run) if effect is not None else run
+        """Return the scheme of a linear layer by its number from 0 and Megatron's name.
+
+        None: the dtype of the run.
+        """
+        run = self.run
+        if self.num_layers is not None:
+            start, end = self.kept
+            if not start <= layer < self.num_layers - end:
+                run = None
+        effect = self.matchers.effect(f"decoder.layers.{layer}.{name}")
+        if effect is None:
+            return run
+        return effect.computes(run)
 
     def empty(self, modules: Iterable[tuple[int, str]]) -> tuple[Matcher, ...]:
         """Return the rows that select none of some linear layers, each by layer and name."""
         paths = [f"decoder.layers.{layer}.{name}" for layer, name in modules]
-        return tuple(row for row in self.matchers.matchers if not any(map(row.takes, paths)))
+        empty = []
+        for matcher in self.matchers.matchers:
+            if not any(map(matcher.takes, paths)):
+                empty.append(matcher)
+        return tuple(empty)
+
+
+def _kept_layers(config: PrecisionConfig) -> tuple[int, int]:
+    """Return how many layers at the start and the end `first_last_layers_bf16` keeps in BF16."""
+    if scheme_of(config) is None or not field_value(config, "first_last_layers_bf16"):
+        return 0, 0
+    counts = []
+    for name in LAYER_COUNTS:
+        count = 1  # Megatron's default
+        if is_stated(config, name):
+            count = field_value(config, name)
+        counts.append(count)
+    start, end = counts
+    return start, end

@@ -5,16 +5,17 @@
     - {select: {layers: [0, 1, -1], module: linear_fc2}, fp8_recipe: mxfp8}
     - {select: "decoder.layers.3.mlp.*", precision: blockwise, evaluation: bf16}
 
-A module takes the precision of the first row that selects it, as in Megatron Core; a module that no row selects has the
-precision of the run. `select` is either
+A module takes the precision of the first row that selects it, as in Megatron Core; a module that no
+row selects has the precision of the run. `select` is either
 
-- a glob over Megatron's module names (``decoder.layers.3.mlp.linear_fc2``, ``mtp.layers.0.eh_proj``), in which
-  ``layers.N.`` names a layer by its number in the whole model, from 0, whatever pipeline stage holds it; or
-- ``layers`` and ``module``: numbers of layers, negative ones from the end, and the end of a module's name. Without
-  ``layers`` every layer is meant, those of multi-token prediction too.
+- a glob over Megatron's module names (``decoder.layers.3.mlp.linear_fc2``,
+  ``mtp.layers.0.eh_proj``), in which ``layers.N.`` names a layer by its number in the whole model,
+  from 0, whatever pipeline stage holds it; or
+- ``layers`` and ``module``: numbers of layers, negative ones from the end, and the end of a
+  module's name. Without ``layers`` every layer is meant, those of multi-token prediction too.
 
-A row that names layers decides for these layers also where `first_last_layers_bf16` keeps them in BF16. A row that
-names none leaves those layers as they are.
+A row that names layers decides for these layers also where `first_last_layers_bf16` keeps them in
+BF16. A row that names none leaves those layers as they are.
 
 A list is kept as plain data in one form, so that it can be dumped, compared and read back.
 """
@@ -34,7 +35,15 @@ SCHEMES = {
     "fp4": tuple(FP4_SCHEMES),
 }
 """Family -> its schemes that Transformer Engine takes for a single module."""
-SHORT = (HIGH, *(name for names in SCHEMES.values() for name in names if name != "custom"))
+
+
+def _named_schemes() -> tuple[str, ...]:
+    """Return the schemes that a word alone states: `custom` needs a factory too."""
+    names = (*SCHEMES["fp8"], *SCHEMES["fp4"])
+    return tuple(name for name in names if name != "custom")
+
+
+SHORT = (HIGH, *_named_schemes())
 """Values of `precision` and `evaluation`."""
 WORDS = {
     "precision": SHORT,
@@ -50,7 +59,10 @@ PRECISION_KEYS = ("precision", "fp8", "fp8_recipe", "fp4_recipe", *FACTORIES, *S
 _LAYER = re.compile(r"layers\.(\d+)(?=\.|$)")
 _FROM_THE_END = re.compile(r"layers\.-\d")
 _NUMBER_HERE = re.compile(r"(?:^|[.*?\]])(?:\d|\?|\[)")
-"""A digit, ``?`` or ``[`` where a whole part of a name may begin: it may stand for the number of a layer."""
+"""A digit, ``?`` or ``[`` where a whole part of a name may begin.
+
+It may stand for the number of a layer.
+"""
 
 
 class WrongRowsError(WrongValueError):
@@ -77,36 +89,35 @@ class ModuleRow:
 
     @property
     def layer_numbers(self) -> tuple[int, ...]:
-        """Numbers of the layers that the row names, as they are stated; empty where it names none."""
+        """Numbers of the layers that the row names, as they are stated; empty without any."""
         if self.layers is not None:
             return self.layers
-        found = _LAYER.search(self.select)
-        return (int(found[1]),) if found is not None and not self.select.startswith("mtp.") else ()
+        match = _LAYER.search(self.select)
+        if match is None or self.select.startswith("mtp."):
+            return ()
+        return (int(match[1]),)
 
     def patterns(self, num_layers: int) -> tuple[str, ...]:
         """Return the globs that select the row's modules by their names in the whole model."""
         if not self.module:
-            # With the decoder's name before a layer's number, ``*layers.0.*`` means no layer of MTP.
-            return (
-                f"decoder.{self.select[self.select.index('layers.') :]}"
-                if self.layer_numbers
-                else self.select,
-            )
+            if not self.layer_numbers:
+                return (self.select,)
+            # With the decoder's name before a layer's number, ``*layers.0.*`` takes no MTP layer.
+            return (f"decoder.{self.select[self.select.index('layers.') :]}",)
         if self.layers is None:
             return (f"*.{self.module}",)
-        numbers = dict.fromkeys(
-            number + num_layers if number < 0 else number for number in self.layers
-        )
-        return tuple(
-            f"decoder.layers.{number}.{inner}{self.module}"
-            for number in numbers
-            for inner in ("", "*.")
-        )
+        numbers = [_from_0(number, num_layers) for number in self.layers]
+        patterns = []
+        for number in dict.fromkeys(numbers):
+            patterns.append(f"decoder.layers.{number}.{self.module}")
+            patterns.append(f"decoder.layers.{number}.*.{self.module}")
+        return tuple(patterns)
 
     def renumbered(self, layers: Sequence[int], num_layers: int) -> str | dict[str, Any] | None:
-        """Return `select` for a model of some layers of this one, from 0; None where the row names none of them.
+        """Return `select` for a model of some layers of this one, numbered from 0.
 
-        Negative numbers count from the `num_layers` of this model.
+        None where the row names none of them. Negative numbers count from the `num_layers` of this
+        model.
         """
         if not self.layer_numbers:
             return self.select or {"module": self.module}
@@ -121,22 +132,33 @@ class ModuleRow:
     def __str__(self) -> str:
         if self.select:
             return self.select
-        layers = "" if self.layers is None else f"layers {', '.join(map(str, self.layers))}: "
-        return f"{layers}{self.module}"
+        if self.layers is None:
+            return self.module
+        return f"layers {', '.join(map(str, self.layers))}: {self.module}"
+
+
+def _from_0(number: int, num_layers: int) -> int:
+    """Return the number of a layer; a negative one counts from the end."""
+    if number < 0:
+        return number + num_layers
+    return number
 
 
 def layers_beyond(numbers: Sequence[int], num_layers: int) -> list[int]:
-    """Return the numbers, as a row states them, of layers that a model of so many layers does not have."""
+    """Return the numbers, as a row states them, of layers that the model does not have."""
     return [number for number in numbers if not -num_layers <= number < num_layers]
 
 
 def plain_rows(value: object) -> tuple[dict[str, Any], ...]:
-    """Return the rows of a list in the form they are kept in; WrongRowsError for all that cannot be read."""
+    """Return the rows of a list in the form they are kept in.
+
+    WrongRowsError with every row that cannot be read.
+    """
     if isinstance(value, Mapping | str) or not hasattr(value, "__iter__"):
-        raise WrongValueError(
-            "must be a list of rows", value, 'Write [{select: "*.linear_qkv", precision: bf16}].'
-        )
-    rows, faults = [], []
+        remedy = 'Write [{select: "*.linear_qkv", precision: bf16}].'
+        raise WrongValueError("must be a list of rows", value, remedy)
+    rows = []
+    faults = []
     for number, row in enumerate(value):
         try:
             rows.append(_plain_row(row))
@@ -149,13 +171,12 @@ def plain_rows(value: object) -> tuple[dict[str, Any], ...]:
 
 def schemes_of_rows(given: Any) -> list[str]:
     """Return the scaling schemes that the rows of `modules` name, as they were stated."""
-    effects = (
-        one
-        for row in module_rows(given)
-        for one in (row.precision, row.evaluation)
-        if one is not None
-    )
-    return [one.scheme for one in effects if one.scheme is not None]
+    schemes = []
+    for row in module_rows(given):
+        for effect in (row.precision, row.evaluation):
+            if effect is not None and effect.scheme is not None:
+                schemes.append(effect.scheme)
+    return schemes
 
 
 def module_rows(plain: Sequence[Mapping[str, Any]] | None) -> tuple[ModuleRow, ...]:
@@ -164,48 +185,61 @@ def module_rows(plain: Sequence[Mapping[str, Any]] | None) -> tuple[ModuleRow, .
 
 
 def _parsed(row: Mapping[str, Any]) -> ModuleRow:
-    select, evaluation = row["select"], row.get("evaluation")
-    if isinstance(evaluation, str):
-        evaluation = {"precision": evaluation}
-    is_text = isinstance(select, str)
-    layers = None if is_text else select.get("layers")
+    precision = _precision(row)
+    evaluation = None
+    outside = row.get("evaluation")
+    if isinstance(outside, str):
+        evaluation = _precision({"precision": outside})
+    elif outside is not None:
+        evaluation = _precision(outside)
+    select = row["select"]
+    if isinstance(select, str):
+        return ModuleRow(select=select, precision=precision, evaluation=evaluation)
+    layers = select.get("layers")
+    if layers is not None:
+        layers = tuple(layers)
     return ModuleRow(
-        select=select if is_text else "",
-        layers=tuple(layers) if layers is not None else None,
-        module="" if is_text else select["module"],
-        precision=_precision(row),
-        evaluation=_precision(evaluation) if evaluation is not None else None,
+        select="",
+        layers=layers,
+        module=select["module"],
+        precision=precision,
+        evaluation=evaluation,
     )
 
 
 def _precision(row: Mapping[str, Any]) -> Effect:
     short = row.get("precision")
     for family, names in SCHEMES.items():
-        scheme = row.get(f"{family}_recipe") or (short if short in names else None)
-        if scheme is not None:
-            return Effect(
-                family=family,
-                scheme=scheme,
-                format=row.get("fp8") if family == "fp8" else None,
-                factory=row.get(f"{family}_quantizer_factory"),
-                stored=row.get(f"{family}_param"),
-                tp_only_amax_red=row.get("tp_only_amax_red"),
-            )
+        scheme = row.get(f"{family}_recipe")
+        if not scheme and short in names:
+            scheme = short
+        if not scheme:
+            continue
+        format_ = None
+        if family == "fp8":
+            format_ = row.get("fp8")
+        return Effect(
+            family=family,
+            scheme=scheme,
+            format=format_,
+            factory=row.get(f"{family}_quantizer_factory"),
+            stored=row.get(f"{family}_param"),
+            tp_only_amax_red=row.get("tp_only_amax_red"),
+        )
     return Effect()
 
 
 def _plain_row(given: object) -> dict[str, Any]:
     """Return a row with its keys in one order and its values in one form."""
     if not isinstance(given, Mapping):
-        raise WrongValueError(
-            "must be a mapping", given, 'Write {select: "*.linear_qkv", precision: bf16}.'
-        )
+        remedy = 'Write {select: "*.linear_qkv", precision: bf16}.'
+        raise WrongValueError("must be a mapping", given, remedy)
     _refuse_unknown(given, ("select", *PRECISION_KEYS, "evaluation"), "a row has no such key")
     if "select" not in given:
-        raise WrongValueError(
-            "has no `select`", dict(given), 'Say which modules: select: "*.linear_qkv".'
-        )
-    row: dict[str, Any] = {"select": _plain_select(given["select"]), **_plain_precision(given)}
+        remedy = 'Say which modules: select: "*.linear_qkv".'
+        raise WrongValueError("has no `select`", dict(given), remedy)
+    row: dict[str, Any] = {"select": _plain_select(given["select"])}
+    row.update(_plain_precision(given))
     evaluation = given.get("evaluation")
     if isinstance(evaluation, Mapping):
         _refuse_unknown(evaluation, PRECISION_KEYS, "`evaluation` has no such key")
@@ -229,24 +263,28 @@ def _plain_select(given: object) -> str | dict[str, Any]:
         rule = "`select` must be one glob, or {layers: [0, -1], module: linear_fc2}"
         raise WrongValueError(rule, given, "Write a row for each choice.")
     _refuse_unknown(given, ("layers", "module"), "`select` has no such key")
-    module, layers = given.get("module"), given.get("layers")
+    module = given.get("module")
     if not isinstance(module, str) or not module or "layers." in module:
         rule = "`select.module` must be the end of one module's name"
         raise WrongValueError(rule, module, "Use linear_fc2, for example.")
+    layers = given.get("layers")
     if layers is None:
         return {"module": module}
-    is_list = hasattr(layers, "__iter__") and not isinstance(layers, str | Mapping)
-    numbers = list(layers) if is_list else [layers]
+    return {"layers": _plain_layers(layers), "module": module}
+
+
+def _plain_layers(layers: Any) -> list[int]:
+    numbers = [layers]
+    if hasattr(layers, "__iter__") and not isinstance(layers, str | Mapping):
+        numbers = list(layers)
     for number in numbers:
         if isinstance(number, bool) or not hasattr(number, "__index__"):
-            raise WrongValueError(
-                "`select.layers` must be whole numbers, from 0", number, "Write [0, 1, -1]."
-            )
+            rule = "`select.layers` must be whole numbers, from 0"
+            raise WrongValueError(rule, number, "Write [0, 1, -1].")
     if not numbers:
-        raise WrongValueError(
-            "`select.layers` must name a layer", [], "Drop it to mean every layer."
-        )
-    return {"layers": [int(number) for number in numbers], "module": module}
+        rule = "`select.layers` must name a layer"
+        raise WrongValueError(rule, [], "Drop it to mean every layer.")
+    return [int(number) for number in numbers]
 
 
 def _plain_glob(glob: str) -> str:
@@ -256,8 +294,12 @@ def _plain_glob(glob: str) -> str:
     if _FROM_THE_END.search(glob):
         rule = "a glob counts layers from 0 alone"
         raise WrongValueError(rule, glob, "Use {layers: [-1], module: NAME} to count from the end.")
-    named = [match for match in _LAYER.finditer(glob) if not glob.startswith("mtp.")]
-    before = glob[: named[0].start()] if named else ""
+    named: list[re.Match[str]] = []
+    if not glob.startswith("mtp."):
+        named.extend(_LAYER.finditer(glob))
+    before = ""
+    if named:
+        before = glob[: named[0].start()]
     if len(named) > 1 or before not in ("", "*", "*.", "decoder.", "*decoder.", "*.decoder."):
         rule = "`select` must name a layer as decoder.layers.N"
         raise WrongValueError(rule, glob, "Use {layers: [N], module: NAME} for other choices.")
@@ -272,7 +314,11 @@ def _plain_glob(glob: str) -> str:
 
 
 def _plain_precision(given: Mapping[Any, Any]) -> dict[str, Any]:
-    row = {key: _read(key, given[key]) for key in PRECISION_KEYS if given.get(key) is not None}
+    row = {}
+    for key in PRECISION_KEYS:
+        value = given.get(key)
+        if value is not None:
+            row[key] = _read(key, value)
     _refuse_contradictions(row)
     return row
 
@@ -283,62 +329,71 @@ def _read(key: str, given: object) -> Any:
     if key in FACTORIES:
         if isinstance(given, str) and given:
             return str(given)
-        raise WrongValueError(
-            f"`{key}` must be an import path", given, "Write package.module.function."
-        )
+        rule = f"`{key}` must be an import path"
+        raise WrongValueError(rule, given, "Write package.module.function.")
     if str(given).lower() in ("true", "false"):
         return str(given).lower() == "true"
     raise WrongValueError(f"`{key}` must be true or false", given, "Correct it.")
 
 
 def _refuse_contradictions(row: Mapping[str, Any]) -> None:
-    """Refuse a row without a precision, with two, and with a setting of a family that it does not choose."""
+    """Refuse a row without a precision, with two, and with a setting that has no meaning there."""
     chosen = [key for key in ("precision", "fp8_recipe", "fp4_recipe") if key in row]
     if len(chosen) != 1:
         rule = "must choose one of precision, fp8_recipe and fp4_recipe"
-        raise WrongValueError(
-            rule, {key: row[key] for key in chosen}, "State precision: bf16 for no FP8 and FP4."
-        )
-    found = _precision(row)
-    for key in [key for key in row if key not in chosen]:
-        family = "fp4" if key.startswith("fp4") else "fp8"
-        if family != found.family and (found.family is None or key in SWITCHES[:2]):
-            rule = f"`{key}` has no meaning in a module in {found.scheme or HIGH}"
+        choices = {key: row[key] for key in chosen}
+        raise WrongValueError(rule, choices, "State precision: bf16 for no FP8 and FP4.")
+    effect = _precision(row)
+    for key in row:
+        if key not in chosen and not _has_meaning(key, effect):
+            rule = f"`{key}` has no meaning in a module in {effect.scheme or HIGH}"
             raise WrongValueError(rule, row[key], "Drop it.")
-    scheme = scheme_row(found.scheme, found.family)
-    if found.format is not None and scheme is not None and found.format not in scheme.formats:
-        known = listed(scheme.formats)
-        raise WrongValueError(
-            f"`fp8` must be {known} under {found.scheme}", found.format, f"Use {known}."
-        )
-    if found.scheme == "custom" and found.factory is None:
-        key = f"{found.family}_quantizer_factory"
-        raise WrongValueError(
-            f"the scheme custom needs `{key}`", None, "Give the factory's import path."
-        )
+    scheme = scheme_row(effect.scheme, effect.family)
+    if effect.format is not None and scheme is not None and effect.format not in scheme.formats:
+        formats = listed(scheme.formats)
+        rule = f"`fp8` must be {formats} under {effect.scheme}"
+        raise WrongValueError(rule, effect.format, f"Use {formats}.")
+    if effect.scheme == "custom" and effect.factory is None:
+        rule = f"the scheme custom needs `{effect.family}_quantizer_factory`"
+        raise WrongValueError(rule, None, "Give the factory's import path.")
+
+
+def _has_meaning(key: str, effect: Effect) -> bool:
+    """Return whether a setting is one of the family that a row chooses."""
+    family = "fp8"
+    if key.startswith("fp4"):
+        family = "fp4"
+    if family == effect.family:
+        return True
+    return effect.family is not None and key not in ("fp8_param", "fp4_param")
 
 
 def _one_of(key: str, given: object, known: Sequence[str]) -> str:
     value = getattr(given, "value", given)
     if value == "delayed":
-        rule = f"`{key}` cannot be delayed scaling, which Transformer Engine does not run for single modules"
+        rule = (
+            f"`{key}` cannot be delayed scaling, "
+            "which Transformer Engine does not run for single modules"
+        )
         raise WrongValueError(rule, value, f"Use {listed(known)}.")
     if isinstance(value, str) and value in known:
         return str(value)
-    near = did_you_mean(close_matches(str(value), known)) or f"Use {listed(known)}."
-    raise WrongValueError(f"`{key}` must be one of {', '.join(known)}", value, near)
+    remedy = did_you_mean(close_matches(str(value), known)) or f"Use {listed(known)}."
+    raise WrongValueError(f"`{key}` must be one of {', '.join(known)}", value, remedy)
 
 
 OF_A_LAYER = {
     "self_attention": (
-        *("linear_qkv", "linear_proj", "linear_q_proj", "linear_q_down_proj", "linear_q_up_proj"),
-        *(
-            "linear_qkv_down_proj",
-            "linear_kv_down_proj",
-            "linear_kv_up_proj",
-            "in_proj",
-            "out_proj",
-        ),
+        "linear_qkv",
+        "linear_proj",
+        "linear_q_proj",
+        "linear_q_down_proj",
+        "linear_q_up_proj",
+        "linear_qkv_down_proj",
+        "linear_kv_down_proj",
+        "linear_kv_up_proj",
+        "in_proj",
+        "out_proj",
     ),
     "self_attention.core_attention.indexer": ("linear_wq_b", "linear_wk", "linear_weights_proj"),
     "cross_attention": ("linear_q", "linear_kv", "linear_proj"),
@@ -348,7 +403,10 @@ OF_A_LAYER = {
     "mlp.shared_experts": ("linear_fc1", "linear_fc2"),
     "mixer": ("in_proj", "out_proj"),
 }
-"""Module of a layer -> its linear layers, by `named_modules()` of GPTModel and MambaModel, 0.16.1 and 0.19.2."""
+"""Module of a layer -> its linear layers.
+
+By `named_modules()` of GPTModel and MambaModel, 0.16.1 and 0.19.2.
+"""
 PARENTS = (
     "decoder.layers.0",
     "mtp.layers.0.mtp_model_layer",
@@ -357,27 +415,32 @@ PARENTS = (
     "mtp.layers.0.transformer_layer.layers.0",
 )
 """Layers, the first of each kind."""
-LINEAR_NAMES = (
-    "mtp.layers.0.eh_proj",
-    *(
-        f"{parent}.{inner}.{name}"
-        for parent in PARENTS
-        for inner, names in OF_A_LAYER.items()
-        for name in names
-    ),
-)
+
+
+def _linear_names() -> tuple[str, ...]:
+    names = ["mtp.layers.0.eh_proj"]
+    for parent in PARENTS:
+        for inner, linear_layers in OF_A_LAYER.items():
+            for name in linear_layers:
+                names.append(f"{parent}.{inner}.{name}")
+    return tuple(names)
+
+
+LINEAR_NAMES = _linear_names()
 """Every name, with 0 for the number of a layer and of an expert."""
 
 _NUMBER = re.compile(r"\b(layers|local_experts)\.\d+")
 
 
 def takes_a_linear_layer(row: ModuleRow) -> bool:
-    """Return whether a row takes a linear layer of some Megatron model; True for names in another tree of modules.
+    """Return whether a row takes a linear layer of some Megatron model.
 
-    Numbers of layers do not count.
+    Numbers of layers do not count. True for names in another tree of modules.
     """
-    pattern = _NUMBER.sub(r"\1.0", row.select) if row.select else f"*.{row.module}"
+    pattern = f"*.{row.module}"
+    if row.select:
+        pattern = _NUMBER.sub(r"\1.0", row.select)
     root = re.split(r"[.*?\[]", pattern, maxsplit=1)[0]
-    if root and not any(tree.startswith(root) for tree in ("decoder", "mtp")):
+    if root and not "decoder".startswith(root) and not "mtp".startswith(root):
         return True
     return any(fnmatchcase(name, pattern) for name in LINEAR_NAMES)

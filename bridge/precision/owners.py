@@ -1,7 +1,7 @@
 """The owners of a precision, as type checkers see them: the config objects that a sync writes into.
 
-Megatron's own classes have these attributes, and so has any object that stands in for one. A sync reads and writes
-further fields of a precision where the object has them.
+Megatron's own classes have these attributes, and so has any object that stands in for one. A sync
+reads and writes further fields of a precision where the object has them.
 """
 
 from typing import Any, Protocol

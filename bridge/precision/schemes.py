@@ -1,15 +1,16 @@
-"""The low-precision scaling schemes as rows: what Megatron calls them, which formats and which settings they know.
+"""The low-precision scaling schemes as rows: Megatron's names, their formats and settings.
 
-A linear layer runs three GEMMs, and each contracts over another dimension of its operands, so each asks for a copy of
-them that is scaled along that dimension. With tokens M, inputs K and outputs N:
+A linear layer runs three GEMMs, and each contracts over another dimension of its operands, so each
+asks for a copy of them that is scaled along that dimension. With tokens M, inputs K and outputs N:
 
-    fprop  y_MN  = x_MK  w_NK^T    contracts over K: both operands scaled along their last axis, "row-wise"
-    dgrad  dx_MK = dy_MN w_NK      contracts over N: dy row-wise, w along its first axis, "column-wise"
+    fprop  y_MN  = x_MK  w_NK^T    contracts over K: both scaled along their last axis, "row-wise"
+    dgrad  dx_MK = dy_MN w_NK      contracts over N: dy row-wise, w along its first axis,
+                                   "column-wise"
     wgrad  dw_NK = dy_MN^T x_MK    contracts over M: both column-wise
 
-`GEMMS` is that table. An `Operand` says which tile of the tensor shares one scale in either copy. Where the tile is the
-whole tensor, or square, both copies hold the same values; a 1x128 row-wise tile turns into 128x1 and is another
-rounding of the same tensor.
+`GEMMS` is that table. An `Operand` says which tile of the tensor shares one scale in either copy.
+Where the tile is the whole tensor, or square, both copies hold the same values; a 1x128 row-wise
+tile turns into 128x1 and is another rounding of the same tensor.
 """
 
 from collections.abc import Mapping
@@ -21,7 +22,10 @@ WHOLE: Tile = (0, 0)
 """The tile of a scale that the whole tensor shares."""
 
 WHAT_IF = ("tensorwise", "blockwise", "mxfp8", "nvfp4")
-"""Schemes whose error an operand is asked for, next to its own; a row of it has `tensorwise_db`, ..."""
+"""Schemes whose error an operand is asked for, next to its own.
+
+A row of it has `tensorwise_db`, ...
+"""
 
 OPERAND_FORMATS = {
     "e4m3": ("e4m3", "e4m3"),
@@ -31,7 +35,9 @@ OPERAND_FORMATS = {
 }
 """A value of `fp8` or `fp4` -> the format of input and weight, and that of the output's gradient.
 
-Transformer Engine refuses E5M2 in the forward pass; the row is what a comparison with a bad recipe runs."""
+Transformer Engine refuses E5M2 in the forward pass; the row is what a comparison with a bad recipe
+runs.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,15 +79,19 @@ class Operand:
     column: Tile = WHOLE
     """Tile of the column-wise copy, in the axes of the tensor itself, not of its transpose."""
     hadamard: bool = False
-    """The column-wise copy is of the tensor after a random Hadamard transform along its first axis."""
+    """The column-wise copy is of the tensor after a random Hadamard transform along its first axis.
+    """
     stochastic: bool = False
     """Rounded up or down at random, in proportion to the distances, instead of to nearest."""
 
 
 def _operands(input_: Tile, weight: Tile, grad_output: Tile) -> tuple[Operand, ...]:
     """Return the three operands with these row-wise tiles and the transposed tiles column-wise."""
-    named = (("input", input_), ("weight", weight), ("grad_output", grad_output))
-    return tuple(Operand(name=name, row=tile, column=(tile[1], tile[0])) for name, tile in named)
+    operands = []
+    for name, tile in (("input", input_), ("weight", weight), ("grad_output", grad_output)):
+        rows, columns = tile
+        operands.append(Operand(name=name, row=tile, column=(columns, rows)))
+    return tuple(operands)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +103,7 @@ class Scheme:
     """fp8 or fp4: the field that holds its format."""
     title: str
     formats: tuple[str, ...]
-    """Legal values of `fp8` or `fp4`; `OPERAND_FORMATS` says what each means forward and backward."""
+    """Legal values of `fp8` or `fp4`; `OPERAND_FORMATS` has their meaning forward and backward."""
     first_last_layers_bf16: bool = True
     """Megatron can keep the first and last layers in BF16 under this scheme."""
     operands: tuple[Operand, ...] = ()
@@ -104,7 +114,10 @@ class Scheme:
     """Format of a second scale over the whole tensor, None without one."""
     power_of_two_scale: bool = False
     split_accumulator: tuple[bool, bool, bool] | None = None
-    """fprop, dgrad, wgrad: partial sums are promoted to full FP32 (False is Hopper's fast accumulation)."""
+    """fprop, dgrad, wgrad: partial sums are promoted to full FP32.
+
+    False is Hopper's fast accumulation.
+    """
     alignment: tuple[int, int, int] | None = None
     """M, N and K must be multiples of these for all three GEMMs to run in Transformer Engine."""
     min_compute_capability: tuple[int, int] | None = None
@@ -117,21 +130,32 @@ class Scheme:
     te_keywords: Mapping[str, str] = field(default_factory=dict)
     """Keyword of that class -> the field that Megatron gives it.
 
-    Source: megatron-core 0.16.1 and 0.19.2 fp8_utils.get_fp8_recipe, fp4_utils.get_fp4_recipe, TEDelayedScaling."""
+    Source: megatron-core 0.16.1 and 0.19.2 fp8_utils.get_fp8_recipe, fp4_utils.get_fp4_recipe,
+    TEDelayedScaling.
+    """
     source: str = ""
 
     def runs_on(self, capability: tuple[int, int]) -> bool:
         """Return whether GPUs of this compute capability run it."""
-        least, limit = self.min_compute_capability, self.below_compute_capability
-        return (least is None or least <= capability) and (limit is None or capability < limit)
+        least = self.min_compute_capability
+        limit = self.below_compute_capability
+        if least is not None and capability < least:
+            return False
+        return limit is None or capability < limit
 
     def operand(self, name: str) -> Operand:
         """Return the operand called `name`."""
-        return next(operand for operand in self.operands if operand.name == name)
+        for operand in self.operands:
+            if operand.name == name:
+                return operand
+        raise LookupError(f"{self.name} has no operand {name!r}")
 
 
 _DPA = {"fp8_dpa": "fp8_dot_product_attention"}
-_TE = "Transformer Engine 2.20 common/recipe/__init__.py, pytorch/quantization.py, common/gemm/cublaslt_gemm.cu"
+_TE = (
+    "Transformer Engine 2.20 common/recipe/__init__.py, pytorch/quantization.py, "
+    "common/gemm/cublaslt_gemm.cu"
+)
 
 _TENSORWISE = Scheme(
     name="tensorwise",
@@ -173,7 +197,10 @@ SCHEMES = (
             **_DPA,
             "fp8_mha": "fp8_multi_head_attention",
         },
-        source=f"megatron-core 0.16.1 fp8_utils.get_fp8_recipe, transformer_config.__post_init__; {_TE}",
+        source=(
+            "megatron-core 0.16.1 fp8_utils.get_fp8_recipe, transformer_config.__post_init__; "
+            f"{_TE}"
+        ),
     ),
     _TENSORWISE,
     Scheme(
@@ -208,8 +235,10 @@ SCHEMES = (
         min_transformer_engine="2.1",
         te_class="MXFP8BlockScaling",
         te_keywords=_DPA,
-        source="megatron-core 0.16.1 and 0.19.2 fp8_utils.get_fp8_recipe; E4M3 only: Megatron Bridge issue 638; "
-        + _TE,
+        source=(
+            "megatron-core 0.16.1 and 0.19.2 fp8_utils.get_fp8_recipe; "
+            f"E4M3 only: Megatron Bridge issue 638; {_TE}"
+        ),
     ),
     _CUSTOM,
     Scheme(
@@ -248,7 +277,10 @@ FP4_SCHEMES = {scheme.name: scheme for scheme in SCHEMES if scheme.family == "fp
 
 
 def scheme_row(name: str | None, family: str | None = None) -> Scheme | None:
-    """Return the row of a scheme's name in a family, or in the first family that has it; None where there is none."""
+    """Return the row of a scheme's name in a family, or in the first family that has it.
+
+    None where there is none.
+    """
     for row in SCHEMES:
         if row.name == name and family in (None, row.family):
             return row

@@ -1,6 +1,7 @@
-"""`Statements`: which fields of a precision were set, and by which source; functions that read them.
+"""`Statements`: which fields of a precision were set, and by which source; its readers.
 
-Megatron goes on naming fields, so the class has few public names of its own. The rooms read it by the functions below.
+Megatron goes on naming fields, so the class has few public names of its own. The rooms read it by
+the functions below.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ _KEPT = ("_values", "_sources", "_aside", "_of_recipe", "_open")
 
 
 class _Origin:
-    """Read by `dataclasses.replace` on an object: the object itself. On the class: None, the InitVar's default."""
+    """Read by `dataclasses.replace` on an object: the object itself.
+
+    On the class: None, the InitVar's default.
+    """
 
     def __get__(self, holder: Any, owner: type) -> Any:
         return holder
@@ -29,30 +33,38 @@ class _Origin:
 ORIGIN: Any = _Origin()
 """Default of the InitVar `_origin`, which a dataclass of statements declares before its fields.
 
-`dataclasses.replace` hands the constructor the caller's changes first and then every remaining field in order of
-declaration. With this one declared first, what stands before it was named by the caller.
+`dataclasses.replace` hands the constructor the caller's changes first and then every
+remaining field in order of declaration. With this one declared first, what stands
+before it was named by the caller.
 """
 
 
 class _Signature:
-    """The fields as parameters, for `inspect.signature` and what is built on it; subclasses have their own."""
+    """The fields as parameters, for `inspect.signature` and what is built on it.
+
+    A subclass has its own.
+    """
 
     def __get__(self, holder: object, owner: Any) -> inspect.Signature:
         parameters = []
         for field in dataclasses.fields(owner):
-            default = field.default
-            if default is MISSING:
-                made = field.default_factory is not MISSING
-                default = dataclasses._HAS_DEFAULT_FACTORY if made else inspect.Parameter.empty  # type: ignore[attr-defined]
-            parameters.append(
-                inspect.Parameter(
-                    field.name,
-                    inspect.Parameter.KEYWORD_ONLY,
-                    default=default,
-                    annotation=field.type,
-                )
+            parameter = inspect.Parameter(
+                field.name,
+                inspect.Parameter.KEYWORD_ONLY,
+                default=_shown_default(field),
+                annotation=field.type,
             )
+            parameters.append(parameter)
         return inspect.Signature(parameters)
+
+
+def _shown_default(field: dataclasses.Field[Any]) -> Any:
+    """Return the default of a field as the signature of a dataclass shows it."""
+    if field.default is not MISSING:
+        return field.default
+    if field.default_factory is not MISSING:
+        return dataclasses._HAS_DEFAULT_FACTORY  # type: ignore[attr-defined]
+    return inspect.Parameter.empty
 
 
 class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such dataclass
@@ -71,25 +83,38 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
         __signature__ = _Signature()
 
         def __init__(self, **given: object) -> None:
-            origin, named = given.get("_origin"), list(given)
-            held = vars(origin) if origin is not None else {}
-            vars(self).update(
-                {kept: dict(held.get(kept, ())) for kept in _KEPT}, _recipe=held.get("_recipe")
-            )
-            count = named.index("_origin") if origin is not None else len(named)
-            changes = {name: given[name] for name in named[:count]}
-            known, stated = self.__dataclass_fields__, stated_fields(type(self))
-            for name in changes:
-                if name not in known or name == "_origin":
+            origin = given.get("_origin")
+            names = list(given)
+            notes = {}
+            if origin is not None:
+                notes = vars(origin)
+                # Behind `_origin` stand fields that the caller did not name.
+                names = names[: names.index("_origin")]
+            for kept in _KEPT:
+                vars(self)[kept] = dict(notes.get(kept, ()))
+            vars(self)["_recipe"] = notes.get("_recipe")
+            stated = stated_fields(type(self))
+            changes = {}
+            for name in names:
+                if name not in self.__dataclass_fields__ or name == "_origin":
                     raise TypeError(str(_unknown_field(name, type(self))))
-            for field in [field for field in dataclasses.fields(self) if field.name not in stated]:
+                if name in stated:
+                    changes[name] = given[name]
+            self._set_plain_fields(given)
+            self._state(changes)
+            if hasattr(self, "__post_init__"):
+                self.__post_init__()
+
+        def _set_plain_fields(self, given: Mapping[str, object]) -> None:
+            """Set the fields that a subclass declares as any dataclass does."""
+            stated = stated_fields(type(self))
+            for field in dataclasses.fields(self):
+                if field.name in stated:
+                    continue
                 value = given.get(field.name, default_of(field))
                 if value is MISSING:
                     raise TypeError(f"{type(self).__name__}() is missing the field {field.name!r}")
                 setattr(self, field.name, value)
-            self._state({name: value for name, value in changes.items() if name in stated})
-            if hasattr(self, "__post_init__"):
-                self.__post_init__()
 
         def __getattr__(self, name: str) -> Any:
             """Refuse a name that does not exist, with the nearest field."""
@@ -101,10 +126,11 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
         _untold = frozenset()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        # @dataclass leaves a constructor that is already there alone, so that subclasses keep track of what was stated.
+        # @dataclass leaves a constructor that is already there alone, so that subclasses keep track
+        # of what was stated.
         super().__init_subclass__(**kwargs)
         for name, value in list(vars(cls).items()):
-            inherited = next((vars(b)[name] for b in cls.__mro__[1:] if name in vars(b)), None)
+            inherited = _inherited(cls, name)
             if isinstance(inherited, StatedField) and not isinstance(value, StatedField):
                 # Another default; still a field that knows what was stated.
                 field = dataclasses.replace(inherited, default=inherited.check(value))
@@ -139,26 +165,30 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
 
     def state(self, source: str | None = None, /, **values: object) -> Self:
         """Set fields as `override`, by its name in 0.1; deprecated."""
-        message = f"{type(self).__name__}.state() is called override() since 0.2. Replace the name; the arguments stay."
+        message = (
+            f"{type(self).__name__}.state() is called override() since 0.2. "
+            "Replace the name; the arguments stay."
+        )
         warnings.warn(message, BridgeWarning, stacklevel=2)
         return self.override(source, **values)
 
     def _field(self, name: str) -> StatedField:
-        own_class: Any = type(self)
-        field = stated_fields(own_class).get(name)
+        config_class: Any = type(self)
+        field = stated_fields(config_class).get(name)
         if field is None:
             raise _unknown_field(name, type(self))
         return field
 
     def _read(self, field: StatedField) -> Any:
-        default = field.default
         if field.twin is None:
-            return self._values.get(field.name, default)
-        leading, other = (field.name, field.twin) if field.leads else (field.twin, field.name)
-        return self._values.get(leading, self._values.get(other, default))
+            return self._values.get(field.name, field.default)
+        leading, other = field.twin, field.name
+        if field.leads:
+            leading, other = field.name, field.twin
+        return self._values.get(leading, self._values.get(other, field.default))
 
-    def _state(self, given: Mapping[str, object], *, source: str | None = None) -> None:
-        checked = {name: self._field(name).check(value) for name, value in given.items()}
+    def _state(self, values: Mapping[str, object], *, source: str | None = None) -> None:
+        checked = {name: self._field(name).check(value) for name, value in values.items()}
         for name, value in checked.items():
             field = self._field(name)
             self._aside.pop(name, None)
@@ -171,26 +201,25 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
             self._put(name, value, source)
             if field.twin in self._values and field.twin not in checked:
                 self._put(field.twin, value, source)
-        own_class: Any = type(self)
-        for field in stated_fields(own_class).values():
-            if (
-                field.needs
-                and field.name not in checked
-                and {field.needs, self._field(field.needs).twin} & {*checked}
-            ):
+        config_class: Any = type(self)
+        for field in stated_fields(config_class).values():
+            if not field.needs or field.name in checked:
+                continue
+            if field.needs in checked or self._field(field.needs).twin in checked:
                 self._follow(field.name, field.needs, source)
 
     def _follow(self, name: str, needed: str, source: str | None) -> None:
         """Turn a switch of an earlier layer off with the one it needs, and on again with it.
 
-        Only a statement of a named source (a recipe, a file) gives way: one source that states both contradicts itself.
+        Only a statement of a named source (a recipe, a file) gives way: one source that states both
+        contradicts itself.
         """
         is_on = self._read(self._field(needed))
-        by = self._sources.get(name)
+        stated_by = self._sources.get(name)
         if is_on and name in self._aside:
             self._put(name, True, self._aside.pop(name))
-        elif not is_on and self._values.get(name) is True and by not in (None, source):
-            self._aside[name] = str(by)
+        elif not is_on and self._values.get(name) is True and stated_by not in (None, source):
+            self._aside[name] = str(stated_by)
             self._put(name, False, f"follows {needed}")
 
     def _put(self, name: str, value: object, source: str | None) -> None:
@@ -200,25 +229,27 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
             self._sources[name] = source
 
     def _unstate(self, name: str) -> None:
-        for known in (name, self._field(name).twin or name):
-            for kept in (self._values, self._sources, self._aside, self._open):
-                kept.pop(known, None)
+        twin = self._field(name).twin
+        for notes in (self._values, self._sources, self._aside, self._open):
+            notes.pop(name, None)
+            if twin is not None:
+                notes.pop(twin, None)
 
     def __setattr__(self, name: str, value: object) -> None:
-        if (
-            name.startswith("_")
-            or hasattr(type(self), name)
-            or name in type(self).__dataclass_fields__
-        ):
+        is_private = name.startswith("_")
+        if is_private or hasattr(type(self), name) or name in type(self).__dataclass_fields__:
             object.__setattr__(self, name, value)
             return
         raise _unknown_field(name, type(self))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), **{kept: dict(vars(self)[kept]) for kept in _KEPT}}
+        state = dict(vars(self))
+        for kept in _KEPT:
+            state[kept] = dict(state[kept])
+        return state
 
     def __eq__(self, other: object) -> bool:
-        """Compare as Megatron Bridge's dataclass does: by what every field reads as, stated or not."""
+        """Compare as Megatron Bridge's dataclass does: by what every field reads as."""
         if type(other) is not type(self):
             return NotImplemented
         return dataclasses.asdict(self) == dataclasses.asdict(other)
@@ -228,21 +259,31 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
         for name in field_names(self):
             if name in self._open:
                 parts.append(f"{name}=None")
-            elif name in self._values:  # a dtype as torch shows it, the rest as it was stated
-                value = (
-                    getattr(self, name) if self._field(name).kind == "dtype" else self._values[name]
-                )
+            elif name in self._values:
+                value = self._values[name]
+                if self._field(name).kind == "dtype":
+                    value = getattr(self, name)  # as torch shows it
                 parts.append(f"{name}={value!r}")
         return f"{type(self).__name__}({', '.join(parts)})"
+
+
+def _inherited(cls: type, name: str) -> Any:
+    """Return the attribute of the nearest base class that has it in its own body, or None."""
+    for base in cls.__mro__[1:]:
+        if name in vars(base):
+            return vars(base)[name]
+    return None
 
 
 S = TypeVar("S", bound=Statements)
 
 
 def field_names(owner: Statements | type[Statements]) -> tuple[str, ...]:
-    """Return the names of all precision fields of a config or of its class, in order of declaration."""
-    holder: Any = owner if isinstance(owner, type) else type(owner)
-    return tuple(stated_fields(holder))
+    """Return the names of all fields of a config or of its class, in order of declaration."""
+    config_class: Any = owner
+    if not isinstance(owner, type):
+        config_class = type(owner)
+    return tuple(stated_fields(config_class))
 
 
 def stated_values(config: Statements) -> Mapping[str, Any]:
@@ -275,12 +316,18 @@ def field_value(config: Statements, name: str) -> Any:
 
 
 def check_value(config: Statements, name: str, value: object) -> Any:
-    """Return a value in the form in which the field keeps it; PrecisionTypeError for a value of the wrong type."""
+    """Return a value in the form in which the field keeps it.
+
+    PrecisionTypeError for a value of the wrong type.
+    """
     return config._field(name).check(value)
 
 
 def switches_put_aside(config: Statements) -> dict[str, str]:
-    """Return switch -> the source that had turned it on, where a later statement turned off the switch it needs."""
+    """Return switch -> the source that had turned it on.
+
+    They are the switches that went off because a later statement turned off the switch they need.
+    """
     return dict(config._aside)
 
 
@@ -299,29 +346,29 @@ def recipe_name(config: Statements) -> str | None:
 
 
 def mark_recipe(config: Statements, recipe: str, *, over: Collection[str] = ()) -> None:
-    """Remember the recipe that a config came from; its statements are all so far, but for the fields `over`.
+    """Remember the recipe that a config came from.
 
-    The statements of a recipe that it is built on become its own.
+    The config's statements so far are the recipe's, but for the fields `over`. The statements of a
+    recipe that it is built on become its own.
     """
-    inner = (None, f"recipe {config._recipe}")
+    of_inner_recipe = (None, f"recipe {config._recipe}")
     config._recipe = recipe
     for name in config._values:
-        if config._sources.get(name) in inner:
+        if config._sources.get(name) in of_inner_recipe:
             config._sources[name] = f"recipe {recipe}"
-    config._of_recipe = {
-        name: source for name, source in config._sources.items() if name not in over
-    }
+    sources = config._sources.items()
+    config._of_recipe = {name: source for name, source in sources if name not in over}
 
 
 def stated_over_recipe(config: Statements) -> tuple[str, ...]:
     """Return the names of the fields that were stated after the recipe, in order of declaration."""
     of_recipe = config._of_recipe
-    found = []
+    over = []
     for name in field_names(config):
         is_of_recipe = name in of_recipe and config._sources.get(name) == of_recipe[name]
         if name in config._values and not is_of_recipe:
-            found.append(name)
-    return tuple(found)
+            over.append(name)
+    return tuple(over)
 
 
 def mark_untold(config: Statements, names: Collection[str]) -> None:
@@ -330,7 +377,10 @@ def mark_untold(config: Statements, names: Collection[str]) -> None:
 
 
 def untold_fields(config: Statements) -> frozenset[str]:
-    """Return the fields that hold another program's default: nobody can tell whether they were stated."""
+    """Return the fields that hold another program's default.
+
+    Nobody can tell whether they were stated.
+    """
     return config._untold
 
 

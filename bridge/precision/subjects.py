@@ -1,4 +1,4 @@
-"""The subjects of a precision's fields, in the order in which `show`, `explain` and the reference page list them."""
+"""The subjects of a precision's fields, in the order of `show`, `explain` and the reference."""
 
 from dataclasses import dataclass
 
@@ -7,10 +7,19 @@ ASKED = "needs resume.allow_precision_change=true"
 IMPOSSIBLE = "impossible"
 OUTCOMES = (REDERIVED, ASKED, IMPOSSIBLE)
 """Outcomes of another precision than a checkpoint's, the mildest first."""
-_COMPUTE = "it takes effect in the next step; the checkpoint's weights and optimizer state stay as they are"
+_COMPUTE = (
+    "it takes effect in the next step; "
+    "the checkpoint's weights and optimizer state stay as they are"
+)
 _UNSTORED = "nothing of it is in a checkpoint"
-_ROUNDED = "the optimizer's state is rounded to the new dtype when it is read; digits that are gone do not come back"
-_SCALE = "a dynamic loss scale goes on at the checkpoint's value, and a new one begins at initial_loss_scale"
+_ROUNDED = (
+    "the optimizer's state is rounded to the new dtype when it is read; "
+    "digits that are gone do not come back"
+)
+_SCALE = (
+    "a dynamic loss scale goes on at the checkpoint's value, "
+    "and a new one begins at initial_loss_scale"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,9 @@
-"""Values in the one form in which a precision keeps them: dtypes as tokens, switches and numbers as what they mean.
+"""Values in the form in which a precision keeps them: dtypes as tokens, switches as booleans.
 
-One canonical token per dtype, every common spelling in, `torch.dtype` out. Tokens are plain strings so that recipes can
-be listed, compared and written to YAML without importing torch. The spellings of YAML and command lines ("2", "off",
-"1e-5") are read in Python too: a switch is true, yes, on or 1, or false, no, off or 0, in any case.
+One canonical token per dtype, every common spelling in, `torch.dtype` out. Tokens are plain strings
+so that recipes can be listed, compared and written to YAML without importing torch. The spellings
+of YAML and command lines ("2", "off", "1e-5") are read in Python too: a switch is true, yes, on or
+1, or false, no, off or 0, in any case.
 """
 
 from __future__ import annotations
@@ -26,15 +27,13 @@ class _LazyTorch:
 
 
 LAZY_TORCH = _LazyTorch()
-
-"""Stands for `torch` in a module whose annotations name it, and imports it when they are evaluated."""
+"""Stands for `torch` in a module whose annotations name it: it imports torch where one is read."""
 
 if TYPE_CHECKING:
     DType: TypeAlias = torch.dtype | str
 else:
-    DType = ForwardRef(
-        "torch.dtype | str"
-    )  # `typing.get_type_hints` evaluates it, where the module has `LAZY_TORCH`
+    # `typing.get_type_hints` evaluates it, where the module has `LAZY_TORCH`.
+    DType = ForwardRef("torch.dtype | str")
 """A dtype as a user may write it: ``torch.bfloat16``, "bf16", "bfloat16", "torch.bfloat16"."""
 
 TORCH_NAMES = {
@@ -71,7 +70,8 @@ def is_torch_dtype(value: object) -> bool:
 def dtype_token(value: object) -> str:
     """Return the canonical token ("bf16") of a `torch.dtype` or of any common spelling of one.
 
-    WrongValueError for a string that names no dtype (the remedy gives the nearest), and for any other value.
+    WrongValueError for a string that names no dtype (the remedy gives the nearest), and for any
+    other value.
     """
     text = str(value)
     is_dtype = is_torch_dtype(value)
@@ -102,7 +102,8 @@ def coerce(value: object, kind: str, *, switch: bool = False) -> Any:
     """Return `value` as a `kind`, without ever changing what it means.
 
     Args:
-        value: Anything; text in the spellings that YAML and command lines produce ("2", "off", "1e-5").
+        value: Anything; text in the spellings that YAML and command lines produce ("2", "off",
+            "1e-5").
         kind: A kind of `StatedField`.
         switch: For names: False means None, as YAML reads an unquoted ``off``.
 
@@ -114,8 +115,9 @@ def coerce(value: object, kind: str, *, switch: bool = False) -> Any:
     if kind == "name":
         return _name(value, switch=switch)
     if kind == "format":
-        is_dtype = is_torch_dtype(value) or str(value).lower().removeprefix("torch.") in SPELLINGS
-        return dtype_token(value) if is_dtype else _name(value, switch=switch)
+        if is_torch_dtype(value) or str(value).lower().removeprefix("torch.") in SPELLINGS:
+            return dtype_token(value)
+        return _name(value, switch=switch)
     return _COERCIONS[kind](value)
 
 
@@ -147,7 +149,9 @@ def _name(value: object, *, switch: bool) -> str | None:
         return None
     if isinstance(value, str):
         return str(value)
-    remedy = "YAML reads an unquoted yes or on as true." if value is True else ""
+    remedy = ""
+    if value is True:
+        remedy = "YAML reads an unquoted yes or on as true."
     raise WrongValueError("must be a name", value, remedy)
 
 
@@ -175,8 +179,17 @@ def number_of_text(text: str) -> float | str:
     return text
 
 
+def _switch_of_text(text: str) -> bool | str:
+    """Return the switch that a text spells, or the text."""
+    if text.lower() in YES:
+        return True
+    if text.lower() in NO:
+        return False
+    return text
+
+
 _FROM_TEXT: dict[str, Callable[[str], object]] = {
-    "bool": lambda text: text.lower() in YES if text.lower() in YES | NO else text,
+    "bool": _switch_of_text,
     "int": number_of_text,
     "float": number_of_text,
 }
@@ -192,6 +205,10 @@ _COERCIONS: dict[str, Callable[[object], Any]] = {
 
 def plain(value: Any) -> Any:
     """Return `value` as data that JSON can hold: dtypes as tokens, anything unknown as its repr."""
-    if value is None or isinstance(value, bool | int | float | str):
-        return getattr(value, "value", value) if isinstance(value, str) else value
-    return dtype_token(value) if is_torch_dtype(value) else repr(value)
+    if isinstance(value, str):
+        return getattr(value, "value", value)
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if is_torch_dtype(value):
+        return dtype_token(value)
+    return repr(value)

@@ -27,7 +27,9 @@ def from_yaml(kind: type[P], text: str, *, source: str | None = None) -> P:
         UnknownFieldError: A key that is no field.
     """
     documents = load_all(text, "mixed_precision", error=PrecisionTypeError)
-    values = documents[0] if documents else None
+    values = None
+    if documents:
+        values = documents[0]
     if values is None:
         values = {}
     return kind.from_dict(values, source=source)

@@ -1,15 +1,17 @@
 """`auto`: a recipe chosen by target, model and versions, with the reason and what was rejected.
 
-    resolve_auto("auto:fp8", target=parse_target("h100x8,te2.8,cuda12.9,mcore0.18"), parameters=70_000_000_000)
+    target = parse_target("h100x8,te2.8,cuda12.9,mcore0.18")
+    resolve_auto("auto:fp8", target=target, parameters=70_000_000_000)
 
-The policy is a table: per compute capability what is safe ("auto"), what an FP8 ask gets, and what is fastest. Nothing
-is chosen for a machine without a visible GPU unless a target says so: what a driver or a login node sees is not what
-the run will find.
+The policy is a table: per compute capability what is safe ("auto"), what an FP8 ask gets, and what
+is fastest. Nothing is chosen for a machine without a visible GPU unless a target says so: what a
+driver or a login node sees is not what the run will find.
 
-`support` says which recipe runs on which target, and `matrix` of all of them: for FP8 and FP4 the rules decide.
+`support` says which recipe runs on which target, and `matrix` of all of them: for FP8 and FP4 the
+rules decide.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,7 +24,7 @@ from bridge.precision.mode import mode_of, scheme_of
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.context import PRECISION_OWNERS, RuleContext, reading_of
-from bridge.rules.rule import ask, without_run
+from bridge.rules.rule import RuleFinding, ask, without_run
 from bridge.rules.rulebook import BY_ID
 from bridge.rules.topics.target import BLOCKWISE_ON_BLACKWELL, is_blockwise_on_blackwell
 from bridge.target.fields import DEFAULTS
@@ -97,7 +99,10 @@ POLICIES = (
     ),
     Policy(since=(12, 0), title="RTX Blackwell", fp8=_BLACKWELL, fastest=(_NVFP4, *_BLACKWELL)),
 )
-"""Merged from what Transformer Engine, Megatron Bridge, torchtitan and Accelerate choose or refuse, 2026-08-22."""
+"""Merged from the choices of Transformer Engine, Megatron Bridge, torchtitan and Accelerate.
+
+As of 2026-08-22.
+"""
 
 _NO_GPU = Policy(
     since=(0, 0),
@@ -129,29 +134,31 @@ class Choice:
 
     def to_dict(self) -> dict[str, object]:
         """Return the choice as plain data."""
-        return {
-            **asdict(self),
-            "rejected": [{"recipe": name, "why": why} for name, why in self.rejected],
-        }
+        rejected = [{"recipe": name, "why": why} for name, why in self.rejected]
+        return {**asdict(self), "rejected": rejected}
 
     def __str__(self) -> str:
-        passed = "".join(f" Not {name}: {why}." for name, why in self.rejected)
-        return f"{self.request} on {self.target}: {self.recipe}, because {self.reason}.{passed}"
+        text = f"{self.request} on {self.target}: {self.recipe}, because {self.reason}."
+        for name, why in self.rejected:
+            text += f" Not {name}: {why}."
+        return text
 
 
 def count_parameters(model: Any) -> int | None:
-    """Return the parameters of the model that a config describes, without MTP layers; None where it cannot be read."""
+    """Return the parameters of the model that a config describes, without MTP layers.
+
+    None where it cannot be read.
+    """
     try:
         shape = ModelShape.of(model)
     except RunConfigError:
         return None
     *norms, head = output_modules(shape)
-    modules = [
-        *embedding_modules(shape),
-        *norms,
-        *([] if shape.share_embeddings_and_output_weights else [head]),
-    ]
-    modules += [module for kind in shape.kinds for module in layer_modules(shape, kind)]
+    modules = [*embedding_modules(shape), *norms]
+    if not shape.share_embeddings_and_output_weights:
+        modules.append(head)
+    for kind in shape.kinds:
+        modules += layer_modules(shape, kind)
     return sum(module.parameters for module in modules)
 
 
@@ -160,57 +167,81 @@ def resolve_auto(
 ) -> Choice:
     """Choose a recipe for a request, a key of `REQUESTS`.
 
-    Without a target it is for this machine, which has to show a GPU; a model of unknown size is not taken for
-    small. BackendUnavailableError where FP8 was asked for, and no FP8 recipe runs there.
+    Without a target it is for this machine, which has to show a GPU; a model of unknown size is not
+    taken for small. BackendUnavailableError where FP8 was asked for, and no FP8 recipe runs there.
     """
     wanted = request.strip().lower()
     if wanted not in REQUESTS:
         matches = close_matches(wanted, REQUESTS)
         hint = did_you_mean(matches) or f"There are {', '.join(REQUESTS)}."
         raise RunConfigError(f"mixed_precision: no such request, got {request!r}. {hint}", matches)
-    place = target if target is not None and target.gpu is not None else detect_target()
+    place = target
+    if place is None or place.gpu is None:
+        place = detect_target()
     if place.gpu is None or (place.is_detected and not place.gpu.is_gpu):
         raise RunConfigError(
-            f"mixed_precision: {wanted} is chosen by the GPUs of the run, and no GPU is visible here, got {request!r}. "
+            f"mixed_precision: {wanted} is chosen by the GPUs of the run, "
+            f"and no GPU is visible here, got {request!r}. "
             f"Resolve it on the worker, or declare the target: target={EXAMPLE}."
         )
     policy = _policy(place.gpu)
     if wanted == "auto:fp8":
         return _fp8(wanted, policy, place)
     if parameters is not None and parameters < SMALL:
-        why = f"{parameters / 1e6:.1f} million parameters gain nothing from less than FP32 (the line is at 100 million)"
+        why = (
+            f"{parameters / 1e6:.1f} million parameters gain nothing from less than FP32 "
+            "(the line is at 100 million)"
+        )
         return Choice(request=wanted, recipe="fp32", reason=why, target=str(place))
-    candidates = policy.fastest if wanted == "auto:fastest" else ()
-    chosen, rejected = _first(candidates, place)
-    if not candidates:
-        rejected += [(name, "FP8 and FP4 are taken on ask only") for name in policy.fp8[:1]]
-    if chosen is None:
-        chosen = policy.safe
-        if wanted == "auto:stable" and chosen == "fp16_mixed":
-            rejected.append((chosen, "FP16 overflows where BF16 and FP32 do not"))
-            chosen = "fp32"
-    reason = (
-        policy.why if not candidates else f"it is the fastest that trains well on {policy.title}"
-    )
+    if wanted == "auto:fastest" and policy.fastest:
+        return _fastest(wanted, policy, place)
+    return _safe(wanted, policy, place)
+
+
+def _fastest(request: str, policy: Policy, target: Target) -> Choice:
+    recipe, rejected = _first(policy.fastest, target)
     return Choice(
-        request=wanted, recipe=chosen, reason=reason, rejected=tuple(rejected), target=str(place)
+        request=request,
+        recipe=recipe or policy.safe,
+        reason=f"it is the fastest that trains well on {policy.title}",
+        rejected=tuple(rejected),
+        target=str(target),
+    )
+
+
+def _safe(request: str, policy: Policy, target: Target) -> Choice:
+    recipe = policy.safe
+    rejected = []
+    if policy.fp8:
+        rejected.append((policy.fp8[0], "FP8 and FP4 are taken on ask only"))
+    if request == "auto:stable" and recipe == "fp16_mixed":
+        rejected.append((recipe, "FP16 overflows where BF16 and FP32 do not"))
+        recipe = "fp32"
+    return Choice(
+        request=request,
+        recipe=recipe,
+        reason=policy.why,
+        rejected=tuple(rejected),
+        target=str(target),
     )
 
 
 def _fp8(request: str, policy: Policy, target: Target) -> Choice:
-    chosen, rejected = _first(policy.fp8, target)
-    if chosen is None:
-        why = (
-            "; ".join(f"{name}: {reason}" for name, reason in rejected)
-            or f"{policy.title}: {policy.why_no_fp8}"
-        )
+    recipe, rejected = _first(policy.fp8, target)
+    if recipe is None:
+        why = "; ".join(f"{name}: {reason}" for name, reason in rejected)
+        if not rejected:
+            why = f"{policy.title}: {policy.why_no_fp8}"
         raise BackendUnavailableError(
-            f"mixed_precision: no FP8 recipe runs on the target, got {request!r} on {target} ({why}). Choose "
-            f"{policy.safe}, or another target."
+            f"mixed_precision: no FP8 recipe runs on the target, got {request!r} on {target} "
+            f"({why}). Choose {policy.safe}, or another target."
         )
-    reason = f"it is the FP8 scheme for {policy.title}"
     return Choice(
-        request=request, recipe=chosen, reason=reason, rejected=tuple(rejected), target=str(target)
+        request=request,
+        recipe=recipe,
+        reason=f"it is the FP8 scheme for {policy.title}",
+        rejected=tuple(rejected),
+        target=str(target),
     )
 
 
@@ -219,16 +250,23 @@ def _policy(gpu: Gpu) -> Policy:
         return _NO_GPU
     if gpu.capability is None:
         return _ROCM
-    capability = gpu.capability
-    return next(row for row in reversed(POLICIES) if row.since <= capability)
+    policy = POLICIES[0]
+    for row in POLICIES:
+        if row.since <= gpu.capability:
+            policy = row
+    return policy
 
 
 def _first(candidates: tuple[str, ...], target: Target) -> tuple[str | None, list[tuple[str, str]]]:
+    """Return the first recipe that runs well on the target, and those before it with the reason."""
     rejected: list[tuple[str, str]] = []
     for name in candidates:
-        found = support(name, target)
-        is_worse = found.verdict == "emulated" and name in (_NVFP4, _BLOCKWISE)
-        why = found.reason if found.verdict == "no" or is_worse else _too_early(name, target)
+        supported = support(name, target)
+        is_worse = supported.verdict == "emulated" and name in (_NVFP4, _BLOCKWISE)
+        if supported.verdict == "no" or is_worse:
+            why: str | None = supported.reason
+        else:
+            why = _too_early(name, target)
         if why is None:
             return name, rejected
         rejected.append((name, why))
@@ -240,9 +278,11 @@ def _too_early(name: str, target: Target) -> str | None:
     if name != _NVFP4:
         return None
     for product, least in (("te", "2.14"), ("mcore", "0.18")):
-        has = getattr(target, product)
-        if at_least(has, least) is not True:
-            known = f"this is {has}" if has else "the target does not say"
+        version = getattr(target, product)
+        if at_least(version, least) is not True:
+            known = "the target does not say"
+            if version:
+                known = f"this is {version}"
             return f"its FP4 weights are right from {TITLES[product]} {least} on, and {known}"
     return None
 
@@ -263,21 +303,26 @@ class Support:
     """Whether a target runs a recipe."""
 
     verdict: str
-    """native: in hardware. emulated: runs, but not in hardware of that format. unknown: depends on versions that the
-    target does not state. no: does not run."""
+    """native, emulated, unknown or no.
+
+    native: in hardware. emulated: runs, but not in hardware of that format. unknown: depends on
+    versions that the target does not state. no: does not run.
+    """
     reason: str
     needs: tuple[tuple[str, str], ...] = ()
     """(product, least version) pairs that the recipe needs there."""
 
 
 def support(recipe: str | MixedPrecisionConfig, target: Target) -> Support:
-    """Return whether `target` runs `recipe`, as far as GPU, CUDA and Transformer Engine decide it."""
+    """Return whether `target` runs `recipe`, as far as GPU, CUDA and Transformer Engine decide."""
     config = get_mixed_precision_config(recipe)
     if target.gpu is None:
         return Support(verdict="unknown", reason="the target names no GPU")
     if scheme_of(config) is not None:
         return _low_precision(config, target)
-    mode = "bf16" if config.autocast_enabled else mode_of(config)
+    mode = mode_of(config)
+    if config.autocast_enabled:
+        mode = "bf16"
     if mode == "bf16" and not target.gpu.has_native_bf16:
         return Support(verdict="emulated", reason="BF16 is native from compute capability 8.0 on")
     if mode == "fp16" and not target.gpu.is_gpu:
@@ -287,44 +332,68 @@ def support(recipe: str | MixedPrecisionConfig, target: Target) -> Support:
 
 def _low_precision(config: MixedPrecisionConfig, target: Target) -> Support:
     views = {role: View({**DEFAULTS[role], **reading_of(config)}) for role in PRECISION_OWNERS}
-    run = RuleContext(config, views=views, target=target)
-    found = ask(_RULES, run)
-    ids = {one.id for one in found}
-    verdict = [*(verdict for name, verdict in _VERDICT_OF.items() if name in ids), "native"][0]
-    held = {
-        one.id: f", this is {one.value}"
-        for one in found
-        if one.path in ("target.te", "target.cuda")
-    }
-    held.pop("PB608", None)  # there is no Transformer Engine, hence no version to name
-    reasons = [
-        f"{one.rule}{held.get(one.id, '')}" for one in found if _VERDICT_OF[one.id] == verdict
-    ]
+    context = RuleContext(config, views=views, target=target)
+    findings = ask(_RULES, context)
+    verdict = _verdict(findings)
+    reasons = []
+    for finding in findings:
+        if _VERDICT_OF[finding.id] == verdict:
+            reasons.append(finding.rule + _version_of(finding))
+    reason = "; ".join(reasons) or f"{scheme_of(config)} is native"
     needs: tuple[tuple[str, str], ...] = ()
-    if run.row is not None and not any(one.id in _WHATEVER_VERSIONS for one in found):
-        te = (
-            BLOCKWISE_ON_BLACKWELL
-            if is_blockwise_on_blackwell(run)
-            else run.row.min_transformer_engine
-        )
-        floors = (("te", te), ("cuda", run.row.min_cuda))
-        needs = tuple((product, least) for product, least in floors if least is not None)
-    return Support(
-        verdict=verdict, reason="; ".join(reasons) or f"{scheme_of(config)} is native", needs=needs
-    )
+    if not any(finding.id in _WHATEVER_VERSIONS for finding in findings):
+        needs = _least_versions(context)
+    return Support(verdict=verdict, reason=reason, needs=needs)
+
+
+def _verdict(findings: Collection[RuleFinding]) -> str:
+    ids = {finding.id for finding in findings}
+    for rule_id, verdict in _VERDICT_OF.items():
+        if rule_id in ids:
+            return verdict
+    return "native"
+
+
+def _version_of(finding: RuleFinding) -> str:
+    """Return the version that a rule speaks about, as the end of its sentence."""
+    # PB608: there is no Transformer Engine, hence no version to name.
+    if finding.path not in ("target.te", "target.cuda") or finding.id == "PB608":
+        return ""
+    return f", this is {finding.value}"
+
+
+def _least_versions(context: RuleContext) -> tuple[tuple[str, str], ...]:
+    """Return (product, least version) pairs that the scheme needs on the target."""
+    if context.row is None:
+        return ()
+    te = context.row.min_transformer_engine
+    if is_blockwise_on_blackwell(context):
+        te = BLOCKWISE_ON_BLACKWELL
+    needs = []
+    for product, least in (("te", te), ("cuda", context.row.min_cuda)):
+        if least is not None:
+            needs.append((product, least))
+    return tuple(needs)
 
 
 def generations() -> dict[str, list[Gpu]]:
-    """Return the columns of the matrix: architecture and compute capability -> its GPUs, which run the same recipes."""
-    return grouped(
-        (f"{gpu.generation} {dotted(gpu.capability or ())}".rstrip(), gpu) for gpu in GPUS.values()
-    )
+    """Return the columns of the matrix: architecture and compute capability -> its GPUs.
+
+    The GPUs of a column run the same recipes.
+    """
+    titles = []
+    for gpu in GPUS.values():
+        capability = dotted(gpu.capability or ())
+        titles.append((f"{gpu.generation} {capability}".rstrip(), gpu))
+    return grouped(titles)
 
 
 def matrix(recipes: Iterable[str]) -> dict[str, dict[str, Support]]:
     """Return recipe -> generation's title -> support, with no versions assumed."""
     columns = generations()
-    return {
-        name: {title: support(name, Target(gpu=gpus[0])) for title, gpus in columns.items()}
-        for name in recipes
-    }
+    rows: dict[str, dict[str, Support]] = {}
+    for name in recipes:
+        rows[name] = {}
+        for title, gpus in columns.items():
+            rows[name][title] = support(name, Target(gpu=gpus[0]))
+    return rows

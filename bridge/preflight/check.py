@@ -1,6 +1,7 @@
 """`check`: every rule asked about one run, all findings at once.
 
-    run = Run.of("bf16_mixed", model={"num_layers": 80, "hidden_size": 8192}, target=parse_target("h100x8"))
+    model = {"num_layers": 80, "hidden_size": 8192}
+    run = Run.of("bf16_mixed", model=model, target=parse_target("h100x8"))
     check(run).exit_code(strict=False)      # 0, 1 (warnings, where they count) or 2 (errors)
 
 Nothing heavy is imported.
@@ -59,22 +60,27 @@ class Report:
     @property
     def verdict(self) -> str:
         """The worst severity found, or "ok"."""
-        return next((severity for severity in SEVERITIES if self.of(severity)), "ok")
+        for severity in SEVERITIES:
+            if self.of(severity):
+                return severity
+        return "ok"
 
     def with_phase(self, number: int, later: Report) -> Report:
         """Return the report with the findings that a later phase of a precision schedule adds."""
-        found = [*self.findings, *self.silenced]
-        known = {(one.id, one.path) for one in found}
-        new = [one for one in (*later.findings, *later.silenced) if (one.id, one.path) not in known]
-        return _report(
-            self.context, [*found, *(replace(one, where=f"phase {number}") for one in new)]
-        )
+        findings = [*self.findings, *self.silenced]
+        known = {(finding.id, finding.path) for finding in findings}
+        for finding in (*later.findings, *later.silenced):
+            if (finding.id, finding.path) not in known:
+                findings.append(replace(finding, where=f"phase {number}"))
+        return _report(self.context, findings)
 
     def exit_code(self, *, strict: bool = False) -> int:
         """Return 2 with errors, 1 with warnings where they count, else 0."""
         if self.of("error"):
             return 2
-        return 1 if strict and self.of("warning") else 0
+        if strict and self.of("warning"):
+            return 1
+        return 0
 
 
 def check(
@@ -89,7 +95,8 @@ def check(
     Args:
         run: The run; what it silences itself is silenced.
         silenced: Id of a rule -> why it is silenced. Its findings are kept apart.
-        backend: te, emulated or te_cpu: what will run low-precision GEMMs; None: what the run states.
+        backend: te, emulated or te_cpu: what will run low-precision
+            GEMMs; None: what the run states.
         prediction: The run with changed settings, after the sync; None: the run as it is.
 
     Raises:
@@ -112,23 +119,33 @@ def report_of(run: Run) -> Report:
 
 
 def _asked(context: CheckContext, reasons: Mapping[str, str]) -> Report:
-    findings = [
-        replace(finding, silenced=reasons.get(finding.id)) for finding in ask(RULES, context)
-    ]
+    findings = []
+    for finding in ask(RULES, context):
+        findings.append(replace(finding, silenced=reasons.get(finding.id)))
     return _report(context, findings)
 
 
-def _report(context: CheckContext, found: Iterable[RuleFinding]) -> Report:
+def _report(context: CheckContext, findings: Iterable[RuleFinding]) -> Report:
     """Return the findings as a report, the worst first."""
-    ordered = sorted(found, key=lambda finding: (SEVERITIES.index(finding.severity), finding.id))
-    silenced = [finding for finding in ordered if finding.silenced is not None]
-    findings = [finding for finding in ordered if finding.silenced is None]
-    return Report(findings=tuple(findings), silenced=tuple(silenced), context=context)
+    heard = []
+    silenced = []
+    for finding in sorted(findings, key=_rank):
+        if finding.silenced is None:
+            heard.append(finding)
+        else:
+            silenced.append(finding)
+    return Report(findings=tuple(heard), silenced=tuple(silenced), context=context)
 
 
-def _reasons(given: Any) -> dict[str, str]:
-    if not isinstance(given, Mapping | None):
+def _rank(finding: RuleFinding) -> tuple[int, str]:
+    return SEVERITIES.index(finding.severity), finding.id
+
+
+def _reasons(silence: Any) -> dict[str, str]:
+    if silence is None:
+        return {}
+    if not isinstance(silence, Mapping):
         raise RunConfigError(
-            f"silence: must be a mapping of rule to reason, got {given!r}. Write PB306: why."
+            f"silence: must be a mapping of rule to reason, got {silence!r}. Write PB306: why."
         )
-    return {str(name): str(reason) for name, reason in (given or {}).items()}
+    return {str(name): str(reason) for name, reason in silence.items()}

@@ -1,4 +1,7 @@
-"""`CheckContext`: a run as the rules of a check see it, after the precision has been written into the owners."""
+"""`CheckContext`: a run as the rules of a check see it.
+
+The precision has been written into the owners there.
+"""
 
 from __future__ import annotations
 
@@ -36,9 +39,10 @@ class CheckContext(RunContext):
 
     Args:
         run: The run.
-        prediction: The run after the sync, where it is another than the run's own: with changed settings, for example.
-        backend: te, emulated or te_cpu: what runs low-precision GEMMs; None: what the run states, or else Transformer
-            Engine where the target has a GPU.
+        prediction: The run after the sync, where it is another than the run's own: with
+            changed settings, for example.
+        backend: te, emulated or te_cpu: what runs low-precision GEMMs; None: what the run states,
+            or else Transformer Engine where the target has a GPU.
     """
 
     def __init__(
@@ -46,35 +50,43 @@ class CheckContext(RunContext):
     ) -> None:
         self.run = run
         self.prediction = prediction or run.prediction
-        views = {role: View(values) for role, values in self.prediction.values.items()}
+        origins = None
+        if run.origins is not None:
+            origins = run.origin_of
+        weaknesses = None
+        if run.has_weaknesses:
+            weaknesses = run.weakness_after_sync
         super().__init__(
             self.prediction.precision,
             sections=self.prediction.sections,
-            views=views,
+            views={role: View(values) for role, values in self.prediction.values.items()},
             rows=self.prediction.rows,
             target=self.prediction.target,
             program=run.program,
             unknown=run.unknown,
             malformed=run.malformed,
-            origins=run.origin_of if run.origins is not None else None,
-            weaknesses=run.weakness_after_sync if run.has_weaknesses else None,
+            origins=origins,
+            weaknesses=weaknesses,
             backend=backend or run.backend,
             environment=_environment(run),
         )
         self.not_asked: list[str] = []
 
     def leaves_out(self, rule: str, paths: Collection[str]) -> bool:
-        """Return whether a rule is not asked, as it read the layers of a model that has others; and note that."""
+        """Return whether a rule is not asked, and note it.
+
+        A rule that reads the layers of a language model is not asked about a model that has others.
+        """
         if self.run.reading.other_layers is None or OF_LAYERS.isdisjoint(paths):
             return False
         self.not_asked.append(rule)
         return True
 
     def is_own_known(self, path: str) -> bool:
-        """Return whether the value that an owner holds before the sync is stated, or a known default."""
+        """Return whether an owner's value before the sync is stated, or a known default."""
         return not self.run.has_weaknesses or self.run.weakness(path) is None
 
-    # -- the model ---------------------------------------------------------------------------------------------
+    # -- the model ---------------------------------------------------------------------------------
 
     @kept_property
     def built_model(self) -> Section:
@@ -107,15 +119,21 @@ class CheckContext(RunContext):
 
     @kept_property
     def prediction_schemes(self) -> Sequence[str | None]:
-        """The scheme of each linear layer of multi-token prediction; none for a model that cannot be planned."""
+        """The scheme of each linear layer of multi-token prediction.
+
+        None of them for a model that cannot be planned.
+        """
         try:
             layers = self.plan.layers
         except RunConfigError:  # PB619 names it
             return ()
         schemes = []
         for layer in layers:
-            if layer.is_mtp:
-                schemes += [module.scheme for module in layer.modules if module.kind == "linear"]
+            if not layer.is_mtp:
+                continue
+            for module in layer.modules:
+                if module.kind == "linear":
+                    schemes.append(module.scheme)
         return schemes
 
     @kept_property
@@ -133,15 +151,15 @@ class CheckContext(RunContext):
     def overflow(self) -> Violation | None:
         """The fullest rank, where it needs more memory than its GPU has.
 
-        Nothing is known of runs without an optimizer, which train nothing, of emulated ones, and of models that cannot
-        be planned.
+        Nothing is known of runs without an optimizer, which train nothing, of emulated ones, and of
+        models that cannot be planned.
         """
         if self.has_model and self.has_optimizer and self.has_gpu and not self.is_emulated:
             with suppress(BridgeError):
                 return self.planned.overflow
         return None
 
-    # -- in a few words ----------------------------------------------------------------------------------------
+    # -- in a few words ----------------------------------------------------------------------------
 
     @property
     def mode_decided_by(self) -> str | None:
@@ -153,9 +171,11 @@ class CheckContext(RunContext):
         """The target as text, with a release that nothing states as assumed."""
         if self.target.mcore is None or not self.unknown_among(["target.mcore"]):
             return str(self.target)
-        rest = replace(self.target, mcore=None)
+        others = replace(self.target, mcore=None)
         assumed = f"megatron-core {self.target.mcore} assumed"
-        return assumed if rest == Target() else f"{rest}, {assumed}"
+        if others == Target():
+            return assumed
+        return f"{others}, {assumed}"
 
     @property
     def label(self) -> str:
@@ -168,29 +188,45 @@ class CheckContext(RunContext):
 
     @property
     def flow(self) -> str | None:
-        """The dtypes of a gradient, from the weight gradient to the master weight; None where no mode is stated."""
+        """The dtypes of a gradient, from the weight gradient to the master weight.
+
+        None where no mode is stated.
+        """
         if self.mode_decided_by is not None:
             return None
         with reads() as paths:
             text = self._flow()
         unknown = self.unknown_among(paths)
         if unknown:
-            verb = "is" if len(unknown) == 1 else "are"
+            verb = "are"
+            if len(unknown) == 1:
+                verb = "is"
             text += f" ({settings_text(unknown)} {verb} assumed)"
         return text
 
     def _flow(self) -> str:
         weights = self.mode
         main, sent = gradient_dtypes(self.prediction.values["ddp"], weights, self.mcore)
-        owns_dtype = self.has_precision_aware and not self.optimizer.optimizer_cpu_offload
-        master = self.optimizer.main_params_dtype if owns_dtype else "fp32"
-        wgrad = f"{self.scheme} wgrad GEMM" if self.is_low else f"{weights} wgrad GEMM"
-        return f"{wgrad} -> accumulated in {main} -> reduced in {sent} -> {master} master weights"
+        master: str | None = "fp32"
+        if self.has_precision_aware and not self.optimizer.optimizer_cpu_offload:
+            master = self.optimizer.main_params_dtype
+        wgrad: str | None = weights
+        if self.is_low:
+            wgrad = self.scheme
+        return (
+            f"{wgrad} wgrad GEMM -> accumulated in {main} -> reduced in {sent} "
+            f"-> {master} master weights"
+        )
 
 
 def _environment(run: Run) -> Mapping[str, str] | None:
-    """Return the variables that the run sets itself, under those of this machine where it is the target."""
+    """Return the variables that the run sets itself, under those of this machine where it runs.
+
+    None: nothing is known of them.
+    """
     variables = dict(run.started_environment)
     if run.target.is_detected:
         variables |= os.environ
-    return variables if variables or run.environment is not None else None
+    if variables or run.environment is not None:
+        return variables
+    return None

@@ -1,4 +1,4 @@
-"""`FileReading`: what one file says of a run, in our section names, Megatron's field names and plain values."""
+"""`FileReading`: what one file says of a run, in our section names and Megatron's field names."""
 
 from __future__ import annotations
 
@@ -27,7 +27,10 @@ NOT_INSTALLED = "none is installed here, and no target states one"
 NOT_INSTALLED_BUT_AT_HAND = (
     "none is installed here, and no target states one; {newer} is at hand: --target mcore{newer}"
 )
-ASSUMED_INSTALLED = "assumed: it is installed here, and no target states one; {newer} is at hand: --target mcore{newer}"
+ASSUMED_INSTALLED = (
+    "assumed: it is installed here, and no target states one; "
+    "{newer} is at hand: --target mcore{newer}"
+)
 """Reason of the installed release, where a newer one is at hand."""
 REHEARSED = "the newest at hand, as no target states one"
 """Reason of the release that a rehearsal imports."""
@@ -44,17 +47,24 @@ OF_DETERMINISM = {
     "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
 }
-"""Variables that Megatron-LM sets at the start of a run with ``--deterministic-mode``, where they are not set.
+"""Variables that Megatron-LM sets at the start of a run with ``--deterministic-mode``.
 
-Source: megatron-core 0.19.2 training/determinism.py apply_determinism_env.
+It leaves a variable that is set. Source: megatron-core 0.19.2 training/determinism.py
+apply_determinism_env.
 """
 SETS_VARIABLES = "0.19"
-"""First megatron-core whose training sets them; Megatron-LM core_v0.18.2 training/arguments.py sets none."""
+"""First megatron-core whose training sets them.
+
+Megatron-LM core_v0.18.2 training/arguments.py sets none.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunChoice:
-    """The run of a file that is meant, where it has several, or leaves something to its environment."""
+    """The run of a file that is meant.
+
+    A file has several, or leaves something to its environment.
+    """
 
     number: int | None = None
     """The number of the run, from 1; None: the first."""
@@ -62,7 +72,7 @@ class RunChoice:
     """Variables of a launch script, as its environment or command line would set them."""
 
     def refuse_for(self, path: Path) -> None:
-        """Refuse the choice of a run, or variables, for a file that holds one run and has no variables."""
+        """Refuse the choice of a run, or variables, for a file that has neither."""
         remedy = "Drop it, or give a launch script."
         if self.number is not None:
             rule = f"chooses among the runs of a script, and {path} is none"
@@ -96,55 +106,88 @@ class Derived:
             "in_file": self.stated,
             "because": self.because,
         }
-        return shown | ({"set_by": self.set_by, "source": self.source} if self.set_by else {})
+        if self.set_by:
+            shown["set_by"] = self.set_by
+            shown["source"] = self.source
+        return shown
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FileReading:
-    """One file that describes a run, as read; overrides are written over its sections afterwards."""
+    """One file that describes a run, as read; overrides are written over its sections later."""
 
     framework: str = PRECISION_BRIDGE
     """The framework that starts a run of this file."""
     base: str = ""
-    """The framework below it, whose arguments or classes its settings are; empty: it has its own."""
+    """The framework below it, whose arguments or classes its
+    settings are; empty: it has its own.
+    """
     sections: Mapping[str, Any] = field(default_factory=dict)
-    """Our section and key names -> plain values with Megatron's field spellings, `mixed_precision` among them."""
+    """Our section and key names -> plain values with Megatron's field spellings.
+
+    `mixed_precision` is among them.
+    """
     origins: Mapping[str, str] = field(default_factory=dict)
     """Setting ("model.hidden_size") that another file states -> that file's name."""
     names: Mapping[str, str] = field(default_factory=dict)
-    """Dotted key of the file, or its beginning -> ours, where they differ; an override may be written with either."""
+    """Dotted key of the file, or its beginning -> ours, where they differ.
+
+    An override may be written with either.
+    """
     environment: Mapping[str, str] = field(default_factory=dict)
     """Environment variables that the file sets."""
     derived: tuple[Derived, ...] = ()
-    """Values that the framework sets at start; they stand in the sections of the run, not in `sections`."""
+    """Values that the framework sets at start.
+
+    They stand in the sections of the run, not in `sections`.
+    """
     own_fields: Mapping[str, Any] = field(default_factory=dict)
-    """Dotted key of a field of the framework's own classes, which Megatron Core does not have -> its value."""
+    """Dotted key of a field of the framework's own classes -> its value.
+
+    Megatron Core does not have these fields.
+    """
     unknown: tuple[str, ...] = ()
     """What the file leaves open, as sentences."""
     unplanned: str | None = None
-    """Why the run has no plan, as a sentence: the source of its layers, or of their precision, is not read."""
+    """Why the run has no plan, as a sentence: a source of its layers or precision is not read."""
     other_layers: str | None = None
-    """The kind of the model, where its layers are none of a language model's; `unplanned` is the refusal then."""
+    """The kind of the model, where its layers are none of a language model's.
+
+    `unplanned` is the refusal then.
+    """
     generation: Mapping[str, Any] = field(default_factory=dict)
     """Option of the engine that generates samples, which trains nothing -> its value."""
     dropped: tuple[Dropped, ...] = ()
     """Settings that the file states and that the framework's code does not forward."""
     uncounted: tuple[str, ...] = ()
-    """Options that may bear on the layout, the layers or the bytes and are not read: memory gives no verdict."""
+    """Options that are not read, and may bear on the layout, the layers or the bytes.
+
+    Memory gives no verdict then.
+    """
     opened: Mapping[str, str] = field(default_factory=dict)
     """Setting whose value a source that is not read may change -> that source, as a noun."""
     read_too: tuple[str, ...] = ()
     """Other files that were read, as sentences."""
     release: Version | None = None
-    """The release of Megatron Core that the file is of; None: the file says nothing, and the installed one counts."""
+    """The release of Megatron Core that the file is of.
+
+    None: the file says nothing, and the installed one counts.
+    """
     release_reason: str = ""
     """Why that release is assumed, as a clause."""
     mode_decided_by: str | None = None
-    """What decides the mode, as a noun, where the file does not state it; None: the mode is known."""
+    """What decides the mode, as a noun, where the file does not state it; None: the mode is known.
+    """
     unstated_by: str | None = None
-    """What decides the settings that the file does not state, as a noun; None: defaults that are known."""
+    """What decides the settings that the file does not state, as a noun.
+
+    None: defaults that are known.
+    """
     open_values: Mapping[str, str] = field(default_factory=dict)
-    """Dotted key of a setting that the file states, and whose value only the run decides -> the value's text."""
+    """Dotted key of a setting whose value only the run decides -> the value's text.
+
+    The file states the setting.
+    """
     variables: tuple[str, ...] = ()
     """Names of variables of a launch script that only its environment or its command line sets."""
     refused: tuple[Finding, ...] = ()
@@ -181,58 +224,81 @@ class FileReading:
     @property
     def settled_at_start(self) -> frozenset[str]:
         """Settings set at start that follow from the mode, whatever the program does."""
-        return frozenset(one.path for one in self.derived if one.because == OF_THE_MODE)
+        return frozenset(row.path for row in self.derived if row.because == OF_THE_MODE)
 
     @property
     def lines(self) -> tuple[str, ...]:
-        """What an answer has to say of the file, as sentences: the release, what is set at start, what is open."""
+        """What an answer has to say of the file, as sentences.
+
+        They are about the release, what is set at start, and what is open.
+        """
         release = f"megatron-core {self.release} ({self.release_reason})."
         if self.release is None:
-            release = f"No release of megatron-core is known: {self.release_reason or 'the target states none'}."
-        set_ = []
-        by_reason = grouped(
-            ((one.set_by, one.because), f"{one.path}={one.value}") for one in self.derived
-        )
-        for (set_by, why), values in by_reason.items():
+            reason = self.release_reason or "the target states none"
+            release = f"No release of megatron-core is known: {reason}."
+        return (release, *self._set_at_start(), *self.read_too, *self.open, *self._chosen)
+
+    def _set_at_start(self) -> list[str]:
+        """Return what the framework sets at start, a sentence for each reason."""
+        reasons = []
+        for row in self.derived:
+            reasons.append(((row.set_by, row.because), f"{row.path}={row.value}"))
+        sentences = []
+        for (set_by, why), values in grouped(reasons).items():
             if why == OF_THE_MODE and self.mode_decided_by is not None:
                 continue
             framework = set_by or self.settings_of
             verb = f"{framework} sets at start"
             if self.unstated_by is not None and why != OF_THE_MODE:
                 verb = f"Assumed, as {framework} sets it at start"
-            set_.append(f"{verb}: {', '.join(values)} ({why}).")
-        return (release, *set_, *self.read_too, *self.open, *self._chosen)
+            sentences.append(f"{verb}: {', '.join(values)} ({why}).")
+        return sentences
 
     @property
     def _chosen(self) -> tuple[str, ...]:
-        """The run that this is among those of the file, as a sentence; none where every other one is answered too."""
+        """The run that this is among those of the file, as a sentence.
+
+        None of it where every other run is answered too.
+        """
         answered = {self.number, *self.answered}
         others = [number for number in range(1, len(self.runs) + 1) if number not in answered]
         if not others:
             return ()
-        named = "; ".join(
-            f"--launch {number} is {self.runs[number - 1]}" for number in others[:MOST_RUNS]
-        )
-        more = f"; and {len(others) - MOST_RUNS} more" if len(others) > MOST_RUNS else ""
+        named = []
+        for number in others[:MOST_RUNS]:
+            named.append(f"--launch {number} is {self.runs[number - 1]}")
+        if len(others) > MOST_RUNS:
+            named.append(f"and {len(others) - MOST_RUNS} more")
         label = self.runs[self.number - 1]
-        return (
-            f"The file has {len(self.runs)} runs; this is run {self.number}, {label} ({named}{more}).",
+        sentence = (
+            f"The file has {len(self.runs)} runs; this is run {self.number}, {label} "
+            f"({'; '.join(named)})."
         )
+        return (sentence,)
 
     @property
     def open(self) -> tuple[str, ...]:
-        """What the file leaves open, as sentences, the source without which there is no plan first."""
+        """What the file leaves open, as sentences.
+
+        The source without which there is no plan comes first.
+        """
         if self.unplanned is None or self.other_layers is not None:
             return self.unknown
         return (self.unplanned, *self.unknown)
 
     def to_dict(self) -> dict[str, Any]:
         """Return what an answer has to say of the file, as plain data."""
+        release = None
+        if self.release is not None:
+            release = str(self.release)
+        run = None
+        if self.runs:
+            run = {"number": self.number, "of": list(self.runs)}
         return {
             "framework": self.framework,
-            "megatron_core": str(self.release) if self.release is not None else None,
+            "megatron_core": release,
             "because": self.release_reason,
-            "set_at_start": [one.to_dict() for one in self.derived],
+            "set_at_start": [row.to_dict() for row in self.derived],
             "read_too": list(self.read_too),
             "open": list(self.open),
             "unplanned": self.unplanned,
@@ -240,19 +306,20 @@ class FileReading:
             "generation": dict(self.generation),
             "dropped": [one.to_dict() for one in self.dropped],
             "mode_decided_by": self.mode_decided_by,
-            "run": {"number": self.number, "of": list(self.runs)} if self.runs else None,
+            "run": run,
         }
 
     def released(self, target: Target, *, is_stated: bool) -> FileReading:
-        """Return the reading with the release of the target, or the installed one, where the file says none."""
+        """Return the reading with the release of the target where the file says none.
+
+        That release is stated by the target, or installed here.
+        """
         if self.release is not None:
             return self
         if target.mcore is None:
-            return (
-                self
-                if is_stated
-                else replace(self, release_reason=reason_of_installed(NOT_INSTALLED))
-            )
+            if is_stated:
+                return self
+            return replace(self, release_reason=reason_of_installed(NOT_INSTALLED))
         if target.is_detected:
             reason = THIS_MACHINE
         elif is_stated:
@@ -262,15 +329,22 @@ class FileReading:
         return replace(self, release=target.mcore, release_reason=reason)
 
     def rehearsed(self, version: str) -> FileReading:
-        """Return the reading with the release that a rehearsal imported, where no target and no file states one."""
+        """Return the reading with the release that a rehearsal imported.
+
+        A release that a target or the file states stays.
+        """
         if not self.is_release_installed:
             return self
         return replace(self, release=parse_version(version), release_reason=REHEARSED)
 
     def dropped_of(self, path: str) -> tuple[str, ...]:
         """Return which keys of the file state a setting that they do not reach, as sentences."""
-        found = [one for one in self.dropped if one.path == path]
-        return tuple(f"{one.framework} does not forward {one.key}={one.value}." for one in found)
+        sentences = []
+        for dropped in self.dropped:
+            if dropped.path == path:
+                key = f"{dropped.key}={dropped.value}"
+                sentences.append(f"{dropped.framework} does not forward {key}.")
+        return tuple(sentences)
 
     def own_name(self, key: str) -> str:
         """Return our name of a dotted key that may be written with the file's."""
@@ -281,7 +355,10 @@ class FileReading:
 
 
 def reason_of_installed(reason: str) -> str:
-    """Return why the installed release counts: a reason, or another one where a newer release is at hand."""
+    """Return why the installed release counts.
+
+    It is the reason, or another one where a newer release is at hand.
+    """
     newer = newer_megatron()
     if newer is None:
         return reason

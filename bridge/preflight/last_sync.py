@@ -1,7 +1,7 @@
 """`last_sync`: the sync that a run begins after.
 
-It applies the plan that a prediction of the run has made already, unless the owners have changed since, and runs the
-checks of Megatron's that waited for it.
+It applies the plan that a prediction of the run has made already, unless the owners have changed
+since, and runs the checks of Megatron's that waited for it.
 """
 
 import logging
@@ -21,54 +21,70 @@ log = logging.getLogger(__name__)
 
 
 def last_sync(run: Any, precision: Any, known: Prediction | None = None) -> SyncReport | None:
-    """Write a finalized precision into the sections of a run's container, and run the checks that waited for it.
+    """Write a finalized precision into the sections of a run's container.
+
+    The checks that waited for it run too.
 
     Args:
-        run: A `ConfigContainer`, of ours or of Megatron Bridge; it holds the precision and the planned schedule then.
+        run: A `ConfigContainer`, of ours or of Megatron Bridge; it holds the precision and the
+            planned schedule then.
         precision: The config; None: the owners keep their own settings, which have to agree.
-        known: The run as it was foreseen: its plan is applied unless the container has changed since.
+        known: The run as it was foreseen: its plan is applied unless the container has changed
+            since.
     """
-    given: dict[str, Any] = {role: getattr(run, role) for role in PRECISION_OWNERS}
-    if any(owner is not None for owner in given.values()):
-        given["train"] = run.train  # alone it holds nothing of a precision
-    rows, schedule, report = getattr(run, "precision_schedule", None), None, None
-    if rows is not None:
-        from bridge.registry.schedule import PrecisionSchedule  # few runs have one
-
-        owners, steps = {role: given[role] for role in PRECISION_OWNERS}, run.train.train_iters
-        schedule = PrecisionSchedule(
-            getattr(rows, "rows", rows), precision, train_iters=steps, **owners
-        )
+    owners: dict[str, Any] = {role: getattr(run, role) for role in PRECISION_OWNERS}
+    schedule = _schedule(run, precision, owners)
+    if any(owner is not None for owner in owners.values()):
+        owners["train"] = run.train  # alone it holds nothing of a precision
+    report = None
     if precision is None:
-        _require_agreement(given)
-        _share_sharding(given)
+        _require_agreement(owners)
+        _share_sharding(owners)
     else:
-        report = write(precision, given, strict=True, known=known)
-    _finalize(given)
+        report = write(precision, owners, strict=True, known=known)
+    _finalize(owners)
     run.mixed_precision = precision
     if schedule is not None:
         run.precision_schedule = schedule
     return report
 
 
+def _schedule(run: Any, precision: Any, owners: Mapping[str, Any]) -> Any:
+    """Return the schedule of a run, planned; None without one."""
+    rows = getattr(run, "precision_schedule", None)
+    if rows is None:
+        return None
+    from bridge.registry.schedule import PrecisionSchedule  # few runs have one
+
+    rows = getattr(rows, "rows", rows)
+    return PrecisionSchedule(rows, precision, train_iters=run.train.train_iters, **owners)
+
+
 def _require_agreement(given: Mapping[str, Any]) -> None:
-    """Refuse a model and an optimizer of different precision: without a recipe no other check would notice."""
+    """Refuse a model and an optimizer of different precision.
+
+    Without a recipe no other check would notice.
+    """
     for name in ("fp16", "bf16"):
-        ours, theirs = getattr(given["model"], name, None), getattr(given["optimizer"], name, None)
-        if None not in (ours, theirs) and ours != theirs:
-            rule = f"must equal optimizer.{name}, which is {theirs!r}"
-            remedy = "Give both the same value, or choose a recipe."
-            finding = Finding(path=f"model.{name}", rule=rule, value=ours, remedy=remedy)
-            raise SyncCheckError(
-                "Without a recipe the owners' own settings have to agree:", [finding]
-            )
+        of_model = getattr(given["model"], name, None)
+        of_optimizer = getattr(given["optimizer"], name, None)
+        if of_model is None or of_optimizer is None or of_model == of_optimizer:
+            continue
+        finding = Finding(
+            path=f"model.{name}",
+            rule=f"must equal optimizer.{name}, which is {of_optimizer!r}",
+            value=of_model,
+            remedy="Give both the same value, or choose a recipe.",
+        )
+        raise SyncCheckError("Without a recipe the owners' own settings have to agree:", [finding])
 
 
 def _share_sharding(given: Mapping[str, Any]) -> None:
     """Bring the sharding of optimizer and DDP in step, as the sync of a recipe does."""
-    owners = {
-        role: Owner(role, given[role]) for role in ("optimizer", "ddp") if given[role] is not None
-    }
+    owners = {}
+    for role in ("optimizer", "ddp"):
+        if given[role] is not None:
+            owners[role] = Owner(role, given[role])
     values = {role: owner.read() for role, owner in owners.items()}
     rows = sharding_rows(values)
     for finding in sync_findings(None, values, rows, is_last=True):
@@ -84,7 +100,8 @@ def _share_sharding(given: Mapping[str, Any]) -> None:
 def _finalize(given: Mapping[str, Any]) -> None:
     """Run Megatron's checks on an optimizer and a DDP config that put them off.
 
-    A library that only this machine lacks is no fault of the configs; the run reports it where it needs it.
+    A library that only this machine lacks is no fault of the configs; the
+    run reports it where it needs it.
     """
     for role in ("optimizer", "ddp"):
         target = given[role]

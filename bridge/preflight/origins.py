@@ -27,7 +27,10 @@ class Origins:
     """Who set each key of a config."""
 
     values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Key -> each origin that set it, the one in effect last -> the value; None where only the origin is known."""
+    """Key -> each origin that set it, the one in effect last -> the value.
+
+    The value is None where only the origin is known.
+    """
     order: tuple[str, ...] = ()
     """Origins in the order of composition; a later one overrides an earlier one."""
     of_recipe: frozenset[str] = frozenset()
@@ -37,18 +40,17 @@ class Origins:
     def of_layers(cls, layers: Iterable[Layer]) -> Origins:
         """Return the origins that layers leave, the later over the earlier."""
         values: dict[str, dict[str, Any]] = {}
-        order: dict[str, bool] = {}
+        order: dict[str, None] = {}
+        of_recipe = set()
         for layer in layers:
-            order[layer.origin] = order.get(layer.origin, False) or layer.is_recipe
+            order[layer.origin] = None
+            if layer.is_recipe:
+                of_recipe.add(layer.origin)
             for key, value in layer.values.items():
-                own = values.setdefault(key, {})
-                own.pop(layer.origin, None)
-                own[layer.origin] = value
-        return cls(
-            values=values,
-            order=tuple(order),
-            of_recipe=frozenset(one for one in order if order[one]),
-        )
+                setters = values.setdefault(key, {})
+                setters.pop(layer.origin, None)
+                setters[layer.origin] = value
+        return cls(values=values, order=tuple(order), of_recipe=frozenset(of_recipe))
 
     @classmethod
     def of_keys(cls, keys: Iterable[str], origin: str) -> Origins:
@@ -56,32 +58,57 @@ class Origins:
         return cls(values={key: {origin: None} for key in keys})
 
     def of(self, key: str) -> str:
-        """Return who set `key`, or what is around it or in it; "configuration" where that is not known."""
+        """Return who set `key`, or what is around it or in it; "configuration" for nobody."""
         around = key
         while around and around not in self.values:
             around = around.rpartition(".")[0]
-        inside = (own for known, own in self.values.items() if known.startswith(f"{key}."))
-        own = self.values[around] if around else next(inside, None)
-        return [*own][-1] if own else NOT_KNOWN
+        setters: Mapping[str, Any] = {}
+        if around:
+            setters = self.values[around]
+        else:
+            setters = self._setters_inside(key)
+        if setters:
+            return [*setters][-1]
+        return NOT_KNOWN
+
+    def _setters_inside(self, key: str) -> Mapping[str, Any]:
+        """Return the origins of the first key below `key`."""
+        for inner_key, setters in self.values.items():
+            if inner_key.startswith(f"{key}."):
+                return setters
+        return {}
 
     def over(self, layer: Layer, *, instead_of: str) -> Origins:
-        """Return these origins over another layer, which stands in the place of the key `instead_of` itself."""
-        values = {
-            key: {layer.origin: value, **self.values.get(key, {})}
-            for key, value in layer.values.items()
-        }
-        kept = {key: own for key, own in self.values.items() if key not in (*values, instead_of)}
-        of_recipe = self.of_recipe | {layer.origin}
+        """Return these origins over another layer.
+
+        The layer stands in the place of the key `instead_of` itself.
+        """
+        values: dict[str, Mapping[str, Any]] = {}
+        for key, value in layer.values.items():
+            values[key] = {layer.origin: value, **self.values.get(key, {})}
+        for key, setters in self.values.items():
+            if key not in values and key != instead_of:
+                values[key] = setters
         return Origins(
-            values={**values, **kept}, order=(layer.origin, *self.order), of_recipe=of_recipe
+            values=values,
+            order=(layer.origin, *self.order),
+            of_recipe=self.of_recipe | {layer.origin},
         )
 
 
 def leaves(value: Any, prefix: str) -> dict[str, Any]:
-    """Return dotted key -> value of plain data below `prefix`; the prefix itself for what is no mapping or empty."""
-    if not (isinstance(value, dict) and value):
-        return {prefix: value} if prefix else {}
-    found: dict[str, Any] = {}
+    """Return dotted key -> value of plain data below `prefix`.
+
+    A value that is no mapping, or an empty one, has the prefix itself as its key.
+    """
+    if not isinstance(value, dict) or not value:
+        if prefix:
+            return {prefix: value}
+        return {}
+    values: dict[str, Any] = {}
     for key, inner in value.items():
-        found |= leaves(inner, f"{prefix}.{key}" if prefix else str(key))
-    return found
+        path = str(key)
+        if prefix:
+            path = f"{prefix}.{key}"
+        values.update(leaves(inner, path))
+    return values

@@ -28,51 +28,63 @@ class Problems:
         *,
         rule_id: str = "",
     ) -> None:
-        """Add one fault, with the remedy "Give one." where there is none, and the id of its rule of the check."""
+        """Add one fault, with the remedy "Give one." where there is none.
+
+        `rule_id` is the id of its rule of the check.
+        """
         remedy = remedy or "Give one."
-        end = "" if remedy.endswith((".", "?")) else "."
-        given = "null" if value is None else repr(value)
-        sentence = f"{path}: {rule}, got {given} ({self.origins.of(path)}). {remedy}{end}"
+        if not remedy.endswith((".", "?")):
+            remedy += "."
+        shown_value = repr(value)
+        if value is None:
+            shown_value = "null"
+        sentence = f"{path}: {rule}, got {shown_value} ({self.origins.of(path)}). {remedy}"
         self._sentences.append(f"{rule_id} {sentence}".lstrip())
         self._matches.extend(matches)
 
     def add_all(self, faults: Iterable[Finding]) -> None:
         """Add findings, each as it would be added by itself."""
-        for one in faults:
-            self.add(one.path, one.rule, one.value, one.remedy, rule_id=one.id)
+        for fault in faults:
+            self.add(fault.path, fault.rule, fault.value, fault.remedy, rule_id=fault.id)
 
     def unknown(
         self, path: str, value: Any, rule: str, known: Iterable[str], *, word: str | None = None
     ) -> None:
-        """Add a key that does not exist, with the nearest ones that do; `word` is the wrong part, else the last one."""
+        """Add a key that does not exist, with the nearest ones that do.
+
+        `word` is the wrong part of the key; None: its last part.
+        """
         known = list(known)
-        is_shown = len(self._sentences) < MAX_LINES  # of a file of 40,000 fields, for example
-        matches = close_matches(word or path.rpartition(".")[2], known) if is_shown else []
-        section = next(
-            (role for role in NAMES if path in NAMES[role]), None
-        )  # num_layers for model.num_layers
-        if section is not None:
-            matches = [f"{section}.{path}"]
-        hint = did_you_mean(matches) or (
-            f"There are {', '.join(known)}." if len(known) < 15 else "Remove it."
-        )
+        matches: list[str] = []
+        if len(self._sentences) < MAX_LINES:  # of a file of 40,000 fields, for example
+            matches = close_matches(word or path.rpartition(".")[2], known)
+        for role, names in NAMES.items():
+            if path in names:  # num_layers for model.num_layers
+                matches = [f"{role}.{path}"]
+                break
+        if matches:
+            hint = did_you_mean(matches)
+        elif len(known) < 15:
+            hint = f"There are {', '.join(known)}."
+        else:
+            hint = "Remove it."
         self.add(path, rule, value, hint, matches)
 
     def refuse_targets(self, value: Any, path: str = "") -> None:
         """Add every ``_target_`` in plain data below `path`."""
-        items = dict(enumerate(value)) if isinstance(value, list) else value
+        items = value
+        if isinstance(value, list):
+            items = dict(enumerate(value))
         if not isinstance(items, dict):
             return
         for key, inner in items.items():
-            where = f"{path}.{key}" if path else str(key)
+            where = str(key)
+            if path:
+                where = f"{path}.{key}"
             if key == "_target_":
                 rule = "configurations are data, and nothing in them is instantiated"
-                self.add(
-                    where,
-                    rule,
-                    inner,
-                    "Register a recipe with recipes_from, or set the field's value.",
-                )
+                remedy = "Register a recipe with recipes_from, or set the field's value."
+                self.add(where, rule, inner, remedy)
             self.refuse_targets(inner, where)
 
     def raise_any(self) -> None:
@@ -81,8 +93,7 @@ class Problems:
             return
         lines = self._sentences
         if len(lines) > 1:
-            lines = [
-                f"{len(lines)} settings of this run cannot be used:",
-                *(f"  {line}" for line in lines),
-            ]
+            lines = [f"{len(self._sentences)} settings of this run cannot be used:"]
+            for sentence in self._sentences:
+                lines.append(f"  {sentence}")
         raise RunConfigError("\n".join(lines), self._matches)

@@ -1,12 +1,12 @@
 """`Run`: a run before it starts, made once and asked by every command.
 
-    run = load_run(config_file="run_config.yaml")                    # of a file, by `bridge.front.loader`
+    run = load_run(config_file="run_config.yaml")      # of a file, by `bridge.front.loader`
     run = Run.of("bf16_mixed", model={"num_layers": 80}, target=parse_target("h100x8"))
-    run.prediction.values["model"]["bf16"]                           # as the last sync before it leaves it
-    run.plan, run.planned.memory                                     # what follows from that
+    run.prediction.values["model"]["bf16"]             # as the last sync before it leaves it
+    run.plan, run.planned.memory                       # what follows from that
 
-It holds the sections as they were given, the precision, the target and the source of each value. Nothing is written
-into it. Its check is `bridge.preflight.check.check`.
+It holds the sections as they were given, the precision, the target and the source of each value.
+Nothing is written into it. Its check is `bridge.preflight.check.check`.
 """
 
 from __future__ import annotations
@@ -51,12 +51,18 @@ SAME_AS = {
     "data.seq_length": "model.seq_length",
     "ddp.use_custom_fsdp": "ddp.use_megatron_fsdp",
 }
-"""Setting that has another name of the same meaning -> that name; where one of them is stated, both are known."""
+"""Setting that has another name of the same meaning -> that name.
+
+Where one of them is stated, both are known.
+"""
 BYTES = 256
 """Vocabulary of text that is tokenised to bytes."""
 LAYERS = (
-    *("model.num_layers", "model.hybrid_layer_pattern", "model.pipeline_model_parallel_size"),
-    *("model.virtual_pipeline_model_parallel_size", "model.pipeline_model_parallel_layout"),
+    "model.num_layers",
+    "model.hybrid_layer_pattern",
+    "model.pipeline_model_parallel_size",
+    "model.virtual_pipeline_model_parallel_size",
+    "model.pipeline_model_parallel_layout",
 )
 """Settings that say which layers there are, and on which stage."""
 BACKENDS = ("te", "emulated", "te_cpu")
@@ -77,8 +83,11 @@ class Run:
     """A run before it starts."""
 
     sections: Mapping[str, Any] = field(default_factory=dict)
-    """Every key but the precision: the sections, each a mapping of Megatron's fields, Megatron's object or None, and
-    `target`, `silence`, `precision_backend` and `precision_schedule`."""
+    """Every key but the precision.
+
+    They are the sections, each a mapping of Megatron's fields, Megatron's object or None, and
+    `target`, `silence`, `precision_backend` and `precision_schedule`.
+    """
     precision: MixedPrecisionConfig | None = None
     """The precision with what was stated and by whom; None: the owners keep their own settings."""
     target: Target = field(default_factory=Target)
@@ -119,7 +128,8 @@ class Run:
             environment: Environment variables of the run; None: not known.
             origins: The sources of each key; None: not known.
             program: The program that starts it; None: what the sections show of it.
-            **sections: model, optimizer, ddp, train, data, peft, checkpoint and the other keys of a run.
+            **sections: model, optimizer, ddp, train, data, peft,
+                checkpoint and the other keys of a run.
 
         Raises:
             RunConfigError: ``auto`` without a GPU.
@@ -162,18 +172,23 @@ class Run:
         sections = {name: section_of(container, name) for name in (*ROLES, *OF_A_RUN)}
         precision = sections.pop("mixed_precision")
         stated_target = sections.pop("target")
-        place = target_of(target if target is not None else stated_target)
+        if target is None:
+            target = stated_target
         set_by = section_of(container, "set_by")
-        origins = Origins(values=set_by) if set_by else None
-        run = cls.of(precision, target=place, origins=origins, **sections)
+        origins = None
+        if set_by:
+            origins = Origins(values=set_by)
+        run = cls.of(precision, target=target_of(target), origins=origins, **sections)
         return replace(run, sections={**sections, "target": stated_target})
 
-    # -- its settings ------------------------------------------------------------------------------------------
+    # -- its settings ------------------------------------------------------------------------------
 
     def section(self, name: str) -> dict[str, Any]:
-        """Return the values of a section that is a mapping; none where it is absent or an object."""
+        """Return the values of a section that is a mapping; none for an absent one or an object."""
         values = self.sections.get(name)
-        return values if isinstance(values, dict) else {}
+        if isinstance(values, dict):
+            return values
+        return {}
 
     @property
     def model(self) -> dict[str, Any]:
@@ -187,7 +202,10 @@ class Run:
 
     @property
     def program(self) -> Program:
-        """The program that starts it: scripts/train.py is shown by a backend and a length of sequences."""
+        """The program that starts it.
+
+        scripts/train.py is shown by a backend and a length of sequences.
+        """
         if self.started_by is not None:
             return self.started_by
         states_backend = self.sections.get("precision_backend") is not None
@@ -196,8 +214,8 @@ class Run:
         return Program(
             is_own=is_own,
             is_bridge=self.reading.settings_of == MEGATRON_BRIDGE,
-            is_resumed=loads
-            and not is_own,  # ours reads its own checkpoints so that no variable is needed
+            # Ours reads its own checkpoints so that no variable is needed.
+            is_resumed=loads and not is_own,
             refused=self.reading.refused,
             not_forwarded=self.reading.not_forwarded,
             dropped=self.reading.dropped,
@@ -206,11 +224,13 @@ class Run:
     @property
     def stated_environment(self) -> Mapping[str, str]:
         """The environment variables of the run, as far as they are stated."""
-        return self.reading.environment if self.environment is None else self.environment
+        if self.environment is None:
+            return self.reading.environment
+        return self.environment
 
     @property
     def started_environment(self) -> Mapping[str, str]:
-        """The variables of the run with those that Megatron-LM sets at the start, where any are stated."""
+        """The variables of the run, with those that Megatron-LM sets where any are stated."""
         stated = self.stated_environment
         is_of_megatron_lm = self.reading.framework == MEGATRON_LM
         sets_them = is_of_megatron_lm and at_least(self.target.mcore, SETS_VARIABLES) is not False
@@ -221,10 +241,12 @@ class Run:
     @property
     def backend(self) -> str | None:
         """The backend of low-precision GEMMs that the run states; None: the place decides."""
-        stated = self.sections.get("precision_backend")
-        return stated if stated in BACKENDS else None
+        backend: str | None = self.sections.get("precision_backend")
+        if backend in BACKENDS:
+            return backend
+        return None
 
-    # -- what follows from them --------------------------------------------------------------------------------
+    # -- what follows from them --------------------------------------------------------------------
 
     @cached_property
     def prediction(self) -> Prediction:
@@ -258,11 +280,14 @@ class Run:
 
     @property
     def phases(self) -> Sequence[Phase]:
-        """The phases of the precision schedule, the first of them the run's own precision; none without one."""
+        """The phases of the precision schedule; none without one.
+
+        The first phase is the run's own precision.
+        """
         rows = self.sections.get("precision_schedule")
         if rows is None:
             return ()
-        own: Any = self.precision
+        precision: Any = self.precision
         train_iters = self.prediction.sections["train"].given("train_iters")
         if train_iters is None:
             rule = "a precision schedule needs the number of steps"
@@ -270,67 +295,93 @@ class Run:
         from bridge.registry.schedule import planned_phases  # few runs have one
 
         owners = [owner for owner in self.prediction.owners if owner.role in PRECISION_OWNERS]
-        return planned_phases(getattr(rows, "rows", rows), own, owners, train_iters=train_iters)
+        return planned_phases(
+            getattr(rows, "rows", rows), precision, owners, train_iters=train_iters
+        )
 
     def under(self, precision: MixedPrecisionConfig | None) -> Run:
         """Return the same run in another precision."""
         return replace(self, precision=precision)
 
-    # -- where its values come from ----------------------------------------------------------------------------
+    # -- where its values come from ----------------------------------------------------------------
 
     def origin_of(self, path: str) -> str:
-        """Return who set a setting ("model.hidden_size"); "default", "assumed" or "open" where nobody did."""
+        """Return who set a setting ("model.hidden_size").
+
+        Where nobody set it, it is "default", "assumed" or "open".
+        """
         if self.weakness(path) is not None:
-            is_open = path in self.reading.opened or path in self.reading.open_values
-            return "open" if is_open else "assumed"
-        origin = self.origins.of(path) if self.origins is not None else NOT_KNOWN
-        return "default" if origin == NOT_KNOWN else origin
+            if path in self.reading.opened or path in self.reading.open_values:
+                return "open"
+            return "assumed"
+        origin = NOT_KNOWN
+        if self.origins is not None:
+            origin = self.origins.of(path)
+        if origin == NOT_KNOWN:
+            return "default"
+        return origin
 
     @property
     def has_weaknesses(self) -> bool:
         """Whether values of the run are assumed, or decided when it starts."""
         reading = self.reading
-        is_open = (
-            reading.unstated_by is not None or bool(reading.open_values) or bool(reading.opened)
-        )
-        return is_open or reading.mode_decided_by is not None or reading.is_release_assumed
+        if reading.unstated_by is not None or reading.mode_decided_by is not None:
+            return True
+        return bool(reading.open_values) or bool(reading.opened) or reading.is_release_assumed
 
     def weakness(self, path: str) -> str | None:
-        """Return what decides a setting where its value is assumed or open; None where it is stated or known."""
+        """Return what decides a setting where its value is assumed or open.
+
+        None where it is stated or known.
+        """
         reading = self.reading
         if path == "target.mcore":
-            return "the file names no release" if reading.is_release_assumed else None
+            if reading.is_release_assumed:
+                return "the file names no release"
+            return None
         origin = self._origins_of(path)
         if origin is not None and COMMAND_LINE in origin:
             return None
         if self._is_stated(SAME_AS.get(path, "")):
             return None
-        of_the_mode = reading.mode_decided_by
-        if of_the_mode is not None:
-            of_the_mode = reading.unstated_by or of_the_mode.rstrip(",")
         if path in MODE_SWITCHES:
-            is_on = self.model.get("bf16") is True or self.model.get("fp16") is True
-            return None if is_on and of_the_mode is None else of_the_mode or reading.unstated_by
+            return self._weakness_of_mode()
         opener = reading.opened.get(path)
         if opener is not None:
-            says_the_same = opener.endswith(
-                "-size"
-            )  # --moe-expert-parallel-size next to --expert-model-parallel-size
+            # --moe-expert-parallel-size next to --expert-model-parallel-size
+            says_the_same = opener.endswith("-size")
             if says_the_same or reading.unplanned is not None or not self._is_stated(path):
                 return opener
         if path in reading.open_values:
             return f"the value {reading.open_values[path]}"
         if path in reading.settled_at_start:
-            return of_the_mode
-        return None if self._is_stated(path) else reading.unstated_by
+            return self._decider_of_mode
+        if self._is_stated(path):
+            return None
+        return reading.unstated_by
+
+    @property
+    def _decider_of_mode(self) -> str | None:
+        """What decides the mode where nothing states it, as a noun."""
+        decider = self.reading.mode_decided_by
+        if decider is None:
+            return None
+        return self.reading.unstated_by or decider.rstrip(",")
+
+    def _weakness_of_mode(self) -> str | None:
+        """Return what decides a switch of the mode; None where it is known."""
+        decider = self._decider_of_mode
+        if decider is not None:
+            return decider
+        if self.model.get("bf16") is True or self.model.get("fp16") is True:
+            return None
+        return self.reading.unstated_by
 
     def weakness_after_sync(self, path: str) -> str | None:
-        """Return what decides the value of a setting after the sync, where that is assumed or open.
+        """Return what decides the value of a setting after the sync, where it is assumed or open.
 
-        None for a setting that a recipe writes.
-
-        A recipe's rows about modules are written as the model's layers ask, and a switch of sharding as the other
-        owner has it.
+        None for a setting that a recipe writes. But a recipe's rows about modules are written as
+        the model's layers ask, and a switch of sharding as the other owner has it.
         """
         section, _, name = path.partition(".")
         if section == "mixed_precision":
@@ -345,8 +396,8 @@ class Run:
                 paths = [*LAYERS]
             else:
                 return None
-        for known in paths:
-            decider = self.weakness(known)
+        for deciding_path in paths:
+            decider = self.weakness(deciding_path)
             if decider is not None:
                 return decider
         return None
@@ -355,15 +406,20 @@ class Run:
         """Return the assumed and open settings that an answer rests on -> what decides each."""
         with reads() as paths:
             compute()
-        found = {}
+        if not self.has_weaknesses:
+            return {}
+        deciders = {}
         for path in paths:
-            decider = self.weakness_after_sync(path) if self.has_weaknesses else None
+            decider = self.weakness_after_sync(path)
             if decider is not None:
-                found[path] = decider
-        return found
+                deciders[path] = decider
+        return deciders
 
     def require_mode(self) -> None:
-        """Raise RunConfigError where nothing states the mode, with what decides it and how to state it."""
+        """Raise RunConfigError where nothing states the mode.
+
+        The message says what decides the mode and how to state it.
+        """
         decider = self.reading.mode_decided_by
         if decider is None:
             return
@@ -382,51 +438,53 @@ class Run:
         return tuple(ways)
 
     def _origins_of(self, path: str) -> Mapping[str, Any] | None:
-        return self.origins.values.get(path) if self.origins is not None else None
+        if self.origins is None:
+            return None
+        return self.origins.values.get(path)
 
     def _is_stated(self, path: str) -> bool:
-        """Return whether the file or the command line states a value that is known before the run."""
-        is_at_start = any(row.path == path for row in self.reading.derived)
-        return (
-            self._origins_of(path) is not None
-            and not is_at_start
-            and path not in self.reading.open_values
-        )
+        """Return whether a file or the command line states a value that is known at once."""
+        if self._origins_of(path) is None or path in self.reading.open_values:
+            return False
+        return not any(derived.path == path for derived in self.reading.derived)
 
 
 def section_of(run: Any, name: str) -> Any:
     """Return a section of a mapping or an object; None where there is none."""
-    return run.get(name) if isinstance(run, Mapping) else getattr(run, name, None)
+    if isinstance(run, Mapping):
+        return run.get(name)
+    return getattr(run, name, None)
 
 
 def resolve_precision(precision: Any, model: Any, target: Target) -> tuple[Any, Choice | None]:
     """Return the precision, with `auto` resolved, and the choice that was made for it."""
     if not is_auto(precision):
         return precision, None
-    from bridge.preflight.auto import (
-        count_parameters,
-        resolve_auto,
-    )  # reads shapes, for a rare request
+    # It reads shapes, for a rare request.
+    from bridge.preflight.auto import count_parameters, resolve_auto
 
-    choice = resolve_auto(
-        precision, target=target, parameters=count_parameters(model) if model is not None else None
-    )
+    parameters = None
+    if model is not None:
+        parameters = count_parameters(model)
+    choice = resolve_auto(precision, target=target, parameters=parameters)
     return choice.recipe, choice
 
 
 def _stated(
     given: Mapping[str, Any], unknown: dict[str, Any], malformed: list[Finding]
 ) -> MixedPrecisionConfig:
-    """Return the config of plain fields; keys that are none, and values of a wrong type, are added to the two."""
+    """Return the config of plain fields.
+
+    Keys that are no field are added to `unknown`, and values of a wrong type to `malformed`.
+    """
     stated: dict[str, Any] = {}
     for name, value in given.items():
         if name not in field_names(MixedPrecisionConfig):
             unknown[str(name)] = value
             continue
         try:
-            stated |= MixedPrecisionConfig.from_dict({name: value}).to_dict()
+            stated.update(MixedPrecisionConfig.from_dict({name: value}).to_dict())
         except PrecisionTypeError as error:
-            malformed.append(
-                Finding(path=error.path, rule=error.rule, remedy="Correct it.", value=value)
-            )
+            finding = Finding(path=error.path, rule=error.rule, remedy="Correct it.", value=value)
+            malformed.append(finding)
     return MixedPrecisionConfig.from_dict(stated)

@@ -17,19 +17,25 @@ EARLY_WARNINGS = (
     "underflow-rising",
     "stale-weights",
 )
-"""The names of the rows in `bridge.runtime.audit.early_warnings`, which say when each warning stands."""
+"""The names of the rows in `bridge.runtime.audit.early_warnings`.
+
+The rows say when each warning stands.
+"""
 
 
 def refuse_unknown(reasons: Mapping[str, str]) -> None:
-    """Refuse to silence a name that is neither a rule nor an early warning, or one without a reason."""
+    """Refuse to silence a name that is neither a rule nor an early warning.
+
+    A name without a reason is refused too.
+    """
     if not reasons:
         return
     known = [*(rule.id for rule in RULES), *EARLY_WARNINGS]
     for name, reason in reasons.items():
         if name not in known:
-            matches = [one for one in known if one.startswith(name)][:3] or close_matches(
-                name, known
-            )
+            matches = [known_name for known_name in known if known_name.startswith(name)][:3]
+            if not matches:
+                matches = close_matches(name, known)
             hint = did_you_mean(matches) or "`precision-bridge explain rules` lists them."
             raise RunConfigError(
                 f"silence.{name}: must name a rule or an early warning, got {name!r}. {hint}",

@@ -1,1 +1,1 @@
-"""Writing a precision into Megatron's configs: the routes, the plan, the check on copies, the application."""
+"""Writing a precision into Megatron's configs: the routes, the plan, the trial, the writing."""

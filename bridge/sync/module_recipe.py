@@ -1,9 +1,11 @@
-"""`modules` as `model.quant_recipe`: one recipe, or one for each pipeline stage where layers are named by number.
+"""`modules` as `model.quant_recipe`: one recipe, or one for each pipeline stage.
 
-An owner of Megatron's class gets an object of the class that its field is annotated with, `RecipeConfig`; a mapping, or
-an object of another class, gets plain data. All ranks hold the same object. Where stages need different recipes it
-asks Megatron for the stage when the model is built, which is after Megatron made its process groups. Megatron's matcher
-cannot tell the chunks of a stage apart, so the trainer asks for the recipe of each chunk that it builds.
+Stages have recipes of their own where rows name layers by number. An owner of Megatron's class gets
+an object of the class that its field is annotated with, `RecipeConfig`. A mapping, or an object of
+another class, gets plain data. All ranks hold the same object. Where stages need different recipes
+it asks Megatron for the stage when the model is built, which is after Megatron made its process
+groups. Megatron's matcher cannot tell the chunks of a stage apart, so the trainer asks for the
+recipe of each chunk that it builds.
 """
 
 import functools
@@ -14,7 +16,7 @@ from typing import Any
 from bridge.errors import RunConfigError
 from bridge.model.layout import Parallel
 from bridge.precision.config import PrecisionConfig
-from bridge.precision.matchers import TRAINING, quant_recipes
+from bridge.precision.matchers import TRAINING, Matchers, quant_recipes
 from bridge.precision.mode import low_format_of
 from bridge.precision.module_schemes import chunk_recipes, stage_recipes
 from bridge.precision.modules import ModuleRow, module_rows
@@ -26,32 +28,44 @@ PARALLEL_STATE = "megatron.core.parallel_state"
 
 
 def module_recipe(config: PrecisionConfig, owner: OwnerValues) -> Any:
-    """Return the value of an owner's `quant_recipe` for the rows of `modules`, as plain data or as it is held already.
+    """Return the value of an owner's `quant_recipe` for the rows of `modules`, as plain data.
 
-    RunConfigError for a row that names layers where the model's layers or its layout are not known.
+    A value of the owner that has the same effect is returned as it is. RunConfigError for a row
+    that names layers where the model's layers or its layout are not known.
     """
     rows = module_rows(field_value(config, "modules"))
-    chunks = _chunks(owner, rows) if any(row.layer_numbers for row in rows) else [()]
+    chunks: list[tuple[int, ...]] = [()]
+    if any(row.layer_numbers for row in rows):
+        chunks = _chunks(owner, rows)
     files = chunk_recipes(rows, chunks, run=low_format_of(config))
-    recipe = files[0] if all(file == files[0] for file in files) else files
-    held = owner.value("quant_recipe")
-    ours, theirs = quant_recipes(recipe), quant_recipes(held)
-    is_same = len(ours) == len(theirs) and all(
-        one.same_as(two) for one, two in zip(theirs, ours, strict=True)
-    )
-    return held if is_same else recipe
+    recipe: Any = files
+    if all(file == files[0] for file in files):
+        recipe = files[0]
+    owner_value = owner.value("quant_recipe")
+    if _act_alike(quant_recipes(recipe), quant_recipes(owner_value)):
+        return owner_value
+    return recipe
+
+
+def _act_alike(ours: Sequence[Matchers], theirs: Sequence[Matchers]) -> bool:
+    """Return whether the matchers of each chunk have the same effect."""
+    if len(ours) != len(theirs):
+        return False
+    return all(their.same_as(our) for their, our in zip(theirs, ours, strict=True))
 
 
 def recipe_object(kind: Any, recipe: Any, model: Any) -> Any:
-    """Return plain data of `module_recipe` as an object over Megatron's class, for a model's config."""
-    is_one = isinstance(recipe, dict)
-    return made(kind, [recipe] if is_one else recipe, 1 if is_one else Parallel.of(model).pipeline)
+    """Return plain data of `module_recipe` as an object over Megatron's class for a model."""
+    if isinstance(recipe, dict):
+        return made(kind, [recipe], 1)
+    return made(kind, recipe, Parallel.of(model).pipeline)
 
 
 def _chunks(owner: OwnerValues, rows: Sequence[ModuleRow]) -> list[tuple[int, ...]]:
     """Return the numbers of the layers of each chunk, in order of execution.
 
-    A mapping may describe a part of a run: without its layers there are as many as the rows name, in one chunk.
+    A mapping may describe a part of a run. Without its layers there is one chunk, with as many
+    layers as the rows name.
     """
     model = owner.section.values
     num_layers = whole_number(read_field(model, "num_layers", 0)) or 0
@@ -64,14 +78,18 @@ def _chunks(owner: OwnerValues, rows: Sequence[ModuleRow]) -> list[tuple[int, ..
     except RunConfigError:
         if not owner.is_part:
             raise
-        named = [number for row in rows for number in row.layer_numbers]
-        return [tuple(range(max(max(named) + 1, -min(named))))]
+        named: list[int] = []
+        for row in rows:
+            named.extend(row.layer_numbers)
+        fewest_layers = max(max(named) + 1, -min(named))
+        return [tuple(range(fewest_layers))]
 
 
 class _ModuleRecipe:
-    """Part of the class that is made over Megatron's `RecipeConfig`: the recipe of the stage that asks.
+    """Part of the class that is made over Megatron's `RecipeConfig`.
 
-    `files` has a file for each model chunk, in order of execution; a single one is every chunk's.
+    It is the recipe of the stage that asks. `files` has a file for each model chunk, in order of
+    execution; a single file is every chunk's.
     """
 
     kind: Any
@@ -89,41 +107,45 @@ class _ModuleRecipe:
     def matchers(self) -> list[Any]:
         """Megatron's matchers of the stage that this process runs."""
         files = stage_recipes(self.files, self.stages)
-        file = files[_stage() if len(files) > 1 else 0]
+        stage = 0
+        if len(files) > 1:
+            stage = _stage()
+        file = files[stage]
         if file is None:
             raise RunConfigError(
-                "mixed_precision.modules: the model chunks of this stage need different recipes, and Megatron gives "
-                "them one. Build chunk N with model.quant_recipe.of_chunk(N) as its quant_recipe, use "
-                "virtual_pipeline_model_parallel_size=None, or rows without layers."
+                "mixed_precision.modules: the model chunks of this stage need different recipes, "
+                "and Megatron gives them one. Build chunk N with model.quant_recipe.of_chunk(N) as "
+                "its quant_recipe, use virtual_pipeline_model_parallel_size=None, or rows without "
+                "layers."
             )
         return list(self.kind.from_config_dict(file).matchers)
 
     def of_chunk(self, number: int) -> Any:
         """Return the recipe of one model chunk of every stage, counted from 0 within the stage."""
-        files = (
-            self.files
-            if len(self.files) == 1
-            else self.files[number * self.stages :][: self.stages]
-        )
+        files = self.files
+        if len(files) > 1:
+            first = number * self.stages
+            files = files[first : first + self.stages]
         return type(self)(files, len(files))
 
     def to_cfg_dict(self) -> dict[str, Any]:
         """Return what Megatron Bridge's container writes for this recipe into a run's YAML.
 
-        Megatron Bridge refuses a subclass of `RecipeConfig` without this method. One recipe for all stages is written
-        as `RecipeConfig` itself; several name `made`, which its loader takes once the prefix ``bridge.`` is allowed.
+        Megatron Bridge refuses a subclass of `RecipeConfig` without this method. One recipe for all
+        stages is written as `RecipeConfig` itself. Several name `made`, which its loader takes once
+        the prefix ``bridge.`` is allowed.
         """
-        kind = f"{self.kind.__module__}.{self.kind.__qualname__}"
+        kind = _import_path(self.kind)
         if len(self.files) > 1:
-            own = {
-                "_target_": f"{made.__module__}.{made.__qualname__}",
+            return {
+                "_target_": _import_path(made),
                 "kind": {"_target_": kind, "_call_": False},
+                "files": list(self.files),
+                "stages": self.stages,
             }
-            return {**own, "files": list(self.files), "stages": self.stages}
-        matchers = [
-            {"_target_": f"{type(one).__module__}.{type(one).__qualname__}", **vars(one)}
-            for one in self.matchers
-        ]
+        matchers = []
+        for matcher in self.matchers:
+            matchers.append({"_target_": _import_path(type(matcher)), **vars(matcher)})
         return {"_target_": kind, "matchers": matchers, "config_dict": self.configs}
 
     def __eq__(self, other: object) -> bool:
@@ -136,14 +158,18 @@ class _ModuleRecipe:
         return made, (self.kind, self.files, self.stages)
 
     def __repr__(self) -> str:
-        configs = ", ".join(
-            f"{name}: {payload[TRAINING]}" for name, payload in self.configs.items()
-        )
-        rows = [file["matchers"].values() for file in self.files]
-        parts = [
-            ", ".join(f"{row['pattern']} -> {row['config']}" for row in of_file) for of_file in rows
-        ]
-        return f"ModuleRecipe({' | '.join(parts)}; {configs})"
+        configs = []
+        for name, payload in self.configs.items():
+            configs.append(f"{name}: {payload[TRAINING]}")
+        files = []
+        for file in self.files:
+            rows = file["matchers"].values()
+            files.append(", ".join(f"{row['pattern']} -> {row['config']}" for row in rows))
+        return f"ModuleRecipe({' | '.join(files)}; {', '.join(configs)})"
+
+
+def _import_path(target: Any) -> str:
+    return f"{target.__module__}.{target.__qualname__}"
 
 
 @functools.cache
@@ -158,13 +184,13 @@ def made(kind: Any, files: Sequence[dict[str, Any]], stages: int) -> Any:
 
 def _stage() -> int:
     """Return the pipeline stage of this process, as Megatron's own state has it."""
-    state: Any = sys.modules.get(
-        PARALLEL_STATE
-    )  # the module of the caller, which this room does not import
+    # The caller imported Megatron's module; this room does not.
+    state: Any = sys.modules.get(PARALLEL_STATE)
     if state is None or not state.model_parallel_is_initialized():
         raise RunConfigError(
-            "mixed_precision.modules: the rows name layers, so each pipeline stage has a recipe of its own, and the "
-            "stage is not known yet. Build the model after Megatron's initialize_model_parallel."
+            "mixed_precision.modules: the rows name layers, so each pipeline stage has a recipe of "
+            "its own, and the stage is not known yet. Build the model after Megatron's "
+            "initialize_model_parallel."
         )
     stage: int = state.get_pipeline_model_parallel_rank()
     return stage

@@ -1,7 +1,8 @@
-"""`Owner`: one config object of Megatron (or anything like it) in a role. `OwnerValues`: what a plan reads of one.
+"""`Owner`: a config object of Megatron (or anything like it) in a role. `OwnerValues`: its values.
 
-Values have one form in a plan: dtypes are tokens, enums their values. So an object that is written to, a mapping of a
-file and the run that a check foresees are planned by the same code, and neither torch nor Megatron's class is needed.
+Values have one form in a plan: dtypes are tokens, enums their values. So an object that is written
+to, a mapping of a file and the run that a check foresees are planned by the same code. Neither
+torch nor Megatron's class is needed for it.
 """
 
 import dataclasses
@@ -23,11 +24,13 @@ from bridge.target.fields import DEFAULTS, FIELDS, SWITCHES
 from bridge.target.versions import Version
 
 WRITTEN = "_precision_bridge_written"
-"""Name under which an owner remembers what a sync wrote: {attribute: (value written, the owner's own value)}."""
+"""Name under which an owner remembers what a sync wrote.
 
-ATTRIBUTES = frozenset(FIELD_DEFAULTS) | {
-    route.attribute for route in ROUTES if route.attribute is not None
-}
+Its value is {attribute: (value written, the owner's own value)}.
+"""
+
+_ROUTED = {route.attribute for route in ROUTES if route.attribute is not None}
+ATTRIBUTES = frozenset(FIELD_DEFAULTS) | _ROUTED
 """Every name under which an owner may hold a field of a precision."""
 PLANNED = ATTRIBUTES | {
     *SWITCHES,
@@ -66,14 +69,22 @@ class OwnerValues:
 
     @classmethod
     def of_section(cls, role: str, section: Section, version: Version | None) -> "OwnerValues":
-        """Return a section's values; the version of megatron-core decides about the fields; None: all of them."""
-        absent = absent_fields(role, str(version) if version is not None else None)
+        """Return a section's values.
+
+        The version of megatron-core decides about the fields; None: all of them are there.
+        """
+        version_text = None
+        if version is not None:
+            version_text = str(version)
+        absent = absent_fields(role, version_text)
         names = PLANNED & FIELDS[role].keys() - absent.keys()
+        values = {name: in_one_form(section.values[name]) for name in names}
+        defaults = {name: DEFAULTS[role][name] for name in names}
         return cls(
             role=role,
             section=section,
-            values={name: in_one_form(section.values[name]) for name in names},
-            defaults={name: DEFAULTS[role][name] for name in names},
+            values=values,
+            defaults=defaults,
             is_megatron=role != "train",
             class_name=OWNERS[role],
             is_part=True,
@@ -89,7 +100,9 @@ class OwnerValues:
 
     def own(self, attribute: str) -> Any:
         """Return what the owner held before any sync wrote to it, unless it was changed since."""
-        return self.before[attribute] if attribute in self.before else self.value(attribute)
+        if attribute in self.before:
+            return self.before[attribute]
+        return self.value(attribute)
 
     def is_own(self, attribute: str) -> bool:
         """Return whether the value was set: it differs from Megatron's own class default."""
@@ -101,46 +114,64 @@ class OwnerValues:
 
 
 class Owner:
-    """An object in a role of `OwnerValues`, or one that holds it as its `transformer` and hands attributes on to it."""
+    """An object in a role of `OwnerValues`.
+
+    An object that holds a config as its `transformer` and hands attributes on to it stands for that
+    config.
+    """
 
     def __init__(self, role: str, target: Any) -> None:
         self.role = role
         self.target = seen_through(target)
-        theirs = _classes_of_megatron(type(self.target))
-        self.defining: Any = theirs[0] if theirs else type(self.target)
-        """Megatron's own class behind a subclass, a model provider for example, or the class itself."""
-        self.is_megatron = bool(theirs)
+        megatron_classes = _classes_of_megatron(type(self.target))
+        self.defining: Any = type(self.target)
+        """Megatron's class behind a subclass (a model provider, for example), or the class."""
+        if megatron_classes:
+            self.defining = megatron_classes[0]
+        self.is_megatron = bool(megatron_classes)
 
     @property
     def is_deferred(self) -> bool:
-        """Whether Megatron's `__post_init__` waits for a call of `finalize`, as in the classes of Megatron Bridge."""
+        """Whether Megatron's `__post_init__` waits for a call of `finalize`.
+
+        It does in the classes of Megatron Bridge.
+        """
         cls = type(self.target)
-        waits = getattr(cls, "__post_init__", None) is not getattr(
-            self.defining, "__post_init__", None
-        )
+        post_init = getattr(cls, "__post_init__", None)
+        waits = post_init is not getattr(self.defining, "__post_init__", None)
         return self.is_megatron and waits and callable(getattr(cls, "finalize", None))
 
     def read(self) -> OwnerValues:
         """Return what a plan reads of the object."""
-        held = {name: self.value(name) for name in PLANNED}
-        values = {name: in_one_form(value) for name, value in held.items() if value is not ABSENT}
-        before = {name: in_one_form(self.own(name)) for name in self._written if name in values}
+        values = {}
+        for name in PLANNED:
+            value = self.value(name)
+            if value is not ABSENT:
+                values[name] = in_one_form(value)
+        before = {}
+        for name in self._written:
+            if name in values:
+                own = in_one_form(self.own(name))
+                if not same(own, values[name]):
+                    before[name] = own
+        defaults = {}
+        for name, default in class_defaults(self.defining).items():
+            if name in values:
+                defaults[name] = in_one_form(default)
+        section = Section(values=Values(self.role, {}))
+        if self.role in FIELDS:
+            section = read_section(self.role, self.target)
+        class_name = type(self.target).__name__
+        if self.is_megatron and self.role in OWNERS:
+            class_name = OWNERS[self.role]
         return OwnerValues(
             role=self.role,
-            section=read_section(self.role, self.target)
-            if self.role in FIELDS
-            else Section(values=Values(self.role, {})),
+            section=section,
             values=values,
-            before={name: value for name, value in before.items() if not same(value, values[name])},
-            defaults={
-                name: in_one_form(one)
-                for name, one in class_defaults(self.defining).items()
-                if name in values
-            },
+            before=before,
+            defaults=defaults,
             is_megatron=self.is_megatron,
-            class_name=OWNERS[self.role]
-            if self.is_megatron and self.role in OWNERS
-            else type(self.target).__name__,
+            class_name=class_name,
         )
 
     def value(self, attribute: str) -> Any:
@@ -156,17 +187,23 @@ class Owner:
 
     @property
     def _written(self) -> Mapping[str, Any]:
-        written = vars(self.target).get(WRITTEN) if hasattr(self.target, "__dict__") else None
-        return written if isinstance(written, dict) else {}
+        if not hasattr(self.target, "__dict__"):
+            return {}
+        written = vars(self.target).get(WRITTEN)
+        if isinstance(written, dict):
+            return written
+        return {}
 
     def remember(self, written: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        """Note what a sync wrote and what was there before: the next sync starts from the owner's own values."""
+        """Note what a sync wrote and what was there before.
+
+        The next sync starts from the owner's own values.
+        """
         if not hasattr(self.target, "__dict__"):
             return
-        record = {
-            **self._written,
-            **{attribute: (value, own[attribute]) for attribute, value in written.items()},
-        }
+        record = dict(self._written)
+        for attribute, value in written.items():
+            record[attribute] = (value, own[attribute])
         if record:
             vars(self.target)[WRITTEN] = record
 
@@ -183,7 +220,8 @@ def has_a_precision_field(owner: Owner) -> bool:
 def refuse_wrong_objects(owners: Collection[Owner]) -> None:
     """Refuse to have no owner, and what cannot be one.
 
-    That is a class, plain data, another role's config, one object in two roles, and one without any field to write.
+    That is a class, plain data, another role's config, one object in two roles, and
+    one without any field to write.
     """
     if not owners:
         rule = "a sync writes into at least one of model, optimizer, ddp and train"
@@ -211,22 +249,33 @@ def _classes_of_megatron(cls: type) -> list[type]:
 
 
 def role_of(target: Any) -> str:
-    """Return the role a config object plays, by its class; "config" for a class that is none of Megatron's."""
+    """Return the role of a config object, by its class; "config" for no class of Megatron's."""
     names = {base.__name__ for base in _classes_of_megatron(type(seen_through(target)))}
-    return next((role for role, cls in OWNERS.items() if cls in names), "config")
+    for role, class_name in OWNERS.items():
+        if class_name in names:
+            return role
+    return "config"
 
 
 def in_one_form(value: Any) -> Any:
-    """Return a value as a plan compares it: a dtype's token, an enum's value, a list for a tuple, else as it is."""
+    """Return a value as a plan compares it.
+
+    That is a dtype's token, an enum's value, a list for a tuple, and else the value as it is.
+    """
     if is_torch_dtype(value):
         return dtype_token(value)
     if isinstance(value, tuple):
         return list(value)
-    return value.value if isinstance(value, enum.Enum) else value
+    if isinstance(value, enum.Enum):
+        return value.value
+    return value
 
 
 def same(one: object, two: object) -> bool:
-    """Return whether two values are equal and of one kind (True is not 1), without trusting foreign __eq__."""
+    """Return whether two values are equal and of one kind: True is not 1.
+
+    The values' own __eq__ is not trusted.
+    """
     if one is two:
         return True
     if isinstance(one, bool) != isinstance(two, bool):
@@ -239,43 +288,52 @@ def same(one: object, two: object) -> bool:
 
 def own_values(role: str, target: Any) -> Mapping[str, Any]:
     """Return the attributes of an object as they were before any sync wrote to it."""
-    given = attributes_of(role, target)
-    if WRITTEN not in given:
-        return given
-    before = Owner(role, target)
-    return {name: before.own(name) for name in FIELDS[role] if name in given}
+    attributes = attributes_of(role, target)
+    if WRITTEN not in attributes:
+        return attributes
+    owner = Owner(role, target)
+    return {name: owner.own(name) for name in FIELDS[role] if name in attributes}
 
 
 def seen_through(target: Any) -> Any:
-    """Return the Megatron config behind one that only hands attributes on to it, or `target` itself.
+    """Return the Megatron config behind one that only hands attributes on, or `target` itself.
 
-    The model configs of Megatron-LM's and Megatron Bridge's builders hold a `transformer` and nothing of precision.
+    The model configs of Megatron-LM's and Megatron Bridge's builders hold a `transformer` and
+    nothing of precision.
     """
-    held = getattr(target, "__dict__", {}).get("transformer")
-    is_config, is_held = (
-        any(base.__name__ == OWNERS["model"] for base in _classes_of_megatron(type(one)))
-        for one in (target, held)
-    )
-    return held if is_held and not is_config else target
+    transformer = getattr(target, "__dict__", {}).get("transformer")
+    if _is_model_config(transformer) and not _is_model_config(target):
+        return transformer
+    return target
+
+
+def _is_model_config(target: Any) -> bool:
+    return any(base.__name__ == OWNERS["model"] for base in _classes_of_megatron(type(target)))
 
 
 @functools.cache
 def annotated_class(cls: type, attribute: str) -> type | None:
-    """Return the class whose objects a field holds by its annotation; None where that is not one class."""
+    """Return the class of the objects that a field holds, by its annotation.
+
+    None where the annotation does not name one class.
+    """
     annotation = typing.get_type_hints(cls).get(attribute)
-    members = [
-        member
-        for member in typing.get_args(annotation) or (annotation,)
-        if member is not type(None)
-    ]
-    return members[0] if len(members) == 1 and isinstance(members[0], type) else None
+    alternatives = typing.get_args(annotation) or (annotation,)
+    members = [member for member in alternatives if member is not type(None)]
+    if len(members) == 1 and isinstance(members[0], type):
+        return members[0]
+    return None
 
 
 @functools.cache
 def class_defaults(cls: type) -> dict[str, Any]:
     """Return the defaults of the fields of a dataclass that a plan reads."""
-    fields = dataclasses.fields(cls) if dataclasses.is_dataclass(cls) else ()
-    defaults = {field.name: default_of(field) for field in fields if field.name in PLANNED}
-    return {
-        name: default for name, default in defaults.items() if default is not dataclasses.MISSING
-    }
+    if not dataclasses.is_dataclass(cls):
+        return {}
+    defaults = {}
+    for field_ in dataclasses.fields(cls):
+        if field_.name in PLANNED:
+            default = default_of(field_)
+            if default is not dataclasses.MISSING:
+                defaults[field_.name] = default
+    return defaults

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,9 @@ from bridge.precision.values import plain
 from bridge.rules.sync_row import SyncRow
 
 OVERRIDE = "PB123"
-"""Id of the rule about a recipe that replaces an owner's own value; a sync reports that in its rows."""
+"""Id of the rule about a recipe that replaces an owner's own value; a
+sync reports that in its rows.
+"""
 
 _ROW_KEYS = ("owner", "attribute", "field", "old", "new", "verdict", "by", "why")
 _FINDING_KEYS = ("id", "severity", "path", "rule", "value", "where", "remedy")
@@ -51,38 +53,47 @@ class SyncReport:
         return {
             "precision": self.precision,
             "megatron_core": self.megatron_version,
-            "rows": [{name: plain(getattr(row, name)) for name in _ROW_KEYS} for row in self.rows],
-            "findings": [
-                {name: plain(getattr(one, name)) for name in _FINDING_KEYS} for one in self.findings
-            ],
+            "rows": [_as_plain_data(row, _ROW_KEYS) for row in self.rows],
+            "findings": [_as_plain_data(finding, _FINDING_KEYS) for finding in self.findings],
         }
 
     def __str__(self) -> str:
         """Return the changed fields, those that were kept, and the findings, one per line."""
-        listed = [row for row in self.rows if row.changes or row.verdict == "keep"]
-        findings = [f"{finding.severity}: {finding}" for finding in self.findings]
-        return "\n".join([self.summary(), *(f"  {row}" for row in listed), *findings])
+        lines = [self.summary()]
+        for row in self.rows:
+            if row.changes or row.verdict == "keep":
+                lines.append(f"  {row}")
+        for finding in self.findings:
+            lines.append(f"{finding.severity}: {finding}")
+        return "\n".join(lines)
 
     def lines(self, known: Collection[tuple[str, str]] = ()) -> list[tuple[int, str]]:
-        """Return (logging level, sentence) pairs: one INFO line that sums up, a warning per override, the findings.
+        """Return (logging level, sentence) pairs: summary, a warning per override, findings.
 
-        An override is rule PB123 of the check: `known` are (id, path) of what the reader has read already.
+        An override is rule PB123 of the check. `known` are (id, path) of what the reader has read
+        already.
         """
-        replaced = [row for row in self.rows if row.replaces and (OVERRIDE, row.path) not in known]
-        findings = [finding for finding in self.findings if (finding.id, finding.path) not in known]
-        return [
-            (logging.INFO, self.summary()),
-            *((logging.WARNING, str(row)) for row in replaced),
-            *((getattr(logging, finding.severity.upper()), str(finding)) for finding in findings),
-        ]
+        lines = [(logging.INFO, self.summary())]
+        for row in self.rows:
+            if row.replaces and (OVERRIDE, row.path) not in known:
+                lines.append((logging.WARNING, str(row)))
+        for finding in self.findings:
+            if (finding.id, finding.path) not in known:
+                level: int = getattr(logging, finding.severity.upper())
+                lines.append((level, str(finding)))
+        return lines
 
     def log_overrides(self, logger: logging.Logger) -> None:
         """Log a warning for each value of an owner's own that was replaced."""
-        for row in filter(lambda row: row.replaces, self.rows):
-            logger.warning("%s", row)
+        for row in self.rows:
+            if row.replaces:
+                logger.warning("%s", row)
 
     def log_all(self, logger: logging.Logger) -> None:
-        """Log a warning for each replaced value, each kept one and each finding, for code that drops the report."""
+        """Log a warning for each replaced value, each kept value and each finding.
+
+        For code that drops the report.
+        """
         self.log_overrides(logger)
         self.log_others(logger)
 
@@ -91,21 +102,28 @@ class SyncReport:
 
         Each change is a debug line of the root logger, which is where Megatron Bridge logs it.
         """
-        for item in (*(row for row in self.rows if row.verdict == "keep"), *self.findings):
-            logger.warning("%s", item)
+        for row in self.rows:
+            if row.verdict == "keep":
+                logger.warning("%s", row)
+        for finding in self.findings:
+            logger.warning("%s", finding)
         for row in self.changes:
             logging.debug(f"Overwrote {row.path}: {row.old} -> {row.new}")
 
     def summary(self) -> str:
-        """Return one sentence: how many fields of each owner were changed, and how many were kept."""
+        """Return one sentence: how many fields of each owner were changed, and how many kept."""
         changed = Counter(row.owner for row in self.changes)
-        each = ", ".join(f"{owner} {count}" for owner, count in changed.items())
+        noun = "fields"
+        if changed.total() == 1:
+            noun = "field"
+        sentence = f"{self.precision}: {changed.total()} {noun} written"
+        if changed:
+            each = ", ".join(f"{owner} {count}" for owner, count in changed.items())
+            sentence += f" ({each})"
         kept = sum(row.verdict == "keep" for row in self.rows)
-        noun = "field" if changed.total() == 1 else "fields"
-        sentence = f"{self.precision}: {changed.total()} {noun} written" + (
-            f" ({each})" if each else ""
-        )
-        return f"{sentence}, {kept} kept." if kept else f"{sentence}."
+        if kept:
+            sentence += f", {kept} kept"
+        return f"{sentence}."
 
     def log(
         self,
@@ -116,6 +134,12 @@ class SyncReport:
     ) -> None:
         """Write `lines` to a logger; `file`, where every field is listed, is named in the first."""
         (level, first), *others = self.lines(known)
-        logger.log(level, first if file is None else f"{first} Each is in {file}")
+        if file is not None:
+            first = f"{first} Each is in {file}"
+        logger.log(level, first)
         for level, sentence in others:
             logger.log(level, sentence)
+
+
+def _as_plain_data(item: SyncRow | Finding, names: Iterable[str]) -> dict[str, Any]:
+    return {name: plain(getattr(item, name)) for name in names}

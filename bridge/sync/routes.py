@@ -1,7 +1,8 @@
-"""THE table: where every field of a precision config lives in Megatron Core, and by which rule it gets there.
+"""THE table: where every field of a precision config lives in Megatron Core, and by which rule.
 
-Read in megatron-core 0.16.1, 0.17.1, 0.18.2, 0.19.2 and Megatron-LM main of 2026-08-22. The plan, `explain`, the
-reference page and the completeness test all read these rows. `routes.yaml` has what to know of each, and its source.
+Read in megatron-core 0.16.1, 0.17.1, 0.18.2, 0.19.2 and Megatron-LM main of 2026-08-22. The plan,
+`explain`, the reference page and the completeness test all read these rows. `routes.yaml` has what
+to know of each, and its source.
 """
 
 from dataclasses import dataclass
@@ -27,18 +28,22 @@ CLASS_DEFAULT = "<Megatron's own default>"
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """One row: a field of the config, one home of it, and the rule that decides what is written there."""
+    """One row: a field of the config, one home of it, and the rule that decides its value there."""
 
     field: str
     owner: str
     attribute: str | None
-    """Name in the owner; None: the field has no attribute of its own there, and its note says why."""
+    """Name in the owner; None: the field has no attribute there, and its note says why."""
     family: str | None
-    """fp8, fp4 or low (either): the row acts only while that family is on, and is neutralised otherwise."""
+    """fp8, fp4 or low (either): the row acts only while that family is
+    on, and is neutralised otherwise.
+    """
     rule: str
-    """switch: always written. value: written if stated, else the owner's own value stays, else the default is written.
-    count: written if stated, else left where Megatron's class has a default. stated: written if stated, else left.
-    dtype: stated or derived from the mode. none: nothing is written."""
+    """switch: always written. value: written if stated, else the owner's own value stays, else the
+    default is written. count: written if stated, else left where Megatron's class has a default.
+    stated: written if stated, else left. dtype: stated or derived from the mode. none: nothing is
+    written.
+    """
     scheme: str | None = None
     """The row acts only under this scaling scheme, and is neutralised otherwise."""
     neutral: object = CLASS_DEFAULT
@@ -46,21 +51,25 @@ class Route:
     is_harmless: bool = False
     """Stated, it is written even while the row does not act."""
     read_under: str | None = None
-    """Switch of the owner under which the attribute is read although the family is off: there no value is neutral, and
-    the owner's own stays."""
+    """Switch of the owner under which the attribute is read although the family is off.
+
+    No value is neutral there, and the owner's own stays.
+    """
     since: str = FIRST
     """First megatron-core known to have the attribute."""
 
 
 def _route(owner: str, field: str, rule: str, attribute: str | None = "", **more: Any) -> Route:
     """Return a row; the attribute has the field's name unless another is given."""
-    named = field if attribute == "" else attribute
-    return Route(
-        field=field, owner=owner, attribute=named, family=FIELDS[field].family, rule=rule, **more
-    )
+    if attribute == "":
+        attribute = field
+    family = FIELDS[field].family
+    return Route(field=field, owner=owner, attribute=attribute, family=family, rule=rule, **more)
 
 
-_model, _optimizer, _ddp = (partial(_route, owner) for owner in ("model", "optimizer", "ddp"))
+_model = partial(_route, "model")
+_optimizer = partial(_route, "optimizer")
+_ddp = partial(_route, "ddp")
 
 ROUTES: tuple[Route, ...] = (
     _model("fp32", "none", None),
@@ -142,10 +151,12 @@ def routes_of(field: str) -> list[Route]:
 
 @cache
 def notes() -> dict[str, dict[str, Any]]:
-    """Return role -> field -> note and source; under "not_routed", role -> field of Megatron -> why none states it."""
+    """Return role -> field -> note and source.
+
+    Under "not_routed" stands role -> field of Megatron -> why no field of a precision states it.
+    """
     import yaml  # a sync does without the notes
 
-    found: dict[str, dict[str, Any]] = yaml.safe_load(
-        Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
-    )
-    return found
+    text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
+    of_roles: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    return of_roles

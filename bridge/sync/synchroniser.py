@@ -3,9 +3,9 @@
 import contextlib
 import logging
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from bridge.errors import (
     Finding,
@@ -58,9 +58,14 @@ def write(
     strict: bool = False,
     known: Prediction | None = None,
 ) -> SyncReport:
-    """Write a finalized config into the objects that are given, role -> object or None.
+    """Write a finalized config into config objects, all or nothing.
 
-    `known` is the run as it was foreseen, whose plan is applied where it was made for these very values.
+    Args:
+        config: The precision.
+        given: Role -> object or None.
+        on_conflict: A policy of `POLICIES`.
+        strict: The run begins after this sync.
+        known: The run as it was foreseen. Its plan is applied where it was made for these values.
     """
     _require_policy(on_conflict)
     owners = {role: Owner(role, target) for role, target in given.items() if target is not None}
@@ -69,28 +74,16 @@ def write(
     if known is not None and known.precision is config and known.owners == tuple(values.values()):
         planned: Sequence[SyncRow] = known.rows
     else:
-        planned = plan(
-            config, list(values.values()), keep_own=on_conflict == "keep", is_last=strict
-        )
+        keep_own = on_conflict == "keep"
+        planned = plan(config, list(values.values()), keep_own=keep_own, is_last=strict)
     rows = [_in_the_owners_form(row, owners[row.owner]) for row in planned]
     name = recipe_name(config) or "mixed_precision"
     if on_conflict == "error":
         _refuse_conflicts(name, rows)
     trial = try_on_copies(owners, rows, is_last=strict)
-    asked = sync_findings(
-        config,
-        values,
-        trial.rows,
-        scheme=scheme_after_sync(config, values.values()),
-        is_last=strict,
-    )
-    fatal = [finding for finding in trial.findings if finding.severity == "error"]
-    refused = ("refused", "strict") if strict else ("refused",)
-    fatal += [
-        finding
-        for finding in asked
-        if finding.severity == "error" and BY_ID[finding.id].sync in refused
-    ]
+    scheme = scheme_after_sync(config, values.values())
+    findings = sync_findings(config, values, trial.rows, scheme=scheme, is_last=strict)
+    fatal = _fatal(trial.findings, findings, strict=strict)
     if fatal:
         raise SyncCheckError(
             f"The recipe {name!r} cannot be written into these configs; nothing was changed:", fatal
@@ -100,41 +93,65 @@ def write(
     return SyncReport(
         precision=label_of(config),
         rows=(*trial.rows, *_process_rows(config)),
-        findings=(*trial.findings, *asked),
+        findings=(*trial.findings, *findings),
         megatron_version=megatron_version(),
     )
 
 
-def _require_policy(given: str) -> None:
-    if given not in POLICIES:
-        matches = ["error"] if given == "raise" else close_matches(str(given), POLICIES)
-        rule = f"must be one of {', '.join(POLICIES)}"
-        raise UnknownPolicyError.of("on_conflict", rule, given, did_you_mean(matches), matches)
+def _fatal(
+    of_megatron: Iterable[Finding], of_rules: Iterable[RuleFinding], *, strict: bool
+) -> list[Finding]:
+    """Return the findings that refuse the sync."""
+    refusing = ["refused"]
+    if strict:
+        refusing.append("strict")
+    fatal = [finding for finding in of_megatron if finding.severity == "error"]
+    for finding in of_rules:
+        if finding.severity == "error" and BY_ID[finding.id].sync in refusing:
+            fatal.append(finding)
+    return fatal
+
+
+def _require_policy(policy: str) -> None:
+    if policy in POLICIES:
+        return
+    if policy == "raise":
+        matches = ["error"]
+    else:
+        matches = close_matches(str(policy), POLICIES)
+    rule = f"must be one of {', '.join(POLICIES)}"
+    raise UnknownPolicyError.of("on_conflict", rule, policy, did_you_mean(matches), matches)
 
 
 def _in_the_owners_form(row: SyncRow, owner: Owner) -> SyncRow:
     """Return a row of the plan with the old and the new value as the object holds them."""
     if row.verdict == "absent":
         return row
-    held = owner.value(row.attribute)
-    for known in (
-        held,
-        owner.own(row.attribute),
-        class_defaults(owner.defining).get(row.attribute, ABSENT),
-    ):
-        if same(in_one_form(known), row.new):
-            return replace(row, old=held, new=known)
+    old = owner.value(row.attribute)
+    default = class_defaults(owner.defining).get(row.attribute, ABSENT)
+    for value in (old, owner.own(row.attribute), default):
+        if same(in_one_form(value), row.new):
+            return replace(row, old=old, new=value)
+    return replace(row, old=old, new=_new_object(row, owner))
+
+
+def _new_object(row: SyncRow, owner: Owner) -> Any:
+    """Return the new value of a row as an object of the type that the owner takes."""
     new = row.new
     if row.field == "modules" and owner.is_megatron and new is not None:
         kind = annotated_class(owner.defining, row.attribute)
-        new = recipe_object(kind, new, owner.target) if kind is not None else new
+        if kind is not None:
+            return recipe_object(kind, new, owner.target)
     elif row.field in FIELDS and FIELDS[row.field].kind == "dtype" and isinstance(new, str):
-        new = torch_dtype(new)
-    return replace(row, old=held, new=new)
+        return torch_dtype(new)
+    return new
 
 
 def _forbid_bf16_sums(config: PrecisionConfig, model: Owner | None) -> None:
-    """Set the switch of the process that Megatron sets where a model config is made with the field, and only then."""
+    """Set the switch of the process that Megatron sets where it makes such a model config.
+
+    Megatron sets it in BF16 alone, and never for a config that waits for `finalize`.
+    """
     is_made = model is not None and model.is_megatron and not model.is_deferred
     if is_made and config.bf16 and is_stated(config, BF16_SUMS) and field_value(config, BF16_SUMS):
         sys.modules["torch"].backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
@@ -145,39 +162,52 @@ def megatron_version() -> str:
     return installed_text("mcore") or "unknown"
 
 
+DECIDERS = {"stated": "the config that states it"}
+"""`SyncRow.by` -> its noun in a conflict, where the word does not name a thing."""
+
+
 def _refuse_conflicts(name: str, rows: list[SyncRow]) -> None:
-    conflicts = []
-    for row in [row for row in rows if row.verdict == "override"]:
-        by = {"mode": f"the recipe ({row.why})", "stated": "the config that states it"}.get(
-            row.by, row.by
-        )
-        policies = "'override' or 'keep'" if row.can_be_kept else "'override'"
-        finding = Finding(
-            path=row.path,
-            rule=f"its own value differs from {plain(row.new)!r} of {by}",
-            value=plain(row.old),
-            where="set by you or your model provider",
-            remedy=f"Drop one of the two, or use on_conflict={policies}.",
-            id=OVERRIDE,
-        )
-        conflicts.append(finding)
+    conflicts = [_conflict(row) for row in rows if row.verdict == "override"]
     if conflicts:
         raise SyncConflictError(
             f"The recipe {name!r} and the configs disagree; nothing was changed:", conflicts
         )
 
 
+def _conflict(row: SyncRow) -> Finding:
+    decider = DECIDERS.get(row.by, row.by)
+    if row.by == "mode":
+        decider = f"the recipe ({row.why})"
+    policies = "'override'"
+    if row.can_be_kept:
+        policies = "'override' or 'keep'"
+    return Finding(
+        path=row.path,
+        rule=f"its own value differs from {plain(row.new)!r} of {decider}",
+        value=plain(row.old),
+        where="set by you or your model provider",
+        remedy=f"Drop one of the two, or use on_conflict={policies}.",
+        id=OVERRIDE,
+    )
+
+
 def _process_rows(config: PrecisionConfig) -> list[SyncRow]:
+    """Return the row of the switch of TF32, which is written into the process at the start."""
+    if config.tf32 is None:
+        return []
+    precision = "highest"
+    if config.tf32:
+        precision = "high"
     row = SyncRow(
         owner="process",
         attribute="float32_matmul_precision",
         field="tf32",
         old=None,
-        new="high" if config.tf32 else "highest",
+        new=precision,
         by=source_of(config, "tf32"),
         why="written by torch.set_float32_matmul_precision when the run starts",
     )
-    return [row] if config.tf32 is not None else []
+    return [row]
 
 
 _RULES = without_run(rule for rule in RULES if rule.sync is not None)
@@ -193,47 +223,53 @@ def sync_findings(
 ) -> list[RuleFinding]:
     """Return what the rules find in the owners as a plan leaves them.
 
-    A field that an owner does not have is None; an owner that is not given holds what the precision reads as, and
-    Megatron's defaults.
+    A field that an owner does not have is None. An owner that is not there has the values that the
+    precision reads as, and Megatron's defaults.
     """
-    reading = reading_of(config) if config is not None else {}
-    values = {role: {**DEFAULTS[role], **reading} for role in PRECISION_OWNERS}
-    values |= {role: owner.section.held for role, owner in owners.items() if role in values}
+    reading: Mapping[str, Any] = {}
+    if config is not None:
+        reading = reading_of(config)
+    values = {}
+    for role in PRECISION_OWNERS:
+        if role in owners:
+            values[role] = owners[role].section.held
+        else:
+            values[role] = {**DEFAULTS[role], **reading}
     for row in rows:
         if row.owner in values and row.verdict != "absent":
             values[row.owner][row.attribute] = in_one_form(row.new)
-    views = {role: View(of_role) for role, of_role in values.items()}
-    given, target = frozenset(owners), Target(mcore=installed("mcore"), te=installed("te"))
     context = RuleContext(
-        config, views=views, given=given, rows=rows, scheme=scheme, target=target, is_last=is_last
+        config,
+        views={role: View(of_role) for role, of_role in values.items()},
+        given=frozenset(owners),
+        rows=rows,
+        scheme=scheme,
+        target=Target(mcore=installed("mcore"), te=installed("te")),
+        is_last=is_last,
     )
     return ask(_RULES, context)
 
 
 def apply(owners: Mapping[str, Owner], values: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write `values` (by role and attribute) and remember them; after an error every owner is as it was."""
-    before = {
-        role: dict(vars(owner.target))
-        for role, owner in owners.items()
-        if hasattr(owner.target, "__dict__")
-    }
-    done: list[tuple[Owner, str, Any]] = []
+    """Write `values`, by role and attribute, and remember them.
+
+    After an error every owner is as it was.
+    """
+    states = {}
+    for role, owner in owners.items():
+        if hasattr(owner.target, "__dict__"):
+            states[role] = dict(vars(owner.target))
+    written: list[_Write] = []
     try:
         for role, owner in owners.items():
             own = {name: owner.own(name) for name in values[role]}
             for name, value in values[role].items():
-                done.append((owner, name, owner.value(name)))
+                written.append(_Write(owner, name, owner.value(name)))
                 setattr(owner.target, name, value)
             owner.remember(values[role], own)
     except Exception as error:
-        for owner, name, value in reversed(done):
-            if name not in before.get(owner.role, ()):  # a property or a slot
-                with contextlib.suppress(Exception):  # the one that refused refuses again
-                    setattr(owner.target, name, value)
-        for role, state in before.items():
-            vars(owners[role].target).clear()
-            vars(owners[role].target).update(state)
-        owner, name, _ = done[-1]
+        _restore(owners, states, written)
+        owner, name, _ = written[-1]
         finding = Finding(
             path=f"{owner.role}.{name}",
             rule=f"cannot be set ({type(error).__name__}: {' '.join(str(error).split())})",
@@ -242,3 +278,27 @@ def apply(owners: Mapping[str, Owner], values: Mapping[str, Mapping[str, Any]]) 
         )
         headline = "The recipe cannot be written into these configs; nothing was changed:"
         raise SyncCheckError(headline, [finding]) from error
+
+
+class _Write(NamedTuple):
+    """An attribute that was written, or that refused."""
+
+    owner: Owner
+    name: str
+    before: Any
+
+
+def _restore(
+    owners: Mapping[str, Owner],
+    states: Mapping[str, Mapping[str, Any]],
+    written: Sequence[_Write],
+) -> None:
+    """Give every owner the values that it had before."""
+    for owner, name, before in reversed(written):
+        if name not in states.get(owner.role, ()):  # a property or a slot
+            with contextlib.suppress(Exception):  # the attribute that refused refuses again
+                setattr(owner.target, name, before)
+    for role, state in states.items():
+        attributes = vars(owners[role].target)
+        attributes.clear()
+        attributes.update(state)

@@ -1,4 +1,4 @@
-"""A plan tried on copies of the owners: what Megatron derives from it, and whether its validation accepts it."""
+"""A plan tried on copies of the owners: what Megatron derives from it, and what it refuses."""
 
 import copy
 import sys
@@ -26,8 +26,13 @@ DERIVED = (
 )
 """Attributes that Megatron computes once in `__post_init__`, stale after a plain assignment."""
 MASTERS_OF_FUSED = {
-    True: "the fused Adam holds the masters: with param remainders 2 bytes a BF16 parameter, before 4",
-    False: "Megatron holds FP32 masters: 4 bytes a parameter, before 2 of a BF16 one with param remainders",
+    True: (
+        "the fused Adam holds the masters: with param remainders 2 bytes a BF16 parameter, before 4"
+    ),
+    False: (
+        "Megatron holds FP32 masters: "
+        "4 bytes a parameter, before 2 of a BF16 one with param remainders"
+    ),
 }
 """New value of the switch -> what changes by it."""
 OVERRULED_BY = {"attention_softmax_in_fp32": "Drop it, or set apply_query_key_layer_scaling=False."}
@@ -49,32 +54,39 @@ def try_on_copies(
 ) -> Trial:
     """Apply `rows` to copies of the owners and let Megatron validate them.
 
-    Findings of severity "error" mean that the plan must not be applied, "warning" that Megatron's validation
-    refuses the owner as it was, too, or that it would refuse a model that is not complete yet. With `is_last` what
-    waits for `finalize` is judged as what is made already.
+    Findings of severity "error" mean that the plan must not be applied. "warning" means that
+    Megatron's validation refuses the owner as it was, too, or that it would refuse a model that is
+    not complete yet. With `is_last` an owner that waits for `finalize` is judged as one that is
+    made already.
     """
     findings: list[Finding] = []
-    taken: dict[str, dict[str, Any]] = {}
+    values: dict[str, dict[str, Any]] = {}
     tried: list[SyncRow] = []
     for role, owner in owners.items():
-        own = [row for row in rows if row.owner == role]
-        wanted = {row.attribute: row.new for row in own if row.verdict != "absent"}
-        taken[role] = {
-            name: value for name, value in wanted.items() if not same(owner.value(name), value)
-        }
+        owner_rows = [row for row in rows if row.owner == role]
+        wanted = {row.attribute: row.new for row in owner_rows if row.verdict != "absent"}
+        values[role] = _changed(owner, wanted)
         if owner.is_megatron:
             twin, finding = _validated_copy(owner, wanted, is_last=is_last)
             derived = _difference(owner, twin, wanted)
-            findings += [*_overruled(own, derived), *([finding] if finding is not None else [])]
-            own = _with_derived(own, owner, derived)
-            taken[role] |= derived
-        tried += own
-    return Trial(tried, findings, taken)
+            findings += _overruled(owner_rows, derived)
+            if finding is not None:
+                findings.append(finding)
+            owner_rows = _with_derived(owner_rows, owner, derived)
+            values[role].update(derived)
+        tried += owner_rows
+    return Trial(tried, findings, values)
+
+
+def _changed(owner: Owner, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values that the owner does not hold yet."""
+    return {name: new for name, new in wanted.items() if not same(owner.value(name), new)}
 
 
 def _validated_copy(
     owner: Owner, values: dict[str, Any], *, is_last: bool
 ) -> tuple[Any, Finding | None]:
+    """Return a copy with the values, and the finding where Megatron's validation refuses it."""
     twin = copy.copy(owner.target)
     vars(twin).update(values)
     error = _post_init(owner, twin)
@@ -82,22 +94,25 @@ def _validated_copy(
         return twin, None
     untouched = copy.copy(owner.target)
     vars(untouched).update({name: owner.own(name) for name in values})
-    before = _post_init(owner, untouched)
-    was_so = before is not None and str(before) == str(error)
-    severity = "warning" if was_so else "error"
+    error_before = _post_init(owner, untouched)
+    was_refused = error_before is not None and str(error_before) == str(error)
+    severity = "error"
+    if was_refused:
+        severity = "warning"
     if owner.is_deferred and owner.role == "model":  # its layers and sizes may still change
-        if before is not None:
+        if error_before is not None:
             return twin, None
         severity = "warning"
-    elif (
-        owner.is_deferred and is_last and reason_of(error) != NO_TRANSFORMER_ENGINE
-    ):  # `finalize` is called next
-        severity = "error"
-    where = "as it was before the recipe, too" if was_so else "with the recipe's values"
+    elif owner.is_deferred and is_last and reason_of(error) != NO_TRANSFORMER_ENGINE:
+        severity = "error"  # `finalize` is called next
+    where = "with the recipe's values"
+    if was_refused:
+        where = "as it was before the recipe, too"
     remedy = "Change the setting it names, or choose another recipe."
-    return twin, refusal(
+    finding = refusal(
         owner.role, owner.target, error, remedy=remedy, where=where, severity=severity
     )
+    return twin, finding
 
 
 def refusal(role: str, target: Any, error: Exception, **parts: Any) -> Finding:
@@ -111,25 +126,30 @@ def reason_of(error: Exception) -> str:
     reason = " ".join(str(error).split()) or type(error).__name__
     # megatron-core 0.16 compares with a version that is not there.
     is_missing = isinstance(error, TypeError) and "Version" in reason
-    return (
-        NO_TRANSFORMER_ENGINE
-        if is_missing or "TransformerEngine, but not found" in reason
-        else reason
-    )
+    if is_missing or "TransformerEngine, but not found" in reason:
+        return NO_TRANSFORMER_ENGINE
+    return reason
 
 
 def _post_init(owner: Owner, twin: Any) -> Exception | None:
-    """Run Megatron's validation on a copy; its warnings were given when the object was made.
+    """Run Megatron's validation on a copy and return its refusal, None where it accepts.
 
-    A switch of the process that it sets is as before.
+    Its warnings are dropped: they were given when the object was made. A switch of the process
+    that it sets is put back.
     """
     torch: Any = sys.modules.get("torch")
-    matmul = torch.backends.cuda.matmul if torch is not None else None
-    before = matmul.allow_bf16_reduced_precision_reduction if matmul is not None else None
+    matmul: Any = None
+    before: Any = None
+    if torch is not None:
+        matmul = torch.backends.cuda.matmul
+        before = matmul.allow_bf16_reduced_precision_reduction
+    validating = type(twin)
+    if owner.is_deferred:
+        validating = owner.defining
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            (owner.defining if owner.is_deferred else type(twin)).__post_init__(twin)
+            validating.__post_init__(twin)
     except Exception as error:  # noqa: BLE001  whatever Megatron raises is its answer
         return error
     finally:
@@ -139,44 +159,58 @@ def _post_init(owner: Owner, twin: Any) -> Exception | None:
 
 
 def _difference(owner: Owner, twin: Any, wanted: dict[str, Any]) -> dict[str, Any]:
-    """Return what Megatron derived on the copy: precision attributes that neither the plan nor the owner had so.
+    """Return what Megatron derived on the copy, where neither the plan nor the owner had it so.
 
-    Fields of an owner that waits for `finalize` are left to that: they depend on what may still be changed.
+    Fields of an owner that waits for `finalize` are left to that: they depend on what may still be
+    changed.
     """
-    left = class_defaults(owner.defining) if owner.is_deferred else {}
-    found = {name: vars(twin)[name] for name in DERIVED if name in vars(twin) and name not in left}
-    planned = {name: wanted.get(name, getattr(owner.target, name, None)) for name in found}
-    return {name: value for name, value in found.items() if not same(planned[name], value)}
+    left_to_finalize: Mapping[str, Any] = {}
+    if owner.is_deferred:
+        left_to_finalize = class_defaults(owner.defining)
+    derived = {}
+    for name in DERIVED:
+        if name not in vars(twin) or name in left_to_finalize:
+            continue
+        planned = wanted.get(name, getattr(owner.target, name, None))
+        value = vars(twin)[name]
+        if not same(planned, value):
+            derived[name] = value
+    return derived
 
 
 def _with_derived(rows: list[SyncRow], owner: Owner, derived: dict[str, Any]) -> list[SyncRow]:
     by = "Megatron"
-    changed = {row.attribute: row for row in rows}
+    row_of = {row.attribute: row for row in rows}
     for name, new in derived.items():
         why = "computed by Megatron's own __post_init__"
         if name == FUSED_SWITCH:
             why = MASTERS_OF_FUSED[new is True]
-        old = getattr(
-            owner.target, name, None
-        )  # a config that waits for `finalize` has not computed it yet
-        made = SyncRow(owner=owner.role, attribute=name, old=old, new=new, by=by, why=why)
-        changed[name] = replace(changed.get(name, made), new=new, verdict="derive", by=by, why=why)
-    return list(changed.values())
+        if name in row_of:
+            row = row_of[name]
+        else:
+            # A config that waits for `finalize` has not computed it yet.
+            old = getattr(owner.target, name, None)
+            row = SyncRow(owner=owner.role, attribute=name, old=old, new=new, by=by, why=why)
+        row_of[name] = replace(row, new=new, verdict="derive", by=by, why=why)
+    return list(row_of.values())
 
 
 def _overruled(rows: Sequence[SyncRow], derived: Mapping[str, Any]) -> list[Finding]:
     """Return a warning for each stated value that Megatron replaces by one of its own."""
-    return [
-        Finding(
+    findings = []
+    for row in rows:
+        if row.attribute not in derived or row.why != "stated" or row.verdict == "absent":
+            continue
+        remedy = OVERRULED_BY.get(
+            row.attribute, "Drop it, or change the setting that it follows from."
+        )
+        finding = Finding(
             path=row.path,
             rule=f"Megatron's own __post_init__ sets it to {plain(derived[row.attribute])!r}",
             value=plain(row.new),
             where=row.by,
-            remedy=OVERRULED_BY.get(
-                row.attribute, "Drop it, or change the setting that it follows from."
-            ),
+            remedy=remedy,
             severity="warning",
         )
-        for row in rows
-        if row.attribute in derived and row.why == "stated" and row.verdict != "absent"
-    ]
+        findings.append(finding)
+    return findings

@@ -1,1 +1,1 @@
-"""Where a run will run: GPU, CUDA, and the releases of its packages with the fields that each of them has."""
+"""Where a run will run: GPU, CUDA, the releases of its packages and the fields of each."""

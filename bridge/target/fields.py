@@ -1,8 +1,9 @@
 """The fields of Megatron's configs as rows: type, class default, and the versions that have them.
 
-`megatron_fields.json` is written by ``scripts/write_megatron_fields.py`` from the class definitions of the releases
-that it names; a default is that of the newest release. Settings of a run that no class of Megatron Core has stand here,
-and the settings that two configs hold: pairs that must agree, and switches of sharding that are meant for both.
+`megatron_fields.json` is written by ``scripts/write_megatron_fields.py`` from the class definitions
+of the releases that it names; a default is that of the newest release. Settings of a run that no
+class of Megatron Core has stand here, and the settings that two configs hold: pairs that must
+agree, and switches of sharding that are meant for both.
 """
 
 import json
@@ -18,7 +19,10 @@ from bridge.target.versions import Version, VersionRange, at_least, parse_versio
 _MAIN = "0.20"
 """The release that Megatron's main branch becomes."""
 OWN_GRADIENTS = "0.19"
-"""First megatron-core whose Megatron-FSDP reads dtypes of its own for gradients, and not grad_reduce_in_fp32."""
+"""First megatron-core whose Megatron-FSDP reads dtypes of its own for gradients.
+
+It does not read grad_reduce_in_fp32 then.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +45,11 @@ ENCODERS = {
     "audio_model": "audio encoder",
     "sound_encoder": "sound encoder",
 }
-"""Part of a multimodal model in front of its language model, as the field that freezes it names it -> its name."""
+"""Part of a multimodal model in front of its language model -> its name.
+
+The part is spelled as in the field that freezes it.
+"""
+_FREEZE_ENCODERS = {f"freeze_{part}": ("bool", False) for part in ENCODERS}
 OTHER: dict[str, dict[str, tuple[str, Any]]] = {
     "model": {
         "vocab_size": ("int", None),
@@ -56,7 +64,7 @@ OTHER: dict[str, dict[str, tuple[str, Any]]] = {
         "hybrid_attention_ratio": ("float", None),
         "hybrid_mlp_ratio": ("float", None),
         "freeze_language_model": ("bool", False),
-        **{f"freeze_{part}": ("bool", False) for part in ENCODERS},
+        **_FREEZE_ENCODERS,
         "freeze_vision_projection": ("bool", False),
         "keep_mtp_spec_in_bf16": ("bool", False),
     },
@@ -89,7 +97,10 @@ OTHER: dict[str, dict[str, tuple[str, Any]]] = {
         "normalize_moe_lora": ("bool", False),
     },
 }
-"""Section -> setting that no class of Megatron Core has -> type and default; None stands for "not known"."""
+"""Section -> setting that no class of Megatron Core has -> type and default.
+
+None stands for "not known".
+"""
 DEVELOPMENT: dict[str, tuple[str, Any]] = {
     "csa_compress_ratios": ("any", None),
     "csa_dense_mode": ("bool", False),
@@ -98,7 +109,9 @@ DEVELOPMENT: dict[str, tuple[str, Any]] = {
     "o_groups": ("int", 8),
     "o_lora_rank": ("int", 1024),
 }
-"""Field of the model that decides its layers in Megatron-LM's development branch, and that no release has.
+"""Field of the model that decides its layers in Megatron-LM's development branch alone.
+
+No release has it.
 
 Source: Megatron-LM dev of 2026-08-21 (d48bd6be), transformer/transformer_config.py.
 """
@@ -110,42 +123,70 @@ _NAMED_DTYPES = ("moe_router_dtype",)
 
 
 _CONTENT = json.loads((Path(__file__).parent / "megatron_fields.json").read_text(encoding="utf-8"))
-_NUMBERS = {name: _MAIN if name.startswith("main") else name for name in _CONTENT["releases"]}
-"""Release that the fields were read in, in order -> its number; the last is Megatron's main branch."""
+
+
+def _release_numbers() -> dict[str, str]:
+    numbers = {}
+    for name in _CONTENT["releases"]:
+        numbers[name] = name
+        if name.startswith("main"):
+            numbers[name] = _MAIN
+    return numbers
+
+
+_NUMBERS = _release_numbers()
+"""Release that the fields were read in, in order -> its number.
+
+The last is Megatron's main branch.
+"""
 
 
 def _versions(releases: list[str]) -> VersionRange:
-    """Return the range from the first of `releases` to the first release that no longer has the field."""
+    """Return the range from the first of `releases` to the first one that lacks the field again."""
     known = list(_NUMBERS)
-    first, behind = known.index(releases[0]), known.index(releases[-1]) + 1
-    limits = [f">={_NUMBERS[releases[0]]}"] if first else []
-    limits += [f"<{_NUMBERS[name]}" for name in known[behind : behind + 1]]
+    first = known.index(releases[0])
+    behind = known.index(releases[-1]) + 1
+    limits = []
+    if first > 0:
+        limits.append(f">={_NUMBERS[releases[0]]}")
+    if behind < len(known):
+        limits.append(f"<{_NUMBERS[known[behind]]}")
     return VersionRange(product="mcore", versions=SpecifierSet(",".join(limits)))
 
 
 def known_releases() -> tuple[Version, ...]:
-    """Return the releases of Megatron Core that the fields are of, in order; the last is the one of its main branch."""
+    """Return the releases of Megatron Core that the fields are of, in order.
+
+    The last is the one of its main branch.
+    """
     return tuple(map(parse_version, _NUMBERS.values()))
 
 
 def _rows() -> dict[str, dict[str, OwnerField]]:
-    found: dict[str, dict[str, OwnerField]] = {role: {} for role in OTHER}
+    rows: dict[str, dict[str, OwnerField]] = {role: {} for role in OTHER}
     for role, fields in _CONTENT["fields"].items():
-        for name, row in fields.items():
-            has = _versions(row["in"]) if "in" in row else None
-            kind = "dtype" if name in _NAMED_DTYPES else row["kind"]
-            found[role][name] = OwnerField(name=name, kind=kind, default=row["default"], has=has)
-    for role, others in OTHER.items():
-        for name, (kind, default) in others.items():
-            found[role][name] = OwnerField(name=name, kind=kind, default=default, is_megatron=False)
-    return found
+        for name, field in fields.items():
+            kind = field["kind"]
+            if name in _NAMED_DTYPES:
+                kind = "dtype"
+            has = None
+            if "in" in field:
+                has = _versions(field["in"])
+            rows[role][name] = OwnerField(name=name, kind=kind, default=field["default"], has=has)
+    for role, settings in OTHER.items():
+        for name, (kind, default) in settings.items():
+            rows[role][name] = OwnerField(name=name, kind=kind, default=default, is_megatron=False)
+    return rows
 
 
 FIELDS = _rows()
 
-DEFAULTS = {
-    role: {name: row.default for name, row in rows.items()} for role, rows in FIELDS.items()
-}
+
+def _defaults(role: str) -> dict[str, Any]:
+    return {name: row.default for name, row in FIELDS[role].items()}
+
+
+DEFAULTS = {role: _defaults(role) for role in FIELDS}
 
 NAMES = {role: frozenset(FIELDS[role]) for role in ("model", "optimizer", "ddp")}
 """Section of Megatron's -> every field name of any version, for the nearest to a misspelt one."""
@@ -169,19 +210,20 @@ PAIRS = (
         one=("optimizer", "reuse_grad_buf_for_mxfp8_param_ag"),
         two=("ddp", "reuse_grad_buf_for_mxfp8_param_ag"),
     ),
-    Pair(
-        one=("model", "params_dtype"), two=("optimizer", "params_dtype"), is_checked=False
-    ),  # no reader in the latter
+    # Nothing reads it in the optimizer.
+    Pair(one=("model", "params_dtype"), two=("optimizer", "params_dtype"), is_checked=False),
     Pair(one=("model", "fp8_param"), two=("ddp", "fp8_param_gather"), is_checked=False),  # PB303
     Pair(one=("model", "fp4_param"), two=("ddp", "fp4_param_gather"), is_checked=False),  # PB303
     Pair(one=("model", "enable_autocast"), two=("model", "autocast_enabled"), is_checked=False),
 )
 
 FUSED_RECIPES = (None, "delayed")
-"""Values of `optimizer.fp8_recipe` under which the fused Adam of the precision-aware optimizer holds the masters.
+"""Values of `optimizer.fp8_recipe` under which a fused Adam holds the masters.
 
-Source: megatron-core 0.16.1, 0.17.1, 0.18.2, 0.19.2 and Megatron-LM main of 2026-08-22: optimizer_config.py
-__post_init__, use_precision_aware_optimizer_no_fp8_or_ds_fp8.
+It is the Adam of the precision-aware optimizer.
+
+Source: megatron-core 0.16.1, 0.17.1, 0.18.2, 0.19.2 and Megatron-LM main of 2026-08-22:
+optimizer_config.py __post_init__, use_precision_aware_optimizer_no_fp8_or_ds_fp8.
 """
 
 SWITCHES = ("use_distributed_optimizer", "overlap_param_gather")
@@ -189,23 +231,31 @@ SWITCHES = ("use_distributed_optimizer", "overlap_param_gather")
 
 
 def gradient_dtypes(ddp: Mapping[str, Any], mode: str, mcore: Version | None) -> tuple[str, str]:
-    """Return the dtypes that gradients are accumulated and reduced in; an unknown version counts as the newest.
+    """Return the dtypes that gradients are accumulated and reduced in.
 
-    Source: megatron-core 0.16.1 distributed_data_parallel.py; Megatron-FSDP reads fields of its own since 0.19
-    (distributed/fsdp/mcore_fsdp_adapter.py).
+    An unknown version counts as the newest.
+
+    Source: megatron-core 0.16.1 distributed_data_parallel.py; Megatron-FSDP reads fields of its own
+    since 0.19 (distributed/fsdp/mcore_fsdp_adapter.py).
     """
     is_fsdp = ddp["use_megatron_fsdp"] or ddp["use_custom_fsdp"]
     if is_fsdp and at_least(mcore, OWN_GRADIENTS) is not False:
         main: str = ddp["megatron_fsdp_main_grads_dtype"] or mode
         return main, ddp["megatron_fsdp_grad_comm_dtype"] or main
-    main = "fp32" if ddp["grad_reduce_in_fp32"] else mode
-    return main, main
+    if ddp["grad_reduce_in_fp32"]:
+        return "fp32", "fp32"
+    return mode, mode
 
 
 def read_field(model: Any, name: str, default: Any = None) -> Any:
     """Return a value of a mapping or an object, or the default where it is absent or None."""
-    value = model.get(name) if isinstance(model, Mapping) else getattr(model, name, None)
-    return default if value is None else value
+    if isinstance(model, Mapping):
+        value = model.get(name)
+    else:
+        value = getattr(model, name, None)
+    if value is None:
+        return default
+    return value
 
 
 def differ(value: Any, default: Any) -> bool:
@@ -219,6 +269,9 @@ def whole_number(value: Any) -> int | None:
     """Return a whole number, also one that is written as text or as a float, or None."""
     try:
         number = int(value)
-        return number if number == float(value) and not isinstance(value, bool) else None
+        is_whole = number == float(value)
     except (TypeError, ValueError, OverflowError):
         return None
+    if is_whole and not isinstance(value, bool):
+        return number
+    return None

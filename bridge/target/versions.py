@@ -1,4 +1,7 @@
-"""Versions that a rule depends on, and the answer "unknown" where the version is not known well enough."""
+"""Versions that a rule depends on.
+
+The answer is "unknown" (None) where a version is not known well enough.
+"""
 
 import functools
 import re
@@ -41,20 +44,24 @@ TITLES = {
     "torch": "torch",
 }
 UNPACKED = "megatron-next"
-"""Folder of the environment that ``make setup`` fills with a newer Megatron Core; it is on no path."""
+"""Folder of the environment that ``make setup`` fills with a newer
+Megatron Core; it is on no path.
+"""
 _COMPLETE = "sitecustomize.py"
 """The file that is written into it last."""
 _WORDS = {">=": "from", "<": "before", "!=": "not"}
 
 
 def parse_version(text: str) -> Version:
-    """Return the leading numbers of a version ("2.8.0.dev0" -> 2.8.0); RunConfigError where there are none."""
-    found = re.match(r"v?(\d+(?:\.\d+)*)", text.strip())
-    if found is None:
-        raise RunConfigError.of(
-            "version", "must begin with a number", text, "Write 2.8, for example."
-        )
-    return Version(found[1])
+    """Return the leading numbers of a version ("2.8.0.dev0" -> 2.8.0).
+
+    RunConfigError where there are none.
+    """
+    match = re.match(r"v?(\d+(?:\.\d+)*)", text.strip())
+    if match is None:
+        rule = "must begin with a number"
+        raise RunConfigError.of("version", rule, text, "Write 2.8, for example.")
+    return Version(match[1])
 
 
 def dotted(numbers: Iterable[int]) -> str:
@@ -63,72 +70,91 @@ def dotted(numbers: Iterable[int]) -> str:
 
 
 def _is_in(version: Version | None, versions: SpecifierSet) -> bool | None:
-    """Return whether `version` is one of `versions`; None where it is unknown, or not known well enough.
+    """Return whether `version` is one of `versions`; None where that is not known.
 
     0.17 may be 0.17.0 or 0.17.1: the first and the last version that it stands for have to agree.
     """
     if version is None:
         return None
-    last = version if len(version.release) > 2 else Version(f"{version}.9999")
-    first, final = versions.contains(version), versions.contains(last)
-    return first if first == final else None
+    is_first_in = versions.contains(version)
+    if len(version.release) > 2:
+        return is_first_in
+    last = Version(f"{version}.9999")
+    if versions.contains(last) == is_first_in:
+        return is_first_in
+    return None
 
 
 _from = functools.cache(lambda least: SpecifierSet(f">={least}"))
 
 
 def at_least(version: Version | None, least: str) -> bool | None:
-    """Return whether `version` is `least` or later; None where it is unknown, or not known well enough."""
+    """Return whether `version` is `least` or later; None where that is not known."""
     return _is_in(version, _from(least))
 
 
 @functools.cache
 def installed(product: str) -> Version | None:
     """Return the version of a product, None without one. Nothing is imported for that."""
-    with suppress(RunConfigError):
-        text = installed_text(product)
-        return parse_version(text) if text is not None else None
+    text = installed_text(product)
+    if text is not None:
+        with suppress(RunConfigError):
+            return parse_version(text)
     return None
 
 
 @functools.cache
 def installed_text(product: str) -> str | None:
-    """Return the version as the product writes it ("0.20.0rc0"); of Megatron Core also that of a source tree."""
+    """Return the version as the product writes it ("0.20.0rc0"), None without one.
+
+    Of Megatron Core it is also that of a source tree.
+    """
     if product == "mcore":
         for folder in sys.path:
             file = Path(folder, "megatron", "core", "package_info.py")
             if file.is_file():
-                text = file.read_text(encoding="utf-8")
-                numbers = re.findall(r"^(?:MAJOR|MINOR|PATCH) = (\d+)", text, re.MULTILINE)
-                return ".".join(numbers) + "".join(
-                    re.findall(r"^PRE_RELEASE = ['\"](.*)['\"]", text, re.MULTILINE)
-                )
+                return _version_in(file.read_text(encoding="utf-8"))
     for name in DISTRIBUTIONS[product]:
         with suppress(PackageNotFoundError):
             return installed_version(name)
     return None
 
 
+def _version_in(package_info: str) -> str:
+    """Return the version that Megatron Core's package_info.py states."""
+    numbers = re.findall(r"^(?:MAJOR|MINOR|PATCH) = (\d+)", package_info, re.MULTILINE)
+    pre_release = re.findall(r"^PRE_RELEASE = ['\"](.*)['\"]", package_info, re.MULTILINE)
+    return ".".join(numbers) + "".join(pre_release)
+
+
 def unpacked_megatron(prefix: Path | None = None) -> Version | None:
-    """Return the version of the Megatron Core in an environment's folder, None where it is not there as a whole."""
-    folder = (Path(sys.prefix) if prefix is None else prefix) / UNPACKED
+    """Return the version of the Megatron Core in an environment's folder.
+
+    None where it is not there as a whole.
+    """
+    if prefix is None:
+        prefix = Path(sys.prefix)
+    folder = prefix / UNPACKED
     package = folder / "megatron" / "core" / "package_info.py"
     if not (folder / _COMPLETE).is_file() or not package.is_file():
         return None
-    numbers = re.findall(
-        r"^(?:MAJOR|MINOR|PATCH) = (\d+)", package.read_text(encoding="utf-8"), re.MULTILINE
-    )
+    text = package.read_text(encoding="utf-8")
+    numbers = re.findall(r"^(?:MAJOR|MINOR|PATCH) = (\d+)", text, re.MULTILINE)
     with suppress(RunConfigError):
         return parse_version(".".join(numbers))
     return None
 
 
 def newer_megatron(prefix: Path | None = None) -> Version | None:
-    """Return the unpacked Megatron Core where it is newer than the installed one, or none is installed; else None."""
-    own, other = installed("mcore"), unpacked_megatron(prefix)
-    if other is None or (own is not None and other <= own):
+    """Return the unpacked Megatron Core where it is newer than the installed one, else None.
+
+    It counts as newer where none is installed.
+    """
+    own = installed("mcore")
+    unpacked = unpacked_megatron(prefix)
+    if unpacked is None or (own is not None and unpacked <= own):
         return None
-    return other
+    return unpacked
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -144,5 +170,7 @@ class VersionRange:
         return _is_in(version, self.versions)
 
     def __str__(self) -> str:
-        parts = sorted(self.versions, key=lambda one: one.operator, reverse=True)
-        return f"{TITLES[self.product]} {' and '.join(f'{_WORDS[one.operator]} {one.version}' for one in parts)}"
+        words = []
+        for part in sorted(self.versions, key=lambda part: part.operator, reverse=True):
+            words.append(f"{_WORDS[part.operator]} {part.version}")
+        return f"{TITLES[self.product]} {' and '.join(words)}"

@@ -1,12 +1,14 @@
 """From a recipe's name to the object that another trainer takes.
 
-    arguments.py         `exported(system, recipe)`: the `ExportReport` of interop's exporter, with everything refused
-                         that would compute in another format; its payload as arguments of transformers and NeMo 2
+    arguments.py         `exported(system, recipe)`: the `ExportReport` of an exporter, with
+                         everything refused that would compute in another format; its payload as
+                         arguments of transformers and NeMo 2
     megatron_bridge.py   registered recipes by name in Megatron Bridge's own table
-    megatron_lm.py       `--mixed-precision-recipe NAME` in Megatron-LM's parser, with a `SyncReport` of what it set
+    megatron_lm.py       `--mixed-precision-recipe NAME` in Megatron-LM's parser, with a
+                         `SyncReport` of what it set
 
-A trainer's package is imported when a function needs its classes. A team's training script calls these; nothing in
-this project does.
+A trainer's package is imported when a function needs its classes. A team's training script calls
+these; nothing in this project does.
 """
 
 from bridge.trainers.arguments import nemo_plugin, transformers_arguments

@@ -19,7 +19,9 @@ log = logging.getLogger(__name__)
 
 
 def exported(name: str, recipe: str | MixedPrecisionConfig, **context: Any) -> ExportReport:
-    """Return a recipe as `system(name)` writes it; log each stated field that the trainer has no exact setting for.
+    """Return a recipe as `system(name)` writes it.
+
+    Each stated field that the trainer has no exact setting for is logged.
 
     Raises:
         PayloadError: The trainer cannot run the format or the autocast of the recipe.
@@ -28,17 +30,16 @@ def exported(name: str, recipe: str | MixedPrecisionConfig, **context: Any) -> E
     """
     config = get_mixed_precision_config(recipe)
     config.finalize()
-    written = system(name)
-    report = written.export(config, **context)
+    trainer = system(name)
+    report = trainer.export(config, **context)
     missing = [entry for entry in report.unmapped if entry.field in DECISIVE]
     if missing:
-        lines = [
-            f"{written.title} cannot run {label_of(config)}:",
-            *(f"  {entry}" for entry in missing),
-        ]
+        lines = [f"{trainer.title} cannot run {label_of(config)}:"]
+        for entry in missing:
+            lines.append(f"  {entry}")
         raise PayloadError("\n".join(lines))
     for entry in report.unmapped:
-        log.warning("%s: %s", written.title, entry)
+        log.warning("%s: %s", trainer.title, entry)
     return report
 
 

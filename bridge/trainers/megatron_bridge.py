@@ -1,4 +1,4 @@
-"""Megatron Bridge: registered recipes by name in its `ConfigContainer`, its command line and its recipes."""
+"""Megatron Bridge: registered recipes by name in its `ConfigContainer` and its command line."""
 
 from typing import Any
 
@@ -6,10 +6,11 @@ from bridge.registry.registry import REGISTRY
 
 
 def register_with_megatron_bridge(*, replace: bool = False) -> list[str]:
-    """Add every registered recipe to Megatron Bridge's own table of recipes, under both spellings of its name.
+    """Add every registered recipe to Megatron Bridge's own table of recipes.
 
-    A recipe makes a config of our class there. Its `setup` writes the stated fields only, checks the result on copies
-    and logs what it overrides; a saved run names Megatron Bridge's class.
+    It stands there under both spellings of its name. A recipe makes a config of our class there.
+    Its `setup` writes the stated fields only, checks the result on copies and logs what it
+    overrides; a saved run names Megatron Bridge's class.
 
     Args:
         replace: Also take the place of Megatron Bridge's recipes of the same name.

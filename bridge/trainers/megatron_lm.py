@@ -1,10 +1,10 @@
-"""Megatron-LM: ``--mixed-precision-recipe NAME`` through the hook for extra arguments of its parser.
+"""Megatron-LM: ``--mixed-precision-recipe NAME`` through its parser's hook for extra arguments.
 
     args = parse_and_validate_args(extra_args_provider=add_recipe_argument)
 
-The hook runs before Megatron-LM parses. The recipe's values become the defaults of the parser's own arguments, so that
-Megatron-LM validates them as if they stood on the command line. An argument that does stand there is stated over the
-recipe.
+The hook runs before Megatron-LM parses. The recipe's values become the defaults of the parser's own
+arguments, so that Megatron-LM validates them as if they stood on the command line. An argument that
+does stand there is stated over the recipe.
 """
 
 import argparse
@@ -35,14 +35,15 @@ DROP_ONE = "Drop that argument, or take a recipe of its mode."
 
 
 def add_recipe_argument(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add ``--mixed-precision-recipe``, and give the parser the values of the recipe that the command line names.
+    """Add ``--mixed-precision-recipe``, and give the parser the values of the named recipe.
 
-    The first process prints the report: every argument with Megatron-LM's default, the new value and who decided. A
-    recipe that cannot be used ends the program with one sentence and exit code 2.
+    The first process prints the report: every argument with Megatron-LM's default, the new value
+    and who decided. A recipe that cannot be used ends the program with one sentence and exit code
+    2.
 
     Args:
-        parser: Megatron-LM's parser, as it hands it to an `extra_args_provider`. A provider of your own comes first:
-            ``lambda parser: add_recipe_argument(add_my_arguments(parser))``.
+        parser: Megatron-LM's parser, as it hands it to an `extra_args_provider`. A provider of your
+            own comes first: ``lambda parser: add_recipe_argument(add_my_arguments(parser))``.
 
     Returns:
         The same parser.
@@ -66,11 +67,19 @@ def add_recipe_argument(parser: argparse.ArgumentParser) -> argparse.ArgumentPar
 def _set_by(
     parser: argparse.ArgumentParser, words: Sequence[str] = ()
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the arguments that the command line and `words` set, without defaults, and the words it does not know."""
+    """Return the arguments that the command line and `words` set, and the words it does not know.
+
+    Defaults are left out.
+    """
     line = [*sys.argv[1:], *words]
     names = vars(parser.parse_known_args(line)[0])
-    found, unknown = parser.parse_known_args(line, argparse.Namespace(**dict.fromkeys(names)))
-    return {name: value for name, value in vars(found).items() if value is not None}, unknown
+    without_defaults = argparse.Namespace(**dict.fromkeys(names))
+    arguments, unknown = parser.parse_known_args(line, without_defaults)
+    return _not_none(arguments), unknown
+
+
+def _not_none(arguments: argparse.Namespace) -> dict[str, Any]:
+    return {name: value for name, value in vars(arguments).items() if value is not None}
 
 
 def _apply(parser: argparse.ArgumentParser, name: str, given: Mapping[str, Any]) -> SyncReport:
@@ -80,28 +89,21 @@ def _apply(parser: argparse.ArgumentParser, name: str, given: Mapping[str, Any])
         )
         raise RunConfigError.of(OPTION, rule, name, "State the precision in that file.")
     config = get_mixed_precision_config(name)
-    modes = [
-        f"--{mode}" for mode in ("bf16", "fp16") if given.get(mode) and not getattr(config, mode)
-    ]
-    mode_of_recipe = mode_of(config)
-    if modes and mode_of_recipe != "fp32":
-        raise RunConfigError.of(
-            OPTION, f"its mode is {mode_of_recipe}, and {modes[0]} asks for another", name, DROP_ONE
-        )
-    flags = [(BY_NAME[dest], value) for dest, value in given.items() if dest in BY_NAME]
-    stated = {
-        flag.field: value if flag.kind == "value" else bool(value) is (flag.kind == "on")
-        for flag, value in flags
-    }
-    config.override(COMMAND_LINE, **stated)
+    _require_its_mode(config, name, given)
+    config.override(COMMAND_LINE, **_stated_fields(given))
     words: list[str] = exported("megatron-lm", config).payload
-    both, unknown = _set_by(parser, words)
+    values, unknown = _set_by(parser, words)
     missing = [word for word in words if word in unknown]
     if missing:
-        rule = f"needs {missing[0]}, which Megatron-LM with megatron-core {megatron_version()} does not have"
-        raise RunConfigError(f"{OPTION}: {rule}. Update it, or take another recipe.")
-    values = {dest: value for dest, value in both.items() if dest not in given}
-    rows = [_row(config, dest, parser.get_default(dest), value) for dest, value in values.items()]
+        raise RunConfigError(
+            f"{OPTION}: needs {missing[0]}, which Megatron-LM with megatron-core "
+            f"{megatron_version()} does not have. Update it, or take another recipe."
+        )
+    for dest in given:
+        values.pop(dest, None)
+    rows = []
+    for dest, value in values.items():
+        rows.append(_row(config, dest, parser.get_default(dest), value))
     parser.set_defaults(**values)
     _require_sharding(parser, config, name)
     return SyncReport(
@@ -109,31 +111,63 @@ def _apply(parser: argparse.ArgumentParser, name: str, given: Mapping[str, Any])
     )
 
 
+def _require_its_mode(config: MixedPrecisionConfig, name: str, given: Mapping[str, Any]) -> None:
+    """Refuse an argument that asks for another mode than the recipe's."""
+    mode = mode_of(config)
+    if mode == "fp32":
+        return
+    for asked in ("bf16", "fp16"):
+        if given.get(asked) and not getattr(config, asked):
+            rule = f"its mode is {mode}, and --{asked} asks for another"
+            raise RunConfigError.of(OPTION, rule, name, DROP_ONE)
+
+
+def _stated_fields(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Return field -> value of the arguments that are about a field of a precision."""
+    fields = {}
+    for dest, value in given.items():
+        if dest not in BY_NAME:
+            continue
+        flag = BY_NAME[dest]
+        if flag.kind == "value":
+            fields[flag.field] = value
+        else:
+            fields[flag.field] = bool(value) is (flag.kind == "on")
+    return fields
+
+
 def _require_sharding(
     parser: argparse.ArgumentParser, config: MixedPrecisionConfig, name: str
 ) -> None:
-    """Refuse weights that are stored in FP8 or FP4 where no argument shards the optimizer, by the rules of `check`."""
-    given = {
-        name: value
-        for name, value in vars(parser.parse_known_args()[0]).items()
-        if value is not None
-    }
-    owners: dict[str, Any] = {
-        role: {name: given[name] for name in FIELDS[role] if name in given} for role in OWNERS
-    }
-    for finding in ask([BY_ID["PB301"], BY_ID["PB302"]], CheckContext(Run.of(config, **owners))):
+    """Refuse weights that are stored in FP8 or FP4 where no argument shards the optimizer.
+
+    The rules of `check` decide.
+    """
+    arguments = _not_none(parser.parse_known_args()[0])
+    owners: dict[str, Any] = {}
+    for role in OWNERS:
+        owners[role] = {field: arguments[field] for field in FIELDS[role] if field in arguments}
+    context = CheckContext(Run.of(config, **owners))
+    for finding in ask([BY_ID["PB301"], BY_ID["PB302"]], context):
         raise RunConfigError.of(OPTION, finding.rule, name, "Add --use-distributed-optimizer.")
 
 
 def _row(config: MixedPrecisionConfig, dest: str, default: Any, value: Any) -> SyncRow:
-    flag = BY_NAME.get(dest)
+    field = None
+    by = "recipe"
+    if dest in BY_NAME:
+        field = BY_NAME[dest].field
+        by = source_of(config, field)
+    verdict = "set"
+    if value == default:
+        verdict = "agree"
     return SyncRow(
         owner="args",
         attribute=dest,
-        field=flag.field if flag is not None else None,
+        field=field,
         old=default,
         new=value,
-        verdict="agree" if value == default else "set",
-        by=source_of(config, flag.field) if flag is not None else "recipe",
+        verdict=verdict,
+        by=by,
         why="instead of the parser's default",
     )
