@@ -57,6 +57,7 @@ class ConfigFile:
         }
         self.name = name
         self.by_key = dict.fromkeys(leaves(self.whole, ""), name)
+        self.by_key |= {path: file for path, file in reading.origins.items() if path in self.by_key}
         self.choice: str | None = None
         """The recipe's name, or the request for a choice, where one is given for `mixed_precision`."""
         self.recipe: MixedPrecisionConfig | None = None
@@ -144,9 +145,9 @@ class ConfigFile:
         if isinstance(target, list):  # target=[h100x8,te2.8], which Hydra takes without quotes
             target = ",".join(map(str, target))
         place = Target() if target is None else parse_target(str(target))
-        self.reading = started(self.reading, self.whole, place.count)
+        self.reading = started(self.reading, self.whole, place)
         for row in self.reading.derived:
-            self.by_key[row.path] = f"{self.reading.framework} at start"
+            self.by_key[row.path] = f"{row.set_by or self.reading.settings_of} at start"
         if self._overrides_mode():  # on every branch of a script
             self.reading = dataclasses.replace(self.reading, mode_decided_by=None, branches=())
         if place.mcore is None and self.reading.release is not None:
@@ -176,7 +177,7 @@ class ConfigFile:
 
     def _together(self, key: str) -> tuple[str, ...]:
         """Return the settings that an override of one of them states: one argument of Megatron-LM is several fields."""
-        if self.reading.framework != MEGATRON_LM:
+        if self.reading.settings_of != MEGATRON_LM:
             return (key,)
         from bridge.read.megatron_lm.flags import fields_of  # few files are Megatron-LM's
 

@@ -10,7 +10,13 @@ from typing import Any
 
 from bridge.errors import RunConfigError, UnreadFileError
 from bridge.precision import strict_yaml
-from bridge.preflight.file_reading import MEGATRON_LM, PRECISION_BRIDGE, FileReading, RunChoice
+from bridge.preflight.file_reading import (
+    MEGATRON_BRIDGE,
+    MEGATRON_LM,
+    PRECISION_BRIDGE,
+    FileReading,
+    RunChoice,
+)
 from bridge.preflight.origins import Origins
 from bridge.preflight.problems import Problems
 from bridge.read.debug_features import unfollowed_features
@@ -25,6 +31,7 @@ from bridge.read.keys import (
 )
 from bridge.read.layer_source import unplanned_kitchen
 from bridge.read.megatron_bridge import run as megatron_bridge
+from bridge.target.target import Target
 
 MAPPINGS = (*OWNERS, *SECTIONS)
 OURS = (".yaml", ".yml")
@@ -34,6 +41,11 @@ MOST_SAVED_BYTES = 64 * 2**20
 SIZES = ("num_layers", "hidden_size", "num_attention_heads")
 ARGUMENTS = re.compile(rb"ARGS\w*[\"']?\s*:|^\s*[\"']?--[a-z]", re.MULTILINE)
 """In a file of Megatron-LM's arguments."""
+FRAMEWORK = re.compile(
+    rb"^['\"]?(?:modules|policy|actor_rollout_ref|defaults|micro_batch_size)['\"]?\s*:",
+    re.MULTILINE,
+)
+"""In a file of a framework on top of Megatron Core."""
 FILES = ("config.yaml", "run_config.yaml", "common.pt")
 ITERATION = "iter_*"
 """Folder of one iteration in a folder of checkpoints."""
@@ -48,15 +60,26 @@ def read_file(path: Path, choice: RunChoice | None = None) -> FileReading:
     """
     limit = MOST_SAVED_BYTES if path.suffix == SAVED else strict_yaml.MAX_BYTES
     data = strict_yaml.read_bytes(path, error=UnreadFileError, limit=limit)
+    if path.suffix in OURS and FRAMEWORK.search(data):
+        from bridge.read.framework.files import read_framework  # few files are a framework's
+
+        found = read_framework(_mapping(data, path), path, choice or RunChoice())
+        if found is not None:
+            return found
     if path.suffix not in OURS or ARGUMENTS.search(data):
         from bridge.read import foreign
+        from bridge.read.framework.launches import maybe_read
         from bridge.read.megatron_lm import run as megatron_lm
 
         document = megatron_lm.document_of(data, path)
+        found = maybe_read(document, choice or RunChoice())
+        if found is not None:
+            return found
         foreign.refuse_framework(document)
         if megatron_lm.is_of(document):
             return megatron_lm.read(document, choice or RunChoice())
-    _refuse_choice(choice, path)
+    if choice is not None:
+        choice.refuse_for(path)
     whole = _mapping(data, path)
     if megatron_bridge.is_of(whole):
         return megatron_bridge.read(whole, path)
@@ -75,23 +98,6 @@ def _states_a_run(whole: Mapping[str, Any]) -> bool:
         (key, name) for key in MAPPINGS if isinstance(whole.get(key), dict) for name in whole[key]
     ]
     return not stated or any(name in fields_of(key) for key, name in stated)
-
-
-def _refuse_choice(choice: RunChoice | None, path: Path) -> None:
-    """Refuse the choice of a run, or variables, for a file that holds one run and has no variables."""
-    if choice is None:
-        return
-    remedy = "Drop it, or give a launch script."
-    if choice.number is not None:
-        raise RunConfigError.of(
-            "--launch",
-            f"chooses among the runs of a script, and {path} is none",
-            choice.number,
-            remedy,
-        )
-    if choice.variables:
-        rule = f"sets variables of a launch script, and {path} is none"
-        raise RunConfigError.of("--context", rule, dict(choice.variables), remedy)
 
 
 def file_in(folder: Path) -> Path:
@@ -137,16 +143,23 @@ def _own(whole: dict[str, Any], name: str) -> dict[str, Any]:
     return whole
 
 
-def started(reading: FileReading, sections: dict[str, Any], gpus: int | None) -> FileReading:
+def started(reading: FileReading, sections: dict[str, Any], target: Target) -> FileReading:
     """Write what the framework sets at the start of these sections into them, and return the reading with it."""
     if reading.framework == PRECISION_BRIDGE:
         return reading
+    from bridge.read.framework import start as framework_start
     from bridge.read.megatron_bridge import start as megatron_bridge_start
     from bridge.read.megatron_lm import start as megatron_lm_start
     from bridge.read.start import Start, derived  # only a file of another framework needs it
 
-    is_lm = reading.framework == MEGATRON_LM
-    rows = megatron_lm_start.rows_of(sections) if is_lm else megatron_bridge_start.ROWS
+    is_lm = reading.settings_of == MEGATRON_LM
+    rows = list(megatron_bridge_start.ROWS) if reading.settings_of == MEGATRON_BRIDGE else []
+    if is_lm:
+        rows = megatron_lm_start.rows_of(sections)
+    gpus = target.count
+    if reading.base:
+        reading = framework_start.with_variables(reading, target)
+        rows = framework_start.with_framework(reading.framework, rows, sections)
     found = derived(sections, reading.own_fields, gpus, rows)
     unknown = [
         *reading.unknown,
@@ -168,6 +181,10 @@ def refuse_without_sizes(reading: FileReading, model: Mapping[str, Any], path: s
     if reading.other_layers is not None:
         raise RunConfigError(str(reading.unplanned))
     absent = [f"model.{name}" for name in SIZES if model.get(name) is None]
-    if absent and reading.framework == MEGATRON_LM:
+    if absent and reading.settings_of == MEGATRON_LM:
         rule = f"does not state {', '.join(absent)}, or only when it runs"
+        raise RunConfigError(f"{path}: {rule}. Add {' '.join(f'{one}=VALUE' for one in absent)}.")
+    decider = reading.opened.get(f"model.{SIZES[0]}")
+    if absent and decider is not None:
+        rule = f"does not state {', '.join(absent)}, which {decider} decides"
         raise RunConfigError(f"{path}: {rule}. Add {' '.join(f'{one}=VALUE' for one in absent)}.")
