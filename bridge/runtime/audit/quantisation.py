@@ -96,7 +96,7 @@ def rows_of(text: str) -> list[QuantisationRow]:
     """Return the rows of a CSV text; a last line that is being written is left out.
 
     Raises:
-        ValueError, TypeError, KeyError: The text is no table of such rows.
+        ValueError, TypeError, KeyError, csv.Error: The text is no table of such rows.
     """
     lines = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
     rows = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import signal
 from collections.abc import Callable
@@ -98,7 +99,7 @@ class RunFolder:
             return []
         try:
             return quantisation.rows_of(self.text_of(path))
-        except (ValueError, TypeError) as error:
+        except (ValueError, TypeError, KeyError, csv.Error) as error:
             rule = f"must be a table as the training command writes it ({error})"
             raise RunConfigError.of(str(path), rule, path.name, AGAIN) from None
 
