@@ -1,22 +1,21 @@
 """Tables, plots and pages: renders values made elsewhere, computes nothing.
 
-A function takes a finished value of a room below and returns something to show; none reads a file or decides.
+A function takes a finished value of a room below and returns something to show; none reads a file
+or decides.
 
-    value                                  made by                        shown by
-    Report of findings                     preflight.check                findings.py: lines, plain data, SARIF
-    PrecisionPlan, PlanDifference          plan.precision_plan            plan_table.py, plan_picture.py
-    MemoryReport, FitReport                plan.memory, plan.fit          plan_table.py
-    AlignmentReport                        plan.alignment                 plan_table.py
-    ModuleSelection                        plan.selection                 module_table.py
-    SyncReport                             sync                           sync_table.py: plain text
-    Comparison, RecipeRow                  compare.comparison             comparison.py: table, Markdown, JSON, picture
-    Band                                   compare.band                   gradients.py
-    QuantisationRow                        audit.quantisation             quantisation.py: tables and a heat map
-    RunFolder                              audit.run_folder               watch.py; html/: plain data, then the page
-    Contents, Difference, RoundTrip        checkpoint, numerics           checkpoint.py
-    Manifest, ServingComparison            interop.serving                serving.py
-    Rehearsal                              rehearse                       rehearsal.py
+    value                             made by                   shown by
+    Report of findings                preflight.check           findings.py: lines, data, SARIF
+    PrecisionPlan, PlanDifference     plan.precision_plan       plan_table.py, plan_picture.py
+    MemoryReport, FitReport           plan.memory, plan.fit     plan_table.py
+    AlignmentReport                   plan.alignment            plan_table.py
+    ModuleSelection                   plan.selection            module_table.py
+    SyncReport                        sync                      sync_table.py: plain text
+    Comparison, RecipeRow             compare.comparison        comparison.py: table, files, picture
+    Band                              compare.band              gradients.py
+    QuantisationRow                   audit.quantisation        quantisation.py: tables, a heat map
+    RunFolder                         audit.run_folder          watch.py; html/: data, then the page
+    Contents, Difference, RoundTrip   checkpoint, numerics      checkpoint.py
 
-`table.py` lays columns and rows out for a terminal or a file, and every table goes through it. `curves.py` has the loss
-curves and the empty figure that every picture begins with.
+`table.py` lays columns and rows out for a terminal or a file, and every table goes through it.
+`curves.py` has the loss curves and the empty figure that every picture begins with.
 """

@@ -7,6 +7,7 @@ from rich.text import Text
 
 from bridge.report.table import facts, table
 from bridge.runtime.checkpoint.contents import Contents, Difference
+from bridge.runtime.checkpoint.precision_change import Change
 from bridge.runtime.numerics.round_trip import RoundTrip
 
 PACKAGES = ("precision-bridge", "megatron-core", "torch", "transformer-engine")
@@ -19,46 +20,57 @@ STORED_AS = {
 }
 """Form of a round trip -> words."""
 STORED = (
-    "Weights in FP8 or FP4 are saved in the dtype of the mode. A resumed run quantises the FP32 master weights again, "
-    "which gives the codes and scales that they had. From the saved weights alone, about one MXFP8 scale in twenty is "
-    "another one, with other codes, for the same values."
+    "Weights in FP8 or FP4 are saved in the dtype of the mode. A resumed run quantises the FP32 "
+    "master weights again, which gives the codes and scales that they had. From the saved weights "
+    "alone, about one MXFP8 scale in twenty is another one, with other codes, for the same values."
 )
 
 
 def contents_table(contents: Contents) -> RenderableType:
     """Return the contents of a checkpoint as something rich can print."""
-    run, settings = contents.run, contents.settings
-    packages = (
-        f"{name} {settings[f'package {name}']}"
-        for name in PACKAGES
-        if f"package {name}" in settings
-    )
-    about = [
+    settings = contents.settings
+    rows = []
+    for part in contents.parts:
+        rows.append(
+            {
+                "part": part.part,
+                "dtype": part.dtype,
+                "tensors": f"{part.tensors:,}",
+                "values": f"{part.elements:,}",
+                "bytes": f"{part.bytes:,}",
+            }
+        )
+    shown: list[RenderableType] = [
+        facts(_about(contents), title=str(contents.path)),
+        table(rows, numbers=("tensors", "values", "bytes")),
+    ]
+    if any(settings.get(f"model.{name}") == "True" for name in ("fp8_param", "fp4_param")):
+        shown.append(Text(STORED))
+    return Group(*shown)
+
+
+def _about(contents: Contents) -> list[tuple[str, str]]:
+    """Return where a checkpoint comes from, as names with values."""
+    run = contents.run
+    packages = []
+    for name in PACKAGES:
+        version = contents.settings.get(f"package {name}")
+        if version is not None:
+            packages.append(f"{name} {version}")
+    sizes = run.get("layout") or {}
+    layout = ", ".join(f"{name}={size}" for name, size in sizes.items())
+    manifest = "none: not by this project"
+    if contents.manifest_digest:
+        manifest = f"sha256 {contents.manifest_digest}"
+    return [
         ("step", str(run.get("iteration", "unknown"))),
         ("samples", str(run.get("consumed_samples", "unknown"))),
         ("precision", str(run.get("precision", "unknown"))),
-        (
-            "layout",
-            ", ".join(f"{name}={size}" for name, size in (run.get("layout") or {}).items())
-            or "unknown",
-        ),
+        ("layout", layout or "unknown"),
         ("written by", ", ".join(packages) or "unknown"),
         ("files", f"{contents.files}, {contents.bytes:,} bytes"),
-        (
-            "manifest",
-            f"sha256 {contents.manifest_digest}"
-            if contents.manifest_digest
-            else "none: not by this project",
-        ),
+        ("manifest", manifest),
     ]
-    rows = [
-        {"part": one.part, "dtype": one.dtype, "tensors": f"{one.tensors:,}"}
-        | {"values": f"{one.elements:,}", "bytes": f"{one.bytes:,}"}
-        for one in contents.parts
-    ]
-    stored = any(settings.get(f"model.{name}") == "True" for name in ("fp8_param", "fp4_param"))
-    shown = table(rows, numbers=("tensors", "values", "bytes"))
-    return Group(facts(about, title=str(contents.path)), shown, *([Text(STORED)] if stored else []))
 
 
 def difference_table(one: Contents, two: Contents, difference: Difference) -> RenderableType:
@@ -71,46 +83,62 @@ def difference_table(one: Contents, two: Contents, difference: Difference) -> Re
         parts.append(
             Text("One of them has no manifest with settings, so that tensors alone are compared.")
         )
-    meaning = "resuming A in the precision of B"
-    changes = [
-        {
-            "precision": row.path,
-            "A": row.before,
-            "B": row.now,
-            meaning: f"{row.outcome}: {row.meaning}",
-        }
-        for row in difference.changes
-    ]
-    if changes:
-        parts.append(table(changes, wraps=(meaning,)))
+    if difference.changes:
+        parts.append(_changes_table(difference.changes))
     for heading, rows in (("setting", difference.settings), ("tensor", difference.tensors)):
-        if rows:
-            named = [{heading: row[heading], "A": row["a"], "B": row["b"]} for row in rows[:SHOWN]]
+        named = []
+        for row in rows[:SHOWN]:
+            named.append({heading: row[heading], "A": row["a"], "B": row["b"]})
+        if named:
             parts.append(table(named, wraps=("A", "B")))
         if len(rows) > SHOWN:
             parts.append(Text(f"and {len(rows) - SHOWN} more"))
     return Group(*parts)
 
 
+def _changes_table(changes: Sequence[Change]) -> RenderableType:
+    """Return the changes of precision, and what each means for a run that resumes."""
+    meaning = "resuming A in the precision of B"
+    rows = []
+    for change in changes:
+        rows.append(
+            {
+                "precision": change.path,
+                "A": change.before,
+                "B": change.now,
+                meaning: f"{change.outcome}: {change.meaning}",
+            }
+        )
+    return table(rows, wraps=(meaning,))
+
+
 def round_trip_table(
     source: str, found: Sequence[RoundTrip], left: Sequence[str]
 ) -> RenderableType:
-    """Return the changes of weights through other forms as something rich can print, a row per scheme and form."""
-    rows = [
-        {
-            "scheme": one.scheme,
-            "stored as": STORED_AS[one.form],
-            "codes changed": _share(one.codes_changed, one.codes),
-            "scales changed": f"{one.scales_changed} of {one.scales}",
-            "values changed": _share(one.values_changed, one.codes),
-            "largest error": f"{one.largest_error:.2g}" if one.values_changed else "0",
-        }
-        for one in found
-    ]
+    """Return the changes of weights through other forms as a table, a row per scheme and form."""
+    rows = []
+    for trip in found:
+        largest_error = "0"
+        if trip.values_changed:
+            largest_error = f"{trip.largest_error:.2g}"
+        rows.append(
+            {
+                "scheme": trip.scheme,
+                "stored as": STORED_AS[trip.form],
+                "codes changed": _share(trip.codes_changed, trip.codes),
+                "scales changed": f"{trip.scales_changed} of {trip.scales}",
+                "values changed": _share(trip.values_changed, trip.codes),
+                "largest error": largest_error,
+            }
+        )
     numbers = ("codes changed", "scales changed", "values changed", "largest error")
-    notes = [Text(f"Left out, too large for the memory: {', '.join(left)}.")] if left else []
-    return Group(table(rows, title=source, numbers=numbers, wraps=("stored as",)), *notes)
+    shown = [table(rows, title=source, numbers=numbers, wraps=("stored as",))]
+    if left:
+        shown.append(Text(f"Left out, too large for the memory: {', '.join(left)}."))
+    return Group(*shown)
 
 
 def _share(part: int, whole: int) -> str:
-    return f"{part / whole:.2%}" if part else "0"
+    if not part:
+        return "0"
+    return f"{part / whole:.2%}"

@@ -1,4 +1,7 @@
-"""The comparison of a sweep: a table and sentences for the terminal, Markdown, JSON, and the curves as a picture."""
+"""The comparison of a sweep, for a terminal and as files.
+
+The terminal gets a table and sentences; the files are Markdown, JSON, and the curves as a picture.
+"""
 
 from __future__ import annotations
 
@@ -30,92 +33,124 @@ LINEAR_GATES = 8
 def show_comparisons(comparisons: Sequence[Comparison]) -> None:
     """Print a table and a verdict per recipe, for each comparison of a sweep."""
     for comparison in comparisons:
-        rows = [_cells(row) for row in comparison.rows]
-        show(table(rows, title=_title(comparison), numbers={*rows[0]} - {"recipe", "verdict"}))
+        rows = list(map(_cells, comparison.rows))
+        numbers = {*rows[0]} - {"recipe", "verdict"}
+        show(table(rows, title=_title(comparison), numbers=numbers))
         print("\n".join(sentences(comparison)))  # noqa: T201  the end of a command
 
 
 def sentences(comparison: Comparison) -> list[str]:
     """Return the proof that the runs are twins, and the verdict on each recipe."""
     baseline = comparison.baseline
-    fields = sorted({name for row in comparison.rows for name in row.differs_in})
+    fields: set[str] = set()
+    for row in comparison.rows:
+        fields.update(row.differs_in)
     proof = (
-        f"Twins: {comparison.equal_fields} fields of the runs are equal, and {len(fields)} fields of precision differ. "
-        "Each seed has its own weights and order of the data, the same for every recipe."
+        f"Twins: {comparison.equal_fields} fields of the runs are equal, and {len(fields)} fields "
+        "of precision differ. Each seed has its own weights and order of the data, the same for "
+        "every recipe."
     )
-    return [proof, *(row.sentence(baseline.label) for row in comparison.rows[1:])]
+    lines = [proof]
+    for row in comparison.rows[1:]:
+        lines.append(row.sentence(baseline.label))
+    return lines
 
 
 def answers(comparisons: Sequence[Comparison]) -> dict[Path, dict[str, str]]:
-    """Return for each run that has a twin of another recipe a state (good, bad, unknown) and a sentence."""
-    found: dict[Path, dict[str, str]] = {}
-    for comparison in (one for one in comparisons if len(one.rows) > 1):
+    """Return for each run that has a twin of another recipe a state and a sentence.
+
+    A state is good, bad or unknown.
+    """
+    answer_of: dict[Path, dict[str, str]] = {}
+    for comparison in comparisons:
+        if len(comparison.rows) < 2:
+            continue
         for row, sentence in zip(comparison.rows, sentences(comparison), strict=True):
-            state = STATES[row.gap.verdict] if row.gap is not None else "unknown"
-            found |= {arm.folder: {"state": state, "sentence": sentence} for arm in row.arms}
-    return found
+            state = "unknown"
+            if row.gap is not None:
+                state = STATES[row.gap.verdict]
+            for arm in row.arms:
+                answer_of[arm.folder] = {"state": state, "sentence": sentence}
+    return answer_of
 
 
 def write_comparisons(folder: Path, comparisons: Sequence[Comparison]) -> None:
-    """Write ``comparison.md``, ``comparison.json`` and a picture of each comparison into a folder."""
+    """Write ``comparison.md``, ``comparison.json`` and a picture per comparison into a folder."""
     parts = []
     for number, comparison in enumerate(comparisons, start=1):
-        picture = f"{NAME}.png" if len(comparisons) == 1 else f"{NAME}-{number}.png"
+        picture = f"{NAME}.png"
+        if len(comparisons) > 1:
+            picture = f"{NAME}-{number}.png"
         plot_comparison(folder / picture, comparison)
         parts.append(_markdown(comparison, picture))
     (folder / f"{NAME}.md").write_text("\n".join(parts), encoding="utf-8")
-    content = json.dumps([comparison_dict(comparison) for comparison in comparisons], indent=2)
-    (folder / f"{NAME}.json").write_text(content + "\n", encoding="utf-8")
+    content = list(map(comparison_dict, comparisons))
+    text = json.dumps(content, indent=2)
+    (folder / f"{NAME}.json").write_text(text + "\n", encoding="utf-8")
 
 
 def comparison_dict(comparison: Comparison) -> dict[str, Any]:
     """Return a comparison as plain data."""
-    rows = [
-        {
-            "recipe": row.label,
-            "gap": dataclasses.asdict(row.gap) if row.gap is not None else None,
-            "differs_in": list(row.differs_in),
-            "failures": row.failures,
-            **row.figures,
-            "runs": [str(arm.folder) for arm in row.arms],
-        }
-        for row in comparison.rows
-    ]
-    about = {
+    rows = list(map(_row_dict, comparison.rows))
+    return {
         "where": dict(comparison.where),
         "gate": comparison.gate,
         "equal_fields": comparison.equal_fields,
+        "rows": rows,
     }
-    return {**about, "rows": rows}
+
+
+def _row_dict(row: RecipeRow) -> dict[str, Any]:
+    gap = None
+    if row.gap is not None:
+        gap = dataclasses.asdict(row.gap)
+    folders = [str(arm.folder) for arm in row.arms]
+    return {
+        "recipe": row.label,
+        "gap": gap,
+        "differs_in": list(row.differs_in),
+        "failures": row.failures,
+        **row.figures,
+        "runs": folders,
+    }
 
 
 def _title(comparison: Comparison) -> str:
+    title = f"Compared with {comparison.baseline.label}"
     where = ", ".join(f"{name}={value}" for name, value in comparison.where.items())
-    return f"Compared with {comparison.baseline.label}" + (f", where {where}" if where else "")
+    if where:
+        title += f", where {where}"
+    return title
 
 
 def _markdown(comparison: Comparison, picture: str) -> str:
-    lines = [f"## {_title(comparison)}", "", markdown([_cells(row) for row in comparison.rows])]
-    lines += [
-        "",
-        *(f"- {sentence}" for sentence in sentences(comparison)),
-        "",
-        f"![Losses and gaps]({picture})",
-        "",
-    ]
+    rows = list(map(_cells, comparison.rows))
+    lines = [f"## {_title(comparison)}", "", markdown(rows), ""]
+    for sentence in sentences(comparison):
+        lines.append(f"- {sentence}")
+    lines += ["", f"![Losses and gaps]({picture})", ""]
     return "\n".join(lines)
 
 
 def _cells(row: RecipeRow) -> dict[str, str]:
     gap, figures = row.gap, row.figures
-    memory, errors = figures["peak_memory_bytes"], figures["sqnr_db"]
-    interval = "-"
-    if gap is not None and gap.low is not None and gap.high is not None:
-        interval = f"{100 * gap.low:+.2f} to {100 * gap.high:+.2f} %"
+    verdict, share, interval = "baseline", None, "-"
+    if gap is not None:
+        verdict, share = gap.verdict, gap.share
+        if gap.low is not None and gap.high is not None:
+            interval = f"{100 * gap.low:+.2f} to {100 * gap.high:+.2f} %"
+    memory = figures["peak_memory_bytes"]
+    peak = "-"
+    if memory is not None:
+        peak = f"{memory / 2**20:,.0f}"
+    ratios = []
+    for operand in OPERANDS:
+        if operand in figures["sqnr_db"]:
+            ratios.append(f"{figures['sqnr_db'][operand]:.1f}")
     return {
         "recipe": row.label,
-        "verdict": "baseline" if gap is None else gap.verdict,
-        "gap": cell(gap.share if gap is not None else None, "+.2%").replace("%", " %"),
+        "verdict": verdict,
+        "gap": cell(share, "+.2%").replace("%", " %"),
         "90 % interval": interval,
         "loss": cell(row.loss),
         "validation": cell(figures["validation_loss"]),
@@ -123,53 +158,19 @@ def _cells(row: RecipeRow) -> dict[str, str]:
         "skipped": str(figures["skipped_steps"]),
         "s/step": cell(figures["step_seconds"], ".3f"),
         "tokens/s": cell(figures["tokens_per_second"], ",.0f"),
-        "peak MiB": "-" if memory is None else f"{memory / 2**20:,.0f}",
-        "SQNR dB (in, weight, grad)": ", ".join(
-            f"{errors[name]:.1f}" for name in OPERANDS if name in errors
-        )
-        or "-",
+        "peak MiB": peak,
+        "SQNR dB (in, weight, grad)": ", ".join(ratios) or "-",
     }
 
 
 def plot_comparison(path: Path, comparison: Comparison) -> None:
-    """Draw the losses with the range of their seeds, and below them each gap with its interval, into a PNG."""
+    """Draw the losses with the range of their seeds, and below them each gap, into a PNG."""
     figure = figure_of(9, 7.5)
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
-    gaps = {}
     for number, row in enumerate(comparison.rows):
         _draw_losses(above, row, f"C{number}")
-        if row.gap is not None and row.gap.over_steps is not None:
-            gaps[f"C{number}"] = points = row.gap.over_steps
-            below.plot(
-                points.steps, 100 * np.asarray(points.mean), color=f"C{number}", linewidth=1.4
-            )
-    gate = 100 * comparison.gate
-    below.axhspan(-gate, gate, color="tab:gray", alpha=0.15, label=f"gate: {gate:g} %")
-    below.margins(y=0.5)
-    least, most = below.get_ylim()  # of the means: an interval may be cut
-    for colour, points in gaps.items():
-        low, high = (100 * np.asarray(values) for values in (points.low, points.high))
-        below.fill_between(points.steps, low, high, color=colour, alpha=0.15, linewidth=0)
-    windows = [
-        row.gap.window
-        for row in comparison.rows
-        if row.gap is not None and row.gap.window is not None
-    ]
-    if windows:
-        below.axvline(
-            windows[0][0],
-            color="tab:gray",
-            linestyle="--",
-            linewidth=1,
-            label="judged from here on",
-        )
-    if max(-least, most) > LINEAR_GATES * gate:  # one recipe far off would flatten the others
-        below.set_yscale("symlog", linthresh=gate)
-    below.set_ylim(least, most)
     above.set(title="Training loss: mean and range of the seeds", ylabel="nats per token")
-    below.set(
-        xlabel="step", ylabel=f"gap to {comparison.baseline.label}\n(%, mean and 90 % interval)"
-    )
+    _draw_gaps(below, comparison)
     for axes in (above, below):
         axes.grid(visible=True, alpha=0.3)
         axes.legend(fontsize=8)
@@ -181,7 +182,38 @@ def _draw_losses(axes: Axes, row: RecipeRow, colour: str) -> None:
     if not steps:
         return
     losses = np.stack([curve.over(steps) for curve in row.curves])
+    least, most = losses.min(axis=0), losses.max(axis=0)
     axes.plot(steps, losses.mean(axis=0), color=colour, linewidth=1.4, label=row.label)
-    axes.fill_between(
-        steps, losses.min(axis=0), losses.max(axis=0), color=colour, alpha=0.15, linewidth=0
-    )
+    axes.fill_between(steps, least, most, color=colour, alpha=0.15, linewidth=0)
+
+
+def _draw_gaps(axes: Axes, comparison: Comparison) -> None:
+    """Draw each gap with its interval, the gate, and the step from which the gaps are judged."""
+    gaps = {}
+    windows = []
+    for number, row in enumerate(comparison.rows):
+        if row.gap is None:
+            continue
+        if row.gap.window is not None:
+            windows.append(row.gap.window)
+        points = row.gap.over_steps
+        if points is not None:
+            colour = f"C{number}"
+            gaps[colour] = points
+            axes.plot(points.steps, 100 * np.asarray(points.mean), color=colour, linewidth=1.4)
+    gate = 100 * comparison.gate
+    axes.axhspan(-gate, gate, color="tab:gray", alpha=0.15, label=f"gate: {gate:g} %")
+    axes.margins(y=0.5)
+    least, most = axes.get_ylim()  # of the means: an interval may be cut
+    for colour, points in gaps.items():
+        low, high = 100 * np.asarray(points.low), 100 * np.asarray(points.high)
+        axes.fill_between(points.steps, low, high, color=colour, alpha=0.15, linewidth=0)
+    if windows:
+        first_step = windows[0][0]
+        label = "judged from here on"
+        axes.axvline(first_step, color="tab:gray", linestyle="--", linewidth=1, label=label)
+    if max(-least, most) > LINEAR_GATES * gate:  # one recipe far off would flatten the others
+        axes.set_yscale("symlog", linthresh=gate)
+    axes.set_ylim(least, most)
+    ylabel = f"gap to {comparison.baseline.label}\n(%, mean and 90 % interval)"
+    axes.set(xlabel="step", ylabel=ylabel)

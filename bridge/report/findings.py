@@ -1,4 +1,4 @@
-"""Findings of a check: for people, as plain data, and as SARIF 2.1.0, the format that code review takes."""
+"""Findings of a check: for people, as plain data, and as SARIF 2.1.0, which code review takes."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,19 +10,6 @@ from bridge.rules.rule import EVIDENCE, Rule, RuleFinding, remedy_of
 from bridge.rules.rulebook import BY_ID, RULES
 from bridge.rules.run_context import RunContext
 
-_FIELDS = [
-    "id",
-    "severity",
-    "title",
-    "path",
-    "value",
-    "where",
-    "rule",
-    "remedies",
-    "source",
-    "evidence",
-    "depends_on",
-]
 STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
 
@@ -40,9 +27,8 @@ def findings_lines(report: Report, *, is_quiet: bool = False) -> list[Line]:
     for finding in report.findings:
         if not (is_quiet and finding.severity == "info"):
             lines.extend(_finding(finding))
-    lines.extend(
-        ((f"silenced {one.id} {one.path}: {one.silenced}", "dim"),) for one in report.silenced
-    )
+    for finding in report.silenced:
+        lines.append(((f"silenced {finding.id} {finding.path}: {finding.silenced}", "dim"),))
     lines.append(((verdict_line(report), ""),))
     if report.not_asked is not None:
         lines.append(((f"  {report.not_asked}", ""),))
@@ -51,64 +37,98 @@ def findings_lines(report: Report, *, is_quiet: bool = False) -> list[Line]:
 
 def verdict_line(report: Report) -> str:
     """Return how many findings of each kind there are, as one sentence."""
-    counts = [(len(report.of(severity)), severity) for severity in ("error", "warning", "info")]
-    found = [f"{count} {severity}{'s' if count > 1 else ''}" for count, severity in counts if count]
-    silenced = f", {len(report.silenced)} silenced" if report.silenced else ""
-    return f"{', '.join(found) or 'nothing found'}{silenced}"
+    counts = []
+    for severity in ("error", "warning", "info"):
+        count = len(report.of(severity))
+        if count:
+            counts.append(_counted(count, severity))
+    sentence = ", ".join(counts) or "nothing found"
+    if report.silenced:
+        sentence += f", {len(report.silenced)} silenced"
+    return sentence
+
+
+def _counted(count: int, noun: str) -> str:
+    if count > 1:
+        return f"{count} {noun}s"
+    return f"{count} {noun}"
 
 
 def brief_line(report: Report) -> str:
-    """Return the ids of the rules that find an error or a warning, and how many rules cannot be judged."""
+    """Return the ids of the rules that find an error or a warning.
+
+    The number of rules that cannot be judged follows.
+    """
     parts = []
     for severity in ("error", "warning"):
-        found = report.of(severity)
-        if found:
-            ids = ", ".join(dict.fromkeys(finding.id for finding in found))
-            parts.append(f"{len(found)} {severity}{'s' if len(found) > 1 else ''} ({ids})")
+        findings = report.of(severity)
+        if findings:
+            ids = dict.fromkeys(finding.id for finding in findings)
+            parts.append(f"{_counted(len(findings), severity)} ({', '.join(ids)})")
     unknown = [finding for finding in report.findings if finding.unknown]
     if unknown:
         parts.append(f"{len(unknown)} cannot be judged")
-    if report.context.not_asked:
-        parts.append(
-            f"{len(report.context.not_asked)} not asked of {report.context.run.reading.other_layers}"
-        )
+    not_asked = report.context.not_asked
+    if not_asked:
+        other_layers = report.context.run.reading.other_layers
+        parts.append(f"{len(not_asked)} not asked of {other_layers}")
     return ", ".join(parts) or "nothing found"
 
 
 def findings_dict(report: Report, *, strict: bool = False) -> dict[str, Any]:
     """Return the report as plain data."""
+    choice = report.context.run.choice
+    auto = None
+    if choice is not None:
+        auto = choice.to_dict()
     return {
         "precision": report.precision,
         "target": report.target,
-        "auto": report.context.run.choice.to_dict()
-        if report.context.run.choice is not None
-        else None,
+        "auto": auto,
         "gradients": report.context.flow,
         "verdict": report.verdict,
         "exit_code": report.exit_code(strict=strict),
-        "findings": [finding_dict(finding) for finding in report.findings],
-        "silenced": [finding_dict(finding) for finding in report.silenced],
+        "findings": list(map(finding_dict, report.findings)),
+        "silenced": list(map(finding_dict, report.silenced)),
         "not_asked": report.not_asked,
     }
 
 
 def finding_dict(finding: RuleFinding) -> dict[str, Any]:
     """Return a finding as plain data."""
-    row = {name: getattr(finding, name) for name in _FIELDS} | {"value": plain(finding.value)}
-    row["remedies"] = list(finding.remedies)
-    row["unknown"] = dict(finding.unknown)
-    return row | ({"silenced": finding.silenced} if finding.silenced is not None else {})
+    row = {
+        "id": finding.id,
+        "severity": finding.severity,
+        "title": finding.title,
+        "path": finding.path,
+        "value": plain(finding.value),
+        "where": finding.where,
+        "rule": finding.rule,
+        "remedies": list(finding.remedies),
+        "source": finding.source,
+        "evidence": finding.evidence,
+        "depends_on": finding.depends_on,
+        "unknown": dict(finding.unknown),
+    }
+    if finding.silenced is not None:
+        row["silenced"] = finding.silenced
+    return row
 
 
 def _finding(finding: RuleFinding) -> list[Line]:
-    where = f" ({finding.where})" if finding.where and finding.where != "stated" else ""
+    where = ""
+    if finding.where and finding.where != "stated":
+        where = f" ({finding.where})"
     fault = bounded(f" {finding.path} = {plain(finding.value)!r}{where}: {finding.rule}.")
-    note = "" if finding.evidence == "verified" else f" ({EVIDENCE[finding.evidence]})"
-    return [
-        ((f"{finding.severity} {finding.id}", STYLES[finding.severity]), (fault, "")),
-        *(((f"    - {remedy_of((text,))}", ""),) for text in finding.remedies),
-        ((f"    source: {finding.source}{note}", "dim"),),
-    ]
+    note = ""
+    if finding.evidence != "verified":
+        note = f" ({EVIDENCE[finding.evidence]})"
+    head = (f"{finding.severity} {finding.id}", STYLES[finding.severity])
+    lines: list[Line] = [(head, (fault, ""))]
+    for remedy in finding.remedies:
+        lines.append(((f"    - {remedy_of((remedy,))}", ""),))
+    lines.append(((f"    source: {finding.source}{note}", "dim"),))
+    return lines
 
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
@@ -117,7 +137,10 @@ _INDEX = {rule.id: index for index, rule in enumerate(RULES)}
 
 
 def sarif(reports: Sequence[Report], *, file: str, version: str) -> dict[str, Any]:
-    """Return reports as a SARIF log, one run each; silenced findings are in it as suppressed, with the reason."""
+    """Return reports as a SARIF log, one run each.
+
+    Silenced findings are in it as suppressed, with the reason.
+    """
     runs = []
     for report in reports:
         properties = {"precision": report.precision, "target": report.target}
@@ -126,8 +149,12 @@ def sarif(reports: Sequence[Report], *, file: str, version: str) -> dict[str, An
 
 
 def sarif_of_files(checked: Sequence[tuple[str, Report]], *, version: str) -> dict[str, Any]:
-    """Return the reports of several files as a SARIF log of one run: code review takes 20 runs at most."""
-    results, rows = [], []
+    """Return the reports of several files as a SARIF log of one run.
+
+    Code review takes 20 runs at most.
+    """
+    results: list[dict[str, Any]] = []
+    rows = []
     for file, report in checked:
         results += _results(report, file)
         rows.append({"file": file, "precision": report.precision, "target": report.target})
@@ -138,11 +165,8 @@ def sarif_of_files(checked: Sequence[tuple[str, Report]], *, version: str) -> di
 def _sarif_run(
     results: list[dict[str, Any]], properties: dict[str, Any], version: str
 ) -> dict[str, Any]:
-    driver = {
-        "name": "precision-bridge",
-        "semanticVersion": version,
-        "rules": [_rule(rule) for rule in RULES],
-    }
+    rules = [_rule(rule) for rule in RULES]
+    driver = {"name": "precision-bridge", "semanticVersion": version, "rules": rules}
     return {"tool": {"driver": driver}, "properties": properties, "results": results}
 
 
@@ -152,11 +176,13 @@ def _results(report: Report, file: str) -> list[dict[str, Any]]:
 
 
 def _rule(rule: Rule[RunContext]) -> dict[str, Any]:
+    words = []
+    for word in rule.title.replace("-", " ").split():
+        if word.isalnum():
+            words.append(word.capitalize())
     return {
         "id": rule.id,
-        "name": "".join(
-            word.capitalize() for word in rule.title.replace("-", " ").split() if word.isalnum()
-        ),
+        "name": "".join(words),
         "shortDescription": {"text": rule.title},
         "fullDescription": {"text": rule.explanation or rule.title},
         "help": {"text": f"Source: {rule.source}."},
@@ -166,23 +192,17 @@ def _rule(rule: Rule[RunContext]) -> dict[str, Any]:
 
 
 def _result(finding: RuleFinding, file: str) -> dict[str, Any]:
-    suppressed = (
-        [{"kind": "external", "justification": finding.silenced}]
-        if finding.silenced is not None
-        else []
-    )
-    return {
+    place = {"artifactLocation": {"uri": file}, "region": {"startLine": 1}}
+    setting = {"fullyQualifiedName": finding.path, "kind": "member"}
+    result: dict[str, Any] = {
         "ruleId": finding.id,
         "ruleIndex": _INDEX[finding.id],
         "level": _LEVELS[finding.severity],
         "message": {"text": str(finding)},
-        "locations": [
-            {
-                "physicalLocation": {"artifactLocation": {"uri": file}, "region": {"startLine": 1}},
-                "logicalLocations": [{"fullyQualifiedName": finding.path, "kind": "member"}],
-            }
-        ],
+        "locations": [{"physicalLocation": place, "logicalLocations": [setting]}],
         "partialFingerprints": {"ruleAndSetting": f"{finding.id}/{finding.path}"},
         "properties": {"source": BY_ID[finding.id].source},
-        **({"suppressions": suppressed} if suppressed else {}),
     }
+    if finding.silenced is not None:
+        result["suppressions"] = [{"kind": "external", "justification": finding.silenced}]
+    return result

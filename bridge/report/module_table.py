@@ -1,14 +1,15 @@
-"""The modules that each row of `modules`, or each matcher of a foreign recipe, takes, as a table and as plain data."""
+"""The modules that each row of `modules`, or each matcher of a foreign recipe, takes.
+
+They are shown as a table and as plain data.
+"""
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from bridge.plan.precision_plan import compact
-from bridge.precision.grouping import grouped
 from bridge.precision.matchers import HIGH, Matcher
 from bridge.report.findings import STYLES
 from bridge.report.table import NUMBERED, table
@@ -21,97 +22,137 @@ def module_table(
 ) -> RenderableType:
     """Return the selection as something rich can print."""
     high = f"{mode} (the run's dtype)"
-    rows = [
+    rows = []
+    for row in selection.rows:
+        is_low = row.matcher.precision != HIGH
+        rows.append(
+            {
+                "": row.matcher.name,
+                "select": row.matcher.select,
+                "precision": _precision(row.matcher, high),
+                "takes": _reach(row.taken, mode, is_low=is_low),
+                "linears": str(len(row.taken)),
+            }
+        )
+    rows.append(
         {
-            "": row.matcher.name,
-            "select": row.matcher.select,
-            "precision": _precision(row.matcher, high),
-            "takes": _reach(row.taken, mode, is_low=row.matcher.precision != HIGH),
-            "linears": str(len(row.taken)),
+            "": "",
+            "select": "the rest",
+            "precision": f"{run} (the run)",
+            "takes": _reach(selection.left, mode, is_low=run != mode),
+            "linears": str(len(selection.left)),
         }
-        for row in selection.rows
-    ]
-    left = {
-        "takes": _reach(selection.left, mode, is_low=run != mode),
-        "linears": str(len(selection.left)),
-    }
-    rows.append({"": "", "select": "the rest", "precision": f"{run} (the run)", **left})
-    what = (
-        "matchers of model.quant_recipe"
-        if selection.is_foreign
-        else "rows of mixed_precision.modules"
     )
-    shown = table(
-        rows, title=f"{what}, {layout}{NUMBERED}", numbers=("linears",), wraps=("select", "takes")
-    )
-    return Group(
-        shown, *(Text(f"{one.severity}: {one}", style=STYLES[one.severity]) for one in findings)
-    )
+    what = "rows of mixed_precision.modules"
+    if selection.is_foreign:
+        what = "matchers of model.quant_recipe"
+    title = f"{what}, {layout}{NUMBERED}"
+    parts = [table(rows, title=title, numbers=("linears",), wraps=("select", "takes"))]
+    for finding in findings:
+        parts.append(Text(f"{finding.severity}: {finding}", style=STYLES[finding.severity]))
+    return Group(*parts)
 
 
 def selection_dict(selection: ModuleSelection, findings: Sequence[RuleFinding]) -> dict[str, Any]:
     """Return the selection as plain data."""
+    elsewhere = []
+    for reach in selection.elsewhere:
+        elsewhere.append(
+            {
+                "row": reach.row.matcher.name,
+                "pipeline": reach.stages,
+                "layers": list(reach.row.numbers),
+                "layers_there": list(reach.there),
+            }
+        )
     return {
         "is_foreign": selection.is_foreign,
-        "rows": [_row_dict(row) for row in selection.rows],
-        "left": [module.path for module in selection.left],
-        "layers_elsewhere": [
-            {
-                "row": one.row.matcher.name,
-                "pipeline": one.stages,
-                "layers": list(one.row.numbers),
-                "layers_there": list(one.there),
-            }
-            for one in selection.elsewhere
-        ],
+        "rows": list(map(_row_dict, selection.rows)),
+        "left": _paths(selection.left),
+        "layers_elsewhere": elsewhere,
         "findings": findings_of(findings),
     }
 
 
 def findings_of(findings: Sequence[RuleFinding]) -> list[dict[str, Any]]:
     """Return findings about a selection as plain data."""
-    return [
-        {key: asdict(one)[key] for key in ("id", "severity", "path", "rule", "remedy")}
-        for one in findings
-    ]
+    rows = []
+    for finding in findings:
+        rows.append(
+            {
+                "id": finding.id,
+                "severity": finding.severity,
+                "path": finding.path,
+                "rule": finding.rule,
+                "remedy": finding.remedy,
+            }
+        )
+    return rows
 
 
 def _row_dict(row: Selected) -> dict[str, Any]:
+    low = [module for module in row.taken if module.scheme is not None]
     return {
         "name": row.matcher.name,
         "select": row.matcher.select,
         "precision": row.matcher.precision,
         "evaluation": row.matcher.outside,
-        "takes": [module.path for module in row.taken],
-        "in_low_precision": [module.path for module in row.taken if module.scheme is not None],
-        "taken_before": [module.path for module in row.shadowed],
+        "takes": _paths(row.taken),
+        "in_low_precision": _paths(low),
+        "taken_before": _paths(row.shadowed),
         "before_by": list(row.by),
-        "read_no_recipe": [module.path for module in row.unread],
+        "read_no_recipe": _paths(row.unread),
         "nearest": list(row.nearest),
     }
 
 
+def _paths(modules: Sequence[Taken]) -> list[str]:
+    return [module.path for module in modules]
+
+
 def _precision(matcher: Matcher, high: str) -> str:
-    training, evaluation = (
-        high if one == HIGH else one for one in (matcher.precision, matcher.outside)
-    )
-    return f"{training}; evaluation in {evaluation}" if evaluation is not None else str(training)
+    training, evaluation = matcher.precision, matcher.outside
+    if training == HIGH:
+        training = high
+    if evaluation is None:
+        return str(training)
+    if evaluation == HIGH:
+        evaluation = high
+    return f"{training}; evaluation in {evaluation}"
 
 
 def _reach(modules: Sequence[Taken], mode: str, *, is_low: bool) -> str:
-    """Return the modules by layer, those that stay in the run's dtype under a choice of FP8 or FP4 apart."""
-    kept = _places([module for module in modules if is_low and module.scheme is None])
-    acting = _places([module for module in modules if not is_low or module.scheme is not None])
-    return (
-        "; ".join(filter(None, (acting, kept and f"in {mode} all the same: {kept}"))) or "nothing"
-    )
+    """Return the modules by layer.
+
+    Under a choice of FP8 or FP4, those that stay in the run's dtype are named apart.
+    """
+    kept, acting = [], []
+    for module in modules:
+        if is_low and module.scheme is None:
+            kept.append(module)
+        else:
+            acting.append(module)
+    parts = []
+    if acting:
+        parts.append(_places(acting))
+    if kept:
+        parts.append(f"in {mode} all the same: {_places(kept)}")
+    return "; ".join(parts) or "nothing"
 
 
 def _places(modules: Sequence[Taken]) -> str:
     """Return modules by layer: "linear_qkv of 1-24; mtp.layers.0.eh_proj"."""
-    layers = grouped((one.module, str(one.number + 1)) for one in modules if one.number is not None)
-    names = grouped((compact(numbers), name) for name, numbers in layers.items())
-    others = grouped((one.layer, one.module) for one in modules if one.number is None)
-    return "; ".join(
-        f"{', '.join(held)} of {where}" for where, held in [*names.items(), *others.items()]
-    )
+    layers_of: dict[str, list[str]] = {}
+    others: dict[str, list[str]] = {}
+    for module in modules:
+        if module.number is None:
+            others.setdefault(module.layer, []).append(module.module)
+        else:
+            layers_of.setdefault(module.module, []).append(str(module.number + 1))
+    names_of: dict[str, list[str]] = {}
+    for name, layers in layers_of.items():
+        names_of.setdefault(compact(layers), []).append(name)
+    parts = []
+    for layers_or_place, names in [*names_of.items(), *others.items()]:
+        parts.append(f"{', '.join(names)} of {layers_or_place}")
+    return "; ".join(parts)

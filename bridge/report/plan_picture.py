@@ -1,6 +1,7 @@
 """A precision plan as a picture: layers down, GEMMs and tensors across, one colour per format."""
 
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -48,16 +49,19 @@ Column = tuple[str, str] | None
 def draw_plan(plan: PrecisionPlan, path: Path) -> None:
     """Write the picture; the suffix of the path chooses the format (png, svg, pdf)."""
     columns, rows = _columns(plan), list(plan.layers)
-    height = max(ROW_HEIGHT, 2.6 / len(rows)) if len(rows) < 40 else max(0.09, 7.5 / len(rows))
+    height = max(0.09, 7.5 / len(rows))
+    if len(rows) < 40:
+        height = max(ROW_HEIGHT, 2.6 / len(rows))
     figure = figure_of(2.0 + COLUMN_WIDTH * len(columns), 2.4 + height * len(rows))
     axes = figure.add_subplot()
     formats = _draw_cells(axes, rows, columns)
-    _label(axes, plan, rows, columns)
-    patches = [
-        Patch(color=COLOURS[name], label=TITLES.get(name, name.upper()))
-        for name in COLOURS
-        if name in formats
-    ]
+    _name_columns(axes, columns)
+    _name_rows(axes, rows)
+    _draw_stages(axes, plan, columns)
+    patches = []
+    for name, colour in COLOURS.items():
+        if name in formats:
+            patches.append(Patch(color=colour, label=TITLES.get(name, name.upper())))
     title = "A cell of two colours multiplies two formats; weight is how it is stored."
     style: dict[str, Any] = {
         "ncols": len(patches),
@@ -67,12 +71,8 @@ def draw_plan(plan: PrecisionPlan, path: Path) -> None:
     }
     figure.legend(handles=patches, loc="outside lower left", title=title, alignment="left", **style)
     low, linears = plan.linears()
-    figure.suptitle(
-        f"{plan.label}: {low} of {linears} linear layers in FP8 or FP4",
-        x=0.01,
-        ha="left",
-        fontsize=10,
-    )
+    heading = f"{plan.label}: {low} of {linears} linear layers in FP8 or FP4"
+    figure.suptitle(heading, x=0.01, ha="left", fontsize=10)
     figure.savefig(path, dpi=120, bbox_inches="tight")
 
 
@@ -80,67 +80,109 @@ def _columns(plan: PrecisionPlan) -> list[Column]:
     """Return everything that is drawn, in the order in which the forward pass meets it."""
     ahead: list[tuple[str, str]] = []
     for layers, modules in plan.folded():
-        mine = [(module.name, item) for module in modules for item in ITEMS[module.kind]]
-        place = 0 if layers[0].label == "embedding" else len(ahead)
-        for column in reversed(mine):  # a new column goes before the known one behind it
+        drawn: list[tuple[str, str]] = []
+        for module in modules:
+            for item in ITEMS[module.kind]:
+                drawn.append((module.name, item))
+        place = len(ahead)
+        if layers[0].label == "embedding":
+            place = 0
+        for column in reversed(drawn):  # a new column goes before the known one behind it
             if column in ahead:
                 place = ahead.index(column)
             else:
                 ahead.insert(place, column)
-    apart = [[None, *own] for _, own in groupby(ahead, key=lambda column: column[0])]
-    return [column for own in apart for column in own][1:]
+    columns: list[Column] = []
+    for _, of_module in groupby(ahead, key=itemgetter(0)):
+        if columns:
+            columns.append(None)
+        columns.extend(of_module)
+    return columns
 
 
 def _draw_cells(axes: Axes, rows: list[PlanLayer], columns: list[Column]) -> set[str]:
-    """Draw the cells, in two colours where a GEMM multiplies two formats, and return the formats that occur."""
+    """Draw the cells, in two colours where a GEMM multiplies two formats.
+
+    Returns:
+        The formats that occur.
+    """
     codes = {name: code for code, name in enumerate(COLOURS)}
+    unknown = len(codes)
     formats: set[str] = set()
-    mesh = np.full(
-        (len(rows), 2 * len(columns)), np.nan
-    )  # the left and the right half of each cell
+    # The left and the right half of each cell.
+    mesh = np.full((len(rows), 2 * len(columns)), np.nan)
     for y, layer in enumerate(rows):
-        found = {(module.name, row.item): row for module in layer.modules for row in module.rows}
+        format_of = _formats_of(layer)
         for x, column in enumerate(columns):
-            row = None if column is None else found.get(column)
-            if row is not None:
-                parts = (row.storage if row.item == "weight" else row.format).split(" x ")
-                formats.update(parts)
-                mesh[y, 2 * x : 2 * x + 2] = [
-                    codes.get(part, len(codes)) for part in (parts[0], parts[-1])
-                ]
-    edges, colours = (
-        np.arange(2 * len(columns) + 1) / 2,
-        ListedColormap([*COLOURS.values(), "#dddddd"]),
-    )
-    axes.pcolormesh(
-        edges, np.arange(len(rows) + 1), mesh, cmap=colours, vmin=-0.5, vmax=len(codes) + 0.5
-    )
-    axes.vlines(edges[::2], 0, len(rows), color="white", linewidth=1.5)
-    axes.hlines(np.arange(len(rows) + 1), 0, len(columns), color="white", linewidth=1)
+            if column is None or column not in format_of:
+                continue
+            parts = format_of[column].split(" x ")
+            formats.update(parts)
+            mesh[y, 2 * x] = codes.get(parts[0], unknown)
+            mesh[y, 2 * x + 1] = codes.get(parts[-1], unknown)
+    x_edges = np.arange(2 * len(columns) + 1) / 2
+    y_edges = np.arange(len(rows) + 1)
+    colours = ListedColormap([*COLOURS.values(), "#dddddd"])
+    axes.pcolormesh(x_edges, y_edges, mesh, cmap=colours, vmin=-0.5, vmax=unknown + 0.5)
+    axes.vlines(x_edges[::2], 0, len(rows), color="white", linewidth=1.5)
+    axes.hlines(y_edges, 0, len(columns), color="white", linewidth=1)
     axes.set_ylim(len(rows), 0)
     return formats
 
 
-def _label(axes: Axes, plan: PrecisionPlan, rows: list[PlanLayer], columns: list[Column]) -> None:
-    """Name the layers, items and modules, and draw a line where the next pipeline stage begins."""
-    shown = [(x + 0.5, *column) for x, column in enumerate(columns) if column is not None]
-    axes.set_xticks(
-        [x for x, _, _ in shown], [item for _, _, item in shown], rotation=90, fontsize=6
-    )
-    for module, own in groupby(shown, key=lambda one: one[1]):
-        middle = fmean(x for x, _, _ in own)
+def _formats_of(layer: PlanLayer) -> dict[tuple[str, str], str]:
+    """Return (module, item) -> the format that its cell shows.
+
+    A weight shows the format in which it is stored.
+    """
+    format_of: dict[tuple[str, str], str] = {}
+    for module in layer.modules:
+        for row in module.rows:
+            shown = row.format
+            if row.item == "weight":
+                shown = row.storage
+            format_of[module.name, row.item] = shown
+    return format_of
+
+
+def _name_columns(axes: Axes, columns: list[Column]) -> None:
+    """Write the item of each column below it, and the module of several columns above them."""
+    centres, items, modules = [], [], []
+    for x, column in enumerate(columns):
+        if column is not None:
+            module, item = column
+            centres.append(x + 0.5)
+            items.append(item)
+            modules.append((module, x + 0.5))
+    axes.set_xticks(centres, items, rotation=90, fontsize=6)
+    for module, of_module in groupby(modules, key=itemgetter(0)):
+        middle = fmean(centre for _, centre in of_module)
         axes.text(middle, -0.35, module, rotation=40, ha="left", va="bottom", fontsize=7)
-    step = 1 if len(rows) <= 44 else 5
-    ticks = [y for y, layer in enumerate(rows) if layer.number is None or layer.number % step == 0]
-    axes.set_yticks([y + 0.5 for y in ticks], [rows[y].label for y in ticks], fontsize=7)
+
+
+def _name_rows(axes: Axes, rows: list[PlanLayer]) -> None:
+    """Write the names of the layers; of a deep model, only of every fifth layer with a number."""
+    step = 1
+    if len(rows) > 44:
+        step = 5
+    centres, labels = [], []
+    for y, layer in enumerate(rows):
+        if layer.number is None or layer.number % step == 0:
+            centres.append(y + 0.5)
+            labels.append(layer.label)
+    axes.set_yticks(centres, labels, fontsize=7)
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
+
+
+def _draw_stages(axes: Axes, plan: PrecisionPlan, columns: list[Column]) -> None:
+    """Draw a line where the next pipeline stage begins, and name several stages."""
     begin = 0
-    for (stage, _), held in groupby(rows, key=lambda row: (row.stage, row.chunk)):
-        end = begin + len(list(held))
-        if end < len(rows):
+    for (stage, _), layers in groupby(plan.layers, key=lambda layer: (layer.stage, layer.chunk)):
+        end = begin + len(list(layers))
+        if end < len(plan.layers):
             axes.axhline(end, color="#444444", linewidth=0.5, linestyle=(0, (4, 3)))
         if plan.parallel.pipeline > 1:
-            place = len(columns) + 0.3, (begin + end) / 2
-            axes.text(*place, f"stage {stage}", fontsize=6, va="center", color="#444444")
+            x, y = len(columns) + 0.3, (begin + end) / 2
+            axes.text(x, y, f"stage {stage}", fontsize=6, va="center", color="#444444")
         begin = end

@@ -1,6 +1,7 @@
-"""A precision plan and what follows from it, for people: the formats per layer, the GEMMs of a rank, its memory.
+"""A precision plan and what follows from it, for people.
 
-Equal layers, modules and stages share a line, and columns that are equal everywhere are named below the table.
+The formats per layer, the GEMMs of a rank, and its memory are tables. Equal layers, modules and
+stages share a line, and columns that are equal everywhere are named below the table.
 """
 
 import csv
@@ -11,7 +12,7 @@ from dataclasses import replace
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from bridge.plan.alignment import SMALL_SOURCE, AlignmentReport
+from bridge.plan.alignment import SMALL_SOURCE, AlignmentReport, GemmShape
 from bridge.plan.fit import FitOption, FitReport
 from bridge.plan.memory import KINDS, MemoryReport, RankMemory
 from bridge.plan.precision_plan import (
@@ -23,8 +24,7 @@ from bridge.plan.precision_plan import (
     compact,
 )
 from bridge.plan.rows import PlanRow
-from bridge.precision.grouping import grouped
-from bridge.report.table import NUMBERED, Row, table
+from bridge.report.table import NUMBERED, Cell, Row, table
 
 HOST = "on the host"
 HEADINGS = (
@@ -49,33 +49,53 @@ Line = dict[str, str]
 
 def plan_table(plan: PrecisionPlan) -> RenderableType:
     """Return the plan as something rich can print."""
-    groups = [
-        (layers, [(module.name, line_of(module)) for module in modules])
-        for layers, modules in plan.folded()
-    ]
-    lines = [line for _, named in groups for _, line in named]
-    shared = {heading: _same(lines, heading) for heading in COMMON}
-    kept = [heading for heading in HEADINGS if shared.get(heading) is None]
-    sections: list[list[Row]] = []
-    for layers, named in groups:
-        rows: list[Row] = []
-        for values, names in grouped((tuple(line.values()), name) for name, line in named).items():
-            label = "" if rows else compact([layer.label for layer in layers])
-            cells = {
-                heading: _coloured(value) for heading, value in zip(HEADINGS, values, strict=True)
-            }
-            rows.append(
-                {"layers": label, "modules": _modules(names)}
-                | {heading: cells[heading] for heading in kept}
-            )
-        sections.append(rows)
+    groups: list[tuple[str, list[tuple[str, Line]]]] = []
+    lines: list[Line] = []
+    for layers, modules in plan.folded():
+        labels = [layer.label for layer in layers]
+        named = []
+        for module in modules:
+            line = line_of(module)
+            named.append((module.name, line))
+            lines.append(line)
+        groups.append((compact(labels), named))
+    shown = []
+    everywhere = []
+    for heading in HEADINGS:
+        shared = None
+        if heading in COMMON:
+            shared = _same(lines, heading)
+        if shared is None:
+            shown.append(heading)
+        elif shared:
+            everywhere.append(f"{heading} {shared}")
+    sections = []
+    for layers_text, named in groups:
+        sections.append(_section(layers_text, named, shown))
     parts = [table(*sections, title=plan.label + NUMBERED, keys=2, wraps=BROKEN)]
-    everywhere = [f"{heading} {value}" for heading, value in shared.items() if value]
     if everywhere:
         parts.append(Text(f"  Everywhere: {', '.join(everywhere)}."))
     parts.append(Text(f"  {_summary(plan)}"))
-    parts.extend(Text(f"  note: {note}", style="yellow") for note in plan.settings.notes)
+    for note in plan.settings.notes:
+        parts.append(Text(f"  note: {note}", style="yellow"))
     return Group(*parts)
+
+
+def _section(layers: str, named: Sequence[tuple[str, Line]], headings: Sequence[str]) -> list[Row]:
+    """Return the rows of some equal layers; modules with equal lines share a row."""
+    names_of: dict[tuple[str, ...], list[str]] = {}
+    for name, line in named:
+        names_of.setdefault(tuple(line.values()), []).append(name)
+    rows: list[Row] = []
+    for values, names in names_of.items():
+        line = dict(zip(HEADINGS, values, strict=True))
+        row: dict[str, Cell] = {"layers": layers, "modules": _modules(names)}
+        if rows:
+            row["layers"] = ""
+        for heading in headings:
+            row[heading] = _coloured(line[heading])
+        rows.append(row)
+    return rows
 
 
 def difference_table(
@@ -84,35 +104,46 @@ def difference_table(
     """Return the cells in which two plans differ, equal ones folded."""
     if not differences:
         return Text(f"The plans of {before} and {after} are the same.")
-    modules_of = grouped((replace(one, module=""), one.module) for one in differences)
-    items_of = grouped(
-        (replace(one, module=_modules(modules), item=""), one.item)
-        for one, modules in modules_of.items()
-    )
     rows: list[Row] = []
     last = ("", "")
-    for one, items in items_of.items():
-        place = compact(one.layers), one.module
-        named = dict(zip(("layers", "modules"), place if place != last else ("", ""), strict=True))
-        what = ", ".join(items) + ("" if one.column == "format" else f": {one.column}")
+    for difference, items in _folded(differences).items():
+        place = compact(difference.layers), difference.module
+        layers, modules = place
+        if place == last:
+            layers, modules = "", ""
+        what = ", ".join(items)
+        if difference.column != "format":
+            what += f": {difference.column}"
         rows.append(
             {
-                **named,
+                "layers": layers,
+                "modules": modules,
                 "what": what,
-                "before": _coloured(one.before or "-"),
-                "after": _coloured(one.after or "-"),
+                "before": _coloured(difference.before or "-"),
+                "after": _coloured(difference.after or "-"),
             }
         )
         last = place
     return table(rows, title=f"{before} -> {after}{NUMBERED}", wraps=[*rows[0]])
 
 
+def _folded(differences: Sequence[PlanDifference]) -> dict[PlanDifference, list[str]]:
+    """Return differences without an item -> the items that differ so, equal modules as one."""
+    modules_of: dict[PlanDifference, list[str]] = {}
+    for difference in differences:
+        modules_of.setdefault(replace(difference, module=""), []).append(difference.module)
+    items_of: dict[PlanDifference, list[str]] = {}
+    for difference, modules in modules_of.items():
+        without_item = replace(difference, module=_modules(modules), item="")
+        items_of.setdefault(without_item, []).append(difference.item)
+    return items_of
+
+
 def plan_csv(plan: PrecisionPlan) -> str:
     """Return every row of the plan as CSV, one line per layer, module and GEMM or tensor."""
     out = io.StringIO()
-    writer = csv.DictWriter(
-        out, ["layer", "stage", "chunk", "kind", "module", *COLUMNS], lineterminator="\n"
-    )
+    columns = ["layer", "stage", "chunk", "kind", "module", *COLUMNS]
+    writer = csv.DictWriter(out, columns, lineterminator="\n")
     writer.writeheader()
     writer.writerows(plan.rows())
     return out.getvalue()
@@ -120,36 +151,64 @@ def plan_csv(plan: PrecisionPlan) -> str:
 
 def _summary(plan: PrecisionPlan) -> str:
     low, linears = plan.linears()
-    schemes = plan.schemes()
-    if schemes and set(schemes) != {plan.settings.scheme}:
+    schemes, settings = plan.schemes(), plan.settings
+    if schemes and set(schemes) != {settings.scheme}:
         each = ", ".join(f"{count} in {scheme}" for scheme, count in schemes.items())
-        return f"{low} of {linears} linear layers compute in FP8 or FP4, chosen per module: {each} scaling."
-    if plan.settings.family is None:
-        return f"None of the {linears} linear layers computes in FP8 or FP4: the precision is {plan.settings.mode}."
-    name = (plan.settings.family or "").upper()
-    if not low:
-        end = ": a run refuses this" if plan.settings.reaches_layers else ""
-        return f"NONE of the {linears} linear layers computes in {name}, which the recipe asks for{end}."
-    return f"{low} of {linears} linear layers compute in {name} ({plan.settings.scheme} scaling)."
+        return (
+            f"{low} of {linears} linear layers compute in FP8 or FP4, chosen per module: "
+            f"{each} scaling."
+        )
+    if settings.family is None:
+        return (
+            f"None of the {linears} linear layers computes in FP8 or FP4: "
+            f"the precision is {settings.mode}."
+        )
+    name = settings.family.upper()
+    if low:
+        return f"{low} of {linears} linear layers compute in {name} ({settings.scheme} scaling)."
+    end = ""
+    if settings.reaches_layers:
+        end = ": a run refuses this"
+    return (
+        f"NONE of the {linears} linear layers computes in {name}, which the recipe asks for{end}."
+    )
 
 
 def line_of(module: PlanModule) -> Line:
     """Return a module's formats; empty where it has none."""
-    formats = {row.item: row.format for row in module.rows}
-    scales = {row.item: row.scale for row in module.rows}
-    forward = next((formats[item] for item in FORWARD if item in formats), "")
-    backward = formats.get("backward", "")
-    tiles = [scales.get(name, "") for name in ("input", "weight", "grad_output")]
-    scale = tiles[0] if len(set(tiles)) == 1 else ", ".join(tiles)
+    formats, scales = {}, {}
+    for row in module.rows:
+        formats[row.item] = row.format
+        scales[row.item] = row.scale
+    forward = ""
+    for item in FORWARD:
+        if item in formats:
+            forward = formats[item]
+            break
+    tiles = (scales.get("input", ""), scales.get("weight", ""), scales.get("grad_output", ""))
+    scale = ", ".join(tiles)
+    if len(set(tiles)) == 1:
+        scale = tiles[0]
     weight = module.row("weight") or PlanRow(item="weight")
-    kept = (weight.storage, weight.master, weight.gradient, weight.reduction, weight.checkpoint)
-    values = (forward, formats.get("dgrad", backward), formats.get("wgrad", ""), scale, *kept)
-    return dict(zip(HEADINGS, values, strict=True))
+    return {
+        "forward": forward,
+        "dgrad": formats.get("dgrad", formats.get("backward", "")),
+        "wgrad": formats.get("wgrad", ""),
+        "scales x, w, dy": scale,
+        "weight": weight.storage,
+        "master": weight.master,
+        "gradient": weight.gradient,
+        "reduced": weight.reduction,
+        "checkpoint": weight.checkpoint,
+    }
 
 
 def _same(lines: Sequence[Line], heading: str) -> str | None:
+    """Return the value that all lines with a weight have in a column; None where they differ."""
     values = {line[heading] for line in lines if line["weight"]}
-    return values.pop() if len(values) == 1 else None
+    if len(values) != 1:
+        return None
+    return values.pop()
 
 
 def _modules(names: Sequence[str]) -> str:
@@ -158,7 +217,10 @@ def _modules(names: Sequence[str]) -> str:
     before = ""
     for name in names:
         prefix, _, last = name.rpartition(".")
-        short.append(last if prefix and prefix == before else name)
+        if prefix and prefix == before:
+            short.append(last)
+        else:
+            short.append(name)
         before = prefix
     return ", ".join(short)
 
@@ -166,45 +228,59 @@ def _modules(names: Sequence[str]) -> str:
 def _coloured(value: str) -> Text:
     if LOW & set(value.replace(",", " ").split()):
         return Text(value, style="green")
-    return Text(value, style="yellow" if value.startswith(("fp32", "fp64")) else "")
+    if value.startswith(("fp32", "fp64")):
+        return Text(value, style="yellow")
+    return Text(value)
 
 
 def align_table(report: AlignmentReport) -> RenderableType:
     """Return the report as something rich can print."""
     wrong = {(misfit.layers, misfit.module) for misfit in report.misfits}
     low = {(gemm.module, gemm.outputs, gemm.inputs) for gemm in report.gemms if gemm.low}
-    rows: list[Row] = []
+    rows = []
     for gemm in report.gemms:
-        if not gemm.low and (gemm.module, gemm.outputs, gemm.inputs) in low:
-            continue  # the same layer where it stays in high precision
-        verdict = Text("yes" if gemm.low else "", style="green")
-        if (gemm.layers, gemm.module) in wrong:
-            verdict = Text("no", style="red")
-        elif gemm.small:
-            verdict = Text("yes, small", style="yellow")
-        rows.append(
-            {
-                "layers": gemm.layers,
-                "module": gemm.module,
-                "M": f"{'~' * gemm.expert}{gemm.tokens:.0f}" if gemm.tokens else "-",
-                "N": str(gemm.outputs) if gemm.outputs else "-",
-                "K": str(gemm.inputs),
-                "runs in": gemm.scheme or "high precision",
-                "fits": verdict,
-            }
-        )
+        # Of a layer that stays in high precision in some places, the low ones are shown alone.
+        if gemm.low or (gemm.module, gemm.outputs, gemm.inputs) not in low:
+            rows.append(_gemm_row(gemm, is_misfit=(gemm.layers, gemm.module) in wrong))
     title = f"{report.label}: linear layers on a rank, M tokens x N outputs x K inputs{NUMBERED}"
     parts = [table(rows, title=title, keys=2, numbers=("M", "N", "K"), wraps=("layers",))]
-    parts += [Text(f"  does not fit: {misfit}", style="red") for misfit in report.misfits]
+    for misfit in report.misfits:
+        parts.append(Text(f"  does not fit: {misfit}", style="red"))
     if report.small:
-        parts.append(
-            Text(f"  small: {'; '.join(report.small_rules)}; a rule of thumb ({SMALL_SOURCE}).")
-        )
-    if report.pad.per_expert > 1 and any(gemm.expert for gemm in report.gemms):
-        text = f"  Tokens of an expert come in multiples of {report.pad.per_expert} (~: under an even load)."
+        rules = "; ".join(report.small_rules)
+        parts.append(Text(f"  small: {rules}; a rule of thumb ({SMALL_SOURCE})."))
+    multiple = report.pad.per_expert
+    if multiple > 1 and any(gemm.expert for gemm in report.gemms):
+        text = f"  Tokens of an expert come in multiples of {multiple} (~: under an even load)."
         parts.append(Text(text))
     parts.append(Text(f"  Padding: {' '.join(report.pad.derivation)}"))
     return Group(*parts)
+
+
+def _gemm_row(gemm: GemmShape, *, is_misfit: bool) -> Row:
+    fits = Text("")
+    if is_misfit:
+        fits = Text("no", style="red")
+    elif gemm.small:
+        fits = Text("yes, small", style="yellow")
+    elif gemm.low:
+        fits = Text("yes", style="green")
+    tokens = outputs = "-"
+    if gemm.tokens:
+        tokens = f"{gemm.tokens:.0f}"
+    if gemm.tokens and gemm.expert:
+        tokens = f"~{tokens}"
+    if gemm.outputs:
+        outputs = str(gemm.outputs)
+    return {
+        "layers": gemm.layers,
+        "module": gemm.module,
+        "M": tokens,
+        "N": outputs,
+        "K": str(gemm.inputs),
+        "runs in": gemm.scheme or "high precision",
+        "fits": fits,
+    }
 
 
 UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
@@ -225,73 +301,94 @@ def memory_table(
     `uncounted` are settings that keep less on the GPU than is counted, `missing` parts that are
     counted nowhere, `unread` options that may change the count.
     """
-    stages = grouped(
-        ((*rank.bytes_of.values(), rank.total, rank.host), rank) for rank in report.ranks
-    ).values()
-    kinds = [kind for kind in KINDS if any(ranks[0].bytes_of[kind] for ranks in stages)]
-    rows: list[Row] = [
-        {
-            "stage": compact([str(rank.stage) for rank in ranks]),
-            **{kind: size(ranks[0].bytes_of[kind]) for kind in kinds},
-            "total": Text(size(ranks[0].total), style="bold"),
-            **({HOST: size(ranks[0].host)} if report.largest.host else {}),
-        }
-        for ranks in stages
-    ]
+    rows, columns = _memory_rows(report)
     title = f"{report.label}, a rank of {report.layout}"
-    parts = [table(rows, title=title, numbers=(*kinds, "total", HOST))]
-    parts += [Text(f"  {line}") for line in _lines(report)]
+    parts = [table(rows, title=title, numbers=columns)]
+    for line in _lines(report):
+        parts.append(Text(f"  {line}"))
     stage = report.largest.stage
     if report.largest.host:
-        on_host = ", ".join(
-            f"{kind} {size(count)}" for kind, count in report.largest.host_bytes_of.items() if count
-        )
-        parts.append(Text(f"  On the host for a rank of stage {stage}: {on_host}, all in FP32."))
+        on_host = []
+        for kind, count in report.largest.host_bytes_of.items():
+            if count:
+                on_host.append(f"{kind} {size(count)}")
+        text = f"  On the host for a rank of stage {stage}: {', '.join(on_host)}, all in FP32."
+        parts.append(Text(text))
     if activations:
-        each_kind = ", ".join(f"{name} {size(each[stage])}" for name, each in activations.items())
-        parts.append(Text(f"  Activations of stage {stage} by what is recomputed: {each_kind}."))
+        each = ", ".join(f"{name} {size(counts[stage])}" for name, counts in activations.items())
+        parts.append(Text(f"  Activations of stage {stage} by what is recomputed: {each}."))
     if memory_bytes is not None:
         parts.append(_fits(report.largest, gpu, memory_bytes, missing, unread))
     elif missing:
         parts.append(Text(f"  Not counted: {', '.join(missing)}."))
-    notes = (
-        [f"{' and '.join(uncounted)} may keep less on the GPU than is counted."]
-        if uncounted
-        else []
-    )
-    return Group(
-        *parts, *(Text(f"  note: {note}", style="yellow") for note in [*notes, *report.notes])
-    )
+    notes = list(report.notes)
+    if uncounted:
+        settings = " and ".join(uncounted)
+        notes.insert(0, f"{settings} may keep less on the GPU than is counted.")
+    for note in notes:
+        parts.append(Text(f"  note: {note}", style="yellow"))
+    return Group(*parts)
+
+
+def _memory_rows(report: MemoryReport) -> tuple[list[Row], list[str]]:
+    """Return a row per pipeline stage, equal stages as one, and the columns that hold bytes."""
+    ranks_of: dict[tuple[float, ...], list[RankMemory]] = {}
+    for rank in report.ranks:
+        counts = (*rank.bytes_of.values(), rank.total, rank.host)
+        ranks_of.setdefault(counts, []).append(rank)
+    kinds = []
+    for kind in KINDS:
+        if any(rank.bytes_of[kind] for rank in report.ranks):
+            kinds.append(kind)
+    rows: list[Row] = []
+    for ranks in ranks_of.values():
+        rank = ranks[0]
+        stages = [str(each.stage) for each in ranks]
+        row: dict[str, Cell] = {"stage": compact(stages)}
+        for kind in kinds:
+            row[kind] = size(rank.bytes_of[kind])
+        row["total"] = Text(size(rank.total), style="bold")
+        if report.largest.host:
+            row[HOST] = size(rank.host)
+        rows.append(row)
+    return rows, [*kinds, "total", HOST]
 
 
 def fit_sentence(
     rank: RankMemory, memory_bytes: int | None, missing: Sequence[str], unread: Sequence[str]
 ) -> str:
-    """Return the bytes of the fullest rank and whether they fit, in a few words; arguments as of `memory_table`."""
-    needed = f"{size(rank.total)} on stage {rank.stage}"
+    """Return the bytes of the fullest rank and whether they fit, in a few words.
+
+    The arguments are those of `memory_table`.
+    """
     if memory_bytes is None:
-        needed += ", no memory of a GPU is known"
+        needed = f"{size(rank.total)} on stage {rank.stage}, no memory of a GPU is known"
     else:
         needed = f"{size(rank.total)} of {size(memory_bytes)} on stage {rank.stage}"
     if unread:
-        return f"{needed}: cannot be judged, since {', '.join(unread)} may change what is counted"
+        options = ", ".join(unread)
+        return f"{needed}: cannot be judged, since {options} may change what is counted"
     if memory_bytes is not None and rank.total > memory_bytes:
         return f"{needed}: does not fit"
     if missing:
         return f"{needed}; not counted: {', '.join(missing)}"
-    return needed if memory_bytes is None else f"{needed}: fits"
+    if memory_bytes is None:
+        return needed
+    return f"{needed}: fits"
 
 
 def _fits(
     rank: RankMemory, gpu: str, memory_bytes: int, missing: Sequence[str], unread: Sequence[str]
 ) -> Text:
-    least = "at least " if missing and not unread else ""
-    needed = f"  {least}{size(rank.total)} of the {size(memory_bytes)} of one {gpu} on stage {rank.stage}"
+    least = ""
+    if missing and not unread:
+        least = "at least "
+    available = f"the {size(memory_bytes)} of one {gpu}"
+    needed = f"  {least}{size(rank.total)} of {available} on stage {rank.stage}"
     if unread:
-        return Text(
-            f"{needed}: no verdict, since {', '.join(unread)} may change what is counted.",
-            style="yellow",
-        )
+        options = ", ".join(unread)
+        text = f"{needed}: no verdict, since {options} may change what is counted."
+        return Text(text, style="yellow")
     if rank.total > memory_bytes:
         return Text(f"{needed}: does not fit.", style="red")
     if missing:
@@ -300,67 +397,70 @@ def _fits(
 
 
 def fit_table(report: FitReport, missing: Sequence[str] = ()) -> RenderableType:
-    """Return the changes with which a run fits, but for `missing` parts, as something rich can print."""
-    ended = f"  {report.untried} layouts were not tried: the search over a model of so many layers ends early."
-    notes = [Text(ended, style="yellow")] if report.untried else []
-    if missing:
-        notes.append(
-            Text(f"  Not counted, so that it may not fit: {', '.join(missing)}.", style="yellow")
+    """Return the changes with which a run fits, but for `missing` parts, as a table."""
+    notes = []
+    if report.untried:
+        ended = (
+            f"  {report.untried} layouts were not tried: "
+            "the search over a model of so many layers ends early."
         )
+        notes.append(Text(ended, style="yellow"))
+    if missing:
+        text = f"  Not counted, so that it may not fit: {', '.join(missing)}."
+        notes.append(Text(text, style="yellow"))
     if not report.options:
         return Group(Text("  No layout that was tried fits.", style="red"), *notes)
-    rows: list[Row] = [
-        {
-            "change": Text(_changes(option)),
-            "GPUs": str(option.ranks),
-            "fullest rank": size(option.needed_bytes),
-            "largest micro-batch": str(option.micro_batch_size),
-        }
-        for option in report.options
-    ]
-    usable = f"It may fill {size(report.usable_bytes)} of {size(report.memory_bytes)}"
-    parts = [
-        table(
-            rows,
-            title="Fits with, cheapest first",
-            numbers={*rows[0]} - {"change"},
-            wraps=("change",),
+    rows: list[Row] = []
+    for option in report.options:
+        rows.append(
+            {
+                "change": Text(_changes(option)),
+                "GPUs": str(option.ranks),
+                "fullest rank": size(option.needed_bytes),
+                "largest micro-batch": str(option.micro_batch_size),
+            }
         )
-    ]
+    numbers = {*rows[0]} - {"change"}
+    parts = [table(rows, title="Fits with, cheapest first", numbers=numbers, wraps=("change",))]
     if report.declared_ranks is not None:
-        declared = f"{report.declared_ranks} GPU{'s' * (report.declared_ranks > 1)}"
+        declared = f"{report.declared_ranks} GPU"
+        if report.declared_ranks > 1:
+            declared += "s"
         parts.append(Text(f"  No layout of {declared} that was tried fits.", style="yellow"))
+    usable = f"It may fill {size(report.usable_bytes)} of {size(report.memory_bytes)}"
+    parts.append(Text(f"  {usable}; the rest is for what is not counted."))
     sizes = "Micro-batches are tried in powers of two."
     if report.global_batch_size is not None:
         batch = f"the global batch of {report.global_batch_size}"
         sizes = f"A micro-batch divides the samples that a replica has of {batch}."
-    return Group(
-        *parts,
-        Text(f"  {usable}; the rest is for what is not counted."),
-        Text(f"  {sizes}"),
-        *notes,
-    )
+    parts.append(Text(f"  {sizes}"))
+    return Group(*parts, *notes)
 
 
 def _changes(option: FitOption) -> str:
-    return (
-        " ".join(f"{name}={_value(value)}" for name, value in option.changes)
-        or "nothing: it fits as it is"
-    )
+    if not option.changes:
+        return "nothing: it fits as it is"
+    return " ".join(f"{name}={_value(value)}" for name, value in option.changes)
 
 
 def _value(value: object) -> str:
     if isinstance(value, list):
         return f"[{','.join(map(str, value))}]"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
 
 
 def size(count: float) -> str:
     """Return bytes with three digits: "37.9 GiB"."""
     for unit, name in UNITS:
         if count >= unit:
-            digits = sum(count / unit < limit for limit in (100, 10))
-            return f"{count / unit:.{digits}f} {name}"
+            amount = count / unit
+            if amount >= 100:
+                return f"{amount:.0f} {name}"
+            if amount >= 10:
+                return f"{amount:.1f} {name}"
+            return f"{amount:.2f} {name}"
     return f"{count:.0f} B"
 
 
@@ -371,11 +471,16 @@ def _lines(report: MemoryReport) -> list[str]:
         f"{largest.static / max(1, largest.parameters):.2f} bytes each without activations."
     ]
     if load.seq_length:
-        again = f"{load.recompute} ({', '.join(load.modules)})" if load.modules else load.recompute
+        again = load.recompute
+        if load.modules:
+            again = f"{load.recompute} ({', '.join(load.modules)})"
         batch = f"{load.micro_batch_size} x {load.seq_length} tokens a micro-batch"
         lines.append(f"Activations: {batch}, recompute {again}.")
     if largest.step_bytes:
-        step = f"The optimizer's step makes {size(largest.step_bytes)} of FP32 gradients, after the activations"
+        step = (
+            f"The optimizer's step makes {size(largest.step_bytes)} of FP32 gradients, "
+            "after the activations"
+        )
         counted = "the total counts the activations, which are more"
         if largest.step_bytes > largest.bytes_of["activations"]:
             counted = "the total counts them instead of the activations"

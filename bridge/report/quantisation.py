@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import RenderableType
 
@@ -13,96 +14,124 @@ from bridge.report.table import NUMBERED, table
 from bridge.runtime.audit.quantisation import QuantisationRow, by_operand, last_measured
 
 WORST_DB = 12.0
-"""Distance below the healthy ratio at which a heat map has its strongest colour: two bits of mantissa."""
+"""Distance below the healthy ratio at which a heat map has its strongest colour: two bits."""
 
 
 def quantisation_table(rows: Sequence[QuantisationRow], *, title: str) -> RenderableType:
     """Return every row of the last measured step as a table for the terminal."""
     last = last_measured(rows)
-    lines = [
-        {
+    lines: list[dict[str, str]] = []
+    for row in last:
+        scale = "tiles"
+        if row.scale is not None:
+            scale = f"{row.scale:.4g}"
+        line = {
             "layer": str(row.layer),
             "module": _short(row.module),
             "operand": row.operand,
             "format": row.format,
             "amax": f"{row.amax:.3g}",
-            "scale": "tiles" if row.scale is None else f"{row.scale:.4g}",
+            "scale": scale,
             "to zero": _percent(row.underflow),
             "saturated": _percent(row.saturated),
             "SQNR dB": f"{row.sqnr_db:.1f}",
-            **{f"if {scheme}": f"{getattr(row, f'{scheme}_db'):.1f}" for scheme in WHAT_IF},
         }
-        for row in last
-    ]
+        for scheme in WHAT_IF:
+            ratio = getattr(row, f"{scheme}_db")
+            line[f"if {scheme}"] = f"{ratio:.1f}"
+        lines.append(line)
     numbers = {*lines[0]} - {"module", "operand", "format"}
     return table(lines, title=f"{title}, step {last[0].step}{NUMBERED}", numbers=numbers)
 
 
 def worst_table(rows: Sequence[QuantisationRow]) -> RenderableType:
-    """Return, per operand and over all measured steps, the mean and the worst layer, for the end of a run."""
-    lines = []
-    for operand, own in by_operand(row for row in rows if math.isfinite(row.sqnr_db)).items():
-        lowest = min(own, key=lambda row: row.sqnr_db)
-        lines.append(
-            {
-                "operand": f"{operand} ({lowest.format})",
-                "dB, mean": _mean(own, "sqnr_db"),
-                **{f"if {scheme}": _mean(own, f"{scheme}_db") for scheme in WHAT_IF},
-                "lowest": f"{lowest.sqnr_db:.1f}",
-                "where": f"{lowest.layer} {_short(lowest.module)}, step {lowest.step}",
-                "to zero": _percent(max(row.underflow for row in own)),
-                "saturated": _percent(max(row.saturated for row in own)),
-            }
-        )
+    """Return per operand the mean and the worst layer over all measured steps, for a run's end."""
+    finite = [row for row in rows if math.isfinite(row.sqnr_db)]
+    lines: list[dict[str, str]] = []
+    for operand, of_operand in by_operand(finite).items():
+        lowest = min(of_operand, key=lambda row: row.sqnr_db)
+        line = {"operand": f"{operand} ({lowest.format})", "dB, mean": _mean(of_operand, "sqnr_db")}
+        for scheme in WHAT_IF:
+            line[f"if {scheme}"] = _mean(of_operand, f"{scheme}_db")
+        line["lowest"] = f"{lowest.sqnr_db:.1f}"
+        line["where"] = f"{lowest.layer} {_short(lowest.module)}, step {lowest.step}"
+        line["to zero"] = _percent(_largest(of_operand, "underflow"))
+        line["saturated"] = _percent(_largest(of_operand, "saturated"))
+        lines.append(line)
+    numbers: set[str] = set()
+    if lines:
+        numbers = {*lines[0]} - {"operand", "where"}
     title = f"Signal to quantisation noise; the most that went to zero or saturated{NUMBERED}"
-    return table(
-        lines, title=title, numbers={name for row in lines for name in row} - {"operand", "where"}
-    )
+    return table(lines, title=title, numbers=numbers)
 
 
 def _mean(rows: Sequence[QuantisationRow], name: str) -> str:
-    values = [getattr(row, name) for row in rows if math.isfinite(getattr(row, name))]
-    return f"{sum(values) / len(values):.1f}" if values else "-"
+    values = []
+    for row in rows:
+        value = getattr(row, name)
+        if math.isfinite(value):
+            values.append(value)
+    if not values:
+        return "-"
+    return f"{sum(values) / len(values):.1f}"
+
+
+def _largest(rows: Sequence[QuantisationRow], name: str) -> float:
+    largest: float = max(getattr(row, name) for row in rows)
+    return largest
 
 
 def _percent(share: float) -> str:
-    return "0" if share == 0 else f"{100 * share:.2g} %"
+    if share == 0:
+        return "0"
+    return f"{100 * share:.2g} %"
 
 
 def plot_quantisation(path: Path, rows: Sequence[QuantisationRow], *, title: str) -> None:
-    """Draw the SQNR of each operand as a heat map, layers and modules down and measured steps across, into a PNG.
+    """Draw the SQNR of each operand as a heat map into a PNG.
 
-    The colour is the distance below what the format should have, so that formats look alike where they are healthy.
+    Layers and modules go down, measured steps across. The colour is the distance below what the
+    format should have, so that formats look alike where they are healthy.
     """
-    steps = sorted({row.step for row in rows})
-    places = sorted({(row.layer, row.module) for row in rows})
+    all_steps, all_places = set(), set()
+    for row in rows:
+        all_steps.add(row.step)
+        all_places.add((row.layer, row.module))
+    steps, places = sorted(all_steps), sorted(all_places)
     present = by_operand(rows)
     figure = figure_of(3 + 3 * len(present), max(3.0, 1.4 + 0.2 * len(places)))
     subject = "signal to quantisation noise, against that of a healthy tensor in the same format"
     figure.suptitle(f"{title}\n{subject}", fontsize=11)
     axes = figure.subplots(1, len(present), sharey=True, squeeze=False)[0]
-    for panel, (operand, own) in zip(axes, present.items(), strict=True):
-        grid = [[math.nan] * len(steps) for _ in places]
-        for row in own:
-            if row.format in FORMATS:
-                healthy = FORMATS[row.format].healthy_db
-                grid[places.index((row.layer, row.module))][steps.index(row.step)] = (
-                    row.sqnr_db - healthy
-                )
-        image = panel.imshow(
-            grid, aspect="auto", vmin=-WORST_DB, vmax=0, cmap="cividis", interpolation="nearest"
-        )
-        formats = ", ".join(dict.fromkeys(row.format for row in own))
-        panel.set_title(f"{operand} ({formats})", fontsize=10)
+    for panel, (operand, of_operand) in zip(axes, present.items(), strict=True):
+        grid = _grid(of_operand, places, steps)
+        style: dict[str, Any] = {"cmap": "cividis", "interpolation": "nearest"}
+        image = panel.imshow(grid, aspect="auto", vmin=-WORST_DB, vmax=0, **style)
+        formats = dict.fromkeys(row.format for row in of_operand)
+        panel.set_title(f"{operand} ({', '.join(formats)})", fontsize=10)
         every = max(1, len(steps) // 6)
-        panel.set_xticks(range(0, len(steps), every), [str(step) for step in steps[::every]])
+        panel.set_xticks(range(0, len(steps), every), list(map(str, steps[::every])))
         panel.set_xlabel("step")
-    axes[0].set_yticks(
-        range(len(places)), [f"{layer} {_short(module)}" for layer, module in places], fontsize=7
-    )
+    labels = [f"{layer} {_short(module)}" for layer, module in places]
+    axes[0].set_yticks(range(len(places)), labels, fontsize=7)
     axes[0].set_ylabel("layer and module")
     figure.colorbar(image, ax=list(axes), label="dB, 0 is healthy")
     figure.savefig(path, dpi=120)
+
+
+def _grid(
+    rows: Sequence[QuantisationRow], places: Sequence[tuple[int, str]], steps: Sequence[int]
+) -> list[list[float]]:
+    """Return the distance to the healthy ratio by place and step; NaN where nothing is known."""
+    below: dict[tuple[int, str, int], float] = {}
+    for row in rows:
+        if row.format in FORMATS:
+            healthy = FORMATS[row.format].healthy_db
+            below[row.layer, row.module, row.step] = row.sqnr_db - healthy
+    grid = []
+    for layer, module in places:
+        grid.append([below.get((layer, module, step), math.nan) for step in steps])
+    return grid
 
 
 def _short(module: str) -> str:

@@ -1,12 +1,13 @@
-"""Tables and plain text: a report gives rows, each cell by its heading, and this module lays them out.
+"""Tables and plain text: a report gives rows, each cell by its heading; this module lays them out.
 
-No heading and no cell is cut. On a terminal that is too narrow for a table, its columns are spread over several tables,
-each with the first columns; a file gets one table, as wide as it needs.
+No heading and no cell is cut. On a terminal that is too narrow for a table, its columns are spread
+over several tables, each with the first columns. A file gets one table, as wide as it needs.
 """
 
 import io
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from rich.box import SIMPLE_HEAD
 from rich.cells import cell_len
@@ -40,26 +41,39 @@ class _Sections:
 
     @property
     def headings(self) -> list[str]:
-        return list(next((row for section in self.sections for row in section), {}))
+        for section in self.sections:
+            for row in section:
+                return list(row)
+        return []
 
     def laid_out(self, chosen: Sequence[str], *, narrow: bool = False) -> Table:
         """Return a table of the chosen columns; in a narrow one every cell may be broken."""
-        made = Table(box=SIMPLE_HEAD, show_header=any(heading.strip() for heading in self.headings))
+        has_head = any(heading.strip() for heading in self.headings)
+        made = Table(box=SIMPLE_HEAD, show_header=has_head)
         for heading in chosen:
-            cells = [heading, *(str(row[heading]) for section in self.sections for row in section)]
-            wraps = heading in self.wraps or narrow
-            kept_whole = [word for text in cells for word in text.split()] if wraps else cells
-            made.add_column(
-                heading,
-                justify="right" if heading in self.numbers else "left",
-                no_wrap=not wraps,
-                overflow="fold",
-                min_width=None if narrow else max(map(cell_len, kept_whole), default=0),
-            )
+            self._add_column(made, heading, narrow=narrow)
         for section in self.sections:
             for row in section:
-                made.add_row(*(row[heading] for heading in chosen), end_section=row is section[-1])
+                cells = [row[heading] for heading in chosen]
+                made.add_row(*cells, end_section=row is section[-1])
         return made
+
+    def _add_column(self, made: Table, heading: str, *, narrow: bool) -> None:
+        wraps = heading in self.wraps or narrow
+        texts = [heading]
+        for section in self.sections:
+            texts.extend(str(row[heading]) for row in section)
+        if wraps:
+            texts = " ".join(texts).split()
+        min_width = None
+        if not narrow:
+            min_width = max(map(cell_len, texts), default=0)
+        justify: Literal["left", "right"] = "left"
+        if heading in self.numbers:
+            justify = "right"
+        made.add_column(
+            heading, justify=justify, no_wrap=not wraps, overflow="fold", min_width=min_width
+        )
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         return Measurement.get(console, options, self.laid_out(self.headings))
@@ -69,15 +83,15 @@ class _Sections:
 
         def fits(chosen: Sequence[str]) -> bool:
             free = options.update_width(UNLIMITED)
-            return (
-                Measurement.get(console, free, self.laid_out(chosen)).minimum <= options.max_width
-            )
+            needed = Measurement.get(console, free, self.laid_out(chosen)).minimum
+            return needed <= options.max_width
 
         keys, rest = self.headings[: self.keys], self.headings[self.keys :]
         while True:
-            count = next(
-                (count for count in range(len(rest), 1, -1) if fits([*keys, *rest[:count]])), 1
-            )
+            count = len(rest)
+            while count > 1 and not fits([*keys, *rest[:count]]):
+                count -= 1
+            count = max(count, 1)
             chosen, rest = [*keys, *rest[:count]], rest[count:]
             yield self.laid_out(chosen, narrow=not fits(chosen))
             if not rest:
@@ -91,15 +105,17 @@ def table(
     numbers: Collection[str] = (),
     wraps: Collection[str] = (),
 ) -> RenderableType:
-    """Return a table that rich can print, its title in the line above, with an empty line between two sections.
+    """Return a table that rich can print, with an empty line between two sections.
 
-    The first `keys` columns say what a row is about. Columns whose headings are in `numbers` are aligned at the right,
-    and those in `wraps` may be broken between words where the console is narrow.
+    The title stands in the line above. The first `keys` columns say what a row is about. Columns
+    whose headings are in `numbers` are aligned at the right. Those in `wraps` may be broken between
+    words where the console is narrow.
     """
-    made = _Sections(
-        sections=[list(section) for section in sections], keys=keys, numbers=numbers, wraps=wraps
-    )
-    return Group(Text(title), made) if title else made
+    rows = [list(section) for section in sections]
+    made = _Sections(sections=rows, keys=keys, numbers=numbers, wraps=wraps)
+    if not title:
+        return made
+    return Group(Text(title), made)
 
 
 def facts(
@@ -107,22 +123,24 @@ def facts(
 ) -> RenderableType:
     """Return names with their values as a table without a head."""
     named = [{"": name, VALUE: value} for name, value in rows]
-    return table(
-        named, title=title, numbers=(VALUE,) if numbers else (), wraps=() if numbers else (VALUE,)
-    )
+    if numbers:
+        return table(named, title=title, numbers=(VALUE,))
+    return table(named, title=title, wraps=(VALUE,))
 
 
 def markdown(rows: Sequence[Mapping[str, str]]) -> str:
     """Return rows as a table in Markdown."""
-    head, *lines = (
-        f"| {' | '.join(cells)} |" for cells in ([*rows[0]], *(row.values() for row in rows))
-    )
-    return "\n".join([head, f"|{'---|' * len(rows[0])}", *lines])
+    lines = [f"| {' | '.join(rows[0])} |", f"|{'---|' * len(rows[0])}"]
+    for row in rows:
+        lines.append(f"| {' | '.join(row.values())} |")
+    return "\n".join(lines)
 
 
 def cell(value: float | None, form: str = ".4f") -> str:
     """Return a number as a cell; "-" without one."""
-    return "-" if value is None else format(value, form)
+    if value is None:
+        return "-"
+    return format(value, form)
 
 
 def mib(size_bytes: float | None) -> str:
@@ -130,11 +148,16 @@ def mib(size_bytes: float | None) -> str:
     if size_bytes is None:
         return "-"
     text = f"{size_bytes / 2**20:,.1f}"
-    return "< 0.1" if text == "0.0" and size_bytes > 0 else text
+    if text == "0.0" and size_bytes > 0:
+        return "< 0.1"
+    return text
 
 
 def show(content: RenderableType, console: Console | None = None) -> None:
-    """Print a report without cutting anything, in the width of a terminal, or as wide as it needs."""
+    """Print a report without cutting anything.
+
+    A terminal keeps its width, anything else gets the width that the report needs.
+    """
     console = console or Console(highlight=False)
     before = console.width
     if not console.is_terminal:

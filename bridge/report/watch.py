@@ -21,59 +21,86 @@ WIDTH = 40
 def watch_view(run: RunFolder, *, silenced: Collection[str] = ()) -> RenderableType:
     """Return the state of a run."""
     train, validation = run.metrics("train"), run.metrics("validation")
-    settings = run.config.get("train", {})
-    rows = [("step", f"{train[-1]['step'] if train else 0} of {settings.get('train_iters')}")]
+    iterations = run.config.get("train", {}).get("train_iters")
+    step = 0
     if train:
-        last = train[-1]
-        rows += [
-            ("loss", f"{cell(last['loss'])}  {curve([one['loss'] for one in train])}"),
-            ("loss scale", f"{last['loss_scale']:g}"),
-            ("gradient norm", cell(last["grad_norm"])),
-            ("tokens/s", f"{last['tokens_per_second']:,.0f}"),
-        ]
-        batch, speed = settings.get("global_batch_size"), last["tokens_per_second"]
-        length = run.config.get("model", {}).get("seq_length")
-        if batch and length and speed:
-            rows.append(("seconds per step", f"{batch * length / speed:.3g}"))
-        rows.append(("skipped steps", str(last["skipped_steps"])))
+        step = train[-1]["step"]
+    rows = [("step", f"{step} of {iterations}")]
+    if train:
+        rows += _last_step(run, train)
     if validation:
-        rows.append(
-            ("validation loss", f"{cell(validation[-1]['loss'])}, step {validation[-1]['step']}")
-        )
-    record = run.record
-    audit = "no step was recorded yet"
-    if record is not None:
-        found = (
-            f"{len(record.audit)} mismatches, {record.audit[0]}" if record.audit else "as planned"
-        )
-        audit = f"{found}, step {record.step}"
-    rows += [*_quantisation(run), ("audit", audit)]
-    rows += [("findings of the check", str(len(run.findings.get("findings", ()))))]
-    rows += [("ended", run.summary.get("failure") or run.stopped or "yes")] if run.summary else []
-    warnings = [
-        Text(f"{name}: {sentence}", style="yellow")
-        for name, sentence in early_warnings(Signs.of(run, silenced=silenced))
-    ]
+        last = validation[-1]
+        rows.append(("validation loss", f"{cell(last['loss'])}, step {last['step']}"))
+    audit = _audit(run)
+    rows += _quantisation(run)
+    rows.append(("audit", audit))
+    rows.append(("findings of the check", str(len(run.findings.get("findings", ())))))
+    if run.summary:
+        rows.append(("ended", run.summary.get("failure") or run.stopped or "yes"))
     title = f"{run.findings.get('precision') or run.path.name}: {run.path}"
-    return Group(facts(rows, title=title), *warnings)
+    parts = [facts(rows, title=title)]
+    for name, sentence in early_warnings(Signs.of(run, silenced=silenced)):
+        parts.append(Text(f"{name}: {sentence}", style="yellow"))
+    return Group(*parts)
+
+
+def _last_step(run: RunFolder, train: Sequence[Record]) -> list[tuple[str, str]]:
+    """Return the figures of the last training step."""
+    last = train[-1]
+    losses = [record["loss"] for record in train]
+    rows = [
+        ("loss", f"{cell(last['loss'])}  {curve(losses)}"),
+        ("loss scale", f"{last['loss_scale']:g}"),
+        ("gradient norm", cell(last["grad_norm"])),
+        ("tokens/s", f"{last['tokens_per_second']:,.0f}"),
+    ]
+    speed = last["tokens_per_second"]
+    batch = run.config.get("train", {}).get("global_batch_size")
+    length = run.config.get("model", {}).get("seq_length")
+    if batch and length and speed:
+        rows.append(("seconds per step", f"{batch * length / speed:.3g}"))
+    rows.append(("skipped steps", str(last["skipped_steps"])))
+    return rows
+
+
+def _audit(run: RunFolder) -> str:
+    record = run.record
+    if record is None:
+        return "no step was recorded yet"
+    if record.audit:
+        return f"{len(record.audit)} mismatches, {record.audit[0]}, step {record.step}"
+    return f"as planned, step {record.step}"
 
 
 def _quantisation(run: RunFolder) -> list[tuple[str, str]]:
-    found = []
-    for operand, own in by_operand(last_measured(run.quantisation)).items():
-        shares = [max(getattr(row, name) for row in own) for name in ("underflow", "saturated")]
-        text = f"{100 * shares[0]:.2g} % to zero, {100 * shares[1]:.2g} % saturated, at most; step {own[0].step}"
-        found.append((operand, text))
-    return found
+    rows = []
+    for operand, measured in by_operand(last_measured(run.quantisation)).items():
+        underflow = 100 * max(row.underflow for row in measured)
+        saturated = 100 * max(row.saturated for row in measured)
+        text = (
+            f"{underflow:.2g} % to zero, {saturated:.2g} % saturated, at most; "
+            f"step {measured[0].step}"
+        )
+        rows.append((operand, text))
+    return rows
 
 
 def curve(values: Sequence[float | None]) -> str:
-    """Return values as a line of bars, the lowest and highest of them at its ends; None leaves a gap."""
+    """Return values as a line of bars; None leaves a gap.
+
+    The lowest value has the lowest bar, and the highest value the highest.
+    """
     count = min(WIDTH, len(values))
-    picked = [values[(index * (len(values) - 1)) // max(1, count - 1)] for index in range(count)]
+    picked = []
+    for index in range(count):
+        picked.append(values[(index * (len(values) - 1)) // max(1, count - 1)])
     known = [value for value in picked if value is not None]
-    low, span = min(known, default=0), max(known, default=0) - min(known, default=0)
-    heights = (
-        None if value is None else round((value - low) / (span or 1) * 7) for value in picked
-    )
-    return "".join("·" if height is None else BARS[height] for height in heights)
+    low, high = min(known, default=0), max(known, default=0)
+    span = (high - low) or 1
+    bars = []
+    for value in picked:
+        if value is None:
+            bars.append("·")
+        else:
+            bars.append(BARS[round((value - low) / span * 7)])
+    return "".join(bars)

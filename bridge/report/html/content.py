@@ -1,4 +1,4 @@
-"""The content of a report as plain data: what the page shows, and what stands as JSON beside it."""
+"""The content of a report as plain data, which the page shows and which is written as JSON."""
 
 import math
 import shlex
@@ -9,27 +9,25 @@ from bridge.errors import RunConfigError
 from bridge.plan.precision_plan import PrecisionPlan
 from bridge.precision import strict_yaml
 from bridge.precision.formats import FORMATS
-from bridge.precision.grouping import grouped
 from bridge.report.plan_table import line_of
 from bridge.runtime.audit.compare import format_gemms
 from bridge.runtime.audit.early_warnings import WARNINGS, Signs, early_warnings
 from bridge.runtime.audit.quantisation import last_measured
-from bridge.runtime.audit.record import CensusRow
+from bridge.runtime.audit.record import CensusRow, GemmRow
 from bridge.runtime.audit.run_folder import RunFolder
 
 FLAT = 0.01
 """Relative fall of the training loss below which it has not moved."""
 
 FIGURES = (
-    *(
-        "train_loss",
-        "validation_loss",
-        "unigram_entropy",
-        "tokens_per_second",
-        "parameters",
-        "steps",
-    ),
-    *("skipped_steps", "seconds"),
+    "train_loss",
+    "validation_loss",
+    "unigram_entropy",
+    "tokens_per_second",
+    "parameters",
+    "steps",
+    "skipped_steps",
+    "seconds",
 )
 """Of the summary."""
 KINDS = {"weights": "parameters"}
@@ -44,90 +42,127 @@ def run_content(
     base: dict[str, Any] | None = None,
     compared: dict[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return everything that a report says about a run; `compared` is what a comparison with its twins says."""
+    """Return everything that a report says about a run.
+
+    `compared` is what a comparison with its twins says.
+    """
     record, summary = run.record, run.summary or {}
-    reasons = run.config.get("silence") or {}
-    silenced = [{"id": name, "silenced": why} for name, why in reasons.items() if name in WARNINGS]
-    if base is not None:
-        by = {row["field"]: row["by"] for row in reversed(run.sync.get("rows", ()))}
-        base = {
-            **base,
-            "fields": [{**row, "by": by.get(row["field"], "")} for row in base["fields"]],
-        }
+    figures = {name: summary.get(name) for name in FIGURES}
+    figures["train_iters"] = run.config.get("train", {}).get("train_iters")
+    ran, backend = "", ""
+    gemms: Sequence[GemmRow] = ()
+    mismatches: list[str] = []
+    census: Sequence[CensusRow] = ()
+    if record is not None:
+        ran, backend = format_gemms(record.gemms), record.backend
+        gemms, mismatches, census = record.gemms, list(record.audit), record.census
+    report_command = shlex.join(["precision-bridge", "report", str(run.path)])
     content: dict[str, Any] = {
         "name": run.findings.get("precision") or summary.get("precision") or run.path.name,
         "folder": str(run.path),
-        "figures": {name: summary.get(name) for name in FIGURES}
-        | {"train_iters": run.config.get("train", {}).get("train_iters")},
+        "figures": figures,
         "compared": compared,
-        "base": base,
-        "plan": [] if plan is None else _plan_rows(plan),
-        "ran": format_gemms(record.gemms) if record is not None else "",
-        "recorded_gemms": len(record.gemms) if record is not None else 0,
-        "backend": record.backend if record is not None else "",
-        "mismatches": list(record.audit) if record is not None else [],
-        "sync": [
-            row for row in run.sync.get("rows", ()) if row["verdict"] not in ("agree", "absent")
-        ],
+        "base": _with_deciders(base, run),
+        "plan": _plan_rows(plan),
+        "ran": ran,
+        "recorded_gemms": len(gemms),
+        "backend": backend,
+        "mismatches": mismatches,
+        "sync": _changed_fields(run),
         "findings": _findings(run),
-        "silenced": [*run.findings.get("silenced", ()), *silenced],
+        "silenced": _silenced(run),
         "warnings": dict(early_warnings(Signs.of(run))),
         "train": run.metrics("train"),
         "validation": run.metrics("validation"),
         "heat": _heat(run),
-        "memory": _memory(record.census if record is not None else (), predicted_bytes or {}),
+        "memory": _memory(census, predicted_bytes or {}),
         "environment": {
             "target": run.findings.get("target"),
             "megatron-core": run.sync.get("megatron_core"),
         },
-        "commands": [
-            *_train_command(run),
-            shlex.join(["precision-bridge", "report", str(run.path)]),
-        ],
+        "commands": [*_train_command(run), report_command],
     }
     return {**content, "verdict": _verdict(content, summary, run)}
 
 
+def _with_deciders(base: dict[str, Any] | None, run: RunFolder) -> dict[str, Any] | None:
+    """Return the differences from a base, each field with who set it in the sync."""
+    if base is None:
+        return None
+    by: dict[str, str] = {}
+    for row in run.sync.get("rows", ()):
+        by.setdefault(row["field"], row["by"])
+    fields = []
+    for row in base["fields"]:
+        fields.append({**row, "by": by.get(row["field"], "")})
+    return {**base, "fields": fields}
+
+
+def _changed_fields(run: RunFolder) -> list[dict[str, Any]]:
+    """Return the rows of the sync, without fields that agree or are absent."""
+    rows = run.sync.get("rows", ())
+    return [row for row in rows if row["verdict"] not in ("agree", "absent")]
+
+
+def _silenced(run: RunFolder) -> list[dict[str, Any]]:
+    """Return the silenced findings of the check, and the silenced early warnings."""
+    rows = list(run.findings.get("silenced", ()))
+    reasons = run.config.get("silence") or {}
+    for name, reason in reasons.items():
+        if name in WARNINGS:
+            rows.append({"id": name, "silenced": reason})
+    return rows
+
+
 def _findings(run: RunFolder) -> list[dict[str, Any]]:
     """Return the findings of the check, and those of the sync that it did not have."""
-    found = [*run.findings.get("findings", ()), *run.sync.get("findings", ())]
-    return list({(one["id"], one["path"]): one for one in reversed(found)}.values())[::-1]
+    of_check, of_sync = run.findings.get("findings", ()), run.sync.get("findings", ())
+    # The last of equal findings stands last, and the first of them is shown.
+    rows: dict[tuple[str, str], dict[str, Any]] = {}
+    for finding in reversed([*of_check, *of_sync]):
+        rows[finding["id"], finding["path"]] = finding
+    return list(rows.values())[::-1]
 
 
 def _verdict(
     content: dict[str, Any], summary: dict[str, Any], run: RunFolder
 ) -> list[dict[str, str]]:
-    found, count = len(content["findings"]), len(content["mismatches"])
+    losses = [record["loss"] for record in content["train"] if record["loss"] is not None]
+    count = len(content["findings"])
+    of_findings = "good", "No findings of check and sync."
+    if count:
+        of_findings = "unknown", f"{_counted(count, 'finding')} of check and sync."
+    verdicts = [_end(summary, run), _audit(content, run), _moved(losses), of_findings]
+    for name, sentence in content["warnings"].items():
+        verdicts.append(("bad", f"{name}: {sentence}"))
+    return [{"state": state, "sentence": sentence} for state, sentence in verdicts]
+
+
+def _end(summary: dict[str, Any], run: RunFolder) -> tuple[str, str]:
     if not summary:
-        end = "unknown", "The run has not come to its end."
-    elif summary.get("failure"):
-        end = "bad", str(summary["failure"])
-    elif run.stopped:
-        end = "unknown", f"The run was {run.stopped}."
-    else:
-        end = (
-            "good",
-            f"Ended after step {summary['iteration']}, {summary['skipped_steps']} of them skipped.",
-        )
-    audit = (
-        "good",
-        f"Plan = record: all {content['recorded_gemms']} GEMMs ran in the planned formats.",
-    )
+        return "unknown", "The run has not come to its end."
+    if summary.get("failure"):
+        return "bad", str(summary["failure"])
+    if run.stopped:
+        return "unknown", f"The run was {run.stopped}."
+    skipped = summary["skipped_steps"]
+    return "good", f"Ended after step {summary['iteration']}, {skipped} of them skipped."
+
+
+def _audit(content: dict[str, Any], run: RunFolder) -> tuple[str, str]:
     if run.record is None:
-        audit = "unknown", "No record was held against the plan."
-    elif count:
-        audit = "bad", f"The run was not what the plan says, in {count} point{'s' * (count != 1)}."
-    answers = [
-        end,
-        audit,
-        _moved([one["loss"] for one in content["train"] if one["loss"] is not None]),
-        (
-            "unknown" if found else "good",
-            f"{found or 'No'} finding{'s' * (found != 1)} of check and sync.",
-        ),
-        *(("bad", f"{name}: {sentence}") for name, sentence in content["warnings"].items()),
-    ]
-    return [{"state": state, "sentence": sentence} for state, sentence in answers]
+        return "unknown", "No record was held against the plan."
+    count = len(content["mismatches"])
+    if count:
+        return "bad", f"The run was not what the plan says, in {_counted(count, 'point')}."
+    gemms = content["recorded_gemms"]
+    return "good", f"Plan = record: all {gemms} GEMMs ran in the planned formats."
+
+
+def _counted(count: int, noun: str) -> str:
+    if count == 1:
+        return f"{count} {noun}"
+    return f"{count} {noun}s"
 
 
 def _moved(losses: list[float]) -> tuple[str, str]:
@@ -139,53 +174,68 @@ def _moved(losses: list[float]) -> tuple[str, str]:
     return "good", f"The training loss fell from {losses[0]:.4f} to {losses[-1]:.4f}."
 
 
-def _plan_rows(plan: PrecisionPlan) -> list[dict[str, Any]]:
+def _plan_rows(plan: PrecisionPlan | None) -> list[dict[str, Any]]:
+    """Return the formats of each group of equal layers.
+
+    Modules that compute nothing are left out.
+    """
+    if plan is None:
+        return []
     rows: list[dict[str, Any]] = []
     for layers, modules in plan.folded():
-        lines = ((module.name, line_of(module)) for module in modules)
-        by_formats = grouped(
-            ((line["forward"], line["dgrad"], line["wgrad"]), name) for name, line in lines
-        )
-        for (forward, dgrad, wgrad), names in by_formats.items():
-            columns = {"forward": forward, "dgrad": dgrad, "wgrad": wgrad}
-            rows.append({"layers": [layer.label for layer in layers], "modules": names, **columns})
-    return [row for row in rows if row["forward"]]
+        labels = [layer.label for layer in layers]
+        names_of: dict[tuple[str, str, str], list[str]] = {}
+        for module in modules:
+            line = line_of(module)
+            formats = (line["forward"], line["dgrad"], line["wgrad"])
+            names_of.setdefault(formats, []).append(module.name)
+        for (forward, dgrad, wgrad), names in names_of.items():
+            if forward:
+                columns = {"forward": forward, "dgrad": dgrad, "wgrad": wgrad}
+                rows.append({"layers": labels, "modules": names, **columns})
+    return rows
 
 
 def _heat(run: RunFolder) -> list[dict[str, Any]]:
-    """Return the last SQNR per operand, layer and module, and how far it is below what the format should have."""
-    found = []
+    """Return the last SQNR per operand, layer and module, and how far it is below its format's."""
+    cells = []
     for row in last_measured(run.quantisation):
         if math.isfinite(row.sqnr_db) and row.format in FORMATS:
-            place = {
-                "operand": row.operand,
-                "layer": row.layer,
-                "module": row.module.rpartition(".")[2],
-            }
-            below = FORMATS[row.format].healthy_db - row.sqnr_db
-            found.append(
-                {**place, "format": row.format, "sqnr_db": row.sqnr_db, "below_normal_db": below}
+            cells.append(
+                {
+                    "operand": row.operand,
+                    "layer": row.layer,
+                    "module": row.module.rpartition(".")[2],
+                    "format": row.format,
+                    "sqnr_db": row.sqnr_db,
+                    "below_normal_db": FORMATS[row.format].healthy_db - row.sqnr_db,
+                }
             )
-    return found
+    return cells
 
 
 def _memory(census: Sequence[CensusRow], predicted: dict[str, int]) -> list[dict[str, Any]]:
-    held = grouped((row.kind, row) for row in census)
-    expected = grouped((KINDS.get(name, name), size) for name, size in predicted.items())
+    """Return the recorded and the predicted bytes of each kind of tensor; None where unknown."""
+    recorded: dict[str, int] = {}
+    dtypes: dict[str, dict[str, None]] = {}
+    for tensors in census:
+        recorded[tensors.kind] = recorded.get(tensors.kind, 0) + tensors.bytes
+        dtypes.setdefault(tensors.kind, {})[tensors.dtype] = None
+    expected: dict[str, int] = {}
+    for name, size in predicted.items():
+        kind = KINDS.get(name, name)
+        expected[kind] = expected.get(kind, 0) + size
     rows = []
-    for kind in {**held, **expected}:
-        own = held.get(kind, [])
-        size = sum(row.bytes for row in own) if own else None
-        formats = ", ".join(dict.fromkeys(row.dtype for row in own))
-        rows.append(
-            {
-                "kind": kind,
-                "dtype": formats,
-                "bytes": size,
-                "predicted": sum(expected.get(kind, ())) or None,
-            }
-        )
-    return [row for row in rows if row["bytes"] or row["predicted"]]
+    for kind in {**recorded, **expected}:
+        row = {
+            "kind": kind,
+            "dtype": ", ".join(dtypes.get(kind, ())),
+            "bytes": recorded.get(kind),
+            "predicted": expected.get(kind) or None,
+        }
+        if row["bytes"] or row["predicted"]:
+            rows.append(row)
+    return rows
 
 
 def _train_command(run: RunFolder) -> list[str]:
@@ -193,5 +243,8 @@ def _train_command(run: RunFolder) -> list[str]:
     overrides = run.path / ".hydra" / "overrides.yaml"
     if not overrides.is_file():
         return []
-    words = strict_yaml.load_all(run.text_of(overrides), str(overrides), error=RunConfigError)
-    return [shlex.join(["python", "scripts/train.py", *map(str, words[0] if words else ())])]
+    documents = strict_yaml.load_all(run.text_of(overrides), str(overrides), error=RunConfigError)
+    words = ["python", "scripts/train.py"]
+    if documents:
+        words.extend(map(str, documents[0]))
+    return [shlex.join(words)]

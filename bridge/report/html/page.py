@@ -3,6 +3,7 @@
 import json
 from collections.abc import Sequence
 from importlib import resources
+from operator import itemgetter
 from pathlib import PurePath
 from typing import Any
 
@@ -10,7 +11,6 @@ from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from bridge.plan.precision_plan import compact
-from bridge.precision.grouping import grouped
 from bridge.report.curves import points
 from bridge.report.html.chart import line_chart
 from bridge.report.quantisation import WORST_DB
@@ -33,8 +33,12 @@ def render_page(runs: Sequence[Run]) -> str:
     )
     text = resources.files("bridge.report.html").joinpath(TEMPLATE).read_text(encoding="utf-8")
     runs = _told_apart(runs)
-    curves = {run["name"]: points(run["train"], "loss") for run in runs} if len(runs) > 1 else {}
-    overlay = Markup(line_chart(curves, title="Training loss of all runs", y="nats per token"))  # noqa: S704  as below
+    curves = {}
+    if len(runs) > 1:
+        for run in runs:
+            curves[run["name"]] = points(run["train"], "loss")
+    chart = line_chart(curves, title="Training loss of all runs", y="nats per token")
+    overlay = Markup(chart)  # noqa: S704  as below
     return environment.from_string(text).render(
         runs=runs, overlay=overlay, compared=_comparison(runs), states=STATES
     )
@@ -42,37 +46,39 @@ def render_page(runs: Sequence[Run]) -> str:
 
 def render_markdown(runs: Sequence[Run]) -> str:
     """Return the verdicts, figures and plan of some runs for a comment."""
-
-    def answers(found: Sequence[dict[str, str]]) -> list[str]:
-        return [f"- **{STATES[one['state']]}.** {one['sentence']}" for one in found]
-
-    lines = answers(_comparison(runs))
-    lines += [""] * bool(lines)
-    for run in _told_apart(runs):
-        lines += [
-            f"## {run['name']}",
-            "",
-            *answers(run["verdict"]),
-            "",
-            "| figure | value |",
-            "|---|---|",
-        ]
-        lines += [
-            f"| {name.replace('_', ' ')} | {_number(value)} |"
-            for name, value in run["figures"].items()
-        ]
-        if run["base"]:
-            fields = ", ".join(f"{row['field']}={row['run']}" for row in run["base"]["fields"])
-            lines += ["", f"Differs from {run['base']['name']} in: {fields or 'no field'}."]
-        if run["ran"]:
-            lines += ["", f"Recorded ({run['backend']}): {run['ran']}."]
-        lines += [f"- {sentence}" for sentence in run["mismatches"]]
-        lines += [
-            f"- {one['severity']} {one['id']} {one['path']}: {one['rule']}."
-            for one in run["findings"]
-        ]
+    lines = _answers(_comparison(runs))
+    if lines:
         lines.append("")
+    for run in _told_apart(runs):
+        lines += _markdown(run)
     return "\n".join(lines)
+
+
+def _markdown(run: Run) -> list[str]:
+    """Return the lines of one run."""
+    lines = [f"## {run['name']}", "", *_answers(run["verdict"]), ""]
+    lines += ["| figure | value |", "|---|---|"]
+    for name, value in run["figures"].items():
+        lines.append(f"| {name.replace('_', ' ')} | {_number(value)} |")
+    if run["base"]:
+        fields = ", ".join(f"{row['field']}={row['run']}" for row in run["base"]["fields"])
+        lines += ["", f"Differs from {run['base']['name']} in: {fields or 'no field'}."]
+    if run["ran"]:
+        lines += ["", f"Recorded ({run['backend']}): {run['ran']}."]
+    for sentence in run["mismatches"]:
+        lines.append(f"- {sentence}")
+    for finding in run["findings"]:
+        subject = f"{finding['severity']} {finding['id']} {finding['path']}"
+        lines.append(f"- {subject}: {finding['rule']}.")
+    lines.append("")
+    return lines
+
+
+def _answers(verdict: Sequence[dict[str, str]]) -> list[str]:
+    lines = []
+    for answer in verdict:
+        lines.append(f"- **{STATES[answer['state']]}.** {answer['sentence']}")
+    return lines
 
 
 def content_json(runs: Sequence[Run]) -> str:
@@ -81,20 +87,37 @@ def content_json(runs: Sequence[Run]) -> str:
 
 
 def _told_apart(runs: Sequence[Run]) -> list[Run]:
-    """Return the runs with names of their own: of one precision, with the words in which their folders differ."""
-    words = [PurePath(run["folder"]).name.split(",") for run in runs]
+    """Return the runs with different names.
+
+    Runs of one precision get the words in which their folders differ.
+    """
+    words_of = [PurePath(run["folder"]).name.split(",") for run in runs]
     named = []
-    for run, own in zip(runs, words, strict=True):
-        alike = zip(runs, words, strict=True)
-        others = [other for one, other in alike if one["name"] == run["name"] and one is not run]
-        apart = [word for word in own if any(word not in other for other in others)] or own
-        named.append(run | {"name": ", ".join([run["name"], *apart])} if others else run)
+    for run, words in zip(runs, words_of, strict=True):
+        others = []
+        for other, other_words in zip(runs, words_of, strict=True):
+            if other["name"] == run["name"] and other is not run:
+                others.append(other_words)
+        if not others:
+            named.append(run)
+            continue
+        apart = []
+        for word in words:
+            if any(word not in other_words for other_words in others):
+                apart.append(word)
+        name = ", ".join([run["name"], *(apart or words)])
+        named.append({**run, "name": name})
     return named
 
 
 def _comparison(runs: Sequence[Run]) -> list[dict[str, str]]:
-    answers = [run["compared"] for run in runs if run["compared"] is not None]
-    return [answer for number, answer in enumerate(answers) if answer not in answers[:number]]
+    """Return the different answers of comparisons, in the order of the runs."""
+    answers: list[dict[str, str]] = []
+    for run in runs:
+        answer = run["compared"]
+        if answer is not None and answer not in answers:
+            answers.append(answer)
+    return answers
 
 
 def _charts(run: Run) -> Markup:
@@ -102,9 +125,9 @@ def _charts(run: Run) -> Markup:
         "training": points(run["train"], "loss"),
         "validation": points(run["validation"], "loss"),
     }
-    entropy, steps = run["figures"]["unigram_entropy"], [one["step"] for one in run["train"]]
-    if entropy is not None and steps:
-        losses["unigram entropy"] = [(steps[0], entropy), (steps[-1], entropy)]
+    entropy, train = run["figures"]["unigram_entropy"], run["train"]
+    if entropy is not None and train:
+        losses["unigram entropy"] = [(train[0]["step"], entropy), (train[-1]["step"], entropy)]
     charts = [line_chart(losses, title="Loss", y="nats per token")]
     norms = {"gradient norm": points(run["train"], "grad_norm")}
     charts.append(line_chart(norms, title="Gradient norm before clipping", y="log scale", log=True))
@@ -117,19 +140,32 @@ def _charts(run: Run) -> Markup:
 
 
 def _heat_table(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a table per operand: layers by modules, each cell with its colour between 0 (healthy) and 1."""
+    """Return a table per operand, layers by modules.
+
+    Each cell has its colour between 0 (healthy) and 1.
+    """
     tables = []
-    for operand, own in grouped((row["operand"], row) for row in rows).items():
+    rows_of: dict[str, list[dict[str, Any]]] = {}
+    for row in rows:
+        rows_of.setdefault(row["operand"], []).append(row)
+    for operand, of_operand in rows_of.items():
         cells: dict[int, dict[str, Any]] = {}
-        for row in sorted(own, key=lambda one: one["layer"]):
+        modules: set[str] = set()
+        formats: set[str] = set()
+        for row in sorted(of_operand, key=itemgetter("layer")):
+            modules.add(row["module"])
+            formats.add(row["format"])
             strength = min(1.0, max(0.0, row["below_normal_db"] / WORST_DB))
-            cells.setdefault(row["layer"], {})[row["module"]] = {
-                **row,
-                "strength": round(strength, 2),
+            of_layer = cells.setdefault(row["layer"], {})
+            of_layer[row["module"]] = {**row, "strength": round(strength, 2)}
+        tables.append(
+            {
+                "operand": operand,
+                "formats": ", ".join(sorted(formats)),
+                "modules": sorted(modules),
+                "cells": cells,
             }
-        modules = sorted({row["module"] for row in own})
-        formats = ", ".join(sorted({row["format"] for row in own}))
-        tables.append({"operand": operand, "formats": formats, "modules": modules, "cells": cells})
+        )
     return tables
 
 
@@ -138,4 +174,6 @@ def _number(value: object) -> str:
         return "-"
     if isinstance(value, int):
         return f"{value:,}"
-    return f"{value:,.4g}" if isinstance(value, float) else str(value)
+    if isinstance(value, float):
+        return f"{value:,.4g}"
+    return str(value)

@@ -1,13 +1,11 @@
-"""The audit: the rows of a plan compared with the rows of a record, and two records with each other."""
+"""The audit: the rows of a plan compared with those of a record, and two records compared."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 from bridge.plan.precision_plan import PlanLayer, PlanModule, PrecisionPlan, compact
 from bridge.plan.settings import Settings
-from bridge.precision.grouping import grouped
 from bridge.precision.schemes import GEMMS
 from bridge.precision.values import SPELLINGS
 from bridge.runtime.audit.record import GemmRow, Record
@@ -26,7 +24,8 @@ TEXT = {
     "unplanned": "ran {ran}, which is not in the plan",
     "error": "planned a relative error of at most {planned}, got {ran}",
     "stale": "planned the quantisation of the current weight, multiplied an older one",
-    "gathered": "planned the masters of the optimizer on every data-parallel rank, gathered other weights",
+    "gathered": "planned the masters of the optimizer on every data-parallel rank, "
+    "gathered other weights",
     "census": "planned {planned}, got {ran}",
     "differs": "{planned} in the first, {ran} in the second",
 }
@@ -35,7 +34,10 @@ TEXT = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Mismatch:
-    """A row of the plan and of the record that differ, with all layers, modules and GEMMs that differ alike."""
+    """A row of the plan and of the record that differ.
+
+    It has all layers, modules and GEMMs that differ alike.
+    """
 
     column: str
     """A key of `TEXT`."""
@@ -52,12 +54,21 @@ class Mismatch:
     def __str__(self) -> str:
         text = TEXT[self.column].format(planned=self.planned, ran=self.ran)
         label = ", ".join(self.layers)
-        if any(one.isdecimal() for one in self.layers):
-            label = f"layer{'s' * (len(self.layers) > 1)} {compact(self.layers)}"
-        gemms = () if len(self.gemms) == len(GEMMS) else self.gemms
-        where = [part for part in (self.tensors, label, *self.modules, *gemms) if part]
-        cause = f"; {self.cause}" if self.cause else ""
-        return f"{text}: {', '.join(where)}{cause}."
+        if any(layer.isdecimal() for layer in self.layers):
+            label = f"{_layers(len(self.layers))} {compact(self.layers)}"
+        parts = [self.tensors, label, *self.modules]
+        if len(self.gemms) != len(GEMMS):
+            parts += self.gemms
+        where = ", ".join(filter(None, parts))
+        if self.cause:
+            return f"{text}: {where}; {self.cause}."
+        return f"{text}: {where}."
+
+
+def _layers(count: int) -> str:
+    if count > 1:
+        return "layers"
+    return "layer"
 
 
 def place_of(layer: str, module: str, gemm: str) -> dict[str, Any]:
@@ -66,255 +77,317 @@ def place_of(layer: str, module: str, gemm: str) -> dict[str, Any]:
 
 
 def compare(plan: PrecisionPlan, record: Record) -> tuple[Mismatch, ...]:
-    """Return every row in which a record is not what the plan says, equal mismatches folded; empty where plan = record.
+    """Return every row in which a record differs from the plan, equal mismatches folded.
 
-    The record has the GEMMs of one step of all pipeline stages, and the tensors of one rank; without a census no
-    tensors are compared.
+    The record has the GEMMs of one step of all pipeline stages, and the tensors of one rank.
+    Without a census no tensors are compared. The result is empty where plan = record.
     """
     gemms = folded(_compare_gemms(plan, record.gemms))
-    return (*gemms, *folded(_unhealthy(record)), *_compare_census(plan.settings, record))
+    health = folded(_unhealthy(record))
+    return (*gemms, *health, *_compare_census(plan.settings, record))
 
 
 def _compare_gemms(plan: PrecisionPlan, recorded: Sequence[GemmRow]) -> Iterator[Mismatch]:
-    ran = grouped(((row.layer, row.module, row.gemm), row) for row in recorded)
+    ran: dict[tuple[str, str, str], list[GemmRow]] = {}
+    for row in recorded:
+        ran.setdefault((row.layer, row.module, row.gemm), []).append(row)
     for layer in plan.layers:
         for module in layer.modules:
-            if module.kind in MULTIPLIES:
-                planned = {row.item for row in module.rows}
-                for gemm in GEMMS:
-                    rows = ran.pop((layer.label, module.name, gemm), [])
-                    if not rows and module.module.is_absorbed and plan.settings.absorbs:
-                        continue  # the attention multiplies with its weight, and products of attention have no rows
-                    if (
-                        gemm in planned
-                    ):  # Megatron's own layers multiply a dgrad that nothing takes, too
-                        yield from _compare(layer, module, gemm, rows)
+            if module.kind not in MULTIPLIES:
+                continue
+            planned = {row.item for row in module.rows}
+            for gemm in GEMMS:
+                rows = ran.pop((layer.label, module.name, gemm), [])
+                if not rows and module.module.is_absorbed and plan.settings.absorbs:
+                    # The attention multiplies with its weight, and its products have no rows.
+                    continue
+                # Megatron's own layers multiply a dgrad that nothing takes, too.
+                if gemm in planned:
+                    yield from _compare(layer, module, gemm, rows)
     for place, extra in ran.items():
-        for formats in dict.fromkeys(row.formats for row in extra):
+        different = dict.fromkeys(row.formats for row in extra)
+        for formats in different:
             yield Mismatch(column="unplanned", planned="", ran=formats, **place_of(*place))
 
 
 def _compare(
     layer: PlanLayer, module: PlanModule, gemm: str, rows: list[GemmRow]
 ) -> Iterator[Mismatch]:
-    expected, at = _expected(module, gemm), place_of(layer.label, module.name, gemm)
+    expected, place = _expected(module, gemm), place_of(layer.label, module.name, gemm)
     if not rows:
-        yield Mismatch(column="absent", planned=expected["formats"], ran="", **at)
+        yield Mismatch(column="absent", planned=expected["formats"], ran="", **place)
     for row in rows:
         if _scheme_of(module, gemm) == "custom" and row.scheme != "none":
             continue  # the factory decides the formats
         if module.scheme == "custom" and row.scheme == "custom":
             continue  # quantizers written in Python, whose formats the record does not see
-        is_exact = module.kind == "router" and _is_exact_product(row, expected["formats"])
-        if row.formats != expected["formats"] and not is_exact:
+        planned = expected["formats"]
+        is_exact = module.kind == "router" and _is_exact_product(row, planned)
+        if row.formats != planned and not is_exact:
             cause = _cause(layer, module, row)
-            yield Mismatch(
-                column="formats", planned=expected["formats"], ran=row.formats, cause=cause, **at
-            )
+            yield Mismatch(column="formats", planned=planned, ran=row.formats, cause=cause, **place)
             continue  # every other column follows
-        seen = {
+        recorded = {
             "tile": _tiles(row),
             "output": row.output,
             "accumulate": row.accumulate,
             "storage": row.storage,
         }
-        for column, value in seen.items():
-            if value and expected.get(column) and value != expected[column]:
-                yield Mismatch(column=column, planned=expected[column], ran=value, **at)
+        for column, value in recorded.items():
+            planned = expected[column]
+            if value and planned and value != planned:
+                yield Mismatch(column=column, planned=planned, ran=value, **place)
 
 
 def _is_exact_product(row: GemmRow, planned: str) -> bool:
     """Return whether a GEMM has the result that it has with FP32 copies of its operands.
 
-    A product of two BF16 or two FP16 values is exact in FP32. Megatron Core gives Transformer Engine the tensors of a
-    router with `moe_router_dtype=fp32` as they are, and asks for an FP32 result (megatron-core 0.19.2
-    transformer/moe/moe_utils.py:1327). Without Transformer Engine it copies them.
+    A product of two BF16 or two FP16 values is exact in FP32. Megatron Core gives Transformer
+    Engine the tensors of a router with `moe_router_dtype=fp32` as they are, and asks for an FP32
+    result (megatron-core 0.19.2 transformer/moe/moe_utils.py:1327). Without Transformer Engine it
+    copies them.
     """
-    has_half_operands = row.left == row.right and row.left in ("bf16", "fp16")
-    return (
-        row.scheme == "none"
-        and has_half_operands
-        and row.storage == row.right
-        and planned == row.output == "fp32"
-    )
+    if row.scheme != "none" or row.left not in ("bf16", "fp16"):
+        return False
+    has_equal_operands = row.left == row.right == row.storage
+    return has_equal_operands and planned == row.output == "fp32"
 
 
 def _scheme_of(module: PlanModule, gemm: str) -> str | None:
     """Return the scaling scheme in which a GEMM is planned; None: high precision."""
-    return module.copies.scheme_of(gemm) if module.copies is not None else module.scheme
+    if module.copies is not None:
+        return module.copies.scheme_of(gemm)
+    return module.scheme
 
 
 def _expected(module: PlanModule, gemm: str) -> dict[str, str]:
-    """Return the columns that a record of a planned GEMM has to have; empty where the plan says nothing."""
+    """Return the columns of the record that the plan expects; empty where the plan says nothing."""
     rows = {row.item: row for row in module.rows}
-    own, kind = rows[gemm], GEMMS[gemm]
-    formats = own.format
-    tiles = ""
+    planned = rows[gemm]
+    formats, tiles, output, accumulate = planned.format, "", "", ""
     scheme = _scheme_of(module, gemm)
     if scheme is not None:
-        formats = f"{formats if ' x ' in formats else f'{formats} x {formats}'} ({scheme})"
-        sides = ((kind.left, kind.left_columnwise), (kind.right, kind.right_columnwise))
-        tiles = " and ".join(
-            _tile(rows[name].scale, columnwise=columnwise) for name, columnwise in sides
-        )
-    output = rows["output"].format if "output" in rows and gemm == "fprop" else ""
-    accumulate = own.accumulate if scheme is not None else ""
-    storage = rows["weight"].storage
+        if " x " not in formats:
+            formats = f"{formats} x {formats}"
+        formats = f"{formats} ({scheme})"
+        row = GEMMS[gemm]
+        left = _tile(rows[row.left].scale, columnwise=row.left_columnwise)
+        right = _tile(rows[row.right].scale, columnwise=row.right_columnwise)
+        tiles = f"{left} and {right}"
+        accumulate = planned.accumulate
+    if "output" in rows and gemm == "fprop":
+        output = rows["output"].format
     return {
         "formats": formats,
         "tile": tiles,
         "output": output,
         "accumulate": accumulate,
-        "storage": storage,
+        "storage": rows["weight"].storage,
     }
 
 
 def _tile(scale: str, *, columnwise: bool) -> str:
-    """Return the tile of one copy from the plan's text, "1x16, stochastic" of "1x16 / 16x1, hadamard, stochastic"."""
+    """Return the tile of one copy from the plan's text.
+
+    The row-wise copy of "1x16 / 16x1, hadamard, stochastic" has "1x16, stochastic".
+    """
     tiles, *details = scale.split(", ")
-    tile = tiles.split(" / ")[-1 if columnwise else 0]
-    recorded = ("hadamard", "stochastic") if columnwise else ("stochastic",)
-    return ", ".join([tile, *(detail for detail in details if detail in recorded)])
+    rowwise_tile, _, columnwise_tile = tiles.partition(" / ")
+    parts, recorded = [rowwise_tile], ["stochastic"]
+    if columnwise:
+        parts, recorded = [columnwise_tile or rowwise_tile], ["hadamard", "stochastic"]
+    for detail in details:
+        if detail in recorded:
+            parts.append(detail)
+    return ", ".join(parts)
 
 
 def _tiles(row: GemmRow) -> str:
-    return f"{row.left_tile} and {row.right_tile}" if row.left_tile and row.right_tile else ""
+    if not (row.left_tile and row.right_tile):
+        return ""
+    return f"{row.left_tile} and {row.right_tile}"
 
 
 def _cause(layer: PlanLayer, module: PlanModule, row: GemmRow) -> str:
     """Return why a GEMM ran in other formats than planned, where it can be known."""
-    if module.scheme is not None and row.scheme == "none":
-        if row.context == "off":
-            return "the autocast was not entered"
-        if row.context:
-            return f"the autocast ({row.context}) was on and the module multiplied unquantised operands"
-        return f"the module is a {row.by}, which multiplies in high precision" if row.by else ""
     if row.scheme == "none":
-        return f"the module is a {row.by}" if row.by else ""
+        return _cause_of_high(module, row)
     if module.scheme is None:
-        inside = (
-            f" inside an autocast ({row.context})" if row.context and row.context != "off" else ""
-        )
-        kept = " that the plan keeps in high precision" if layer.number is not None else ""
-        return f"the layer{kept} ran{inside}" if inside else ""
+        if not row.context or row.context == "off":
+            return ""
+        kept = ""
+        if layer.number is not None:
+            kept = " that the plan keeps in high precision"
+        return f"the layer{kept} ran inside an autocast ({row.context})"
     if row.scheme == module.scheme or not row.context:
         return ""
     if row.context == module.scheme:
-        return (
-            f"the autocast ({row.context}) was on and the module took quantizers of another scheme"
-        )
+        autocast = f"the autocast ({row.context}) was on"
+        return f"{autocast} and the module took quantizers of another scheme"
     return f"an autocast of another recipe ({row.context}) was on"
 
 
+def _cause_of_high(module: PlanModule, row: GemmRow) -> str:
+    """Return why a GEMM ran in a high precision that is not the planned format."""
+    if module.scheme is not None:
+        if row.context == "off":
+            return "the autocast was not entered"
+        if row.context:
+            autocast = f"the autocast ({row.context}) was on"
+            return f"{autocast} and the module multiplied unquantised operands"
+    if not row.by:
+        return ""
+    if module.scheme is not None:
+        return f"the module is a {row.by}, which multiplies in high precision"
+    return f"the module is a {row.by}"
+
+
 def folded(found: Iterable[Mismatch]) -> tuple[Mismatch, ...]:
-    """Return mismatches that differ in one place alone as one: in the layer, then in the GEMM, then in the module."""
+    """Return mismatches that differ in one place alone as one.
+
+    They are folded in the layer, then in the GEMM, then in the module.
+    """
     for name in ("layers", "gemms", "modules"):
-        none: dict[str, Any] = {name: ()}
-        groups = grouped((replace(one, **none), getattr(one, name)) for one in found)
-        found = [
-            replace(one, **none | {name: tuple(dict.fromkeys(chain(*values)))})
-            for one, values in groups.items()
-        ]
+        without: dict[str, Any] = {name: ()}
+        places_of: dict[Mismatch, dict[str, None]] = {}
+        for mismatch in found:
+            places = places_of.setdefault(replace(mismatch, **without), {})
+            places.update(dict.fromkeys(getattr(mismatch, name)))
+        mismatches = []
+        for mismatch, places in places_of.items():
+            within: dict[str, Any] = {name: tuple(places)}
+            mismatches.append(replace(mismatch, **within))
+        found = mismatches
     return tuple(found)
 
 
 def _unhealthy(record: Record) -> Iterator[Mismatch]:
     for row in record.health:
-        at = place_of(row.layer, row.module, "fprop")
+        place = place_of(row.layer, row.module, "fprop")
         if not row.error <= row.limit:  # NaN is not either
-            yield Mismatch(column="error", planned=f"{row.limit:g}", ran=f"{row.error:.2g}", **at)
+            limit, error = f"{row.limit:g}", f"{row.error:.2g}"
+            yield Mismatch(column="error", planned=limit, ran=error, **place)
         if not row.is_fresh:
             cause = "set_is_first_microbatch() was not called after the optimizer's step"
-            yield Mismatch(column="stale", planned="", ran="", cause=cause, **at)
+            yield Mismatch(column="stale", planned="", ran="", cause=cause, **place)
 
 
 def _compare_census(settings: Settings, record: Record) -> Iterator[Mismatch]:
-    wanted = _expected_census(settings)
-    for kind, dtypes in grouped(
-        (row.kind, SPELLINGS.get(row.dtype, row.dtype)) for row in record.census
-    ).items():
-        planned = wanted.get(kind, frozenset())
+    expected = _expected_census(settings)
+    dtypes_of: dict[str, list[str]] = {}
+    for row in record.census:
+        dtypes_of.setdefault(row.kind, []).append(SPELLINGS.get(row.dtype, row.dtype))
+    for kind, dtypes in dtypes_of.items():
+        planned = expected.get(kind)
         if planned and not planned.issuperset(dtypes):
+            names = " or ".join(sorted(planned))
             ran = " and ".join(dict.fromkeys(dtypes))
-            yield Mismatch(
-                column="census", planned=" or ".join(sorted(planned)), ran=ran, tensors=kind
-            )
+            yield Mismatch(column="census", planned=names, ran=ran, tensors=kind)
 
 
 def _expected_census(settings: Settings) -> Mapping[str, frozenset[str]]:
-    """Return the dtypes that each kind of tensor may have; kinds that the plan does not know are left out."""
-    moments = (settings.exp_avg, settings.exp_avg_sq)
-    return {
-        "gradients": frozenset({settings.grad_reduce}),
-        "gradient reduction": frozenset({settings.grad_reduce}),
-        **(
-            {}
-            if None in settings.sent
-            else {"sent between stages": frozenset(map(str, settings.sent))}
-        ),
-        **(
-            {}
-            if settings.remainders
-            else {"master weights": frozenset({settings.master or settings.mode})}
-        ),
-        **({} if "fp8" in moments else {"optimizer state": frozenset(moments)}),
-    }
+    """Return the dtypes that each kind of tensor may have.
+
+    Kinds that the plan does not know are left out.
+    """
+    reduced = frozenset({settings.grad_reduce})
+    expected = {"gradients": reduced, "gradient reduction": reduced}
+    if None not in settings.sent:
+        expected["sent between stages"] = frozenset(map(str, settings.sent))
+    if not settings.remainders:
+        expected["master weights"] = frozenset({settings.master or settings.mode})
+    moments = frozenset({settings.exp_avg, settings.exp_avg_sq})
+    if "fp8" not in moments:
+        expected["optimizer state"] = moments
+    return expected
 
 
 def differences(before: Record, after: Record) -> tuple[Mismatch, ...]:
-    """Return every GEMM and kind of tensor in which two records differ; `planned` of a mismatch is the first one's."""
+    """Return every GEMM and kind of tensor in which two records differ.
+
+    `planned` of a mismatch is the text of the first record.
+    """
     first, second = _texts(before), _texts(after)
-    return folded(
-        replace(place, planned=first.get(place, "nothing"), ran=second.get(place, "nothing"))
-        for place in {**first, **second}
-        if first.get(place) != second.get(place)
-    )
+    mismatches = []
+    for place in {**first, **second}:
+        planned, ran = first.get(place, "nothing"), second.get(place, "nothing")
+        if planned != ran:
+            mismatches.append(replace(place, planned=planned, ran=ran))
+    return folded(mismatches)
 
 
 def _texts(record: Record) -> dict[Mismatch, str]:
-    """Return the formats, tiles and stored format of each GEMM, and the dtypes of each kind of tensor, as texts."""
+    """Return texts of the formats of each GEMM, and of the dtypes of each kind of tensor."""
     differs = Mismatch(column="differs", planned="", ran="")
-    pairs = []
+    texts_of: dict[Mismatch, dict[str, None]] = {}
     for row in record.gemms:
-        parts = [
-            row.formats,
-            _tiles(row),
-            row.output and f"to {row.output}",
-            row.storage and f"stored {row.storage}",
-        ]
+        parts = [row.formats, _tiles(row)]
+        if row.output:
+            parts.append(f"to {row.output}")
+        if row.storage:
+            parts.append(f"stored {row.storage}")
         place = replace(differs, **place_of(row.layer, row.module, row.gemm))
-        pairs.append((place, ", ".join(filter(None, parts))))
-    pairs += [(replace(differs, tensors=one.kind), one.dtype) for one in record.census]
-    return {place: " and ".join(dict.fromkeys(texts)) for place, texts in grouped(pairs).items()}
+        texts_of.setdefault(place, {})[", ".join(filter(None, parts))] = None
+    for tensors in record.census:
+        place = replace(differs, tensors=tensors.kind)
+        texts_of.setdefault(place, {})[tensors.dtype] = None
+    return {place: " and ".join(texts) for place, texts in texts_of.items()}
 
 
 def format_gemms(rows: Sequence[GemmRow]) -> str:
-    """Return the formats of each layer's GEMMs, ``layers 2-5: ...; layers 1, 6, output: bf16`` say."""
+    """Return the formats of each layer's GEMMs.
+
+    For example ``layers 2-5: ...; layers 1, 6, output: bf16``.
+    """
+    rows_of: dict[str, list[GemmRow]] = {}
+    for row in rows:
+        rows_of.setdefault(row.layer, []).append(row)
+    layers_of: dict[str, list[str]] = {}
+    for layer, of_layer in rows_of.items():
+        layers_of.setdefault(_kind(of_layer), []).append(layer)
     parts = []
-    by_layer = grouped((row.layer, row) for row in rows)
-    for kind, layers in grouped((_kind(own), layer) for layer, own in by_layer.items()).items():
+    for kind, layers in layers_of.items():
+        where = compact(layers, limit=len(layers))
         count = sum(layer.isdecimal() for layer in layers)
-        word = f"layer{'s' * (count > 1)} " if count else ""
-        where = word + compact(layers, limit=len(layers))
-        parts.append(f"{where}: {kind}" if where else kind)
+        if count:
+            where = f"{_layers(count)} {where}"
+        if where:
+            parts.append(f"{where}: {kind}")
+        else:
+            parts.append(kind)
     return "; ".join(parts)
 
 
 def _kind(rows: Sequence[GemmRow]) -> str:
-    by_module = grouped((row.module, row) for row in rows)
-    modules = grouped((_formats(own), module) for module, own in by_module.items())
-    if set(modules) <= HIGH and len(modules) == 1:
-        return next(iter(modules))
-    return " and ".join(
-        f"{formats} ({', '.join(sorted(names))})" for formats, names in modules.items()
-    )
+    """Return the formats of one layer, and the modules that have them where they differ."""
+    rows_of: dict[str, list[GemmRow]] = {}
+    for row in rows:
+        rows_of.setdefault(row.module, []).append(row)
+    modules_of: dict[str, list[str]] = {}
+    for module, of_module in rows_of.items():
+        modules_of.setdefault(_formats(of_module), []).append(module)
+    if len(modules_of) == 1 and set(modules_of) <= HIGH:
+        return "".join(modules_of)
+    parts = []
+    for formats, modules in modules_of.items():
+        parts.append(f"{formats} ({', '.join(sorted(modules))})")
+    return " and ".join(parts)
 
 
 def _formats(rows: Sequence[GemmRow]) -> str:
-    if {row.scheme for row in rows} == {"none"}:
-        return " and ".join(dict.fromkeys(row.formats for row in rows))
-    gemms = grouped((row.gemm, f"{row.left} x {row.right}") for row in rows)
-    schemes = " and ".join(dict.fromkeys(row.scheme for row in rows if row.scheme != "none"))
-    return f"{schemes}, " + ", ".join(
-        f"{gemm} {' and '.join(gemms[gemm])}" for gemm in GEMMS if gemm in gemms
-    )
+    """Return the formats of one module, by GEMM where it is in low precision."""
+    schemes: dict[str, None] = {}
+    formats: dict[str, None] = {}
+    operands_of: dict[str, list[str]] = {}
+    for row in rows:
+        schemes[row.scheme] = None
+        formats[row.formats] = None
+        operands_of.setdefault(row.gemm, []).append(f"{row.left} x {row.right}")
+    schemes.pop("none", None)
+    if not schemes:
+        return " and ".join(formats)
+    parts = [" and ".join(schemes)]
+    for gemm in GEMMS:
+        if gemm in operands_of:
+            parts.append(f"{gemm} {' and '.join(operands_of[gemm])}")
+    return ", ".join(parts)

@@ -1,7 +1,7 @@
 """Early warnings: signs of trouble in the records of a run, each with its threshold.
 
-The run logs a warning when it begins to stand; `watch` and `report` ask the files of the run. ``silence.NAME=REASON``
-in the config silences one everywhere.
+The run logs a warning when it begins to stand; `watch` and `report` ask the files of the run.
+``silence.NAME=REASON`` in the config silences one everywhere.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from bridge.precision.formats import FORMATS
-from bridge.precision.grouping import grouped
 from bridge.runtime.audit.quantisation import QuantisationRow, last_measured
 from bridge.runtime.audit.record import HealthRow
 from bridge.runtime.audit.run_folder import RunFolder
@@ -42,38 +41,65 @@ class Signs:
     def of(cls, run: RunFolder, *, silenced: Collection[str] = ()) -> Signs:
         """Return what the files of a run hold; `silenced` is added to those of its config."""
         optimizer = run.config.get("optimizer", {})
-        is_dynamic = optimizer.get("fp16") and not optimizer.get("loss_scale")
+        smallest_scale = None
+        if optimizer.get("fp16") and not optimizer.get("loss_scale"):
+            smallest_scale = optimizer.get("min_loss_scale")
+        train, quantisation, record = run.metrics("train"), run.quantisation, run.record
+        health: Sequence[HealthRow] = ()
+        if record is not None:
+            health = record.health
+        of_config = run.config.get("silence") or ()
         return cls(
-            train=run.metrics("train"),
-            quantisation=run.quantisation,
-            health=run.record.health if run.record is not None else (),
-            smallest_scale=optimizer.get("min_loss_scale") if is_dynamic else None,
-            silenced={*silenced, *(run.config.get("silence") or ())},
+            train=train,
+            quantisation=quantisation,
+            health=health,
+            smallest_scale=smallest_scale,
+            silenced={*silenced, *of_config},
         )
 
 
 def _loss_not_finite(signs: Signs) -> str | None:
-    first = next((one["step"] for one in signs.train if one["loss"] is None), None)
-    return f"the loss is not finite since step {first}." if first is not None else None
+    for record in signs.train:
+        if record["loss"] is None:
+            return f"the loss is not finite since step {record['step']}."
+    return None
 
 
 def _gradients_not_finite(signs: Signs) -> str | None:
-    healthy = [index for index, one in enumerate(signs.train) if not one["skipped"]]
-    if signs.smallest_scale is not None and not healthy:
+    is_dynamic = signs.smallest_scale is not None
+    first = _first_update(signs.train)
+    if first is None and is_dynamic:
         return None  # a dynamic loss scale is still falling to its level
-    recent = signs.train[healthy[0] if healthy else 0 :][-RECENT:]
-    places = [one["not_finite"] for one in recent if one.get("not_finite")]
-    if len(places) < (1 if signs.smallest_scale is None else 3):
+    recent = signs.train[first or 0 :][-RECENT:]
+    places = [record["not_finite"] for record in recent if record.get("not_finite")]
+    least = 1
+    if is_dynamic:
+        least = 3
+    if len(places) < least:
         return None
-    return f"gradients were not finite in {len(places)} of the last {len(recent)} records; the last time {places[-1]}."
+    return (
+        f"gradients were not finite in {len(places)} of the last {len(recent)} records; "
+        f"the last time {places[-1]}."
+    )
+
+
+def _first_update(train: Sequence[dict[str, Any]]) -> int | None:
+    """Return the index of the first record whose step was not skipped."""
+    for index, record in enumerate(train):
+        if not record["skipped"]:
+            return index
+    return None
 
 
 def _spike(signs: Signs, *, column: str, factor: float, noun: str, digits: str) -> str | None:
-    recent = [one[column] for one in signs.train[-RECENT - 1 :] if one[column] is not None]
-    if len(recent) < RECENT // 2 or recent[-1] <= factor * (usual := median(recent[:-1])):
+    recent = [row[column] for row in signs.train[-RECENT - 1 :] if row[column] is not None]
+    if len(recent) < RECENT // 2:
+        return None
+    last, usual = recent[-1], median(recent[:-1])
+    if last <= factor * usual:
         return None
     rule = f"more than {factor:g} times the median of the records before"
-    return f"the {noun} is {recent[-1]:{digits}}, {rule}, {usual:{digits}}."
+    return f"the {noun} is {last:{digits}}, {rule}, {usual:{digits}}."
 
 
 _loss_spike = partial(_spike, column="loss", factor=1.2, noun="loss", digits=".4f")
@@ -81,11 +107,12 @@ _gradient_spike = partial(_spike, column="grad_norm", factor=10, noun="gradient 
 
 
 def _skipped(signs: Signs) -> str | None:
-    first = next((one for one in signs.train if not one["skipped"]), None)
-    if first is None:
+    index = _first_update(signs.train)
+    if index is None:
         return None  # `gradients-not-finite` and the run's own limit say so
-    last = signs.train[-1]
-    skipped, steps = last["skipped_steps"] - first["skipped_steps"], last["step"] - first["step"]
+    first, last = signs.train[index], signs.train[-1]
+    skipped = last["skipped_steps"] - first["skipped_steps"]
+    steps = last["step"] - first["step"]
     if 10 * skipped <= max(10, steps):  # a single step of a few is no share yet
         return None
     return f"{skipped} of {steps} steps since the first update were skipped, more than a tenth."
@@ -99,62 +126,75 @@ def _scale_floor(signs: Signs) -> str | None:
 
 
 def _spike_after_change(signs: Signs) -> str | None:
-    recent = [one for one in signs.train[-RECENT:] if one["loss"] is not None]
-    scales = [one["loss_scale"] for one in recent]
-    changes = [index for index in range(1, len(recent)) if scales[index] != scales[index - 1]]
-    if not changes or changes[-1] < len(recent) - AFTER_CHANGE:
+    recent = [record for record in signs.train[-RECENT:] if record["loss"] is not None]
+    change = None
+    for index in range(1, len(recent)):
+        if recent[index]["loss_scale"] != recent[index - 1]["loss_scale"]:
+            change = index
+    if change is None or change < len(recent) - AFTER_CHANGE:
         return None
-    change = changes[-1]
-    usual, loss = median(one["loss"] for one in recent[:change]), recent[-1]["loss"]
+    usual = median(record["loss"] for record in recent[:change])
+    loss = recent[-1]["loss"]
     if loss <= 1.1 * usual:
         return None
-    moved = f"from {scales[change - 1]:g} to {scales[change]:g} by step {recent[change]['step']}"
-    return f"the loss is {loss:.4f}, more than 1.1 times that before the loss scale went {moved}, {usual:.4f}."
+    before, after = recent[change - 1], recent[change]
+    scales = f"from {before['loss_scale']:g} to {after['loss_scale']:g}"
+    rule = f"more than 1.1 times that before the loss scale went {scales} by step {after['step']}"
+    return f"the loss is {loss:.4f}, {rule}, {usual:.4f}."
 
 
 def _amax_history(signs: Signs) -> str | None:
-    ratios = {
-        row: row.amax * row.scale / FORMATS[row.format].max
-        for row in last_measured(signs.quantisation)
-        if row.scale is not None and row.format in FORMATS
-    }
-    beyond = {row: ratio for row, ratio in ratios.items() if ratio > 4}
-    if not beyond:
+    ratios: dict[QuantisationRow, float] = {}
+    for row in last_measured(signs.quantisation):
+        if row.scale is None or row.format not in FORMATS:
+            continue
+        ratio = row.amax * row.scale / FORMATS[row.format].max
+        if ratio > 4:
+            ratios[row] = ratio
+    if not ratios:
         return None
-    row = max(beyond, key=lambda one: beyond[one])
-    rest = f", and {len(beyond) - 1} other operands exceed theirs" if len(beyond) > 1 else ""
-    return f"at step {row.step} the amax of {row.place} is {beyond[row]:.3g} times what its scale can represent{rest}."
+    worst = max(ratios, key=lambda row: ratios[row])
+    rest = ""
+    if len(ratios) > 1:
+        rest = f", and {len(ratios) - 1} other operands exceed theirs"
+    rule = f"{ratios[worst]:.3g} times what its scale can represent"
+    return f"at step {worst.step} the amax of {worst.place} is {rule}{rest}."
 
 
 def _underflow_rising(signs: Signs) -> str | None:
     last = last_measured(signs.quantisation)
-    recent = signs.quantisation[-(RECENT + 1) * len(last) :]
-    earlier = grouped((row.place, row.underflow) for row in recent if row.step != last[0].step)
-    usual = {row: median(earlier[row.place]) for row in last if row.place in earlier}
-    rising = [
-        row
-        for row in last
-        if row.underflow > min(0.5, max(2 * usual.get(row, 1), usual.get(row, 1) + 0.02))
-    ]
+    earlier: dict[str, list[float]] = {}
+    for row in signs.quantisation[-(RECENT + 1) * len(last) :]:
+        if row.step != last[0].step:
+            earlier.setdefault(row.place, []).append(row.underflow)
+    usual: dict[QuantisationRow, float] = {}
+    rising = []
+    for row in last:
+        limit = 0.5
+        if row.place in earlier:
+            usual[row] = median(earlier[row.place])
+            limit = min(0.5, max(2 * usual[row], usual[row] + 0.02))
+        if row.underflow > limit:
+            rising.append(row)
     if not rising:
         return None
-    row = max(rising, key=lambda one: one.underflow)
-    rest = f"; too much of {len(rising) - 1} other operands, too" if len(rising) > 1 else ""
-    share = f"{100 * row.underflow:.3g} % of {row.place} became zero at step {row.step}"
-    before = (
-        f", {100 * usual[row]:.3g} % in the median of the measurements before"
-        if row in usual
-        else ""
-    )
-    return f"{share}{before}{rest}."
+    worst = max(rising, key=lambda row: row.underflow)
+    text = f"{100 * worst.underflow:.3g} % of {worst.place} became zero at step {worst.step}"
+    if worst in usual:
+        text += f", {100 * usual[worst]:.3g} % in the median of the measurements before"
+    if len(rising) > 1:
+        text += f"; too much of {len(rising) - 1} other operands, too"
+    return f"{text}."
 
 
 def _stale_weights(signs: Signs) -> str | None:
     stale = [row for row in signs.health if not row.is_fresh]
     if not stale:
         return None
-    rest = f" and {len(stale) - 1} others" if len(stale) > 1 else ""
-    return f"layer {stale[0].layer}, {stale[0].module}{rest} multiplied an older weight than that of the audited step."
+    modules = f"layer {stale[0].layer}, {stale[0].module}"
+    if len(stale) > 1:
+        modules += f" and {len(stale) - 1} others"
+    return f"{modules} multiplied an older weight than that of the audited step."
 
 
 class EarlyWarning(NamedTuple):
@@ -169,7 +209,8 @@ class EarlyWarning(NamedTuple):
 WARNINGS = {
     "loss-not-finite": EarlyWarning("a loss is NaN or Inf", _loss_not_finite),
     "gradients-not-finite": EarlyWarning(
-        f"a gradient was NaN or Inf in one of the last {RECENT} records; three under a dynamic loss scale",
+        f"a gradient was NaN or Inf in one of the last {RECENT} records; "
+        "three under a dynamic loss scale",
         _gradients_not_finite,
     ),
     "loss-spike": EarlyWarning(f"loss above 1.2 times the median of {RECENT} records", _loss_spike),
@@ -181,7 +222,8 @@ WARNINGS = {
     ),
     "loss-scale-floor": EarlyWarning("the dynamic loss scale is at min_loss_scale", _scale_floor),
     "spike-after-scale-change": EarlyWarning(
-        f"loss above 1.1 times its median, at most {AFTER_CHANGE} records after the loss scale changed",
+        f"loss above 1.1 times its median, at most {AFTER_CHANGE} records after "
+        "the loss scale changed",
         _spike_after_change,
     ),
     "amax-history": EarlyWarning(
@@ -200,7 +242,11 @@ WARNINGS = {
 
 def early_warnings(signs: Signs) -> list[tuple[str, str]]:
     """Return (name, sentence) of each warning that stands."""
-    found = (
-        (name, row.look(signs)) for name, row in WARNINGS.items() if name not in signs.silenced
-    )
-    return [(name, sentence) for name, sentence in found if sentence is not None]
+    warnings = []
+    for name, row in WARNINGS.items():
+        if name in signs.silenced:
+            continue
+        sentence = row.look(signs)
+        if sentence is not None:
+            warnings.append((name, sentence))
+    return warnings

@@ -1,4 +1,7 @@
-"""The errors of a run's quantisers as rows: one per operand, layer, module and measured step, kept as CSV."""
+"""The errors of a run's quantisers as rows, kept as CSV.
+
+There is a row per operand, layer, module and measured step.
+"""
 
 import csv
 import io
@@ -7,8 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 from typing import Any
-
-from bridge.precision.grouping import grouped
 
 FILE = "quantisation.csv"
 """Name of the file in a run's folder."""
@@ -35,7 +36,10 @@ class QuantisationRow:
     saturated: float
     """Share of all elements beyond the largest value of the format at their scale, 0 to 1."""
     sqnr_db: float
-    """Signal-to-quantisation-noise ratio; infinite without noise, NaN with NaN or infinity in the tensor."""
+    """Signal-to-quantisation-noise ratio.
+
+    Infinite without noise, NaN with NaN or infinity in the tensor.
+    """
     tensorwise_db: float = math.nan
     """The SQNR that the operand would have under this scheme, from a sample of its rows."""
     blockwise_db: float = math.nan
@@ -48,46 +52,63 @@ class QuantisationRow:
         return f"the {self.operand} of layer {self.layer}, {self.module}"
 
 
+COLUMNS = {field.name: field.type for field in fields(QuantisationRow)}
+"""Column of the file -> its type."""
+
+
 def last_measured(rows: Sequence[QuantisationRow]) -> list[QuantisationRow]:
     """Return the rows of the last measured step."""
-    last = max((row.step for row in rows), default=0)
+    if not rows:
+        return []
+    last = max(row.step for row in rows)
     return [row for row in rows if row.step == last]
 
 
 def by_operand(rows: Iterable[QuantisationRow]) -> dict[str, list[QuantisationRow]]:
     """Return the rows of each operand that has some, in the order of `OPERANDS`."""
-    found = grouped((row.operand, row) for row in rows)
-    return {operand: found[operand] for operand in OPERANDS if operand in found}
+    rows_of: dict[str, list[QuantisationRow]] = {operand: [] for operand in OPERANDS}
+    for row in rows:
+        if row.operand in rows_of:
+            rows_of[row.operand].append(row)
+    return {operand: of_operand for operand, of_operand in rows_of.items() if of_operand}
 
 
 def finite(row: dict[str, Any]) -> dict[str, Any]:
     """Return a row with numbers that JSON has: None for infinity and NaN."""
-    return {
-        name: None if isinstance(one, float) and not math.isfinite(one) else one
-        for name, one in row.items()
-    }
+    numbers = dict(row)
+    for name, value in row.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            numbers[name] = None
+    return numbers
 
 
 def write_rows(path: Path, rows: Sequence[QuantisationRow], *, append: bool = False) -> None:
     """Write rows as CSV, or add them to a file of rows."""
-    with path.open("a" if append else "w", newline="", encoding="utf-8") as file:
+    mode = "a" if append else "w"
+    with path.open(mode, newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         if not append:
-            writer.writerow([field.name for field in fields(QuantisationRow)])
+            writer.writerow(COLUMNS)
         writer.writerows(map(astuple, rows))
 
 
 def rows_of(text: str) -> list[QuantisationRow]:
-    """Return the rows of a CSV text; a last line that is being written is left out. ValueError, TypeError: no table."""
+    """Return the rows of a CSV text; a last line that is being written is left out.
+
+    Raises:
+        ValueError, TypeError, KeyError, csv.Error: The text is no table of such rows.
+    """
     lines = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
-    kinds = {field.name: field.type for field in fields(QuantisationRow)}
-    return [
-        QuantisationRow(**{name: _value(kinds[name], one) for name, one in line.items()})
-        for line in lines
-    ]
+    rows = []
+    for line in lines:
+        columns = {name: _value(COLUMNS[name], cell) for name, cell in line.items()}
+        rows.append(QuantisationRow(**columns))
+    return rows
 
 
 def _value(kind: Any, text: str) -> Any:
     if kind in (int, str):
         return kind(text)
-    return float(text) if text else None
+    if not text:
+        return None
+    return float(text)

@@ -1,7 +1,7 @@
 """The record: one row per GEMM and per kind of tensor, with the formats that a run really had.
 
-Rows hold text alone, so that two records can be compared, saved as JSON and sent between ranks. An empty text means
-that the source cannot see the column: a comparison skips it.
+Rows hold text alone, so that two records can be compared, saved as JSON and sent between ranks. An
+empty text means that the source cannot see the column: a comparison skips it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,21 @@ FILE = "record.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class GemmRow:
-    """One GEMM of one linear layer; equal rows of several experts, micro-batches or ranks are one."""
+    """One GEMM of one linear layer.
+
+    Equal rows of several experts, micro-batches or ranks are one.
+    """
 
     layer: str
-    """Label of the plan: the layer's number in the whole model from 1, "mtp 1" or "output"; empty outside Megatron."""
+    """Label of the plan: the layer's number in the whole model from 1, "mtp 1" or "output".
+
+    Empty outside Megatron.
+    """
     module: str
-    """Name in the layer as in the plan, ``linear_fc1`` or ``experts.linear_fc1`` say; elsewhere the whole path."""
+    """Name in the layer as in the plan, ``linear_fc1`` or ``experts.linear_fc1`` say.
+
+    Elsewhere the whole path.
+    """
     gemm: str
     """fprop, dgrad or wgrad."""
     left: str
@@ -48,17 +57,20 @@ class GemmRow:
     by: str = ""
     """Class of the module."""
     context: str = ""
-    """Recipe of Transformer Engine's autocast around the module's forward pass, "off" outside of one."""
+    """Recipe of Transformer Engine's autocast around the module's forward pass.
+
+    "off": there is no autocast around it.
+    """
 
     @property
     def formats(self) -> str:
         """The formats that were multiplied, as the plan writes them, with the scheme."""
-        formats = (
-            self.left
-            if self.left == self.right and self.scheme == "none"
-            else f"{self.left} x {self.right}"
-        )
-        return formats if self.scheme == "none" else f"{formats} ({self.scheme})"
+        formats = f"{self.left} x {self.right}"
+        if self.scheme != "none":
+            return f"{formats} ({self.scheme})"
+        if self.left == self.right:
+            return self.left
+        return formats
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -66,23 +78,33 @@ class CensusRow:
     """One kind of tensor in one dtype, on this rank."""
 
     kind: str
-    """parameters, activations, sent between stages, gradients, gradient reduction, master weights, optimizer state."""
+    """A kind of tensor.
+
+    parameters, activations, sent between stages, gradients, gradient reduction, master weights,
+    optimizer state.
+    """
     dtype: str
     """Torch's name without ``torch.``, or format and scheme of stored weights."""
     bytes: int
-    """Size on this rank; for activations, of the outputs of all linear layers in one micro-batch."""
+    """Size on this rank.
+
+    For activations, of the outputs of all linear layers in one micro-batch.
+    """
     read_from: str
     """Source of the dtype."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class HealthRow:
-    """The tensors behind one low-precision module: the error of its result, and the age of its weight."""
+    """The error of the result of one low-precision module, and the age of its weight."""
 
     layer: str
     module: str
     error: float
-    """Relative error of the first fprop GEMM, against FP32 on the operands before they were quantised."""
+    """Relative error of the first fprop GEMM.
+
+    It is compared with FP32 on the operands before they were quantised.
+    """
     limit: float
     """Largest error that the format should have."""
     is_fresh: bool = True
@@ -111,14 +133,15 @@ class Record:
             "health": self.health,
         }
         head = {"version": 1, "backend": self.backend, "step": self.step, "audit": self.audit}
-        parts = [f"  {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
-        for name, own in rows.items():
-            filled = (
-                {column: value for column, value in asdict(row).items() if value != ""}
-                for row in own
-            )
-            lines = ",\n".join(f"    {json.dumps(row)}" for row in filled)
-            parts.append(f'  "{name}": [\n{lines}\n  ]' if own else f'  "{name}": []')
+        parts = []
+        for name, value in head.items():
+            parts.append(f"  {json.dumps(name)}: {json.dumps(value)}")
+        for name, of_kind in rows.items():
+            lines = ",\n".join(f"    {json.dumps(_filled(row))}" for row in of_kind)
+            if lines:
+                parts.append(f'  "{name}": [\n{lines}\n  ]')
+            else:
+                parts.append(f'  "{name}": []')
         scratch = path.with_suffix(".tmp")  # `watch` reads the file while the run goes on
         scratch.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
         scratch.replace(path)
@@ -133,31 +156,48 @@ class Record:
             gemms = tuple(GemmRow(**_texts(row)) for row in content["gemms"])
             census = tuple(CensusRow(**row) for row in content["census"])
             health = tuple(HealthRow(**row) for row in content["health"])
-            head = {
-                "backend": str(content["backend"]),
-                "step": content["step"],
-                "audit": tuple(content["audit"]),
-            }
-            return cls(gemms=gemms, census=census, health=health, **head)
+            return cls(
+                gemms=gemms,
+                census=census,
+                health=health,
+                backend=str(content["backend"]),
+                step=content["step"],
+                audit=tuple(content["audit"]),
+            )
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            rule = f"must be a record of a run ({error})"
             remedy = "Give the record.json of a run of this version."
-            raise RunConfigError.of(
-                "record", f"must be a record of a run ({error})", str(path), remedy
-            ) from None
+            raise RunConfigError.of("record", rule, str(path), remedy) from None
+
+
+def _filled(row: Any) -> dict[str, Any]:
+    """Return the columns of a row, without empty texts."""
+    return {column: value for column, value in asdict(row).items() if value != ""}
 
 
 def _texts(row: dict[str, Any]) -> dict[str, str]:
     """Return a row's columns, which have to be texts; 0.1.0 wrote further ones."""
-    columns = {field.name: row[field.name] for field in fields(GemmRow) if field.name in row}
-    for name in (name for name, value in columns.items() if not isinstance(value, str)):
-        raise ValueError(f"{name} is no text column of a row")
+    columns = {}
+    for field in fields(GemmRow):
+        if field.name not in row:
+            continue
+        value = row[field.name]
+        if not isinstance(value, str):
+            raise ValueError(f"{field.name} is no text column of a row")  # noqa: TRY004  read() expects it
+        columns[field.name] = value
     return columns
 
 
 def tile_name(tile: Tile, *, hadamard: bool = False, stochastic: bool = False) -> str:
     """Return the tile of one copy as the plan writes it: "tensor", "16x1, hadamard, stochastic"."""
-    text = "tensor" if tile == WHOLE else f"{tile[0]}x{tile[1]}"
-    return text + ", hadamard" * hadamard + ", stochastic" * stochastic
+    text = f"{tile[0]}x{tile[1]}"
+    if tile == WHOLE:
+        text = "tensor"
+    if hadamard:
+        text += ", hadamard"
+    if stochastic:
+        text += ", stochastic"
+    return text
 
 
 def layer_order(label: str) -> tuple[float, str]:

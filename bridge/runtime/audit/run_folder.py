@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import signal
 from collections.abc import Callable
@@ -19,13 +20,17 @@ from bridge.runtime.audit.record import Record
 MADE = "config.yaml"
 SUMMARY = "summary.json"
 METRICS = "metrics.jsonl"
+AGAIN = "Run it again, or delete the file."
 MAX_JSON_BYTES = 64 * 2**20
 """The metrics of a million steps are smaller."""
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """A folder that the training command wrote; a file that the run has not written is None or empty."""
+    """A folder that the training command wrote.
+
+    A file that the run has not written is None or empty.
+    """
 
     path: Path
 
@@ -46,11 +51,12 @@ class RunFolder:
     def config(self) -> dict[str, Any]:
         """The run as it was, every field, after the precision was written into it."""
         name = str(self.path / MADE)
-        text = strict_yaml.decoded(
-            strict_yaml.read_bytes(name, error=RunConfigError), name, error=RunConfigError
-        )
-        loaded = strict_yaml.load_all(text, name, error=RunConfigError)
-        return loaded[0] if loaded and isinstance(loaded[0], dict) else {}
+        content = strict_yaml.read_bytes(name, error=RunConfigError)
+        text = strict_yaml.decoded(content, name, error=RunConfigError)
+        documents = strict_yaml.load_all(text, name, error=RunConfigError)
+        if documents and isinstance(documents[0], dict):
+            return documents[0]
+        return {}
 
     @cached_property
     def sync(self) -> dict[str, Any]:
@@ -69,54 +75,59 @@ class RunFolder:
 
     @property
     def stopped(self) -> str | None:
-        """How a run was ended before its last step, by a scheduler or by Ctrl-C; None for any other."""
+        """How a scheduler or Ctrl-C ended a run before its last step; None for any other."""
         summary = self.summary or {}
         number = summary.get("stop_signal")
         if number is None:
             return None
-        steps = self.config.get("train", {}).get("train_iters")
-        return (
-            f"stopped by {signal.Signals(number).name} after step {summary['iteration']} of {steps}"
-        )
+        step, steps = summary["iteration"], self.config.get("train", {}).get("train_iters")
+        return f"stopped by {signal.Signals(number).name} after step {step} of {steps}"
 
     @property
     def record(self) -> Record | None:
         """What ran; None before the first step."""
-        return Record.read(self.path / RECORD) if (self.path / RECORD).is_file() else None
+        path = self.path / RECORD
+        if not path.is_file():
+            return None
+        return Record.read(path)
 
     @property
     def quantisation(self) -> list[quantisation.QuantisationRow]:
         """The errors of the quantisers so far; none where nothing was measured."""
         path = self.path / quantisation.FILE
+        if not path.is_file():
+            return []
         try:
-            return quantisation.rows_of(self.text_of(path)) if path.is_file() else []
-        except (ValueError, TypeError) as error:
+            return quantisation.rows_of(self.text_of(path))
+        except (ValueError, TypeError, KeyError, csv.Error) as error:
             rule = f"must be a table as the training command writes it ({error})"
-            raise RunConfigError.of(
-                str(path), rule, path.name, "Run it again, or delete the file."
-            ) from None
+            raise RunConfigError.of(str(path), rule, path.name, AGAIN) from None
 
     def has_ended(self) -> bool:
         """Return whether the run has come to its end by now."""
         return (self.path / SUMMARY).is_file()
 
     def metrics(self, kind: str) -> list[dict[str, Any]]:
-        """Return the records of a kind ("train", "validation") so far; a line that is being written is left out."""
+        """Return the records of a kind ("train", "validation") so far.
+
+        A line that is being written is left out.
+        """
         return [values for values in self.records() if values["kind"] == kind]
 
     def records(self, torn: Callable[[int], None] = lambda _line: None) -> list[dict[str, Any]]:
-        """Return all records of steps and validations so far; `torn` gets the number of a line that is none."""
-        path, records = self.path / METRICS, []
-        lines = self.text_of(path).splitlines() if path.is_file() else []
-        for number, line in enumerate(lines, start=1):
+        """Return all records of steps and validations so far.
+
+        `torn` gets the number of a line that is no record.
+        """
+        path = self.path / METRICS
+        if not path.is_file():
+            return []
+        records = []
+        for number, line in enumerate(self.text_of(path).splitlines(), start=1):
             try:
                 values = json.loads(line)
-                known = {
-                    "step": int(values["step"]),
-                    "kind": str(values["kind"]),
-                    "loss": values["loss"],
-                }
-                records.append({**values, **known})
+                step, kind, loss = int(values["step"]), str(values["kind"]), values["loss"]
+                records.append({**values, "step": step, "kind": kind, "loss": loss})
             except (ValueError, TypeError, KeyError, RecursionError):
                 torn(number)
         return records
@@ -130,13 +141,12 @@ class RunFolder:
             content = json.loads(self.text_of(path))
         except (ValueError, RecursionError) as error:
             rule = f"must be JSON as the training command writes it ({error})"
-            raise RunConfigError.of(
-                str(path), rule, name, "Run it again, or delete the file."
-            ) from None
-        return content if isinstance(content, dict) else {}
+            raise RunConfigError.of(str(path), rule, name, AGAIN) from None
+        if not isinstance(content, dict):
+            return {}
+        return content
 
     def text_of(self, path: Path) -> str:
         """Return the text of a file of the folder."""
-        return strict_yaml.read_bytes(path, error=RunConfigError, limit=MAX_JSON_BYTES).decode(
-            errors="replace"
-        )
+        content = strict_yaml.read_bytes(path, error=RunConfigError, limit=MAX_JSON_BYTES)
+        return content.decode(errors="replace")

@@ -1,14 +1,15 @@
-"""Comparison of finished runs: which are twins, and what the gap between their losses says. Imports no torch.
+"""Comparison of finished runs: the twins, and the gap between their losses. Imports no torch.
 
-    Arm            one finished run, read from its folder: flat fields of precision, the rest, seed, curve, figures
+    Arm            one finished run, read from its folder: precision, the rest, seed, curve
     Curve          its training loss over the steps (gap.py)
     Comparison     twins: runs equal in every field but those of precision and the seeds
       RecipeRow      all seeds of one recipe
-        Gap            its loss against the baseline's: verdict within, outside or cannot tell, with the interval
+        Gap            its loss against the baseline's: within, outside or cannot tell
           GapCurve       the same over the steps, for the picture
-    Band           one batch in two precisions: `BandRow` per GEMM, its error and the bound that roundings keep
+    Band           one batch in two precisions: `BandRow` per GEMM, its error and its bound
     Proposal       a module whose operands lost more than a bit, and the precision that suits it
 
-`front.compare` reads the arms of a sweep and judges them, `training.passes` makes the errors of a band, and
-`cli.quantisation_error` proposes rows of `modules`. `report.comparison` and `report.gradients` show the answers.
+`front.compare` reads the arms of a sweep and judges them, `training.passes` makes the errors of a
+band, and `cli.quantisation_error` proposes rows of `modules`. `report.comparison` and
+`report.gradients` show the answers.
 """

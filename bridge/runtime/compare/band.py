@@ -1,18 +1,20 @@
 """One batch in two precisions: the error of each GEMM's result, and the band it may be in.
 
-With the same weights and the same batch, the results of two runs differ by roundings alone. The relative error of a
-gradient grows with the layers behind it: for layer l of L it stays below k C^(L + 1 - l) u, with C close to 1. That of
-an activation grows with the layers before it, and is held to k C^l u. u is the largest relative error of one rounding,
-half of a format's epsilon, summed over the two precisions; the coarsest format of the pass counts.
+With the same weights and the same batch, the results of two runs differ by roundings alone. The
+relative error of a gradient grows with the layers behind it: for layer l of L it stays below
+k C^(L + 1 - l) u, with C close to 1. That of an activation grows with the layers before it, and is
+held to k C^l u. u is the largest relative error of one rounding, half of a format's epsilon, summed
+over the two precisions; the coarsest format of the pass counts.
 
-Source: arXiv 2506.09280, theorem 5.3; k and C as in Megatron-LM's test_optimizer_grads_match.py (d98e8a64), which takes
-the whole epsilon of BF16 and compares two layouts in one precision. *Differs*: half the epsilon; with the whole one of
-E5M2 the bound is above 1, which is the error of a gradient that is zero.
+Source: arXiv 2506.09280, theorem 5.3; k and C as in Megatron-LM's test_optimizer_grads_match.py
+(d98e8a64), which takes the whole epsilon of BF16 and compares two layouts in one precision.
+*Differs*: half the epsilon; with the whole one of E5M2 the bound is above 1, which is the error of
+a gradient that is zero.
 """
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from bridge.precision.formats import FORMATS
 
@@ -30,7 +32,10 @@ class Place:
     """Number of the transformer layer in the whole model, from 1 on."""
     module: str
     gemm: str
-    """fprop, dgrad or wgrad; its result is an activation, the gradient of one, or that of a weight."""
+    """fprop, dgrad or wgrad.
+
+    Its result is an activation, the gradient of an activation, or that of a weight.
+    """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,12 +61,18 @@ class Band:
     rows: tuple[BandRow, ...]
     """In the order of execution."""
     rerouted: float | None = None
-    """Part of the tokens that the second precision alone would have sent to other experts; None without experts."""
+    """Part of the tokens that the second precision alone would have sent to other experts.
+
+    None: the model has no experts.
+    """
 
     @property
     def first_outside(self) -> BandRow | None:
         """The first result that left the band; later ones inherit its error."""
-        return next((row for row in self.rows if not row.is_inside), None)
+        for row in self.rows:
+            if not row.is_inside:
+                return row
+        return None
 
     @property
     def blind(self) -> tuple[BandRow, ...]:
@@ -70,10 +81,15 @@ class Band:
 
     @property
     def verdict(self) -> str:
-        """Whether every error is inside; *cannot tell* where most bounds would not notice another batch."""
+        """Whether every error is inside.
+
+        *cannot tell* where most bounds would not notice another batch.
+        """
         if self.first_outside is not None:
             return "outside"
-        return "cannot tell" if 2 * len(self.blind) > len(self.rows) or not self.rows else "inside"
+        if not self.rows or 2 * len(self.blind) > len(self.rows):
+            return "cannot tell"
+        return "inside"
 
 
 def rounding(formats: Iterable[str]) -> float:
@@ -92,14 +108,22 @@ def band(
 ) -> Band:
     """Return the relative error of each GEMM's result, in the order of execution, with its bound.
 
-    `control` is the error between two different batches; `forward` and `backward` are the roundings of the two
-    precisions together in each pass; `rerouted` is that of the result.
+    `control` is the error between two different batches; `forward` and `backward` are the roundings
+    of the two precisions together in each pass; `rerouted` is that of the result.
     """
     rows = []
     for place, error in errors.items():
-        depth = place.layer if place.gemm == "fprop" else num_layers + 1 - place.layer
-        bound = CONSTANT * GROWTH**depth * (forward if place.gemm == "fprop" else backward)
-        rows.append(
-            BandRow(**asdict(place), error=error, bound=bound, control=control.get(place, math.nan))
+        if place.gemm == "fprop":
+            depth, roundings = place.layer, forward
+        else:
+            depth, roundings = num_layers + 1 - place.layer, backward
+        row = BandRow(
+            layer=place.layer,
+            module=place.module,
+            gemm=place.gemm,
+            error=error,
+            bound=CONSTANT * GROWTH**depth * roundings,
+            control=control.get(place, math.nan),
         )
+        rows.append(row)
     return Band(rows=tuple(rows), rerouted=rerouted)

@@ -1,23 +1,25 @@
 """The gap between the losses of two recipes, and the verdict on it.
 
-Two runs of one seed see the same batches from the same weights. Their difference is free of the noise of the data, so
-the gap is estimated from differences, one per seed:
+Two runs of one seed see the same batches from the same weights. Their difference is free of the
+noise of the data, so the gap is estimated from differences, one per seed:
 
     d_s   mean over the window of (loss of the recipe - loss of the baseline), of seed s
     gap   mean of d_s, divided by the baseline's mean loss in the window
     t-interval of n seeds:   gap +- t(0.95, n - 1) * sd(d_s) / sqrt(n)
 
-It leaves 5 % on each side (90 % in all), as both verdicts are one-sided tests at that level: two for *within* (TOST).
+It leaves 5 % on each side (90 % in all), as both verdicts are one-sided tests at that level: two
+for *within* (TOST).
 
-The window is the last half of the steps after the warm-up: a gap that opens late counts in full. The verdict is
-*outside* where the whole interval is beyond the gate, *within* where the whole interval is inside, *cannot tell*
-otherwise. No verdict is *within* where the baseline itself learned little: a recipe that learns nothing would pass.
+The window is the last half of the steps after the warm-up: a gap that opens late counts in full.
+The verdict is *outside* where the whole interval is beyond the gate, *within* where the whole
+interval is inside, *cannot tell* otherwise. No verdict is *within* where the baseline itself
+learned little: a recipe that learns nothing would pass.
 """
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,28 +57,28 @@ class Curve:
         """
         steps = np.asarray(self.steps)
         weights = np.diff(steps, prepend=0)
-        interval = np.searchsorted(
-            np.asarray(boundaries), steps
-        )  # the records after the last boundary come last
+        # The records after the last boundary come last.
+        interval = np.searchsorted(np.asarray(boundaries), steps)
         count = len(boundaries) + 1
         sums = np.bincount(interval, weights=weights * np.asarray(self.losses), minlength=count)
         return sums[:-1] / np.bincount(interval, weights=weights, minlength=count)[:-1]
 
     def first_lost(self) -> int | None:
         """Return the step of the first record without a finite loss, None where all are finite."""
-        return next(
-            (
-                step
-                for step, loss in zip(self.steps, self.losses, strict=True)
-                if not np.isfinite(loss)
-            ),
-            None,
-        )
+        for step, loss in zip(self.steps, self.losses, strict=True):
+            if not math.isfinite(loss):
+                return step
+        return None
 
 
 def common_steps(curves: Sequence[Curve]) -> list[int]:
     """Return the steps at which every one of the curves has a record."""
-    return sorted(set.intersection(*(set(curve.steps) for curve in curves))) if curves else []
+    if not curves:
+        return []
+    steps = set(curves[0].steps)
+    for curve in curves[1:]:
+        steps.intersection_update(curve.steps)
+    return sorted(steps)
 
 
 Pairs = Sequence[tuple[Curve, Curve]]
@@ -85,7 +87,10 @@ Pairs = Sequence[tuple[Curve, Curve]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GapCurve:
-    """The gap over the steps: mean over the seeds, and its interval, as shares of the baseline's loss."""
+    """The gap over the steps: mean over the seeds, and its interval.
+
+    They are shares of the baseline's loss.
+    """
 
     steps: tuple[int, ...]
     mean: tuple[float, ...]
@@ -124,18 +129,27 @@ def judge(pairs: Pairs, *, warm_up: int, gate: float = GATE) -> Gap:
 
     The steps of the learning rate's `warm_up` are not judged.
     """
-    lost = [step for _, recipe in pairs if (step := recipe.first_lost()) is not None]
-    steps = common_steps([curve for pair in pairs for curve in pair])
+    curves: list[Curve] = []
+    lost: list[int] = []
+    baseline_is_finite = True
+    for baseline, recipe in pairs:
+        curves += [baseline, recipe]
+        first_lost = recipe.first_lost()
+        if first_lost is not None:
+            lost.append(first_lost)
+        if baseline.first_lost() is not None:
+            baseline_is_finite = False
+    steps = common_steps(curves)
     verdict: Verdict = "cannot tell"
+    reason: str | None
     if not pairs:
-        reason: str | None = "No seed was run with both recipes."
-    elif any(baseline.first_lost() for baseline, _ in pairs):
+        reason = "No seed was run with both recipes."
+    elif not baseline_is_finite:
         reason = "The baseline's own loss is not finite."
     elif lost:
         verdict = "outside"
-        reason = (
-            f"Its loss is not finite from step {min(lost)} on in {len(lost)} of {len(pairs)} seeds."
-        )
+        seeds = f"{len(lost)} of {len(pairs)} seeds"
+        reason = f"Its loss is not finite from step {min(lost)} on in {seeds}."
     else:
         reason = too_short(steps, warm_up)
     if reason is not None:
@@ -149,13 +163,19 @@ def _window(steps: Sequence[int], warm_up: int) -> list[int]:
 
 
 def too_short(steps: Sequence[int], warm_up: int) -> str | None:
-    """Return why runs with a record at these steps are too short to be judged, and how long they have to be."""
+    """Return why runs with a record at these steps are too short, and how long they have to be.
+
+    None: they are long enough to be judged.
+    """
     if len(_window(steps, warm_up)) >= LEAST_RECORDS:
         return None
-    interval = max(1, steps[0]) if steps else 1
+    interval, last = 1, 0
+    if steps:
+        interval, last = max(1, steps[0]), steps[-1]
     needed = math.ceil((warm_up + interval * LEAST_RECORDS / WINDOW) / interval) * interval
-    last = steps[-1] if steps else 0
-    shorter = ", or a shorter logging.log_interval" if interval > 1 else ""
+    shorter = ""
+    if interval > 1:
+        shorter = ", or a shorter logging.log_interval"
     return (
         f"{last} steps with a warm-up of {warm_up} and a record every {interval} are too few. "
         f"{needed} steps would do{shorter}."
@@ -164,22 +184,31 @@ def too_short(steps: Sequence[int], warm_up: int) -> str | None:
 
 def _judged(pairs: Pairs, steps: list[int], chosen: list[int], gate: float) -> Gap:
     weights = np.diff(steps, prepend=0).astype(np.float64)[-len(chosen) :]
-    base = np.stack([baseline.over(steps) for baseline, _ in pairs])
-    difference = np.stack([recipe.over(steps) for _, recipe in pairs]) - base
+    baseline_losses, losses = [], []
+    for baseline, recipe in pairs:
+        baseline_losses.append(baseline.over(steps))
+        losses.append(recipe.over(steps))
+    base = np.stack(baseline_losses)
+    difference = np.stack(losses) - base
     level = float(np.mean(_weighted(base, weights)))
-    per_seed = (
-        _weighted(difference, weights) / level if level > 0 else np.full(len(pairs), math.nan)
-    )
+    per_seed = np.full(len(pairs), math.nan)
+    fall = 0.0
+    if level > 0:
+        per_seed = _weighted(difference, weights) / level
+        fall = 1 - level / float(np.mean(base[:, 0]))
     share = float(np.mean(per_seed))
     low, high = interval_of(per_seed)
     bit_equal = all(baseline == recipe for baseline, recipe in pairs)
-    fall = 1 - level / float(np.mean(base[:, 0])) if level > 0 else 0.0
+    decision = _decide(per_seed, low, high, gate=gate, fall=fall, bit_equal=bit_equal)
     earlier = steps[: -len(chosen)]
+    last_earlier = earlier[-1] if earlier else 0
     return Gap(
-        **_verdict(per_seed, low, high, gate=gate, fall=fall, bit_equal=bit_equal),
+        verdict=decision.verdict,
+        reason=decision.reason,
+        seeds_needed=decision.seeds_needed,
         seeds=len(pairs),
         gate=gate,
-        window=((earlier[-1] if earlier else 0) + 1, chosen[-1]),
+        window=(last_earlier + 1, chosen[-1]),
         baseline_loss=level,
         loss=level + float(np.mean(_weighted(difference, weights))),
         share=share,
@@ -190,7 +219,15 @@ def _judged(pairs: Pairs, steps: list[int], chosen: list[int], gate: float) -> G
     )
 
 
-def _verdict(
+class _Decision(NamedTuple):
+    """The verdict on a gap, and what it rests on."""
+
+    verdict: Verdict
+    reason: str
+    seeds_needed: int | None = None
+
+
+def _decide(
     per_seed: Losses,
     low: float | None,
     high: float | None,
@@ -198,27 +235,31 @@ def _verdict(
     gate: float,
     fall: float,
     bit_equal: bool,
-) -> dict[str, Any]:
-    if low is not None and high is not None and (low > gate or high < -gate):
-        side = "above" if low > gate else "below"
-        return {"verdict": "outside", "reason": f"The whole interval is {side} the gate."}
+) -> _Decision:
+    if low is not None and low > gate:
+        return _Decision("outside", "The whole interval is above the gate.")
+    if high is not None and high < -gate:
+        return _Decision("outside", "The whole interval is below the gate.")
     if fall < MOVED * gate:
         reason = (
-            f"The baseline's own loss fell by {100 * fall:.2g} % only, and a recipe that learns nothing would pass a "
-            f"gate of {100 * gate:g} %. Train longer."
+            f"The baseline's own loss fell by {100 * fall:.2g} % only, and a recipe that learns "
+            f"nothing would pass a gate of {100 * gate:g} %. Train longer."
         )
-        return {"verdict": "cannot tell", "reason": reason}
+        return _Decision("cannot tell", reason)
     if bit_equal:
-        return {"verdict": "within", "reason": "Every loss is the baseline's, bit for bit."}
-    if low is not None and high is not None and -gate <= low and high <= gate:
-        return {"verdict": "within", "reason": "The whole interval is inside the gate."}
-    needed = 2 if low is None else seeds_needed(per_seed, gate)
-    reason = f"The interval reaches across the gate. With this spread about {needed} seeds tell."
-    if low is None:
-        reason = "One seed has no interval. 2 seeds are the least."
-    elif needed is None:
+        return _Decision("within", "Every loss is the baseline's, bit for bit.")
+    if low is None or high is None:
+        return _Decision("cannot tell", "One seed has no interval. 2 seeds are the least.", 2)
+    if -gate <= low and high <= gate:
+        return _Decision("within", "The whole interval is inside the gate.")
+    needed = seeds_needed(per_seed, gate)
+    if needed is None:
         reason = f"The gap is too near to the gate: more than {MOST_SEEDS} seeds would be needed."
-    return {"verdict": "cannot tell", "reason": reason, "seeds_needed": needed}
+    else:
+        reason = (
+            f"The interval reaches across the gate. With this spread about {needed} seeds tell."
+        )
+    return _Decision("cannot tell", reason, needed)
 
 
 def interval_of(values: Losses) -> tuple[float | None, float | None]:
@@ -231,17 +272,23 @@ def interval_of(values: Losses) -> tuple[float | None, float | None]:
 
 
 def _half_width(deviation: float, count: int) -> float:
-    from scipy.special import stdtrit  # type: ignore[import-untyped]  # of the extra `train`, and heavy
+    # scipy is of the extra `train`, and heavy.
+    from scipy.special import stdtrit  # type: ignore[import-untyped]
 
     return float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * deviation / math.sqrt(count)
 
 
 def seeds_needed(per_seed: Losses, gate: float) -> int | None:
-    """Return how many seeds tell on which side of the gate this mean is, at this spread; None: over `MOST_SEEDS`."""
+    """Return how many seeds tell on which side of the gate this mean is, at this spread.
+
+    None: more than `MOST_SEEDS` would be needed.
+    """
     distance = abs(gate - abs(float(np.mean(per_seed))))
     deviation = float(np.std(per_seed, ddof=1))
-    counts = range(len(per_seed) + 1, MOST_SEEDS + 1)
-    return next((count for count in counts if _half_width(deviation, count) < distance), None)
+    for count in range(len(per_seed) + 1, MOST_SEEDS + 1):
+        if _half_width(deviation, count) < distance:
+            return count
+    return None
 
 
 def _weighted(rows: Losses, weights: Losses) -> Losses:
@@ -250,19 +297,19 @@ def _weighted(rows: Losses, weights: Losses) -> Losses:
 
 def _over_steps(base: Losses, difference: Losses, steps: Sequence[int]) -> GapCurve:
     weights = np.diff(steps, prepend=0).astype(np.float64)
-    points = []
+    ends: list[int] = []
+    means: list[float] = []
+    lows: list[float] = []
+    highs: list[float] = []
     for block in np.array_split(np.arange(len(steps)), min(POINTS, len(steps))):
         level = np.average(base[:, block], axis=1, weights=weights[block]).mean()
         per_seed = np.average(difference[:, block], axis=1, weights=weights[block]) / level
-        low, high = interval_of(per_seed)
         mean = float(per_seed.mean())
-        points.append(
-            (
-                int(steps[block[-1]]),
-                mean,
-                mean if low is None else low,
-                mean if high is None else high,
-            )
-        )
-    ends, means, lows, highs = zip(*points, strict=True)
-    return GapCurve(steps=ends, mean=means, low=lows, high=highs)
+        low, high = interval_of(per_seed)
+        if low is None or high is None:  # with one seed the curve has no width
+            low, high = mean, mean
+        ends.append(int(steps[block[-1]]))
+        means.append(mean)
+        lows.append(low)
+        highs.append(high)
+    return GapCurve(steps=tuple(ends), mean=tuple(means), low=tuple(lows), high=tuple(highs))

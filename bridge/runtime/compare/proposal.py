@@ -1,8 +1,9 @@
 """Rows of `modules` that follow from the quantisation error of a run's operands.
 
-A scale that fits leaves an operand near the signal-to-noise ratio of its format. One that lost a bit more than that
-(6 dB) has outliers that its tile cannot take. Its module gets the first finer scheme under which every operand is near
-the ratio of its format again and the worst one gains a bit, or else the dtype of the run.
+A scale that fits leaves an operand near the signal-to-noise ratio of its format. One that lost a
+bit more (6 dB) has outliers that its tile cannot take. Its module gets the first finer scheme under
+which every operand is near the ratio of its format again and the worst one gains a bit, or else the
+dtype of the run.
 """
 
 import math
@@ -11,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from bridge.precision.formats import BIT_DB, FORMATS
-from bridge.precision.grouping import grouped
 from bridge.precision.matchers import Effect
 from bridge.precision.schemes import OPERAND_FORMATS
 from bridge.runtime.audit.quantisation import last_measured
@@ -40,11 +40,11 @@ class Proposal:
     """By that operand; None for the dtype of the run."""
 
     def __str__(self) -> str:
-        gain = "" if self.gained_db is None else f", where it loses {self.gained_db:.0f} dB less"
-        return (
-            f"layer {self.layer}, {self.module}: {self.operand} has {self.sqnr_db:.1f} dB of {self.healthy_db:.1f}; "
-            f"{self.precision}{gain}"
-        )
+        gain = ""
+        if self.gained_db is not None:
+            gain = f", where it loses {self.gained_db:.0f} dB less"
+        ratio = f"{self.operand} has {self.sqnr_db:.1f} dB of {self.healthy_db:.1f}"
+        return f"layer {self.layer}, {self.module}: {ratio}; {self.precision}{gain}"
 
 
 def propose(
@@ -57,48 +57,60 @@ def propose(
 ) -> list[Proposal]:
     """Return a proposal for each module with an operand that lost more than a bit.
 
-    Of several measured steps the last counts. `scheme` and `fp8_format` are the run's; prediction layers behind its
-    `num_layers` have no number in a row. `schemes` are those of `FINER` that the target runs.
+    Of several measured steps the last counts. `scheme` and `fp8_format` are the run's; prediction
+    layers behind its `num_layers` have no number in a row. `schemes` are those of `FINER` that the
+    target runs.
     """
-    known = [
-        row for row in last_measured(rows) if row.layer <= num_layers and math.isfinite(row.sqnr_db)
-    ]
-    modules = grouped(((row.layer, row.module), row) for row in known)
-    finer = [
-        name for name in schemes if scheme not in FINER or FINER.index(name) > FINER.index(scheme)
-    ]
-    found = (_proposal(operands, finer, fp8_format) for operands in modules.values())
-    return [proposal for proposal in found if proposal is not None]
+    operands_of: dict[tuple[int, str], list[Any]] = {}
+    for row in last_measured(rows):
+        if row.layer <= num_layers and math.isfinite(row.sqnr_db):
+            operands_of.setdefault((row.layer, row.module), []).append(row)
+    finer = list(schemes)
+    if scheme in FINER:
+        coarsest = FINER.index(scheme)
+        finer = [name for name in schemes if FINER.index(name) > coarsest]
+    proposals = []
+    for operands in operands_of.values():
+        proposal = _proposal(operands, finer, fp8_format)
+        if proposal is not None:
+            proposals.append(proposal)
+    return proposals
 
 
 def _proposal(
     operands: Sequence[Any], finer: Sequence[str], fp8_format: str | None
 ) -> Proposal | None:
     worst = min(operands, key=lambda row: row.sqnr_db - FORMATS[row.format].healthy_db)
-    if worst.sqnr_db >= FORMATS[worst.format].healthy_db - BIT_DB:
+    healthy_db = FORMATS[worst.format].healthy_db
+    if worst.sqnr_db >= healthy_db - BIT_DB:
         return None
-    chosen = next((name for name in finer if _suits(name, operands, worst, fp8_format)), HIGH)
+    precision, gained_db = HIGH, None
+    for name in finer:
+        if _suits(name, operands, worst, fp8_format):
+            precision, gained_db = name, _under(worst, name) - worst.sqnr_db
+            break
     return Proposal(
         layer=worst.layer - 1,
         module=worst.module,
         operand=worst.operand,
         sqnr_db=worst.sqnr_db,
-        healthy_db=FORMATS[worst.format].healthy_db,
-        precision=chosen,
-        gained_db=None if chosen == HIGH else _under(worst, chosen) - worst.sqnr_db,
+        healthy_db=healthy_db,
+        precision=precision,
+        gained_db=gained_db,
     )
 
 
 def _suits(scheme: str, operands: Sequence[Any], worst: Any, fp8_format: str | None) -> bool:
-    """Return whether every operand is near its format's ratio under a scheme, and the worst gains a bit."""
-    forward, backward = OPERAND_FORMATS[
-        str(Effect(family="fp8", scheme=scheme).in_run(fp8_format).format)
-    ]
-    formats = dict.fromkeys(("input", "weight"), FORMATS[forward]) | {
-        "grad_output": FORMATS[backward]
-    }
-    near = all(_under(one, scheme) >= formats[one.operand].healthy_db - BIT_DB for one in operands)
-    return near and _under(worst, scheme) >= worst.sqnr_db + BIT_DB
+    """Return whether every operand is near its format's ratio, and the worst gains a bit."""
+    effect = Effect(family="fp8", scheme=scheme).in_run(fp8_format)
+    forward, backward = OPERAND_FORMATS[str(effect.format)]
+    format_of = {"input": forward, "weight": forward, "grad_output": backward}
+    for row in operands:
+        healthy_db = FORMATS[format_of[row.operand]].healthy_db
+        if not _under(row, scheme) >= healthy_db - BIT_DB:  # NaN is not near
+            return False
+    least: float = worst.sqnr_db + BIT_DB
+    return _under(worst, scheme) >= least
 
 
 def _under(row: Any, scheme: str) -> float:
@@ -106,9 +118,15 @@ def _under(row: Any, scheme: str) -> float:
 
 
 def module_rows_of(proposals: Sequence[Proposal]) -> list[dict[str, Any]]:
-    """Return the proposals as rows of `modules`: the layers of one module and precision are one row."""
-    layers = grouped(((one.module, one.precision), one.layer) for one in proposals)
-    return [
-        {"select": {"layers": sorted(numbers), "module": module}, "precision": precision}
-        for (module, precision), numbers in layers.items()
-    ]
+    """Return the proposals as rows of `modules`.
+
+    The layers of one module and precision are one row.
+    """
+    layers_of: dict[tuple[str, str], list[int]] = {}
+    for proposal in proposals:
+        layers_of.setdefault((proposal.module, proposal.precision), []).append(proposal.layer)
+    rows = []
+    for (module, precision), layers in layers_of.items():
+        select = {"layers": sorted(layers), "module": module}
+        rows.append({"select": select, "precision": precision})
+    return rows

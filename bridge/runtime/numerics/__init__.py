@@ -2,13 +2,14 @@
 
 Imports bridge.precision and bridge.errors only.
 
-    formats and schemes as rows (bridge.precision) -> spec.GemmPrecision -> spec.QuantSpec per operand
-    codes and scales     quantise.quantise -> quantised.Quantised       storage, checkpoints, comparisons
-    operands of a GEMM   operand.make_operand -> operand.GemmOperand    training, no codes on the way
-    the linear layer     linear.scaled_linear, delayed.DelayedScaling   three GEMMs and their autograd
+    formats and schemes   rows (bridge.precision) -> spec.GemmPrecision -> spec.QuantSpec
+    codes and scales      quantise.quantise -> quantised.Quantised, for storage and comparisons
+    operands of a GEMM    operand.make_operand -> operand.GemmOperand, without codes on the way
+    the linear layer      linear.scaled_linear, delayed.DelayedScaling: three GEMMs, their autograd
 
-Below them, `tiles` (plain torch) and `kernel.c` (the same bits, faster) do the passes over memory, `grid` and `scaling`
-hold the formulas. ``scripts/reference_quantisers.py`` is the slow, obvious version that both are compared with.
+Below them, `tiles` (plain torch) and `kernel.c` (the same bits, faster) do the passes over memory,
+`grid` and `scaling` hold the formulas. ``scripts/reference_quantisers.py`` is the slow, obvious
+version that both are compared with.
 """
 
 from bridge.runtime.numerics.delayed import DelayedScaling, update_scaling_factors

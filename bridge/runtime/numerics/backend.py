@@ -1,5 +1,8 @@
 # ruff: noqa: N803  (shape suffixes are capitals)
-"""Dispatch of a pass: the C kernel where it takes the tensor, else plain torch. Both give the same bits."""
+"""Dispatch of a pass: the C kernel where it takes the tensor, else plain torch.
+
+Both give the same bits.
+"""
 
 import math
 
@@ -12,7 +15,10 @@ from bridge.runtime.numerics.tiles import TilePass, TileResult
 
 
 def amax(x_MK: torch.Tensor, *, hadamard: bool = False) -> float:
-    """Return the largest magnitude of a matrix, or of its Hadamard transform. NaN does not count; nothing has 0."""
+    """Return the largest magnitude of a matrix, or of its Hadamard transform.
+
+    NaN does not count. A matrix without elements has 0.
+    """
     kernel = native.kernel_for(x_MK)
     if kernel is not None:
         return kernel.amax(x_MK, hadamard=hadamard)
@@ -20,13 +26,14 @@ def amax(x_MK: torch.Tensor, *, hadamard: bool = False) -> float:
         return 0.0
     if hadamard:
         return amax(hadamard_columns(x_MK))
-    low, high = (
-        x_MK.aminmax()
-    )  # several times faster than abs().amax(), but NaN hides everything else
+    # Several times faster than abs().amax(), but NaN hides everything else.
+    low, high = x_MK.aminmax()
     if not math.isnan(low.item()):
         return max(-low.item(), high.item())
-    found = [tiles.amax_of(x_MK[start:end], (0, 1)) for start, end in tiles.chunk_rows(x_MK, 1)]
-    return torch.stack(found).amax().item()
+    amaxes = []
+    for start, end in tiles.chunk_rows(x_MK, 1):
+        amaxes.append(tiles.amax_of(x_MK[start:end], (0, 1)))
+    return torch.stack(amaxes).amax().item()
 
 
 def run(x_MK: torch.Tensor, todo: TilePass) -> TileResult:
@@ -34,27 +41,37 @@ def run(x_MK: torch.Tensor, todo: TilePass) -> TileResult:
     kernel = native.kernel_for(x_MK)
     if kernel is not None and kernel.takes(todo):
         return kernel.run(x_MK, todo)
-    return tiles.run(hadamard_columns(x_MK) if todo.hadamard else x_MK, todo)
+    if todo.hadamard:
+        return tiles.run(hadamard_columns(x_MK), todo)
+    return tiles.run(x_MK, todo)
 
 
 def decoded(stored: Quantised, *, columnwise: bool, shift: float) -> torch.Tensor:
-    """Return code * scale_inv * shift of one copy in BF16, in the axes of the tensor; codes alone with one scale."""
+    """Return code * scale_inv * shift of one copy in BF16, in the axes of the tensor.
+
+    With one scale for the whole tensor these are the values of the codes alone.
+    """
     codes, _ = stored.copy(columnwise)
     kernel = native.kernel_for(codes)
     if kernel is not None:
         return kernel.decode(stored, columnwise=columnwise, shift=shift)
     values = stored.values(columnwise, torch.bfloat16)
     if not stored.spec.whole_tensor:
-        values = values.mul_(
-            stored.spread(stored.tile_scales(columnwise) * shift, columnwise, torch.bfloat16)
-        )
+        scales = stored.tile_scales(columnwise) * shift
+        values = values.mul_(stored.spread(scales, columnwise, torch.bfloat16))
     return values.contiguous()
 
 
 def laid_out(codes: torch.Tensor, *, transposed: bool, packed: bool) -> torch.Tensor:
-    """Return codes, contiguous and one byte each, with their axes exchanged and two to a byte, as asked."""
+    """Return codes, contiguous and one byte each, as they are stored.
+
+    Their axes are exchanged, or two stand in a byte, as asked.
+    """
     kernel = native.kernel_for(codes)
     if kernel is not None and (transposed or packed):
         return kernel.lay_out(codes, transposed=transposed, packed=packed)
-    codes = codes.T.contiguous() if transposed else codes
-    return pack_nibbles(codes) if packed else codes
+    if transposed:
+        codes = codes.T.contiguous()
+    if packed:
+        codes = pack_nibbles(codes)
+    return codes

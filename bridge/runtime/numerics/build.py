@@ -1,16 +1,19 @@
 """Compiling the C kernel once per machine: in the background, into the user's cache, atomically.
 
-A run never waits for the compiler. The first call starts it (about a second of one core) and returns; until the library
-is there, plain torch computes the same values. The file name in the cache holds a hash of source, compiler, flags and
-processor, so that another machine on the same home directory compiles its own, and a hash of the file's own content.
-Several processes may compile at the same time: each writes a file of its own and renames it into place.
+A run never waits for the compiler. The first call starts it (about a second of one core) and
+returns; until the library is there, plain torch computes the same values. The file name in the
+cache holds a hash of source, compiler, flags and processor, so that another machine on the same
+home directory compiles its own, and a hash of the file's own content. Several processes may compile
+at the same time: each writes a file of its own and renames it into place.
 
-A library is code, so only a file that nobody else can have written is loaded: the folder belongs to this user and is
-closed to all others, and the content has the hash of the name. Any other file is compiled again. Where the cache is no
-such folder, each process compiles into a private temporary folder.
+A library is code, so only a file that nobody else can have written is loaded: the folder belongs to
+this user and is closed to all others, and the content has the hash of the name. Any other file is
+compiled again. Where the cache is no such folder, each process compiles into a private temporary
+folder.
 
-Threads are those of torch: the kernel's OpenMP symbols resolve against the runtime that torch has loaded already. A
-second OpenMP runtime would bring a second set of threads, spinning against the first.
+Threads are those of torch: the kernel's OpenMP symbols resolve against the runtime that torch has
+loaded already. A second OpenMP runtime would bring a second set of threads, spinning against the
+first.
 """
 
 import ctypes
@@ -62,7 +65,10 @@ class Build:
         self._lock = threading.Lock()
 
     def library(self, *, wait: bool) -> ctypes.CDLL | None:
-        """Return the loaded library; None while it is compiled, unless `wait` waits for that, or where it cannot be."""
+        """Return the loaded library; None where it cannot be compiled.
+
+        While it is compiled the answer is None too, unless `wait` waits for the end.
+        """
         with self._lock:
             if self._library is None and self._thread is None and self.problem is None:
                 self._start()
@@ -82,10 +88,10 @@ class Build:
         except (OSError, subprocess.TimeoutExpired) as error:
             self._fail(f"{compiler} -dM failed: {error}.")
             return
-        if folder is not None and any(
-            self._load(cached) for cached in _sound_libraries(folder, stem)
-        ):
-            return
+        if folder is not None:
+            for cached in _sound_libraries(folder, stem):
+                if self._load(cached):
+                    return
         _log.info(
             "Compiling the quantisation kernel with %s; until then plain torch computes the same.",
             compiler,
@@ -100,18 +106,12 @@ class Build:
         try:
             with tempfile.TemporaryDirectory(dir=folder, prefix="precision-bridge-") as scratch:
                 for threads in THREADS:
-                    made = Path(scratch) / f"kernel{len(threads)}.so"
-                    fault = _run([compiler, *FLAGS, *threads, "-c", str(SOURCE), "-o", f"{made}.o"])
-                    fault = fault or _run(
-                        [compiler, "-shared", f"{made}.o", "-o", str(made), *_runtime(threads)]
-                    )
+                    library = Path(scratch) / f"kernel{len(threads)}.so"
+                    fault = _made(compiler, threads, library)
                     if not fault:
-                        target = (
-                            made
-                            if folder is None
-                            else made.replace(folder / f"{stem}-{_digest(made)}.so")
-                        )
-                        self._load(target)  # a library that is loaded needs its file no longer
+                        if folder is not None:
+                            library = library.replace(folder / f"{stem}-{_digest(library)}.so")
+                        self._load(library)  # a library that is loaded needs its file no longer
                         break
         except OSError as error:
             fault = str(error)
@@ -119,10 +119,10 @@ class Build:
             self._fail(f"{compiler} failed: {fault}")
         elif self._library is None:
             self._fail("The compiled kernel cannot be loaded.")
+        elif folder is None:
+            _log.info("The quantisation kernel is ready.")
         else:
-            _log.info(
-                "The quantisation kernel is ready%s.", f" in {folder}" if folder is not None else ""
-            )
+            _log.info("The quantisation kernel is ready in %s.", folder)
 
     def _load(self, target: Path) -> bool:
         with suppress(OSError):
@@ -137,47 +137,53 @@ class Build:
         )
 
 
-def cache_folder() -> Path | None:
-    """Return the folder of compiled kernels in the user's cache, or None where it cannot be trusted or written to.
+def _made(compiler: str, threads: tuple[str, ...], library: Path) -> str:
+    """Compile and link the kernel; return the compiler's complaint, "" where there is none."""
+    compiled = f"{library}.o"
+    fault = _run([compiler, *FLAGS, *threads, "-c", str(SOURCE), "-o", compiled])
+    if fault:
+        return fault
+    return _run([compiler, "-shared", compiled, "-o", str(library), *_runtime(threads)])
 
-    It is made with mode 0700. One that is a link, belongs to another user or is open to others is not used.
+
+def cache_folder() -> Path | None:
+    """Return the folder of compiled kernels in the user's cache.
+
+    It is made with mode 0700. The answer is None where it cannot be trusted or written to: a folder
+    that is a link, belongs to another user or is open to others is not used.
     """
     try:
-        folder = (
-            Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-            / "precision-bridge"
-            / "kernels"
-        )
+        caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        folder = caches / "precision-bridge" / "kernels"
         folder.parent.mkdir(parents=True, exist_ok=True)
         with suppress(FileExistsError):
             folder.mkdir(mode=0o700)
-        found = folder.lstat()
+        status = folder.lstat()
     except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home folder
         _log.info("There is no cache of compiled kernels: %s.", error)
         return None
-    is_ours = stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
-    if not is_ours or stat.S_IMODE(found.st_mode) & 0o077:
+    is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    if not is_own or stat.S_IMODE(status.st_mode) & 0o077:
         _log.warning(
-            "%s: must be a folder of this user with mode 0700, got owner %d and mode %s. No kernel there is used; this "
-            "process compiles its own. Remove the folder.",
+            "%s: must be a folder of this user with mode 0700, got owner %d and mode %s. "
+            "No kernel there is used; this process compiles its own. Remove the folder.",
             folder,
-            found.st_uid,
-            stat.filemode(found.st_mode),
+            status.st_uid,
+            stat.filemode(status.st_mode),
         )
         return None
-    return folder if os.access(folder, os.W_OK) else None
+    if not os.access(folder, os.W_OK):
+        return None
+    return folder
 
 
 def _sound_libraries(folder: Path, stem: str) -> Iterator[Path]:
-    """Yield the libraries of a name that this user wrote and whose content is what their name says."""
+    """Yield the libraries of a name that this user wrote, with the content of the name's hash."""
     for path in sorted(folder.glob(f"{stem}-*.so")):
-        found = path.lstat()
-        is_ours = (
-            stat.S_ISREG(found.st_mode)
-            and found.st_uid == os.geteuid()
-            and not found.st_mode & 0o022
-        )
-        if is_ours and path.name == f"{stem}-{_digest(path)}.so":
+        status = path.lstat()
+        is_own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+        is_closed = not status.st_mode & 0o022
+        if is_own and is_closed and path.name == f"{stem}-{_digest(path)}.so":
             yield path
         else:
             _log.warning(
@@ -199,8 +205,10 @@ def _runtime(threads: tuple[str, ...]) -> list[str]:
     """Return the linker's arguments for the OpenMP runtime, torch's own where it can be found."""
     if not threads:
         return ["-lm"]
-    own = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
-    return [str(own[0]), "-lm"] if own else [*threads, "-lm"]
+    of_torch = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
+    if of_torch:
+        return [str(of_torch[0]), "-lm"]
+    return [*threads, "-lm"]
 
 
 def _run(command: list[str]) -> str:
@@ -211,17 +219,23 @@ def _run(command: list[str]) -> str:
         return f"it did not end within {COMPILE_SECONDS} s"
     if done.returncode == 0:
         return ""
-    return (done.stderr or done.stdout or f"exit code {done.returncode}").strip().splitlines()[-1]
+    complaint = done.stderr or done.stdout or f"exit code {done.returncode}"
+    return complaint.strip().splitlines()[-1]
 
 
 def _ran(command: list[str], seconds: float) -> subprocess.CompletedProcess[str]:
-    """Run a fixed command line; TimeoutExpired after some seconds: a compiler may wait for a licence."""
+    """Run a fixed command line.
+
+    Raises:
+        TimeoutExpired: It did not end in time; a compiler may wait for a licence.
+    """
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds)  # noqa: S603
 
 
 @cache
 def _key(compiler: str) -> str:
-    # The compiler's macros name its version, and the processor and instruction sets that -march=native means here.
+    # The compiler's macros name its version, and the processor and instruction sets that
+    # -march=native means here.
     done = _ran([compiler, "-dM", "-E", *FLAGS, "-xc", os.devnull], MACROS_SECONDS)
     if done.returncode or not done.stdout:
         raise OSError(f"{compiler} does not say which processor it compiles for")

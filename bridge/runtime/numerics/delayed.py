@@ -1,22 +1,25 @@
 """Delayed scaling: today's scale comes from yesterday's amaxes.
 
-A quantiser that knows its scale beforehand reads the tensor once. So each operand keeps a history of amaxes; a step
-quantises with the stored scale and maxes its amax into entry 0, and between steps (`update_scaling_factors`):
+A quantiser that knows its scale beforehand reads the tensor once. So each operand keeps a history
+of amaxes; a step quantises with the stored scale and maxes its amax into entry 0, and between steps
+(`update_scaling_factors`):
 
     last    = amax of this step, reduced over the ranks where there are several
     history = roll left by one, `last` at the end, 0 at entry 0
     amax    = max(last, history) or last, by `amax_compute_algo`
-    scale   = (format_max * 2^-margin) / amax      one true division; FP32's maximum where it overflows
+    scale   = (format_max * 2^-margin) / amax    one true division; FP32's maximum on overflow
 
 with three rules that make it stable:
 
-- an amax of 0 (the operand did not run, or was all zeros) changes nothing: neither scale nor history;
-- an infinite amax enters the history but keeps the scale, under `max` until it has left the history again;
+- an amax of 0 (the operand did not run, or was all zeros) changes neither scale nor history;
+- an infinite amax enters the history but keeps the scale, under `max` until it has left the
+  history again;
 - NaN never enters: the amax ignores it.
 
 The first step quantises with scale 1, without calibration.
 
-Source: Transformer Engine 2.20 common/recipe/delayed_scaling.cu:162-253 (the fused update, its default).
+Source: Transformer Engine 2.20 common/recipe/delayed_scaling.cu:162-253 (the fused update, its
+default).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -43,10 +46,12 @@ def update_scaling_factors(
     algo: str = "max",
     reduced_amax: torch.Tensor | None = None,
 ) -> None:
-    """Roll histories, (length, n), and renew scales, (n,), both FP32 and in place; `algo` is max or most_recent.
+    """Roll histories, (length, n), and renew scales, (n,), both FP32 and in place.
 
-    Entry 0 of the history holds the amaxes since the last update, and counts where `reduced_amax`, (n,) reduced over
-    ranks, is 0. `maximum`, (n,), is format_max * 2^-margin of each column.
+    `algo` is max or most_recent.
+
+    Entry 0 of the history holds the amaxes since the last update, and counts where `reduced_amax`,
+    (n,) reduced over ranks, is 0. `maximum`, (n,), is format_max * 2^-margin of each column.
     """
     last = amax_history[0].clone()
     if reduced_amax is not None:
@@ -54,12 +59,10 @@ def update_scaling_factors(
     ran = last != 0
     amax = last
     if algo != "most_recent" and len(amax_history) > 1:
-        amax = torch.maximum(
-            amax_history[1:].nan_to_num(nan=0.0, posinf=float("inf")).amax(0), last
-        )
-    rolled = torch.cat([torch.zeros_like(last)[None], amax_history[2:], last[None]])[
-        : len(amax_history)
-    ]
+        earlier = amax_history[1:].nan_to_num(nan=0.0, posinf=float("inf"))
+        amax = torch.maximum(earlier.amax(0), last)
+    rolled = torch.cat([torch.zeros_like(last)[None], amax_history[2:], last[None]])
+    rolled = rolled[: len(amax_history)]
     amax_history.copy_(torch.where(ran, rolled, amax_history))
     renewed = torch.div(maximum, amax).clamp_(max=FP32_MAX)
     scale.copy_(torch.where(ran & amax.isfinite() & (amax > 0), renewed, scale))
@@ -73,12 +76,14 @@ def update_together(
     algo: str,
     reduced_amax: torch.Tensor | None = None,
 ) -> None:
-    """Do for several layers, with histories of one length, what `update_scaling_factors` does for one: at once."""
+    """Update several layers at once, as `update_scaling_factors` does one.
+
+    Their histories have one length.
+    """
     history, scale = torch.cat(list(histories), dim=1), torch.cat(list(scales))
-    update_scaling_factors(
-        history, scale, torch.full_like(scale, maximum), algo=algo, reduced_amax=reduced_amax
-    )
-    widths = [len(own) for own in scales]
+    maximums = torch.full_like(scale, maximum)
+    update_scaling_factors(history, scale, maximums, algo=algo, reduced_amax=reduced_amax)
+    widths = [len(of_layer) for of_layer in scales]
     torch._foreach_copy_(list(histories), list(torch.split(history, widths, dim=1)))
     torch._foreach_copy_(list(scales), list(torch.split(scale, widths)))
 
@@ -89,11 +94,12 @@ class DelayedScaling(torch.nn.Module):
     Buffers (saved in checkpoints, always FP32, whatever the module is converted to):
         scale: (3,)
         amax_history: (history length, 3)
-        stored_scale: () the scale of a weight that is stored as codes, from when it was last quantised; a step that was
-            skipped renews `scale` and leaves the codes
+        stored_scale: () the scale of a weight that is stored as codes, from when it was last
+            quantised; a step that was skipped renews `scale` and leaves the codes
 
-    The owner calls `update("forward")` once after the forward passes that belong together, and `update("backward")`
-    after the backward pass; with several ranks it reduces `pending("forward")` and hands it over.
+    The owner calls `update("forward")` once after the forward passes that belong together, and
+    `update("backward")` after the backward pass; with several ranks it reduces `pending("forward")`
+    and hands it over.
     """
 
     scale: torch.Tensor
@@ -103,28 +109,33 @@ class DelayedScaling(torch.nn.Module):
     def __init__(self, precision: GemmPrecision, device: torch.device | str | None = None) -> None:
         super().__init__()
         self.precision = precision
-        self.register_buffer("scale", torch.ones(len(SLOTS), dtype=torch.float32, device=device))
-        history = torch.zeros(
-            precision.amax_history_len, len(SLOTS), dtype=torch.float32, device=device
-        )
+        kind: dict[str, Any] = {"dtype": torch.float32, "device": device}
+        history = torch.zeros(precision.amax_history_len, len(SLOTS), **kind)
+        self.register_buffer("scale", torch.ones(len(SLOTS), **kind))
         self.register_buffer("amax_history", history)
-        self.register_buffer("stored_scale", torch.ones((), dtype=torch.float32, device=device))
+        self.register_buffer("stored_scale", torch.ones((), **kind))
         self._lent: torch.Tensor | None = None
 
     def scale_of(self, operand: str) -> float:
         """Return the factor an operand is quantised with now."""
-        source = self.scale if self._lent is None else self._lent
-        return source[SLOTS[operand]].item()
+        scales = self.scale if self._lent is None else self._lent
+        return scales[SLOTS[operand]].item()
 
     def record(self, operand: str, amax: float) -> None:
-        """Max an amax into entry 0 of the operand's history; NaN is ignored, and all while scales are lent."""
+        """Max an amax into entry 0 of the operand's history.
+
+        NaN is ignored. While scales are lent, every amax is.
+        """
         if self._lent is None:
             entry = self.amax_history[0, SLOTS[operand]]
             if amax > entry.item():
                 entry.fill_(amax)
 
     def note_stored(self) -> None:
-        """Note that the weight is stored as codes of its present scale; nothing is noted while scales are lent."""
+        """Note that the weight is stored as codes of its present scale.
+
+        While scales are lent nothing is noted.
+        """
         if self._lent is None:
             self.stored_scale.copy_(self.scale[SLOTS["weight"]])
 
@@ -141,28 +152,32 @@ class DelayedScaling(torch.nn.Module):
         return self.amax_history[0, PASSES[which]].clone()
 
     def merge_pending(self, which: str, amaxes: torch.Tensor) -> None:
-        """Max amaxes of other ranks into those that the next update of "forward" or "backward" will read."""
+        """Max amaxes of other ranks into those that the next update of a pass will read."""
         pending = self.amax_history[0, PASSES[which]]
         torch.maximum(pending, amaxes, out=pending)
 
     def update(self, which: str) -> None:
-        """Roll the histories and renew the scales of "forward" (input, weight) or "backward" (grad_output)."""
+        """Roll the histories and renew the scales of one pass.
+
+        "forward" has input and weight, "backward" has grad_output.
+        """
         self.update_all([self], which)
 
     @staticmethod
     def update_all(
         states: "Sequence[DelayedScaling]", which: str, reduced_amax: torch.Tensor | None = None
     ) -> None:
-        """Do so for layers of one precision, of all of which `reduced_amax` has the amaxes, reduced over ranks."""
+        """Update layers of one precision.
+
+        `reduced_amax` has the amaxes of all of them, reduced over ranks.
+        """
         columns, precision = PASSES[which], states[0].precision
         (largest,) = {precision.spec(name).element.max for name in list(SLOTS)[columns]}
-        update_together(
-            [state.amax_history[:, columns] for state in states],
-            [state.scale[columns] for state in states],
-            largest * 2.0**-precision.margin,
-            algo=precision.amax_compute_algo,
-            reduced_amax=reduced_amax,
-        )
+        maximum = largest * 2.0**-precision.margin
+        histories = [state.amax_history[:, columns] for state in states]
+        scales = [state.scale[columns] for state in states]
+        algo = precision.amax_compute_algo
+        update_together(histories, scales, maximum, algo=algo, reduced_amax=reduced_amax)
 
     def stash(self) -> torch.Tensor:
         """Return the scales of now, for a later recomputation of this forward pass."""
@@ -170,7 +185,10 @@ class DelayedScaling(torch.nn.Module):
 
     @contextmanager
     def using(self, stashed: torch.Tensor) -> Iterator[None]:
-        """Quantise with stashed scales and record no amaxes: a recomputed forward pass must repeat the first."""
+        """Quantise with stashed scales and record no amaxes.
+
+        A recomputed forward pass must repeat the first.
+        """
         self._lent = stashed
         try:
             yield
@@ -178,11 +196,16 @@ class DelayedScaling(torch.nn.Module):
             self._lent = None
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        """Follow the module to another device, but not to another dtype: scales in BF16 would be other scales."""
+        """Follow the module to another device, but not to another dtype.
+
+        Scales in BF16 would be other scales.
+        """
 
         def moved(tensor: torch.Tensor) -> torch.Tensor:
             result = fn(tensor)
-            return result if result.dtype == tensor.dtype else tensor.to(result.device)
+            if result.dtype != tensor.dtype:
+                return tensor.to(result.device)
+            return result
 
         super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
         return self

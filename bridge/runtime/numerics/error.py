@@ -6,10 +6,12 @@
     underflow share of the elements that are not zero and became zero
     saturated share of the elements beyond the format's largest value at their scale
 
-A tile's own scale follows its maximum, so under blockwise, MXFP8 and NVFP4 scaling only infinity saturates.
+A tile's own scale follows its maximum, so under blockwise, MXFP8 and NVFP4 scaling only infinity
+saturates.
 
-A rounding to m mantissa bits, of numbers spread evenly over a binade's logarithm, has an SQNR of about
-6.02 (m + 1) + 7.4 dB: 31.5 for E4M3, 25.5 for E5M2, 19.4 for E2M1. A scale that fits leaves a tensor near it.
+A rounding to m mantissa bits, of numbers spread evenly over a binade's logarithm, has an SQNR of
+about 6.02 (m + 1) + 7.4 dB: 31.5 for E4M3, 25.5 for E5M2, 19.4 for E2M1. A scale that fits leaves a
+tensor near it.
 """
 
 import math
@@ -34,12 +36,14 @@ BLOCK_ROWS = 128
 def quantisation_error(source_MK: torch.Tensor, operand: GemmOperand) -> dict[str, Any]:
     """Compare an operand that is not Hadamard-transformed with the matrix that it was made from.
 
-    The keys are amax (largest magnitude before quantisation, NaN not counted), scale (of the whole tensor, None where
-    tiles have their own), underflow and saturated (shares, 0 to 1) and sqnr_db, infinite without noise, NaN with NaN or
-    infinity in the tensor.
+    The keys are amax (largest magnitude before quantisation, NaN not counted), scale (of the whole
+    tensor, None where tiles have their own), underflow and saturated (shares, 0 to 1) and sqnr_db,
+    infinite without noise, NaN with NaN or infinity in the tensor.
     """
     factor = operand_factor(operand)
-    most = math.inf if operand.scale is None else operand.spec.element.max / operand.scale
+    most = math.inf
+    if operand.scale is not None:
+        most = operand.spec.element.max / operand.scale
     sums = torch.zeros(5, dtype=torch.float64)
     for start, end in chunk_rows(source_MK, 1):
         x = source_MK[start:end].float()
@@ -47,47 +51,63 @@ def quantisation_error(source_MK: torch.Tensor, operand: GemmOperand) -> dict[st
         vanished = values == 0
         noise = x - values.float().mul_(factor)
         magnitude = x.abs()
-        sums += torch.stack(
-            [
-                x.square_().sum(dtype=torch.float64),
-                noise.square_().sum(dtype=torch.float64),
-                (magnitude != 0).sum().double(),
-                ((magnitude != 0) & vanished).sum().double(),
-                ((magnitude > most) | magnitude.isinf()).sum().double(),
-            ]
-        ).cpu()
+        is_nonzero = magnitude != 0
+        of_chunk = [
+            x.square_().sum(dtype=torch.float64),
+            noise.square_().sum(dtype=torch.float64),
+            is_nonzero.sum().double(),
+            (is_nonzero & vanished).sum().double(),
+            ((magnitude > most) | magnitude.isinf()).sum().double(),
+        ]
+        sums += torch.stack(of_chunk).cpu()
     signal, noise_power, nonzero, underflow, saturated = sums.tolist()
-    sqnr_db = math.nan
-    if math.isfinite(signal) and math.isfinite(noise_power):
-        sqnr_db = math.inf if noise_power == 0 else -math.inf
-        if noise_power and signal:
-            sqnr_db = 10 * math.log10(signal / noise_power)
     return {
-        "amax": operand.amax if operand.amax is not None else math.nan,
+        "amax": math.nan if operand.amax is None else operand.amax,
         "scale": operand.scale,
-        "underflow": underflow / nonzero if nonzero else 0.0,
-        "saturated": saturated / source_MK.numel() if source_MK.numel() else 0.0,
-        "sqnr_db": sqnr_db,
+        "underflow": _share(underflow, nonzero),
+        "saturated": _share(saturated, source_MK.numel()),
+        "sqnr_db": _sqnr_db(signal, noise_power),
     }
+
+
+def _share(part: float, whole: float) -> float:
+    if not whole:
+        return 0.0
+    return part / whole
+
+
+def _sqnr_db(signal: float, noise: float) -> float:
+    """Return the ratio of two sums of squares in dB."""
+    if not (math.isfinite(signal) and math.isfinite(noise)):
+        return math.nan
+    if noise == 0:
+        return math.inf
+    if signal == 0:
+        return -math.inf
+    return 10 * math.log10(signal / noise)
 
 
 def what_if_db(
     source_MK: torch.Tensor, role: str, *, fp8_format: str | None, amax: float
 ) -> dict[str, float]:
-    """Return the SQNR that a tensor would have under each scheme of `WHAT_IF`, from a sample of its rows.
+    """Return the SQNR that a tensor would have under each scheme of `WHAT_IF`.
 
-    A scheme takes the run's `fp8_format` where it can, and a scheme with one scale makes it of the `amax` of the whole
-    matrix. Nothing that the training draws from is touched: stochastic rounding has a generator of its own.
+    It is measured on a sample of its rows. A scheme takes the run's `fp8_format` where it can, and
+    a scheme with one scale makes it of the `amax` of the whole matrix. Nothing that the training
+    draws from is touched: stochastic rounding has a generator of its own.
     """
     blocks = torch.split(source_MK, BLOCK_ROWS)
     wanted = max(1, SAMPLED // max(1, BLOCK_ROWS * source_MK.shape[1]))
     sample_MK = torch.cat(blocks[:: max(1, len(blocks) // wanted)][:wanted])
-    found = {}
+    ratios = {}
     for scheme in WHAT_IF:
         row = Effect(family=SCHEMES[scheme].family, scheme=scheme)
-        spec = GemmPrecision(scheme=scheme, format=str(row.in_run(fp8_format).format)).spec(role)
-        scale = tensor_scale(amax, spec) if spec.whole_tensor else None
+        format_ = str(row.in_run(fp8_format).format)
+        spec = GemmPrecision(scheme=scheme, format=format_).spec(role)
+        scale = None
+        if spec.whole_tensor:
+            scale = tensor_scale(amax, spec)
         generator = torch.Generator(sample_MK.device).manual_seed(0)
         operand = make_operand(sample_MK, spec, role, scale=scale, generator=generator)
-        found[scheme] = quantisation_error(sample_MK, operand)["sqnr_db"]
-    return found
+        ratios[scheme] = quantisation_error(sample_MK, operand)["sqnr_db"]
+    return ratios

@@ -1,23 +1,24 @@
 """Rounding FP32 values onto the grid of a small format, and its codes, in plain torch.
 
-Between 2^E and 2^(E+1) a format with m mantissa bits has the step q = 2^(E-m); below its smallest normal value the
-step stays that of the smallest normal. FP32 rounds to a step by itself when a large enough number is added: from 2^k
-on, FP32 has the step 2^(k-23), so with k = E - m + 23
+Between 2^E and 2^(E+1) a format with m mantissa bits has the step q = 2^(E-m); below its smallest
+normal value the step stays that of the smallest normal. FP32 rounds to a step by itself when a
+large enough number is added: from 2^k on, FP32 has the step 2^(k-23), so with k = E - m + 23
 
     rounded = (|x| + 2^k) - 2^k
 
-is |x| rounded to nearest, ties to even, because 2^k is an even multiple of q. The addition must not be simplified away,
-which is why the C kernel is never compiled with -ffast-math. The steps:
+is |x| rounded to nearest, ties to even, because 2^k is an even multiple of q. The addition must not
+be simplified away, which is why the C kernel is never compiled with -ffast-math. The steps:
 
-1. saturate first: |x| = min(|x|, max). Values above the maximum and infinity become it, as `cvt.satfinite` has it;
-2. work on magnitudes and put the sign back, or -0.0 and small negatives would come out as +0.0;
-3. NaN passes through every step by itself. E2M1 has no NaN: there it becomes +6, as the hardware's conversion does.
+1. saturate first: |x| = min(|x|, max). Values above the maximum and infinity become it, as
+`cvt.satfinite` has it; 2. work on magnitudes and put the sign back, or -0.0 and small negatives
+would come out as +0.0; 3. NaN passes through every step by itself. E2M1 has no NaN: there it
+becomes +6, as the hardware's conversion does.
 
-Stochastic rounding takes floor(|x| / q + u) * q with u uniform in [0, 1), so that the expectation is |x|. A value on
-the grid stays where it is for every u.
+Stochastic rounding takes floor(|x| / q + u) * q with u uniform in [0, 1), so that the expectation
+is |x|. A value on the grid stays where it is for every u.
 
-Source: PTX ISA 8.8, `cvt` with .satfinite and the e4m3x2, e5m2x2 and e2m1x2 types; Transformer Engine 2.20
-common/util/ptx.cuh:526-600.
+Source: PTX ISA 8.8, `cvt` with .satfinite and the e4m3x2, e5m2x2 and e2m1x2 types; Transformer
+Engine 2.20 common/util/ptx.cuh:526-600.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,10 @@ import torch
 from bridge.precision.formats import Format
 
 RANDOM_BITS = 16
-"""Resolution of stochastic rounding; few enough for |x| / q + u to leave values on the grid alone in FP32."""
+"""Resolution of stochastic rounding.
+
+The bits are few enough for |x| / q + u to leave values on the grid alone in FP32.
+"""
 
 
 def round_to_grid(
@@ -36,8 +40,8 @@ def round_to_grid(
 ) -> torch.Tensor:
     """Return scaled FP32 values rounded to the nearest value of a format, in FP32, ties to even.
 
-    `units`, uniform numbers in [0, 1) of the same shape, round up or down at random. Too large and infinite values
-    saturate, -0.0 keeps its sign, and NaN stays NaN (+6 in E2M1).
+    `units`, uniform numbers in [0, 1) of the same shape, round up or down at random. Too large and
+    infinite values saturate, -0.0 keeps its sign, and NaN stays NaN (+6 in E2M1).
     """
     magnitude = x.abs().clamp_(max=element.max)
     exponent = magnitude.view(torch.int32) & 0x7F800000
@@ -51,9 +55,8 @@ def round_to_grid(
         step = exponent.view(torch.float32)
         rounded = torch.div(magnitude, step).add_(units).floor_().mul_(step)
     rounded = rounded.copysign_(x)
-    if (
-        element.nan is None
-    ):  # elsewhere NaN makes garbage of anchor and step, and stays NaN with any of it
+    # NaN makes garbage of anchor and step, and stays NaN with any of it where the format has NaN.
+    if element.nan is None:
         rounded = torch.where(x.isnan(), torch.full_like(rounded, element.max), rounded)
     return rounded
 
@@ -63,8 +66,10 @@ def random_units(
 ) -> torch.Tensor:
     """Return FP32 numbers in [0, 1) for some rows of a matrix.
 
-    Each depends on the seed, its row and its column alone, so that chunks, threads and the C kernel draw the same
-    numbers: two keys of 32 bits for the row, and one round of a 32-bit integer hash over the column between them.
+    Each depends on the seed, its row and its column alone, so that chunks, threads and the C kernel
+    draw the same
+    numbers: two keys of 32 bits for the row, and one round of a 32-bit integer hash over the column
+        between them.
     """
     mask, (rows, columns) = 0xFFFFFFFF, shape
     row = torch.arange(first_row, first_row + rows, device=device)[:, None]
@@ -79,7 +84,10 @@ def random_units(
 
 
 def _hash(x: torch.Tensor) -> torch.Tensor:
-    """Mix 32-bit integers held in int64. Source: C. Wellons, "Prospecting for Hash Functions", lowbias32 (2018)."""
+    """Mix 32-bit integers in int64.
+
+    Source: C. Wellons, "Prospecting for Hash Functions", lowbias32 (2018).
+    """
     x = x ^ (x >> 16)
     x = (x * 0x7FEB352D) & 0xFFFFFFFF
     x = x ^ (x >> 15)
@@ -88,12 +96,14 @@ def _hash(x: torch.Tensor) -> torch.Tensor:
 
 
 def encode(x: torch.Tensor, element: Format) -> torch.Tensor:
-    """Return the codes (uint8, one per value) of FP32 values that are on the grid; NaN gets the canonical NaN."""
+    """Return the codes (uint8, one per value) of FP32 values that are on the grid.
+
+    NaN gets the canonical NaN.
+    """
     magnitude = x.abs()
     bits = magnitude.view(torch.int32)
-    normal = (bits >> (23 - element.mantissa_bits)) - (
-        (127 - element.bias) << element.mantissa_bits
-    )
+    rebias = (127 - element.bias) << element.mantissa_bits
+    normal = (bits >> (23 - element.mantissa_bits)) - rebias
     step = 2.0 ** (element.min_exponent - element.mantissa_bits)
     subnormal = (magnitude * (1.0 / step)).to(torch.int32)
     codes = torch.where(magnitude < element.smallest_normal, subnormal, normal)
@@ -106,20 +116,26 @@ def encode(x: torch.Tensor, element: Format) -> torch.Tensor:
 @lru_cache
 def code_values(element: Format) -> tuple[float, ...]:
     """Return the value of each code of a format, code 0 first."""
-    sign_bit = 1 << (element.bits - 1) if element.signed else 0
+    sign_bit = 0
+    if element.signed:
+        sign_bit = 1 << (element.bits - 1)
     top = (1 << element.exponent_bits) - 1
     values = []
     for code in range(1 << element.bits):
         magnitude = code & ~sign_bit
         exponent, mantissa = divmod(magnitude, 1 << element.mantissa_bits)
-        is_normal = exponent > 0 or not element.signed
-        significand = float(is_normal) + mantissa / (1 << element.mantissa_bits)
-        value = significand * 2.0 ** ((exponent if is_normal else 1) - element.bias)
+        fraction = mantissa / (1 << element.mantissa_bits)
+        if exponent > 0 or not element.signed:
+            value = (1.0 + fraction) * 2.0 ** (exponent - element.bias)
+        else:
+            value = fraction * 2.0 ** (1 - element.bias)
         if magnitude == element.infinity:
             value = float("inf")
         elif (element.infinity is not None and exponent == top) or magnitude == element.nan:
             value = float("nan")
-        values.append(-value if code & sign_bit else value)
+        if code & sign_bit:
+            value = -value
+        values.append(value)
     return tuple(values)
 
 

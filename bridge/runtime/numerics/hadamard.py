@@ -1,20 +1,22 @@
 """The random Hadamard transform of NVFP4's column-wise copies.
 
-FP4 has eight magnitudes, and one outlier among 16 values that share a scale pushes the others to zero. The transform
-mixes the 16 values so that each result has a share of the outlier:
+FP4 has eight magnitudes, and one outlier among 16 values that share a scale pushes the others to
+zero. The transform mixes the 16 values so that each result has a share of the outlier:
 
     y = H d x / 4        H_ij = (-1)^(number of 1s in i & j), d a fixed vector of signs
 
-H / 4 is orthogonal, so both operands of the weight gradient can be transformed along the dimension that is summed over
-(M) and the product is unchanged: (H d a)^T (H d b) / 16 = a^T b. d keeps a constant input from piling up in one place.
+H / 4 is orthogonal, so both operands of the weight gradient can be transformed along the dimension
+that is summed over (M) and the product is unchanged: (H d a)^T (H d b) / 16 = a^T b. d keeps a
+constant input from piling up in one place.
 
-1. multiply by the signs, exact;
-2. four rounds of butterflies, (a, b) -> (a + b, a - b), over distances 1, 2, 4, 8, in FP32. This order of additions is
+1. multiply by the signs, exact; 2. four rounds of butterflies, (a, b) -> (a + b, a - b), over
+distances 1, 2, 4, 8, in FP32. This order of additions is
    part of the definition here: on a GPU a tensor core adds in an order that is documented nowhere;
-3. multiply by 1/4, exact, and round to BF16. Only then are amax and codes taken, as Transformer Engine does.
+3. multiply by 1/4, exact, and round to BF16. Only then are amax and codes taken, as Transformer
+Engine does.
 
-Source: Transformer Engine 2.20 pytorch/tensor/nvfp4_tensor.py:49-103 (signs, matrix), common/hadamard_transform/
-row_cast_col_hadamard_transform_cast_fusion.cu:775-785 (BF16 rounding).
+Source: Transformer Engine 2.20 pytorch/tensor/nvfp4_tensor.py:49-103 (signs, matrix),
+common/hadamard_transform/ row_cast_col_hadamard_transform_cast_fusion.cu:775-785 (BF16 rounding).
 
 Shapes: M rows (tokens), K columns, G groups of 16 rows.
 """
@@ -33,8 +35,8 @@ SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 def hadamard_columns(x_MK: torch.Tensor) -> torch.Tensor:
     """Return the transform of each group of 16 rows, (16 * ceil(M / 16), K) in BF16.
 
-    Rows of any floating dtype are padded with zeros to a multiple of 16, and the padding becomes part of the transform.
-    Infinity and NaN spread to the 16 results of their group.
+    Rows of any floating dtype are padded with zeros to a multiple of 16, and the padding becomes
+    part of the transform. Infinity and NaN spread to the 16 results of their group.
 
     *Differs*: Transformer Engine takes BF16 input and multiples of 16 only.
     """

@@ -5,13 +5,15 @@
     backward   dy_row, w_col -> dx_MK = dy w
                dy_col, x_col -> dw_NK = dy^T x
 
-Which format and tile each copy has is in the scheme's row (`bridge.precision.schemes`). Kept from forward to backward
-is one BF16 matrix as large as x, the column-wise operand, in place of x itself, which is what a BF16 layer keeps. The
-weight is rounded again in the backward pass, with the scale of the forward pass where the whole tensor has one, rather
-than kept a second time; a `WeightCache` keeps its operands from microbatch to microbatch.
+Which format and tile each copy has is in the scheme's row (`bridge.precision.schemes`). Kept from
+forward to backward is one BF16 matrix as large as x, the column-wise operand, in place of x itself,
+which is what a BF16 layer keeps. The weight is rounded again in the backward pass, with the scale
+of the forward pass where the whole tensor has one, rather than kept a second time; a `WeightCache`
+keeps its operands from microbatch to microbatch.
 
-Under a `backward_override` the two GEMMs of the backward pass multiply in the dtype of x instead: the original tensors
-(high_precision), or the dequantised operands of the forward GEMM (dequantized).
+Under a `backward_override` the two GEMMs of the backward pass multiply in the dtype of x instead:
+the original tensors (high_precision), or the dequantised operands of the forward GEMM
+(dequantized).
 
 Shapes: M tokens (all leading axes), K inputs, N outputs.
 Source: Transformer Engine 2.20 pytorch/module/linear.py.
@@ -35,7 +37,10 @@ from bridge.runtime.numerics.spec import GemmPrecision
 
 
 class Observer:
-    """Observer of every operand and every GEMM, for telemetry and for the audit; this one ignores them."""
+    """Observer of every operand and every GEMM, for telemetry and for the audit.
+
+    This one ignores them.
+    """
 
     def quantised(self, source: torch.Tensor, operand: GemmOperand) -> None:
         """Observe an operand and the high-precision matrix it was made from. Keep neither."""
@@ -44,7 +49,10 @@ class Observer:
         """Observe a GEMM (fprop, dgrad, wgrad) about to run."""
 
     def finished(self, gemm: str, out: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """Observe the result of the announced GEMM, with its bias. Keep it no longer than the step."""
+        """Observe the result of the announced GEMM, with its bias.
+
+        Keep it no longer than the step.
+        """
 
 
 _OF_ALL_CALLS: list[Observer] = []
@@ -54,7 +62,10 @@ _SAVED = torch.empty(0)
 
 @contextmanager
 def observing(observer: Observer) -> Iterator[None]:
-    """Let an observer see every call of a ``with`` block, on all threads, next to the observer of each call."""
+    """Let an observer see every call of a ``with`` block, on all threads.
+
+    The observer of a call sees it, too.
+    """
     _OF_ALL_CALLS.append(observer)
     try:
         yield
@@ -93,7 +104,10 @@ class LinearCall:
     first_microbatch: bool = True
     """True quantises the weight and fills the cache, False takes it from there."""
     stored_weight: Quantised | None = None
-    """The weight as codes and scales (FP8-stored parameters), quantised by `precision.spec("weight")`."""
+    """The weight as codes and scales (FP8-stored parameters).
+
+    It is quantised by `precision.spec("weight")`.
+    """
     observer: Observer | None = None
     """Gets every operand and GEMM."""
     after_backward: Callable[[], None] | None = None
@@ -103,26 +117,24 @@ class LinearCall:
         """Refuse a state or stored codes that do not fit the precision."""
         scheme, stored = self.precision.scheme, self.stored_weight
         if (self.state is not None) != (scheme == "delayed"):
-            rule, kind = (
-                "delayed scaling keeps state, and no other scheme does",
-                type(self.state).__name__,
-            )
+            kind = type(self.state).__name__
             raise PrecisionTypeError(
-                f"state: {rule}, got {kind} for {scheme}. Give delayed a DelayedScaling."
+                f"state: delayed scaling keeps state, and no other scheme does, got {kind} for "
+                f"{scheme}. Give delayed a DelayedScaling."
             )
         if stored is not None and stored.spec != self.precision.spec("weight"):
-            rule, remedy = (
-                "must be quantised by the recipe's own rule",
-                'Quantise it with precision.spec("weight").',
+            raise PrecisionTypeError(
+                "stored_weight: must be quantised by the recipe's own rule, got "
+                f'{stored.spec!r}. Quantise it with precision.spec("weight").'
             )
-            raise PrecisionTypeError(f"stored_weight: {rule}, got {stored.spec!r}. {remedy}")
 
     def operand(self, x_MK: torch.Tensor, role: str, *, columnwise: bool = False) -> GemmOperand:
         """Quantise input or grad_output."""
-        scale = None if self.state is None else self.state.scale_of(role)
-        made = make_operand(
-            x_MK, self.precision.spec(role), role, columnwise=columnwise, scale=scale
-        )
+        scale = None
+        if self.state is not None:
+            scale = self.state.scale_of(role)
+        spec = self.precision.spec(role)
+        made = make_operand(x_MK, spec, role, columnwise=columnwise, scale=scale)
         self._note(x_MK, made)
         return made
 
@@ -145,9 +157,8 @@ class LinearCall:
         else:
             if scale is None and self.state is not None:
                 scale = self.state.scale_of("weight")
-            made = make_operand(
-                w_NK, self.precision.spec("weight"), "weight", columnwise=columnwise, scale=scale
-            )
+            spec = self.precision.spec("weight")
+            made = make_operand(w_NK, spec, "weight", columnwise=columnwise, scale=scale)
             self._note(w_NK, made, record=not columnwise)
         if cache is not None:
             cache.put(made)
@@ -156,15 +167,18 @@ class LinearCall:
     def weight_in_backward(
         self, w_NK: torch.Tensor, dtype: torch.dtype, scale: float | None
     ) -> torch.Tensor:
-        """Return the weight that dgrad multiplies under a `backward_override`: the original, or the dequantised one.
+        """Return the weight that dgrad multiplies under a `backward_override`.
 
-        A weight that is stored as codes has no original, and `w_NK` is not read.
+        It is the original or the dequantised weight. A weight that is stored as codes has no
+        original, and `w_NK` is not read.
         """
         if self.stored_weight is not None:
             return dequantised(stored_operand(self.stored_weight, "weight"), dtype)
         if self.precision.backward_override == "high_precision":
             return w_NK.to(dtype)
-        row = self.cache.row if self.cache is not None else None
+        row = None
+        if self.cache is not None:
+            row = self.cache.row
         if row is None:
             row = make_operand(w_NK, self.precision.spec("weight"), "weight", scale=scale)
         return dequantised(row, dtype)
@@ -182,7 +196,9 @@ class LinearCall:
         return out
 
     def _observers(self) -> list[Observer]:
-        return _OF_ALL_CALLS if self.observer is None else [self.observer, *_OF_ALL_CALLS]
+        if self.observer is None:
+            return _OF_ALL_CALLS
+        return [self.observer, *_OF_ALL_CALLS]
 
     def _note(self, source: torch.Tensor, made: GemmOperand, *, record: bool = True) -> None:
         if self.state is not None and made.amax is not None and record:
@@ -200,27 +216,17 @@ class ScaledLinearFunction(torch.autograd.Function):
     ) -> torch.Tensor:
         """Compute y = x w^T + bias and keep the operands of the backward pass."""
         x_MK = as_matrix(x)
-        spec = call.precision.spec("input")
         x_row = call.operand(x_MK, "input")
         w_row = call.weight_operand(weight)
         y_MN = call.multiply("fprop", x_row, w_row, bias)
         ctx.call, ctx.x_shape, ctx.x_dtype = call, x.shape, x.dtype
         ctx.weight_scale, ctx.weight_dtype = w_row.scale, weight.dtype
-        x_col = None
-        override = call.precision.backward_override
-        kept_input = None
-        if ctx.needs_input_grad[1] and override == "high_precision":
-            kept_input = x_MK
-        elif ctx.needs_input_grad[1] and override is not None:
-            kept_input, ctx.x_factor = x_row.values, operand_factor(x_row)
-        elif ctx.needs_input_grad[1]:
-            x_col = (
-                x_row if spec.copies_share_values else call.operand(x_MK, "input", columnwise=True)
-            )
-            ctx.x_col = replace(x_col, columnwise=True, values=_SAVED)
-            kept_input = x_col.values
-        keep_weight = ctx.needs_input_grad[0] and call.stored_weight is None
-        ctx.save_for_backward(kept_input, weight if keep_weight else None)
+        kept_input = kept_weight = None
+        if ctx.needs_input_grad[1]:
+            kept_input = _kept_input(ctx, x_MK, x_row)
+        if ctx.needs_input_grad[0] and call.stored_weight is None:
+            kept_weight = weight
+        ctx.save_for_backward(kept_input, kept_weight)
         return y_MN.to(x.dtype).view(*x.shape[:-1], y_MN.shape[1])
 
     @staticmethod
@@ -240,18 +246,38 @@ class ScaledLinearFunction(torch.autograd.Function):
             dx = call.multiply("dgrad", dy_row, w_col).to(ctx.x_dtype).view(ctx.x_shape)
             del w_col
         if ctx.needs_input_grad[1] and call.precision.backward_override is None:
-            dy_col = dy_row if call.precision.spec("grad_output").copies_share_values else None
+            dy_col = None
+            if call.precision.spec("grad_output").copies_share_values:
+                dy_col = dy_row
             dy_row = None  # freed before a second copy is made
             if dy_col is None:
                 dy_col = call.operand(dy_MN, "grad_output", columnwise=True)
-            dw_NK = call.multiply("wgrad", dy_col, replace(ctx.x_col, values=x_values)).to(
-                ctx.weight_dtype
-            )
+            x_col = replace(ctx.x_col, values=x_values)
+            dw_NK = call.multiply("wgrad", dy_col, x_col).to(ctx.weight_dtype)
         if ctx.needs_input_grad[2]:
             db_N = dy_MN.sum(0)
         if call.after_backward is not None:
             call.after_backward()
         return dx, dw_NK, db_N, None
+
+
+def _kept_input(ctx: Any, x_MK: torch.Tensor, x_row: GemmOperand) -> torch.Tensor:
+    """Return the matrix of the input that the backward pass needs.
+
+    What else it needs goes to `ctx`.
+    """
+    call: LinearCall = ctx.call
+    override = call.precision.backward_override
+    if override == "high_precision":
+        return x_MK
+    if override is not None:
+        ctx.x_factor = operand_factor(x_row)
+        return x_row.values
+    x_col = x_row
+    if not x_row.spec.copies_share_values:
+        x_col = call.operand(x_MK, "input", columnwise=True)
+    ctx.x_col = replace(x_col, columnwise=True, values=_SAVED)
+    return x_col.values
 
 
 def dequantised(operand: GemmOperand, dtype: torch.dtype) -> torch.Tensor:
@@ -262,11 +288,13 @@ def dequantised(operand: GemmOperand, dtype: torch.dtype) -> torch.Tensor:
 def _backward_in_high_precision(
     ctx: Any, dy_MN: torch.Tensor, x_values: torch.Tensor, weight: torch.Tensor
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
-    """Return the gradients of x and weight under a `backward_override`, multiplied in the dtype of x.
+    """Return the gradients of x and weight under a `backward_override`.
 
-    `x_values` and `weight` are what the forward pass kept of them: nothing of one that no gradient needs.
+    They are multiplied in the dtype of x. `x_values` and `weight` are what the forward pass kept of
+    them: nothing of one that no gradient needs.
 
-    Source: Transformer Engine 2.20 pytorch/module/linear.py, `weight_for_dgrad` and `inputmat_total`.
+    Source: Transformer Engine 2.20 pytorch/module/linear.py, `weight_for_dgrad` and
+        `inputmat_total`.
     """
     call: LinearCall = ctx.call
     dtype = ctx.x_dtype
@@ -289,17 +317,18 @@ def scaled_linear(
 
     Args:
         x: (..., K) FP32, BF16 or FP16; cast to autocast's dtype first where autocast is on.
-        weight: (N, K). Gets a gradient in its own dtype. With `stored_weight` its values are not read.
+        weight: (N, K). Gets a gradient in its own dtype. With `stored_weight` its values are not
+            read.
         bias: (N,), added to the FP32 product.
         **call: fields of `LinearCall`: `precision`, and what the layer keeps.
 
     Returns:
-        (..., N) in the dtype of x. `quantise` has a table of NaN and infinity: NaN reaches the result in
-        all FP8 schemes, infinity saturates as it does in Transformer Engine.
+        (..., N) in the dtype of x. `quantise` has a table of NaN and infinity: NaN reaches the
+        result in all FP8 schemes, infinity saturates as it does in Transformer Engine.
     """
-    about = LinearCall(**call)
-    about.require_fitting()
+    linear_call = LinearCall(**call)
+    linear_call.require_fitting()
     if torch.is_autocast_enabled(x.device.type) and x.is_floating_point():
         x = x.to(torch.get_autocast_dtype(x.device.type))
-    result: torch.Tensor = ScaledLinearFunction.apply(x, weight, bias, about)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = ScaledLinearFunction.apply(x, weight, bias, linear_call)  # type: ignore[no-untyped-call]
     return result

@@ -3,15 +3,16 @@
 
 Everything a low-precision tensor can hold is a BF16 number, so multiplying in BF16 is exact:
 
-| scheme               | operand value        | significant bits | factor on the result                    |
-|----------------------|----------------------|------------------|-----------------------------------------|
-| tensorwise, delayed  | code                 | at most 4        | scale_inv, any FP32 number              |
-| blockwise, mxfp8     | code * 2^e           | at most 4        | 1 (or a power of two, see below)        |
-| nvfp4                | code * S_dec (E4M3)  | at most 2 + 4    | amax, and 1 / (6 * 448)^2 for both      |
+| scheme              | operand value       | significant bits | factor on the result              |
+|---------------------|---------------------|------------------|-----------------------------------|
+| tensorwise, delayed | code                | at most 4        | scale_inv, any FP32 number        |
+| blockwise, mxfp8    | code * 2^e          | at most 4        | 1 (or a power of two, see below)  |
+| nvfp4               | code * S_dec (E4M3) | at most 2 + 4    | amax, and 1 / (6 * 448)^2 of both |
 
-BF16 ends at 2^128 and has fewer bits below 2^-126. Block scales reach from 2^-127 to 2^127 and would leave it at both
-ends, so a tensor with scales out there is multiplied by a power of two (`shift_for`) that is taken out again on the
-result. A tensor that lives at *both* ends, more than 2^200 apart, keeps its large values and drops the tiny ones.
+BF16 ends at 2^128 and has fewer bits below 2^-126. Block scales reach from 2^-127 to 2^127 and
+would leave it at both ends, so a tensor with scales out there is multiplied by a power of two
+(`shift_for`) that is taken out again on the result. A tensor that lives at *both* ends, more than
+2^200 apart, keeps its large values and drops the tiny ones.
 """
 
 import math
@@ -43,7 +44,10 @@ class GemmOperand:
     amax: float | None
     """Largest magnitude before quantisation; None for stored codes."""
     scale: float | None = None
-    """The factor the whole tensor went in with; None where tiles have their own, or codes were stored."""
+    """The factor the whole tensor went in with.
+
+    None where tiles have their own, or codes were stored.
+    """
 
 
 def make_operand(
@@ -55,29 +59,35 @@ def make_operand(
     scale: float | None = None,
     generator: torch.Generator | None = None,
 ) -> GemmOperand:
-    """Round a matrix in FP32, BF16 or FP16 to the grid its scheme gives it, as the operand of a role.
+    """Round a matrix in FP32, BF16 or FP16 to the grid of its scheme, as the operand of a role.
 
-    `scale` is a stored factor, None computes it; stochastic rounding draws its seed from `generator`. The operand's
-    values * factor is what `quantise(...).dequantise()` returns. After a Hadamard transform the rows are padded to a
-    multiple of 16.
+    `scale` is a stored factor, None computes it; stochastic rounding draws its seed from
+    `generator`. The operand's values * factor is what `quantise(...).dequantise()` returns. After a
+    Hadamard transform the rows are padded to a multiple of 16.
     """
     amax = None
     if scale is None and spec.needs_amax:
         amax = backend.amax(x_MK, hadamard=columnwise and spec.hadamard)
         scale = tensor_scale(amax, spec)
-    seed = draw_seed(generator) if spec.stochastic else None
+    seed = None
+    if spec.stochastic:
+        seed = draw_seed(generator)
     factor = 1.0 if scale is None else scale
     todo = TilePass(spec=spec, columnwise=columnwise, scale=factor, seed=seed, measure=amax is None)
     result = backend.run(x_MK, todo)
-    amax = result.amax if amax is None else amax
-    factor = 1.0
+    if amax is None:
+        amax = result.amax
+    factor, kept_scale = 1.0, None
     if spec.whole_tensor:
-        factor = 1.0 if scale is None else fp32(1.0 / scale)
+        kept_scale = scale
+        if scale is not None:
+            factor = fp32(1.0 / scale)
     elif spec.scheme == "nvfp4":
         factor = amax
-    elif (shift := shift_for(result.smallest, result.largest, spec.element)) != 1.0:
-        result, factor = backend.run(x_MK, replace(todo, shift=shift)), 1.0 / shift
-    kept = scale if spec.whole_tensor else None
+    else:
+        shift = shift_for(result.smallest, result.largest, spec.element)
+        if shift != 1.0:
+            result, factor = backend.run(x_MK, replace(todo, shift=shift)), 1.0 / shift
     return GemmOperand(
         role=role,
         spec=spec,
@@ -85,42 +95,49 @@ def make_operand(
         values=result.values,
         factor=factor,
         amax=amax,
-        scale=kept,
+        scale=kept_scale,
     )
 
 
 def shift_for(smallest: float, largest: float, element: Format) -> float:
-    """Return the power of two that keeps code * scale exact in BF16, for the smallest and largest scale_inv in use.
+    """Return the power of two that keeps code * scale exact in BF16.
 
-    It is 1.0 for all but the outermost scales.
+    `smallest` and `largest` are scale_inv of the tensor. It is 1.0 for all but the outermost
+    scales.
     """
     low, high = math.frexp(smallest)[1] - 1, math.frexp(largest)[1] - 1
     most = 127 - (math.frexp(element.max)[1] - 1)
     least = -126 - (element.min_exponent - element.mantissa_bits)
     if high > most:
         return 2.0 ** (most - high)
-    return 2.0 ** min(least - low, most - high) if low < least else 1.0
+    if low < least:
+        return 2.0 ** min(least - low, most - high)
+    return 1.0
 
 
 def stored_operand(stored: Quantised, role: str, *, columnwise: bool = False) -> GemmOperand:
-    """Return the operand of codes and scales that are held already, such as an FP8-stored weight."""
+    """Return the operand of codes and scales that exist already, such as an FP8-stored weight."""
     spec = stored.spec
-    held_columnwise = columnwise if not spec.copies_share_values else stored.codes is None
-    _, scale_inv = stored.copy(held_columnwise)
-    shift = 1.0
+    is_column = columnwise  # of the two copies that are stored
+    if spec.copies_share_values:
+        is_column = stored.codes is None
+    _, scale_inv = stored.copy(is_column)
+    factor = shift = 1.0
     if spec.whole_tensor:
         factor = scale_inv.item()
     elif spec.scheme == "nvfp4":
-        amax = stored.amax_t if held_columnwise and stored.amax_t is not None else stored.amax
+        amax = stored.amax
+        if is_column and stored.amax_t is not None:
+            amax = stored.amax_t
         factor = amax.item()
-    else:
-        if scale_inv.numel():
-            low, high = (scale.item() for scale in scale_inv.aminmax())
-            if spec.scheme == "mxfp8":
-                low, high = 2.0 ** (low - 127), 2.0 ** (high - 127)
-            shift = shift_for(low, high, spec.element)
+    elif scale_inv.numel():
+        smallest, largest = scale_inv.aminmax()
+        low, high = smallest.item(), largest.item()
+        if spec.scheme == "mxfp8":
+            low, high = 2.0 ** (low - 127), 2.0 ** (high - 127)
+        shift = shift_for(low, high, spec.element)
         factor = 1.0 / shift
-    values = backend.decoded(stored, columnwise=held_columnwise, shift=shift)
+    values = backend.decoded(stored, columnwise=is_column, shift=shift)
     return GemmOperand(
         role=role, spec=spec, columnwise=columnwise, values=values, factor=factor, amax=None
     )

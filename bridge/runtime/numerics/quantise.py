@@ -1,24 +1,28 @@
 # ruff: noqa: N803, N806  (shape suffixes are capitals)
-"""Quantisation: `quantise(x, spec)` gives codes and scales, bit for bit those of Transformer Engine.
+"""Quantisation: `quantise(x, spec)` gives codes and scales with the bits of Transformer Engine.
 
-What happens to unusual values, per scheme (Transformer Engine 2.20, its kernels rather than its Python references):
+What happens to unusual values, per scheme (Transformer Engine 2.20, its kernels rather than its
+Python references):
 
-|            | NaN element        | infinity in a tile              | tile of zeros     | -0.0 | tiny tile             |
-|------------|--------------------|---------------------------------|-------------------|------|-----------------------|
-| tensorwise | NaN, no effect     | scale 1, saturates: +-max       | scale 1, codes 0  | kept | at most FP32's max    |
-| delayed    | on scales          | stored scale, saturates         | stored scale      | kept | stored scale          |
-| blockwise  | as above           | scale 1, saturates              | scale 1, codes 0  | kept | at most input's max   |
-| mxfp8      | as above           | scale 2^127, saturates          | scale 2^-127      | kept | scale 2^-127          |
-| nvfp4      | +6: E2M1 has none  | saturates; GEMM factor infinite | S_dec 0           | kept | S_dec 0 or subnormal  |
+|            | NaN element | infinity in a tile     | tile of zeros    | -0.0 | tiny tile          |
+|------------|-------------|------------------------|------------------|------|--------------------|
+| tensorwise | NaN         | scale 1, +-max         | scale 1, codes 0 | kept | FP32's max         |
+| delayed    | NaN         | stored scale, +-max    | stored scale     | kept | stored scale       |
+| blockwise  | NaN         | scale 1, +-max         | scale 1, codes 0 | kept | input's max        |
+| mxfp8      | NaN         | scale 2^127, +-max     | scale 2^-127     | kept | scale 2^-127       |
+| nvfp4      | +6, no NaN  | +-max, infinite factor | S_dec 0          | kept | S_dec 0, subnormal |
 
-So infinity is finite after quantisation wherever Transformer Engine saturates it: a check for overflow has to look at
-the tensor before, or at `Quantised.amax`, which is infinite. NaN survives in all FP8 schemes.
+NaN has no effect on scales. +-max is saturation; the infinite factor is that of NVFP4's GEMM. The
+scale of a tiny tile is at most the largest number of FP32, or of the input's dtype.
+
+So infinity is finite after quantisation wherever Transformer Engine saturates it: a check for
+overflow has to look at the tensor before, or at `Quantised.amax`, which is infinite. NaN survives
+in all FP8 schemes.
 
 Shapes: M rows (all leading axes together), K columns.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -33,30 +37,40 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def as_matrix(x: torch.Tensor) -> torch.Tensor:
-    """Return `x` as (M, K), all leading axes taken together; PrecisionTypeError for another dtype and for a scalar."""
+    """Return `x` as (M, K), all leading axes taken together.
+
+    Raises:
+        PrecisionTypeError: It is a scalar, or has a dtype that cannot be quantised.
+    """
     if x.dtype not in FLOATS:
         raise PrecisionTypeError(
             f"x: can be quantised from float32, bfloat16 or float16, got {x.dtype}."
         )
     if x.ndim == 0:
         raise PrecisionTypeError("x: needs at least one axis to be quantised along, got a scalar.")
-    return x.reshape(-1, x.shape[-1]) if x.numel() else x.reshape(x.shape[:-1].numel(), x.shape[-1])
+    if not x.numel():  # which -1 cannot tell
+        return x.reshape(x.shape[:-1].numel(), x.shape[-1])
+    return x.reshape(-1, x.shape[-1])
 
 
 def tensor_scale(amax: float, spec: QuantSpec) -> float:
-    """Return the one factor that a scheme takes from the whole tensor's amax; 1.0 where it takes none."""
+    """Return the factor that a scheme takes from the whole tensor's amax.
+
+    1.0 where it takes none.
+    """
     if spec.scheme == "nvfp4":
         return whole_nvfp4_scale(amax)
     if spec.whole_tensor:
-        return whole_scale(
-            amax, spec.element.max, power_of_two=spec.power_of_two_scale, eps=spec.eps
-        )
+        power_of_two = spec.power_of_two_scale
+        return whole_scale(amax, spec.element.max, power_of_two=power_of_two, eps=spec.eps)
     return 1.0
 
 
 def draw_seed(generator: torch.Generator | None = None) -> int:
     """Return 63 random bits from a generator, torch's default one without."""
-    device = "cpu" if generator is None else generator.device
+    device = torch.device("cpu")
+    if generator is not None:
+        device = generator.device
     return int(torch.randint(0, 2**63 - 1, (), generator=generator, device=device).item())
 
 
@@ -69,31 +83,47 @@ def quantise(
     scale: torch.Tensor | float | None = None,
     reduce_amax: Callable[[float], float] | None = None,
 ) -> Quantised:
-    """Quantise a tensor, row-wise and column-wise; stochastic rounding draws its seed from torch's default generator.
+    """Quantise a tensor, row-wise and column-wise.
 
-    `x` is FP32, BF16 or FP16, with at least one axis; ragged edges make smaller tiles. `scale` is the stored factor of
-    delayed scaling, None computes it. `reduce_amax` returns the maximum of an amax over the ranks that hold parts of
-    the tensor. The table above has the special values; an empty tensor has amax 0.
+    Stochastic rounding draws its seed from torch's default generator. `x` is FP32, BF16 or FP16,
+    with at least one axis; ragged edges make smaller tiles. `scale` is the stored factor of delayed
+    scaling, None computes it. `reduce_amax` returns the maximum of an amax over the ranks that hold
+    parts of the tensor. The table above has the special values; an empty tensor has amax 0.
     """
     x_MK = as_matrix(x.detach())
     factor, amax = _factor(x_MK, spec, scale, reduce_amax)
-    found = _codes(x_MK, spec, False, factor) if row or spec.copies_share_values else None
-    if amax is None:
-        amax = backend.amax(x_MK) if found is None else found.amax
-    copies = _stored(found, spec, False, factor) if row and found is not None else {}
+    result = None
+    if row or spec.copies_share_values:
+        result = _codes(x_MK, spec, False, factor)
+    if amax is None and result is not None:
+        amax = result.amax
+    elif amax is None:
+        amax = backend.amax(x_MK)
+    codes, scale_inv = None, None
+    if row and result is not None:
+        codes, scale_inv = _stored(result, spec, False, factor)
+    codes_t, scale_inv_t, whole_t = None, None, None
     if col:
         amax_t = amax
-        if found is None or not spec.copies_share_values:
+        if result is None or not spec.copies_share_values:
             if spec.hadamard:
                 amax_t = _amax(x_MK, reduce_amax, hadamard=True)
                 factor = tensor_scale(amax_t, spec)
-            found = _codes(x_MK, spec, True, factor)
-        copies |= {
-            f"{name}_t": tensor for name, tensor in _stored(found, spec, True, factor).items()
-        }
-        copies["amax_t"] = torch.tensor([amax_t], dtype=torch.float32, device=x.device)
+            result = _codes(x_MK, spec, True, factor)
+        codes_t, scale_inv_t = _stored(result, spec, True, factor)
+        whole_t = torch.tensor([amax_t], dtype=torch.float32, device=x.device)
     whole = torch.tensor([amax], dtype=torch.float32, device=x.device)
-    return Quantised(spec=spec, shape=x.shape, dtype=x.dtype, amax=whole, **copies)
+    return Quantised(
+        spec=spec,
+        shape=x.shape,
+        dtype=x.dtype,
+        codes=codes,
+        scale_inv=scale_inv,
+        amax=whole,
+        codes_t=codes_t,
+        scale_inv_t=scale_inv_t,
+        amax_t=whole_t,
+    )
 
 
 def _factor(
@@ -102,7 +132,10 @@ def _factor(
     scale: torch.Tensor | float | None,
     reduce_amax: Callable[[float], float] | None,
 ) -> tuple[float, float | None]:
-    """Return the factor of the whole tensor, and the amax that it was computed from; 1 where tiles have their own."""
+    """Return the factor of the whole tensor, and the amax that it was computed from.
+
+    The factor is 1 where tiles have their own.
+    """
     if scale is not None:
         return float(scale), None
     if spec.scheme == "delayed":
@@ -118,32 +151,38 @@ def _factor(
 def _amax(
     x_MK: torch.Tensor, reduce_amax: Callable[[float], float] | None, *, hadamard: bool = False
 ) -> float:
-    """Return the amax of a tensor or of its transform, that of all its parts where it is spread over ranks."""
-    own = backend.amax(x_MK, hadamard=hadamard)
-    return own if reduce_amax is None else reduce_amax(own)
+    """Return the amax of a tensor or of its transform, over all ranks that hold parts of it."""
+    amax = backend.amax(x_MK, hadamard=hadamard)
+    if reduce_amax is None:
+        return amax
+    return reduce_amax(amax)
 
 
 def _codes(x_MK: torch.Tensor, spec: QuantSpec, columnwise: bool, scale: float) -> TileResult:
-    seed = draw_seed() if spec.stochastic else None
-    return backend.run(
-        x_MK, TilePass(spec=spec, columnwise=columnwise, scale=scale, seed=seed, codes=True)
-    )
+    seed = None
+    if spec.stochastic:
+        seed = draw_seed()
+    todo = TilePass(spec=spec, columnwise=columnwise, scale=scale, seed=seed, codes=True)
+    return backend.run(x_MK, todo)
 
 
-def _stored(result: TileResult, spec: QuantSpec, columnwise: bool, scale: float) -> dict[str, Any]:
-    """Return `codes` and `scale_inv` in Transformer Engine's layout."""
-    codes, scales, transposes = (
-        result.values,
-        result.scale_inv,
-        columnwise and spec.scheme != "mxfp8",
-    )
-    rows, columns = codes.shape
-    codes = backend.laid_out(codes, transposed=transposes, packed=spec.format == "e2m1")
+def _stored(
+    result: TileResult, spec: QuantSpec, columnwise: bool, scale: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return codes and scale_inv in Transformer Engine's layout."""
+    transposed = columnwise and spec.scheme != "mxfp8"
+    rows, columns = result.values.shape
+    codes = backend.laid_out(result.values, transposed=transposed, packed=spec.format == "e2m1")
+    scales = result.scale_inv
     if scales is None:
         whole = torch.tensor([fp32(1.0 / scale)], dtype=torch.float32, device=codes.device)
-        return {"codes": codes, "scale_inv": whole}
-    tile = spec.tile(columnwise)
-    if spec.scheme in ("mxfp8", "nvfp4") and tile[0] == tile[1]:
-        axis, size = (1, columns) if columnwise else (0, rows)
-        scales = scales.repeat_interleave(tile[0], axis).narrow(axis, 0, size)
-    return {"codes": codes, "scale_inv": scales.T.contiguous() if transposes else scales}
+        return codes, whole
+    height, width = spec.tile(columnwise)
+    if spec.scheme in ("mxfp8", "nvfp4") and height == width:
+        axis, size = 0, rows
+        if columnwise:
+            axis, size = 1, columns
+        scales = scales.repeat_interleave(height, axis).narrow(axis, 0, size)
+    if transposed:
+        scales = scales.T.contiguous()
+    return codes, scales

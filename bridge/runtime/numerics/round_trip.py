@@ -1,16 +1,22 @@
 # ruff: noqa: N803, N806  (shape suffixes are capitals)
-"""A quantised weight that is stored in another form and quantised again: the codes, scales and values that change.
+"""A quantised weight that is stored in another form and quantised again.
 
-    training    q = quantise(w)                                v = dequantised(q)
-    bf16        q' = quantise(bf16(v))                         the quantised values are stored in BF16
-    masters     q' = quantise(bf16(w))                         the weights before quantisation are stored in BF16
-    blocks      q' = quantise(bf16(dequantised(b(bf16(w)))))   exported in 128x128 blocks with FP32 scales, and loaded
+The codes, scales and values that change are counted.
 
-A block of MXFP8 whose largest code is at most 224 after rounding has a smaller power of two as its scale the second
-time: the codes double, the values stay. Values of blockwise scaling and MXFP8 have at most 4 significant bits and are
-BF16 numbers; those under a scale per tensor, or under NVFP4's two levels, are rounded.
+    training    q = quantise(w)                   v = dequantised(q)
+    bf16        q' = quantise(bf16(v))            the quantised values are stored in BF16
+    masters     q' = quantise(bf16(w))            the weights before quantisation are stored in BF16
+    blocks      q' = quantise(bf16(dequantised(b(bf16(w)))))
+                                                  exported in 128x128 FP32-scaled blocks, loaded
 
-Source: Megatron-LM issue 6666 (52 of 1024 MXFP8 scales on a GB300); DeepSeek-V3's inference/kernel.py for `blocks`.
+A block of MXFP8 whose largest code is at most 224 after rounding has a smaller power of two as its
+scale the second
+time: the codes double, the values stay. Values of blockwise scaling and MXFP8 have at most 4
+significant bits and are BF16 numbers; those under a scale per tensor, or under NVFP4's two levels,
+are rounded.
+
+Source: Megatron-LM issue 6666 (52 of 1024 MXFP8 scales on a GB300); DeepSeek-V3's
+inference/kernel.py for `blocks`.
 """
 
 from __future__ import annotations
@@ -33,7 +39,10 @@ FORMS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "masters": lambda weight_NK, _: weight_NK.bfloat16(),
     "blocks": lambda weight_NK, _: quantise(weight_NK.bfloat16(), BLOCKS, col=False).dequantise(),
 }
-"""Form in which the weight is stored -> what is quantised again, of the weight and its quantised values."""
+"""Form in which the weight is stored -> what is quantised again.
+
+It is made of the weight and its quantised values.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,21 +61,30 @@ class RoundTrip:
     """Of a value that is not zero, relative to it; 1 is a value that vanished."""
 
     def __add__(self, other: RoundTrip) -> RoundTrip:
-        names = ("codes", "codes_changed", "scales", "scales_changed", "values_changed")
-        sums = {name: getattr(self, name) + getattr(other, name) for name in names}
-        return replace(self, **sums, largest_error=max(self.largest_error, other.largest_error))
+        return replace(
+            self,
+            codes=self.codes + other.codes,
+            codes_changed=self.codes_changed + other.codes_changed,
+            scales=self.scales + other.scales,
+            scales_changed=self.scales_changed + other.scales_changed,
+            values_changed=self.values_changed + other.values_changed,
+            largest_error=max(self.largest_error, other.largest_error),
+        )
 
 
 def round_trips(weights: Iterable[torch.Tensor]) -> list[RoundTrip]:
-    """Return the changes of weights under each scheme of `WHAT_IF` through each form, all weights together.
+    """Return the changes of weights under each scheme of `WHAT_IF` through each form.
 
-    Weights are matrices (N, K), FP32 or BF16, without NaN and infinity.
+    All weights are counted together. They are matrices (N, K), FP32 or BF16, without NaN and
+    infinity.
     """
-    specs = {
-        name: GemmPrecision(scheme=name, format=SCHEMES[name].formats[0]).spec("weight")
-        for name in WHAT_IF
-    }
-    sums = {(name, form): RoundTrip(scheme=name, form=form) for name in specs for form in FORMS}
+    specs: dict[str, QuantSpec] = {}
+    sums: dict[tuple[str, str], RoundTrip] = {}
+    for name in WHAT_IF:
+        precision = GemmPrecision(scheme=name, format=SCHEMES[name].formats[0])
+        specs[name] = precision.spec("weight")
+        for form in FORMS:
+            sums[name, form] = RoundTrip(scheme=name, form=form)
     for weight_NK in weights:
         for name, spec in specs.items():
             trained = quantise(weight_NK, spec, col=False)
@@ -83,7 +101,10 @@ def _change(
     codes = before.values() != after.values()
     scales = _scales(before) != _scales(after)
     error_NK = (after.dequantise(torch.float32) - values_NK).abs_()
-    relative_NK = (error_NK / values_NK.abs())[values_NK != 0]
+    relative = (error_NK / values_NK.abs())[values_NK != 0]
+    largest_error = 0.0
+    if relative.numel():
+        largest_error = float(relative.max())
     return RoundTrip(
         scheme=scheme,
         form=form,
@@ -92,11 +113,13 @@ def _change(
         scales=scales.numel(),
         scales_changed=int(scales.sum()),
         values_changed=int((error_NK != 0).sum()),
-        largest_error=float(relative_NK.max()) if relative_NK.numel() else 0.0,
+        largest_error=largest_error,
     )
 
 
 def _scales(quantised: Quantised) -> torch.Tensor:
     """Return the scales of all tiles, and of NVFP4 the scale over the tensor too."""
     tiles = quantised.tile_scales().flatten()
-    return torch.cat((tiles, quantised.amax)) if quantised.spec.scheme == "nvfp4" else tiles
+    if quantised.spec.scheme == "nvfp4":
+        return torch.cat((tiles, quantised.amax))
+    return tiles

@@ -1,33 +1,38 @@
-"""From the largest magnitude of a tile to its scale: Transformer Engine's formulas, in Transformer Engine's order.
+"""From the largest magnitude of a tile to its scale: Transformer Engine's formulas, in its order.
 
 Per-tensor current scaling and blockwise scaling (`scale_from_amax`):
 
     amax      = max(amax, eps)
-    scale     = format_max / amax              one true division; `scalar / tensor` in torch multiplies by a reciprocal
-                                               and is one unit off for a quarter of all values
-    scale     = 1            where amax is 0, infinite or NaN: nothing to scale, or nothing that could be
-    scale     = largest      where the division overflowed (FP32's maximum, or blockwise that of the *input's* type)
-    scale     = its exponent alone, i.e. rounded down, with power-of-two scales; rounded up would saturate the maximum
+    scale     = format_max / amax    one true division; `scalar / tensor` in torch multiplies by a
+                                     reciprocal and is one unit off for a quarter of all values
+    scale     = 1          where amax is 0, infinite or NaN: nothing can be scaled
+    scale     = largest    where the division overflowed (FP32's maximum, or blockwise that of the
+                           *input's* type)
+    scale     = its exponent alone, i.e. rounded down, with power-of-two scales; rounded up would
+                saturate the maximum
     scale_inv = 1 / scale
 
-MXFP8 (`e8m0_from_amax`): the scale that comes back is the smallest power of two >= amax / format_max, rounded *up* so
-that nothing saturates, and stored as its biased exponent e. Zero becomes the smallest scale 2^-127 and infinity the
-largest, 2^127. The factor that goes in is 2^(127 - e), exactly.
+MXFP8 (`e8m0_from_amax`): the scale that comes back is the smallest power of two >= amax /
+format_max, rounded *up* so that nothing saturates, and stored as its biased exponent e. Zero
+becomes the smallest scale 2^-127 and infinity the largest, 2^127. The factor that goes in is
+2^(127 - e), exactly.
 
-NVFP4 (`whole_nvfp4_scale`, `nvfp4_block_scale`): an E4M3 scale cannot span a tensor's range, so one FP32 factor first
-brings the tensor's amax to the largest product of both formats, 448 * 6:
+NVFP4 (`whole_nvfp4_scale`, `nvfp4_block_scale`): an E4M3 scale cannot span a tensor's range, so one
+FP32 factor first brings the tensor's amax to the largest product of both formats, 448 * 6:
 
-    S_enc = 448 * 6 / amax_tensor                       at most FP32's maximum; 1 where amax is 0 or infinite
-    S_dec = e4m3(amax_block * (S_enc * (1/6)))          stored; the parentheses are part of the definition
-    enc   = 1 / (S_dec * (1 / S_enc))                   from the *rounded* S_dec, so that its error cancels
+    S_enc = 448 * 6 / amax_tensor                FP32's maximum at most; 1 for amax 0 or infinity
+    S_dec = e4m3(amax_block * (S_enc * (1/6)))   stored; the parentheses are part of the definition
+    enc   = 1 / (S_dec * (1 / S_enc))            from the *rounded* S_dec, so that its error cancels
 
-Source: Transformer Engine 2.20 common/recipe/recipe_common.cuh:14-67, common/cast/mxfp8/quantize_mxfp8.cuh:269-299,
-common/util/ptx.cuh:309-317, common/cast/nvfp4/core_nvfp4.cuh:40-95.
+Source: Transformer Engine 2.20 common/recipe/recipe_common.cuh:14-67,
+common/cast/mxfp8/quantize_mxfp8.cuh:269-299, common/util/ptx.cuh:309-317,
+common/cast/nvfp4/core_nvfp4.cuh:40-95.
 
-An amax is never NaN (see `tiles.amax_of`). Most functions map FP32 tensors of any shape elementwise. `whole_scale` and
-`whole_nvfp4_scale` are the same formulas for one number: a dozen torch calls on one element would cost more than the
-rounding of a small tensor. They compute in FP64 and round to FP32, which for a division of two FP32 numbers is the
-correctly rounded FP32 quotient (53 bits are more than 2 * 24 + 1).
+An amax is never NaN (see `tiles.amax_of`). Most functions map FP32 tensors of any shape
+elementwise. `whole_scale` and `whole_nvfp4_scale` are the same formulas for one number: a dozen
+torch calls on one element would cost more than the rounding of a small tensor. They compute in FP64
+and round to FP32, which for a division of two FP32 numbers is the correctly rounded FP32 quotient
+(53 bits are more than 2 * 24 + 1).
 """
 
 import ctypes
@@ -56,24 +61,27 @@ def scale_from_amax(
     eps: float = 0.0,
     on_overflow: float = FP32_MAX,
 ) -> torch.Tensor:
-    """Return the FP32 factors that take values up to `amax` to `maximum`; 1 where amax is 0, infinite or NaN.
+    """Return the FP32 factors that take values up to `amax` to `maximum`.
 
-    `amax` is FP32 and not negative, and counts as at least `eps`. `power_of_two` rounds a factor down to one, and
-    `on_overflow` is the factor where maximum / amax is not finite.
+    A factor is 1 where amax is 0, infinite or NaN. `amax` is FP32 and not negative, and counts as
+    at least `eps`. `power_of_two` rounds a factor down to one, and `on_overflow` is the factor
+    where maximum / amax is not finite.
     """
     amax = torch.where(amax < eps, torch.full_like(amax, eps), amax)
     scale = divide(maximum, amax)
     scale = torch.where(scale.isinf(), torch.full_like(scale, on_overflow), scale)
     if power_of_two:
-        scale = (scale.view(torch.int32) & -0x800000).view(
-            torch.float32
-        )  # drop the mantissa, i.e. & 0xFF800000
+        exponent = scale.view(torch.int32) & -0x800000  # drop the mantissa, i.e. & 0xFF800000
+        scale = exponent.view(torch.float32)
     usable = (amax > 0) & amax.isfinite()
     return torch.where(usable, scale, torch.ones_like(scale))
 
 
 def e8m0_from_amax(amax: torch.Tensor, maximum: float) -> torch.Tensor:
-    """Return the biased exponents (int32) of the MXFP8 scales: 0 for zero and tiny tiles, 254 for infinite ones."""
+    """Return the biased exponents (int32) of the MXFP8 scales.
+
+    Zero and tiny tiles have 0, infinite tiles have 254.
+    """
     bits = (amax * torch.tensor(1.0 / maximum, dtype=torch.float32)).view(torch.int32)
     exponent, mantissa = bits >> 23, bits & 0x7FFFFF
     # 2^-127 is a subnormal of FP32 with mantissa 0x400000: up to it the scale is 2^-127, code 0.
@@ -93,7 +101,9 @@ def whole_scale(amax: float, maximum: float, *, power_of_two: bool, eps: float =
     if amax == 0 or math.isinf(amax):
         return 1.0
     scale = min(fp32(maximum / amax), FP32_MAX)
-    return 2.0 ** (math.frexp(scale)[1] - 1) if power_of_two else scale
+    if power_of_two:
+        return 2.0 ** (math.frexp(scale)[1] - 1)
+    return scale
 
 
 def whole_nvfp4_scale(amax: float) -> float:
@@ -111,8 +121,9 @@ def fp32(x: float) -> float:
 def nvfp4_block_scale(amax: torch.Tensor, whole: float) -> tuple[torch.Tensor, torch.Tensor]:
     """Return S_dec, on E4M3's grid but in FP32, and the factor that goes into E2M1, for each tile.
 
-    A tile of zeros has S_dec 0 and the factor FP32's maximum, which leaves its zeros zeros. So has a tile that is tiny
-    relative to the tensor's largest value; its elements saturate at 6 and come back as 6 * 0.
+    A tile of zeros has S_dec 0 and the factor FP32's maximum, which leaves its zeros zeros. So has
+    a tile that is tiny relative to the tensor's largest value; its elements saturate at 6 and come
+    back as 6 * 0.
     """
     tensor_scale = torch.full((1,), whole, dtype=torch.float32, device=amax.device)
     sixth = torch.tensor(1.0 / FORMATS["e2m1"].max, dtype=torch.float32)

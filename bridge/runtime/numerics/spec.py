@@ -1,4 +1,7 @@
-"""Precision of GEMMs as plain values: one `QuantSpec` per operand, one `GemmPrecision` per linear layer."""
+"""Precision of GEMMs as plain values.
+
+There is one `QuantSpec` per operand, and one `GemmPrecision` per linear layer.
+"""
 
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,7 +17,10 @@ SCHEMES = {name: row for name, row in {**FP4_SCHEMES, **FP8_SCHEMES}.items() if 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantSpec:
-    """How one tensor is quantised: element format, scale rule, and the tile that shares a scale in either copy."""
+    """The way in which one tensor is quantised.
+
+    It has the element format, the scale rule, and the tile that shares a scale in either copy.
+    """
 
     scheme: str
     """delayed, tensorwise, blockwise, mxfp8 or nvfp4."""
@@ -50,12 +56,17 @@ class QuantSpec:
 
     @property
     def scale_rule(self) -> str:
-        """How a scale is computed and stored. given: beforehand. fp32: from each tile's amax. e8m0: MXFP8. nvfp4."""
-        return (
-            "given"
-            if self.whole_tensor
-            else {"mxfp8": "e8m0", "nvfp4": "nvfp4"}.get(self.scheme, "fp32")
-        )
+        """The rule by which a scale is computed and stored.
+
+        given: beforehand. fp32: from each tile's amax. e8m0: as MXFP8 does. nvfp4: in two levels.
+        """
+        if self.whole_tensor:
+            return "given"
+        if self.scheme == "mxfp8":
+            return "e8m0"
+        if self.scheme == "nvfp4":
+            return "nvfp4"
+        return "fp32"
 
     @property
     def copies_share_values(self) -> bool:
@@ -69,12 +80,15 @@ class QuantSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class GemmPrecision:
-    """The low-precision recipe of one linear layer, with the names that Megatron's `TransformerConfig` uses."""
+    """The low-precision recipe of one linear layer, with the names of Megatron's config."""
 
     scheme: str
     """Megatron's `fp8_recipe` (delayed, tensorwise, blockwise, mxfp8) or `fp4_recipe` (nvfp4)."""
     format: str = "hybrid"
-    """Megatron's `fp8` (e4m3, hybrid) or `fp4` (e2m1). e5m2, which Megatron does not offer, is E5M2 everywhere."""
+    """Megatron's `fp8` (e4m3, hybrid) or `fp4` (e2m1).
+
+    e5m2, which Megatron does not offer, is E5M2 everywhere.
+    """
     margin: int = 0
     """Megatron's `fp8_margin`: delayed scales aim at the format's maximum times 2^-margin."""
     amax_history_len: int = 1024
@@ -84,8 +98,11 @@ class GemmPrecision:
     disable_stochastic_rounding: bool = False
     """NVFP4 gradients rounded to nearest."""
     backward_override: str | None = None
-    """Transformer Engine's `backward_override`. high_precision: dgrad and wgrad multiply the original tensors.
-    dequantized: they multiply what the forward GEMM read, in the dtype of the run. None: both are in low precision."""
+    """Transformer Engine's `backward_override`.
+
+    high_precision: dgrad and wgrad multiply the original tensors. dequantized: they multiply what
+        the forward GEMM read, in the dtype of the run. None: both are in low precision.
+    """
 
     def __post_init__(self) -> None:
         findings = list(_findings(self))
@@ -102,9 +119,10 @@ def _spec(precision: GemmPrecision, name: str) -> QuantSpec:
     scheme = SCHEMES[precision.scheme]
     operand = scheme.operand(name)
     forward, backward = OPERAND_FORMATS[precision.format]
+    format_ = backward if name == "grad_output" else forward
     return QuantSpec(
         scheme=precision.scheme,
-        format=backward if name == "grad_output" else forward,
+        format=format_,
         row=operand.row,
         column=operand.column,
         power_of_two_scale=scheme.power_of_two_scale,
@@ -121,33 +139,26 @@ def _findings(precision: GemmPrecision) -> list[Finding]:
 
     scheme = SCHEMES.get(precision.scheme)
     if scheme is None:
-        hint = (
-            did_you_mean(close_matches(precision.scheme, SCHEMES))
-            or "Run a custom factory on Transformer Engine."
-        )
-        fault("scheme", f"must be one of {', '.join(sorted(SCHEMES))}", hint)
+        near = did_you_mean(close_matches(precision.scheme, SCHEMES))
+        remedy = near or "Run a custom factory on Transformer Engine."
+        fault("scheme", f"must be one of {', '.join(sorted(SCHEMES))}", remedy)
         return found
-    family = [
-        name
-        for name, pair in OPERAND_FORMATS.items()
-        if (pair[0] == "e2m1") == (scheme.family == "fp4")
-    ]
-    if precision.format not in family:
-        fault("format", f"must be {' or '.join(family)} under {scheme.name}", "Use one of these.")
+    formats = []
+    for name, (forward, _) in OPERAND_FORMATS.items():
+        if (forward == "e2m1") == (scheme.family == "fp4"):
+            formats.append(name)
+    if precision.format not in formats:
+        fault("format", f"must be {' or '.join(formats)} under {scheme.name}", "Use one of these.")
     if precision.amax_history_len < 1:
         fault("amax_history_len", "must be at least 1", "Use 1024, Transformer Engine's default.")
     if precision.amax_compute_algo not in ("max", "most_recent"):
         fault("amax_compute_algo", "must be 'max' or 'most_recent'", "Use one of these.")
     if precision.disable_stochastic_rounding and scheme.name != "nvfp4":
-        fault(
-            "disable_stochastic_rounding",
-            f"has no effect under {scheme.name}",
-            "Drop it, or use nvfp4.",
-        )
+        rule = f"has no effect under {scheme.name}"
+        fault("disable_stochastic_rounding", rule, "Drop it, or use nvfp4.")
     if precision.backward_override not in (None, *OVERRIDES):
-        fault(
-            "backward_override", f"must be {' or '.join(OVERRIDES)}", "Use one of these, or None."
-        )
+        rule = f"must be {' or '.join(OVERRIDES)}"
+        fault("backward_override", rule, "Use one of these, or None.")
     elif precision.backward_override is not None and scheme.name == "delayed":
         fault("backward_override", "is refused by the recipe of delayed scaling", "Use tensorwise.")
     return found

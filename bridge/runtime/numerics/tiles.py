@@ -1,16 +1,20 @@
-"""One pass over a matrix in plain torch: largest magnitudes, scales, rounding. It defines what the C kernel does.
+"""One pass over a matrix in plain torch: largest magnitudes, scales, rounding.
 
-A pass cuts x_MK into tiles, takes each tile's largest magnitude, turns it into a scale by one of four rules, rounds the
-scaled elements to the grid, and returns one of two things:
+It defines what the C kernel does.
 
-- *codes*, one byte per value, with the scales: what storage, checkpoints and comparisons want;
-- *operand values* in BF16, codes * scale_inv: what the emulated GEMM multiplies. Both factors have few enough bits for
-  the product to be exact; `shift` keeps it clear of BF16's outermost binades where a tensor lives there.
+A pass cuts x_MK into tiles, takes each tile's largest magnitude, turns it into a scale by one of
+four rules, rounds the scaled elements to the grid, and returns one of two things:
 
-The work is done a few rows at a time, so that no FP32 copy of the matrix exists at any moment and the temporaries stay
-in the processor's cache.
+- *codes*, one byte per value, with the scales: for storage, checkpoints and comparisons;
+- *operand values* in BF16, codes * scale_inv: the emulated GEMM multiplies them. Both factors have
+  few enough bits for the product to be exact; `shift` keeps it clear of BF16's outermost binades
+  where a tensor lives there.
 
-Shapes: M rows, K columns, B and C numbers of tiles along rows and columns, R and S rows and columns of a tile.
+The work is done a few rows at a time, so that no FP32 copy of the matrix exists at any moment and
+the temporaries stay in the processor's cache.
+
+Shapes: M rows, K columns, B and C numbers of tiles along rows and columns, R and S rows and columns
+of a tile.
 """
 
 # ruff: noqa: N803, N806  (shape suffixes are capitals)
@@ -54,7 +58,10 @@ class TilePass:
 
     @property
     def hadamard(self) -> bool:
-        """Quantise the random Hadamard transform of the matrix (`hadamard.py`), which `run` below expects as it is."""
+        """Quantise the random Hadamard transform of the matrix (`hadamard.py`).
+
+        `run` below gets the matrix transformed.
+        """
         return self.columnwise and self.spec.hadamard
 
 
@@ -65,7 +72,10 @@ class TileResult:
     values: torch.Tensor
     """(M, K): codes in uint8, or operand values in BF16."""
     scale_inv: torch.Tensor | None
-    """(B, C): what comes back, in FP32; of MXFP8 the biased exponent and of NVFP4 S_dec's code, in uint8."""
+    """(B, C): what comes back, in FP32.
+
+    Of MXFP8 it is the biased exponent and of NVFP4 S_dec's code, in uint8.
+    """
     amax: float
     """Largest magnitude of the matrix; 0 where it was not measured."""
     smallest: float = 1.0
@@ -75,26 +85,40 @@ class TileResult:
 
 
 def amax_of(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
-    """Return the largest magnitude over `dims` in FP32. NaN counts as 0, infinity as infinity, nothing as 0."""
+    """Return the largest magnitude over `dims` in FP32.
+
+    NaN counts as 0, infinity as infinity, nothing as 0.
+    """
     magnitude = torch.where(x.isnan(), torch.zeros_like(x), x.abs())
-    return magnitude.amax(dims).float() if x.numel() else magnitude.sum(dims).float()
+    if not x.numel():
+        return magnitude.sum(dims).float()
+    return magnitude.amax(dims).float()
 
 
 def chunk_rows(x_MK: torch.Tensor, multiple: int) -> Iterator[tuple[int, int]]:
-    """Yield row ranges that start at multiples of `multiple` and fit the chunk size; none of an empty matrix."""
+    """Yield row ranges that start at multiples of `multiple` and fit the chunk size.
+
+    An empty matrix has none.
+    """
+    if not x_MK.numel():
+        return
     budget = CHUNK_BYTES if x_MK.device.type == "cpu" else CHUNK_BYTES_ELSEWHERE
     step = max(1, budget // max(1, 4 * x_MK.shape[1] * multiple)) * multiple
-    for start in range(0, x_MK.shape[0] if x_MK.numel() else 0, step):
+    for start in range(0, x_MK.shape[0], step):
         yield start, min(start + step, x_MK.shape[0])
 
 
 def run(x_MK: torch.Tensor, todo: TilePass) -> TileResult:
-    """Run one pass over a matrix in FP32, BF16 or FP16, any device, any strides; NaN counts for no scale."""
-    (rows, columns), rule, tile = x_MK.shape, todo.spec.scale_rule, todo.spec.tile(todo.columnwise)
-    tile = (1, max(1, columns)) if tile == WHOLE else tile
-    values = torch.empty(
-        rows, columns, dtype=torch.uint8 if todo.codes else torch.bfloat16, device=x_MK.device
-    )
+    """Run one pass over a matrix in FP32, BF16 or FP16, any device, any strides.
+
+    NaN counts for no scale.
+    """
+    rows, columns = x_MK.shape
+    tile = todo.spec.tile(todo.columnwise)
+    if tile == WHOLE:
+        tile = (1, max(1, columns))
+    kind = torch.uint8 if todo.codes else torch.bfloat16
+    values = torch.empty(rows, columns, dtype=kind, device=x_MK.device)
     scales, amaxes = [], []
     for start, end in chunk_rows(x_MK, tile[0]):
         amax_BC, scale_inv_BC = _chunk(x_MK[start:end], values[start:end], todo, tile, start)
@@ -105,10 +129,13 @@ def run(x_MK: torch.Tensor, todo: TilePass) -> TileResult:
         scales, amaxes = [nothing], [nothing]
     amax_BC, scale_inv_BC = torch.cat(amaxes), torch.cat(scales)
     amax = amax_of(amax_BC, (0, 1)).item()
+    rule = todo.spec.scale_rule
     if rule == "given":
         return TileResult(values=values, scale_inv=None, amax=amax)
     used = scale_inv_BC[amax_BC > 0]
-    smallest, largest = (used.min().item(), used.max().item()) if used.numel() else (1.0, 1.0)
+    smallest = largest = 1.0
+    if used.numel():
+        smallest, largest = used.min().item(), used.max().item()
     if rule == "e8m0":
         scale_inv_BC = e8m0_from_amax(amax_BC, todo.spec.element.max).to(torch.uint8)
     elif rule == "nvfp4":
@@ -136,9 +163,8 @@ def _chunk(
         rounded = encode(rounded, element)
     else:
         rounded *= (scale_inv_BC * todo.shift)[:, None, :, None]
-        rounded.view(torch.int32).bitwise_and_(
-            -0x10000
-        )  # exact in BF16; what lies below BF16 is cut off, not rounded
+        # Exact in BF16; what lies below BF16 is cut off, not rounded.
+        rounded.view(torch.int32).bitwise_and_(-0x10000)
     flat = rounded.reshape(rounded.shape[0] * rounded.shape[1], -1)
     out_MK.copy_(flat[: out_MK.shape[0], : out_MK.shape[1]])
     return amax_BC, scale_inv_BC
@@ -146,10 +172,12 @@ def _chunk(
 
 def _tiled(x_MK: torch.Tensor, tile: Tile) -> torch.Tensor:
     """Return a (B, R, C, S) view, padded with zeros to whole tiles; zeros change no amax."""
-    missing_rows, missing_columns = -x_MK.shape[0] % tile[0], -x_MK.shape[1] % tile[1]
+    height, width = tile
+    missing_rows, missing_columns = -x_MK.shape[0] % height, -x_MK.shape[1] % width
     if missing_rows or missing_columns:
         x_MK = torch.nn.functional.pad(x_MK, (0, missing_columns, 0, missing_rows))
-    return x_MK.reshape(x_MK.shape[0] // tile[0], tile[0], x_MK.shape[1] // tile[1], tile[1])
+    rows, columns = x_MK.shape
+    return x_MK.reshape(rows // height, height, columns // width, width)
 
 
 def _scales(

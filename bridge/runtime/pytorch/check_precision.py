@@ -3,16 +3,17 @@
     report = check_precision(model, optimizer, step=lambda: loss_of(model(x)).backward())
     print(report)
 
-The dtype of a parameter says what is stored, not what computes: under autocast all parameters are FP32 and every matmul
-runs in BF16. So one step is watched: the output of each module, and each matrix multiplication, with its formats where
-it is in FP8 or FP4. The record is that of the audit (`bridge.runtime.pytorch.record`).
+The dtype of a parameter says what is stored, not what computes: under autocast all parameters are
+FP32 and every matmul runs in BF16. So one step is watched: the output of each module, and each
+matrix multiplication, with its formats where it is in FP8 or FP4. The record is that of the audit
+(`bridge.runtime.pytorch.record`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -46,134 +47,181 @@ class PrecisionReport:
     gradients: Mapping[str, int]
     """Dtype -> values in `.grad`; empty before a backward pass."""
     optimizer_state: Mapping[str, int]
-    """Dtype -> values in tensors of the optimizer's state, step counts left out; empty before its first step."""
+    """Dtype -> values in tensors of the optimizer's state, without step counts.
+
+    It is empty before the optimizer's first step.
+    """
     activations: Mapping[str, int] = field(default_factory=dict)
     """Dtype -> modules whose output had it in the step; containers do not count."""
     modules: Mapping[str, str] = field(default_factory=dict)
     """Name of a module -> dtype of its output in the step."""
     matmuls: Mapping[str, int] = field(default_factory=dict)
-    """Dtype of the operands, or formats and scheme in FP8 and FP4 -> matrix multiplications in the step."""
+    """Dtype of the operands -> matrix multiplications in the step.
+
+    In FP8 and FP4 a key has formats and scheme.
+    """
     gemms: tuple[GemmRow, ...] = ()
     """The record of the linear layers: module, GEMM, formats, scheme."""
     converted: Mapping[str, int] = field(default_factory=dict)
-    """Class of torchao -> layers converted to it, whose FP8 matmuls need not show where it emulates them."""
+    """Class of torchao -> layers converted to it.
+
+    Where torchao emulates FP8, their matmuls need not show it.
+    """
 
     def __str__(self) -> str:
-        values = dict.fromkeys(("parameters", "buffers", "gradients", "optimizer_state"), "values")
-        units = values | {"activations": "modules", "matmuls": "calls"}
-        rows = (
-            f"{name.replace('_', ' '):<16} {_counted(getattr(self, name), unit)}"
-            for name, unit in units.items()
-        )
+        rows = [
+            _line("parameters", self.parameters, "values"),
+            _line("buffers", self.buffers, "values"),
+            _line("gradients", self.gradients, "values"),
+            _line("optimizer state", self.optimizer_state, "values"),
+            _line("activations", self.activations, "modules"),
+            _line("matmuls", self.matmuls, "calls"),
+        ]
         return "\n".join(rows)
 
     def disagreements(self, config: str | MixedPrecisionConfig) -> list[str]:
         """Return where the report is not what the recipe asks for, one sentence each.
 
-        Half-precision weights and FP32 weights under autocast both satisfy a half-precision recipe; what it does not
-        satisfy is matmuls mostly in FP32 (a few, of a head say, may be), any in another half precision, or an optimizer
-        that keeps nothing in FP32. An FP8 or FP4 recipe asks for matmuls in its scheme and its formats, an FP32 one for
-        no narrower matmul. With rows of `modules` each linear layer is asked for its own scheme, as `linear_schemes`
+        Half-precision weights and FP32 weights under autocast both satisfy a half-precision recipe.
+        It is not satisfied by matmuls mostly in FP32 (a few, of a head for example, may be), by any
+        in another half precision, or by an optimizer that keeps nothing in FP32. An FP8 or FP4
+        recipe asks for matmuls in its scheme and its formats, an FP32 one for no narrower matmul.
+        With rows of `modules` each linear layer is asked for its own scheme, as `linear_schemes`
         names it.
 
         Args:
             config: A recipe, or the name of one.
 
         Raises:
-            BridgeError: There is no recipe of that name, it is neither a name nor a recipe, or a row of `modules` takes
-                no linear layer that multiplied.
+            BridgeError: There is no recipe of that name, it is neither a name nor a recipe, or a
+                row of `modules` takes no linear layer that multiplied.
         """
         from bridge.registry.registry import get_mixed_precision_config
 
         config = get_mixed_precision_config(config)
-        autocast = config.to_dict().get("autocast_dtype") if config.autocast_enabled else None
-        wanted = {"bf16": "bfloat16", "fp16": "float16"}.get(
-            str(autocast or mode_of(config)), "float32"
-        )
         found = []
         if field_value(config, "modules"):
             found = self._of_linears(config)
         elif self.matmuls:
-            found = self._of_matmuls(wanted, config)
-        held = {**self.parameters, **self.optimizer_state}
-        if held and not any(name in ("float32", "float64") for name in held):
+            found = self._of_matmuls(config)
+        kept = {**self.parameters, **self.optimizer_state}
+        if kept and not any(name in ("float32", "float64") for name in kept):
             found.append(
-                "Neither weights nor optimizer state are FP32: small updates are lost. Keep FP32 masters."
+                "Neither weights nor optimizer state are FP32: small updates are lost. "
+                "Keep FP32 masters."
             )
         if config.grad_reduce_in_fp32 and self.gradients and "float32" not in self.gradients:
             found.append(
-                f"Gradients are {', '.join(self.gradients)}, and grad_reduce_in_fp32 asks for float32."
+                f"Gradients are {', '.join(self.gradients)}, "
+                "and grad_reduce_in_fp32 asks for float32."
             )
         return found
 
-    def _of_matmuls(self, wanted: str, config: MixedPrecisionConfig) -> list[str]:
-        counted = _counted(self.matmuls, "calls")
+    def _of_matmuls(self, config: MixedPrecisionConfig) -> list[str]:
+        """Return where the matmuls of all modules are not what one precision asks for."""
         found = []
         if config.fp8 or config.fp4:
-            scheme, low = ("FP8", "float8") if config.fp8 else ("FP4", "float4")
-            ran = any(name.startswith(low) for name in self.matmuls) or any(
-                row.scheme != "none" for row in self.gemms
-            )
-            if self.converted or ran:
+            if self.converted or self._has_low_matmuls(config):
                 return self._of_linears(config)
-            found.append(f"No matmul ran in {scheme}: {counted}. Were the linear layers converted?")
-        wide = {
-            name: count for name, count in self.matmuls.items() if name in ("float32", "float64")
-        }
-        other = [name for name in self.matmuls if name not in (wanted, *wide)]
+            family = "FP8" if config.fp8 else "FP4"
+            counted = _counted(self.matmuls, "calls")
+            found.append(f"No matmul ran in {family}: {counted}. Were the linear layers converted?")
+        return found + self._of_high(_wanted(config))
+
+    def _has_low_matmuls(self, config: MixedPrecisionConfig) -> bool:
+        start = "float8" if config.fp8 else "float4"
+        if any(name.startswith(start) for name in self.matmuls):
+            return True
+        return any(row.scheme != "none" for row in self.gemms)
+
+    def _of_high(self, wanted: str) -> list[str]:
+        """Return where the matmuls are not mostly in one dtype of high precision."""
+        counted = _counted(self.matmuls, "calls")
+        wide, other = [], []
+        for name in self.matmuls:
+            if name in ("float32", "float64"):
+                wide.append(name)
+            elif name != wanted:
+                other.append(name)
         if wanted not in self.matmuls and not (wanted == "float32" and wide):
-            return [
-                *found,
-                f"No matmul ran in {wanted}: {counted}. Is autocast around the forward pass?",
-            ]
+            return [f"No matmul ran in {wanted}: {counted}. Is autocast around the forward pass?"]
+        found = []
         if other:
-            found.append(
-                f"Matmuls ran in {', '.join(other)} and {wanted}: {counted}. Which layers cast to it?"
-            )
-        if wanted != "float32" and sum(wide.values()) * 2 > sum(self.matmuls.values()):
+            dtypes = f"{', '.join(other)} and {wanted}"
+            found.append(f"Matmuls ran in {dtypes}: {counted}. Which layers cast to it?")
+        wide_calls = sum(self.matmuls[name] for name in wide)
+        if wanted != "float32" and wide_calls * 2 > sum(self.matmuls.values()):
             most = f"Most matmuls ran in {', '.join(wide)}, not in {wanted}"
             found.append(f"{most}: {counted}. Does autocast cover them?")
         return found
 
     def _of_linears(self, config: MixedPrecisionConfig) -> list[str]:
-        """Return where linear layers ran in another scheme or in other formats than a recipe gives them."""
+        """Return where linear layers ran in another scheme or format than a recipe gives them."""
         chosen = _chosen(self.gemms, config)
-        found = []
+        mismatches = []
         for row in self.gemms:
-            if _key(row) not in chosen:
+            key = _key(row)
+            if key not in chosen:
                 continue
-            one, planned = chosen[_key(row)], str(mode_of(config))
-            if one is not None:
-                forward, backward = OPERAND_FORMATS.get(one.format, ("custom", "custom"))
-                planned = (
-                    f"{forward if row.gemm == 'fprop' else backward} x {forward} ({one.scheme})"
-                )
-            is_hidden = row.scheme == "scaled" or (
-                row.scheme == "none" and bool(self.converted)
-            )  # torchao's own
-            if row.formats != planned and not (one is not None and is_hidden):
+            scheme = chosen[key]
+            planned = str(mode_of(config))
+            if scheme is not None:
+                if self._is_hidden(row):
+                    continue
+                planned = _formats(scheme, row.gemm)
+            if row.formats != planned:
                 place = place_of(row.layer, row.module, row.gemm)
-                found.append(Mismatch(column="formats", planned=planned, ran=row.formats, **place))
-        return list(map(str, folded(found)))
+                mismatches.append(
+                    Mismatch(column="formats", planned=planned, ran=row.formats, **place)
+                )
+        return [str(mismatch) for mismatch in folded(mismatches)]
+
+    def _is_hidden(self, row: GemmRow) -> bool:
+        """Return whether a GEMM is torchao's own, which does not show its formats."""
+        return row.scheme == "scaled" or (row.scheme == "none" and bool(self.converted))
 
 
-def _chosen(rows: Iterable[GemmRow], config: MixedPrecisionConfig) -> dict[str, Chosen | None]:
-    """Return the scheme of each linear layer that a recipe decides: by its rows, or of all that ran in a low one."""
+def _wanted(config: MixedPrecisionConfig) -> str:
+    """Return the dtype that matmuls in high precision should have."""
+    dtype = mode_of(config)
+    if config.autocast_enabled:
+        dtype = config.to_dict().get("autocast_dtype") or dtype
+    return {"bf16": "bfloat16", "fp16": "float16"}.get(str(dtype), "float32")
+
+
+def _formats(scheme: Chosen, gemm: str) -> str:
+    """Return the formats that a GEMM multiplies under a scheme, as a record writes them."""
+    forward, backward = OPERAND_FORMATS.get(scheme.format, ("custom", "custom"))
+    left = backward
+    if gemm == "fprop":
+        left = forward
+    return f"{left} x {forward} ({scheme.scheme})"
+
+
+def _chosen(rows: Sequence[GemmRow], config: MixedPrecisionConfig) -> dict[str, Chosen | None]:
+    """Return the scheme of each linear layer that a recipe decides.
+
+    It decides by its rows, or, without rows, for all layers that ran in a low precision.
+    """
     if not field_value(config, "modules"):
-        return {_key(row): ModuleSchemes.of_run(config) for row in rows if row.scheme != "none"}
+        of_run = ModuleSchemes.of_run(config)
+        return {_key(row): of_run for row in rows if row.scheme != "none"}
     places = megatron_names(row.module for row in rows)
-    others = {_key(row) for row in rows if not row.layer}
+    chosen: dict[str, Chosen | None] = {}
     for row in rows:
-        if (
-            row.layer.isdecimal()
-        ):  # of a Megatron model; prediction layers and the output are not asked
+        if not row.layer:
+            chosen[_key(row)] = None
+        # Of a Megatron model. Prediction layers and the output are not asked.
+        if row.layer.isdecimal():
             number = int(row.layer) - 1
             path = ModulePaths().path(row.layer, number, row.module)
             places[_key(row)] = number, path.removeprefix(f"decoder.layers.{number}.")
     if not places:
         return {}
     schemes = schemes_of([*places.values()], config)
-    return dict.fromkeys(others) | {key: schemes.chosen(*place) for key, place in places.items()}
+    for key, place in places.items():
+        chosen[key] = schemes.chosen(*place)
+    return chosen
 
 
 def check_precision(
@@ -184,39 +232,30 @@ def check_precision(
     Args:
         model: Any module.
         optimizer: A `torch.optim.Optimizer` or anything with such a `state`; None: there is none.
-        step: Runs one forward pass, and a backward pass where gradients are asked for, with everything the training
-            loop puts around them. It is called once; None: nothing runs, and what is there already is counted.
+        step: Runs one forward pass, and a backward pass where gradients are asked for, with
+            everything the training loop puts around them. It is called once; None: nothing runs,
+            and what is there already is counted.
 
     Raises:
-        PrecisionTypeError: Something else than a module, an optimizer or a function. What `step` raises is not caught,
-            and leaves no hook behind.
+        PrecisionTypeError: Something else than a module, an optimizer or a function. What `step`
+            raises is not caught, and leaves no hook behind.
     """
     _require_types(model, optimizer, step)
-    from bridge.runtime.pytorch.record.modules import (
-        holds_more_than_modules,
-        tensors_in,
-    )  # imports torch
-    from bridge.runtime.pytorch.record.watch import GemmWatch
+    from bridge.runtime.pytorch.record.watch import GemmWatch  # imports torch
 
     modules: dict[str, str] = {}
     watch = GemmWatch([model])
     if step is not None:
-        with ExitStack() as watching:
-            for name, module in model.named_modules():
-                if holds_more_than_modules(module):
-                    watching.callback(
-                        module.register_forward_hook(partial(_note, modules, name)).remove
-                    )
-            watching.enter_context(watch.watching())
+        with _noting(model, modules), watch.watching():
             step()
-    state = tensors_in([] if optimizer is None else [*optimizer.state.values()])
+    parameters = list(model.parameters())
+    buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     return PrecisionReport(
-        parameters=_sizes(model.parameters()),
-        buffers=_sizes(buffer for buffer in model.buffers() if buffer.is_floating_point()),
-        gradients=_sizes(one.grad for one in model.parameters() if one.grad is not None),
-        optimizer_state=_sizes(
-            leaf for leaf in state if leaf.dim() > 0 and leaf.is_floating_point()
-        ),
+        parameters=_sizes(parameters),
+        buffers=_sizes(buffers),
+        gradients=_sizes(gradients),
+        optimizer_state=_sizes(_state_of(optimizer)),
         activations=dict(Counter(modules.values())),
         modules=modules,
         matmuls=dict(watch.calls),
@@ -229,27 +268,45 @@ def _require_types(model: object, optimizer: object, step: object) -> None:
     import torch
 
     if not isinstance(model, torch.nn.Module):
-        raise PrecisionTypeError(
-            f"model: must be a torch.nn.Module, got {type(model).__name__}. Give the model."
-        )
+        kind = type(model).__name__
+        raise PrecisionTypeError(f"model: must be a torch.nn.Module, got {kind}. Give the model.")
     if step is not None and not callable(step):
+        kind = type(step).__name__
         raise PrecisionTypeError(
-            f"step: must be a function, got {type(step).__name__}. Wrap the step in a lambda."
+            f"step: must be a function, got {kind}. Wrap the step in a lambda."
         )
     if optimizer is not None and not isinstance(getattr(optimizer, "state", None), Mapping):
-        raise PrecisionTypeError(
-            f"optimizer: must have a state, got {type(optimizer).__name__}. Give the optimizer."
-        )
+        kind = type(optimizer).__name__
+        raise PrecisionTypeError(f"optimizer: must have a state, got {kind}. Give the optimizer.")
 
 
 def _key(row: GemmRow) -> str:
-    return f"{row.layer}.{row.module}" if row.layer else row.module
+    if not row.layer:
+        return row.module
+    return f"{row.layer}.{row.module}"
 
 
 def _converted(model: torch.nn.Module) -> Iterator[str]:
+    """Yield torchao's class of each layer that is converted, or that has a converted parameter."""
     for module in model.modules():
-        kinds = [type(one) for one in (module, *module.parameters(recurse=False))]
-        yield from [kind.__name__ for kind in kinds if kind.__module__.startswith("torchao.")][:1]
+        for part in (module, *module.parameters(recurse=False)):
+            kind = type(part)
+            if kind.__module__.startswith("torchao."):
+                yield kind.__name__
+                break
+
+
+@contextmanager
+def _noting(model: torch.nn.Module, modules: dict[str, str]) -> Iterator[None]:
+    """Note the dtype of each module's output for a ``with`` block."""
+    from bridge.runtime.pytorch.record.modules import holds_more_than_modules
+
+    with ExitStack() as hooks:
+        for name, module in model.named_modules():
+            if holds_more_than_modules(module):
+                hook = module.register_forward_hook(partial(_note, modules, name))
+                hooks.callback(hook.remove)
+        yield
 
 
 def _note(
@@ -258,18 +315,32 @@ def _note(
     """Note the dtype of a module's output; a hook of torch."""
     from bridge.runtime.pytorch.record.modules import dtype_of, tensors_in
 
-    tensor = next(iter(tensors_in(output)), None)
-    if tensor is not None and tensor.is_floating_point():
-        modules[name] = dtype_of(tensor)
+    tensors = tensors_in(output)
+    if tensors and tensors[0].is_floating_point():
+        modules[name] = dtype_of(tensors[0])
+
+
+def _state_of(optimizer: Any) -> list[torch.Tensor]:
+    """Return the tensors of an optimizer's state, without step counts."""
+    from bridge.runtime.pytorch.record.modules import tensors_in
+
+    if optimizer is None:
+        return []
+    leaves = tensors_in([*optimizer.state.values()])
+    return [leaf for leaf in leaves if leaf.dim() > 0 and leaf.is_floating_point()]
 
 
 def _sizes(tensors: Iterable[Any]) -> dict[str, int]:
     from bridge.runtime.pytorch.record.modules import dtype_of
 
-    found: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
     for tensor in tensors:
-        found[dtype_of(tensor)] += tensor.numel()
-    return dict(found)
+        sizes[dtype_of(tensor)] += tensor.numel()
+    return dict(sizes)
+
+
+def _line(name: str, counts: Mapping[str, int], unit: str) -> str:
+    return f"{name:<16} {_counted(counts, unit)}"
 
 
 def _counted(counts: Mapping[str, int], unit: str) -> str:

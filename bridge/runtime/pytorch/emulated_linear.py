@@ -1,4 +1,4 @@
-"""Linear layers of a plain PyTorch model in any scheme of a recipe, emulated on whatever device there is."""
+"""Linear layers of a plain PyTorch model in any scheme of a recipe, emulated on any device."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from bridge.runtime.numerics.spec import GemmPrecision
 
 
 class EmulatedLinear(torch.nn.Linear):
-    """`nn.Linear` whose three GEMMs run in low precision; weight and bias are the replaced layer's own."""
+    """`nn.Linear` whose three GEMMs run in low precision.
+
+    Weight and bias are the replaced layer's own.
+    """
 
     precision: GemmPrecision
     scaling: DelayedScaling | None
@@ -25,10 +28,9 @@ class EmulatedLinear(torch.nn.Linear):
         layer.in_features, layer.out_features = linear.in_features, linear.out_features
         layer.weight, layer.bias = linear.weight, linear.bias
         layer.precision = precision
-        is_delayed = precision.scheme == "delayed"
-        layer.scaling = (
-            DelayedScaling(precision, device=linear.weight.device) if is_delayed else None
-        )
+        layer.scaling = None
+        if precision.scheme == "delayed":
+            layer.scaling = DelayedScaling(precision, device=linear.weight.device)
         return layer.train(linear.training)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  torch's name
@@ -37,8 +39,7 @@ class EmulatedLinear(torch.nn.Linear):
         call: dict[str, Any] = {"precision": self.precision, "state": state}
         if state is None or not (self.training and torch.is_grad_enabled()):
             return scaled_linear(input, self.weight, self.bias, **call)
-        result = scaled_linear(
-            input, self.weight, self.bias, after_backward=partial(state.update, "backward"), **call
-        )
+        after_backward = partial(state.update, "backward")
+        result = scaled_linear(input, self.weight, self.bias, after_backward=after_backward, **call)
         state.update("forward")
         return result

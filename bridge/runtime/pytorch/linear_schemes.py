@@ -1,4 +1,7 @@
-"""The scaling scheme of each linear layer of a PyTorch model, as a recipe's rows and kept layers decide."""
+"""The scaling scheme of each linear layer of a PyTorch model.
+
+The rows of a recipe and the layers that it keeps in high precision decide it.
+"""
 
 from __future__ import annotations
 
@@ -21,46 +24,54 @@ if TYPE_CHECKING:
 def linear_schemes(
     model: torch.nn.Module, config: MixedPrecisionConfig
 ) -> dict[str, Chosen | None]:
-    """Return scheme and format of each `nn.Linear` of a model by its name; None: the dtype of the run.
+    """Return scheme and format of each `nn.Linear` of a model by name; None: the run's dtype.
 
-    Linear layers that Megatron never runs in FP8 or FP4, as the output layer and a router, are None, and so is every
-    name that `bridge.precision.foreign_names` does not know.
+    Linear layers that Megatron never runs in FP8 or FP4, as the output layer and a router, are
+    None, and so is every name that `bridge.precision.foreign_names` does not know.
 
     Args:
         model: A model of transformers, torchtitan or another whose linear layers have such names.
-        config: The recipe. Its rows select these modules by Megatron's names, `linear_qkv` for `q_proj` say.
+        config: The recipe. Its rows select these modules by Megatron's names, `linear_qkv` for
+        `q_proj` say.
 
     Raises:
-        PrecisionTypeError: No name is known, a row takes no layer, or the model has no layer that a row names.
+        PrecisionTypeError: No name is known, a row takes no layer, or the model has no layer that a
+        row names.
     """
     import torch
 
     names = [name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear)]
     places = megatron_names(names)
     if not places:
-        rule = "must have linear layers with names of a Llama, GPT-NeoX or torchtitan model, for example"
-        raise PrecisionTypeError(
-            f"model: {rule}, got {', '.join(names[:3]) or 'none'}. Use emulate_linears with skip."
+        rule = (
+            "must have linear layers with names of a Llama, GPT-NeoX or torchtitan model, "
+            "for example"
         )
+        examples = ", ".join(names[:3]) or "none"
+        remedy = "Use emulate_linears with skip."
+        raise PrecisionTypeError(f"model: {rule}, got {examples}. {remedy}")
     schemes = schemes_of(places.values(), require_config(config))
-    return {name: schemes.chosen(*places[name]) if name in places else None for name in names}
+    chosen: dict[str, Chosen | None] = dict.fromkeys(names)
+    for name, place in places.items():
+        chosen[name] = schemes.chosen(*place)
+    return chosen
 
 
 def schemes_of(places: Collection[tuple[int, str]], config: MixedPrecisionConfig) -> ModuleSchemes:
-    """Return the schemes of a recipe for a model whose linear layers have these numbers from 0 and Megatron's names."""
+    """Return the schemes of a recipe for a model with these linear layers.
+
+    A place is the number of the layer, from 0 on, and Megatron's name.
+    """
+    num_layers = 1 + max(layer for layer, _ in places)
     try:
-        schemes = ModuleSchemes.of(config, num_layers=1 + max(layer for layer, _ in places))
+        schemes = ModuleSchemes.of(config, num_layers=num_layers)
     except WrongValueError as error:
         message = f"modules: {error.rule}, and the model has {error.value} layers. {error.remedy}"
         raise PrecisionTypeError(message) from None
-    empty = [row.select for row in schemes.empty(places)]
-    if empty:
+    for row in schemes.empty(places):
         known = dict.fromkeys(name.rpartition(".")[2] for _, name in places)
-        near = (
-            did_you_mean(close_matches(empty[0].rpartition(".")[2], known))
-            or f"There are {', '.join(known)}."
-        )
-        raise PrecisionTypeError(
-            f"modules: a row must take a linear layer of the model, got {empty[0]}. {near}"
-        )
+        matches = close_matches(row.select.rpartition(".")[2], known)
+        near = did_you_mean(matches) or f"There are {', '.join(known)}."
+        rule = "a row must take a linear layer of the model"
+        raise PrecisionTypeError(f"modules: {rule}, got {row.select}. {near}")
     return schemes

@@ -1,9 +1,11 @@
-"""The audit as a library: one step of any model, compared with a plan, or asked how many layers ran in FP8 or FP4.
+"""The audit as a library: one step of any model.
 
-    with audit(model, "fp8_current"):                       # one step of a Megatron model, on every rank
+The step is compared with a plan, or asked how many layers ran in FP8 or FP4.
+
+    with audit(model, "fp8_current"):       # one step of a Megatron model, on every rank
         train_step(...)
 
-    with assert_effective(model, "fp8", min_layers=24):     # any model
+    with assert_effective(model, "fp8", min_layers=24):         # any model
         loss_of(model(x)).backward()
 
 Both watch the GEMMs as they run, whoever runs them; nothing is read from a config.
@@ -28,15 +30,13 @@ if TYPE_CHECKING:
 
     from bridge.registry.config import MixedPrecisionConfig
     from bridge.runtime.audit.compare import Mismatch
-    from bridge.runtime.audit.record import CensusRow
+    from bridge.runtime.audit.record import CensusRow, GemmRow, HealthRow
     from bridge.runtime.pytorch.record.watch import GemmWatch
 
     Model = torch.nn.Module | Sequence[torch.nn.Module]
 
-FAMILIES = {
-    "fp8": {scheme.name for scheme in SCHEMES if scheme.family == "fp8"} | {"scaled"},
-    "fp4": {"nvfp4"},
-}
+_FP8 = {scheme.name for scheme in SCHEMES if scheme.family == "fp8"}
+FAMILIES = {"fp8": {*_FP8, "scaled"}, "fp4": {"nvfp4"}}
 """fp8 or fp4 -> schemes of a record; "scaled" is torch's own FP8 GEMM."""
 
 
@@ -54,10 +54,13 @@ class StepAudit:
 def audit(
     model: Model, plan: PrecisionPlan | MixedPrecisionConfig | str, *, raises: bool = True
 ) -> Iterator[StepAudit]:
-    """Record the step of a ``with`` block and compare it with a plan; with several ranks a collective call at its end.
+    """Record the step of a ``with`` block and compare it with a plan.
+
+    With several ranks its end is a collective call.
 
     Args:
-        model: A Megatron model, or this rank's list of its chunks, in Megatron's wrappers or without.
+        model: A Megatron model, or this rank's list of its chunks, in Megatron's wrappers or
+            without.
         plan: The plan, or a recipe or the name of one, which is planned for the model's own config.
         raises: Raise an error where they differ; else the mismatches are only returned.
 
@@ -65,7 +68,9 @@ def audit(
         AuditError: The step ran something else than planned.
         PrecisionTypeError: `plan` is a recipe, and the model has no Megatron config.
     """
-    planned = plan if isinstance(plan, PrecisionPlan) else _plan_of(_chunks(model)[0], plan)
+    planned = plan
+    if not isinstance(planned, PrecisionPlan):
+        planned = _plan_of(_chunks(model)[0], planned)
     done = StepAudit()
     with _recording(model, done):
         yield done
@@ -76,10 +81,11 @@ def audit(
 
 @contextmanager
 def assert_effective(model: Model, family: str, *, min_layers: int = 1) -> Iterator[StepAudit]:
-    """Raise an error unless the step of a ``with`` block multiplied in FP8 or FP4 in so many layers.
+    """Raise an error unless the step of a ``with`` block ran so many layers in FP8 or FP4.
 
     Args:
-        model: Any model. Of a Megatron model its layers are counted, of any other its linear modules.
+        model: Any model. Of a Megatron model its layers are counted, of any other its linear
+            modules.
         family: fp8 or fp4.
         min_layers: The least number of layers with at least one GEMM in it, on all ranks together.
 
@@ -95,28 +101,36 @@ def assert_effective(model: Model, family: str, *, min_layers: int = 1) -> Itera
     rows = done.record.gemms
     low = {row.layer or row.module for row in rows if row.scheme in FAMILIES[family]}
     if len(low) < min_layers:
-        whole = {row.layer or row.module for row in rows}
-        rule = f"at least {min_layers} layers must multiply in {family.upper()}, and {len(low)} of {len(whole)} did"
-        raise AuditError(f"{rule} ({format_gemms(rows) or 'no module multiplied matrices'})")
+        layers = {row.layer or row.module for row in rows}
+        needed = f"at least {min_layers} layers must multiply in {family.upper()}"
+        ran = format_gemms(rows) or "no module multiplied matrices"
+        raise AuditError(f"{needed}, and {len(low)} of {len(layers)} did ({ran})")
 
 
 def gathered(watch: GemmWatch, census: tuple[CensusRow, ...] = ()) -> Record:
     """Return what all ranks recorded, equal rows once; with several ranks a collective call."""
     import torch
 
-    parts: list[Any] = [(watch.rows, census, watch.health)]
+    recorded = (watch.rows, census, watch.health)
+    parts: list[Any] = [recorded]
     if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-        own, parts = parts[0], [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(parts, own)
-    return Record(
-        gemms=merged(row for rows, _, _ in parts for row in rows),
-        census=tuple({(row.kind, row.dtype): row for _, rows, _ in parts for row in rows}.values()),
-        health=tuple(sorted(row for _, _, rows in parts for row in rows)),
-    )
+        parts = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(parts, recorded)
+    gemms: list[GemmRow] = []
+    tensors: dict[tuple[str, str], CensusRow] = {}
+    health: list[HealthRow] = []
+    for rows, census_rows, health_rows in parts:
+        gemms.extend(rows)
+        health.extend(health_rows)
+        for row in census_rows:
+            tensors[row.kind, row.dtype] = row
+    return Record(gemms=merged(gemms), census=tuple(tensors.values()), health=tuple(sorted(health)))
 
 
 def _chunks(model: Model) -> list[torch.nn.Module]:
-    return list(model) if isinstance(model, (list, tuple)) else [model]  # type: ignore[list-item]
+    if isinstance(model, (list, tuple)):
+        return list(model)
+    return [model]  # type: ignore[list-item]
 
 
 def _plan_of(chunk: torch.nn.Module, recipe: MixedPrecisionConfig | str) -> PrecisionPlan:

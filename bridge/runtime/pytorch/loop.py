@@ -1,6 +1,7 @@
-"""The parts of a recipe around the steps of a training loop: autocast, loss scaler, FSDP policy and TF32.
+"""The parts of a recipe around the steps of a training loop.
 
-Each is made of plain data (`compute_dtype`, `scaler_settings`, `policy_dtypes`), which needs no torch.
+They are autocast, loss scaler, FSDP policy and TF32. Each is made of plain data (`compute_dtype`,
+`scaler_settings`, `policy_dtypes`), which needs no torch.
 """
 
 from __future__ import annotations
@@ -28,7 +29,9 @@ SCALE_FIELDS = {
 def autocast_for(
     config: MixedPrecisionConfig, device: str | torch.device | None = None
 ) -> torch.autocast:
-    """Return the autocast context of a recipe: its half precision over FP32 weights, switched off for FP32.
+    """Return the autocast context of a recipe: its half precision over FP32 weights.
+
+    For FP32 it is switched off.
 
     Args:
         config: The recipe.
@@ -37,29 +40,31 @@ def autocast_for(
     import torch
 
     compute = compute_dtype(checked(config))
-    enabled = compute != "fp32"
-    return torch.autocast(
-        _device_type(device), dtype=torch_dtype(compute) if enabled else None, enabled=enabled
-    )
+    if compute == "fp32":
+        return torch.autocast(_device_type(device), enabled=False)
+    return torch.autocast(_device_type(device), dtype=torch_dtype(compute))
 
 
 def grad_scaler_for(
     config: MixedPrecisionConfig, device: str | torch.device | None = None
 ) -> torch.amp.GradScaler:
-    """Return the loss scaler of a recipe, with Megatron's rule; one that does nothing where nothing is to be scaled.
+    """Return the loss scaler of a recipe, with Megatron's rule.
+
+    Where nothing is to be scaled, the scaler does nothing.
 
     Args:
-        config: The recipe. FP16 scales dynamically unless `loss_scale` is stated; BF16 and FP32 only then.
+        config: The recipe. FP16 scales dynamically unless `loss_scale` is stated; BF16 and FP32
+            only then.
         device: As for `autocast_for`. On a CPU, too, the scale is real.
     """
     import torch
 
     from bridge.runtime.pytorch.loss_scaler import LossScaler
 
-    given = scaler_settings(checked(config))
-    if not given.pop("enabled"):
+    settings = scaler_settings(checked(config))
+    if not settings.pop("enabled"):
         return torch.amp.GradScaler(_device_type(device), enabled=False)
-    return LossScaler(_device_type(device), **given)
+    return LossScaler(_device_type(device), **settings)
 
 
 def fsdp_policy_for(
@@ -72,7 +77,8 @@ def fsdp_policy_for(
         version: 2 for `fully_shard`, 1 for `FullyShardedDataParallel`.
 
     Returns:
-        A `MixedPrecisionPolicy`, or for version 1 a `MixedPrecision`, with both dtypes written out; no casts for FP32.
+        A `MixedPrecisionPolicy`, or for version 1 a `MixedPrecision`, with both dtypes written out;
+        no casts for FP32.
     """
     from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
 
@@ -80,34 +86,44 @@ def fsdp_policy_for(
         raise PrecisionTypeError(
             f"version: must be 1 or 2, got {version!r}. Use 2 with fully_shard."
         )
-    policy = policy_dtypes(checked(config))
-    dtypes: dict[str, Any] = {
-        name: torch_dtype(value) for name, value in policy.items() if value is not None
-    }
-    return MixedPrecisionPolicy(**dtypes) if version == 2 else MixedPrecision(**dtypes)
+    dtypes: dict[str, Any] = {}
+    for name, value in policy_dtypes(checked(config)).items():
+        if value is not None:
+            dtypes[name] = torch_dtype(value)
+    if version == 2:
+        return MixedPrecisionPolicy(**dtypes)
+    return MixedPrecision(**dtypes)
 
 
 def apply_tf32(config: MixedPrecisionConfig) -> str | None:
     """Allow or forbid TF32 in FP32 matmuls for this process, as the recipe states.
 
     Returns:
-        What float32 matmuls now use: "tf32" or "ieee"; None where the recipe leaves it to the process.
+        What float32 matmuls now use: "tf32" or "ieee"; None where the recipe leaves it to the
+        process.
 
-    It goes through `torch.set_float32_matmul_precision`, the one switch after which both of PyTorch's interfaces, old
-    and new, can still be read, and for convolutions through `torch.backends.cudnn.allow_tf32`.
+    It goes through `torch.set_float32_matmul_precision`, the one switch after which both of
+    PyTorch's interfaces, old and new, can still be read, and for convolutions through
+    `torch.backends.cudnn.allow_tf32`.
     """
     import torch
 
     tf32 = require_config(config).tf32
     if tf32 is None:
         return None
-    torch.set_float32_matmul_precision("high" if tf32 else "highest")
+    matmul, answer = "highest", "ieee"
+    if tf32:
+        matmul, answer = "high", "tf32"
+    torch.set_float32_matmul_precision(matmul)
     torch.backends.cudnn.allow_tf32 = tf32
-    return "tf32" if tf32 else "ieee"
+    return answer
 
 
 def compute_dtype(config: MixedPrecisionConfig) -> str:
-    """Return the dtype that operators compute in: that of autocast over FP32 weights, else the mode."""
+    """Return the dtype that operators compute in.
+
+    It is the dtype of autocast over FP32 weights, else the mode.
+    """
     values = config.to_dict(full=True)
     if config.autocast_enabled and (values["params_dtype"] or mode_of(config)) == "fp32":
         return str(values["autocast_dtype"] or mode_of(config))
@@ -130,14 +146,19 @@ def policy_dtypes(config: MixedPrecisionConfig) -> dict[str, str | None]:
     compute = compute_dtype(config)
     if compute == "fp32":
         return {"param_dtype": None, "reduce_dtype": None}
-    return {
-        "param_dtype": compute,
-        "reduce_dtype": "fp32" if config.grad_reduce_in_fp32 else compute,
-    }
+    reduce_dtype = compute
+    if config.grad_reduce_in_fp32:
+        reduce_dtype = "fp32"
+    return {"param_dtype": compute, "reduce_dtype": reduce_dtype}
 
 
 def checked(config: object) -> MixedPrecisionConfig:
-    """Return the recipe; PrecisionTypeError for anything else, PrecisionConfigError for one that can never be right."""
+    """Return the recipe.
+
+    Raises:
+        PrecisionTypeError: It is no recipe.
+        PrecisionConfigError: The recipe can never be right.
+    """
     recipe = require_config(config)
     recipe.finalize()
     return recipe
@@ -157,5 +178,7 @@ def _device_type(device: str | torch.device | None) -> str:
     import torch
 
     if device is None:
-        return "cuda" if torch.cuda.is_available() else "cpu"
+        if torch.cuda.is_available():
+            return "cuda"
+        return "cpu"
     return torch.device(device).type

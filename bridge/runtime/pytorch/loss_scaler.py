@@ -1,6 +1,7 @@
 """`LossScaler`: Megatron's rule for FP16's loss scale, in torch's `GradScaler`.
 
-    overflow:   one less of `hysteresis`; at none left, and from then on: scale = max(scale * backoff, min_scale)
+    overflow:   one less of `hysteresis`; at none left, and from then on:
+                scale = max(scale * backoff, min_scale)
     good step:  after `growth_interval` in a row, scale * growth, and hysteresis is whole again
 
 torch's own scaler halves at the first overflow, knows no smallest scale and no constant one.
@@ -40,25 +41,28 @@ class LossScaler(torch.amp.GradScaler):
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
         """Move the scale on after `step`; with `new_scale`, set it."""
-        before = self.get_scale()
-        states = self._per_optimizer_states.values()
-        overflowed = any(
-            float(found) > 0 for state in states for found in state["found_inf_per_device"].values()
-        )
-        super().update(
-            before if new_scale is None else new_scale
-        )  # clears what was found in this step
-        if new_scale is None and not self.constant:
+        if new_scale is not None:
+            super().update(new_scale)
+            return
+        before, overflowed = self.get_scale(), self._overflowed()
+        super().update(before)  # clears what was found in this step
+        if not self.constant:
             after = self._moved(before, overflowed)
             if after != before:
                 super().update(after)
 
+    def _overflowed(self) -> bool:
+        for state in self._per_optimizer_states.values():
+            if any(float(count) > 0 for count in state["found_inf_per_device"].values()):
+                return True
+        return False
+
     def _moved(self, scale: float, overflowed: bool) -> float:
         if overflowed:
             self._good, self._left = 0, self._left - 1
-            return (
-                max(scale * self.get_backoff_factor(), self.min_scale) if self._left <= 0 else scale
-            )
+            if self._left > 0:
+                return scale
+            return max(scale * self.get_backoff_factor(), self.min_scale)
         self._good += 1
         if self._good < self.get_growth_interval():
             return scale
@@ -71,7 +75,9 @@ class LossScaler(torch.amp.GradScaler):
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Restore the scale and, where the state holds them, both counts."""
-        own = {"hysteresis_left", "good_steps"}
-        super().load_state_dict({key: value for key, value in state_dict.items() if key not in own})
+        of_torch = dict(state_dict)
+        of_torch.pop("hysteresis_left", None)
+        of_torch.pop("good_steps", None)
+        super().load_state_dict(of_torch)
         self._left = state_dict.get("hysteresis_left", self.hysteresis)
         self._good = state_dict.get("good_steps", 0)

@@ -1,1 +1,1 @@
-"""The record of a live model: its GEMMs, whoever runs them, each with the module that it belongs to."""
+"""The record of a live model: its GEMMs, whoever runs them, each with its module."""

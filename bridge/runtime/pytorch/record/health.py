@@ -1,11 +1,12 @@
 # ruff: noqa: N803, N806  (shape suffixes are capitals)
 """Two checks of the tensors behind the formats: a right format can hold a wrong tensor.
 
-- Error: the result of each low-precision module's first fprop GEMM, compared with the GEMM in FP32 on the operands
-  before they were quantised, as far as their scales reach, and on the weight as it is now. A healthy FP8 linear layer
-  has 0.03 to 0.05; a transposed weight, or one from elsewhere, has 1 and more.
-- Freshness: the weight's operand is the quantisation of the weight as it is now. A cache that is not cleared after an
-  optimizer step has too small an error to be seen otherwise.
+- Error: the result of each low-precision module's first fprop GEMM is compared with the GEMM in
+  FP32 on the operands before they were quantised, as far as their scales reach, and on the weight
+  as it is now. A healthy FP8 linear layer has 0.03 to 0.05; a transposed weight, or one from
+  elsewhere, has 1 and more.
+- Freshness: the weight's operand is the quantisation of the weight as it is now. A cache that is
+  not cleared after an optimizer step has too small an error to be seen otherwise.
 
 Of the tokens the first `TOKENS` are compared.
 
@@ -29,20 +30,24 @@ TOKENS = 256
 def error_limit(format_: str, scheme: str) -> float:
     """Return the largest healthy error: some four times that of two operands rounded to the format.
 
-    Under delayed scaling values may be far below the reach of the scale, which is from earlier steps.
+    Under delayed scaling values may be far below the reach of the scale, which is from earlier
+    steps.
     """
-    return 0.5 if scheme == "delayed" else float(2.0 ** -FORMATS[format_].mantissa_bits)
+    if scheme == "delayed":
+        return 0.5
+    return float(2.0 ** -FORMATS[format_].mantissa_bits)
 
 
 def scale_of(stored: Any) -> float | None:
     """Return the factor that a weight's codes were made with; None where tiles have their own."""
-    held = getattr(stored, "stored", None)  # of an emulated weight
-    scale_inv = getattr(stored, "_scale_inv", None) if held is None else held.scale_inv
-    if (
-        not isinstance(scale_inv, torch.Tensor)
-        or scale_inv.numel() != 1
-        or not scale_inv.is_floating_point()
-    ):
+    emulated = getattr(stored, "stored", None)
+    if emulated is not None:
+        scale_inv = emulated.scale_inv
+    else:
+        scale_inv = getattr(stored, "_scale_inv", None)
+    if not isinstance(scale_inv, torch.Tensor) or not scale_inv.is_floating_point():
+        return None
+    if scale_inv.numel() != 1:
         return None
     return 1 / float(scale_inv)
 
@@ -52,7 +57,8 @@ def relative_error(
 ) -> float:
     """Return the Frobenius norm of the error of a result, divided by that of the result in FP32.
 
-    0 for zeros, and where the result in FP32 has no finite norm: the run itself judges values that leave the range.
+    0 for zeros, and where the result in FP32 has no finite norm: the run itself judges values that
+    leave the range.
     """
     rows = min(TOKENS, x_MK.shape[0])
     with torch.autocast(out.device.type, enabled=False):
@@ -60,39 +66,42 @@ def relative_error(
     if bias is not None:
         wanted += bias.float()
     norm = wanted.norm()
-    is_measurable = norm > 0 and norm.isfinite()
-    return float((out[:rows].float() - wanted).norm() / norm) if is_measurable else 0.0
+    if not (norm > 0 and norm.isfinite()):
+        return 0.0
+    return float((out[:rows].float() - wanted).norm() / norm)
 
 
 def in_range(values: torch.Tensor, format_: str, scale: float | None) -> torch.Tensor:
-    """Return values as far as a format reaches with a tensor's scale, which delayed scaling has from earlier steps.
+    """Return values as far as a format reaches with a tensor's scale.
 
-    Values that saturate are no fault of the GEMM: a run whose values grow that fast ends by its loss or gradients.
+    Delayed scaling has the scale from earlier steps. Values that saturate are no fault of the GEMM:
+    a run whose values grow that fast ends by its loss or gradients.
     """
-    return (
-        values
-        if scale is None
-        else values.clamp(-FORMATS[format_].max / scale, FORMATS[format_].max / scale)
-    )
+    if scale is None:
+        return values
+    largest = FORMATS[format_].max / scale
+    return values.clamp(-largest, largest)
 
 
 def live_weight(module: torch.nn.Module, name: str = "weight") -> torch.Tensor | None:
-    """Return a module's weight as the next quantisation has to read it; None where this rank does not hold it whole.
+    """Return a module's weight as the next quantisation has to read it.
 
-    Weights that are stored quantised are read from the optimizer's master.
+    Weights that are stored quantised are read from the optimizer's master. None: this rank does not
+    hold the whole weight.
     """
-    weight = getattr(module, name, None)
-    if weight is None or not is_quantised(weight):
-        return None if weight is None else weight.detach()
-    master = getattr(weight, "main_param", None)
+    weight: torch.Tensor | None = getattr(module, name, None)
+    if weight is None:
+        return None
+    if not is_quantised(weight):
+        return weight.detach()
+    master: torch.Tensor | None = getattr(weight, "main_param", None)
     if master is None or master.numel() != weight.numel():
         return None
+    source_dtype = weight.dtype
     store = getattr(weight, "store", None)  # of an emulated weight
-    rounded = (
-        master.detach().view(weight.shape).to(weight.dtype if store is None else store.source_dtype)
-    )
-    found: torch.Tensor = rounded.to(weight.dtype)
-    return found
+    if store is not None:
+        source_dtype = store.source_dtype
+    return master.detach().view(weight.shape).to(source_dtype).to(weight.dtype)
 
 
 def of_emulated(
@@ -104,44 +113,56 @@ def of_emulated(
     *,
     bias: torch.Tensor | None,
 ) -> HealthRow | None:
-    """Return the health of an emulated layer's fprop GEMM; None where the weight is not known here."""
+    """Return the health of an emulated layer's fprop GEMM.
+
+    None where the weight is not known here.
+    """
     weight = live_weight(module)
     if weight is None:
         return None
     left, operand = operands
-    fresh = None
-    if operand.amax is not None:
-        fresh = make_operand(
-            weight, operand.spec, "weight", columnwise=operand.columnwise, scale=operand.scale
-        )
-    elif operand.spec.scheme != "delayed":  # whose stored weights keep the scale of the step before
-        fresh = stored_operand(quantise(weight, operand.spec, col=False), "weight")
-    is_fresh = fresh is None or (
-        torch.equal(fresh.values, operand.values) and fresh.factor == operand.factor
-    )
+    is_fresh = _is_fresh(weight, operand)
     scale = operand.scale
-    if (
-        operand.amax is None and operand.spec.whole_tensor
-    ):  # stored codes, with the scale that they were made with
-        scale = 1 / operand.factor
+    if operand.amax is None and operand.spec.whole_tensor:
+        scale = 1 / operand.factor  # of stored codes, with the scale that they were made with
     x_MK = in_range(x_MK, left.spec.format, left.scale)
     weight = in_range(weight, operand.spec.format, scale)
     error = relative_error(out, x_MK, weight, bias)
     return _row(place, (operand.spec.format, operand.spec.scheme), error, is_fresh=is_fresh)
 
 
+def _is_fresh(weight: torch.Tensor, operand: GemmOperand) -> bool:
+    """Return whether an operand is the quantisation of the weight as it is now.
+
+    Weights that are stored under delayed scaling keep the scale of the step before, and count as
+    fresh.
+    """
+    spec = operand.spec
+    if operand.amax is not None:
+        fresh = make_operand(
+            weight, spec, "weight", columnwise=operand.columnwise, scale=operand.scale
+        )
+    elif spec.scheme != "delayed":
+        fresh = stored_operand(quantise(weight, spec, col=False), "weight")
+    else:
+        return True
+    return torch.equal(fresh.values, operand.values) and fresh.factor == operand.factor
+
+
 def of_te(
     module: Any, place: Place, arguments: Any, call: TeGemm, format_: tuple[str, str]
 ) -> HealthRow | None:
-    """Return the health of one of Transformer Engine's fprop GEMMs; None where its parts are not known here."""
-    name = "weight" if call.part is None else f"weight{call.part}"
+    """Return the health of one of Transformer Engine's fprop GEMMs.
+
+    None where its parts are not known here.
+    """
+    name = "weight"
+    if call.part is not None:
+        name = f"weight{call.part}"
     weight = live_weight(module, name)
-    if (
-        weight is None
-        or not isinstance(call.out, torch.Tensor)
-        or is_quantised(call.out)
-        or not arguments
-    ):
+    if weight is None or not arguments:
+        return None
+    if not isinstance(call.out, torch.Tensor) or is_quantised(call.out):
         return None
     source = arguments[0]
     x_MK = _normed(module, source.detach()).reshape(-1, source.shape[-1])
@@ -156,27 +177,31 @@ def of_te(
     if quantizer is not None and not (is_stored and type(quantizer).__name__ == "Float8Quantizer"):
         with torch.no_grad():
             is_fresh = torch.equal(quantizer(weight).dequantize(), call.right.dequantize())
-    scales = [
-        getattr(one, "_scale_inv", None) for one in (call.left, call.right)
-    ]  # none where tiles have their own
-    x_MK, weight = (
-        in_range(values, format_[0], None if scale_inv is None else 1 / float(scale_inv))
-        for values, scale_inv in ((x_MK, scales[0]), (weight, scales[1]))
-    )
+    x_MK = in_range(x_MK, format_[0], _scale_of_te(call.left))
+    weight = in_range(weight, format_[0], _scale_of_te(call.right))
     return _row(place, format_, relative_error(out, x_MK, weight, call.bias), is_fresh=is_fresh)
+
+
+def _scale_of_te(operand: Any) -> float | None:
+    """Return the factor that an operand went in with; None where tiles have their own."""
+    scale_inv = getattr(operand, "_scale_inv", None)
+    if scale_inv is None:
+        return None
+    return 1 / float(scale_inv)
 
 
 def _normed(module: Any, x: torch.Tensor) -> torch.Tensor:
     gain = getattr(module, "layer_norm_weight", None)
     if gain is None:
         return x
-    gain = gain.detach().float() + (1.0 if module.zero_centered_gamma else 0.0)
+    gain = gain.detach().float()
+    if module.zero_centered_gamma:
+        gain = gain + 1.0
     wide, shape = x.float(), (x.shape[-1],)
     if module.normalization == "RMSNorm":
         return torch.nn.functional.rms_norm(wide, shape, gain, module.eps)
-    return torch.nn.functional.layer_norm(
-        wide, shape, gain, module.layer_norm_bias.detach().float(), module.eps
-    )
+    bias = module.layer_norm_bias.detach().float()
+    return torch.nn.functional.layer_norm(wide, shape, gain, bias, module.eps)
 
 
 def _row(place: Place, format_: tuple[str, str], error: float, *, is_fresh: bool) -> HealthRow:

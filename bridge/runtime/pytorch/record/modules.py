@@ -1,11 +1,12 @@
-"""The modules of a model: their names as the plan has them, and the one whose forward or backward pass is running.
+"""The modules of a model: their names as the plan has them, and the one that is running.
 
-Megatron's layers are recognised by the names of their classes, so that a model of plain torch needs no Megatron. Other
-modules have no layer, and their whole path as the name.
+Megatron's layers are recognised by the names of their classes, so that a model of plain torch needs
+no Megatron. Other modules have no layer, and their whole path as the name.
 
-Forward, hooks keep the modules that run, the innermost last. Backward, autograd names the node that it runs; the nodes
-that a module's forward pass made are marked with the module when that pass ends. This needs no change of the functions
-of Megatron or Transformer Engine, and holds under activation recomputation, which runs forward passes again.
+Forward, hooks keep the modules that run, the innermost last. Backward, autograd names the node that
+it runs; the nodes that a module's forward pass made are marked with the module when that pass ends.
+This needs no change of the functions of Megatron or Transformer Engine, and holds under activation
+recomputation, which runs forward passes again.
 """
 
 import re
@@ -24,14 +25,19 @@ LAYERS = frozenset({"TransformerLayer", "MambaLayer", PREDICTION})
 """Megatron's classes of layers with a `layer_number` in the whole model."""
 ATTENTION_CORE = "core_attention"
 MIXERS = ("mixer", "self_attention", "indexer")
-"""Modules between linear layers: of a Mamba layer, of attention or a gated delta net, and of sparse attention."""
+"""Modules between linear layers.
+
+They are those of a Mamba layer, of attention or a gated delta net, and of sparse attention.
+"""
 _CONTAINERS = re.compile(
-    r"^(mtp_model_layer\.|transformer_layer\.)?(self_attention\.(core_attention\.(?=indexer))?|mlp\.|mixer\.)?(experts\.local_experts\.\d+\.)?"
+    r"^(mtp_model_layer\.|transformer_layer\.)?"
+    r"(self_attention\.(core_attention\.(?=indexer))?|mlp\.|mixer\.)?"
+    r"(experts\.local_experts\.\d+\.)?"
 )
 
 
 def is_a(module: torch.nn.Module, names: Iterable[str]) -> bool:
-    """Return whether a module is of a class of one of these names, or of a class derived from one."""
+    """Return whether a module's class has one of these names, or is derived from such a class."""
     wanted = set(names)
     return any(kind.__name__ in wanted for kind in type(module).__mro__)
 
@@ -43,39 +49,48 @@ def places(model: Iterable[torch.nn.Module]) -> dict[torch.nn.Module, Place]:
         for module in chunk.modules():
             if module in found or not is_a(module, LAYERS):
                 continue
-            label = (
-                f"mtp {module.layer_number}"
-                if is_a(module, (PREDICTION,))
-                else str(module.layer_number)
-            )
-            for (
-                name,
-                part,
-            ) in module.named_modules():  # a layer inside a prediction layer is part of that one
+            label = str(module.layer_number)
+            if is_a(module, (PREDICTION,)):
+                label = f"mtp {label}"
+            # A layer inside a prediction layer is part of that one.
+            for name, part in module.named_modules():
                 found.setdefault(part, (label, _short(name)))
         for path, module in chunk.named_modules():
             is_output = path.rpartition(".")[2] == "output_layer"
-            found.setdefault(
-                module, ("output", "output_layer") if is_output and found else ("", path)
-            )
+            if is_output and found:
+                found.setdefault(module, ("output", "output_layer"))
+            else:
+                found.setdefault(module, ("", path))
     return found
 
 
 def mixes_tokens(name: str) -> bool:
-    """Return whether the matrix products of a module itself mix tokens: none of them is a linear layer's."""
+    """Return whether the matrix products of a module itself mix tokens.
+
+    None of them is a linear layer's.
+    """
     return name in MIXERS or ATTENTION_CORE in name.split(".")
 
 
 def _short(name: str) -> str:
-    """Return a module's name in its layer as the plan has it; all experts of a layer have one name."""
+    """Return a module's name in its layer as the plan has it.
+
+    All experts of a layer have one name.
+    """
     rest = _CONTAINERS.sub("", name)
-    short = ("experts." if "experts.local_experts." in name.removesuffix(rest) else "") + rest
+    if "experts.local_experts." in name.removesuffix(rest):
+        return f"experts.{rest}"
     # The product of the shared experts themselves is their gate; the others are of their layers.
-    return "shared_experts.gate" if short == "shared_experts" else short
+    if rest == "shared_experts":
+        return "shared_experts.gate"
+    return rest
 
 
 KEY = "bridge.module"
-"""Entry of a node's metadata: a weak reference, since Python does not collect a cycle through torch's C++ nodes."""
+"""Entry of a node's metadata.
+
+It is a weak reference, since Python does not collect a cycle through torch's C++ nodes.
+"""
 
 
 class Running:
@@ -84,7 +99,10 @@ class Running:
     def __init__(
         self, entered: Callable[[torch.nn.Module, tuple[Any, ...]], None] | None = None
     ) -> None:
-        """Prepare without hooks; `entered` gets a module and its positional arguments before each forward pass."""
+        """Prepare without hooks.
+
+        `entered` gets a module and its positional arguments before each forward pass.
+        """
         self._entered = entered
         self._stack: list[torch.nn.Module] = []
 
@@ -94,10 +112,12 @@ class Running:
         if self._stack:
             return self._stack[-1]
         node = self._node
-        found: ReferenceType[torch.nn.Module] | None = (
-            None if node is None else node.metadata.get(KEY)
-        )
-        return None if found is None else found()
+        if node is None:
+            return None
+        marked: ReferenceType[torch.nn.Module] | None = node.metadata.get(KEY)
+        if marked is None:
+            return None
+        return marked()
 
     @property
     def is_backward(self) -> bool:
@@ -114,12 +134,12 @@ class Running:
         with ExitStack() as hooks:
             hooks.callback(self._stack.clear)
             for module in filter(holds_more_than_modules, modules):
-                hooks.callback(module.register_forward_pre_hook(self._enter).remove)
-                hooks.callback(
-                    module.register_forward_hook(
-                        self._leave, with_kwargs=True, always_call=True
-                    ).remove
+                before = module.register_forward_pre_hook(self._enter)
+                hooks.callback(before.remove)
+                after = module.register_forward_hook(
+                    self._leave, with_kwargs=True, always_call=True
                 )
+                hooks.callback(after.remove)
             yield
 
     def _enter(self, module: torch.nn.Module, arguments: Any) -> None:
@@ -152,7 +172,10 @@ def _nodes(value: Any) -> list[Any]:
 
 
 def _mark(module: torch.nn.Module, inputs: list[Any], outputs: list[Any]) -> None:
-    """Mark the nodes between inputs and outputs with a module, except those of a module inside it."""
+    """Mark the nodes between inputs and outputs with a module.
+
+    The nodes of a module inside it keep the mark of that module.
+    """
     seen = set(inputs)
     waiting = list(outputs)
     while waiting:

@@ -1,7 +1,8 @@
 """GEMMs of Transformer Engine, seen where its Python calls the compiled extension.
 
-The same code serves a GPU and the stand-in on a CPU: both are the module `transformer_engine_torch`. Nothing is
-imported here; a process that has not loaded the extension runs none of its GEMMs.
+The same code serves a GPU and the stand-in on a CPU: both are the module
+`transformer_engine_torch`. Nothing is imported here; a process that has not loaded the extension
+runs none of its GEMMs.
 
 Source: Transformer Engine 2.20.2 pytorch/cpp_extensions/gemm.py, 2.9.0 and 2.14.0 likewise.
 """
@@ -25,7 +26,10 @@ logger = logging.getLogger(__name__)
 EXTENSION = "transformer_engine_torch"
 CUSTOM = "transformer_engine.pytorch.cpp_extensions.gemm"
 FUSED = "fused_weight_gradient_mlp_cuda"
-"""Apex's extension, with which Megatron adds weight gradients to their buffer outside of Transformer Engine."""
+"""Apex's extension.
+
+With it Megatron adds weight gradients to their buffer outside of Transformer Engine.
+"""
 STATES = ("transformer_engine.pytorch.quantization", "transformer_engine.pytorch.fp8")
 """Modules that hold the state of the autocast; the first of them in newer releases."""
 GEMM_OF_LAYOUT = {(True, False): "fprop", (False, False): "dgrad", (False, True): "wgrad"}
@@ -38,16 +42,18 @@ SCHEME_OF_QUANTIZER = {
     "NVFP4Quantizer": "nvfp4",
 }
 """Class of a quantizer -> Megatron's name of the scheme."""
+SCHEME_OF_STORAGE = {"MXFP8": "mxfp8", "NVFP4": "nvfp4", "Float8Blockwise": "blockwise"}
+"""Start of the name of a storage's class -> Megatron's name of the scheme."""
 STORED = (
-    *(
-        "_data",
-        "_transpose",
-        "_scale_inv",
-        "_rowwise_data",
-        "_rowwise_scale_inv",
-        "_columnwise_data",
-    ),
-    *("_columnwise_scale_inv", "_amax_rowwise", "_amax_columnwise"),
+    "_data",
+    "_transpose",
+    "_scale_inv",
+    "_rowwise_data",
+    "_rowwise_scale_inv",
+    "_columnwise_data",
+    "_columnwise_scale_inv",
+    "_amax_rowwise",
+    "_amax_columnwise",
 )
 """Buffers of the storages of all schemes."""
 TILE_SIZES = {"mxfp8": 32, "nvfp4": 16, "blockwise": 128}
@@ -90,7 +96,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 
 def is_quantised(tensor: Any) -> bool:
-    """Return whether a tensor is a storage of Transformer Engine, or a stored weight of the emulation."""
+    """Return whether a tensor is a storage of Transformer Engine, or an emulated stored weight."""
     return any(hasattr(tensor, name) for name in ("_fp8_dtype", "_fp4_dtype", "stored"))
 
 
@@ -98,10 +104,12 @@ def stored_bytes(tensor: Any) -> int:
     """Return the bytes of codes and scales that a quantised tensor holds, both copies of them."""
     if hasattr(tensor, "stored"):
         return int(tensor.stored_bytes)
-    parts = [getattr(tensor, name, None) for name in STORED]
-    return sum(
-        part.numel() * part.element_size() for part in parts if isinstance(part, torch.Tensor)
-    )
+    stored = 0
+    for name in STORED:
+        buffer = getattr(tensor, name, None)
+        if isinstance(buffer, torch.Tensor):
+            stored += buffer.numel() * buffer.element_size()
+    return stored
 
 
 def describe(tensor: Any, *, columnwise: bool) -> Described:
@@ -112,44 +120,54 @@ def describe(tensor: Any, *, columnwise: bool) -> Described:
         return Described(format=dtype_name(tensor.dtype))
     if hasattr(tensor, "stored"):
         return Described(format=tensor.stored.spec.format, scheme=tensor.stored.spec.scheme)
+    name = "e2m1"
     code = getattr(tensor, "_fp8_dtype", None)
-    name = "e2m1" if code is None else str(getattr(code, "name", code))[-4:].lower()
+    if code is not None:
+        name = str(getattr(code, "name", code))[-4:].lower()
     quantizer = getattr(tensor, "_quantizer", None)
     scheme = SCHEME_OF_QUANTIZER.get(type(quantizer).__name__) or _scheme_of_storage(tensor)
     if scheme not in TILE_SIZES:
         return Described(format=name, scheme=scheme, tile="tensor")
-    tile = tile_of(
-        scheme, quantizer, columnwise=columnwise, is_square=getattr(tensor, "_is_2D_scaled", False)
-    )
+    is_square = getattr(tensor, "_is_2D_scaled", False)
+    tile = tile_of(scheme, quantizer, columnwise=columnwise, is_square=is_square)
     hadamard = columnwise and bool(getattr(quantizer, "with_rht", False))
     stochastic = bool(getattr(quantizer, "stochastic_rounding", False))
-    return Described(
-        format=name, scheme=scheme, tile=tile_name(tile, hadamard=hadamard, stochastic=stochastic)
-    )
+    text = tile_name(tile, hadamard=hadamard, stochastic=stochastic)
+    return Described(format=name, scheme=scheme, tile=text)
 
 
 def tile_of(
     scheme: str, quantizer: Any, *, columnwise: bool, is_square: bool = False
 ) -> tuple[int, int]:
-    """Return the tile of one copy in the axes of the tensor; `is_square` where its storage says so."""
+    """Return the tile of one copy in the axes of the tensor.
+
+    `is_square` where its storage says so.
+    """
     size = TILE_SIZES[scheme]
-    has_square = (
-        getattr(quantizer, "with_2d_quantization", False)
-        or getattr(quantizer, "block_scaling_dim", 1) == 2
-    )
-    if is_square or has_square:
+    if getattr(quantizer, "with_2d_quantization", False):
+        is_square = True
+    if getattr(quantizer, "block_scaling_dim", 1) == 2:
+        is_square = True
+    if is_square:
         return size, size
-    return (size, 1) if columnwise else (1, size)
+    if columnwise:
+        return size, 1
+    return 1, size
 
 
 def _scheme_of_storage(tensor: Any) -> str:
-    """Return the scheme of a tensor without a quantizer; per-tensor scales are those of the autocast's recipe."""
-    named = {"MXFP8": "mxfp8", "NVFP4": "nvfp4", "Float8Blockwise": "blockwise"}
-    found = next(
-        (scheme for start, scheme in named.items() if type(tensor).__name__.startswith(start)),
-        context(),
-    )
-    return "tensorwise" if found == "off" else found
+    """Return the scheme of a tensor without a quantizer.
+
+    Per-tensor scales are those of the autocast's recipe.
+    """
+    kind = type(tensor).__name__
+    for start, scheme in SCHEME_OF_STORAGE.items():
+        if kind.startswith(start):
+            return scheme
+    scheme = context()
+    if scheme == "off":
+        return "tensorwise"
+    return scheme
 
 
 def context() -> str:
@@ -171,12 +189,18 @@ def is_te(module: torch.nn.Module) -> bool:
 
 def _of_one(args: Any, _kwargs: Any, result: Any) -> Iterator[TeGemm]:
     right, transposed, left, is_wgrad = args[:4]
+    bias, has_gelu, is_bias_gradient = args[7], args[9], args[11]
+    out = None  # behind the GELU
+    if not has_gelu:
+        out = result[0]
+    if bias is not None and (is_bias_gradient or not bias.numel()):
+        bias = None
     yield TeGemm(
         gemm=GEMM_OF_LAYOUT[transposed, is_wgrad],
         left=left,
         right=right,
-        out=None if args[9] else result[0],  # behind the GELU
-        bias=args[7] if args[7] is not None and args[7].numel() and not args[11] else None,
+        out=out,
+        bias=bias,
         split_accumulator=bool(args[15]),
     )
 
@@ -184,15 +208,22 @@ def _of_one(args: Any, _kwargs: Any, result: Any) -> Iterator[TeGemm]:
 def _of_group(args: Any, _kwargs: Any, _result: Any) -> Iterator[TeGemm]:
     rights, transposed, lefts, is_wgrad, outs = args[:5]
     gemm, splits = GEMM_OF_LAYOUT[transposed, is_wgrad], list(args[6] or ())
-    if args[9] and splits:
-        outs = torch.split(outs[0] if isinstance(outs, (list, tuple)) else outs, splits)
+    has_single_out = args[9]
+    if has_single_out and splits:
+        if isinstance(outs, (list, tuple)):
+            outs = outs[0]
+        outs = torch.split(outs, splits)
     flags = {"splits": splits, "split_accumulator": args[15]}
     for part, (left, right) in enumerate(zip(lefts, rights, strict=True)):
         yield TeGemm(gemm=gemm, left=left, right=right, out=outs[part], part=part, **flags)
 
 
 def _of_custom(args: Any, kwargs: Any, result: Any) -> Iterator[TeGemm]:
-    layout = kwargs.get("layout", args[8] if len(args) > 8 else "TN")
+    layout = "TN"
+    if "layout" in kwargs:
+        layout = kwargs["layout"]
+    elif len(args) > 8:
+        layout = args[8]
     gemm = GEMM_OF_LAYOUT[layout[0] == "T", layout[1] == "T"]
     yield TeGemm(gemm=gemm, left=args[1], right=args[0], out=result[0])
 
@@ -211,14 +242,15 @@ _CALLS: tuple[tuple[str, str, Gemms, int], ...] = (
     (FUSED, "wgrad_gemm_accum_fp32", _of_fused, 3),
     (FUSED, "wgrad_gemm_accum_fp16", _of_fused, 3),
 )
-"""Module, function, the GEMMs of a call, and how many arguments without a name are read for them."""
+"""Module, function, the GEMMs of a call, and how many positional arguments are read for them."""
 
 
 @contextmanager
 def watching(watcher: Callable[[TeGemm], None], quiet: Callable[[], Any]) -> Iterator[None]:
     """Hand every GEMM of the extension to a watcher, after it has run, for a ``with`` block.
 
-    `quiet` makes a context for the call itself, in which the operators of torch are part of the GEMM.
+    `quiet` makes a context for the call itself, in which the operators of torch are part of the
+    GEMM.
     """
 
     def watched(original: Callable[..., Any], gemms: Gemms, needed: int) -> Callable[..., Any]:
@@ -248,8 +280,8 @@ def watching(watcher: Callable[[TeGemm], None], quiet: Callable[[], Any]) -> Ite
 def _log_unseen(function: str, found: int, needed: int) -> None:
     """Log once that calls of another release are not read."""
     logger.warning(
-        "%s of Transformer Engine is called with %d arguments, not %d: its GEMMs are not recorded. The record was "
-        "written for Transformer Engine 2.9 to 2.20.",
+        "%s of Transformer Engine is called with %d arguments, not %d: its GEMMs are not recorded. "
+        "The record was written for Transformer Engine 2.9 to 2.20.",
         function,
         found,
         needed,

@@ -2,9 +2,10 @@
 
 - `bridge.runtime.numerics` announces the GEMMs that it emulates.
 - Transformer Engine's Python calls its extension (`te.py`).
-- Any other matrix multiplication is an operator of torch, which a dispatch mode sees below autograd.
+- Any other matrix multiplication is an operator of torch. A dispatch mode sees it below autograd.
 
-The first two multiply with operators of torch themselves, or hide them; these are kept out of the third.
+The first two multiply with operators of torch themselves, or hide them; these are kept out of the
+third.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ from bridge.runtime.pytorch.record.te import (
 OPERATORS = frozenset(
     {"mm", "addmm", "bmm", "baddbmm", "linear", "mkldnn_linear", "_scaled_mm", "_grouped_mm"}
 )
-"""Operators below autograd that multiply matrices in a linear layer; others are counted and have no row."""
+"""Operators below autograd that multiply matrices in a linear layer.
+
+Others are counted and have no row.
+"""
 
 
 class GemmWatch(Observer):
@@ -46,7 +50,10 @@ class GemmWatch(Observer):
         self.places = places(model)
         self.running = Running(self._entered)
         self.calls: Counter[str] = Counter()
-        """Formats as rows have them, or torch's dtype -> matrix multiplications, those outside of linear layers too."""
+        """Formats as rows have them, or torch's dtype -> matrix multiplications.
+
+        Those outside of linear layers count, too.
+        """
         self._rows: set[GemmRow] = set()
         self._depth = 0
         self._contexts: dict[torch.nn.Module, str] = {}
@@ -69,12 +76,11 @@ class GemmWatch(Observer):
     @contextmanager
     def watching(self) -> Iterator[GemmWatch]:
         """Record for a ``with`` block."""
-        self._parameters = {
-            parameter.data_ptr()
-            for module in self.places
-            for parameter in module.parameters(recurse=False)
-            if not is_quantised(parameter)
-        }
+        self._parameters = set()
+        for module in self.places:
+            for parameter in module.parameters(recurse=False):
+                if not is_quantised(parameter):
+                    self._parameters.add(parameter.data_ptr())
         of_te = te.watching(self._te_gemm, self._quiet)
         with self.running.following(self.places), observing(self), of_te, _Dispatch(self):
             yield self
@@ -120,11 +126,15 @@ class GemmWatch(Observer):
         row, out = GEMMS[call.gemm], call.out
         left = describe(call.left, columnwise=row.left_columnwise)
         right = describe(call.right, columnwise=row.right_columnwise)
-        columns = {"output": "" if out is None or is_quantised(out) else dtype_name(out.dtype)}
+        columns = {"output": ""}
+        if out is not None and not is_quantised(out):
+            columns["output"] = dtype_name(out.dtype)
         if left.scheme == "none":
             self.calls[dtype_of(call.right)] += 1
+        elif call.split_accumulator:
+            columns["accumulate"] = "fp32"
         else:
-            columns["accumulate"] = "fp32" if call.split_accumulator else "fp32 fast"
+            columns["accumulate"] = "fp32 fast"
         self._note(call.gemm, left, right, **columns)
         if call.gemm == "fprop" and left.scheme not in ("none", "custom"):
             self._check_te(call, (left.format, left.scheme))
@@ -138,48 +148,61 @@ class GemmWatch(Observer):
 
     def operator(self, name: str, arguments: Any, out: Any) -> None:
         """Note an operator of torch."""
-        tensors = [
-            dtype_of(value)
-            for value in arguments
-            if isinstance(value, torch.Tensor) and value.dim() > 1
-        ]
-        if self._depth or not tensors:
+        if self._depth:
             return
-        low = [
-            dtype for dtype in tensors if dtype.startswith(("float8", "float4"))
-        ]  # the others are scales
-        self.calls[(low or tensors)[-1]] += 1
-        if name not in OPERATORS:
+        dtypes, low = [], []
+        for value in arguments:
+            if isinstance(value, torch.Tensor) and value.dim() > 1:
+                dtype = dtype_of(value)
+                dtypes.append(dtype)
+                if dtype.startswith(("float8", "float4")):
+                    low.append(dtype)
+        if not dtypes:
             return
-        start = name in ("addmm", "baddbmm")  # whose first argument is added to the product
-        matrices = [
-            value for value in arguments[start : start + 2] if isinstance(value, torch.Tensor)
-        ]
+        if low:  # the others are scales
+            self.calls[low[-1]] += 1
+        else:
+            self.calls[dtypes[-1]] += 1
         module = self.running.module
-        if len(matrices) < 2 or module is None or is_te(module):
+        if name in OPERATORS and module is not None and not is_te(module):
+            self._note_linear(module, name, arguments, out)
+
+    def _note_linear(
+        self, module: torch.nn.Module, name: str, arguments: Any, out: torch.Tensor
+    ) -> None:
+        """Note an operator of torch in a linear layer."""
+        factors = arguments[:2]
+        if name in ("addmm", "baddbmm"):  # whose first argument is added to the product
+            factors = arguments[1:3]
+        if len(factors) < 2 or not all(isinstance(value, torch.Tensor) for value in factors):
             return
-        gemm = self._gemm_of(module, *matrices)
-        left, right = (Described(format=dtype_name(matrix.dtype)) for matrix in matrices)
+        left_matrix, right_matrix = factors
+        scheme = "none"
         if "_scaled" in name:
-            left, right = (Described(format=side.format, scheme="scaled") for side in (left, right))
+            scheme = "scaled"
+        left = Described(format=dtype_name(left_matrix.dtype), scheme=scheme)
+        right = Described(format=dtype_name(right_matrix.dtype), scheme=scheme)
+        gemm = self._gemm_of(module, left_matrix, right_matrix)
         self._note(gemm, left, right, output=dtype_name(out.dtype))
 
     def _gemm_of(self, module: torch.nn.Module, left: torch.Tensor, right: torch.Tensor) -> str:
-        """Return the GEMM of an operator; backward, dgrad reads the weight, and wgrad's result has its shape."""
+        """Return the GEMM of an operator.
+
+        In a backward pass dgrad reads the weight, and the result of wgrad has the weight's shape.
+        """
         if not self.running.is_backward:
             return "fprop"
         if {left.data_ptr(), right.data_ptr()} & self._parameters:
             return "dgrad"
-        sizes = [
-            {*parameter.shape}
-            for parameter in module.parameters(recurse=False)
-            if parameter.dim() == 2
-        ]
+        sizes = []
+        for parameter in module.parameters(recurse=False):
+            if parameter.dim() == 2:
+                sizes.append({*parameter.shape})
         if sizes and {left.shape[-2], right.shape[-1]} not in sizes:
             return "dgrad"
-        return (
-            "wgrad" if left.stride(-2) == 1 else "dgrad"
-        )  # wgrad reads its left operand transposed
+        if left.stride(-2) == 1:  # wgrad reads its left operand transposed
+            return "wgrad"
+        return "dgrad"
 
     def _note(self, gemm: str, left: Described, right: Described, **columns: str) -> None:
         if left.scheme not in ("none", "scaled"):
@@ -190,10 +213,21 @@ class GemmWatch(Observer):
         layer, name = self.places[module]
         if mixes_tokens(name):
             return
-        columns |= {"left_tile": left.tile, "right_tile": right.tile, "storage": _storage(module)}
-        columns |= {"by": _class_name(module), "context": self._contexts.get(module, "")}
-        formats = {"left": left.format, "right": right.format, "scheme": left.scheme}
-        self._rows.add(GemmRow(layer=layer, module=name, gemm=gemm, **formats, **columns))
+        row = GemmRow(
+            layer=layer,
+            module=name,
+            gemm=gemm,
+            left=left.format,
+            right=right.format,
+            scheme=left.scheme,
+            left_tile=left.tile,
+            right_tile=right.tile,
+            storage=_storage(module),
+            by=_class_name(module),
+            context=self._contexts.get(module, ""),
+            **columns,
+        )
+        self._rows.add(row)
 
 
 class _Dispatch(TorchDispatchMode):
@@ -218,15 +252,15 @@ def _of_operand(operand: GemmOperand) -> Described:
 
 def _storage(module: torch.nn.Module) -> str:
     """Return the format of a module's weight between steps, "" without a weight of its own."""
-    weights = (parameter for parameter in module.parameters(recurse=False) if parameter.dim() > 1)
-    return next((describe(weight, columnwise=False).format for weight in weights), "")
+    for parameter in module.parameters(recurse=False):
+        if parameter.dim() > 1:
+            return describe(parameter, columnwise=False).format
+    return ""
 
 
 def _class_name(module: torch.nn.Module) -> str:
     kind = type(module)
-    package = (
-        "torch.nn."
-        if kind.__module__.startswith("torch.nn.")
-        else f"{kind.__module__.partition('.')[0]} "
-    )
-    return package + kind.__name__
+    if kind.__module__.startswith("torch.nn."):
+        return f"torch.nn.{kind.__name__}"
+    package = kind.__module__.partition(".")[0]
+    return f"{package} {kind.__name__}"
