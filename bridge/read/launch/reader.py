@@ -471,7 +471,7 @@ class Reader(Builtins):
         return self.line or node.start_point.row + 1
 
     def _redirected(self, node: Node) -> None:
-        """Read a command with its redirections, and name a here-document that bears on precision."""
+        """Read a command with its redirections; name a here-document about precision."""
         inner, *outer_redirects = node.named_children
         redirects = outer_redirects.copy()
         for redirect in outer_redirects:
