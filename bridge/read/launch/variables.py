@@ -41,7 +41,7 @@ class _Parameter(NamedTuple):
     text: str
     """As it is written."""
     name: str
-    index: str = ""
+    subscript: str = ""
     operator: str = ""
     """`#` and `!` too, which stand before the name."""
     argument: str = ""
@@ -180,7 +180,7 @@ class Variables:
         values = [expansion]
         if parameter.name:
             values = self._value(parameter)
-        if not is_split and "@" not in (parameter.index, parameter.name):
+        if not is_split and "@" not in (parameter.subscript, parameter.name):
             values = [" ".join(values)]
         for place, value in enumerate(values):
             if place:
@@ -225,7 +225,7 @@ class Variables:
     def _value(self, parameter: _Parameter) -> list[str]:
         """Return the words of a parameter: one unless it is a list."""
         name = parameter.name
-        index = parameter.index.strip("\"'")
+        index = parameter.subscript.strip("\"'")
         operator = parameter.operator
         if index not in ("", "@", "*") or operator not in ("", ":?", "?", *DEFAULTS):
             return [parameter.text]
