@@ -185,7 +185,15 @@ def in_file(word: str, run: Run) -> dict[str, Any]:
         value, decider = run.prediction.values[role].get(field), None
         if row is None or row.by == role:
             decider = run.weakness(f"{role}.{field}")
-        settings.append({"key": f"{role}.{field}", "value": value, "by": by, "decided_by": decider})
+        dropped = run.reading.dropped_of(f"{role}.{field}")
+        setting = {
+            "key": f"{role}.{field}",
+            "value": value,
+            "by": by,
+            "decided_by": decider,
+            "dropped": dropped,
+        }
+        settings.append(setting)
     return {
         "field": word,
         "config": run.name,
@@ -197,9 +205,10 @@ def in_file(word: str, run: Run) -> dict[str, Any]:
 def _setting_text(setting: Mapping[str, Any], config: str) -> str:
     """Return the sentence about one setting of a file's run."""
     key, value, decider = setting["key"], setting["value"], setting["decided_by"]
+    sentence = f"{key} is {value!r} in {config}: {setting['by']}."
     if decider is not None:
-        return f"{key} is not known from {config}: {decider} may set it; {value!r} is assumed."
-    return f"{key} is {value!r} in {config}: {setting['by']}."
+        sentence = f"{key} is not known from {config}: {decider} may set it; {value!r} is assumed."
+    return " ".join([sentence, *setting["dropped"]])
 
 
 def _traces(run: RunFolder, field: str) -> dict[str, Any]:

@@ -265,7 +265,7 @@ class Builtins(Variables):
         for place, word in enumerate(words[1:], 1):
             before = words[place - 1]
             is_option = word[:1] in ("-", "+") and word not in ("-", "--")
-            is_name = re.fullmatch(r"[-+]\w*o", before) is not None
+            is_name = re.fullmatch(r"[-+]\w*o\w*", before) is not None
             if word == "--":
                 self.set_positional(words[place + 1 :])
                 return
