@@ -219,7 +219,7 @@ def _megatron_bridge(line: Line, forced: bool) -> CommandLine | None:
     if name is None:
         context = {"base": recipe or f"the recipe that {line.launch.name} loads"}
         return CommandLine(evidence=evidence, payload=payload, context=context, unread=unread)
-    chosen = name
+    chosen: object = name
     if fields:
         chosen = {**REGISTRY.get(name).to_dict(), **payload["mixed_precision"]}
     return CommandLine(evidence=evidence, payload={"mixed_precision": chosen}, unread=unread)
@@ -270,8 +270,9 @@ def _huggingface(line: Line, forced: bool) -> CommandLine | None:
     if payload.get("mixed_precision") in PRECISIONS and not has_a_switch and not forced:
         return None  # no argument of the Trainer's: the program hands it to its own Accelerator
     environment = None
-    if isinstance(launcher.get("mixed_precision"), str):
-        environment = launcher["mixed_precision"].lower()
+    stated = launcher.get("mixed_precision")
+    if isinstance(stated, str):
+        environment = stated.lower()
     is_switched = any(payload.get(name) for name in ("bf16", "fp16"))
     has_file = environment is None and isinstance(launcher.get("config_file"), str)
     if not is_switched and (environment == "fp8" or has_file):
