@@ -3,7 +3,8 @@
 BF16   fp32=True, autocast_enabled=True, autocast_dtype="bf16": the recipe `bf16_autocast_mixed`
 FP16   fp16=True too, with params_dtype="fp32": only the `fp16` switch has a loss scale
 
-FP16 has torch's `GradScaler` there, with other defaults and fewer settings than Megatron's own scaler:
+FP16 has torch's `GradScaler` there, with other defaults and fewer settings than Megatron's own
+scaler:
 
     scale on overflow: times backoff_factor at once (Megatron: after `hysteresis` overflows)
     scale afterwards:  times growth_factor after growth_interval good steps (Megatron: `loss_scale_window`)
@@ -33,7 +34,10 @@ NAMES = {
 
 
 def amp_fields(compute: str) -> dict[str, object]:
-    """Return the fields of autocast to `compute` over FP32 weights; of plain FP32 where that is "fp32"."""
+    """Return the fields of autocast to `compute` over FP32 weights.
+
+    Of plain FP32 where that is "fp32".
+    """
     if compute == "fp32":
         return {"fp32": True}
     mode: dict[str, object] = (
@@ -45,7 +49,8 @@ def amp_fields(compute: str) -> dict[str, object]:
 def report_dropped_autocast(builder: ExportBuilder, why: str = "") -> None:
     """Record the run of a system over Megatron Core that never opens autocast, because `why`: its mode decides.
 
-    NeMo 2 and Megatron Bridge copy fields of the same name. Source: their mixed_precision.py, 2.6.2 and 0.6.2.
+    NeMo 2 and Megatron Bridge copy fields of the same name. Source: their mixed_precision.py, 2.6.2
+    and 0.6.2.
     """
     why = (
         why or f"{builder.system} copies fields of the same name, and Megatron's is enable_autocast"
@@ -70,7 +75,10 @@ def report_dropped_autocast(builder: ExportBuilder, why: str = "") -> None:
 
 
 def export_as_amp(builder: ExportBuilder, *settings: str) -> str:
-    """Map the mode to `settings` as autocast over FP32 weights; return the compute it casts to, "fp32" for none."""
+    """Map the mode to `settings` as autocast over FP32 weights.
+
+    Return the compute it casts to, "fp32" for none.
+    """
     config, mode, semantics = builder.config, mode_of(builder.config), semantics_of(builder.config)
     compute = compute_dtype(config)
     builder.exported_mode = "fp16" if compute == "fp16" else "fp32"
@@ -99,7 +107,8 @@ def export_as_amp(builder: ExportBuilder, *settings: str) -> str:
 def export_as_cast(builder: ExportBuilder, autocast: str, *settings: str) -> str:
     """Map the mode to `settings` as a cast of the weights; return the compute.
 
-    `autocast` is the row that says what becomes of autocast over FP32 weights, which is cast like that too.
+    `autocast` is the row that says what becomes of autocast over FP32 weights, which is cast like
+    that too.
     """
     mode = mode_of(builder.config)
     compute = builder.exported_mode = compute_dtype(builder.config)

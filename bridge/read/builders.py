@@ -6,8 +6,8 @@
     builder.record("axolotl.auto-would-turn", "tf32", "auto")         # no field holds it: a row of rows/axolotl.yaml
     builder.finish("megatron_o2")
 
-An export finishes only with every stated field accounted for: a field that the exporter did not mention agrees with the
-other system already, has no effect, or is reported as unmapped.
+An export finishes only with every stated field accounted for: a field that the exporter did not
+mention agrees with the other system already, has no effect, or is reported as unmapped.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -72,7 +72,10 @@ class ImportBuilder:
         self.default_mode: str | None = "fp32"
 
     def map(self, setting: str, /, **fields: Any) -> None:
-        """Record that `setting` became these fields; none at all: it agrees with what is unstated."""
+        """Record that `setting` became these fields.
+
+        None at all: it agrees with what is unstated.
+        """
         try:
             MixedPrecisionConfig.from_dict(dict(fields))
         except PrecisionTypeError as error:
@@ -99,7 +102,8 @@ class ImportBuilder:
     ) -> None:
         """Record that `setting` cannot be converted exactly, in the words of a row: "axolotl.documented-as-no-amp".
 
-        `facts` stand in its words, as the value does; `state` are the fields that it comes to all the same.
+        `facts` stand in its words, as the value does; `state` are the fields that it comes to all
+        the same.
         """
         self.fields.update(state)
         words = record_named(row, **{"system": self.system, "value": value, **facts})
@@ -125,8 +129,9 @@ class ImportBuilder:
     ) -> None:
         """State the defaults of a system over Megatron that decide, where the fields are not stated yet.
 
-        `spell` turns a field's name into the setting's; `layers` are those that `first_last_layers_bf16` keeps.
-        None for `in_fp32` or `layers`: nothing to state. `why` has what is special about the default of a field.
+        `spell` turns a field's name into the setting's; `layers` are those that
+        `first_last_layers_bf16` keeps. None for `in_fp32` or `layers`: nothing to state. `why` has
+        what is special about the default of a field.
         """
         fields = self.fields
         defaults: dict[str, Any] = {"fp8_recipe": fp8_recipe} if fields.get("fp8") else {}
@@ -162,8 +167,8 @@ class ImportBuilder:
     ) -> ImportReport:
         """Return the report; PayloadError should a field have been given a value it cannot hold.
 
-        Without `semantics` they are those of Megatron Core. No recipe is named where the fields are not the whole
-        precision of the run.
+        Without `semantics` they are those of Megatron Core. No recipe is named where the fields are
+        not the whole precision of the run.
         """
         try:
             config = MixedPrecisionConfig.from_dict(self.fields, source=self.system)
@@ -196,7 +201,8 @@ class ImportBuilder:
 class ExportBuilder:
     """The report of an export while stated fields are written into settings of a system.
 
-    PrecisionConfigError for a config that can never be right; nothing of it would mean anything elsewhere either.
+    PrecisionConfigError for a config that can never be right; nothing of it would mean anything
+    elsewhere either.
     """
 
     def __init__(self, config: object, system: str) -> None:
@@ -210,12 +216,18 @@ class ExportBuilder:
         self.files: dict[str, str] = {}
 
     def map(self, field: str, *settings: str) -> None:
-        """Record that `field`, if it is stated, became these settings too; none: it holds there without one."""
+        """Record that `field`, if it is stated, became these settings too.
+
+        None: it holds there without one.
+        """
         if field in self.config.stated:
             self.mapped[field] = tuple(dict.fromkeys((*self.mapped.get(field, ()), *settings)))
 
     def map_dtype(self, field: str, *settings: str) -> bool:
-        """Map a dtype to the settings of the mode, where it is that of the mode; return whether it is."""
+        """Map a dtype to the settings of the mode, where it is that of the mode.
+
+        Return whether it is.
+        """
         follows = self.values[field] in (None, mode_of(self.config))
         if follows:
             self.map(field, *settings)
@@ -242,7 +254,8 @@ class ExportBuilder:
     ) -> ExportReport:
         """Return the report, after stated fields not mentioned so far are mapped or reported, by a row of `unwritten`.
 
-        In the words of a row stand `facts`, the values of all fields, and `mode`, `scheme` and `system`.
+        In the words of a row stand `facts`, the values of all fields, and `mode`, `scheme` and
+        `system`.
         """
         unread = unread_fields(self.config)
         words = {

@@ -1,11 +1,12 @@
-"""Command lines that are not Megatron-LM's: which system each was written for, and what it says in that system's words.
+"""Command lines that are not Megatron-LM's: the system of each, and what it says to that system.
 
-A launch script holds programs of several systems, so that each of its launches is recognised by itself. What a line
-says is handed to the system's own `import_`; what it leaves to another file is named, never guessed.
+A launch script holds programs of several systems, so that each of its launches is recognised by
+itself. What a line says is handed to the system's own `import_`; what it leaves to another file is
+named, never guessed.
 """
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
@@ -20,21 +21,25 @@ from bridge.read.launch.launches import (
     Launch,
     before_the_dashes,
 )
+from bridge.read.launch.word import Word
 from bridge.read.megatron_lm.flags import bears_on_precision
 from bridge.read.table import record_named
 from bridge.read.text.command_words import CommandWords, nested
 from bridge.read.text.trainer_words import arguments_of
 from bridge.registry.registry import REGISTRY
 
-NEMO, FAIRSEQ = re.compile(ROWS["nemo1"]), re.compile(ROWS["fairseq"])
+NEMO = re.compile(ROWS["nemo1"])
+FAIRSEQ = re.compile(ROWS["fairseq"])
 OF_TRAINING = frozenset(ROWS["of training"].split())
-TRAINER, TRAINING = (OF_TRAINING.union(ROWS[row].split()) for row in ("of trainer", "with trainer"))
-OF_NEMOS_TRAINER, SHARED_WITH_BRIDGE = (
-    tuple(ROWS[row].split()) for row in ("nemo1 trainer", "nemo1 shared")
-)
+TRAINER = OF_TRAINING.union(ROWS["of trainer"].split())
+TRAINING = OF_TRAINING.union(ROWS["with trainer"].split())
+OF_NEMOS_TRAINER = tuple(ROWS["nemo1 trainer"].split())
+SHARED_WITH_BRIDGE = tuple(ROWS["nemo1 shared"].split())
 BRIDGE = "Megatron Bridge"
 FILES = tuple(ROWS["files"].split())
 BATCH = "per_device_train_batch_size"
+PRECISION = "mixed_precision"
+"""Field of a run of Megatron Bridge."""
 PRECISIONS = ("no", "fp16", "bf16", "fp8")
 
 
@@ -61,67 +66,71 @@ class Line:
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
         self.words = CommandWords(before_the_dashes(launch.arguments))
-        names = [
-            word if word == "accelerate.commands.launch" else PurePosixPath(word).name
-            for word in launch.runner
-        ]
-        places = [
-            at
-            for at, name in enumerate(names)
-            if name in ("accelerate", "accelerate.commands.launch")
-        ]
-        self.is_accelerated = bool(places)
-        self.launcher = CommandWords(launch.runner[places[0] + 1 :] if places else ())
+        behind = _behind_accelerate(launch.runner)
+        self.is_accelerated = behind is not None
+        self.launcher = CommandWords(behind or ())
 
     def unread(
         self, *, read: Collection[str] | None = None, files: tuple[str, ...] = FILES
     ) -> tuple[Unmapped, ...]:
         """Return the records of what the line leaves open.
 
-        `read` are the program's options and overrides that were read (None: all); `files` are options that name
-        a file which was not.
+        `read` are the program's options and overrides that were read (None: all); `files` are
+        options that name a file which was not.
         """
-        launch, found = self.launch, list[tuple[str, str, object]]()
-        given = {**self.words.options, **self.words.overrides} if read is not None else {}
-        for name, value in given.items():
-            if (
-                name not in (*(read or ()), *files)
-                and bears_on_precision(name)
-                and value not in (False, "False")
-            ):
-                found.append(("command_lines.option", self.words.written.get(name, name), value))
+        records: list[Unmapped] = []
+        if read is not None:
+            records += self._other_options({*read, *files})
         for words in (self.words, self.launcher):
-            named = {
-                name: words.options[name]
-                for name in files
-                if isinstance(words.options.get(name), str)
-            }
-            found += [
-                ("command_lines.file", words.written[name], file) for name, file in named.items()
-            ]
-            for name, late in words.undecided.items():
-                if bears_on_precision(name) or name in (*FILES, *words.overrides):
-                    found.append(
-                        ("megatron_lm.only-the-run-decides", words.written.get(name, name), late)
-                    )
-            found += [
-                ("command_lines.loose-word", text, None) for text in dict.fromkeys(words.loose)
-            ]
-        found += [
-            ("megatron_lm.the-file-alone-does", decision, "taken") for decision in launch.decisions
-        ]
-        found += [("command_lines.file", note, None) for note in launch.notes]
+            records += _left_open(words, files)
+        records += self._of_the_script()
+        return tuple(records)
+
+    def _other_options(self, known: Collection[str]) -> Iterator[Unmapped]:
+        """Yield the records of options and overrides that bear on precision and are not known."""
+        written = self.words.written
+        for name, value in {**self.words.options, **self.words.overrides}.items():
+            is_off = value in (False, "False")
+            if name not in known and bears_on_precision(name) and not is_off:
+                yield lost("command_lines.option", written.get(name, name), value)
+
+    def _of_the_script(self) -> Iterator[Unmapped]:
+        """Yield the records of what the script leaves open."""
+        launch = self.launch
+        for decision in launch.decisions:
+            yield lost("megatron_lm.the-file-alone-does", decision, "taken")
+        for note in launch.notes:
+            yield lost("command_lines.file", note, None)
         for name, default in launch.defaulted.items():
-            found.append(("megatron_lm.the-environment-or-the-command", f"${name}", default))
+            yield lost("megatron_lm.the-environment-or-the-command", f"${name}", default)
         for name, variable in launch.environment.items():
-            if bears_on_precision(name.lower()):
-                row = (
-                    "megatron_lm.only-the-run-decides"
-                    if variable.is_unknown
-                    else "command_lines.variable"
-                )
-                found.append((row, name, variable))
-        return tuple(lost(*record) for record in found)
+            if not bears_on_precision(name.lower()):
+                continue
+            if variable.is_unknown:
+                yield lost("megatron_lm.only-the-run-decides", name, variable)
+            else:
+                yield lost("command_lines.variable", name, variable)
+
+
+def _behind_accelerate(runner: Sequence[Word]) -> Sequence[Word] | None:
+    """Return the words of a runner behind Accelerate's launcher; None without it."""
+    for place, word in enumerate(runner):
+        if word == "accelerate.commands.launch" or PurePosixPath(word).name == "accelerate":
+            return runner[place + 1 :]
+    return None
+
+
+def _left_open(words: CommandWords, files: Sequence[str]) -> Iterator[Unmapped]:
+    """Yield the records of files that were not read, and of words that only the run decides."""
+    for name in files:
+        file = words.options.get(name)
+        if isinstance(file, str):
+            yield lost("command_lines.file", words.written[name], file)
+    for name, late in words.undecided.items():
+        if bears_on_precision(name) or name in (*FILES, *words.overrides):
+            yield lost("megatron_lm.only-the-run-decides", words.written.get(name, name), late)
+    for text in dict.fromkeys(words.loose):
+        yield lost("command_lines.loose-word", text, None)
 
 
 def lost(row: str, name: str, value: object, **facts: object) -> Unmapped:
@@ -130,9 +139,15 @@ def lost(row: str, name: str, value: object, **facts: object) -> Unmapped:
 
 
 def read(launch: Launch, chosen: str | None = None) -> CommandLine | None:
-    """Return what a launch says to the system `chosen`, or to the first that knows it; None for Megatron-LM's."""
-    line, is_forced = Line(launch), chosen is not None
-    framework = None if is_forced else frameworks.of_launch(launch)
+    """Return what a launch says to the system `chosen`, or to the first that knows it.
+
+    It is None for a launch of Megatron-LM.
+    """
+    line = Line(launch)
+    is_forced = chosen is not None
+    framework = None
+    if not is_forced:
+        framework = frameworks.of_launch(launch)
     unread = None
     if framework is not None and framework.table:
         return None
@@ -147,16 +162,21 @@ def read(launch: Launch, chosen: str | None = None) -> CommandLine | None:
     if FAIRSEQ.search(launch.program) and not is_forced:
         return CommandLine(evidence="starts fairseq", elsewhere="options of fairseq")
     for name, reader in READERS.items():
-        found = reader(line, is_forced) if chosen in (None, name) else None
-        if found is not None:
-            return replace(found, system=name)
+        if chosen not in (None, name):
+            continue
+        known = reader(line, is_forced)
+        if known is not None:
+            return replace(known, system=name)
     if is_forced or unread is not None:
         return unread
     return _deepspeed_file(line)
 
 
 def left_out(launch: Launch, line: CommandLine | None) -> list[Unmapped]:
-    """Return the record of a launch that is not read: its precision lies in a file, or no system's words are in it."""
+    """Return the record of a launch that is not read.
+
+    Its precision lies in a file, or no system's words are in it.
+    """
     if line is not None and line.framework is not None:
         facts = {
             "framework": line.framework.name,
@@ -168,47 +188,50 @@ def left_out(launch: Launch, line: CommandLine | None) -> list[Unmapped]:
         facts = {"evidence": line.evidence, "elsewhere": line.elsewhere}
         return [lost("command_lines.elsewhere", launch.label, line.elsewhere, **facts)]
     if not launch.line:
-        started = (
-            [lost("command_lines.nothing-started", launch.label, None)] if launch.decisions else []
-        )
-        return [*started, *(lost("command_lines.file", note, None) for note in launch.notes)]
-    about = [
-        word
-        for word in launch.arguments
-        if bears_on_precision(word.partition("=")[0])
-        or (word.is_unknown and HOLDS_ARGUMENTS.search(word))
-    ]
-    return [lost("command_lines.unknown-program", launch.label, " ".join(about))] if about else []
+        records = [lost("command_lines.file", note, None) for note in launch.notes]
+        if launch.decisions:
+            records.insert(0, lost("command_lines.nothing-started", launch.label, None))
+        return records
+    words: list[str] = []
+    for word in launch.arguments:
+        may_be_arguments = word.is_unknown and HOLDS_ARGUMENTS.search(word)
+        if may_be_arguments or bears_on_precision(word.partition("=")[0]):
+            words.append(word)
+    if not words:
+        return []
+    return [lost("command_lines.unknown-program", launch.label, " ".join(words))]
 
 
 def _megatron_bridge(line: Line, forced: bool) -> CommandLine | None:
-    own = {
-        key: value
-        for key, value in line.words.overrides.items()
-        if key.split(".")[0] == "mixed_precision"
-    }
+    overrides = line.words.overrides
+    fields = {key: value for key, value in overrides.items() if key.split(".")[0] == PRECISION}
     recipe = _recipe_of_bridge(line)
-    if not (own or forced or recipe):
+    if not (fields or forced or recipe):
         return None
-    evidence = _evidence([*own], "an override of Megatron Bridge's")
+    evidence = _evidence([*fields], "an override of Megatron Bridge's")
     if recipe:
         evidence = f"starts `{line.launch.name}` of Megatron Bridge"
-    if recipe and "mixed_precision" in own:
+    if recipe and "mixed_precision" in fields:
         evidence += f" with an override of `mixed_precision`, and {recipe} decides the rest"
-    unread = line.unread(read=(*own, "mixed_precision"))
-    name = own.pop("mixed_precision", None)
-    payload = nested(own)
-    context = {"base": recipe or f"the recipe that {line.launch.name} loads"}
-    if name is not None:
-        fields = {**REGISTRY.get(name).to_dict(), **payload["mixed_precision"]} if own else name
-        payload, context = {"mixed_precision": fields}, {}
-    return CommandLine(evidence=evidence, payload=payload, context=context, unread=unread)
+    unread = line.unread(read=(*fields, "mixed_precision"))
+    name = fields.pop("mixed_precision", None)
+    payload = nested(fields)
+    if name is None:
+        context = {"base": recipe or f"the recipe that {line.launch.name} loads"}
+        return CommandLine(evidence=evidence, payload=payload, context=context, unread=unread)
+    chosen: object = name
+    if fields:
+        chosen = {**REGISTRY.get(name).to_dict(), **payload["mixed_precision"]}
+    return CommandLine(evidence=evidence, payload={"mixed_precision": chosen}, unread=unread)
 
 
 def _recipe_of_bridge(line: Line) -> str:
-    """Return the recipe that a launch of Megatron Bridge's own program names, as a noun; empty for other programs."""
-    found = frameworks.of_launch(line.launch)
-    if found is None or found.name != BRIDGE:
+    """Return the recipe that a launch of Megatron Bridge's program names, as a noun.
+
+    It is empty for other programs.
+    """
+    framework = frameworks.of_launch(line.launch)
+    if framework is None or framework.name != BRIDGE:
         return ""
     for option, noun in (("recipe", "the recipe"), ("model", "the recipe of the model")):
         name = line.words.options.get(option) or line.words.undecided.get(option)
@@ -218,76 +241,79 @@ def _recipe_of_bridge(line: Line) -> str:
 
 
 def _nemo1(line: Line, forced: bool) -> CommandLine | None:
-    overrides, file = line.words.overrides, line.words.options.get("config_name")
-    own = [key for key in overrides if NEMO.match(key)]
-    if not own and any(key.startswith(OF_NEMOS_TRAINER) for key in overrides):
-        own = [key for key in overrides if key.startswith(SHARED_WITH_BRIDGE)]
-    if not own and not forced:
+    overrides = line.words.overrides
+    of_nemo = [key for key in overrides if NEMO.match(key)]
+    if not of_nemo and any(key.startswith(OF_NEMOS_TRAINER) for key in overrides):
+        of_nemo = [key for key in overrides if key.startswith(SHARED_WITH_BRIDGE)]
+    if not of_nemo and not forced:
         return None
-    where = f"{file.removesuffix('.yaml')}.yaml" if isinstance(file, str) else "the program's file"
+    where = "the program's file"
+    file = line.words.options.get("config_name")
+    if isinstance(file, str):
+        where = f"{file.removesuffix('.yaml')}.yaml"
     stated = [key for key in overrides if key.endswith("precision")]
-    evidence = _evidence([*stated, *own], "an override of NeMo's")
+    evidence = _evidence([*stated, *of_nemo], "an override of NeMo's")
     return CommandLine(
         evidence=evidence, elsewhere=f"the configuration composed of {where} and the overrides"
     )
 
 
 def _huggingface(line: Line, forced: bool) -> CommandLine | None:
-    words, launcher = line.words, line.launcher.options
+    launcher = line.launcher.options
     if not (forced or _is_trainers(line)):
         return None
-    payload = arguments_of(words)
-    chosen = _swift_switch(line, payload)
-    if chosen is not None:
-        payload[chosen] = True
-    if (
-        payload.get("mixed_precision") in PRECISIONS
-        and not {"bf16", "fp16"} & payload.keys()
-        and not forced
-    ):
+    payload = arguments_of(line.words)
+    switch = _swift_switch(line, payload)
+    if switch is not None:
+        payload[switch] = True
+    has_a_switch = "bf16" in payload or "fp16" in payload
+    if payload.get("mixed_precision") in PRECISIONS and not has_a_switch and not forced:
         return None  # no argument of the Trainer's: the program hands it to its own Accelerator
-    switched = any(payload.get(name) for name in ("bf16", "fp16"))
-    said = launcher.get("mixed_precision")
-    environment = said.lower() if isinstance(said, str) else None
+    environment = None
+    stated = launcher.get("mixed_precision")
+    if isinstance(stated, str):
+        environment = stated.lower()
+    is_switched = any(payload.get(name) for name in ("bf16", "fp16"))
     has_file = environment is None and isinstance(launcher.get("config_file"), str)
-    if not switched and (environment == "fp8" or has_file):
+    if not is_switched and (environment == "fp8" or has_file):
         return None  # Accelerate decides
     launched = {name: True for name in ("use_fsdp", "use_deepspeed") if launcher.get(name) is True}
-    payload |= {"accelerate_launch_args": launched} if launched else {}
-    found = sorted(TRAINER & payload.keys(), key=lambda name: (name != BATCH, name))
-    program = ROWS["trainers"].get(
-        line.launch.name, f"{line.launch.name}, which reads these arguments,"
-    )
+    if launched:
+        payload["accelerate_launch_args"] = launched
+    program = None
+    if line.launch.line:
+        unknown = f"{line.launch.name}, which reads these arguments,"
+        program = ROWS["trainers"].get(line.launch.name, unknown)
     unread = line.unread(files=("deepspeed_config", "config_file"))
-    if chosen is not None:
-        unread = (
-            lost(
-                "command_lines.swift-switch", "--torch_dtype", payload["torch_dtype"], switch=chosen
-            ),
-            *unread,
-        )
+    if switch is not None:
+        dtype = payload["torch_dtype"]
+        record = lost("command_lines.swift-switch", "--torch_dtype", dtype, switch=switch)
+        unread = (record, *unread)
     return CommandLine(
-        evidence=_evidence(
-            [words.written.get(name, name) for name in found],
-            "an argument of transformers' Trainer",
-        ),
+        evidence=_evidence_of_trainer(line, payload),
         payload=payload,
-        context={
-            "program": program if line.launch.line else None,
-            "accelerate_mixed_precision": environment,
-        },
+        context={"program": program, "accelerate_mixed_precision": environment},
         unread=unread,
     )
+
+
+def _evidence_of_trainer(line: Line, payload: Mapping[str, Any]) -> str:
+    """Return the clause about the argument of the Trainer that says most."""
+    names = sorted(TRAINER & payload.keys(), key=lambda name: (name != BATCH, name))
+    written = [line.words.written.get(name, name) for name in names]
+    return _evidence(written, "an argument of transformers' Trainer")
 
 
 def _is_trainers(line: Line) -> bool:
     """Return whether options are those of transformers' Trainer."""
     options = line.words.options.keys()
-    given = options | line.words.undecided.keys()
-    if BATCH in given or (len(TRAINER & given) > 1 and TRAINING & given):
+    names = options | line.words.undecided.keys()
+    if BATCH in names or (len(TRAINER & names) > 1 and TRAINING & names):
         return True
-    names = ({"bf16", "fp16"}, {"output_dir", "model_name_or_path"})
-    return line.is_accelerated and all(some & options for some in names)
+    if not line.is_accelerated:
+        return False
+    has_a_switch = "bf16" in options or "fp16" in options
+    return has_a_switch and ("output_dir" in options or "model_name_or_path" in options)
 
 
 def _swift_switch(line: Line, payload: Mapping[str, Any]) -> str | None:
@@ -309,11 +335,9 @@ def _deepspeed_file(line: Line) -> CommandLine | None:
 
 
 def _evidence(names: list[str], what: str) -> str:
-    return (
-        f"has `{names[0]}`, {what}"
-        if names
-        else f"was named with --from as {what.partition(' of ')[2]}"
-    )
+    if names:
+        return f"has `{names[0]}`, {what}"
+    return f"was named with --from as {what.partition(' of ')[2]}"
 
 
 READERS: Mapping[str, Callable[[Line, bool], CommandLine | None]] = {

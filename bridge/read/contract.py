@@ -3,15 +3,17 @@
     import_(payload, **context) -> ImportReport    a configuration of the system, read as a recipe
     export(config, **context)   -> ExportReport    a recipe, written as a configuration of the system
 
-Nothing is dropped and nothing is guessed silently. On import each setting that bears on precision is mapped to fields
-or reported as unmapped; on export each stated field is mapped to settings or reported as unmapped. A default that
-decides is reported too, with the reason "implied default" and the version it was taken from.
+Nothing is dropped and nothing is guessed silently. On import each setting that bears on precision
+is mapped to fields or reported as unmapped; on export each stated field is mapped to settings or
+reported as unmapped. A default that decides is reported too, with the reason "implied default" and
+the version it was taken from.
 
-A mode is stated only where something in the document states it, or where the document is the complete configuration of
-a program whose defaults are known. Elsewhere the mode stays unstated and `ImportReport.decided_by` names what decides.
+A mode is stated only where something in the document states it, or where the document is the
+complete configuration of a program whose defaults are known. Elsewhere the mode stays unstated and
+`ImportReport.decided_by` names what decides.
 
-The context holds facts that no configuration file can state: versions, the GPU, tf32, torch.compile, the dtype of
-evaluation.
+The context holds facts that no configuration file can state: versions, the GPU, tf32,
+torch.compile, the dtype of evaluation.
 """
 
 import json
@@ -52,7 +54,8 @@ class Unmapped:
     value: object
     reason: str
     detail: str
-    """The difference on the other side, with the version it was seen in: one clause without a full stop."""
+    """The difference on the other side, with the version it was seen in: one clause without a full
+    stop."""
     remedy: str
 
     def __post_init__(self) -> None:
@@ -76,15 +79,17 @@ class ImportReport:
 
     Without fields it agrees with what is unstated here."""
     recipe: str | None = None
-    """The registered recipe that means the same, fields of Megatron's own that no recipe states aside; or None."""
+    """The registered recipe that means the same, fields of Megatron's own that no recipe states
+    aside; or None."""
     label: str = ""
     """The run of the file, where it starts several: "line 41, pretrain_gpt.py"."""
     decided_by: str | None = None
-    """The source that decides the mode where the document does not, as a noun: "the recipe that run_recipe.py loads".
-
-    None: the mode is stated, or it is the known default of a program whose whole configuration this is."""
+    """The source that decides the mode where the document does not, as a noun: "the recipe that
+    run_recipe.py loads".  None: the mode is stated, or it is the known default of a program whose
+    whole configuration this is."""
     default_mode: str | None = "fp32"
-    """The mode that the system takes where nothing states one, which `assume_default` states; None: it has none."""
+    """The mode that the system takes where nothing states one, which `assume_default` states; None:
+    it has none."""
 
     @property
     def mode_is_stated(self) -> bool:
@@ -134,7 +139,8 @@ class Recognised:
     certainty: float
     """0 to 1; the highest wins, a tie is an error that names both."""
     evidence: str
-    """The evidence, as a clause: "has `fp16.enabled` and `zero_optimization`, which only DeepSpeed reads"."""
+    """The evidence, as a clause: "has `fp16.enabled` and `zero_optimization`, which only DeepSpeed
+    reads"."""
 
 
 @dataclass(frozen=True)
@@ -162,10 +168,12 @@ class System:
     """Takes a `document.Document` and returns None for another system's."""
     write: Callable[[Any], str] = str
     read: Callable[[Any], Any] | None = None
-    """Takes a `document.Document` and returns the payload for `import_`; None: the document's parsed content is it."""
+    """Takes a `document.Document` and returns the payload for `import_`; None: the document's
+    parsed content is it."""
     context: tuple[ContextKey, ...] = ()
     import_all: Callable[..., tuple[ImportReport, ...]] | None = None
-    """As `import_`, for a payload that starts several runs: one `ImportReport` each, the first being `import_`'s."""
+    """As `import_`, for a payload that starts several runs: one `ImportReport` each, the first
+    being `import_`'s."""
 
     @property
     def kinds(self) -> tuple[str, ...]:

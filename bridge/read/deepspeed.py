@@ -1,12 +1,13 @@
 """DeepSpeed's JSON configuration.
 
-Its `fp16` and `bf16` blocks are Megatron's O2: the engine casts the module and keeps FP32 master weights. With both off
-the engine casts nothing, and the model trains in the dtype it was loaded in, unless its `torch_autocast` block is on,
-which is written here and not read. Gradients are accumulated and reduced in the model's own dtype unless two settings
-in two places say FP32; FP32 accumulation of half-precision gradients takes ZeRO.
+Its `fp16` and `bf16` blocks are Megatron's O2: the engine casts the module and keeps FP32 master
+weights. With both off the engine casts nothing, and the model trains in the dtype it was loaded in,
+unless its `torch_autocast` block is on, which is written here and not read. Gradients are
+accumulated and reduced in the model's own dtype unless two settings in two places say FP32; FP32
+accumulation of half-precision gradients takes ZeRO.
 
-Blocks forbid names they do not know, and the top of the file ignores them silently; both are reported.
-Its settings and sentences, with their sources, are `rows/deepspeed.yaml`.
+Blocks forbid names they do not know, and the top of the file ignores them silently; both are
+reported. Its settings and sentences, with their sources, are `rows/deepspeed.yaml`.
 """
 
 import math
@@ -24,12 +25,16 @@ from bridge.registry.config import MixedPrecisionConfig
 
 TABLE = table("deepspeed")
 DTYPE_NAMES: dict[str, str] = TABLE.data["dtypes"]
-"""Spelling of a dtype -> ours; case counts. `communication_data_type` takes the keys of `MODES` only, in any case."""
+"""Spelling of a dtype -> ours; case counts. `communication_data_type` takes the keys of `MODES`
+only, in any case."""
 SCALE = ("loss_scale", "initial_scale_power", "loss_scale_window", "min_loss_scale", "hysteresis")
 
 
 def import_(payload: object, *, auto: str | None = None) -> ImportReport:
-    """Return what a DeepSpeed configuration asks for; `auto` fills in "auto" and adds a block that is not there."""
+    """Return what a DeepSpeed configuration asks for.
+
+    `auto` fills in "auto" and adds a block that is not there.
+    """
     top = Settings(payload, TABLE.title, lenient=True)
     above = Settings({"auto": auto}, TABLE.title).word("auto", MODES)
     builder = ImportBuilder(TABLE.title)

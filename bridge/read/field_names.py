@@ -1,7 +1,7 @@
 """What the names of a file's fields say: the release of Megatron Core it is of, and those that are its framework's own.
 
-`framework_fields.json` is written by ``scripts/write_framework_fields.py`` from the sources of the releases that it
-names. Such a field is no misspelt one of Megatron's.
+`framework_fields.json` is written by ``scripts/write_framework_fields.py`` from the sources of the
+releases that it names. Such a field is no misspelt one of Megatron's.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from bridge.target.versions import Version, installed
 def own_fields(
     framework: str, classes: Sequence[str], names: Iterable[str], role: str
 ) -> list[str]:
-    """Return the names that are fields of a framework's classes alone; of a class that is not known here, all others.
+    """Return the names that are fields of a framework's classes alone.
+
+    Of a class that is not known here, all others.
 
     A name that is neither is left to the check of misspelt fields.
     """
@@ -42,7 +44,8 @@ def fields_of(framework: str, classes: Sequence[str]) -> frozenset[str]:
 def newer_fields(names: Collection[str], role: str) -> list[str]:
     """Return the names that no known release of Megatron Core has, in a section with every field of its own release.
 
-    A name is a misspelt one where the field that it resembles is absent, which such a section never leaves out.
+    A name is a misspelt one where the field that it resembles is absent, which such a section never
+    leaves out.
     """
     others = [name for name in names if name not in FIELDS[role]]
     return [name for name in others if all(near in names for near in nearest_fields(role, name))]

@@ -1,6 +1,7 @@
 """`unplanned_layers`: options that have another module build the layers of a run, whose plan nobody can know then.
 
-Layers that Megatron Core builds itself are known, and stay planned: the row "specs" has the names of their specs.
+Layers that Megatron Core builds itself are known, and stay planned: the row "specs" has the names
+of their specs.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import Any
 
 CORE = "megatron.core.models."
 PLANNED = ("megatron.core.", "megatron.bridge.")
-"""Beginnings of the import paths of functions that build the layers which their config describes."""
+"""Beginnings of the import paths of functions that build the layers which their config
+describes."""
 BUILDER = re.compile(r"\Aspec\Z|(?:^|_)(?:layer_spec|model_provider(?:_path)?|model_builder)\Z")
 """Arguments that name what builds the model, or its layers."""
 FIELD = re.compile(r"_spec\Z")
@@ -24,7 +26,8 @@ LIBRARIES = {
     **dict.fromkeys(("kitchen_config_file", "kitchen_recipe_number"), OF_KITCHEN),
     **dict.fromkeys(("modelopt_enabled", "export_quant_cfg"), OF_MODELOPT),
 }
-"""Argument by which another library changes the layers -> why they cannot be planned, as a clause."""
+"""Argument by which another library changes the layers -> why they cannot be planned, as a
+clause."""
 RESTORED = "model.restore_modelopt_state"
 """The same of a saved config."""
 KITCHEN = ("use_kitchen", "use_kitchen_attention")
@@ -35,7 +38,8 @@ def unplanned_layers(arguments: Mapping[str, Any]) -> str | None:
     """Return why the layers of a run cannot be planned, as a sentence; None where they can.
 
     Args:
-        arguments: Name of an argument -> its value, or the value as it is written where only the run decides it.
+        arguments: Name of an argument -> its value, or the value as it is written where only the
+            run decides it.
     """
     for name, value in arguments.items():
         words = WORD.findall(str(value))
@@ -50,10 +54,13 @@ def unplanned_layers(arguments: Mapping[str, Any]) -> str | None:
 
 
 def unplanned_spec(fields: Mapping[str, Any]) -> str | None:
-    """Return why the layers of a saved config cannot be planned, as a sentence; None where they can.
+    """Return why the layers of a saved config cannot be planned, as a sentence.
+
+    None where they can.
 
     Args:
-        fields: Dotted key of a field of the model's own class -> its value; a function is its import path.
+        fields: Dotted key of a field of the model's own class -> its value; a function is its
+            import path.
     """
     for path, value in fields.items():
         if FIELD.search(path) and isinstance(value, str) and not value.startswith(PLANNED):
@@ -64,7 +71,10 @@ def unplanned_spec(fields: Mapping[str, Any]) -> str | None:
 
 
 def unplanned_kitchen(sections: Mapping[str, Any]) -> str | None:
-    """Return why a run with layers of the library Kitchen cannot be planned, as a sentence; None without them."""
+    """Return why a run with layers of the library Kitchen cannot be planned, as a sentence.
+
+    None without them.
+    """
     model = sections.get("model")
     for name in KITCHEN:
         if isinstance(model, Mapping) and model.get(name):

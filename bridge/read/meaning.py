@@ -1,8 +1,9 @@
 """The meaning of a config, without fields that have no effect: the equality under which precisions are compared.
 
-Two configs that state different fields can ask for the same run: a scheme is unread while its format is off, amax
-settings are unread outside delayed scaling, an unstated dtype is that of the mode. `meaning` leaves out what
-is unread and fills in what is derived; `recipe_named` finds the registered recipe of that meaning.
+Two configs that state different fields can ask for the same run: a scheme is unread while its
+format is off, amax settings are unread outside delayed scaling, an unstated dtype is that of the
+mode. `meaning` leaves out what is unread and fills in what is derived; `recipe_named` finds the
+registered recipe of that meaning.
 """
 
 import warnings
@@ -21,7 +22,10 @@ from bridge.rules.inert import SCALER_SCHEDULE, inert_fields
 
 
 def meaning(config: MixedPrecisionConfig) -> dict[str, Any]:
-    """Return the fields that have an effect, as they act: dtypes resolved, unread fields left out. Needs no torch."""
+    """Return the fields that have an effect, as they act: dtypes resolved, unread fields left out.
+
+    Needs no torch.
+    """
     values = config.to_dict(full=True)
     values["fp32"] = mode_of(config) == "fp32"
     values["params_dtype"] = values["params_dtype"] or mode_of(config)
@@ -42,7 +46,10 @@ def meaning(config: MixedPrecisionConfig) -> dict[str, Any]:
 
 
 def unread_fields(config: MixedPrecisionConfig) -> dict[str, str]:
-    """Return each field without effect, with the reason; autocast to FP16 needs a loss scale where FP16 would."""
+    """Return each field without effect, with the reason.
+
+    Autocast to FP16 needs a loss scale where FP16 would.
+    """
     found = inert_fields(config)
     values = config.to_dict()
     dtype = values.get("autocast_dtype") or values.get("params_dtype") or mode_of(config)
@@ -52,7 +59,9 @@ def unread_fields(config: MixedPrecisionConfig) -> dict[str, str]:
 
 
 def recipe_named(config: MixedPrecisionConfig) -> str | None:
-    """Return the name of the first registered recipe that means the same, or None; misnamed ones are passed over.
+    """Return the name of the first registered recipe that means the same, or None.
+
+    Misnamed ones are passed over.
 
     A recipe that states no field of Megatron's own fits a config that states some over it.
     """
@@ -80,8 +89,8 @@ def _without(values: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
 def semantics_of(config: MixedPrecisionConfig) -> str:
     """Return which of `contract.SEMANTICS` a config asks of Megatron Core.
 
-    FP32 weights under autocast are O1. In FP16 that is `fp16=True` with `params_dtype="fp32"`, which keeps the loss
-    scale; in BF16 it is `fp32=True`, as in the recipe `bf16_autocast_mixed`.
+    FP32 weights under autocast are O1. In FP16 that is `fp16=True` with `params_dtype="fp32"`,
+    which keeps the loss scale; in BF16 it is `fp32=True`, as in the recipe `bf16_autocast_mixed`.
     """
     if (
         config.autocast_enabled

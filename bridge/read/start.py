@@ -1,10 +1,11 @@
 """`derived`: the values that a framework sets at the start of a run, by rows of a table.
 
     row = ROWS[0]
-    row.path, row.because, row.source      # ddp.overlap_grad_reduce, comm_overlap, training/comm_overlap.py: ...
+    row.path, row.because    # ddp.overlap_grad_reduce, comm_overlap
+    row.source               # training/comm_overlap.py: ...
 
-A row applies where its condition holds, and its value takes the place of the one in the file. Rows are applied in
-order; a value that is there already is not reported.
+A row applies where its condition holds, and its value takes the place of the one in the file. Rows
+are applied in order; a value that is there already is not reported.
 """
 
 from __future__ import annotations
@@ -29,16 +30,18 @@ class Start:
     def value(self, path: str) -> Any:
         """Return a setting's value, Megatron's default where there is none."""
         role, _, name = path.partition(".")
-        given = self.stated(path)
-        return (
-            DEFAULTS.get(role, {}).get(name, self.own_fields.get(path)) if given is None else given
-        )
+        stated = self.stated(path)
+        if stated is not None:
+            return stated
+        return DEFAULTS.get(role, {}).get(name, self.own_fields.get(path))
 
     def stated(self, path: str) -> Any:
-        """Return the value that the file, or an override, states for a setting; None where neither states one."""
+        """Return the value that the file, or an override, states for a setting, or None."""
         role, _, name = path.partition(".")
-        held = self.sections.get(role)
-        return held.get(name) if isinstance(held, Mapping) else None
+        section = self.sections.get(role)
+        if not isinstance(section, Mapping):
+            return None
+        return section.get(name)
 
     def size(self, name: str) -> int:
         """Return a size of the model, at least 1."""
@@ -76,20 +79,25 @@ class Row:
         """Return whether the value is set at the start of a run."""
         if self.is_default and start.stated(self.path) is not None:
             return False
-        return self.when is None or bool(
-            start.value(self.when) if isinstance(self.when, str) else self.when(start)
-        )
+        if self.when is None:
+            return True
+        if isinstance(self.when, str):
+            return bool(start.value(self.when))
+        return bool(self.when(start))
 
 
 def rows(
     values: Mapping[str, Any], when: Condition = None, *, because: str = "", **columns: Any
 ) -> tuple[Row, ...]:
-    """Return a row for each of the values of one condition; the name of a setting that has to be on is the reason."""
+    """Return a row for each of the values of one condition.
+
+    The name of a setting that has to be on is the reason.
+    """
     reason = because or str(when).rpartition(".")[2]
-    return tuple(
-        Row(path=path, value=value, when=when, because=reason, **columns)
-        for path, value in values.items()
-    )
+    made: list[Row] = []
+    for path, value in values.items():
+        made.append(Row(path=path, value=value, when=when, because=reason, **columns))
+    return tuple(made)
 
 
 def derived(
@@ -100,22 +108,23 @@ def derived(
 ) -> tuple[Derived, ...]:
     """Write into the sections what a framework sets at the start of a run with them, and return it."""
     start = Start(sections=sections, own_fields=own_fields, gpus=gpus)
-    found: dict[str, Derived] = {}
+    values: dict[str, Derived] = {}
     for row in applied:
         if not row.applies(start):
             continue
-        before, value = (
-            start.value(row.path),
-            row.value(start) if callable(row.value) else row.value,
-        )
+        before = start.value(row.path)
+        value = row.value
+        if callable(value):
+            value = value(start)
         if value == before:
             continue
         role, _, name = row.path.partition(".")
-        stated = found[row.path].stated if row.path in found else before
+        stated = before
+        if row.path in values:
+            stated = values[row.path].stated
         sections[role] = {**(sections.get(role) or {}), name: value}
-        is_framework = bool(row.set_by)
-        source = row.source if is_framework else ""
-        found[row.path] = Derived(
+        source = row.source if row.set_by else ""
+        values[row.path] = Derived(
             path=row.path,
             value=value,
             stated=stated,
@@ -123,4 +132,4 @@ def derived(
             set_by=row.set_by,
             source=source,
         )
-    return tuple(one for one in found.values() if one.value != one.stated)
+    return tuple(setting for setting in values.values() if setting.value != setting.stated)

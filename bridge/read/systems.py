@@ -1,4 +1,7 @@
-"""The foreign systems by name, and which of them a document was written for. Importing this imports none of them."""
+"""The foreign systems by name, and which of them a document was written for.
+
+Importing this imports none of them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,8 @@ ROWS = {
     "huggingface": ("convert.huggingface", "json yaml"),
     "deepspeed": ("read.deepspeed", "json"),
 }
-"""Name of a system -> its module in `bridge`, which ends with its `SYSTEM`, and the kinds of document it is in."""
+"""Name of a system -> its module in `bridge`, which ends with its `SYSTEM`, and the kinds of
+document it is in."""
 
 MODULES = MappingProxyType({name: f"bridge.{module}" for name, (module, _) in ROWS.items()})
 KINDS = MappingProxyType({name: tuple(kinds.split()) for name, (_, kinds) in ROWS.items()})
@@ -31,7 +35,10 @@ CLOSE = 0.05
 
 
 def system(name: str) -> System:
-    """Return a system by its name, in either spelling; PayloadError with the nearest names where there is none."""
+    """Return a system by its name, in either spelling.
+
+    PayloadError with the nearest names where there is none.
+    """
     wanted = name.strip().lower().replace("_", "-")
     if wanted not in MODULES:
         hint = did_you_mean(close_matches(wanted, MODULES)) or f"Systems: {', '.join(MODULES)}."
@@ -53,7 +60,10 @@ def candidates(document: Document) -> list[tuple[System, Recognised]]:
 
 
 def detect(document: Document, chosen: str | None = None) -> tuple[System, str]:
-    """Return the system of a document and the evidence, as a clause; `chosen` with --from overrules detection."""
+    """Return the system of a document and the evidence, as a clause.
+
+    `chosen` with --from overrules detection.
+    """
     if chosen is not None:
         return system(chosen), "was named with --from"
     found = candidates(document)

@@ -1,13 +1,13 @@
 """A foreign system as a table: `rows/SYSTEM.yaml` has its settings and sentences, and one engine reads any document.
 
-docs/howto/add-a-system.md has a whole table with its module. `settings` are groups: columns next to `rows` hold for
-each row of the group, and those that are `decisive` are read by the system's own function. `needs` has, for each fact,
-why a setting is not read without it.
+docs/howto/add-a-system.md has a whole table with its module. `settings` are groups: columns next to
+`rows` hold for each row of the group, and those that are `decisive` are read by the system's own
+function. `needs` has, for each fact, why a setting is not read without it.
 
-A setting is named from the top of its document ("fp8_config.margin"); null counts as not given. `*` and `[ab]` stand
-for parts of a name between two dots, `**` in front for any blocks, `<precision>` for a name that looks as if it bore on
-precision. Names go before patterns, and the first pattern that fits counts. A row is a mapping of these columns, or its
-`detail` alone:
+A setting is named from the top of its document ("fp8_config.margin"); null counts as not given. `*`
+and `[ab]` stand for parts of a name between two dots, `**` in front for any blocks, `<precision>`
+for a name that looks as if it bore on precision. Names go before patterns, and the first pattern
+that fits counts. A row is a mapping of these columns, or its `detail` alone:
 
     detail     why the value cannot be converted exactly, a clause
     reason     one of `contract.REASONS`; unsupported where there is none
@@ -28,18 +28,19 @@ precision. Names go before patterns, and the first pattern that fits counts. A r
     part       of a group: its name, where it is read alone
     fields     of a group: settings that become the field of the same name, in the place of `rows`
 
-The system's function finds facts, and hands them to `Table.read` with the document, and a function for the settings
-without a row, at the top and in blocks that have one. `Table.write` is a part backwards, by the first row of each
-field. `data` has whatever else the function reads. A row of `unwritten` is about the `fields` of an export that are on
-and not mapped, where the fact `when` holds, if it has one.
-A row of `recognised` takes a document that has `all` of its settings, one of `any`, one of `blocks` that is a mapping,
-one of `plain` that is none, and none of `none`; in its evidence stands the first of each column that is there.
-`matches` is a setting and the pattern of its value, which stands in the evidence as `value`.
-Sentences are whole, so that a grep finds them. In braces stand facts, and `value`.
+The system's function finds facts, and hands them to `Table.read` with the document, and a function
+for the settings without a row, at the top and in blocks that have one. `Table.write` is a part
+backwards, by the first row of each field. `data` has whatever else the function reads. A row of
+`unwritten` is about the `fields` of an export that are on and not mapped, where the fact `when`
+holds, if it has one. A row of `recognised` takes a document that has `all` of its settings, one of
+`any`, one of `blocks` that is a mapping, one of `plain` that is none, and none of `none`; in its
+evidence stands the first of each column that is there. `matches` is a setting and the pattern of
+its value, which stands in the evidence as `value`. Sentences are whole, so that a grep finds them.
+In braces stand facts, and `value`.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
@@ -126,7 +127,10 @@ class Row:
     when: str | None = None
 
     def value_in(self, given: Settings, key: str) -> object:
-        """Return the value as it is read; PayloadError for one that the system does not take either."""
+        """Return the value as it is read.
+
+        PayloadError for one that the system does not take either.
+        """
         if self.words is not None:
             return self.words[str(given.word(key, tuple(self.words)))]
         if self.reads in ("", "optimizer", "block"):
@@ -135,8 +139,12 @@ class Row:
         return getattr(given, self.reads)(key, **limits)
 
     def written(self, value: object) -> object:
-        """Return the value of the setting for one of the field."""
-        return next((word for word, meant in (self.words or {}).items() if meant == value), value)
+        """Return the value of the setting for a value of the field."""
+        if self.words is not None:
+            for word, meant in self.words.items():
+                if meant == value:
+                    return word
+        return value
 
     def is_harmless(self, value: object) -> bool:
         """Return whether a value changes nothing."""
@@ -149,12 +157,21 @@ class Row:
 
     def words_about(self, value: object) -> Record | None:
         """Return the record of a value; None where there is nothing to report."""
-        detail: str | None = self.detail
+        detail = self.detail
         if self.reads == "optimizer":
-            name = value.lower() if isinstance(value, str) else ""
-            clauses = rows("optimizers").items()
-            detail = next((clause for pattern, clause in clauses if re.search(pattern, name)), None)
-        return self.record._replace(detail=detail) if detail else None
+            detail = _clause_about_optimizer(value)
+        if not detail:
+            return None
+        return self.record._replace(detail=detail)
+
+
+def _clause_about_optimizer(value: object) -> str:
+    """Return the clause about an optimizer by its name; empty for one without any."""
+    name = value.lower() if isinstance(value, str) else ""
+    for pattern, clause in rows("optimizers").items():
+        if re.search(pattern, name):
+            return str(clause or "")
+    return ""
 
 
 class Found(NamedTuple):
@@ -178,13 +195,12 @@ class Part:
     def add(self, group: Mapping[str, Any]) -> None:
         """Add the rows of a group, each with the columns that stand next to them."""
         shared = {name: value for name, value in group.items() if name not in COLUMNS_OF_A_GROUP}
-        given = dict.fromkeys(group.get("decisive", ()), shared)
-        given |= {name: {**shared, "field": name} for name in group.get("fields", ())}
-        given |= {
-            name: {"harmless": (False,)} | shared | _columns(row)
-            for name, row in group.get("rows", {}).items()
-        }
-        for name, columns in given.items():
+        every: dict[str, Mapping[str, Any]] = dict.fromkeys(group.get("decisive", ()), shared)
+        for name in group.get("fields", ()):
+            every[name] = {**shared, "field": name}
+        for name, row in group.get("rows", {}).items():
+            every[name] = {"harmless": (False,), **shared, **_columns(row)}
+        for name, columns in every.items():
             rows = self.patterns if PATTERN.search(name) else self.named
             rows[name] = Row(**columns)
 
@@ -192,14 +208,17 @@ class Part:
         """Return the row of a setting, the first that fits."""
         if name in self.named:
             return self.named[name]
-        return next(
-            (row for pattern, row in self.patterns.items() if self._fits(name, pattern)), None
-        )
+        for pattern, row in self.patterns.items():
+            if self._fits(name, pattern):
+                return row
+        return None
 
     def _fits(self, name: str, pattern: str) -> bool:
-        segments, wanted = name.split("."), pattern.split(".")
+        segments = name.split(".")
+        wanted = pattern.split(".")
         if wanted[0] == "**":
-            segments, wanted = segments[1 - len(wanted) :], wanted[1:]
+            segments = segments[1 - len(wanted) :]
+            wanted = wanted[1:]
         return len(segments) == len(wanted) and all(map(self._is, segments, wanted))
 
     def _is(self, segment: str, wanted: str) -> bool:
@@ -216,17 +235,14 @@ class Table:
         self.version: str = content.get("version", "")
         self.data: Mapping[str, Any] = content.get("data", {})
         self.recognised: Sequence[Mapping[str, Any]] = content.get("recognised", ())
-        self.needs = {
-            fact: words and record(words, "dead knob")
-            for fact, words in content.get("needs", {}).items()
-        }
-        self.sentences = {
-            name: record(words) for name, words in content.get("sentences", {}).items()
-        }
-        unwritten: Sequence[Mapping[str, Any]] = content.get("unwritten", ())
-        self.unwritten = [
-            Unwritten(row["fields"], row.get("when"), record(row)) for row in unwritten
-        ]
+        self.needs: dict[str, Record | None] = {}
+        for fact, words in content.get("needs", {}).items():
+            self.needs[fact] = record(words, "dead knob") if words else None
+        sentences: Mapping[str, Any] = content.get("sentences", {})
+        self.sentences = {name: record(words) for name, words in sentences.items()}
+        self.unwritten: list[Unwritten] = []
+        for row in content.get("unwritten", ()):
+            self.unwritten.append(Unwritten(row["fields"], row.get("when"), record(row)))
         self.parts: dict[str, Part] = {}
         for group in content.get("settings", ()):
             self.parts.setdefault(group.get("part", ""), Part()).add(group)
@@ -241,19 +257,19 @@ class Table:
         **facts: object,
     ) -> None:
         """Map or report each setting that has a row, and state each default that counts."""
-        rows, found = self.parts[part], set[str]()
-        for name, section, key, row in self._found(given, rows, facts):
-            if row is not None:
-                found.add(name)
-                self._take(builder, section, key, row, facts)
+        rows = self.parts[part]
+        taken: set[str] = set()
+        for setting in self._found(given, rows, facts):
+            if setting.row is not None:
+                taken.add(setting.name)
+                self._take(builder, setting.section, setting.key, setting.row, facts)
             elif others is not None:
-                others(builder, section.name(key), key, section[key])
+                where = setting.section.name(setting.key)
+                others(builder, where, setting.key, setting.section[setting.key])
         for name, row in rows.named.items():
-            if (
-                row.default is not None
-                and name not in found
-                and all(facts[need] for need in row.needs)
-            ):
+            if row.default is None or name in taken:
+                continue
+            if all(facts[need] for need in row.needs):
                 written = row.written(row.default)
                 why = f"{written} in {row.since or self.version}"
                 builder.implied(given.name(name), written, why, **{str(row.field): row.default})
@@ -271,16 +287,19 @@ class Table:
         """Yield the settings of a block that have a row, and in one that `is_known` the others too."""
         for key, value in given.values.items():
             row = rows.row_of(under + key)
-            row = None if row is not None and row.when is not None and not facts[row.when] else row
+            if row is not None and row.when is not None and not facts[row.when]:
+                row = None
             is_block = isinstance(value, Mapping)
-            is_read = (
-                row is not None
-                and (value is not None or row.nulls)
-                and not (is_block and row.reads == "block")
-            )
-            if is_read or (row is None and is_known):
+            has_rows_inside = is_block and (row is None or row.reads == "block")
+            if row is None:
+                is_read = is_known
+            else:
+                is_read = bool(value is not None or row.nulls) and not has_rows_inside
+                if is_block and not (row.detail or row.field):
+                    has_rows_inside = True
+            if is_read:
                 yield Found(under + key, given, key, row)
-            if is_block and (row is None or row.reads == "block" or not (row.detail or row.field)):
+            if has_rows_inside:
                 inner = given.section(key)
                 yield from self._found(
                     inner, rows, facts, f"{under}{key}.", is_known=row is not None
@@ -295,8 +314,9 @@ class Table:
         facts: Mapping[str, object],
     ) -> None:
         """Map or report one setting that is given."""
-        name, value = given.name(key), given[key]
-        unmet = next((need for need in row.needs if not facts[need]), None)
+        name = given.name(key)
+        value = given[key]
+        unmet = _first_unmet(row, facts)
         if row.values is not None and str(value) in row.values:
             words: Record | None = record(row.values[str(value)], row.reason)
         elif unmet is not None:
@@ -310,9 +330,10 @@ class Table:
         elif words is not None:
             builder.report(name, value, *words.about({**facts, "value": value}))
         elif row.field is not None:
-            builder.map(
-                name, **({} if value is None and row.nulls == "unstated" else {row.field: value})
-            )
+            if value is None and row.nulls == "unstated":
+                builder.map(name)
+            else:
+                builder.map(name, **{row.field: value})
             self._report_also(builder, name, row, (value, given[key]))
 
     def _report_also(
@@ -331,47 +352,42 @@ class Table:
         acting: Mapping[str, Any] | None = None,
         **facts: object,
     ) -> dict[str, Any]:
-        """Return the settings of a part for the fields of a precision, and map the fields to them, under `block`.
+        """Return the settings of a part for the fields of a precision, and map the fields to them.
 
-        A setting that needs a fact which does not hold is left out. With the values of the fields that act, settings of
-        other fields and values that change nothing are left out too.
+        The names of the settings stand under `block`. A setting that needs a fact which does not
+        hold is left out. With the values of the fields that act, settings of other fields and
+        values that change nothing are left out too.
         """
-        found: dict[str, Any] = {}
+        settings: dict[str, Any] = {}
         written: set[str] = set()
         values = builder.values if acting is None else acting
         for name, row in self.parts[part].named.items():
             field = row.field or ""
-            if (
-                field not in values
-                or field in written
-                or not all(facts.get(need, True) for need in row.needs)
-            ):
+            if field not in values or field in written:
+                continue
+            if not all(facts.get(need, True) for need in row.needs):
                 continue
             if acting is None or not row.is_harmless(values[field]):
                 written.add(field)
                 builder.map(field, f"{block}.{name}" if block else name)
-                found[name] = row.written(values[field])
-        return found
+                settings[name] = row.written(values[field])
+        return settings
 
     def recognise(self, document: "Document") -> Recognised | None:
         """Return why a document is taken for the system's: the first row of `recognised` that fits."""
         content = document.mapping
         for row in self.recognised:
-            first = {
-                column: next((key for key in row[column] if _is_there(content, key, counts)), None)
-                for column, counts in PRESENT.items()
-                if column in row
-            }
-            wanted = all(_is_there(content, key) for key in row.get("all", ()))
-            unwanted = any(_is_there(content, key) for key in row.get("none", ()))
+            if not all(_is_there(content, key) for key in row.get("all", ())):
+                continue
+            if any(_is_there(content, key) for key in row.get("none", ())):
+                continue
+            first: dict[str, str | None] = {}
+            for column, counts in PRESENT.items():
+                if column in row:
+                    first[column] = _first_there(content, row[column], counts)
             name, pattern = row.get("matches", ("", ""))
             value = str(at(content, name, ""))
-            if (
-                wanted
-                and not unwanted
-                and None not in first.values()
-                and re.fullmatch(pattern, value)
-            ):
+            if None not in first.values() and re.fullmatch(pattern, value):
                 return Recognised(row["certainty"], row["evidence"].format(**first, value=value))
         return None
 
@@ -395,8 +411,31 @@ def _is_there(
     return value is not ABSENT and counts(value)
 
 
+def _first_there(
+    content: object, names: Iterable[str], counts: Callable[[object], bool]
+) -> str | None:
+    """Return the first of several names that a mapping has a value of which counts.
+
+    None without any.
+    """
+    for name in names:
+        if _is_there(content, name, counts):
+            return name
+    return None
+
+
+def _first_unmet(row: Row, facts: Mapping[str, object]) -> str | None:
+    """Return the first fact that a row needs and that does not hold; None where all do."""
+    for need in row.needs:
+        if not facts[need]:
+            return need
+    return None
+
+
 def _columns(row: str | Mapping[str, Any]) -> dict[str, Any]:
-    return {"detail": row} if isinstance(row, str) else dict(row)
+    if isinstance(row, str):
+        return {"detail": row}
+    return dict(row)
 
 
 @cache

@@ -11,7 +11,8 @@ def vocab_size_of(name: object) -> int | None:
     """Return the size of the vocabulary that a model's or a tokenizer's name stands for, None for an unknown name.
 
     Args:
-        name: A name on Hugging Face ("nvidia/Nemotron-H-8B-Base-8K"), or a path that ends with its last part.
+        name: A name on Hugging Face ("nvidia/Nemotron-H-8B-Base-8K"), or a path that ends with its
+            last part.
     """
     if not isinstance(name, str):
         return None

@@ -1,1 +1,1 @@
-"""Launch scripts: parse, one environment in source order, and the launches with the system that each belongs to."""
+"""Launch scripts: the parser, the reader in source order, and the launches of a script."""

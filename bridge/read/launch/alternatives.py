@@ -1,9 +1,9 @@
-"""`launches`: what a script starts on the branches that bash takes with nothing set, and on the others."""
+"""`launches` returns what a script starts on the branch of bash, and on the other branches."""
 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from bridge.errors import PayloadError
 from bridge.read.launch.launches import STATING, UNREADABLE, Launch
@@ -25,23 +25,18 @@ def launches(
 ) -> tuple[Launch, ...]:
     """Return the launches of a script, first those of the branch that bash takes with nothing set.
 
-    A launch of another branch is listed where its precision differs, and names the branch. Without any launch, one is
-    made of the arguments that the script's variables hold.
+    A launch of another branch is listed where its precision differs, and names the branch. Without
+    any launch, one is made of the arguments that the script's variables hold.
 
-    Files that the script sources are read from the folder of `path`; `variables` is what the user states of the
-    environment.
+    Files that the script sources are read from the folder of `path`; `variables` is what the user
+    states of the environment.
     """
-    root, stated = parse(text, path), variables or {}
-    error, others = broken_line(root), list[tuple[Arm, Reader]]()
+    root = parse(text, path)
+    stated = variables or {}
+    error = broken_line(root)
     try:
         first = _read(root, path, stated, {})
-        steps = first.steps
-        for arm, _ in [*first.questions.values()][:MAX_BRANCHES]:
-            if steps < MAX_STEPS:
-                assumed = [arm.test.equal] if arm.test.equal else []
-                answers = {} if assumed else {arm.text: not arm.test.holds}
-                others.append((arm, _read(root, path, {**stated, **dict(assumed)}, answers)))
-                steps += others[-1][1].steps
+        others = _other_branches(first, root, path, stated)
     except RecursionError:
         raise PayloadError(
             f"{path}: commands are nested too deeply to be followed. Simplify the script."
@@ -49,64 +44,109 @@ def launches(
     if not first.launches and error:
         rule = "must be bash that can be read here, and is not"
         raise PayloadError(f"{path}, line {error}: {rule}. Correct the script there.")
-    notes = [f"line {error}, which {UNREADABLE}"] if error else []
+    notes: list[str] = []
+    if error:
+        notes.append(f"line {error}, which {UNREADABLE}")
     if len(others) < len(first.questions):
         notes.append(f"the branches behind the first {len(others)}")
-    for reader in (first, *(reader for _, reader in others)):
-        unread = unexecuted(reader.scripts, STATING, reader.executed)
-        made = reader.launches or [_held(reader)]
-        reader.launches = [
-            replace(launch, notes=(*reader.notes, *notes), unread=unread) for launch in made
-        ]
+    _complete(first, notes)
+    for branch in others:
+        _complete(branch.reader, notes)
     return tuple(_listed(first, others))
 
 
+class _Branch(NamedTuple):
+    """A reading of the script in which one condition is answered otherwise."""
+
+    arm: Arm
+    """The condition."""
+    reader: Reader
+
+
+def _other_branches(
+    first: Reader, root: Node, path: str, stated: Mapping[str, str]
+) -> list[_Branch]:
+    """Return a reading for each question of the first one, as far as the limits allow."""
+    branches: list[_Branch] = []
+    steps = first.steps
+    for arm, _ in [*first.questions.values()][:MAX_BRANCHES]:
+        if steps >= MAX_STEPS:
+            break
+        if arm.test.equal:
+            name, value = arm.test.equal
+            reader = _read(root, path, {**stated, name: value}, {})
+        else:
+            reader = _read(root, path, stated, {arm.text: not arm.test.holds})
+        branches.append(_Branch(arm, reader))
+        steps += reader.steps
+    return branches
+
+
+def _complete(reader: Reader, notes: Sequence[str]) -> None:
+    """Write into the launches of a reading what was not read."""
+    unread = unexecuted(reader.scripts, STATING, reader.executed)
+    every_note = (*reader.notes, *notes)
+    started = reader.launches or [_of_variables(reader)]
+    reader.launches = [replace(launch, notes=every_note, unread=unread) for launch in started]
+
+
 def _read(root: Node, path: str, stated: Mapping[str, str], answers: Mapping[str, bool]) -> Reader:
-    """Return a reading of a script; one that its own checks would end before any launch passes them."""
+    """Return a reading of a script; checks that would end it before any launch are passed."""
     reader = Reader(root, path, stated, answers)
     if reader.end == "exit" and not reader.launches:
         return Reader(root, path, stated, answers, is_lenient=True)
     return reader
 
 
-def _held(reader: Reader) -> Launch:
+def _of_variables(reader: Reader) -> Launch:
     """Return the arguments that variables hold, for a file that others source."""
-    values = {
-        name: " ".join(reader.held(name)) for name in reader.values if name not in reader.stated
-    }
-    words = {name: [Word.of(word) for word in split(text)] for name, text in values.items()}
-    held = {
-        name: found for name, found in words.items() if any(word.startswith("--") for word in found)
-    }
-    arguments = (*(word for found in held.values() for word in found), *reader.stray)
+    holders: list[str] = []
+    arguments: list[Word] = []
+    for name in reader.values:
+        if name in reader.stated:
+            continue
+        words = [Word.of(word) for word in split(" ".join(reader.held(name)))]
+        if any(word.startswith("--") for word in words):
+            holders.append(name)
+            arguments += words
     return Launch(
-        line=0, program=", ".join(held), arguments=arguments, environment=reader.environment()
+        line=0,
+        program=", ".join(holders),
+        arguments=(*arguments, *reader.stray),
+        environment=reader.environment(),
     )
 
 
-def _listed(first: Reader, others: Sequence[tuple[Arm, Reader]]) -> list[Launch]:
-    """Return the launches of the first reading, and those of others whose precision is new there."""
-    known, added = _known(first.launches), list[Launch]()
+def _listed(first: Reader, others: Sequence[_Branch]) -> list[Launch]:
+    """Return the launches of the first reading, and those of others with a new precision."""
+    known = _known(first.launches)
+    added: list[Launch] = []
     decisions: dict[int, dict[str, None]] = {launch.line: {} for launch in first.launches}
-    for (arm, reader), (_, taken) in zip(others, first.questions.values(), strict=False):
-        there = _known(reader.launches)
+    for branch, (_, taken) in zip(others, first.questions.values(), strict=False):
+        there = _known(branch.reader.launches)
         for launch in first.launches:
             if there.isdisjoint(_known([launch])):
                 decisions[launch.line][taken] = None
-        started = [
-            launch for launch in reader.launches if launch.line or not first.launches[0].line
-        ]
-        label = arm.label(holds=not arm.test.holds)
-        added += [
-            replace(one, decisions=(label,)) for one in started if known.isdisjoint(_known([one]))
-        ]
+        started = branch.reader.launches
+        if first.launches[0].line:
+            started = [launch for launch in started if launch.line]
+        label = branch.arm.label(holds=not branch.arm.test.holds)
+        for launch in started:
+            if known.isdisjoint(_known([launch])):
+                added.append(replace(launch, decisions=(label,)))
         known |= _known(started)
     is_started = any(launch.line for launch in added)
-    own = [launch for launch in first.launches if launch.line or launch.arguments or not is_started]
-    found = [replace(launch, decisions=tuple(decisions[launch.line])) for launch in own]
-    return found + sorted(added, key=lambda launch: launch.line)
+    listed: list[Launch] = []
+    for launch in first.launches:
+        if launch.line or launch.arguments or not is_started:
+            listed.append(replace(launch, decisions=tuple(decisions[launch.line])))
+    return listed + sorted(added, key=lambda launch: launch.line)
 
 
-def _known(found: Iterable[Launch]) -> set[object]:
+def _known(launches: Iterable[Launch]) -> set[object]:
     """Return what bears on precision in launches, each with its line and with its program."""
-    return {(key, launch.known) for launch in found for key in (launch.line, launch.name)}
+    known: set[object] = set()
+    for launch in launches:
+        known.add((launch.line, launch.known))
+        known.add((launch.name, launch.known))
+    return known

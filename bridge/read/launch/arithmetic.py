@@ -1,4 +1,4 @@
-"""`computed`: the value of `$((A + B))` where the script sets every part of it to a whole number."""
+"""`computed` returns the value of `$((A + B))` where each part is set to a whole number."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ MOST = 2**63
 
 
 def computed(piece: str, values: Mapping[str, Mapping[int, str]]) -> str | None:
-    """Return the value of `$((...))`; None for another piece, and where the run decides a part of it.
+    """Return the value of `$((...))`.
+
+    It is None for another piece, and where the run decides a part of the piece.
 
     Args:
         piece: As it is written.
@@ -30,11 +32,11 @@ def computed(piece: str, values: Mapping[str, Mapping[int, str]]) -> str | None:
     expression = piece[3:-2]
     if len(expression) > MAX_LENGTH:
         return None
-    for found in PART.findall(expression):
-        held = values.get(found[0] or found[1], {})
-        if NUMBER.fullmatch(held.get(0, "")) is None:
+    for plain_name, braced_name in PART.findall(expression):
+        elements = values.get(plain_name or braced_name, {})
+        if NUMBER.fullmatch(elements.get(0, "")) is None:
             return None
-    text = PART.sub(lambda found: f"({values[found[1] or found[2]][0]})", expression)
+    text = PART.sub(lambda part: f"({values[part[1] or part[2]][0]})", expression)
     if "_" in text:  # 1_000 is a number of Python alone
         return None
     try:

@@ -1,7 +1,7 @@
-"""`Builtins`: the commands of bash that change variables, functions and the environment of programs.
+"""`Builtins`: the commands of bash that change variables, functions and environments.
 
-What such a command makes of a variable is computed, or the variable becomes one that only the run knows. No variable
-keeps the value that it had before.
+The new value of a variable is computed, or the variable becomes one that only the run knows. No
+variable keeps the value that it had before.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from bridge.read.launch.script import WORDS, text_of
@@ -60,7 +61,8 @@ class Builtins(Variables):
         self.exported: dict[str, None] = {}
         self.functions: dict[str, Node] = {}
         self.frames: list[dict[str, dict[int, str] | None]] = []
-        """For each function that is being read, its local variables with the values that they hide."""
+        """For each function that is being read, its local variables with the values that they
+        hide."""
         self.shared_functions = set[str]()
         """After `export -f`."""
         self.is_all_exported = False
@@ -79,46 +81,57 @@ class Builtins(Variables):
 
     def state(self) -> State:
         """Return a copy of what a subshell has of its own."""
-        frames = [frame.copy() for frame in self.frames]
         return State(
-            self.values.copy(),
-            self.exported.copy(),
-            self.functions.copy(),
-            frames,
-            self.is_all_exported,
+            values=self.values.copy(),
+            exported=self.exported.copy(),
+            functions=self.functions.copy(),
+            frames=[frame.copy() for frame in self.frames],
+            is_all_exported=self.is_all_exported,
         )
 
     def restore(self, state: State) -> None:
         """Go back to a state."""
-        self.values, self.exported = state.values, state.exported
-        self.functions, self.frames = state.functions, state.frames
+        self.values = state.values
+        self.exported = state.exported
+        self.functions = state.functions
+        self.frames = state.frames
         self.is_all_exported = state.is_all_exported
 
-    # -- assignments ---------------------------------------------------------------------------------------------------
+    # -- assignments -------------------------------------------------------------------------------
 
     def assign(self, node: Node) -> dict[str, None]:
         """Set the variables of a command, and return their names."""
-        names = dict[str, None]()
-        children = [node] if node.type == "variable_assignment" else node.children
-        for one in (child for child in children if child.type == "variable_assignment"):
-            name, _, index = text_of(one.children[0]).removesuffix("]").partition("[")
-            append = len(one.children) > 1 and one.children[1].type == "+="
-            given = one.child_by_field_name("value")
-            if given is not None and given.type == "array":
-                self._assign_array(name, given, append=append)
-            else:
-                text = self.text(given) if given is not None else ""
-                if index:
-                    self.set_element(name, index, text, append=append)
-                else:
-                    self.set(name, [text], append=append)
-            names[name] = None
+        names: dict[str, None] = {}
+        children = node.children
+        if node.type == "variable_assignment":
+            children = [node]
+        for child in children:
+            if child.type == "variable_assignment":
+                name = self._assign_variable(child)
+                names[name] = None
         if self.is_all_exported:
             self.exported |= names
         return names
 
-    def _assign_array(self, name: str, given: Node, *, append: bool) -> None:
-        children = [child for child in given.named_children if child.type in WORDS]
+    def _assign_variable(self, node: Node) -> str:
+        """Set a variable or an element of an array, and return the name of the variable."""
+        name, _, index = text_of(node.children[0]).removesuffix("]").partition("[")
+        append = len(node.children) > 1 and node.children[1].type == "+="
+        value = node.child_by_field_name("value")
+        if value is not None and value.type == "array":
+            self._assign_array(name, value, append=append)
+            return name
+        text = ""
+        if value is not None:
+            text = self.text(value)
+        if index:
+            self.set_element(name, index, text, append=append)
+        else:
+            self.set(name, [text], append=append)
+        return name
+
+    def _assign_array(self, name: str, array: Node, *, append: bool) -> None:
+        children = [child for child in array.named_children if child.type in WORDS]
         if any(KEYED.match(text_of(child)) for child in children):
             self.forget(name)
         else:
@@ -138,9 +151,11 @@ class Builtins(Variables):
         plain = [word for word in words[1:] if word[:1] not in ("-", "+")]
         is_local = words[0] in LOCAL and bool(self.frames) and "g" not in options
         if "f" in options:
-            self.shared_functions |= set(plain if words[0] == "export" else ())
+            if words[0] == "export":
+                self.shared_functions.update(plain)
             return
-        for name, sign, value in (word.partition("=") for word in plain):
+        for word in plain:
+            name, sign, value = word.partition("=")
             if NAME.fullmatch(name) is None:
                 continue
             names[name] = None
@@ -154,14 +169,20 @@ class Builtins(Variables):
         for name in names:
             if is_local:
                 self.frames[-1].setdefault(name, before.get(name))
-            if RETYPED.intersection(options) and words[0] not in ("export", "readonly"):
-                for target in self.held(name) if "n" in options else ():
-                    self.forget(target)  # it is changed by another name
-                self.forget(name)
+        if RETYPED.intersection(options) and words[0] not in ("export", "readonly"):
+            self._retype(names, is_reference="n" in options)
         if words[0] == "export" and "n" in options:
             self.exported = {name: None for name in self.exported if name not in names}
         elif words[0] == "export" or "x" in options:
             self.exported |= names
+
+    def _retype(self, names: Iterable[str], *, is_reference: bool) -> None:
+        """Make variables unknown that get another type, and those that they refer to."""
+        for name in names:
+            if is_reference:
+                for target in self.held(name):
+                    self.forget(target)  # it is changed by another name
+            self.forget(name)
 
     def leave_function(self) -> None:
         """Forget the local variables of a function, and take those that they have hidden."""
@@ -173,15 +194,17 @@ class Builtins(Variables):
 
     def compute(self, expression: str) -> None:
         """Make the variables unknown that arithmetic changes."""
-        for found in CHANGES.finditer(expression):
-            self.forget(found[1] or found[3])
+        for match in CHANGES.finditer(expression):
+            self.forget(match[1] or match[3])
 
-    # -- commands ------------------------------------------------------------------------------------------------------
+    # -- commands ----------------------------------------------------------------------------------
 
     def _unset(self, words: list[str]) -> None:
         options = "".join(word for word in words[1:] if word.startswith("-"))
-        for word in (word for word in words[1:] if not word.startswith("-")):
+        for word in words[1:]:
             element = ELEMENT.fullmatch(word)
+            if word.startswith("-"):
+                continue
             if "f" in options:
                 self.functions.pop(word, None)
             elif element is not None:
@@ -191,32 +214,37 @@ class Builtins(Variables):
             elif word not in self.values and word in self.functions and "v" not in options:
                 self.functions.pop(word)
             else:
-                is_of_a_caller = (
-                    any(word in frame for frame in self.frames[:-1]) and word not in self.frames[-1]
-                )
                 self.values[word] = {}
-                if is_of_a_caller:  # the variable that it hides comes back
+                if self._is_local_of_a_caller(word):  # the variable that it hides comes back
                     self.forget(word)
                 self.exported.pop(word, None)
 
+    def _is_local_of_a_caller(self, name: str) -> bool:
+        """Return whether a variable is local to a function around the innermost one."""
+        is_local_there = any(name in frame for frame in self.frames[:-1])
+        return is_local_there and name not in self.frames[-1]
+
     def _read_input(self, words: list[str]) -> None:
         """Make the variables unknown that `read` and `mapfile` set."""
-        given, names = options_of(words[1:], TAKE_A_VALUE[words[0]])
+        options, names = options_of(words[1:], TAKE_A_VALUE[words[0]])
         if words[0] == "read":
-            self._forget_all([*names, *given.get("a", ())] or ["REPLY"])
+            arrays = options.get("a", [])
+            self._forget_all([*names, *arrays] or ["REPLY"])
         else:
             self._forget_all(names[:1] or ["MAPFILE"])
 
     def _printf(self, words: list[str]) -> None:
-        """Read `printf -v NAME FORMAT WORD...` of known words, whose format has `%s` and `%d` alone."""
+        """Read `printf -v NAME FORMAT WORD...` of known words, with `%s` and `%d`."""
         if words[1:2] != ["-v"] or len(words) < 3:
             return
-        name, text, given = words[2], "".join(words[3:4]), words[4:]
-        is_plain = len(FIELDS.findall(text)) == len(given) and not {"%", "\\"} & set(
-            FIELDS.sub("", text)
-        )
-        if NAME.fullmatch(name) and is_plain and not any(map(UNKNOWN.search, [text, *given])):
-            values = iter(given)
+        name = words[2]
+        text = "".join(words[3:4])
+        fillings = words[4:]
+        has_other_signs = bool({"%", "\\"}.intersection(FIELDS.sub("", text)))
+        is_plain = len(FIELDS.findall(text)) == len(fillings) and not has_other_signs
+        is_unknown = any(map(UNKNOWN.search, [text, *fillings]))
+        if NAME.fullmatch(name) and is_plain and not is_unknown:
+            values = iter(fillings)
             self.set(name, [FIELDS.sub(lambda _: next(values), text)])
         else:
             self._forget_all([name])
@@ -229,17 +257,25 @@ class Builtins(Variables):
                 self.forget(name.partition("[")[0])
 
     def _set_options(self, words: list[str]) -> None:
-        """Read `set -- a b`, which sets the positional parameters, and `set -a`, which exports what is set after it."""
+        """Read `set -- a b` and `set -a`.
+
+        The first sets the positional parameters, the second exports each variable that is set
+        later.
+        """
         for place, word in enumerate(words[1:], 1):
+            before = words[place - 1]
             is_option = word[:1] in ("-", "+") and word not in ("-", "--")
-            is_name = re.fullmatch(r"[-+]\w*o\w*", words[place - 1]) is not None
-            if word == "--" or not (is_option or is_name):
-                self.set_positional(words[place + (word == "--") :])
+            is_name = re.fullmatch(r"[-+]\w*o\w*", before) is not None
+            if word == "--":
+                self.set_positional(words[place + 1 :])
                 return
-            if re.fullmatch(r"[-+]\w*a\w*", word) or word == "allexport":
-                self.is_all_exported = (
-                    words[place - 1] if word == "allexport" else word
-                ).startswith("-")
+            if not (is_option or is_name):
+                self.set_positional(words[place:])
+                return
+            if word == "allexport":
+                self.is_all_exported = before.startswith("-")
+            elif re.fullmatch(r"[-+]\w*a\w*", word):
+                self.is_all_exported = word.startswith("-")
 
     def set_positional(self, words: Sequence[str]) -> None:
         """Set `$1` and those behind it."""
@@ -264,29 +300,42 @@ class Builtins(Variables):
             self.values[str(place)] = {0: word}
 
     def positional(self) -> dict[str, dict[int, str]]:
-        """Return what is known of the positional parameters."""
-        return {name: held for name, held in self.values.items() if not NAME.fullmatch(name)}
+        """Return the elements of the positional parameters that are known."""
+        variables = self.values.items()
+        return {name: elements for name, elements in variables if not NAME.fullmatch(name)}
 
     def _shift(self, words: list[str]) -> None:
-        count = int(words[1]) if words[1:] and words[1].isdigit() else 1
-        if words[1:] and not words[1].isdigit():
-            for name in self.positional():
-                self.values.pop(name)
-        elif "@" in self.values:
-            given = self.held("@")
-            if count <= len(given):
-                self.set_positional(given[min(count, _first_list(given)) :])
-        else:  # those that are stated from outside
-            stated = {int(name): held for name, held in self.values.items() if name.isdigit()}
-            for place in stated:
-                self.values.pop(str(place))
-            self.values |= {
-                str(place - count): held for place, held in stated.items() if place > count
-            }
+        count = 1
+        if words[1:]:
+            if not words[1].isdigit():
+                for name in self.positional():
+                    self.values.pop(name)
+                return
+            count = int(words[1])
+        if "@" in self.values:
+            parameters = self.held("@")
+            if count <= len(parameters):
+                first = min(count, _first_list(parameters))
+                self.set_positional(parameters[first:])
+        else:
+            self._shift_stated(count)
+
+    def _shift_stated(self, count: int) -> None:
+        """Move the positional parameters that are stated from outside."""
+        stated: dict[int, dict[int, str]] = {}
+        for name in [*self.values]:
+            if name.isdigit():
+                stated[int(name)] = self.values.pop(name)
+        for place, elements in stated.items():
+            if place > count:
+                self.values[str(place - count)] = elements
 
 
 def joined_texts(nodes: Sequence[Node]) -> list[str]:
-    """Return nodes as they are written; those without a blank between them are one word (`[0]*$A+[1]*$B`)."""
+    """Return nodes as they are written.
+
+    Nodes without a blank between them are one word (`[0]*$A+[1]*$B`).
+    """
     texts: list[str] = []
     end = -1
     for node in nodes:
@@ -299,7 +348,10 @@ def joined_texts(nodes: Sequence[Node]) -> list[str]:
 
 
 def _first_list(words: Sequence[str]) -> int:
-    """Return the place of the first word that may be any number of words; the number of words where there is none."""
+    """Return the place of the first word that may be any number of words.
+
+    It is the number of words where there is no such word.
+    """
     for place, word in enumerate(words):
         if LIST.search(word):
             return place
@@ -307,23 +359,25 @@ def _first_list(words: Sequence[str]) -> int:
 
 
 def options_of(words: Sequence[str], with_value: str) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the one-letter options of a command, each with its values, and the words behind them."""
-    given = dict[str, list[str]]()
+    """Return the one-letter options of a command with their values, and the words behind them."""
+    options: dict[str, list[str]] = {}
     for place, word in enumerate(words):
         if not word.startswith("-") or word == "-":
-            return given, list(words[place:])
+            return options, list(words[place:])
         if word == "--":
-            return given, list(words[place + 1 :])
+            return options, list(words[place + 1 :])
         for at, letter in enumerate(word[1:], 1):
             if letter not in with_value:
-                given.setdefault(letter, [])
+                options.setdefault(letter, [])
                 continue
             if word[at + 1 :]:
-                given[letter] = [word[at + 1 :]]
+                options[letter] = [word[at + 1 :]]
                 break
-            rest = options_of(words[place + 2 :], with_value)
-            return {**given, letter: list(words[place + 1 : place + 2]), **rest[0]}, rest[1]
-    return given, []
+            options[letter] = list(words[place + 1 : place + 2])
+            later_options, behind = options_of(words[place + 2 :], with_value)
+            options.update(later_options)
+            return options, behind
+    return options, []
 
 
 def environment_of(words: Sequence[str], inherited: Mapping[str, Word]) -> dict[str, Word]:
@@ -333,36 +387,39 @@ def environment_of(words: Sequence[str], inherited: Mapping[str, Word]) -> dict[
         words: The command before the program.
         inherited: The variables that the shell gives it.
     """
-    given = dict(inherited)
+    environment = dict(inherited)
     for place, word in enumerate(words):
         name = word.rpartition("/")[2]
         if name == "env":
-            given = _of_env(words[place + 1 :], given)
+            environment = _of_env(words[place + 1 :], environment)
         elif name in ("mpirun", "mpiexec"):
-            for option, value in zip(words[place + 1 :], words[place + 2 :], strict=False):
+            for option, value in pairwise(words[place + 1 :]):
                 variable, sign, text = value.partition("=")
                 if option == "-x" and sign:
-                    given[variable] = Word.of(text)
-    return given
+                    environment[variable] = Word.of(text)
+    return environment
 
 
 def _of_env(words: Sequence[str], inherited: Mapping[str, Word]) -> dict[str, Word]:
-    given, rest = dict(inherited), list(words)
+    """Return the variables that `env` gives to the program behind it."""
+    environment = dict(inherited)
+    rest = list(words)
     while rest:
         word = rest.pop(0)
         name, sign, value = word.partition("=")
         if word in ("-u", "--unset"):
-            given.pop(rest.pop(0) if rest else "", None)
+            if rest:
+                environment.pop(rest.pop(0), None)
         elif word.startswith("--unset="):
-            given.pop(value, None)
+            environment.pop(value, None)
         elif word in ("-i", "-", "--ignore-environment"):
-            given = {}
+            environment = {}
         elif word in ("-C", "--chdir", "-S"):
             rest = rest[1:]
         elif re.fullmatch(r"-u\w+", word):
-            given.pop(word[2:], None)
+            environment.pop(word[2:], None)
         elif sign and NAME.fullmatch(name):
-            given[name] = Word.of(value)
+            environment[name] = Word.of(value)
         elif not word.startswith("-"):
             break
-    return given
+    return environment

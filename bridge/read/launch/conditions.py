@@ -33,38 +33,55 @@ class Test(NamedTuple):
 
 
 def answer(words: Sequence[str]) -> Test:
-    """Return the answer of the words inside `[ ... ]`; only the run has that of more than one comparison."""
+    """Return the answer of the words inside `[ ... ]`.
+
+    Only the run has the answer of more than one comparison.
+    """
     if words[:1] == ["!"]:
         return answer(words[1:]).negated
     if len(words) == 1 or (len(words) == 2 and words[0] in ("-n", "-z")):
         is_empty = compared(words[-1], "")
-        return is_empty if words[0] == "-z" else is_empty.negated
+        if words[0] == "-z":
+            return is_empty
+        return is_empty.negated
     if len(words) != 3:
         return Test(holds=False)
-    left, right = Word.of(words[0]), Word.of(words[2])
-    if words[1] in NUMERIC and INTEGERS.fullmatch(f"{left} {right}"):
-        return Test(
-            NUMERIC[words[1]](int(left), int(right)), is_free=bool(left.defaults or right.defaults)
-        )
-    is_equal = compared(words[0], words[2])
-    return {"=": is_equal, "==": is_equal, "!=": is_equal.negated}.get(words[1], Test(holds=False))
+    sign = words[1]
+    left = Word.of(words[0])
+    right = Word.of(words[2])
+    if sign in NUMERIC and INTEGERS.fullmatch(f"{left} {right}"):
+        is_free = bool(left.defaults or right.defaults)
+        return Test(NUMERIC[sign](int(left), int(right)), is_free)
+    if sign in ("=", "=="):
+        return compared(words[0], words[2])
+    if sign == "!=":
+        return compared(words[0], words[2]).negated
+    return Test(holds=False)
 
 
 def matched(subject: str, patterns: Sequence[str]) -> Test:
     """Return whether one of the patterns of a `case` is that of a text."""
     if "*" in patterns:
         return Test(holds=True, is_free=False)
-    tests = [compared(subject, pattern) for pattern in patterns] or [Test(holds=False)]
+    if not patterns:
+        return Test(holds=False)
+    tests = [compared(subject, pattern) for pattern in patterns]
     is_free = any(test.is_free for test in tests)
-    return next((test for test in tests if test.holds), tests[0])._replace(is_free=is_free)
+    for test in tests:
+        if test.holds:
+            return test._replace(is_free=is_free)
+    return tests[0]._replace(is_free=is_free)
 
 
 def compared(text: str, pattern: str) -> Test:
     """Return whether a text is like a pattern."""
-    left, right = Word.of(text), Word.of(pattern)
+    left = Word.of(text)
+    right = Word.of(pattern)
     is_free = any(word.is_unknown or word.defaults for word in (left, right))
-    variable, value = variable_of(text), right.replace("*", "")
     if fnmatchcase(left.with_nothing_set, right.with_nothing_set):
         return Test(True, is_free)
-    is_assumed = variable and value and not right.is_unknown
-    return Test(False, is_free, (variable, value) if is_assumed else None)
+    variable = variable_of(text)
+    value = right.replace("*", "")
+    if variable and value and not right.is_unknown:
+        return Test(False, is_free, equal=(variable, value))
+    return Test(False, is_free)

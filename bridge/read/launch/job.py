@@ -1,16 +1,19 @@
-"""`job_environment`: the variables that `ray job submit` gives its job, which has none of the script that submits it.
+"""`job_environment` returns the variables that `ray job submit` gives its job.
+
+The job has none of the variables of the script that submits it:
 
     ray job submit --runtime-env-json='{"env_vars": {"NVTE_FLASH_ATTN": "0"}}' -- python3 train.py
 
-Source: Ray 2 dashboard/modules/dashboard_sdk.py, `parse_runtime_env_args`: --runtime-env-json is JSON,
---runtime-env a file of YAML, and only one of the two is taken.
+Source: Ray 2 dashboard/modules/dashboard_sdk.py, `parse_runtime_env_args`: --runtime-env-json is
+JSON, --runtime-env a file of YAML, and only one of the two is taken.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bridge.errors import PayloadError
 from bridge.read.launch.word import UNKNOWN, Word
@@ -34,8 +37,10 @@ class JobEnvironment(NamedTuple):
 
 def is_job(words: Sequence[str]) -> bool:
     """Return whether a command submits a job of Ray."""
-    own = list(words[: words.index("--")]) if "--" in words else []
-    return any(own[place : place + 3] == SUBMIT for place in range(len(own)))
+    if "--" not in words:
+        return False
+    submitter = list(words[: words.index("--")])
+    return any(submitter[place : place + 3] == SUBMIT for place in range(len(submitter)))
 
 
 def job_environment(
@@ -47,31 +52,43 @@ def job_environment(
         words: The command.
         text_of_file: Returns the text of a file that the command names, None where it is not there.
     """
-    given = {}
+    options: dict[str, Word] = {}
     for word, following in pairwise((*words[: list(words).index("--")], "")):
         option, sign, value = word.partition("=")
-        given[option] = Word.of(value if sign else following)
-    for option in (TEXT, FILE):
-        if option not in given:
-            continue
-        text = given[option] if option == TEXT else text_of_file(given[option])
-        variables = _variables(text, option) if text is not None else None
+        options[option] = Word.of(value if sign else following)
+    if TEXT in options:
+        variables = _variables(options[TEXT], TEXT, kind="json")
         if variables is None:
-            return JobEnvironment({}, f"{option} {given[option]}" if option == FILE else option)
+            return JobEnvironment({}, TEXT)
+        return JobEnvironment(variables)
+    if FILE in options:
+        variables = None
+        text = text_of_file(options[FILE])
+        if text is not None:
+            variables = _variables(text, FILE, kind="yaml")
+        if variables is None:
+            return JobEnvironment({}, f"{FILE} {options[FILE]}")
         return JobEnvironment(variables)
     return JobEnvironment({})
 
 
-def _variables(text: str, option: str) -> dict[str, Word] | None:
+def _variables(text: str, option: str, *, kind: str) -> dict[str, Word] | None:
     """Return the variables of a text, None where it is no mapping."""
-    plain = UNKNOWN.sub(lambda found: found[0] if found[1] or found[2] else LATE, text)
     try:
-        content: Any = Document.of_text(
-            plain, option, kind="json" if option == TEXT else "yaml"
-        ).content
+        content = Document.of_text(UNKNOWN.sub(_plain, text), option, kind=kind).content
     except PayloadError:
         return None
-    held = content.get(VARIABLES) if isinstance(content, Mapping) else None
-    if not isinstance(content, Mapping) or not isinstance(held, Mapping | None):
+    if not isinstance(content, Mapping):
         return None
-    return {str(name): Word.of(str(value)) for name, value in (held or {}).items()}
+    variables = content.get(VARIABLES)
+    if variables is None:
+        return {}
+    if not isinstance(variables, Mapping):
+        return None
+    return {str(name): Word.of(str(value)) for name, value in variables.items()}
+
+
+def _plain(piece: re.Match[str]) -> str:
+    """Return a variable as it is written, and a sign for any other piece that the run decides."""
+    is_variable = bool(piece[1] or piece[2])
+    return piece[0] if is_variable else LATE

@@ -1,4 +1,7 @@
-"""`Launch`: one start of a Python program; how a command is recognised as one, and which words bear on precision."""
+"""`Launch` is one start of a Python program.
+
+`found_launch` recognises a command that starts one, and `bears` the words that bear on precision.
+"""
 
 from __future__ import annotations
 
@@ -18,17 +21,14 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 ROWS = rows("command_lines")
-
-
-RUNNERS, STATING, OTHER_OPTIONS = (
-    re.compile(ROWS[row]) for row in ("runners", "stating", "other options")
-)
-PRECISION_WORDS, HOLDS_ARGUMENTS = (
-    re.compile(ROWS[row]) for row in ("precision", "holds arguments")
-)
-QUIET, SHELLS, MEGATRON_ARGUMENTS = (
-    frozenset(ROWS[row].split()) for row in ("quiet", "shells", "megatron-lm")
-)
+RUNNERS = re.compile(ROWS["runners"])
+STATING = re.compile(ROWS["stating"])
+OTHER_OPTIONS = re.compile(ROWS["other options"])
+PRECISION_WORDS = re.compile(ROWS["precision"])
+HOLDS_ARGUMENTS = re.compile(ROWS["holds arguments"])
+QUIET = frozenset(ROWS["quiet"].split())
+SHELLS = frozenset(ROWS["shells"].split())
+MEGATRON_ARGUMENTS = frozenset(ROWS["megatron-lm"].split())
 STARTERS = tuple(ROWS["starters"].split())
 OWN_FILE = re.compile(r"^@|\.(?:ya?ml|json|toml)$")
 REMOTE_SHELLS = frozenset({"ssh", "sshpass"})
@@ -51,7 +51,8 @@ class Launch:
     arguments: tuple[Word, ...]
     """What the program is given."""
     runner: tuple[Word, ...] = ()
-    """The words before the program: `accelerate launch --mixed_precision fp8`, `torchrun --nproc_per_node 8`."""
+    """The words before the program: `accelerate launch --mixed_precision fp8`, `torchrun
+    --nproc_per_node 8`."""
     environment: Mapping[str, Word] = field(default_factory=dict)
     unread_environment: str = ""
     """The option of a job of Ray whose variables could not be read."""
@@ -67,20 +68,22 @@ class Launch:
     @property
     def label(self) -> str:
         """Which run it is: "line 41, pretrain_gpt.py"."""
-        held = f"arguments in {self.program}" if self.program else ""
-        return "; ".join(
-            filter(None, (f"line {self.line}, {self.name}" if self.line else held, *self.decisions))
-        )
+        place = ""
+        if self.line:
+            place = f"line {self.line}, {self.name}"
+        elif self.program:
+            place = f"arguments in {self.program}"
+        return "; ".join(filter(None, (place, *self.decisions)))
 
     @property
     def defaulted(self) -> dict[str, Word]:
-        """Variables that the environment may set, with their defaults in what bears on precision."""
-        return {
-            name: Word.of(text)
-            for words in self.known
-            for word in words
-            for name, text in word.defaults.items()
-        }
+        """Variables that the environment may set, with their defaults, in words of precision."""
+        defaults: dict[str, Word] = {}
+        for words in self.known:
+            for word in words:
+                for name, text in word.defaults.items():
+                    defaults[name] = Word.of(text)
+        return defaults
 
     @cached_property
     def flags(self) -> frozenset[str]:
@@ -90,16 +93,18 @@ class Launch:
     @cached_property
     def known(self) -> tuple[tuple[Word, ...], ...]:
         """All that bears on precision: words of the runner and of the arguments, and variables."""
-        own = sorted(
-            name for name in self.environment if bears(name) or name.startswith("ACCELERATE_")
-        )
-        variables = [(Word(name), self.environment[name]) for name in own]
+        variables: list[tuple[Word, Word]] = []
+        for name in sorted(self.environment):
+            if bears(name) or name.startswith("ACCELERATE_"):
+                variables.append((Word(name), self.environment[name]))
         return _known(self.runner), _known(before_the_dashes(self.arguments)), *variables
 
     @cached_property
     def name(self) -> str:
         """The program without its folder where it is a Python file."""
-        return PurePosixPath(self.program).name if self.program.endswith(".py") else self.program
+        if self.program.endswith(".py"):
+            return PurePosixPath(self.program).name
+        return self.program
 
 
 def before_the_dashes(words: Sequence[Word]) -> Sequence[Word]:
@@ -117,14 +122,19 @@ def bears(text: str) -> bool:
 
 def _known(words: Sequence[Word]) -> tuple[Word, ...]:
     """Return the words that bear on precision: options, their values, and files of options."""
-    found = []
+    known: list[Word] = []
     for option, word in pairwise((Word(), *words)):
         is_value = option.startswith("--") and "=" not in option and not word.startswith("-")
-        is_value &= option not in MODES or not word.is_unknown
+        if option in MODES and word.is_unknown:
+            is_value = False
         is_path = "/" in word and not word.startswith("-")
-        if OWN_FILE.search(word) or (bears(option) if is_value else bears(word) and not is_path):
-            found.append(word)
-    return tuple(found)
+        if is_value:
+            is_of_precision = bears(option)
+        else:
+            is_of_precision = bears(word) and not is_path
+        if is_of_precision or OWN_FILE.search(word):
+            known.append(word)
+    return tuple(known)
 
 
 def found_launch(words: list[Word], line: int) -> Launch | None:
@@ -133,34 +143,54 @@ def found_launch(words: list[Word], line: int) -> Launch | None:
         return None
     if words[:3] == SUBMIT and "--" in words:
         return found_launch(words[[*map(str, words)].index("--") + 1 :], line)
-    runner = next(
-        (place for place, word in enumerate(words[:40]) if RUNNERS.search(word)), len(words)
-    )
+    started = _started(words, line)
+    if started is not None:
+        return started
+    if (MEGATRON_ARGUMENTS | MODES).isdisjoint(words):
+        return None
+    first = 0
+    while not words[first].startswith("--"):
+        first += 1
+    return Launch(line=line, program=words[0], arguments=(*words[first:],))
+
+
+def _started(words: Sequence[Word], line: int) -> Launch | None:
+    """Return the launch of a Python file, of a module or of a command that trains."""
+    runner = _runner(words)
     for place, word in enumerate(words):
-        if _is_command(words, place) or (word.endswith(".py") and not word.startswith("-")):
-            return Launch(
-                line=line, runner=(*words[:place],), program=word, arguments=(*words[place + 1 :],)
-            )
-        module = words[place + 1] if word == "-m" and runner < place < len(words) - 1 else None
-        if module is not None and not module.startswith(STARTERS):
-            return Launch(
-                line=line,
-                runner=(*words[:place],),
-                program=module,
-                arguments=(*words[place + 2 :],),
-            )
-    if (MEGATRON_ARGUMENTS | MODES) & set(words):
-        first = next(place for place, word in enumerate(words) if word.startswith("--"))
-        return Launch(line=line, program=words[0], arguments=(*words[first:],))
+        is_file = word.endswith(".py") and not word.startswith("-")
+        if is_file or _is_command(words, place):
+            return _launch(words, line, place, place)
+        is_option = word == "-m" and runner < place < len(words) - 1
+        if is_option and not words[place + 1].startswith(STARTERS):
+            return _launch(words, line, place, place + 1)
     return None
+
+
+def _runner(words: Sequence[Word]) -> int:
+    """Return the place of the first word that runs Python programs; behind the words: none does."""
+    for place, word in enumerate(words[:40]):
+        if RUNNERS.search(word):
+            return place
+    return len(words)
+
+
+def _launch(words: Sequence[Word], line: int, end: int, program: int) -> Launch:
+    """Return the launch of the program at a place, whose runner ends before another."""
+    return Launch(
+        line=line,
+        runner=(*words[:end],),
+        program=words[program],
+        arguments=(*words[program + 1 :],),
+    )
 
 
 def _is_command(words: Sequence[Word], place: int) -> bool:
     """Return whether a word is a command that trains without a Python file on its line."""
-    command = COMMANDS.get(PurePosixPath(words[place]).name)
-    return (
-        command is not None and command.match(" ".join(words[place + 1 : place + 41])) is not None
-    )
+    behind = COMMANDS.get(PurePosixPath(words[place]).name)
+    if behind is None:
+        return False
+    return behind.match(" ".join(words[place + 1 : place + 41])) is not None
 
 
 class NestedScript(NamedTuple):

@@ -1,6 +1,7 @@
-"""`Reader`: one pass over the tree of a script, as bash would go with nothing set but what is stated.
+"""`Reader` reads the tree of a script once, as bash would with only the stated variables set.
 
-A condition that the file does not decide is a question: `alternatives` asks for the same pass with another answer.
+A condition that the file does not decide is a question: `alternatives` asks for the same pass with
+another answer.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ COMMANDS = frozenset(
 )
 CONTAINERS = frozenset({"compound_statement", "do_group", "else_clause", "ERROR"})
 LOOPS = frozenset({"for_statement", "while_statement", "c_style_for_statement"})
-HEREDOC = ("heredoc_start", "heredoc_body")
+
 BEFORE_A_COMMAND = frozenset({"time", "exec", "command", "builtin"})
 """Words in front of a command of this shell."""
 READERS = frozenset({"cat", "echo", "ls", "head", "mkdir", "jq"})
@@ -67,8 +68,9 @@ class Arm(NamedTuple):
     word: str = "if"
 
     def label(self, *, holds: bool) -> str:
-        """The branch where it holds, or where not."""
-        return f"line {self.line}, {self.word if holds else 'not'} {self.text}"
+        """Return the name of the branch that is taken where the condition holds, or does not."""
+        word = self.word if holds else "not"
+        return f"line {self.line}, {word} {self.text}"
 
 
 class _Count(NamedTuple):
@@ -83,8 +85,9 @@ class _Count(NamedTuple):
         """Return the header of a loop that counts up by one; None for any other loop."""
         if node.type != "c_style_for_statement":
             return None
-        parts = [node.child_by_field_name(name) for name in ("initializer", "condition", "update")]
-        start, condition, step = ("".join(text_of(part).split()) for part in parts)
+        start = _without_blanks(node.child_by_field_name("initializer"))
+        condition = _without_blanks(node.child_by_field_name("condition"))
+        step = _without_blanks(node.child_by_field_name("update"))
         name, sign, value = start.partition("=")
         if not sign or step not in (f"{name}++", f"++{name}", f"{name}+=1"):
             return None
@@ -93,16 +96,27 @@ class _Count(NamedTuple):
     def values(self, known: Mapping[str, Mapping[int, str]]) -> list[str] | None:
         """Return the values of the counter in the turns; None where only the run knows one."""
         first = computed(f"$(({self.start}))", known)
-        found: list[str] = []
-        while first is not None and len(found) <= MAX_COUNTED:
-            value = str(int(first) + len(found))
+        counted: list[str] = []
+        while first is not None and len(counted) <= MAX_COUNTED:
+            value = str(int(first) + len(counted))
             holds = computed(f"$(({self.condition}))", {**known, self.name: {0: value}})
             if holds is None:
                 return None
             if holds == "0":
-                return found
-            found.append(value)
+                return counted
+            counted.append(value)
         return None
+
+
+class _Noted(NamedTuple):
+    """What a reader has noted beside the variables."""
+
+    launches: list[starts.Launch]
+    notes: dict[str, None]
+    questions: dict[object, tuple[Arm, str]]
+    files: dict[str, str]
+    stray: list[Word]
+    is_repeated: bool
 
 
 class Reader(Builtins):
@@ -118,7 +132,9 @@ class Reader(Builtins):
         is_lenient: bool = False,
     ) -> None:
         super().__init__(stated)
-        self.path, self.answers, self.is_lenient = path, answers, is_lenient
+        self.path = path
+        self.answers = answers
+        self.is_lenient = is_lenient
         self.scripts = [root]
         """The script, and the strings and files in it that are scripts."""
         self.questions: dict[object, tuple[Arm, str]] = {}
@@ -135,7 +151,8 @@ class Reader(Builtins):
         self.has_failed = False
         """The last command was `false`, or a condition that did not hold."""
         self.end = ""
-        """`exit`, `return`, `break` or `continue` where the script, a function, a loop or its turn has ended."""
+        """`exit`, `return`, `break` or `continue` after the end of the script, a function, a loop
+        or its turn."""
         self.levels = 0
         """How many loops `break` or `continue` ends."""
         self.loops = 0
@@ -146,7 +163,10 @@ class Reader(Builtins):
         """Commands that were read again."""
         self.line = 0
         """The line of the script that a string or a sourced file stands on; 0: outside of one."""
-        self.steps = self.depth = 0
+        self.steps = 0
+        """Commands that were read."""
+        self.depth = 0
+        """Functions, strings and sourced files around the command."""
         self.readers: dict[str, Callable[[Node], None]] = {
             "redirected_statement": self._redirected,
             "list": self._pair,
@@ -176,18 +196,28 @@ class Reader(Builtins):
                 if follows is not None and follows.type == "&":
                     self._in_subshell(node)
                 else:
-                    self._one(node)
+                    self._statement(node)
 
-    def _one(self, node: Node) -> None:
-        kind, test = node.type, self._test(node)
+    def _statement(self, node: Node) -> None:
+        """Read a command or a condition."""
+        test = self._test(node)
         if test is not None:
             self.has_failed = not test.holds
-            if kind == "command":
+            if node.type == "command":
                 self._expanded(node)  # `: ${NAME:=value}` sets a variable
             else:
                 self._arithmetic(node)
-        elif kind in self.readers:
-            self.readers[kind](node)
+        elif node.type in self.readers:
+            self.readers[node.type](node)
+
+    def _commands_of(self, condition: Iterable[Node]) -> None:
+        """Read those commands of a condition that are no test.
+
+        Each is looked at when those before it were read: expanding a test may set a variable.
+        """
+        for node in condition:
+            if self._test(node) is None:
+                self.run([node])
 
     def _body(self, node: Node) -> None:
         self.run(statements(node))
@@ -197,7 +227,8 @@ class Reader(Builtins):
         self.has_failed = not self.has_failed
 
     def _define(self, node: Node) -> None:
-        self.functions |= {text_of(name): node for name in node.children_by_field_name("name")}
+        for name in node.children_by_field_name("name"):
+            self.functions[text_of(name)] = node
 
     def _subshell(self, node: Node) -> None:
         state = self.state()
@@ -209,9 +240,9 @@ class Reader(Builtins):
             self._in_subshell(child)
 
     def _in_subshell(self, node: Node) -> None:
-        """Read a command whose variables are its own."""
+        """Read a command whose changes of variables are lost."""
         state = self.state()
-        self._one(node)
+        self._statement(node)
         self._leave_subshell(state)
 
     def _leave_subshell(self, state: State) -> None:
@@ -224,16 +255,19 @@ class Reader(Builtins):
         if text.startswith("((") and text.endswith("))"):
             self.compute(text[2:-2])
 
-    # -- loops ---------------------------------------------------------------------------------------------------------
+    # -- loops -------------------------------------------------------------------------------------
 
     def _loop(self, node: Node) -> None:
         """Read the body of a loop once; what it leaves behind is computed for constant words.
 
-        The values that a further turn would change are of the run where the number of turns is not known.
+        The values that a further turn would change are of the run where the number of turns is not
+        known.
         """
         body = node.children_by_field_name("body")
         variables = [*map(text_of, node.children_by_field_name("variable"))]
-        words = self._words_of(node) if variables else None
+        words = None
+        if variables:
+            words = self._words_of(node)
         is_sure = bool(words)
         test = None
         if node.type == "while_statement":
@@ -255,11 +289,13 @@ class Reader(Builtins):
             if self._is_changed(before, variables):
                 self._repeat(before, body, variables[0], words)
         elif self._is_changed(before, variables):
-            self._settle(before, node, body if goes_on else (), is_sure=is_sure)
+            further = body if goes_on else ()
+            self._resolve(before, node, further, is_sure=is_sure)
 
     def _counted(self, count: _Count, body: Sequence[Node]) -> bool:
-        """Read a loop that counts from a constant to another; return whether it is one."""
-        before, name = self.state(), count.name
+        """Read a loop that counts from a constant to another; return whether it is such a loop."""
+        before = self.state()
+        name = count.name
         values = count.values(self.values)
         if values is None or len(values) > MAX_COUNTED:
             return False
@@ -269,7 +305,7 @@ class Reader(Builtins):
         if not self._turn(body):
             return True
 
-        def others() -> None:
+        def further_turns() -> None:
             for value in values[1:]:
                 self.set(name, [value])
                 if not self._turn(body):
@@ -277,35 +313,41 @@ class Reader(Builtins):
             self.set(name, [str(int(values[-1]) + 1)])
 
         first = self.state()
-        self._again(others)
+        self._again(further_turns)
         if self.repeated > MAX_REPEATED:
             self.restore(first)
             self._forget_changed(before)
         return True
 
     def _words_of(self, node: Node) -> list[str] | None:
-        """Return the words of a `for`, None where only the run knows one."""
-        values = node.children_by_field_name("value")
-        has_list = any(child.type == "in" for child in node.children)
-        words = self.words(values) if has_list else self.held("@") if "@" in self.values else None
-        if words is None or len(words) > MAX_TURNS or any(Word.of(word).defaults for word in words):
+        """Return the words of a `for`, None where only the run knows one of them."""
+        if any(child.type == "in" for child in node.children):
+            words = self.words(node.children_by_field_name("value"))
+        elif "@" in self.values:
+            words = self.held("@")
+        else:
             return None
-        return (
-            None
-            if any(
-                Word.of(word).is_unknown or any(sign in word for sign in "*?[{") for word in words
-            )
-            else words
-        )
+        if len(words) > MAX_TURNS:
+            return None
+        for text in words:
+            word = Word.of(text)
+            is_pattern = any(sign in text for sign in "*?[{")
+            if word.defaults or word.is_unknown or is_pattern:
+                return None
+        return words
 
     def _condition(self, node: Node) -> Test:
         """Read the condition of `while` or `until`; return whether the body is read."""
-        condition = [one for one in statements(node) if one.type != "do_group"]
-        self.run(child for child in condition if self._test(child) is None)
-        test = self._test(condition[-1]) if condition else None
+        condition = [child for child in statements(node) if child.type != "do_group"]
+        self._commands_of(condition)
+        test = None
+        if condition:
+            test = self._test(condition[-1])
         if test is None or test.is_free:
             return Test(holds=True)
-        return test.negated if node.children[0].type == "until" else test
+        if node.children[0].type == "until":
+            return test.negated
+        return test
 
     def _turn(self, body: Sequence[Node]) -> bool:
         """Read the body of a loop; return whether the loop goes on."""
@@ -322,19 +364,21 @@ class Reader(Builtins):
 
     def _is_changed(self, before: State, but: Sequence[str]) -> bool:
         """Return whether a turn has changed what is known, other than the variables of the loop."""
-        kept = {name: before.values[name] for name in but if name in before.values}
-        now = {**{name: held for name, held in self.values.items() if name not in but}, **kept}
-        return (
-            now != before.values
-            or self.exported != before.exported
-            or self.functions != before.functions
-        )
+        if self.exported != before.exported or self.functions != before.functions:
+            return True
+        now = self.values.copy()
+        for name in but:
+            now.pop(name, None)
+            if name in before.values:
+                now[name] = before.values[name]
+        return now != before.values
 
     def _repeat(
         self, before: State, body: Sequence[Node], variable: str, words: Sequence[str]
     ) -> None:
         """Read a loop again with each of its words, for the values that it leaves behind."""
-        first, end = self.state(), self.end
+        first = self.state()
+        end = self.end
         self.restore(replace(before, values=before.values.copy()))
         self.end = ""
 
@@ -350,18 +394,24 @@ class Reader(Builtins):
             self.end = end
             self._forget_changed(before)
 
-    def _settle(self, before: State, node: Node, body: Sequence[Node], *, is_sure: bool) -> None:
-        """Make values that a further turn changes unknown; a loop that may have no turn is a question."""
-        first, end = self.state(), self.end
+    def _resolve(self, before: State, node: Node, body: Sequence[Node], *, is_sure: bool) -> None:
+        """Make values that a further turn changes unknown.
+
+        A loop that may have no turn is a question.
+        """
+        first = self.state()
         after = self.state()
+        end = self.end
         self._again(lambda: self._turn(body))
-        second, self.end = self.state(), end
+        second = self.state()
+        self.end = end
         self.restore(after)
         if self.repeated > MAX_REPEATED:
             self._forget_changed(before)
         for name in first.values.keys() | second.values.keys():
-            one, two = first.values.get(name), second.values.get(name)
-            if one != two and not any(map(UNKNOWN.search, (one or {}).values())):
+            value = first.values.get(name)
+            is_unknown = value is not None and any(map(UNKNOWN.search, value.values()))
+            if value != second.values.get(name) and not is_unknown:
                 self.forget(name)
         if is_sure:
             return
@@ -377,107 +427,148 @@ class Reader(Builtins):
                 self.forget(name)
 
     def _again(self, read: Callable[[], object]) -> None:
-        """Read commands again; noted are the variables, and launches whose precision is another than before."""
-        noted = self.launches, self.notes, self.questions, self.files, self.stray, self.is_repeated
-        self.launches, self.notes, self.questions = [*noted[0]], noted[1].copy(), noted[2].copy()
-        self.files, self.stray, self.is_repeated = noted[3].copy(), [*noted[4]], True
+        """Read commands again, and note the variables alone.
+
+        A launch is noted where its precision is another than that of the launch on its line.
+        """
+        noted = self._noted()
+        self.launches = noted.launches.copy()
+        self.notes = noted.notes.copy()
+        self.questions = noted.questions.copy()
+        self.files = noted.files.copy()
+        self.stray = noted.stray.copy()
+        self.is_repeated = True
         read()
-        again = self.launches[len(noted[0]) :]
-        self.launches, self.notes, self.questions, self.files, self.stray, self.is_repeated = noted
+        again = self.launches[len(noted.launches) :]
+        self._forget_notes_since(noted)
         for launch in again:
-            same = [one for one in self.launches if one.line == launch.line]
-            is_open = any(word.is_unknown for one in (*same, launch) for word in one.arguments)
-            if not is_open and launch.known not in [one.known for one in same]:
+            same = [earlier for earlier in self.launches if earlier.line == launch.line]
+            is_known = any(earlier.known == launch.known for earlier in same)
+            is_open = any(_is_open(started) for started in (*same, launch))
+            if not is_open and not is_known:
                 self.launches.append(launch)
+
+    def _noted(self) -> _Noted:
+        return _Noted(
+            launches=self.launches,
+            notes=self.notes,
+            questions=self.questions,
+            files=self.files,
+            stray=self.stray,
+            is_repeated=self.is_repeated,
+        )
+
+    def _forget_notes_since(self, noted: _Noted) -> None:
+        """Go back to what was noted."""
+        self.launches = noted.launches
+        self.notes = noted.notes
+        self.questions = noted.questions
+        self.files = noted.files
+        self.stray = noted.stray
+        self.is_repeated = noted.is_repeated
 
     def _line(self, node: Node) -> int:
         return self.line or node.start_point.row + 1
 
     def _redirected(self, node: Node) -> None:
-        """Read a command with its redirections; a here-document that bears on precision is named."""
-        inner, *redirects = node.named_children
-        redirects += [
-            one for redirect in redirects for one in redirect.children_by_field_name("redirect")
-        ]
-        words = [
-            [one for one in redirect.named_children if one.type in WORDS] for redirect in redirects
-        ]
+        """Read a command with its redirections; name a here-document about precision."""
+        inner, *outer_redirects = node.named_children
+        redirects = outer_redirects.copy()
+        for redirect in outer_redirects:
+            redirects += redirect.children_by_field_name("redirect")
         if inner.type == "command" and self._test(inner) is None:
-            self._command(inner, [word for group in words for word in group[1:]])
+            behind: list[Node] = []
+            for redirect in redirects:
+                words = [child for child in redirect.named_children if child.type in WORDS]
+                behind += words[1:]  # the first is the file
+            self._command(inner, behind)
         else:
-            self._one(inner)
+            self._statement(inner)
         for redirect in redirects:
             self.run(child for child in redirect.named_children if child.type == "pipeline")
         self._written(name_of(inner), redirects)
-        bodies = [
-            text_of(one)
-            for part in redirects
-            for one in part.named_children
-            if one.type == "heredoc_body"
-        ]
         is_shown = name_of(inner) == "cat" and len(redirects) == 1
-        if not is_shown and any(map(starts.PRECISION_WORDS.search, bodies)):
+        if not is_shown and any(map(_bears_on_precision, redirects)):
             self.notes[f"heredoc on line {self._line(node)}"] = None
 
     def _heredoc(self, redirect: Node) -> str:
         """Return the text of a here-document."""
-        start, body = (
-            next((one for one in redirect.children if one.type == kind), None) for kind in HEREDOC
-        )
-        text = text_of(body)
+        text = text_of(_first_child(redirect, "heredoc_body"))
         if redirect.children[0].type == "<<-":
             text = re.sub(r"(?m)^\t+", "", text)
-        is_plain = text_of(start)[:1] in ("'", '"', "\\")
-        return text if is_plain else self._text(text, is_quoted=True)
+        start = text_of(_first_child(redirect, "heredoc_start"))
+        if start.startswith(("'", '"', "\\")):
+            return text
+        return self._text(text, is_quoted=True)
 
     def _written(self, command: str, redirects: Sequence[Node]) -> None:
-        """Note the file that `cat` writes from a here-document; one that another command writes is unknown."""
-        targets = [
-            one
-            for redirect in redirects
-            if redirect.type == "file_redirect"
-            for one in redirect.named_children
-        ]
-        heredocs = [one for one in redirects if one.type == "heredoc_redirect"]
-        for name in map(self.text, (one for one in targets if one.type in WORDS)):
+        """Note the file that `cat` writes from a here-document.
+
+        A file that another command writes is unknown.
+        """
+        targets: list[Node] = []
+        for redirect in redirects:
+            if redirect.type == "file_redirect":
+                targets += redirect.named_children
+        heredocs = [redirect for redirect in redirects if redirect.type == "heredoc_redirect"]
+        for target in targets:
+            if target.type not in WORDS:
+                continue
+            name = self.text(target)
             self.files.pop(name, None)
             if command == "cat" and len(targets) == len(heredocs) == 1:
                 self.files[name] = self._heredoc(heredocs[0])
 
-    # -- branches ------------------------------------------------------------------------------------------------------
+    # -- branches ----------------------------------------------------------------------------------
 
     def _pair(self, node: Node) -> None:
-        left, right, is_and = node.children[0], node.children[-1], node.children[1].type == "&&"
+        """Read `left && right` or `left || right`."""
+        left = node.children[0]
+        right = node.children[-1]
+        is_and = node.children[1].type == "&&"
         test = self._test(left)
-        if test is not None:
-            arm = self._arm(test, [left], [right] if is_and else [])
-            self.has_failed = not self._branch([arm], [] if is_and else [right])
+        if test is not None and is_and:
+            arm = self._arm(test, [left], [right])
+            self.has_failed = not self._branch([arm], [])
+        elif test is not None:
+            arm = self._arm(test, [left], [])
+            self.has_failed = not self._branch([arm], [right])
         else:
-            self._one(left)
+            self._statement(left)
             if self.has_failed != is_and and not self.end:
-                self._one(right)
+                self._statement(right)
 
     def _conditional(self, node: Node) -> None:
-        arms = list[Arm]()
-        for clause in (node, *(child for child in node.children if child.type == "elif_clause")):
-            then = next((at for at, child in enumerate(clause.children) if child.type == "then"), 0)
-            condition = [
-                child
-                for child in clause.children[:then]
-                if child.is_named and child.type != "comment"
-            ]
-            body = [
-                child
-                for child in clause.children[then:]
-                if child.is_named and child.type not in NO_BODY
-            ]
-            self.run(child for child in condition if self._test(child) is None)
-            test = (self._test(condition[-1]) if condition else None) or Test(holds=False)
-            arms.append(
-                self._arm(test, condition or [clause], body, "if" if clause is node else "elif")
-            )
-        self._branch(arms, [child for child in node.children if child.type == "else_clause"])
+        arms = [self._clause(node, "if")]
+        for child in node.children:
+            if child.type == "elif_clause":
+                arms.append(self._clause(child, "elif"))
+        otherwise = [child for child in node.children if child.type == "else_clause"]
+        self._branch(arms, otherwise)
         self.has_failed = False
+
+    def _clause(self, clause: Node, word: str) -> Arm:
+        """Read the condition of an `if` or an `elif`, and return it with its answer."""
+        then = 0
+        for place, child in enumerate(clause.children):
+            if child.type == "then":
+                then = place
+                break
+        condition: list[Node] = []
+        for child in clause.children[:then]:
+            if child.is_named and child.type != "comment":
+                condition.append(child)
+        body: list[Node] = []
+        for child in clause.children[then:]:
+            if child.is_named and child.type not in NO_BODY:
+                body.append(child)
+        self._commands_of(condition)
+        test = None
+        if condition:
+            test = self._test(condition[-1])
+        if test is None:
+            test = Test(holds=False)
+        return self._arm(test, condition or [clause], body, word)
 
     def _arm(
         self, test: Test, condition: Sequence[Node], body: Sequence[Node], word: str = "if"
@@ -486,119 +577,160 @@ class Reader(Builtins):
         return Arm(test, text, self._line(condition[0]), body, word)
 
     def _case(self, node: Node) -> None:
-        subject, arms = self.text(node.children_by_field_name("value")[0]), list[Arm]()
-        name = f"${variable_of(subject)}" if variable_of(subject) else Word.of(subject)
-        for item in (child for child in node.named_children if child.type == "case_item"):
-            patterns = item.children_by_field_name("value")
+        subject = self.text(node.children_by_field_name("value")[0])
+        variable = variable_of(subject)
+        name = f"${variable}" if variable else Word.of(subject)
+        arms: list[Arm] = []
+        for item in node.named_children:
+            if item.type != "case_item":
+                continue
+            values = item.children_by_field_name("value")
             head = " ".join(text_of(item).removeprefix("(").partition(")")[0].split())
-            test = matched(subject, [self.text(one) for one in patterns if one.type in WORDS])
-            body = item.named_children[len(patterns) :]
+            patterns = [self.text(value) for value in values if value.type in WORDS]
+            test = matched(subject, patterns)
+            body = item.named_children[len(values) :]
             arms.append(Arm(test, f"case {name} in {head})", self._line(item), body))
             if item.children[-1].type in (";&", ";;&"):
-                self.notes[
-                    f"the case on line {self._line(node)}, which goes on to its next pattern"
-                ] = None
+                line = self._line(node)
+                self.notes[f"the case on line {line}, which goes on to its next pattern"] = None
         self._branch(arms, [])
         self.has_failed = False
 
     def _branch(self, arms: Sequence[Arm], otherwise: Sequence[Node]) -> bool:
-        """Read the commands of the first condition that holds; return whether there is one.
+        """Read the commands of the first condition that holds; return whether there is such a one.
 
-        A branch that ends the script and starts nothing is left for the next one that the run may take: a lenient
-        reading takes it for a check that the run passes, also where the file decides its condition.
+        A branch that ends the script and starts nothing is left for the next branch that the run
+        may take. A lenient reading takes it for a check that the run passes, also where the file
+        decides its condition.
         """
         free = [arm for arm in arms if arm.test.is_free]
-        arm = next((arm for arm in arms if self._holds(arm)), None)
-        others = [other for other in (None, *free) if other is not arm]
-        if not (free or self.is_lenient):  # the file decides
-            others = []
-        ended = list[Arm | None]()
+        ended: list[Arm | None] = []
+        taken: Arm | None = None
         before = self.state()
-        for taken in (arm, *others):
+        for branch in self._candidates(arms, free):
             if ended:
                 self.restore(before)
                 before = self.state()
-            arm, count, self.end = taken, len(self.launches), ""
-            self.run(otherwise if arm is None else arm.body)
+            taken = branch
+            count = len(self.launches)
+            self.end = ""
+            self.run(otherwise if taken is None else taken.body)
             if self.end not in ("exit", "return") or len(self.launches) > count:
                 break
-            ended.append(arm)
+            ended.append(taken)
         if arms and None not in ended:
-            label = arms[0].label(holds=False) if arm is None else arm.label(holds=True)
-            for one in (one for one in free if one not in ended):
-                self.questions.setdefault(one.test.equal or one.text, (one, label))
-        return arm is not None
+            if taken is None:
+                label = arms[0].label(holds=False)
+            else:
+                label = taken.label(holds=True)
+            for arm in free:
+                if arm not in ended:
+                    self.questions.setdefault(arm.test.equal or arm.text, (arm, label))
+        return taken is not None
+
+    def _candidates(self, arms: Sequence[Arm], free: Sequence[Arm]) -> list[Arm | None]:
+        """Return the branch that is taken, and those that the run may take; None is `else`."""
+        first = None
+        for arm in arms:
+            if self._holds(arm):
+                first = arm
+                break
+        if not (free or self.is_lenient):  # the file decides
+            return [first]
+        others = [branch for branch in (None, *free) if branch is not first]
+        return [first, *others]
 
     def _holds(self, arm: Arm) -> bool:
-        return self.answers.get(arm.text, arm.test.holds) if arm.test.is_free else arm.test.holds
+        if arm.test.is_free:
+            return self.answers.get(arm.text, arm.test.holds)
+        return arm.test.holds
 
     def _test(self, node: Node) -> Test | None:
         """Return the answer of a condition, None for a command that is none."""
-        kind, first = node.type, node.children[0].type if node.children else ""
+        kind = node.type
+        first = ""
+        if node.children:
+            first = node.children[0].type
         if kind == "negated_command":
             inner = self._test(node.named_children[-1])
             return None if inner is None else inner.negated
         if kind == "list":
             return self._joined(node)
         if kind == "test_command" and first in ("[", "[["):
-            return answer(
-                [self.text(one) if one.type in WORDS else text_of(one) for one in tested(node)]
-            )
+            return answer(self._tested_texts(node))
         if kind == "command" and name_of(node) == "test":
-            return answer([self.text(one) for one in node.children[1:] if one.type in WORDS])
+            texts = [self.text(child) for child in node.children[1:] if child.type in WORDS]
+            return answer(texts)
         if kind == "command" and name_of(node) in ANSWERS:
             return Test(holds=ANSWERS[name_of(node)], is_free=False)
         if first == "((":
             value = computed(f"${text_of(node)}", self.values)
-            return Test(holds=False) if value is None else Test(holds=value != "0", is_free=False)
-        return Test(holds=False) if kind == "test_command" else None
+            if value is None:
+                return Test(holds=False)
+            return Test(holds=value != "0", is_free=False)
+        if kind == "test_command":
+            return Test(holds=False)
+        return None
+
+    def _tested_texts(self, node: Node) -> list[str]:
+        """Return the words inside `[ ... ]` or `[[ ... ]]`, expanded."""
+        texts: list[str] = []
+        for child in tested(node):
+            if child.type in WORDS:
+                texts.append(self.text(child))
+            else:
+                texts.append(text_of(child))
+        return texts
 
     def _joined(self, node: Node) -> Test | None:
         """Return the answer of two conditions; only the run has it unless both are of constants."""
-        left, right = self._test(node.children[0]), self._test(node.children[-1])
+        left = self._test(node.children[0])
+        right = self._test(node.children[-1])
         if left is None or right is None:
             return None
         if left.is_free or right.is_free:
             return Test(holds=False)
-        is_and = node.children[1].type == "&&"
-        return Test(
-            left.holds and right.holds if is_and else left.holds or right.holds, is_free=False
-        )
+        if node.children[1].type == "&&":
+            holds = left.holds and right.holds
+        else:
+            holds = left.holds or right.holds
+        return Test(holds, is_free=False)
 
-    # -- commands ------------------------------------------------------------------------------------------------------
+    # -- commands ----------------------------------------------------------------------------------
 
     def _command(self, node: Node, behind: Sequence[Node] = ()) -> None:
         """Read a command; `behind` are words of it that stand behind a redirection."""
         self.executed.add(node.id)
-        words, before, exported = (
-            self._expanded(node) + self.words(behind),
-            self.values.copy(),
-            self.exported,
-        )
+        words = self._expanded(node) + self.words(behind)
+        before = self.values.copy()
+        exported = self.exported
         names = self.assign(node)
         self.has_failed = False
         if words and words[0] in DECLARERS:
             self.declare(words, names, before)
         elif words and names:
-            self.exported = {
-                **exported,
-                **names,
-            }  # `NAME=value command` sets it for the command only
+            # `NAME=value command` sets it for the command only
+            self.exported = {**exported, **names}
             self._simple(words, self._line(node))
             self.exported = exported
             for name in names:
                 self.values.pop(name, None)
-            self.values |= {name: before[name] for name in names if name in before}
+            for name in names:
+                if name in before:
+                    self.values[name] = before[name]
         elif words:
             self._simple(words, self._line(node))
 
     def _expanded(self, node: Node) -> list[str]:
         """Return the words of a command."""
         words: list[str] = []
-        children = () if node.type == "variable_assignment" else node.children
-        for child in children:
-            if child.type == "command_name" or child.type in WORDS:
-                words += self.words(child.children[:1] if child.type == "command_name" else [child])
+        if node.type == "variable_assignment":
+            return words
+        for child in node.children:
+            if child.type == "command_name":
+                words += self.words(child.children[:1])
+            elif child.type in WORDS:
+                words += self.words([child])
             elif child.type in ("=", "==") or (not child.is_named and child.type != "$"):
                 words.append(text_of(child))
         return words
@@ -608,10 +740,10 @@ class Reader(Builtins):
         if first in ("exit", "return"):
             self.end = first
         elif first in ("break", "continue") and self.loops:
-            self.end, self.levels = (
-                first,
-                int(words[1]) if words[1:] and words[1].isdecimal() else 1,
-            )
+            self.end = first
+            self.levels = 1
+            if words[1:] and words[1].isdecimal():
+                self.levels = int(words[1])
         elif first.startswith("-") and len(first) > 1:
             self.stray += map(Word.of, words)
             if self.launches:
@@ -636,10 +768,12 @@ class Reader(Builtins):
         if first == "command" and rest[0] in ("-v", "-V"):
             return
         while rest and rest[0].startswith("-"):
-            rest = rest[2 if rest[0] == "-a" else 1 :]
+            count = 2 if rest[0] == "-a" else 1
+            rest = rest[count:]
         if rest:
             self._simple(rest, line)
-            self.end = "exit" if first == "exec" else self.end
+            if first == "exec":
+                self.end = "exit"
 
     def _call(self, function: Node, words: list[str]) -> None:
         """Read the commands of a function with its arguments."""
@@ -648,7 +782,8 @@ class Reader(Builtins):
             self.values.pop(name)
         self.set_positional(words)
         self.frames.append({})
-        loops, self.loops = self.loops, 0
+        loops = self.loops
+        self.loops = 0
         self._within(function.children_by_field_name("body"), self.line)
         self.loops = loops
         self.leave_function()
@@ -660,7 +795,8 @@ class Reader(Builtins):
         """Read commands of a function, a string or another file."""
         if self.depth >= MAX_DEPTH:
             return
-        before, self.line = self.line, line
+        before = self.line
+        self.line = line
         self.depth += 1
         self.run(nodes)
         self.depth -= 1
@@ -668,40 +804,46 @@ class Reader(Builtins):
         self.end = self.end.removeprefix("return")
 
     def _string(self, text: str, line: int) -> None:
-        """Read a string that is a script: what nothing had set when it was written is unknown unless it is exported."""
-        names = {
-            name
-            for found in (DEFAULT, UNKNOWN)
-            for groups in found.findall(text)
-            for name in groups
-        }
-        hidden = {
-            name: self.values[name] for name in names & self.values.keys() - self.exported.keys()
-        }
-        unknown = {name: {0: f"${name}"} for name in hidden}
-        self.values |= unknown
+        """Read a string that is a script.
+
+        A variable that nothing had set when the string was written is unknown unless it is
+        exported.
+        """
+        names: set[str] = set()
+        for pattern in (DEFAULT, UNKNOWN):
+            for groups in pattern.findall(text):
+                names.update(groups)
+        hidden: dict[str, dict[int, str]] = {}
+        unknown: dict[str, dict[int, str]] = {}
+        for name in names & self.values.keys() - self.exported.keys():
+            hidden[name] = self.values[name]
+            unknown[name] = {0: f"${name}"}
+            self.values[name] = unknown[name]
         self._read(text, line, f"the string on line {line}")
         for name, value in hidden.items():
             if self.values.get(name) is unknown[name]:
                 self.values[name] = value
 
     def _in_shell(self, text: str, line: int, environment: Mapping[str, Word]) -> None:
-        """Read a string that another shell runs, with the variables that it is given and no others."""
+        """Read a string that another shell runs, with the variables of its environment alone."""
         state = self.state()
+        shared = self.shared_functions
+        functions = self.functions.items()
         self.values = {name: {0: str(value)} for name, value in environment.items()}
-        self.exported, self.frames = dict.fromkeys(environment), []
-        self.functions = {
-            name: node for name, node in self.functions.items() if name in self.shared_functions
-        }
+        self.exported = dict.fromkeys(environment)
+        self.functions = {name: node for name, node in functions if name in shared}
+        self.frames = []
         self._string(text, line)
         self._leave_subshell(state)
 
     def _read(self, text: str | None, line: int, name: str) -> None:
         """Read a text that is a script; note one that is not there, or is none."""
-        try:
-            root = None if text is None else parse(text, self.path)
-        except PayloadError:
-            root = None
+        root = None
+        if text is not None:
+            try:
+                root = parse(text, self.path)
+            except PayloadError:
+                root = None
         if root is None:
             self.notes[name] = None
             return
@@ -710,14 +852,13 @@ class Reader(Builtins):
 
     def _start(self, words: list[str], line: int) -> None:
         """Note what a command starts."""
-        count, inner = len(self.launches), starts.nested_script(words)
+        count = len(self.launches)
+        inner = starts.nested_script(words)
         if inner is not None:
-            given = (
-                {}
-                if inner.is_elsewhere
-                else environment_of(words[: inner.place], self.environment())
-            )
-            self._in_shell(inner.text, line, given)
+            environment: dict[str, Word] = {}
+            if not inner.is_elsewhere:
+                environment = environment_of(words[: inner.place], self.environment())
+            self._in_shell(inner.text, line, environment)
         started = starts.found_launch([Word.of(word) for word in words], line)
         if started is None and words[0] not in READERS:
             for word in words[1:]:
@@ -731,47 +872,88 @@ class Reader(Builtins):
                 replace(started, environment=job.variables, unread_environment=job.unread)
             )
         else:
-            given = environment_of(started.runner, self.environment())
-            self.launches.append(replace(started, environment=given))
+            environment = environment_of(started.runner, self.environment())
+            self.launches.append(replace(started, environment=environment))
 
     def environment(self) -> dict[str, Word]:
-        """Return the variables that programs are given."""
-        return {
-            name: Word.of(self.values[name][0])
-            for name in self.exported
-            if 0 in self.values.get(name, {})
-        }
+        """Return the environment of the programs that the shell starts."""
+        variables: dict[str, Word] = {}
+        for name in self.exported:
+            elements = self.values.get(name, {})
+            if 0 in elements:
+                variables[name] = Word.of(elements[0])
+        return variables
+
+
+def _is_open(launch: starts.Launch) -> bool:
+    """Return whether only the run decides an argument of a launch."""
+    return any(word.is_unknown for word in launch.arguments)
+
+
+def _bears_on_precision(redirect: Node) -> bool:
+    """Return whether the text of a here-document holds a word of precision."""
+    for child in redirect.named_children:
+        if child.type == "heredoc_body" and starts.PRECISION_WORDS.search(text_of(child)):
+            return True
+    return False
+
+
+def _first_child(node: Node, kind: str) -> Node | None:
+    for child in node.children:
+        if child.type == kind:
+            return child
+    return None
+
+
+def _without_blanks(node: Node | None) -> str:
+    return "".join(text_of(node).split())
 
 
 def neighbour(path: str, word: Word) -> str | None:
     """Return the text of a file next to the script at a path, None where there is none."""
+    name: str = word
     unknown = [*UNKNOWN.finditer(word)]
-    name = word[unknown[-1].end() :].lstrip("/") if unknown else word
+    if unknown:
+        name = word[unknown[-1].end() :].lstrip("/")
     if not name or name.startswith("~"):
         return None
-    above = ABOVE.search(unknown[-1][0]) if unknown else None
-    if above is not None:
-        name = f"{above['up']}/{name}"
-    file = _in_the_clone(Path(path), name) if name.startswith("/") else Path(path).parent / name
+    if unknown:
+        above = ABOVE.search(unknown[-1][0])
+        if above is not None:
+            name = f"{above['up']}/{name}"
+    file: Path | None = Path(path).parent / name
+    if name.startswith("/"):
+        file = _in_the_clone(Path(path), name)
+    if file is None:
+        return None
     try:
-        return Document.load(file).text if file is not None else None
+        return Document.load(file).text
     except (PayloadError, ValueError):
         return None
 
 
 def _in_the_clone(script: Path, name: str) -> Path | None:
-    """Return the file of an absolute path (`/root/slime/a/b.sh`) in the folder of that name that a script lies in."""
+    """Return the file of an absolute path (`/root/slime/a/b.sh`) in the clone of a script.
+
+    The clone is the folder around the script whose name is a part of the path.
+    """
     parts = Path(name).parts
     for folder in script.resolve().parents:
         if folder.name and folder.name in parts[1:-1]:
             rest = parts[parts.index(folder.name) + 1 :]
             file = folder.joinpath(*rest)
-            return file if file.is_file() else None
+            if file.is_file():
+                return file
+            return None
     return None
 
 
 def tested(node: Node) -> Iterable[Node]:
     """Return the words and operators of `[ ... ]` or `[[ ... ]]` without the brackets."""
     for child in node.children:
-        if child.type not in ("[", "]", "[[", "]]"):
-            yield from [child] if child.type in WORDS or not child.child_count else tested(child)
+        if child.type in ("[", "]", "[[", "]]"):
+            continue
+        if child.type in WORDS or not child.child_count:
+            yield child
+        else:
+            yield from tested(child)

@@ -1,7 +1,7 @@
 """The syntax tree of a launch script, made by tree-sitter-bash.
 
-Placeholders (`DATA=<Specify path>`), which are no bash, become words before the script is parsed. A part that the
-grammar does not understand is skipped, and `broken_line` has its line.
+Placeholders (`DATA=<Specify path>`), which are no bash, become words before the script is parsed. A
+part that the grammar does not understand is skipped, and `broken_line` has its line.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from functools import cache, lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from bridge.errors import PayloadError
 from bridge.extras import require_extra
@@ -23,7 +23,9 @@ MAX_SECONDS = 0.6
 CHUNK = 4_096
 """Bytes that are handed to the parser at once."""
 LIMITS = {"(": 300, "${": 300, "|": 2_000, "<<": 500, "&&": 300, "||": 300}
-"""Opening sign -> how many more than closing ones: the parser's time is quadratic in their number, or they nest."""
+"""Opening sign -> how many more of them than of closing signs a script may have.
+
+The parser's time is quadratic in their number, or they nest."""
 CLOSING = {"(": ")", "${": "}"}
 PLACEHOLDER = re.compile(
     r"(?<==)<[A-Za-z\[][^<>\n$&|;\"']*>(?:[ \t]*\(e\.g\.[^()\n]*\))?"
@@ -68,18 +70,24 @@ MODES = frozenset({"--bf16", "--fp16"})
 
 @lru_cache(maxsize=64)
 def parse(text: str, path: str) -> Node:
-    """Return the tree of a script; PayloadError for one that is nested too deeply, or has too many open brackets."""
-    text = PLACEHOLDER.sub(lambda found: re.sub(r"\W", "_", found[0]), text)
+    """Return the tree of a script.
+
+    Raises:
+        PayloadError: It is nested too deeply, or has too many open brackets.
+    """
+    text = PLACEHOLDER.sub(lambda placeholder: re.sub(r"\W", "_", placeholder[0]), text)
     for sign, most in LIMITS.items():
         if text.count(sign) - text.count(CLOSING.get(sign, "\0")) > most:
             rule = f"a launch script must not have more than {most} open {sign!r}"
             raise PayloadError(f"{path}: {rule}. Simplify the script.")
     root = _tree(text, path)
     if root.has_error and PATTERN.search(text):  # only the run decides what is left of the value
-        return _tree(
-            PATTERN.sub(lambda found: found[1] + re.sub(r"[\[\]{']", "_", found[2]), text), path
-        )
+        return _tree(PATTERN.sub(_without_brackets, text), path)
     return root
+
+
+def _without_brackets(pattern: re.Match[str]) -> str:
+    return pattern[1] + re.sub(r"[\[\]{']", "_", pattern[2])
 
 
 def _tree(text: str, path: str) -> Node:
@@ -110,13 +118,15 @@ def _parser() -> Parser:
 
 
 def statements(node: Node) -> list[Node]:
-    """Return the commands inside a node: those of a body, a clause or a part that the grammar does not understand."""
+    """Return the commands inside a body, a clause or a part that is not understood."""
     return [child for child in node.named_children if child.type != "comment"]
 
 
 def text_of(node: Node | None) -> str:
     """Return a node as it is written."""
-    return (node.text or b"").decode() if node is not None else ""
+    if node is None or node.text is None:
+        return ""
+    return node.text.decode()
 
 
 def name_of(command: Node) -> str:
@@ -126,37 +136,55 @@ def name_of(command: Node) -> str:
 
 def broken_line(root: Node) -> int:
     """Return the first line that the grammar does not understand; 0: it understands all."""
-    node, inner = root, [root] if root.has_error else []
-    while inner and node.type != "ERROR":
-        node, inner = (
-            inner[0],
-            [child for child in inner[0].children if child.has_error and not child.is_missing],
-        )
-    return min(node.start_point.row + 1, root.end_point.row - 1) if root.has_error else 0
+    if not root.has_error:
+        return 0
+    node = root
+    while node.type != "ERROR":
+        broken = [child for child in node.children if child.has_error and not child.is_missing]
+        if not broken:
+            break
+        node = broken[0]
+    return min(node.start_point.row + 1, root.end_point.row - 1)
 
 
 def unexecuted(scripts: Iterable[Node], pattern: re.Pattern[str], executed: Collection[int]) -> str:
     """Return where text that no command executes matches a pattern, as a noun; empty: nowhere.
 
-    Comments and messages do not count. A mode comes before other flags, the script itself before what it reads.
+    Comments and messages do not count. A mode comes before other flags, the script itself before
+    what it reads.
     """
-    found = []
-    for place, root in enumerate(scripts):
+    places: list[_Unexecuted] = []
+    for script, root in enumerate(scripts):
         text = text_of(root)
         for match in pattern.finditer(text):
             start = root.start_byte + len(text[: match.start()].encode())
-            node, branch = root.descendant_for_byte_range(start, start + 1), ""
+            branch = ""
+            node = root.descendant_for_byte_range(start, start + 1)
             while node is not None and not (node.id in executed or _is_message(node)):
-                branch = "the branch at " if node.type in BRANCHES else branch
+                if node.type in BRANCHES:
+                    branch = "the branch at "
                 node = node.parent
             if node is None:
                 line = root.start_point.row + text.count("\n", 0, match.start()) + 1
-                where = f"{branch}line {line}{' of what it reads' if place else ''}, which holds {match[0]},"
-                found.append((match[0] not in MODES, place, line, where))
-    return min(found)[-1] if found else ""
+                source = " of what it reads" if script else ""
+                where = f"{branch}line {line}{source}, which holds {match[0]},"
+                places.append(_Unexecuted(match[0] not in MODES, script, line, where))
+    if not places:
+        return ""
+    return min(places).where
+
+
+class _Unexecuted(NamedTuple):
+    """A place of a text that no command executes; the order is that of the fields."""
+
+    is_no_mode: bool
+    script: int
+    line: int
+    where: str
 
 
 def _is_message(node: Node) -> bool:
-    return node.type == "comment" or (
-        node.type == "command" and name_of(node) in ("echo", "printf")
-    )
+    """Return whether a node is a comment or prints a text."""
+    if node.type == "comment":
+        return True
+    return node.type == "command" and name_of(node) in ("echo", "printf")

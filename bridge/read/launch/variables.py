@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from itertools import groupby, islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from bridge.read.launch.arithmetic import computed
 from bridge.read.launch.script import text_of
@@ -30,8 +30,21 @@ HEREDOC = re.compile(
 JOINED = re.compile(
     r"""\$\(\s*IFS=(['"])(?P<sign>[^'"$`\\\n])[^'"$`\\\n]*\1\s*;\s*echo\s+"\$\{(?P<name>\w+)\[\*\]\}"\s*\)"""
 )
-"""`$(IFS=', '; echo "${array[*]}")`, whose output is the elements with the first sign between them."""
+"""`$(IFS=', '; echo "${array[*]}")`, whose output is the elements with the first sign between
+them."""
 DEFAULTS = (":-", "-", ":=", "=")
+
+
+class _Parameter(NamedTuple):
+    """The parts of `$name` or `${name[index]operator argument}`."""
+
+    text: str
+    """As it is written."""
+    name: str
+    subscript: str = ""
+    operator: str = ""
+    """`#` and `!` too, which stand before the name."""
+    argument: str = ""
 
 
 class Variables:
@@ -39,10 +52,11 @@ class Variables:
 
     def __init__(self, stated: Mapping[str, str]) -> None:
         self.stated = stated
-        """Variables that are set from outside; they hold where the script sets one to what only the run decides."""
+        """Variables that are set from outside; they replace a value that only the run decides."""
         self.values = {name: {0: value} for name, value in stated.items()}
-        """The elements of each variable by their index; one that is no array has the element 0. They are never changed,
-        only replaced, so that a copy of the mapping is a copy of all variables. No element: known to be unset."""
+        """The elements of each variable by their index; one that is no array has the element 0.
+        They are never changed, only replaced, so that a copy of the mapping is a copy of all
+        variables. No element: known to be unset."""
 
     def held(self, name: str) -> list[str]:
         """Return the elements of a variable in their order; none for one that nothing sets."""
@@ -51,7 +65,10 @@ class Variables:
     def set(
         self, name: str, words: Sequence[str], *, append: bool = False, is_array: bool = False
     ) -> None:
-        """Set a variable, or add to it; a text that is no array becomes the element 0, as in bash."""
+        """Set a variable, or add to it.
+
+        A text that is no array becomes the element 0, as in bash.
+        """
         old = self.values.get(name, {})
         first = 0
         if append and is_array:
@@ -60,12 +77,16 @@ class Variables:
         elif append:
             words = [glued([old.get(0), *words])]
         elif name in self.stated and any(map(UNKNOWN.search, words)):
-            words = split(self.stated[name]) if is_array else [self.stated[name]]
-        kept = {} if is_array and not append else old
-        self.values[name] = {**kept, **dict(enumerate(words[:MAX_WORDS], first))}
+            words = [self.stated[name]]
+            if is_array:
+                words = split(self.stated[name])
+        new = dict(enumerate(words[:MAX_WORDS], first))
+        if append or not is_array:
+            new = {**old, **new}
+        self.values[name] = new
 
     def set_element(self, name: str, index: str, text: str, *, append: bool = False) -> None:
-        """Set one element of an array, or add to it; the whole array is unknown where the index is no plain number."""
+        """Set an element of an array, or add to it; without a plain number the array is unknown."""
         elements = dict(self.values.get(name, {}))
         if not index.isdecimal():
             self.forget(name)
@@ -86,8 +107,11 @@ class Variables:
         return self._text(text_of(node).lstrip())
 
     def _text(self, word: str, *, is_quoted: bool = False) -> str:
-        pieces = islice(self._pieces(word, is_split=False, is_quoted=is_quoted), MAX_WORDS)
-        return glued(" " if piece is None else piece for piece in pieces)
+        texts: list[str] = []
+        pieces = self._pieces(word, is_split=False, is_quoted=is_quoted)
+        for piece in islice(pieces, MAX_WORDS):
+            texts.append(" " if piece is None else piece)
+        return glued(texts)
 
     def words(self, nodes: Iterable[Node]) -> list[str]:
         """Return what several words become."""
@@ -95,68 +119,87 @@ class Variables:
 
     def words_of(self, texts: Iterable[str]) -> list[str]:
         """Return what several words become, each as it is written."""
-        found: list[str] = []
+        words: list[str] = []
         for text in texts:
             pieces = islice(self._pieces(text, is_split=True), MAX_WORDS)
-            runs = groupby(pieces, lambda piece: piece is None)
-            found += [glued(run) for is_end, run in runs if not is_end]
-            if len(found) > MAX_WORDS:
+            for is_end, word in groupby(pieces, lambda piece: piece is None):
+                if not is_end:
+                    words.append(glued(word))
+            if len(words) > MAX_WORDS:
                 break
-        return found[:MAX_WORDS]
+        return words[:MAX_WORDS]
 
     def _pieces(
         self, word: str, *, is_split: bool, is_quoted: bool = False
     ) -> Iterator[str | None]:
-        """Yield the pieces of a word, whose values are split at blanks or not; None stands between two words."""
-        for found in (IN_QUOTES if is_quoted else PIECES).finditer(word):
-            kind = str(found.lastgroup)
-            piece = found[kind]
+        """Yield the pieces of a word, with None between two words of a value that is split."""
+        pattern = IN_QUOTES if is_quoted else PIECES
+        for match in pattern.finditer(word):
+            kind = str(match.lastgroup)
+            piece = match[kind]
             if kind == "parameter":
                 yield from self._expansion(piece, is_split=is_split, is_quoted=is_quoted)
             elif kind == "string" and piece:
                 yield from self._pieces(piece, is_split=False, is_quoted=True)
             elif kind == "late":
                 yield from self._late(piece, is_split=is_split)
+            elif kind == "escaped":
+                yield piece.removeprefix("\n")
             else:
-                yield piece.removeprefix("\n") if kind == "escaped" else piece
+                yield piece
 
     def _late(self, piece: str, *, is_split: bool) -> Iterator[str | None]:
-        """Yield the pieces of `$((A + B))` of constants and of `$(cat <<EOF ...)`; any other piece as it is written."""
-        value = computed(piece, self.values)
-        shown = None if is_split else HEREDOC.fullmatch(piece)
-        array = JOINED.fullmatch(piece)
-        if array is not None and array["name"] in self.values and not is_split:
-            yield array["sign"].join(self.held(array["name"]))
-            return
-        if shown is not None and shown["quote"]:
-            yield shown["text"].rstrip("\n")
-        elif shown is not None:
-            yield from self._pieces(shown["text"].rstrip("\n"), is_split=False, is_quoted=True)
-        else:
-            yield piece if value is None else value
+        """Yield the pieces of `$((A + B))` of constants and of `$(cat <<EOF ...)`.
 
-    def _expansion(self, own: str, *, is_split: bool, is_quoted: bool) -> Iterator[str | None]:
-        """Yield the pieces of `$name` and `${name...}`; in quotes `${A[@]}` and `$@` stay several words."""
-        sign, name, index, operator, argument = "", own[1:], "", "", ""
-        if own.startswith("${"):
-            found = PARAMETER.match(own)
-            sign, name, index, operator = (
-                found.groups("") if found is not None else ("", "", "", "")
-            )
-            argument = (
-                self._text(own[found.end() : -1], is_quoted=is_quoted) if found is not None else ""
-            )
-        values = (
-            self._value(own, name, index.strip("\"'"), sign or operator, argument)
-            if name
-            else [own]
-        )
-        if not is_split and "@" not in (index, name):
+        Any other piece is yielded as it is written.
+        """
+        if not is_split:
+            array = JOINED.fullmatch(piece)
+            if array is not None and array["name"] in self.values:
+                yield array["sign"].join(self.held(array["name"]))
+                return
+            shown = HEREDOC.fullmatch(piece)
+            if shown is not None:
+                text = shown["text"].rstrip("\n")
+                if shown["quote"]:
+                    yield text
+                else:
+                    yield from self._pieces(text, is_split=False, is_quoted=True)
+                return
+        value = computed(piece, self.values)
+        yield piece if value is None else value
+
+    def _expansion(
+        self, expansion: str, *, is_split: bool, is_quoted: bool
+    ) -> Iterator[str | None]:
+        """Yield the pieces of `$name` and `${name...}`.
+
+        In quotes `${A[@]}` and `$@` stay several words.
+        """
+        parameter = self._parameter(expansion, is_quoted=is_quoted)
+        values = [expansion]
+        if parameter.name:
+            values = self._value(parameter)
+        if not is_split and "@" not in (parameter.subscript, parameter.name):
             values = [" ".join(values)]
         for place, value in enumerate(values):
             if place:
                 yield None
-            yield from self._fields(value, name) if is_split else [value]
+            if is_split:
+                yield from self._fields(value, parameter.name)
+            else:
+                yield value
+
+    def _parameter(self, expansion: str, *, is_quoted: bool) -> _Parameter:
+        """Return the parts of `$name` or `${name...}`; no name where they are not understood."""
+        if not expansion.startswith("${"):
+            return _Parameter(expansion, name=expansion[1:])
+        match = PARAMETER.match(expansion)
+        if match is None:
+            return _Parameter(expansion, name="")
+        sign, name, index, operator = match.groups("")
+        argument = self._text(expansion[match.end() : -1], is_quoted=is_quoted)
+        return _Parameter(expansion, name, index, sign or operator, argument)
 
     def _fields(self, value: str, name: str) -> Iterator[str | None]:
         """Yield the words of a value that is not in quotes, with None at its blanks."""
@@ -179,41 +222,53 @@ class Variables:
             return False  # with `IFS=$OLD_IFS` a script restores it
         return any(char.isspace() or char in separators for char in value)
 
-    def _value(self, own: str, name: str, index: str, operator: str, argument: str) -> list[str]:
-        """Return the words of a parameter, which is one unless it is a list; `own` is it as it is written."""
-        elements = self.values.get(name)
+    def _value(self, parameter: _Parameter) -> list[str]:
+        """Return the words of a parameter: one unless it is a list."""
+        name = parameter.name
+        index = parameter.subscript.strip("\"'")
+        operator = parameter.operator
         if index not in ("", "@", "*") or operator not in ("", ":?", "?", *DEFAULTS):
-            return [own]
-        held = None if elements is None else [*elements.values()]
-        if elements is not None and not {index, name} & {"@", "*"}:
-            held = [elements[0]] if 0 in elements else []
-        text = " ".join(held or ())
-        is_unset = held is None or bool(text and not Word.of(text).with_nothing_set)
+            return [parameter.text]
+        words = self._elements(name, index)
         if operator not in DEFAULTS:
-            return [own] if held is None else held
-        if held == [] and name not in ("@", "*"):  # the script has unset it
+            return [parameter.text] if words is None else words
+        if words == [] and name not in ("@", "*"):  # the script has unset it
             if operator[-1] == "=":
-                self.set(name, [argument])
-            return [argument]
+                self.set(name, [parameter.argument])
+            return [parameter.argument]
+        text = " ".join(words or ())
+        is_unset = words is None or bool(text and not Word.of(text).with_nothing_set)
         if not (is_unset or (operator[0] == ":" and not text)):
-            return held or []
-        default = f"${{{variable_of(text) or name}:-{argument}}}"
+            return words or []
+        default = f"${{{variable_of(text) or name}:-{parameter.argument}}}"
         if operator[-1] == "=":
             self.set(name, [default])
         return [default]
 
+    def _elements(self, name: str, index: str) -> list[str] | None:
+        """Return the elements that `${name[index]}` stands for.
+
+        None where nothing is known of it.
+        """
+        elements = self.values.get(name)
+        if elements is None:
+            return None
+        if {index, name} & {"@", "*"}:
+            return [*elements.values()]
+        if 0 in elements:
+            return [elements[0]]
+        return []
+
 
 def split(text: str) -> list[str]:
-    """Return the words of a text that bash splits at blanks, each of a default with its variable."""
+    """Return the words of a text that bash splits at blanks; one of a default has its variable."""
     if not any(mark in text for mark in "$`<>"):
         return text.split()
 
-    def spread(found: re.Match[str]) -> str:
-        return (
-            " ".join(f"${{{found[1]}:-{field}}}" for field in split(found[2]))
-            if " " in found[2]
-            else found[0]
-        )
+    def spread(default: re.Match[str]) -> str:
+        if " " not in default[2]:
+            return default[0]
+        return " ".join(f"${{{default[1]}:-{field}}}" for field in split(default[2]))
 
-    fields = (found[0] for found in FIELD.finditer(DEFAULT.sub(spread, text)))
+    fields = [match[0] for match in FIELD.finditer(DEFAULT.sub(spread, text))]
     return [field for field in fields if Word.of(field)]

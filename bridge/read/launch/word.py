@@ -1,7 +1,9 @@
-"""Words of a script as texts: what the script sets is expanded, and what it does not set stands as it is written.
+"""Words of a script as texts.
 
-`$1` is nothing or what the run gives, `$(date)` the output of a command, `${X:-bf16}` a default that the environment
-may replace. `Word` is such a text as it is shown: with its defaults in place, and their variables by name.
+A variable that the script sets is expanded, and one that it does not set stands as it is written.
+`$1` is nothing or what the run gives, `$(date)` the output of a command, `${X:-bf16}` a default
+that the environment may replace. `Word` is such a text as it is shown: with its defaults in place,
+and their variables by name.
 """
 
 from __future__ import annotations
@@ -41,11 +43,13 @@ class Word(str):
     @classmethod
     def of(cls, text: str) -> Word:
         """Return the text of a script with its defaults in place."""
-        defaults, place = dict[str, str](), 0
-        while (found := DEFAULT.search(text, place)) is not None:
-            place = found.start()
-            defaults[found[1]] = found[2]
-            text = glued([text[:place], found[2], text[found.end() :]])
+        defaults: dict[str, str] = {}
+        match = DEFAULT.search(text)
+        while match is not None:
+            start = match.start()
+            defaults[match[1]] = match[2]
+            text = glued([text[:start], match[2], text[match.end() :]])
+            match = DEFAULT.search(text, start)
         return cls(text, defaults)
 
     @property
@@ -55,28 +59,36 @@ class Word(str):
 
     @property
     def with_nothing_set(self) -> str:
-        """The text as bash has it with nothing set; the output of a command becomes a question mark."""
+        """The text as bash has it with nothing set.
+
+        The output of a command becomes a question mark.
+        """
         unset = {"": "?", "#": "0"}
-        return UNKNOWN.sub(lambda found: unset.get(found[1] or found[2] or "", ""), self)
+        return UNKNOWN.sub(lambda piece: unset.get(piece[1] or piece[2] or "", ""), self)
 
     def option(self) -> tuple[Word, Word | None]:
         """Return name and value of `name=value`; None for the value where there is no sign."""
         name, sign, value = self.partition("=")
-        return Word(name), Word(value) if sign else None
+        if not sign:
+            return Word(name), None
+        return Word(name), Word(value)
 
 
 def variable_of(text: str) -> str:
-    """Return the variable that nothing sets and that a text is, or whose default it is; empty for any other text."""
-    found = DEFAULT.fullmatch(text) or UNKNOWN.fullmatch(text)
-    return (found[1] or found[2] or "") if found is not None else ""
+    """Return the variable that a text is, or whose default a text is; empty for any other text."""
+    match = DEFAULT.fullmatch(text) or UNKNOWN.fullmatch(text)
+    if match is None:
+        return ""
+    return match[1] or match[2] or ""
 
 
 def joined(words: Iterable[Word]) -> Word:
     """Return several words as one."""
     words = list(words)
-    return Word(
-        " ".join(words), {name: text for word in words for name, text in word.defaults.items()}
-    )
+    defaults: dict[str, str] = {}
+    for word in words:
+        defaults.update(word.defaults)
+    return Word(" ".join(words), defaults)
 
 
 def glued(texts: Iterable[str | None]) -> str:

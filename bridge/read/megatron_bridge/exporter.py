@@ -1,4 +1,7 @@
-"""A recipe as Megatron Bridge's `mixed_precision`; what its class lacks stands in the sections of Megatron's own."""
+"""A recipe as Megatron Bridge's `mixed_precision`.
+
+What its class lacks stands in the sections of Megatron's own.
+"""
 
 from typing import Any
 
@@ -22,7 +25,8 @@ TARGET = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
 RECIPE_TARGET = "megatron.core.quantization.quant_config.RecipeConfig.from_config_dict"
 DTYPES = ("params_dtype", "pipeline_dtype", "autocast_dtype")
 ELSEWHERE = {route.field: route.owner for route in ROUTES if route.field in MEGATRON_FIELDS}
-"""Field that the peer's class does not have -> the section of a run that holds it, under the same name."""
+"""Field that the peer's class does not have -> the section of a run that holds it, under the same
+name."""
 SINCE_0_4 = ("fp4_param", "fp4_param_gather")
 TWINS = {"fp8_param": "fp8_param_gather", "fp4_param": "fp4_param_gather"}
 
@@ -36,8 +40,8 @@ def export(
 ) -> ExportReport:
     """Return `{"mixed_precision": ...}` in a shape; `layout`: see `LAYOUT`.
 
-    That is "fields" (every field, as saved runs have them), "strings" (the same with dtypes as strings, for
-    overrides) or "name" (the recipe's name, where there is one).
+    That is "fields" (every field, as saved runs have them), "strings" (the same with dtypes as
+    strings, for overrides) or "name" (the recipe's name, where there is one).
     """
     builder = ExportBuilder(config, TABLE.title)
     report_dropped_autocast(builder)
@@ -73,17 +77,17 @@ def _own(builder: ExportBuilder, shape: str, bridge_version: str) -> dict[str, A
         if field in SINCE_0_4 and str(bridge_version).startswith(("0.1", "0.2", "0.3")):
             continue
         builder.map(field, f"mixed_precision.{TWINS.get(field, field)}")
-        if (
-            field not in TWINS
-        ):  # one of the two names: written together, the order of the keys would decide
+        # One of the two names: written together, the order of the keys would decide.
+        if field not in TWINS:
             payload[field] = _spelt(builder.values[field], field, shape)
     for field in DTYPES[:2]:
+        # None would be written over the model's own dtype.
         if builder.values[field] is None:
-            payload[field] = _spelt(
-                mode_of(config), field, shape
-            )  # None would be written over the model's own dtype
+            payload[field] = _spelt(mode_of(config), field, shape)
     if config.first_last_layers_bf16:
-        payload.update({field: 1 for field in LAYER_COUNTS if not is_stated(config, field)})
+        for field in LAYER_COUNTS:
+            if not is_stated(config, field):
+                payload[field] = 1
     return payload
 
 
@@ -93,9 +97,9 @@ def _sections(builder: ExportBuilder, shape: str) -> dict[str, Any]:
     for field, owner in ELSEWHERE.items():
         if field in builder.config.stated:
             value = _spelt(builder.values[field], field, shape)
-            sections.setdefault(owner, {})[field] = (
-                list(value) if isinstance(value, tuple) else value
-            )
+            if isinstance(value, tuple):
+                value = list(value)
+            sections.setdefault(owner, {})[field] = value
             builder.map(field, f"{owner}.{field}")
     return sections
 
@@ -104,4 +108,6 @@ def _spelt(value: Any, field: str, shape: str) -> Any:
     if value not in TORCH_NAMES or FIELDS[field].kind != "dtype":
         return value
     name = f"torch.{TORCH_NAMES[value]}"
-    return {"_target_": name, "_call_": False} if shape == "fields" else name
+    if shape == "fields":
+        return {"_target_": name, "_call_": False}
+    return name

@@ -2,13 +2,16 @@
 
 The peer's class has the same fields and defaults as ours, so that nothing is lost, with four traps:
 
-- `MixedPrecisionConfig(fp8_param=True)` reads as False there; only `fp8_param_gather` works in a constructor.
+- `MixedPrecisionConfig(fp8_param=True)` reads as False there; only `fp8_param_gather` works in a
+  constructor.
 - `first_last_layers_bf16=True` alone keeps 0 and 0 layers in BF16: it switches nothing on.
-- Dtypes come in two spellings: `{_target_: torch.bfloat16, _call_: false}` in saved runs, strings in overrides.
+- Dtypes come in two spellings: `{_target_: torch.bfloat16, _call_: false}` in saved runs, strings
+  in overrides.
 - A recipe of a NeMo name such as `16-mixed` is not registered there.
 
-The YAML of our own recipes and a run's own `config.yaml` are read here too. `modules` and `_recipe_`, which the peer's
-class does not have, tell them apart; all fields are ours there, and none of the peer's defaults decides.
+The YAML of our own recipes and a run's own `config.yaml` are read here too. `modules` and
+`_recipe_`, which the peer's class does not have, tell them apart; all fields are ours there, and
+none of the peer's defaults decides.
 """
 
 import warnings
@@ -121,16 +124,10 @@ def _fields(
 
     With `_target_` it is a constructor call of the peer's, without it is assigned key by key.
     """
-    is_ours, constructed = bool({MADE_BY, MODULES} & values.keys()), "_target_" in values
-    if (
-        not is_ours
-        and constructed
-        and str(values["_target_"]).rpartition(".")[2] != "MixedPrecisionConfig"
-    ):
-        rule = "must name MixedPrecisionConfig"
-        raise PayloadError(
-            f"{prefix}_target_: {rule}, got {values['_target_']!r:.80}. Nothing was instantiated."
-        )
+    is_ours = MADE_BY in values or MODULES in values
+    constructed = "_target_" in values
+    if constructed and not is_ours:
+        _check_class(values["_target_"], prefix)
     stated = without_references(values)
     for name in values.keys() - stated.keys():
         builder.map(f"{prefix}{name}")
@@ -143,47 +140,70 @@ def _fields(
             "megatron_bridge.is-not-read-and-decides-the", "mixed_precision", None, base=base
         )
     if is_ours:
-        return builder.finish(
-            recipe=str(stated[MADE_BY]) if stated.get(MADE_BY) in REGISTRY else None
-        )
+        recipe = None
+        if stated.get(MADE_BY) in REGISTRY:
+            recipe = str(stated[MADE_BY])
+        return builder.finish(recipe=recipe)
     _twins(stated, prefix, builder, constructed=constructed)
     if stated.get("autocast_enabled") and not opens_autocast:
         builder.record(
             "megatron_bridge.it-runs-without-autocast", f"{prefix}autocast_enabled", True
         )
-    if (
-        base is None
-    ):  # the defaults of the peer's class that decide a run and that an unstated field leaves open
-        in_fp32 = True if builder.fields.get("bf16") or builder.fields.get("fp16") else None
-        why = dict.fromkeys(
-            LAYER_COUNTS, f"{TABLE.title} writes 0 over Megatron's own 1, so that no layer is kept"
-        )
-        builder.imply_scheme(
-            f"{prefix}{{}}".format, fp8_recipe="tensorwise", in_fp32=in_fp32, layers=0, why=why
-        )
+    if base is None:
+        _imply_defaults(prefix, builder)
     return builder.finish()
+
+
+def _check_class(target: object, prefix: str) -> None:
+    """Raise PayloadError for another class than the peer's."""
+    if str(target).rpartition(".")[2] != "MixedPrecisionConfig":
+        rule = "must name MixedPrecisionConfig"
+        raise PayloadError(
+            f"{prefix}_target_: {rule}, got {target!r:.80}. Nothing was instantiated."
+        )
+
+
+def _imply_defaults(prefix: str, builder: ImportBuilder) -> None:
+    """State the defaults of the peer's class that decide a run and that an unstated field leaves open."""
+    in_fp32 = None
+    if builder.fields.get("bf16") or builder.fields.get("fp16"):
+        in_fp32 = True
+    why = dict.fromkeys(
+        LAYER_COUNTS, f"{TABLE.title} writes 0 over Megatron's own 1, so that no layer is kept"
+    )
+    builder.imply_scheme(
+        f"{prefix}{{}}".format, fp8_recipe="tensorwise", in_fp32=in_fp32, layers=0, why=why
+    )
 
 
 def _map_fields(
     values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, *, is_ours: bool
 ) -> None:
-    """Map the settings that are fields, dtypes read, but the peer's two names of stored weights; report the others."""
-    fields: Collection[str] = FIELD_DEFAULTS if is_ours else PEER_FIELDS
-    words = TABLE.sentences[
-        "no-field" if is_ours else "not-a-field-of-mixedprecisionconfig-megatron"
-    ]
-    for name, value in ((str(key), value) for key, value in values.items()):
+    """Map the settings that are fields, and report the others.
+
+    Dtypes are read. The peer's two names of stored weights are left to `_twins`.
+    """
+    fields: Collection[str] = PEER_FIELDS
+    sentence = "not-a-field-of-mixedprecisionconfig-megatron"
+    if is_ours:
+        fields = FIELD_DEFAULTS
+        sentence = "no-field"
+    words = TABLE.sentences[sentence]
+    for key, value in values.items():
+        name = str(key)
         if name in (*INSTANTIATION, MADE_BY):
             builder.map(prefix + name)
         elif name not in fields:
             near = did_you_mean(close_matches(name, fields))
             builder.report(prefix + name, value, words.reason, words.detail, near or words.remedy)
+        elif name in DTYPES:
+            dtype = named_dtype(value, prefix + name)
+            if dtype is None and not is_ours:
+                builder.map(prefix + name)
+            else:
+                builder.map(prefix + name, **{name: dtype})
         elif is_ours or name not in (*TWINS, *TWINS.values()):
-            read = named_dtype(value, prefix + name) if name in DTYPES else value
-            builder.map(
-                prefix + name,
-                **({} if read is None and name in DTYPES and not is_ours else {name: read}),
-            )
+            builder.map(prefix + name, **{name: value})
 
 
 def _twins(
@@ -194,17 +214,20 @@ def _twins(
         keys = [key for key in values if key in (model_name, ddp_name)]
         if not keys:
             continue
-        # A constructor assigns the default of fp8_param_gather last, over fp8_param.
-        last = values.get(ddp_name, False) if constructed else values[keys[-1]]
+        last = values[keys[-1]]
+        row = "megatron_bridge.assigned-last"
+        if constructed:
+            # A constructor assigns the default of fp8_param_gather last, over fp8_param.
+            last = values.get(ddp_name, False)
+            row = "megatron_bridge.constructor-takes-one"
         for key in keys:
-            if values[key] in (last, None) or (values[key] is False and not last):
-                builder.map(prefix + str(key), **({ddp_name: last} if last is not None else {}))
+            is_same = values[key] in (last, None) or (values[key] is False and not last)
+            if is_same and last is None:
+                builder.map(prefix + str(key))
                 continue
-            row = (
-                "megatron_bridge.constructor-takes-one"
-                if constructed
-                else "megatron_bridge.assigned-last"
-            )
+            if is_same:
+                builder.map(prefix + str(key), **{ddp_name: last})
+                continue
             builder.record(row, prefix + str(key), values[key], gather=ddp_name, last=keys[-1])
             builder.fields[ddp_name] = bool(last)
 
@@ -215,14 +238,18 @@ def _of_owners(
     """Import a run without `mixed_precision`: its model, optimizer and DDP sections decide by themselves."""
     for where, value in _owned(payload, builder):
         name = _field(where)
-        builder.map(where, **({TWINS.get(name, name): value} if value is not None else {}))
+        if value is None:
+            builder.map(where)
+        else:
+            builder.map(where, **{TWINS.get(name, name): value})
     is_half = builder.fields.get("fp16") or builder.fields.get("bf16")
     if base is not None:
         if not is_half:
             builder.leave_mode(base, default=None)
         return builder.finish()
     builder.record("megatron_bridge.without-mixed_precision-the-model", "mixed_precision", None)
-    builder.fields |= {} if is_half else {"fp32": True}
+    if not is_half:
+        builder.fields["fp32"] = True
     in_fp32 = None if builder.fields.get("fp32") else False
     owners = {"grad_reduce_in_fp32": "ddp"}
     builder.imply_scheme(
@@ -235,7 +262,8 @@ def _report_others(
     payload: Mapping[Any, Any], imported: ImportReport, builder: ImportBuilder
 ) -> ImportReport:
     """Report the owners' own values, which `mixed_precision` overwrites."""
-    values, acting = imported.config.to_dict(full=True), meaning(imported.config)
+    values = imported.config.to_dict(full=True)
+    acting = meaning(imported.config)
     for where, value in _owned(payload, builder):
         name = _field(where)
         is_same = value == values[name] or (value in (None, False) and not values[name])
@@ -255,57 +283,71 @@ def _field(where: str) -> str:
 
 
 def _owned(payload: Mapping[Any, Any], builder: ImportBuilder) -> Iterator[tuple[str, Any]]:
-    """Yield the owners' own settings that have a field of the peer's class, and their values; report the others."""
-    owners = [owner for owner in OWNERS if isinstance(payload.get(owner), Mapping)]
-    for where, value in (
-        (f"{owner}.{key}", value) for owner in owners for key, value in payload[owner].items()
-    ):
-        name, target = _field(where), at(value, "_target_")
-        plain = (
-            value
-            if target is None
-            else SPELLINGS.get(str(target).lower().removeprefix("torch."), str(target))
-        )
-        if name in PEER_FIELDS:
-            yield where, named_dtype(value, where) if name in DTYPES else value
-        elif where.partition(".")[0] == ELSEWHERE.get(name):
-            builder.map(where, **({} if reads_as_default(name, plain) else {name: plain}))
-        elif name == "quant_recipe" and MODULES in builder.fields:
-            builder.map(where)  # a sync wrote it from the rows
-        elif name == "quant_recipe" and isinstance(value, Mapping):
-            builder.record("megatron_bridge.its-numbers-of-layers-count", where, value)
-        else:
-            report_other(builder, where, name, plain)
+    """Yield the owners' settings that have a field of the peer's class, and report the others."""
+    for owner in OWNERS:
+        section = payload.get(owner)
+        if isinstance(section, Mapping):
+            for key, value in section.items():
+                yield from _owned_field(owner, f"{owner}.{key}", value, builder)
+
+
+def _owned_field(
+    owner: str, where: str, value: Any, builder: ImportBuilder
+) -> Iterator[tuple[str, Any]]:
+    """Yield a setting that has a field of the peer's class, with its value; report any other."""
+    name = _field(where)
+    plain = _plain(value)
+    if name in DTYPES and name in PEER_FIELDS:
+        yield where, named_dtype(value, where)
+    elif name in PEER_FIELDS:
+        yield where, value
+    elif owner == ELSEWHERE.get(name) and reads_as_default(name, plain):
+        builder.map(where)
+    elif owner == ELSEWHERE.get(name):
+        builder.map(where, **{name: plain})
+    elif name == "quant_recipe" and MODULES in builder.fields:
+        builder.map(where)  # a sync wrote it from the rows
+    elif name == "quant_recipe" and isinstance(value, Mapping):
+        builder.record("megatron_bridge.its-numbers-of-layers-count", where, value)
+    else:
+        report_other(builder, where, name, plain)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value, or the name of the dtype that an object stands for."""
+    target = at(value, "_target_")
+    if target is None:
+        return value
+    return SPELLINGS.get(str(target).lower().removeprefix("torch."), str(target))
 
 
 def recognise(document: Document) -> Recognised | None:
     """Return why a document is taken for Megatron Bridge's, or None."""
     if document.kind == "python":
         framework = frameworks.recognise(document)
-        is_own = framework is not None and framework.name == "Megatron Bridge"
-        return Recognised(0.95, framework.evidence) if framework is not None and is_own else None
-    if found := TABLE.recognise(document):
-        return found
-    top, inner = document.mapping, document.mapping.get("mixed_precision")
-    if isinstance(inner, Mapping) and any(
-        name in inner for name in (*PEER_FIELDS, MODULES, MADE_BY)
-    ):
+        if framework is None or framework.name != "Megatron Bridge":
+            return None
+        return Recognised(0.95, framework.evidence)
+    recognised = TABLE.recognise(document)
+    if recognised is not None:
+        return recognised
+    top = document.mapping
+    inner = top.get("mixed_precision")
+    fields = {*PEER_FIELDS, MODULES, MADE_BY}
+    if isinstance(inner, Mapping) and not fields.isdisjoint(inner):
         return Recognised(0.9, "has `mixed_precision`, a mapping of its fields")
     if isinstance(inner, str) and inner in REGISTRY and "_mixed" in inner.replace("-", "_"):
         return Recognised(0.9, f"has `mixed_precision: {inner}`, one of its recipes")
-    if any(
-        str(at(top, f"{owner}._target_")).startswith(("megatron.", "bridge.")) for owner in OWNERS
-    ):
-        return Recognised(0.7, "has sections with Megatron's targets, as its run configs do")
+    for owner in OWNERS:
+        if str(at(top, f"{owner}._target_")).startswith(("megatron.", "bridge.")):
+            return Recognised(0.7, "has sections with Megatron's targets, as its run configs do")
     known = [name for name in (*PEER_FIELDS, MODULES) if name in top]
     # `bf16` and `fp16` alone say nothing of whose they are: transformers and Axolotl have them with another meaning.
     if not set(known) <= {"bf16", "fp16"} and len(known) > 1 and len(known) * 2 >= len(top):
-        certainty = (
-            0.6 if len(known) == len(top) else 0.4
-        )  # among other keys `bf16` and `fp8` are other systems' too
-        return Recognised(
-            certainty, f"has {', '.join(f'`{name}`' for name in known[:3])}, fields of its class"
-        )
+        # Among other keys `bf16` and `fp8` are other systems' too.
+        certainty = 0.6 if len(known) == len(top) else 0.4
+        names = ", ".join(f"`{name}`" for name in known[:3])
+        return Recognised(certainty, f"has {names}, fields of its class")
     return None
 
 
@@ -318,7 +360,9 @@ CONTEXT = (
 
 def read(document: Document) -> Any:
     """Return a program as the document itself, and the content of any other."""
-    return document if document.kind == "python" else document.content
+    if document.kind == "python":
+        return document
+    return document.content
 
 
 SYSTEM = System(

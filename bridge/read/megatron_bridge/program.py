@@ -1,8 +1,9 @@
 """Python programs that make a run of Megatron Bridge: what each function leaves in `mixed_precision`, by syntax alone.
 
-Nothing is imported or run. A function is followed statement by statement, with the functions of the same file that it
-calls; where a condition decides, both branches are followed. A value that the file does not hold stays open, and is
-named: the function of another file that makes the container, an argument, an expression.
+Nothing is imported or run. A function is followed statement by statement, with the functions of the
+same file that it calls; where a condition decides, both branches are followed. A value that the
+file does not hold stays open, and is named: the function of another file that makes the container,
+an argument, an expression.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ if TYPE_CHECKING:
 PACKAGES = ("megatron.bridge", "bridge")
 """Megatron Bridge, and this project, whose modules have the same names."""
 ATTRIBUTE = "mixed_precision"
-CONTAINER, CONFIG, BY_NAME = "ConfigContainer", "MixedPrecisionConfig", "get_mixed_precision_config"
+CONTAINER = "ConfigContainer"
+CONFIG = "MixedPrecisionConfig"
+BY_NAME = "get_mixed_precision_config"
 OF_BENCHMARKS = "_perf_precision"
 """Function of its benchmarks that makes a precision from a word; `PRECISIONS` has what it makes."""
 PRECISIONS: Mapping[str, Any] = TABLE.data["precisions of benchmarks"]
 HARMLESS = ("megatron.bridge.training.", "megatron.core.", "torch.", "logging.")
-"""Packages whose functions take a container and leave its precision as it is, until the run starts."""
+"""Packages whose functions take a container and leave its precision as it is, until the run
+starts."""
 DEFAULT = "as the default of"
 MAX_DEPTH = 4
 """Of functions of the file that call one another."""
@@ -89,7 +93,9 @@ class Stated:
                 return {ATTRIBUTE: self.name}
             values = REGISTRY.get(self.name).to_dict()
         elif self.arguments is not None:
-            values = dict(self.arguments) if self.fields else {"_target_": CONFIG, **self.arguments}
+            values = dict(self.arguments)
+            if not self.fields:
+                values = {"_target_": CONFIG, **values}
         return {ATTRIBUTE: {**values, **self.fields}}
 
 
@@ -117,17 +123,20 @@ def runs_in(document: Document) -> tuple[StatedRun, ...]:
         if not program.states(function):
             continue
         name = getattr(function, "name", "the module")
+        line = getattr(function, "lineno", 1)
         for stated in program.left_by(function):
-            label = "; ".join((f"line {getattr(function, 'lineno', 1)}, {name}", *stated.branches))
+            label = "; ".join((f"line {line}, {name}", *stated.branches))
             places.setdefault(stated.key, []).append(StatedRun(stated=stated, label=label))
-    return tuple(_together(found) for found in places.values())
+    return tuple(map(_together, places.values()))
 
 
-def _together(found: Sequence[StatedRun]) -> StatedRun:
+def _together(runs: Sequence[StatedRun]) -> StatedRun:
     """Return the functions that leave the same as one run."""
-    labels = list(dict.fromkeys(one.label for one in found))
-    more = f" and {len(labels) - MOST_NAMED} more" if len(labels) > MOST_NAMED else ""
-    return StatedRun(stated=found[0].stated, label=" and ".join(labels[:MOST_NAMED]) + more)
+    labels = list(dict.fromkeys(run.label for run in runs))
+    label = " and ".join(labels[:MOST_NAMED])
+    if len(labels) > MOST_NAMED:
+        label += f" and {len(labels) - MOST_NAMED} more"
+    return StatedRun(stated=runs[0].stated, label=label)
 
 
 class _Program:
@@ -142,7 +151,10 @@ class _Program:
         self.by_name = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
 
     def states(self, function: ast.FunctionDef | ast.Module) -> bool:
-        """Return whether a function itself sets a precision; one that only calls another is left out."""
+        """Return whether a function itself sets a precision.
+
+        One that only calls another is left out.
+        """
         return any(self._sets(node) for node in _own_nodes(function))
 
     def _sets(self, node: ast.AST) -> bool:
@@ -155,18 +167,19 @@ class _Program:
 
     def left_by(self, function: ast.FunctionDef | ast.Module) -> list[Stated]:
         """Return what a function leaves, a value for each way through it that states one."""
-        bound = (
-            _Walk(self).arguments(function, None, {})
-            if isinstance(function, ast.FunctionDef)
-            else {}
-        )
-        found: dict[str, Stated] = {}
+        bound: Environment = {}
+        if isinstance(function, ast.FunctionDef):
+            bound = _Walk(self).arguments(function, None, {})
+        distinct: dict[str, Stated] = {}
         for stated in _Walk(self).through(function, bound, depth=0):
             if stated.is_precision:
-                found.setdefault(stated.key, stated)
-        if len(found) > 1:
-            return list(found.values())
-        return [replace(one, branches=_defaults(one.branches)) for one in found.values()]
+                distinct.setdefault(stated.key, stated)
+        if len(distinct) > 1:
+            return list(distinct.values())
+        # A single value does not depend on the branches.
+        return [
+            replace(stated, branches=_defaults(stated.branches)) for stated in distinct.values()
+        ]
 
     def _is_of_package(self, node: ast.Call, name: str) -> bool:
         package, _, called = self.names.path(node.func).rpartition(".")
@@ -178,51 +191,57 @@ class _Program:
             return _named(node.value, is_text=True)
         if isinstance(node, ast.Constant):
             return Stated(decided_by=OWNERS_DECIDE, plain=(node.value,))
-        held = values.get(_dotted(node))
-        if held is not None:
-            return held
+        known = values.get(_dotted(node))
+        if known is not None:
+            return known
         if isinstance(node, ast.Attribute) and node.attr == ATTRIBUTE:
             return values.get(_dotted(node.value), _open(node))
         if isinstance(node, ast.Call):
             return self._called(node, values, depth)
         is_plain, constant = self.names.plain(node)
-        return (
-            _named(constant, is_text=True)
-            if is_plain and isinstance(constant, str)
-            else _open(node)
-        )
+        if is_plain and isinstance(constant, str):
+            return _named(constant, is_text=True)
+        return _open(node)
 
     def _called(self, node: ast.Call, values: Environment, depth: int) -> Stated:
+        """Return what a call makes, where the function is known."""
         package, _, name = self.names.path(node.func).rpartition(".")
         if package.startswith(PACKAGES):
-            if name == BY_NAME and node.args:
-                return replace(self.value(node.args[0], values, depth), is_text=False)
-            if name == CONTAINER:
-                given = [keyword.value for keyword in node.keywords if keyword.arg == ATTRIBUTE]
-                return (
-                    self.value(given[0], values, depth)
-                    if given
-                    else Stated(decided_by=OWNERS_DECIDE)
-                )
-            if name == CONFIG:
-                return self._constructed(node)
-            if name in REGISTRY and not (node.args or node.keywords):
-                return Stated(name=name)
-            if name == OF_BENCHMARKS and len(node.args) == 1:
-                is_plain, chosen = self.names.plain(node.args[0])
-                row = PRECISIONS.get(str(chosen)) if is_plain else None
-                if row is not None:
-                    return Stated(name=row["recipe"], fields=row["fields"])
-        own = self.by_name.get(name) if package == "" else None
-        if own is not None and depth < MAX_DEPTH:
+            made = self._made_by_package(name, node, values, depth)
+            if made is not None:
+                return made
+        if package == "" and name in self.by_name and depth < MAX_DEPTH:
+            function = self.by_name[name]
             walk = _Walk(self)
-            bound = walk.arguments(own, node, values, depth=depth)
-            left = walk.through(own, bound, depth=depth + 1)
-            if len({one.key for one in left}) == 1:
+            bound = walk.arguments(function, node, values, depth=depth)
+            left = walk.through(function, bound, depth=depth + 1)
+            if len({stated.key for stated in left}) == 1:
                 return left[0]
             return Stated(decided_by=f"{name} of the same file, on a condition,")
         where = f" of {package}" if package.strip(".?") else ""
         return Stated(decided_by=f"{source_of(node)}{where}")
+
+    def _made_by_package(
+        self, name: str, node: ast.Call, values: Environment, depth: int
+    ) -> Stated | None:
+        """Return what a function of Megatron Bridge makes; None for one that is not known."""
+        if name == BY_NAME and node.args:
+            return replace(self.value(node.args[0], values, depth), is_text=False)
+        if name == CONTAINER:
+            for keyword in node.keywords:
+                if keyword.arg == ATTRIBUTE:
+                    return self.value(keyword.value, values, depth)
+            return Stated(decided_by=OWNERS_DECIDE)
+        if name == CONFIG:
+            return self._constructed(node)
+        if name in REGISTRY and not (node.args or node.keywords):
+            return Stated(name=name)
+        if name == OF_BENCHMARKS and len(node.args) == 1:
+            is_plain, chosen = self.names.plain(node.args[0])
+            if is_plain and str(chosen) in PRECISIONS:
+                row = PRECISIONS[str(chosen)]
+                return Stated(name=row["recipe"], fields=row["fields"])
+        return None
 
     def _constructed(self, node: ast.Call) -> Stated:
         plain: dict[str, Any] = {}
@@ -261,52 +280,60 @@ class _Walk:
         *,
         depth: int = 0,
     ) -> Environment:
-        """Return the values of a function's parameters: what the call gives, the default, or an open value."""
-        own = [*function.args.posonlyargs, *function.args.args]
-        bound = {
-            one.arg: Stated(decided_by=f"the argument {one.arg} of {function.name}") for one in own
-        }
-        bound |= {
-            one.arg: Stated(decided_by=f"the argument {one.arg}")
-            for one in function.args.kwonlyargs
-        }
-        defaults = list(zip(reversed(own), reversed(function.args.defaults), strict=False))
-        named = zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)
-        defaults += [(one, given) for one, given in named if given is not None]
-        for one, given in defaults:
-            value = self.program.value(given, {}, depth)
-            if value.is_precision or value.plain:
-                bound[one.arg] = (
-                    replace(value, branches=(f"{DEFAULT} {one.arg}",)) if call is None else value
-                )
-        if call is not None:
-            for one, expression in zip(own, call.args, strict=False):
-                bound[one.arg] = self.program.value(expression, values, depth)
-            for keyword in call.keywords:
-                if keyword.arg in bound:
-                    bound[keyword.arg] = self.program.value(keyword.value, values, depth)
+        """Return the values of a function's parameters.
+
+        Each is the argument of the call, the default, or an open value.
+        """
+        positional = [*function.args.posonlyargs, *function.args.args]
+        bound: Environment = {}
+        for parameter in positional:
+            decider = f"the argument {parameter.arg} of {function.name}"
+            bound[parameter.arg] = Stated(decided_by=decider)
+        for parameter in function.args.kwonlyargs:
+            bound[parameter.arg] = Stated(decided_by=f"the argument {parameter.arg}")
+        for name, expression in _defaults_of(function):
+            default = self.program.value(expression, {}, depth)
+            if not (default.is_precision or default.plain):
+                continue
+            if call is None:
+                default = replace(default, branches=(f"{DEFAULT} {name}",))
+            bound[name] = default
+        if call is None:
+            return bound
+        for parameter, expression in zip(positional, call.args, strict=False):
+            bound[parameter.arg] = self.program.value(expression, values, depth)
+        for keyword in call.keywords:
+            if keyword.arg in bound:
+                bound[keyword.arg] = self.program.value(keyword.value, values, depth)
         return bound
 
     def through(
         self, function: ast.FunctionDef | ast.Module, bound: Environment, *, depth: int
     ) -> list[Stated]:
-        """Return what each way through a function leaves: the value that it returns, or the containers that it sets."""
-        found: list[Stated] = []
+        """Return what each path through a function leaves.
+
+        That is the value that it returns, or the containers that it sets.
+        """
+        every: list[Stated] = []
         for way in self._block(function.body, [_Way(dict(bound))], depth):
             left = [way.values[name] for name in self.set if name in way.values]
             if way.returned is not None:
                 left = [way.returned]
-            found += [replace(one, branches=(*one.branches, *way.branches)) for one in left]
-        return found
+            for stated in left:
+                branches = (*stated.branches, *way.branches)
+                every.append(replace(stated, branches=branches))
+        return every
 
     def _block(self, statements: Sequence[ast.stmt], ways: list[_Way], depth: int) -> list[_Way]:
         done: list[_Way] = []
         for statement in statements:
-            going = [way for way in ways if way.returned is None]
-            done += [way for way in ways if way.returned is not None]
-            ways = [after for way in going for after in self._statement(statement, way, depth)][
-                :MAX_BRANCHES
-            ]
+            after: list[_Way] = []
+            for way in ways:
+                if way.returned is None:
+                    after += self._statement(statement, way, depth)
+                else:
+                    done.append(way)
+            ways = after[:MAX_BRANCHES]
         return [*done, *ways]
 
     def _statement(self, node: ast.stmt, way: _Way, depth: int) -> list[_Way]:
@@ -330,15 +357,19 @@ class _Walk:
     def _if(self, node: ast.If, way: _Way, depth: int) -> list[_Way]:
         answer = self._answer(node.test, way.values)
         if answer is not None:
-            return self._block(node.body if answer else node.orelse, [way], depth)
+            body = node.body if answer else node.orelse
+            return self._block(body, [way], depth)
         text = source_of(node.test)
         taken = _Way(dict(way.values), (*way.branches, f"where {text}"))
         left = _Way(dict(way.values), (*way.branches, f"where not {text}"))
         ways = [*self._block(node.body, [taken], depth), *self._block(node.orelse, [left], depth)]
         kept: dict[str, _Way] = {}
-        for one in ways:
-            key = repr([(name, value.key) for name, value in one.values.items()])
-            kept.setdefault(f"{one.returned.key if one.returned else ''} {key}", one)
+        for after in ways:
+            values = repr([(name, value.key) for name, value in after.values.items()])
+            returned = ""
+            if after.returned is not None:
+                returned = after.returned.key
+            kept.setdefault(f"{returned} {values}", after)
         if len(kept) == 1:
             (only,) = kept.values()
             return [replace(only, branches=way.branches)]
@@ -349,21 +380,24 @@ class _Walk:
         match test:
             case ast.UnaryOp(op=ast.Not(), operand=inner):
                 answer = self._answer(inner, values)
-                return None if answer is None else not answer
+                if answer is None:
+                    return None
+                return not answer
             case ast.Constant(value=value):
                 return bool(value)
             case ast.Compare(
                 left=left, ops=[ast.Eq()], comparators=[ast.Constant(value=str(wanted))]
             ):
-                held = values.get(_dotted(left))
-                return held.name == wanted if held is not None and held.is_text else None
+                compared = values.get(_dotted(left))
+                if compared is not None and compared.is_text:
+                    return compared.name == wanted
             case ast.Call(
                 func=ast.Name(id="isinstance"),
-                args=[ast.Attribute(attr="mixed_precision") as one, kind],
+                args=[ast.Attribute(attr="mixed_precision") as attribute, ast.Name(id="str")],
             ):
-                held = values.get(_dotted(one.value))
-                is_str = isinstance(kind, ast.Name) and kind.id == "str"
-                return held.is_text if held is not None and is_str and held.is_precision else None
+                stated = values.get(_dotted(attribute.value))
+                if stated is not None and stated.is_precision:
+                    return stated.is_text
         return None
 
     def _assign(self, target: ast.expr, value: ast.expr, way: _Way, depth: int) -> None:
@@ -380,8 +414,8 @@ class _Walk:
                 self._set(holder, self._with_field(holder, target.attr, value, way), way)
             elif _dotted(target.value) in way.values and target.attr in PEER_FIELDS:
                 name = _dotted(target.value)
-                held = way.values[name]
-                if held.name or held.arguments is not None:
+                stated = way.values[name]
+                if stated.name or stated.arguments is not None:
                     way.values[name] = self._with_field(name, target.attr, value, way)
 
     def _set(self, holder: str, stated: Stated, way: _Way) -> None:
@@ -389,57 +423,80 @@ class _Walk:
         way.values[holder] = stated
 
     def _with_field(self, holder: str, name: str, value: ast.expr, way: _Way) -> Stated:
-        held = way.values.get(holder, Stated(decided_by=f"{holder}, which another program makes,"))
+        """Return the value of a holder with a field that is assigned."""
+        unknown = Stated(decided_by=f"{holder}, which another program makes,")
+        stated = way.values.get(holder, unknown)
         is_plain, constant = self.program.names.plain(value)
-        branches = held.branches
-        if isinstance(value, ast.Name) and value.id in way.values and way.values[value.id].plain:
-            is_plain, constant = True, way.values[value.id].plain[0]
-            branches = tuple(dict.fromkeys((*branches, *way.values[value.id].branches)))
-        fields = {key: one for key, one in held.fields.items() if key != name}
-        late = {key: one for key, one in held.open_fields.items() if key != name}
+        branches = stated.branches
+        if isinstance(value, ast.Name) and value.id in way.values:
+            variable = way.values[value.id]
+            if variable.plain:
+                is_plain = True
+                constant = variable.plain[0]
+                branches = tuple(dict.fromkeys((*branches, *variable.branches)))
+        fields = dict(stated.fields)
+        late = dict(stated.open_fields)
+        fields.pop(name, None)
+        late.pop(name, None)
         if is_plain:
             fields[name] = constant
         else:
             late[name] = source_of(value)
-        return replace(held, fields=fields, open_fields=late, branches=branches)
+        return replace(stated, fields=fields, open_fields=late, branches=branches)
 
     def _apply(self, call: ast.Call, way: _Way, depth: int) -> None:
         """Follow a function of the file that sets the precision of a container which it is given."""
-        own = (
-            self.program.by_name.get(_last(call.func)) if isinstance(call.func, ast.Name) else None
-        )
-        if own is None:
+        function = None
+        if isinstance(call.func, ast.Name):
+            function = self.program.by_name.get(call.func.id)
+        if function is None:
             self._note_stranger(call, way)
             return
         if depth >= MAX_DEPTH:
             return
         inner = _Walk(self.program)
-        bound = inner.arguments(own, call, way.values, depth=depth)
-        ways = inner._block(own.body, [_Way(bound)], depth + 1)
-        for parameter, given in zip(
-            [*own.args.posonlyargs, *own.args.args], call.args, strict=False
-        ):
-            if parameter.arg in inner.set and _dotted(given):
-                left = {one.values[parameter.arg].key: one.values[parameter.arg] for one in ways}
-                is_open = len(left) > 1
-                found = (
-                    Stated(decided_by=f"{own.name}, on a condition,")
-                    if is_open
-                    else next(iter(left.values()))
-                )
-                self._set(_dotted(given), found, way)
+        bound = inner.arguments(function, call, way.values, depth=depth)
+        ways = inner._block(function.body, [_Way(bound)], depth + 1)
+        parameters = [*function.args.posonlyargs, *function.args.args]
+        for parameter, argument in zip(parameters, call.args, strict=False):
+            if parameter.arg not in inner.set or not _dotted(argument):
+                continue
+            left: dict[str, Stated] = {}
+            for after in ways:
+                stated = after.values[parameter.arg]
+                left[stated.key] = stated
+            if len(left) == 1:
+                (stated,) = left.values()
+            else:
+                stated = Stated(decided_by=f"{function.name}, on a condition,")
+            self._set(_dotted(argument), stated, way)
 
     def _note_stranger(self, call: ast.Call, way: _Way) -> None:
         """Note a function of another file that gets a container whose precision is stated."""
         path = self.program.names.path(call.func)
         if not path.rpartition(".")[0] or path.startswith((".", "?", *HARMLESS)):
             return
-        for given in (*call.args, *(keyword.value for keyword in call.keywords)):
-            held = way.values.get(_dotted(given))
-            if held is not None and held.is_precision and not held.plain:
-                way.values[_dotted(given)] = replace(
-                    held, given_to=(*held.given_to, path.rpartition(".")[2])
-                )
+        stranger = path.rpartition(".")[2]
+        for argument in (*call.args, *(keyword.value for keyword in call.keywords)):
+            name = _dotted(argument)
+            stated = way.values.get(name)
+            if stated is not None and stated.is_precision and not stated.plain:
+                given_to = (*stated.given_to, stranger)
+                way.values[name] = replace(stated, given_to=given_to)
+
+
+def _defaults_of(function: ast.FunctionDef) -> list[tuple[str, ast.expr]]:
+    """Return the parameters with a default, the last positional parameter first."""
+    arguments = function.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    defaults: list[tuple[str, ast.expr]] = []
+    pairs = zip(reversed(positional), reversed(arguments.defaults), strict=False)
+    for parameter, expression in pairs:
+        defaults.append((parameter.arg, expression))
+    for parameter, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        if default is not None:
+            defaults.append((parameter.arg, default))
+    return defaults
 
 
 def _named(name: str, *, is_text: bool) -> Stated:
@@ -469,7 +526,7 @@ def _holder(node: ast.expr) -> str | None:
 
 def _defaults(branches: Sequence[str]) -> tuple[str, ...]:
     """Return those of the conditions that are defaults of arguments."""
-    return tuple(one for one in branches if one.startswith(DEFAULT))
+    return tuple(branch for branch in branches if branch.startswith(DEFAULT))
 
 
 def _dotted(node: ast.expr) -> str:
@@ -478,9 +535,12 @@ def _dotted(node: ast.expr) -> str:
         return node.id
     if isinstance(node, ast.Attribute):
         inner = _dotted(node.value)
-        return f"{inner}.{node.attr}" if inner else ""
+        if inner:
+            return f"{inner}.{node.attr}"
     return ""
 
 
 def _last(node: ast.expr) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else getattr(node, "id", "")
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    return getattr(node, "id", "")

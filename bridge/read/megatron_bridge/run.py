@@ -1,7 +1,8 @@
 """Megatron Bridge's YAML of a run: a saved `ConfigContainer`, or the ``run_config.yaml`` of a checkpoint.
 
-Each object is a mapping whose ``_target_`` names its class; nothing in it is imported or instantiated. The sections
-keep Megatron Bridge's names where we have none for them: `comm_overlap`, `peft`, `rerun_state_machine`, `dist`, ...
+Each object is a mapping whose ``_target_`` names its class; nothing in it is imported or
+instantiated. The sections keep Megatron Bridge's names where we have none for them: `comm_overlap`,
+`peft`, `rerun_state_machine`, `dist`, ...
 """
 
 from __future__ import annotations
@@ -21,8 +22,16 @@ from bridge.read.layer_source import layer_settings, unplanned_spec
 from bridge.registry.config import without_references
 from bridge.target.fields import DEFAULTS, ENCODERS, FIELDS
 
-TARGET, NAME, ARGUMENTS, CALL, PARTIAL = "_target_", "_name_", "_args_", "_call_", "_partial_"
-DATA, MODEL, ADAPTER, NESTED, ENVIRONMENT = "dataset", "model", "peft", "transformer", "env_vars"
+TARGET = "_target_"
+NAME = "_name_"
+ARGUMENTS = "_args_"
+CALL = "_call_"
+PARTIAL = "_partial_"
+DATA = "dataset"
+MODEL = "model"
+ADAPTER = "peft"
+NESTED = "transformer"
+ENVIRONMENT = "env_vars"
 CLASSES = ("megatron.bridge.", "megatron.core.")
 """Beginnings of the import paths of the classes whose fields such a file has."""
 CONTAINER = "ConfigContainer"
@@ -44,7 +53,8 @@ CONFIGS_OF_ENCODERS = {
     "audio_config": "freeze_audio_model",
     "sound_config": "freeze_sound_encoder",
 }
-"""Field with the config of a part in front of the language model -> the field that freezes that part."""
+"""Field with the config of a part in front of the language model -> the field that freezes that
+part."""
 LOST = "{path}: the file names a {kind} without its content."
 NEWER = "{fields}: no known release of Megatron Core has these fields, and nothing here reads them."
 
@@ -55,17 +65,19 @@ def is_of(whole: Mapping[str, Any]) -> bool:
     if TARGET in whole:
         target = str(whole[TARGET])
         is_container = target.startswith(CLASSES) or target.rpartition(".")[2] == CONTAINER
-        return (
-            is_container
-            and ARGUMENTS not in whole
-            and not sections.keys().isdisjoint((*OWNERS, *SECTIONS))
-        )
-    own = (sections.get(name) for name in (PRECISION, *OWNERS, *SECTIONS))
-    return any(isinstance(one, Mapping) and str(one.get(TARGET)).startswith(CLASSES) for one in own)
+        has_sections = not sections.keys().isdisjoint((*OWNERS, *SECTIONS))
+        return is_container and has_sections and ARGUMENTS not in whole
+    for name in (PRECISION, *OWNERS, *SECTIONS):
+        section = sections.get(name)
+        if isinstance(section, Mapping) and str(section.get(TARGET)).startswith(CLASSES):
+            return True
+    return False
 
 
 def read(whole: Mapping[str, Any], path: Path) -> FileReading:
-    """Return what a file of these contents says of a run; RunConfigError for a run of a diffusion model.
+    """Return what a file of these contents says of a run.
+
+    RunConfigError for a run of a diffusion model.
 
     `path` is the file's, next to which other files are looked up.
     """
@@ -75,32 +87,40 @@ def read(whole: Mapping[str, Any], path: Path) -> FileReading:
         raise RunConfigError.of(
             "model", rule, container.model_class, "Give a run of a language model."
         )
-    sections, environment = container.sections, container.sections.pop(ENVIRONMENT, None)
+    sections = container.sections
+    environment = sections.pop(ENVIRONMENT, None) or {}
     if isinstance(sections.get(MODEL), dict):
         _freeze(sections[MODEL], container.classes.get(MODEL, ()))
-    held = {role: sections[role] for role in OWNERS if isinstance(sections.get(role), dict)}
-    is_whole = 2 * len(held.get(MODEL, {}).keys() & FIELDS[MODEL].keys()) > len(FIELDS[MODEL])
+    owners = {role: sections[role] for role in OWNERS if isinstance(sections.get(role), dict)}
+    known = owners.get(MODEL, {}).keys() & FIELDS[MODEL].keys()
+    is_whole = 2 * len(known) > len(FIELDS[MODEL])
     own: dict[str, Any] = {}
-    newer: dict[str, Any] = {}
-    for role, fields in held.items():
-        names = own_fields(MEGATRON_BRIDGE, container.classes.get(role, ()), fields, role)
-        own |= {f"{role}.{name}": fields.pop(name) for name in names}
-        names = newer_fields(fields, role) if is_whole else []
-        newer |= {f"{role}.{name}": fields.pop(name) for name in names}
-    release, reason = release_of(held, is_whole=is_whole)
+    newer: list[str] = []
+    for role, fields in owners.items():
+        for name in own_fields(MEGATRON_BRIDGE, container.classes.get(role, ()), fields, role):
+            own[f"{role}.{name}"] = fields.pop(name)
+        if is_whole:
+            for name in newer_fields(fields, role):
+                newer.append(f"{role}.{name}")
+                del fields[name]
+    release, reason = release_of(owners, is_whole=is_whole)
+    unknown = [*container.lost]
+    if newer:
+        unknown.append(NEWER.format(fields=", ".join(newer)))
+    opened: dict[str, str] = {}
     unplanned = unplanned_spec(own)
+    if unplanned is not None:
+        opened = dict.fromkeys(layer_settings(), unplanned.partition(":")[0])
     read_too = _read_features(sections, path.parent)
     return FileReading(
         framework=MEGATRON_BRIDGE,
         sections=sections,
         names=container.names,
-        environment={str(key): str(value) for key, value in (environment or {}).items()},
+        environment={str(key): str(value) for key, value in environment.items()},
         own_fields=own,
-        unknown=(*container.lost, *([NEWER.format(fields=", ".join(newer))] if newer else [])),
+        unknown=tuple(unknown),
         unplanned=unplanned,
-        opened=dict.fromkeys(layer_settings(), unplanned.partition(":")[0])
-        if unplanned is not None
-        else {},
+        opened=opened,
         read_too=read_too,
         release=release,
         release_reason=reason,
@@ -108,24 +128,32 @@ def read(whole: Mapping[str, Any], path: Path) -> FileReading:
 
 
 def _read_features(sections: dict[str, Any], folder: Path) -> tuple[str, ...]:
-    """Put the content of the debugger's file of features in the place of its path; return what was read."""
-    held = sections.get(SECTION)
-    name = held.get(FEATURES) if isinstance(held, Mapping) else None
-    places = [folder / name, Path(name)] if isinstance(name, str) and name.isprintable() else []
-    for place in places:
+    """Put the content of the debugger's file of features in the place of its path.
+
+    Return what was read, as a sentence.
+    """
+    section = sections.get(SECTION)
+    if not isinstance(section, Mapping):
+        return ()
+    name = section.get(FEATURES)
+    if not isinstance(name, str) or not name.isprintable():
+        return ()
+    for place in (folder / name, Path(name)):
         if os.path.isfile(place):  # noqa: PTH113  a path may be too long for Path.is_file
             text = strict_yaml.decoded(
                 strict_yaml.read_bytes(place, error=RunConfigError), str(place)
             )
             (content, *_) = strict_yaml.load_all(text, str(place), error=RunConfigError) or (None,)
-            sections[SECTION] = {**sections[SECTION], FEATURES: content}
+            sections[SECTION] = {**section, FEATURES: content}
             return (f"{SECTION}.{FEATURES}: read from {place}.",)
     return ()
 
 
 def _freeze(model: dict[str, Any], classes: Sequence[str]) -> None:
     """Write the defaults of the fields that freeze a part of a multimodal model into its section."""
-    frozen = {name for one in classes for name in FROZEN.get(one, ())}
+    frozen: set[str] = set()
+    for model_class in classes:
+        frozen.update(FROZEN.get(model_class, ()))
     for name in fields_of(MEGATRON_BRIDGE, classes) & FREEZES:
         model.setdefault(name, name in frozen)
     for name, switch in CONFIGS_OF_ENCODERS.items():
@@ -148,15 +176,17 @@ class _Container:
             if key != TARGET:
                 self._add(str(key), value)
         for (section, field), (ours, name) in ELSEWHERE.items():
-            held = self.sections.get(section)
-            if isinstance(held, dict) and field in held:
-                self.sections[ours] = {**(self.sections.get(ours) or {}), name: held[field]}
+            theirs = self.sections.get(section)
+            if isinstance(theirs, dict) and field in theirs:
+                fields = self.sections.get(ours) or {}
+                self.sections[ours] = {**fields, name: theirs[field]}
                 self.names[f"{section}.{field}"] = f"{ours}.{name}"
 
     @property
     def model_class(self) -> str:
         """Import path of the model's class, empty where the file names none."""
-        return next(iter(self.classes.get(MODEL, ())), "")
+        classes = self.classes.get(MODEL, ())
+        return classes[0] if classes else ""
 
     def _add(self, key: str, value: Any) -> None:
         """Add a section; releases before 0.2 write ``_config`` behind its name."""
@@ -164,12 +194,6 @@ class _Container:
         ours = "data" if theirs == DATA else theirs
         if ours != key:
             self.names[key] = ours
-        parts = [value]
-        if isinstance(value, Mapping) and isinstance(value.get(NESTED), Mapping):
-            parts = [{name: one for name, one in value.items() if name != NESTED}, value[NESTED]]
-            self.names[f"{ours}.{NESTED}"] = ours
-        if ours == PRECISION and isinstance(value, Mapping):
-            parts = [without_references(value)]
         if not isinstance(value, Mapping):
             if value is not None and ours in (*OWNERS, *SECTIONS, ENVIRONMENT):
                 raise RunConfigError.of(
@@ -177,12 +201,18 @@ class _Container:
                 )
             self.sections[ours] = self._plain(value, ours)
             return
+        parts: list[Mapping[Any, Any]] = [value]
+        if isinstance(value.get(NESTED), Mapping):
+            outer = dict(value)
+            parts = [outer, outer.pop(NESTED)]
+            self.names[f"{ours}.{NESTED}"] = ours
+        if ours == PRECISION:
+            parts = [without_references(value)]
         self.classes[ours] = tuple(str(part[TARGET]) for part in parts if TARGET in part)
         merged: dict[str, Any] = {}
         for part in parts:
-            merged |= _without_nulls(
-                ours, {name: self._plain(one, f"{ours}.{name}") for name, one in _fields(part)}
-            )
+            fields = {name: self._plain(inner, f"{ours}.{name}") for name, inner in _fields(part)}
+            merged.update(_without_nulls(ours, fields))
         if ours == ADAPTER and self.classes[ours]:
             merged["type"] = self.classes[ours][0].rpartition(".")[2]
         self.sections[ours] = merged
@@ -199,7 +229,9 @@ class _Container:
             return value[TARGET]
         if isinstance(value.get(ARGUMENTS), list) and value[ARGUMENTS]:
             member = value[ARGUMENTS][-1]  # an enum's value; the attribute that getattr reads
-            return member if isinstance(member, str) else value.get(NAME, member)
+            if isinstance(member, str):
+                return member
+            return value.get(NAME, member)
         if value.get(CALL) and not dict(_fields(value)):
             self.lost.append(LOST.format(path=path, kind=str(value[TARGET]).rpartition(".")[2]))
             return None
@@ -208,19 +240,20 @@ class _Container:
 
 def _fields(value: Mapping[Any, Any]) -> list[tuple[str, Any]]:
     """Return the fields of an object, without the keys that say how it is made."""
-    return [(str(key), one) for key, one in value.items() if not str(key).startswith("_")]
+    return [(str(key), inner) for key, inner in value.items() if not str(key).startswith("_")]
 
 
 def _without_nulls(role: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """Return fields without nulls where Megatron's field takes none: a switch is off, a number its default."""
-    rows, defaults = FIELDS.get(role, {}), DEFAULTS.get(role, {})
-    kept = {}
+    """Return fields without nulls where Megatron's field takes none.
+
+    A switch is off there, and a number has its default.
+    """
+    rows = FIELDS.get(role, {})
+    defaults = DEFAULTS.get(role, {})
+    kept: dict[str, Any] = {}
     for name, value in fields.items():
-        if (
-            value is not None
-            or defaults.get(name) is None
-            or rows[name].kind in ("name", "dtype", "any")
-        ):
+        takes_null = defaults.get(name) is None or rows[name].kind in ("name", "dtype", "any")
+        if value is not None or takes_null:
             kept[name] = value
         elif rows[name].kind == "bool":
             kept[name] = False

@@ -1,14 +1,13 @@
 """The values that Megatron Bridge sets at the start of a run, as rows.
 
-They are applied in order, as its `runtime_config_update` works. Settings that change no plan, no bytes, no dimension
-and no finding have no row.
+They are applied in order, as its `runtime_config_update` works. Settings that change no plan, no
+bytes, no dimension and no finding have no row.
 
 Source: NVIDIA-NeMo/Megatron-Bridge of 2026-08-22, src/megatron/bridge.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -31,19 +30,27 @@ def _is_overlapped(start: Start) -> bool:
 
 
 def _is_interleaved(start: Start) -> bool:
-    """Return whether a stage has several chunks by the field itself; a layout that implies them is read later."""
-    return all(start.size(f"{name}pipeline_model_parallel_size") > 1 for name in ("", "virtual_"))
+    """Return whether a stage has several chunks by the field itself.
+
+    A layout that implies them is read later.
+    """
+    stages = start.size("pipeline_model_parallel_size")
+    return stages > 1 and start.size("virtual_pipeline_model_parallel_size") > 1
 
 
 def _is_replicated(start: Start) -> bool:
-    """Return whether there are several data-parallel ranks; without a number of GPUs, as in the file or as usual."""
+    """Return whether there are several data-parallel ranks.
+
+    Without a number of GPUs the file says so, or there are two, as usual.
+    """
     if start.gpus is None:
         return (whole_number(start.value("comm_overlap.data_parallel_size")) or 2) > 1
-    sizes = (
-        start.size(f"{name}_parallel_size")
-        for name in ("tensor_model", "pipeline_model", "context")
+    ranks_of_a_replica = (
+        start.size("tensor_model_parallel_size")
+        * start.size("pipeline_model_parallel_size")
+        * start.size("context_parallel_size")
     )
-    return start.gpus // math.prod(sizes) > 1
+    return start.gpus // ranks_of_a_replica > 1
 
 
 def _overlap(path: str, value: Any, *, shared: bool = False) -> Row:
@@ -53,34 +60,34 @@ def _overlap(path: str, value: Any, *, shared: bool = False) -> Row:
     """
 
     def decided(start: Start) -> Any:
-        own = start.value(f"comm_overlap.{path.partition('.')[2]}")
-        if own is not None:
-            return own
+        stated = start.value(f"comm_overlap.{path.partition('.')[2]}")
+        if stated is not None:
+            return stated
         return value(start) if callable(value) else value
 
+    def is_set(start: Start) -> Any:
+        if not _is_overlapped(start):
+            return False
+        return not shared or start.value("ddp.use_distributed_optimizer")
+
+    function = "_get_optimizer_overlap_cfgs" if shared else "_get_model_comm_overlap_cfgs"
     return Row(
         path=path,
-        when=lambda start: (
-            _is_overlapped(start) and (not shared or start.value("ddp.use_distributed_optimizer"))
-        ),
+        when=is_set,
         value=decided,
         because="comm_overlap",
-        source=f"{OVERLAP}: {'_get_optimizer_overlap_cfgs' if shared else '_get_model_comm_overlap_cfgs'}",
+        source=f"{OVERLAP}: {function}",
     )
 
 
 def _both(name: str) -> tuple[Row, ...]:
-    """Return the rows of a switch that the optimizer and DDP have: on in one of them, it is on in both."""
+    """Return the rows of a switch of the optimizer and of DDP: on in one, it is on in both."""
     source = f"{CONFIG}: _validate_and_sync_distributed_optimizer_settings"
-    return tuple(
-        Row(
-            path=f"{role}.{name}",
-            value=True,
-            when=f"{other}.{name}",
-            because=f"{other}.{name}",
-            source=source,
-        )
-        for role, other in (("ddp", "optimizer"), ("optimizer", "ddp"))
+    of_ddp = f"ddp.{name}"
+    of_optimizer = f"optimizer.{name}"
+    return (
+        Row(path=of_ddp, value=True, when=of_optimizer, because=of_optimizer, source=source),
+        Row(path=of_optimizer, value=True, when=of_ddp, because=of_ddp, source=source),
     )
 
 
@@ -97,8 +104,10 @@ def _scheme_written(start: Start) -> Any:
 
 def _vocabulary(start: Start) -> int | None:
     """Return the vocabulary of the run's tokenizer, or of its model, where the name is known."""
-    named = (start.value(path) for path in ("tokenizer.tokenizer_model", "model.hf_model_id"))
-    return next((size for size in map(vocab_size_of, named) if size is not None), None)
+    size = vocab_size_of(start.value("tokenizer.tokenizer_model"))
+    if size is None:
+        size = vocab_size_of(start.value("model.hf_model_id"))
+    return size
 
 
 _fsdp = partial(

@@ -1,10 +1,10 @@
-"""Arguments of Megatron-LM as settings: a list of words, a namespace, or the argument files its users write."""
+"""Arguments of Megatron-LM as settings, of a list of words, a namespace or an argument file."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import takewhile
-from typing import Any
+from itertools import pairwise, takewhile
+from typing import Any, NamedTuple
 
 from bridge.errors import PayloadError
 from bridge.precision.values import NO, YES
@@ -23,7 +23,9 @@ from bridge.read.launch.word import UNKNOWN, Word, joined, variable_of
 from bridge.read.megatron_lm import flags
 
 PROGRAMS = re.compile(
-    r"(?:^|/)(?:pretrain_(?:gpt\d?|bert|t5|mamba|vlm|ict|retro|hybrid|multimodal|vision_\w+)|train_rl)(?:\.py)?$"
+    r"(?:^|/)"
+    r"(?:pretrain_(?:gpt\d?|bert|t5|mamba|vlm|ict|retro|hybrid|multimodal|vision_\w+)|train_rl)"
+    r"(?:\.py)?$"
 )
 """Megatron-LM's own programs, whose default is FP32. Source: Megatron-LM 0.1 to 0.20."""
 GROUP = re.compile(r"(?:[A-Z0-9]+_)*ARGS")
@@ -32,7 +34,8 @@ RUN = re.compile(r"MODEL_ARGS(?:_\d+)?")
 TRUTH = {**dict.fromkeys(YES, True), **dict.fromkeys(NO, False)}
 """Meaning of a word directly behind a switch; Megatron-LM's parser takes none there."""
 FLAGSCALE = ("system", "model", "data")
-"""Blocks of FlagScale's files: each key within one is an argument. Source: its runner_train.py, 2026-08."""
+"""Blocks of FlagScale's files: each key within one is an argument. Source: its runner_train.py,
+2026-08."""
 TAKES_A_LIST = re.compile(r"data_path|paths|_blend|split")
 NUMBERS = re.compile(r"\$\(seq [^()]*\)")
 """The output of a command that prints numbers alone."""
@@ -57,10 +60,12 @@ def options_of(words: Sequence[Word]) -> Iterator[Option]:
     """Yield the options of a command line."""
     words = before_the_dashes(words)
     places = [place for place, word in enumerate(words) if word.startswith("--") and len(word) > 2]
-    if words and places[:1] != [0]:
-        yield Option("", following=words[: places[0] if places else len(words)])
-    for place, end in zip(places, (*places[1:], len(words)), strict=False):
-        yield Option(*words[place].option(), words[place + 1 : end])
+    bounds = [*places, len(words)]
+    if words and bounds[0] != 0:
+        yield Option("", following=words[: bounds[0]])
+    for place, end in pairwise(bounds):
+        name, value = words[place].option()
+        yield Option(name, value, words[place + 1 : end])
 
 
 @dataclass(slots=True)
@@ -78,7 +83,9 @@ class Written:
     @property
     def shown(self) -> object:
         """The value, or its text."""
-        return self.text if self.value is None else self.value
+        if self.value is None:
+            return self.text
+        return self.value
 
 
 @dataclass
@@ -92,118 +99,145 @@ class Arguments:
     undecided: list[str] = field(default_factory=list)
     """Words that only the run decides and that may hold further flags."""
     launch: Launch = field(default_factory=lambda: Launch(line=1, program="", arguments=()))
-    """The command that they belong to; at line 0 where a file only sets arguments, for others to use."""
+    """The command that they belong to; at line 0 where a file only sets arguments, for others to
+    use."""
     label: str = ""
     path: str = ""
     """Path of the script that starts them; empty for other arguments."""
     read_too: tuple[str, ...] = ()
     """Other files that were read for them, as sentences."""
     has_end: bool | None = None
-    """Of arguments that a run printed, every one with its default: whether the block is whole; None: of others."""
+    """Of arguments that a run printed, every one with its default: whether the block is whole;
+    None: of others."""
     used_by: str = ""
     """Another source of arguments."""
     framework: FrameworkTable | None = None
-    """The framework whose program takes them, next to its own; None: Megatron-LM's program, or an unknown one."""
+    """The framework whose program takes them, next to its own; None: Megatron-LM's program, or an
+    unknown one."""
     decided_by: str = ""
-    """The source of the mode where the arguments state none, as a noun; empty: the program's own default."""
+    """The source of the mode where the arguments state none, as a noun; empty: the program's own
+    default."""
 
     def add(self, written: Written) -> None:
         """Add a setting, over an earlier one."""
         key = flags.dest(written.name)
-        self.settings[flags.dest(flags.BY_NAME[key].option) if key in flags.BY_NAME else key] = (
-            written
-        )
+        if key in flags.BY_NAME:
+            key = flags.dest(flags.BY_NAME[key].option)
+        self.settings[key] = written
 
     @property
     def is_known(self) -> bool:
-        """Whether the program that takes them is known: Megatron-LM's own, or a framework's with a table."""
+        """Whether the program is known: Megatron-LM's own, or that of a framework with a table."""
         return self.framework is not None or PROGRAMS.search(self.launch.program) is not None
 
     @property
     def elsewhere(self) -> list[str]:
         """Other sources that may set the precision and are not read."""
-        files = [
-            f"{one.name} {one.shown}" for key, one in self.settings.items() if key in flags.FILES
-        ]
-        return list(dict.fromkeys((*self.undecided, *files, *filter(None, [self.used_by]))))
+        sources = dict.fromkeys(self.undecided)
+        for key, written in self.settings.items():
+            if key in flags.FILES:
+                sources[f"{written.name} {written.shown}"] = None
+        if self.used_by:
+            sources[self.used_by] = None
+        return list(sources)
 
     def __contains__(self, key: str) -> bool:
         return key in self.settings and self.settings[key].value not in (False, None)
 
 
 def runs_of(payload: object) -> list[Arguments]:
-    """Return the runs of a payload: a list of arguments, a mapping of any of Megatron-LM's argument files, launches."""
+    """Return the runs of a payload: arguments, a mapping of an argument file, or launches."""
     if isinstance(payload, Mapping):
         return _of_mapping(payload)
-    if (
-        isinstance(payload, Sequence)
-        and all(isinstance(item, Launch) for item in payload)
-        and payload
-    ):
-        own = [item for item in payload if item.flags & (MEGATRON_ARGUMENTS | MODES)]
-        return [_of_launch(item) for item in own or payload]
-    if isinstance(payload, Sequence) and all(
-        isinstance(item, str | int | float) for item in payload
-    ):
-        return [_of_words([Word(str(item)) for item in payload])]
+    if isinstance(payload, Sequence):
+        if payload and all(isinstance(item, Launch) for item in payload):
+            return _of_launches(payload)
+        if all(isinstance(item, str | int | float) for item in payload):
+            words = [Word(str(item)) for item in payload]
+            return [_of_words(words)]
     rule = "must be arguments, a mapping of them, or a launch script"
     raise PayloadError(
         f"megatron-lm: {rule}, got a {type(payload).__name__}. Give the contents of the file."
     )
 
 
+def _of_launches(launches: Sequence[Launch]) -> list[Arguments]:
+    """Return the runs of launches: those with arguments of Megatron-LM, or all without any."""
+    of_megatron: list[Launch] = []
+    for launch in launches:
+        if launch.flags & (MEGATRON_ARGUMENTS | MODES):
+            of_megatron.append(launch)
+    return [_of_launch(launch) for launch in of_megatron or launches]
+
+
 def _of_launch(launch: Launch) -> Arguments:
-    found = _of_words(launch.arguments)
-    found.launch, found.label = launch, launch.label
+    run = _of_words(launch.arguments)
+    run.launch = launch
+    run.label = launch.label
     framework = frameworks.of_launch(launch)
     if framework is not None and framework.table:
-        found.framework = framework_table(framework.table)
+        run.framework = framework_table(framework.table)
     if launch.line:
-        found.decided_by = _decider(found)
+        run.decided_by = _decider(run)
     else:
-        found.used_by = found.decided_by = "the script that uses these arguments"
-    return found
+        run.used_by = "the script that uses these arguments"
+        run.decided_by = run.used_by
+    return run
 
 
 def _decider(run: Arguments) -> str:
     """Return what decides the mode of a started run without `--bf16` and `--fp16`, as a noun.
 
-    Empty where this is the whole command of one of Megatron-LM's own programs, so that its default decides.
+    Empty where this is the whole command of one of Megatron-LM's own programs, so that its default
+    decides.
     """
-    notes, program = run.launch.notes, run.launch.program
-    own = ""
+    for decider in _deciders(run):
+        if decider:
+            return decider
+    return ""
+
+
+def _deciders(run: Arguments) -> Iterator[str]:
+    """Yield what may decide the mode, the surest first; empty texts among it."""
+    notes = run.launch.notes
+    yield run.launch.unread
+    for note in notes:
+        if note.endswith(STRAY):
+            yield note
     if not run.is_known:
-        own = f"{program.rpartition('/')[2]}, a program whose defaults are not known here,"
-    sourced = (note.removeprefix("source ") for note in notes if note.startswith("source "))
-    deciders = [
-        run.launch.unread,
-        *(note for note in notes if note.endswith(STRAY)),
-        own,
-        *(f"{file}, which the script sources," for file in sourced),
-        *(f"{word}, which only the run knows," for word in run.undecided),
-        *run.elsewhere,
-        *(note for note in notes if not note.endswith(UNREADABLE)),
-        *(
-            f"{one.name}, which is no flag of Megatron-LM's,"
-            for key, one in run.settings.items()
-            if not _is_known(key)
-        ),
-    ]
-    return next(filter(None, deciders), "")
+        name = run.launch.program.rpartition("/")[2]
+        yield f"{name}, a program whose defaults are not known here,"
+    for note in notes:
+        if note.startswith("source "):
+            yield f"{note.removeprefix('source ')}, which the script sources,"
+    for word in run.undecided:
+        yield f"{word}, which only the run knows,"
+    yield from run.elsewhere
+    for note in notes:
+        if not note.endswith(UNREADABLE):
+            yield note
+    for key, written in run.settings.items():
+        if not _is_known(key):
+            yield f"{written.name}, which is no flag of Megatron-LM's,"
 
 
 def _of_words(words: Sequence[Word]) -> Arguments:
-    found = Arguments(options=[*options_of(words)])
-    for option in found.options:
-        taken = _take(found, option) if option.name else 0
+    run = Arguments(options=[*options_of(words)])
+    for option in run.options:
+        taken = 0
+        if option.name:
+            taken = _take(run, option)
         for place, word in enumerate(option.following[taken:], taken):
             if word.is_unknown and _may_be_options(word, option.name, is_first=not place):
-                found.undecided.append(str(word))
-    return found
+                run.undecided.append(str(word))
+    return run
 
 
 def _may_be_options(word: Word, option: str, *, is_first: bool) -> bool:
-    """Return whether a word behind an option that only the run decides may hold options, and is not its value."""
+    """Return whether a word that only the run decides may hold options.
+
+    Otherwise it is the value of the option before it.
+    """
     name = flags.dest(option)
     if NUMBERS.fullmatch(word):
         return False
@@ -217,97 +251,142 @@ def _may_be_options(word: Word, option: str, *, is_first: bool) -> bool:
     return not is_path_or_part and bool(is_named or not is_value)
 
 
-def _take(found: Arguments, option: Option) -> int:
-    """Add an option that bears on precision to the arguments; return how many of the words behind it are its values."""
-    name, value, following = option.name, option.value, option.following
+def _take(run: Arguments, option: Option) -> int:
+    """Add an option that bears on precision to the arguments.
+
+    Return how many of the words behind it are its values.
+    """
+    name = option.name
+    value = option.value
     if isinstance(name, Word) and name.is_unknown:
-        found.undecided.append(str(name) if value is None else f"{name}={value}")
+        run.undecided.append(str(name) if value is None else f"{name}={value}")
         return 0
-    if not (_is_known(name) or flags.bears_on_precision(name)) or (option.is_key and value is None):
+    if not (_is_known(name) or flags.bears_on_precision(name)):
         return 0
-    taken, refused = 0, None
+    if option.is_key and value is None:
+        return 0
     if flags.is_switch(name) and not option.is_key:
-        if (
-            value is None and following and following[0].lower() in TRUTH
-        ):  # the parser refuses what was meant
-            value, taken = following[0], 1
-        refused = None if value is None else str(value)
-        value = True if value is None else value
-    elif value is None:
-        values = [*following[:1]]
-        if flags.dest(name) in flags.FILES:
-            values += takewhile(lambda one: not one.is_unknown, following[1:])
-        value, taken = joined(values) if values else True, len(values)
-    if is_late(value) or isinstance(value, Mapping | list):
-        text = str(value) if isinstance(value, str) else f"a {type(value).__name__}"
-        found.add(Written(name, None, text, refused))
-    elif isinstance(value, str) and flags.is_switch(name):
-        found.add(
-            Written(
-                name, TRUTH.get(value.lower(), value if option.is_key else True), refused=refused
-            )
-        )
-    else:
-        found.add(Written(name, str(value) if isinstance(value, Word) else value))
+        return _take_switch(run, option)
+    taken = 0
+    if value is None:
+        values = _values_behind(option)
+        value = joined(values) if values else True
+        taken = len(values)
+    run.add(_written(option, value))
     return taken
 
 
+def _take_switch(run: Arguments, option: Option) -> int:
+    """Add a switch; the parser refuses a value of it, whose meaning is kept."""
+    value = option.value
+    taken = 0
+    if value is None and option.following and option.following[0].lower() in TRUTH:
+        value = option.following[0]
+        taken = 1
+    if value is None:
+        run.add(Written(option.name, True))
+    else:
+        run.add(_written(option, value, refused=str(value)))
+    return taken
+
+
+def _values_behind(option: Option) -> list[Word]:
+    """Return the words behind an option that are its values; several where it names files."""
+    values = [*option.following[:1]]
+    if flags.dest(option.name) in flags.FILES:
+        values += takewhile(lambda word: not word.is_unknown, option.following[1:])
+    return values
+
+
+def _written(option: Option, value: Any, *, refused: str | None = None) -> Written:
+    """Return an option as a setting."""
+    name = option.name
+    if is_late(value) or isinstance(value, Mapping | list):
+        text = str(value) if isinstance(value, str) else f"a {type(value).__name__}"
+        return Written(name, None, text, refused)
+    if isinstance(value, str) and flags.is_switch(name):
+        otherwise = value if option.is_key else True
+        return Written(name, TRUTH.get(value.lower(), otherwise), refused=refused)
+    if isinstance(value, Word):
+        return Written(name, str(value))
+    return Written(name, value)
+
+
 def is_late(value: object) -> bool:
-    """Return whether only the run decides a value: a word with an unknown piece, or a variable in a file."""
-    return value.is_unknown if isinstance(value, Word) else isinstance(value, str) and "$" in value
+    """Return whether only the run decides a value.
+
+    It is a word with an unknown piece, or a text of a file with a variable in it.
+    """
+    if isinstance(value, Word):
+        return value.is_unknown
+    return isinstance(value, str) and "$" in value
 
 
 def _is_known(name: str) -> bool:
-    return any(
-        flags.dest(name) in known
-        for known in (flags.BY_NAME, flags.OTHER_SETTINGS, flags.PARALLELISM)
-    )
+    key = flags.dest(name)
+    return key in flags.BY_NAME or key in flags.OTHER_SETTINGS or key in flags.PARALLELISM
 
 
-def argument_groups(payload: Mapping[Any, Any]) -> list[tuple[str, Mapping[Any, Any]]]:
-    """Return the mappings of arguments in a mapping: those named in capitals, MODEL_ARGS say, and those of flags."""
-    found = [
-        (str(key), value)
-        for key, value in payload.items()
-        if isinstance(value, Mapping)
-        and (
-            GROUP.fullmatch(str(key)) or all(str(name).startswith("--") for name in value or ("",))
-        )
-    ]
-    return [group for group in found if RUN.fullmatch(group[0])] or found
+class _Group(NamedTuple):
+    """A mapping of arguments in a file."""
+
+    name: str
+    """Empty where the whole file is one."""
+    values: Mapping[Any, Any]
+
+
+def argument_groups(payload: Mapping[Any, Any]) -> list[_Group]:
+    """Return the mappings of arguments in a mapping.
+
+    Their names are in capitals, such as MODEL_ARGS, or all of their keys are flags.
+    """
+    groups: list[_Group] = []
+    for key, value in payload.items():
+        if not isinstance(value, Mapping):
+            continue
+        has_flags = bool(value) and all(str(name).startswith("--") for name in value)
+        if has_flags or GROUP.fullmatch(str(key)):
+            groups.append(_Group(str(key), value))
+    runs = [group for group in groups if RUN.fullmatch(group.name)]
+    return runs or groups
 
 
 def _of_mapping(payload: Mapping[Any, Any]) -> list[Arguments]:
-    given = payload.get("ENV_VARS")
-    environment = (
-        {str(key): Word(str(value)) for key, value in given.items()}
-        if isinstance(given, Mapping)
-        else {}
-    )
+    environment: dict[str, Word] = {}
+    variables = payload.get("ENV_VARS")
+    if isinstance(variables, Mapping):
+        environment = {str(key): Word(str(value)) for key, value in variables.items()}
     groups = argument_groups(payload)
     if not groups and isinstance(payload.get(FLAGSCALE[0]), Mapping):
-        groups = [("", dict(_leaves([payload.get(key) for key in FLAGSCALE])))]
+        blocks = [payload.get(key) for key in FLAGSCALE]
+        groups = [_Group("", dict(_leaves(blocks)))]
     if not groups:
-        blocks = [
-            key
-            for key in ("language_model", "model_parallel")
-            if isinstance(payload.get(key), Mapping)
-        ]
-        written = [value if key in blocks else {key: value} for key, value in payload.items()]
-        groups = [("", {key: value for one in written for key, value in one.items()})]
-    runs = []
-    for name, values in groups:
-        found = Arguments(
-            launch=Launch(line=1, program="", arguments=(), environment=environment), label=name
-        )
-        found.decided_by = "the program that is started with these arguments"
-        if not name:
-            found.used_by = found.decided_by = "the command line that names this file"
-        found.options = [Option(str(key), value, is_key=True) for key, value in values.items()]
-        for option in found.options:
-            _take(found, option)
-        runs.append(found)
+        groups = [_Group("", _without_blocks(payload))]
+    runs: list[Arguments] = []
+    for group in groups:
+        launch = Launch(line=1, program="", arguments=(), environment=environment)
+        run = Arguments(launch=launch, label=group.name)
+        run.decided_by = "the program that is started with these arguments"
+        if not group.name:
+            run.used_by = "the command line that names this file"
+            run.decided_by = run.used_by
+        for key, value in group.values.items():
+            option = Option(str(key), value, is_key=True)
+            run.options.append(option)
+            _take(run, option)
+        runs.append(run)
     return runs
+
+
+def _without_blocks(payload: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Return the arguments of a file for `--yaml-cfg`, those of its two blocks too."""
+    arguments: dict[Any, Any] = {}
+    for key, value in payload.items():
+        if key in ("language_model", "model_parallel") and isinstance(value, Mapping):
+            arguments.update(value)
+        else:
+            arguments[key] = value
+    return arguments
 
 
 def _leaves(values: object) -> Iterator[tuple[str, Any]]:
@@ -324,25 +403,28 @@ def _leaves(values: object) -> Iterator[tuple[str, Any]]:
 
 
 def runs_printed(blocks: Sequence[tuple[Mapping[str, Any], bool]]) -> list[Arguments]:
-    """Return the runs of printed arguments: every argument has its value in a block with its end, defaults too."""
-    found = []
+    """Return the runs of printed arguments.
+
+    Every argument has its value in a block with its end, a default too.
+    """
+    runs: list[Arguments] = []
     for place, (block, has_end) in enumerate(blocks, 1):
-        run = Arguments(
-            label=f"printed arguments {place}" if len(blocks) > 1 else "printed arguments",
-            has_end=has_end,
-        )
-        run.options = [
-            Option(key, value, is_key=True) for key, value in block.items() if value is not None
-        ]
+        run = Arguments(label="printed arguments", has_end=has_end)
+        if len(blocks) > 1:
+            run.label = f"printed arguments {place}"
         modes = {block.get("bf16"), block.get("fp16")}
-        is_open = None in modes if not has_end else modes == {None}
+        is_open = modes == {None} if has_end else None in modes
         if is_open and True not in modes:
             run.decided_by = "the rest of the log, since the block of arguments is incomplete,"
-        for option in run.options:
-            is_mode = option.name in ("bf16", "fp16")
-            if not (run.decided_by and is_mode) and (
-                _is_known(option.name) or option.value is not False
-            ):
+        for name, value in block.items():
+            if value is None:
+                continue
+            option = Option(name, value, is_key=True)
+            run.options.append(option)
+            is_of_the_mode = name in ("bf16", "fp16")
+            if run.decided_by and is_of_the_mode:
+                continue
+            if value is not False or _is_known(name):
                 _take(run, option)
-        found.append(run)
-    return found
+        runs.append(run)
+    return runs

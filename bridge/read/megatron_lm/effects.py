@@ -1,4 +1,4 @@
-"""Effects of Megatron-LM's arguments beyond their values: defaults that decide, settings that nothing reads."""
+"""Effects of Megatron-LM's arguments beyond their values: defaults, and settings without effect."""
 
 import re
 from collections.abc import Mapping
@@ -18,9 +18,11 @@ _MEGATRON_FSDP = ("use_megatron_fsdp", "use_custom_fsdp")
 _SHARDED = ("use_distributed_optimizer", "use_torch_fsdp2", "use_megatron_fsdp", "use_custom_fsdp")
 INFERENCE = re.compile(r"inference|text_generation|generate_samples")
 """Programs of Megatron-LM that train nothing."""
-WANTED, REFUSED = "accumulate_allreduce_grads_in_fp32", "grad_reduce_in_bf16"
+WANTED = "accumulate_allreduce_grads_in_fp32"
+REFUSED = "grad_reduce_in_bf16"
 IN_FP32 = "--accumulate-allreduce-grads-in-fp32"
-SCALER, REDUCTION = ("loss_scale", *SCALER_SCHEDULE), (WANTED, REFUSED)
+SCALER = ("loss_scale", *SCALER_SCHEDULE)
+REDUCTION = (WANTED, REFUSED)
 OWNED_BY_DEEPSPEED = (DEEPSPEED_FILE, *SCALER, *REDUCTION)
 """Arguments of which DeepSpeed's engine decides instead."""
 USUAL = {**FIELD_DEFAULTS, "fp8_recipe": "delayed", **dict.fromkeys(LAYER_COUNTS, 1)}
@@ -41,10 +43,11 @@ def engine(
 ) -> None:
     """Report the arguments that have no effect under DeepSpeed, and map its file, which decides instead.
 
-    `stated` are the fields of a precision that the file states; None where it states none, or is not read.
+    `stated` are the fields of a precision that the file states; None where it states none, or is
+    not read.
 
-    Source: Megatron-DeepSpeed megatron/optimizer/__init__.py, which returns the bare optimizer under --deepspeed and
-    leaves the arguments of its own scaler unread.
+    Source: Megatron-DeepSpeed megatron/optimizer/__init__.py, which returns the bare optimizer
+    under --deepspeed and leaves the arguments of its own scaler unread.
     """
     for key in (*SCALER, *REDUCTION):
         written = run.settings.get(key)
@@ -70,7 +73,8 @@ def engine(
 
 def reduction(run: Arguments, mode: str, builder: ImportBuilder) -> None:
     """Say in what gradients are reduced: `--bf16` alone means FP32, `--fp16` alone does not."""
-    wanted, refused = run.settings.get(WANTED), run.settings.get(REFUSED)
+    wanted = run.settings.get(WANTED)
+    refused = run.settings.get(REFUSED)
     for key, written in ((WANTED, wanted), (REFUSED, refused)):
         if written is not None and written.value is None:
             builder.record("megatron_lm.only-the-run-decides", written.name, written.shown)
@@ -104,15 +108,13 @@ def reduction(run: Arguments, mode: str, builder: ImportBuilder) -> None:
 def _fsdp_reduction(
     run: Arguments, mode: str, builder: ImportBuilder, *, states_kept: bool
 ) -> None:
-    """State in what Megatron-FSDP reduces gradients; `states_kept`: the arguments ask for the weights' dtype."""
-    given = [
-        run.settings.get(f"megatron_fsdp_{name}_dtype") for name in ("main_grads", "grad_comm")
-    ]
-    kept, sent = (
-        None if one is None or one.value in (None, "auto") else str(one.value) for one in given
-    )
-    kept = kept or mode
-    builder.fields["grad_reduce_in_fp32"] = kept == (sent or kept) == "fp32"
+    """State in what Megatron-FSDP reduces gradients.
+
+    `states_kept`: the arguments ask for the dtype of the weights.
+    """
+    kept = _fsdp_dtype(run, "main_grads") or mode
+    sent = _fsdp_dtype(run, "grad_comm") or kept
+    builder.fields["grad_reduce_in_fp32"] = kept == sent == "fp32"
     if kept == mode and not states_kept:
         builder.record(
             "megatron_lm.fsdp-keeps-gradients",
@@ -124,26 +126,42 @@ def _fsdp_reduction(
         builder.record("megatron_lm.fsdp-ignores-it", IN_FP32, True)
 
 
+def _fsdp_dtype(run: Arguments, name: str) -> str | None:
+    """Return the dtype that an argument of Megatron-FSDP states; None for its own choice."""
+    written = run.settings.get(f"megatron_fsdp_{name}_dtype")
+    if written is None or written.value in (None, "auto"):
+        return None
+    return str(written.value)
+
+
 def scheme(mode: str, builder: ImportBuilder, *, is_scaled: bool) -> None:
     """State the scheme that decides, and a dynamic loss scale where Megatron-LM scales the loss."""
     fields = builder.fields
-    builder.imply_scheme(_option, layers=1 if fields.get("fp8") or fields.get("fp4") else None)
+    layers = None
+    if fields.get("fp8") or fields.get("fp4"):
+        layers = 1
+    builder.imply_scheme(_option, layers=layers)
     if float(fields.get("loss_scale") or 0) == 0 and "loss_scale" in fields:
         fields["loss_scale"] = None  # Megatron-LM takes 0 for unset
     if mode == "fp16" and is_scaled and fields.get("loss_scale") is None:
         for field in SCALER_SCHEDULE:
             if fields.get(field) is None:
-                builder.implied(
-                    _option(field), FIELD_DEFAULTS[field], **{field: FIELD_DEFAULTS[field]}
-                )
+                default = FIELD_DEFAULTS[field]
+                builder.implied(_option(field), default, **{field: default})
 
 
 def unread(run: Arguments, builder: ImportBuilder) -> None:
-    """Report the settings that this run does not read, unless they are at their defaults; a log prints all of them."""
+    """Report the settings that this run does not read, unless they are at their defaults.
+
+    A log prints all of them.
+    """
     config = MixedPrecisionConfig.from_dict(builder.fields)
-    why, values = unread_fields(config), config.to_dict()
+    why = unread_fields(config)
+    values = config.to_dict()
     for key, written in run.settings.items():
-        field = BY_NAME[key].field if key in BY_NAME and builder.mapped.get(written.name) else None
+        if key not in BY_NAME or not builder.mapped.get(written.name):
+            continue
+        field = BY_NAME[key].field
         if field in why and run.has_end is not None:
             builder.fields.pop(field, None)
             builder.mapped[written.name] = ()
@@ -156,19 +174,15 @@ def unread(run: Arguments, builder: ImportBuilder) -> None:
 def sharding(run: Arguments, builder: ImportBuilder) -> None:
     """Report settings that the sharding switches off."""
     fields = builder.fields
+    is_sharded = any(key in run for key in _SHARDED)
+    is_known = bool(run.label) and not run.undecided
     if fields.get("fp8_param_gather") and "use_torch_fsdp2" in run:
         builder.record("megatron_lm.use-torch-fsdp2", "--fp8-param-gather", True)
         fields["fp8_param_gather"] = False
-    elif (
-        fields.get("fp8_param_gather")
-        and run.label
-        and not any(key in run for key in _SHARDED)
-        and not run.undecided
-    ):
+    elif fields.get("fp8_param_gather") and is_known and not is_sharded:
         builder.record("megatron_lm.asserts-on-it-without-use", "--fp8-param-gather", True)
-    if any(key in run for key in _MEGATRON_FSDP) and fields.get(
-        "reuse_grad_buf_for_mxfp8_param_ag"
-    ):
+    is_fsdp = any(key in run for key in _MEGATRON_FSDP)
+    if is_fsdp and fields.get("reuse_grad_buf_for_mxfp8_param_ag"):
         builder.record("megatron_lm.use-megatron-fsdp", "--reuse-grad-buf-for-mxfp8-param-ag", True)
         fields["reuse_grad_buf_for_mxfp8_param_ag"] = False
 
@@ -188,16 +202,21 @@ def environment(variables: Mapping[str, str], builder: ImportBuilder) -> None:
 
 
 def undecided(run: Arguments, builder: ImportBuilder, *, is_file_read: bool = False) -> None:
-    """Report what only a run of the script decides; `is_file_read`: the script writes the engine's file, read here."""
-    heredocs = [note for note in run.launch.notes if note.startswith("heredoc ")]
-    read = heredocs if is_file_read and len(heredocs) == 1 else []
+    """Report what only a run of the script decides.
+
+    `is_file_read`: the script writes the engine's file, which was read.
+    """
+    notes = [*run.launch.notes]
+    heredocs = [note for note in notes if note.startswith("heredoc ")]
+    if is_file_read and len(heredocs) == 1:  # the engine's file is the only one
+        notes = [note for note in notes if note not in heredocs]
     for text in dict.fromkeys(run.undecided):
         builder.record("megatron_lm.it-may-hold-further", text, None)
     for decision in run.launch.decisions:
         builder.record("megatron_lm.the-file-alone-does", decision, "taken")
     if run.has_end is False and not run.decided_by:
         builder.record("megatron_lm.incomplete", "arguments", None)
-    for note in (one for one in run.launch.notes if one not in read):
+    for note in notes:
         builder.record("megatron_lm.it-is-not-read-and-may", note, None)
     for name, value in run.launch.defaulted.items():
         builder.record("megatron_lm.the-environment-or-the-command", f"${name}", value)

@@ -1,6 +1,7 @@
-"""`Elsewhere`: what decides about a run of Megatron-LM besides its arguments: files, modules, an engine, other options.
+"""`Elsewhere`: what decides about a run of Megatron-LM besides its arguments.
 
-Each is read, or named; where one that is not read would change the plan or the bytes, there is no plan or no verdict.
+Files, modules, an engine and other options do. Each is read, or named; where a source that is not
+read would change the plan or the bytes, there is no plan or no verdict.
 """
 
 from __future__ import annotations
@@ -24,8 +25,14 @@ PRECISION_FILE = "te_precision_config_file"
 NAMED = frozenset({PRECISION_FILE, DEEPSPEED_FILE})
 """Arguments that name a file, which is read or named here."""
 SPLIT = "--pp-partition-method"
-UNREAD = "{options}: not read here; the layout, the layers or the bytes may be others than those that are counted."
-OF_THE_SPLIT = "--pp-partition-method: DeepSpeed splits the layers by it; Megatron-LM's even split counts here."
+UNREAD = (
+    "{options}: not read here; "
+    "the layout, the layers or the bytes may be others than those that are counted."
+)
+OF_THE_SPLIT = (
+    "--pp-partition-method: DeepSpeed splits the layers by it; "
+    "Megatron-LM's even split counts here."
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,19 +59,19 @@ def elsewhere(run: Arguments, given: Values, path: str, *, mode: str) -> Elsewhe
         mode: bf16, fp16 or fp32, as the arguments say.
     """
     arguments = given.values | given.unread
-    engine = engine_of(run, given.values, mode, path) if is_engine(run) else Engine()
-    layers, file = unplanned_layers(arguments), _precision_file(arguments, path)
-    slips = {} if run.has_end else misspelt(arguments)
-    foreign = arguments
-    if run.framework is not None:  # its names are read by its table
-        foreign = {
-            name: value
-            for name, value in arguments.items()
-            if run.framework.own_names(name) is None
-        }
-        slips = {name: meant for name, meant in slips.items() if name in foreign}
-    unread = _unread(foreign, engine, slips)
-    opened, read_too = dict(engine.opened), list(engine.read_too)
+    engine = Engine()
+    if is_engine(run):
+        engine = engine_of(run, given.values, mode, path)
+    layers = unplanned_layers(arguments)
+    file = _precision_file(arguments, path)
+    of_megatron = _without_those_of_the_framework(run, arguments)
+    slips: dict[str, str] = {}
+    if not run.has_end:
+        slips = misspelt(arguments)
+    slips = {name: meant for name, meant in slips.items() if name in of_megatron}
+    unread = _unread(of_megatron, engine, slips)
+    opened = dict(engine.opened)
+    read_too = list(engine.read_too)
     unplanned = layers or engine.unplanned
     if layers is not None:
         opened |= dict.fromkeys(layer_settings(), layers.partition(":")[0])
@@ -76,22 +83,36 @@ def elsewhere(run: Arguments, given: Values, path: str, *, mode: str) -> Elsewhe
     for option, settings in unread.items():
         for setting in settings:
             opened.setdefault(setting, option)
+    unknown = [bounded(sentence) for sentence in (*engine.unknown, *_dead(run))]
+    unknown += _sentences(unread, [_option(name) for name in slips])
+    uncounted = list(unread)
+    if is_engine(run):
+        uncounted.insert(0, NAME)
     return Elsewhere(
         sections=_sections(engine, arguments, file),
-        unknown=(
-            *map(bounded, [*engine.unknown, *_dead(run)]),
-            *_sentences(unread, [_option(name) for name in slips]),
-        ),
-        unplanned=bounded(unplanned) if unplanned is not None else None,
-        uncounted=(*([NAME] if is_engine(run) else []), *unread),
+        unknown=tuple(unknown),
+        unplanned=None if unplanned is None else bounded(unplanned),
+        uncounted=tuple(uncounted),
         opened=opened,
         read_too=tuple(map(bounded, read_too)),
     )
 
 
+def _without_those_of_the_framework(
+    run: Arguments, arguments: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """Return arguments without those that a framework's table reads."""
+    if run.framework is None:
+        return arguments
+    own_names = run.framework.own_names
+    return {name: value for name, value in arguments.items() if own_names(name) is None}
+
+
 def _dead(run: Arguments) -> Iterator[str]:
     """Yield which arguments an engine leaves unread, as a sentence."""
-    sentence = without_effect(run) if is_engine(run) else None
+    if not is_engine(run):
+        return
+    sentence = without_effect(run)
     if sentence is not None:
         yield sentence
 
@@ -99,20 +120,24 @@ def _dead(run: Arguments) -> Iterator[str]:
 def _precision_file(arguments: Mapping[str, Any], path: str) -> PrecisionFile | None:
     """Return the per-module recipe that arguments name by its path; None where they name none."""
     name = arguments.get(PRECISION_FILE)
-    return precision_file(_option(PRECISION_FILE), str(name), path) if name else None
+    if not name:
+        return None
+    return precision_file(_option(PRECISION_FILE), str(name), path)
 
 
 def _unread(
     arguments: Mapping[str, Any], engine: Engine, slips: Mapping[str, str]
 ) -> dict[str, tuple[str, ...]]:
-    """Return each option that is not read and may bear on the bytes -> the settings that it may change."""
-    found = {
-        name: paths for name, paths in unread_options(arguments).items() if name not in engine.read
-    }
+    """Return each option that is not read -> the settings that it may change, which bear on bytes."""
+    unread: dict[str, tuple[str, ...]] = {}
+    for name, paths in unread_options(arguments).items():
+        if name not in engine.read:
+            unread[_option(name)] = paths
     for name, meant in slips.items():
-        if fields_of(meant):
-            found[name] = fields_of(meant)
-    return {_option(name): paths for name, paths in found.items()}
+        paths = fields_of(meant)
+        if paths:
+            unread[_option(name)] = paths
+    return unread
 
 
 def _sections(
@@ -120,7 +145,8 @@ def _sections(
 ) -> dict[str, dict[str, Any]]:
     """Return section -> fields that an engine, a spec and a per-module recipe set."""
     sections = {role: dict(fields) for role, fields in engine.sections.items()}
-    model, layers = sections.setdefault("model", {}), implementation(arguments)
+    model = sections.setdefault("model", {})
+    layers = implementation(arguments)
     if engine.precision is not None:
         sections["mixed_precision"] = dict(engine.precision)
     if layers is not None:
@@ -131,7 +157,7 @@ def _sections(
 
 
 def _sentences(unread: Mapping[str, tuple[str, ...]], named: Sequence[str]) -> Iterator[str]:
-    """Yield what is said of options that are not read, but for those that are `named` already."""
+    """Yield the sentences about options that are not read, but for those that are `named` already."""
     options = [option for option in unread if option not in named and option != SPLIT]
     if options:
         yield UNREAD.format(options=", ".join(options))
@@ -140,7 +166,7 @@ def _sentences(unread: Mapping[str, tuple[str, ...]], named: Sequence[str]) -> I
 
 
 def is_named(source: str) -> bool:
-    """Return whether another source of arguments ("--deepspeed_config ds.json") is one that is read or named here."""
+    """Return whether a source of arguments is read or named here ("--deepspeed_config ds.json")."""
     return dest(source.partition(" ")[0]) in NAMED
 
 

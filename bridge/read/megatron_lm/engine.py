@@ -1,11 +1,12 @@
 """`Engine`: what DeepSpeed's engine makes of a run of Megatron-DeepSpeed, as its own JSON says.
 
-The engine casts the weights, keeps masters and states, and reduces gradients in the dtype of the weights; Megatron's
-own optimizer and its reduction in FP32 do not run. Its JSON is read where the script writes it by `cat` and a
-here-document, or where it lies next to the script. The engine's own buffers are not counted.
+The engine casts the weights, keeps masters and states, and reduces gradients in the dtype of the
+weights; Megatron's own optimizer and its reduction in FP32 do not run. Its JSON is read where the
+script writes it by `cat` and a here-document, or where it lies next to the script. The engine's own
+buffers are not counted.
 
-Source: DeepSpeed 0.17 runtime/engine.py, `get_data_types`, and runtime/bf16_optimizer.py; Megatron-DeepSpeed of
-2025-07-16 megatron/arguments.py and megatron/model/gpt_model.py.
+Source: DeepSpeed 0.17 runtime/engine.py, `get_data_types`, and runtime/bf16_optimizer.py;
+Megatron-DeepSpeed of 2025-07-16 megatron/arguments.py and megatron/model/gpt_model.py.
 """
 
 from __future__ import annotations
@@ -32,13 +33,17 @@ OWNED = (*MODES, "params_dtype", "pipeline_dtype", "grad_reduce_in_fp32", *SCALE
 ENGINE = "DeepSpeed's engine"
 REDUCED = "ddp.grad_reduce_in_fp32"
 SHARDED = ("optimizer.use_distributed_optimizer", "ddp.use_distributed_optimizer")
-NOT_COUNTED = f"{NAME}: the engine keeps weights, gradients and states in buffers of its own, which are not counted."
+NOT_COUNTED = (
+    f"{NAME}: the engine keeps weights, gradients and states in buffers of its own, "
+    "which are not counted."
+)
 FORK = "the fork of Megatron-LM for DeepSpeed"
 OF_EXPERTS = (
     "--num-experts: which layers have experts, and how many experts a token goes to, is decided by the fork "
     "(--expert-interval, --topk); Megatron-LM's defaults count here."
 )
-"""Source: Microsoft's Megatron-DeepSpeed of 2025-07-16 megatron/arguments.py: 2 and 1 by default; others differ."""
+"""Source: Microsoft's Megatron-DeepSpeed of 2025-07-16 megatron/arguments.py: 2 and 1 by default;
+others differ."""
 WITHOUT_EFFECT = (
     f"{{options}}: without effect under {NAME}, whose engine scales the loss and reduces gradients "
     "by its JSON."
@@ -70,11 +75,14 @@ class Engine:
 
 def without_effect(run: Arguments) -> str | None:
     """Return which arguments the engine leaves unread, as a sentence; None without any."""
-    stated = [
-        one for key in (*SCALER, *REDUCTION) for one in [run.settings.get(key)] if one is not None
-    ]
-    options = [one.name for one in stated if one.value is not False]
-    return WITHOUT_EFFECT.format(options=", ".join(options)) if options else None
+    options: list[str] = []
+    for key in (*SCALER, *REDUCTION):
+        written = run.settings.get(key)
+        if written is not None and written.value is not False:
+            options.append(written.name)
+    if not options:
+        return None
+    return WITHOUT_EFFECT.format(options=", ".join(options))
 
 
 def without_those_of_the_engine(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -92,8 +100,7 @@ def engine_of(run: Arguments, arguments: Mapping[str, Any], mode: str, path: str
         path: Path of the script.
     """
     file = engine_file(run, path)
-    name, content = file.name, file.content
-    fields, stage, unfollowed = stated_by(content)
+    fields, stage, unfollowed = stated_by(file.content)
     if fields is None and mode == "fp16":
         fields = {
             "fp16": True,
@@ -103,53 +110,57 @@ def engine_of(run: Arguments, arguments: Mapping[str, Any], mode: str, path: str
         }
     if stage is None:
         stage = whole_number(_number(arguments.get("zero_stage")))
-    opened = {} if stage is not None else dict.fromkeys(SHARDED, ENGINE)
     experts = _experts_left_open(arguments)
-    opened |= dict.fromkeys(experts, FORK)
-    if content is None or fields is None:
+    opened: dict[str, str] = {}
+    if stage is None:
+        opened.update(dict.fromkeys(SHARDED, ENGINE))
+    opened.update(dict.fromkeys(experts, FORK))
+    if file.content is None or fields is None:
         opened[REDUCED] = ENGINE
-    is_bf16 = mode == "bf16" if fields is None else bool(fields.get("bf16"))
-    read_too, unplanned = list[str](), None
-    if content is not None:
-        read_too.append(f"--deepspeed_config {name}: read from {file.place}.")
+    is_bf16 = mode == "bf16"
+    if fields is not None:
+        is_bf16 = bool(fields.get("bf16"))
+    read_too: list[str] = []
+    if file.content is not None:
+        read_too.append(f"--deepspeed_config {file.name}: read from {file.place}.")
+    unknown = [*_open(stage, file.name, is_read=file.content is not None)]
+    if experts:
+        unknown.append(OF_EXPERTS)
+    unplanned = None
     if unfollowed:
-        unplanned = NO_PLAN.format(file=name, settings=" and ".join(unfollowed))
+        unplanned = NO_PLAN.format(file=file.name, settings=" and ".join(unfollowed))
     return Engine(
         precision=fields,
         sections={"model": _recomputed(arguments), **_sharded(stage, is_bf16=is_bf16)},
         read=(*RECOMPUTED, "zero_stage"),
         opened=opened,
         read_too=tuple(read_too),
-        unknown=(
-            *_open(stage, name, is_read=content is not None),
-            *([OF_EXPERTS] if experts else []),
-        ),
+        unknown=tuple(unknown),
         unplanned=unplanned,
     )
 
 
 def _experts_left_open(arguments: Mapping[str, Any]) -> list[str]:
-    """Return the settings of experts that the arguments do not state, and that a fork has other defaults of."""
-    if str(arguments.get("num_experts")) in (
-        "None",
-        "0",
-        "1",
-    ):  # Megatron-DeepSpeed's default is 1, a dense model
+    """Return the settings of experts that are not stated, and whose defaults differ in a fork."""
+    if str(arguments.get("num_experts")) in ("None", "0", "1"):  # the fork's default is 1: dense
         return []
-    return [
-        f"model.{name}" for name in ("moe_layer_freq", "moe_router_topk") if name not in arguments
-    ]
+    unstated = [name for name in ("moe_layer_freq", "moe_router_topk") if name not in arguments]
+    return [f"model.{name}" for name in unstated]
 
 
 def _sharded(stage: int | None, *, is_bf16: bool) -> dict[str, dict[str, Any]]:
-    """Return the switches of the distributed optimizer at a stage of ZeRO; none where it is not known."""
+    """Return the switches of the distributed optimizer at a stage of ZeRO.
+
+    None where it is not known.
+    """
     if stage is None:
         return {}
     is_sharded = stage > 0 or is_bf16  # BF16_Optimizer shards without ZeRO
-    return {
-        section: {switch: is_sharded}
-        for section, _, switch in (one.partition(".") for one in SHARDED)
-    }
+    sections: dict[str, dict[str, Any]] = {}
+    for path in SHARDED:
+        section, _, switch = path.partition(".")
+        sections[section] = {switch: is_sharded}
+    return sections
 
 
 def _open(stage: int | None, name: str, *, is_read: bool) -> Iterator[str]:
@@ -177,4 +188,6 @@ def _recomputed(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def _number(value: Any) -> Any:
     """Return a number that is written as text."""
     text = str(value)
-    return int(text) if text.isdecimal() and len(text) < 5 else None
+    if text.isdecimal() and len(text) < 5:
+        return int(text)
+    return None

@@ -1,6 +1,7 @@
 """`engine_file`: the JSON of DeepSpeed's engine that a run of Megatron-DeepSpeed names, and what it states.
 
-It is read where the script writes it by `cat` and a here-document, or where it lies next to the script.
+It is read where the script writes it by `cat` and a here-document, or where it lies next to the
+script.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ UNFOLLOWED = re.compile(
     r"compression_training|quantize_training|weight_quantization|msamp|torch_autocast\.enabled|amp\Z"
     r"|\w+_master_weights_and_grads|bf16_optimizer_states"
 )
-"""Settings of the JSON by which layers or masters have other formats than a plan of the mode shows."""
+"""Settings of the JSON by which layers or masters have other formats than a plan of the mode
+shows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +60,8 @@ def engine_file(run: Arguments, path: str) -> EngineFile:
         return EngineFile()
     name = str(written.shown)
     unread = EngineFile(name=name)
-    text, place = run.launch.files.get(name), "the script, which writes it"
+    text = run.launch.files.get(name)
+    place = "the script, which writes it"
     if text is None and not Word(name).is_unknown:
         file = Path(path).parent / name
         place = str(file)
@@ -96,14 +99,18 @@ def stated_by(content: Mapping[str, Any] | None) -> Stated:
     if content is None:
         return Stated()
     block = content.get(ZERO)
-    stage = whole_number(block.get("stage", 0)) if isinstance(block, Mapping) else 0
+    stage: int | None = 0
+    if isinstance(block, Mapping):
+        stage = whole_number(block.get("stage", 0))
     try:
         report = deepspeed.import_(dict(content))
     except PayloadError:
         return Stated(stage=stage)
-    unfollowed = tuple(
-        one.field for one in report.unmapped if UNFOLLOWED.search(one.field) and one.value
-    )
+    settings: list[str] = []
+    for unmapped in report.unmapped:
+        if UNFOLLOWED.search(unmapped.field) and unmapped.value:
+            settings.append(unmapped.field)
+    unfollowed = tuple(settings)
     if report.decided_by is not None:
         return Stated(stage=stage, unfollowed=unfollowed)
     fields = report.config.to_dict()

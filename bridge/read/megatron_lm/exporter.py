@@ -27,7 +27,8 @@ OPTIONS = {
 }
 """Field, and the value that the option sets by itself, None where it takes one -> the option."""
 SCHEME = ("fp8_recipe", "fp4_recipe", *DELAYED)
-"""Written whenever they act: Megatron-LM's defaults (delayed, 1, most_recent) are not a recipe's."""
+"""Written whenever they act: Megatron-LM's defaults (delayed, 1, most_recent) are not a
+recipe's."""
 SWITCHES = (
     "fp8_param_gather",
     "fp4_param_gather",
@@ -38,7 +39,10 @@ MODULES_OPTION = "--te-precision-config-file"
 
 
 def export(config: MixedPrecisionConfig, **layout: int) -> ExportReport:
-    """Return the recipe as a list of arguments; every default that differs is written out. `layout`: see `LAYOUT`."""
+    """Return the recipe as a list of arguments.
+
+    Every default that differs is written out. `layout`: see `LAYOUT`.
+    """
     builder = ExportBuilder(config, TITLE)
     acting = meaning(config)
     _dtypes(builder, mode_of(config))
@@ -85,14 +89,18 @@ def _mode_and_scheme(
 def _needs_masters_of_megatron(builder: ExportBuilder, acting: Mapping[str, Any]) -> bool:
     """Return whether FP4 weights need an FP8 recipe that Megatron-LM's default, delayed, is not (PB356).
 
-    Its precision-aware optimizer reads the recipe without FP8 too, and cannot update FP4 weights under delayed.
+    Its precision-aware optimizer reads the recipe without FP8 too, and cannot update FP4 weights
+    under delayed.
     """
     is_aware = bool(acting.get("use_precision_aware_optimizer") and acting.get("fp4_param_gather"))
     return is_aware and builder.values["fp8_recipe"] not in FUSED_RECIPES
 
 
 def _own_fields(builder: ExportBuilder, acting: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the stated fields of Megatron's own configs that Megatron Bridge's class lacks; map second names."""
+    """Yield the stated fields of Megatron's own configs that Megatron Bridge's class lacks.
+
+    Map second names.
+    """
     for twin in ("fp8_param", "fp4_param"):
         if acting.get(f"{twin}_gather"):
             builder.map(twin, OPTIONS[f"{twin}_gather", True])

@@ -1,4 +1,4 @@
-"""Options of Megatron-LM's command line: which bear on precision, which are switches, and the fields that they set."""
+"""Options of Megatron-LM's command line: the switches, the fields, and what bears on precision."""
 
 import functools
 import json
@@ -35,7 +35,7 @@ class Flag:
 
 
 def dest(name: str) -> str:
-    """Return the name of a flag in argparse's namespace and in argument files: "--fp8-recipe" -> "fp8_recipe"."""
+    """Return the name of a flag in argparse's namespace: "--fp8-recipe" -> "fp8_recipe"."""
     return name.lstrip("-").replace("-", "_")
 
 
@@ -43,34 +43,47 @@ OWN_NAMES = [Flag(option=option, **columns) for option, columns in TABLE.data["f
 
 
 def _named_like_their_field() -> Iterator[Flag]:
-    others = {flag.field for flag in OWN_NAMES} - {
-        "fp8_wgrad"
-    }  # whose flag of its own name is of older releases
+    others = {flag.field for flag in OWN_NAMES}
+    others.remove("fp8_wgrad")  # the flag of its own name is of older releases
     for name, field in FIELDS.items():
-        if field.flag is not None and name not in others:
-            option = name if field.flag == KEY else f"--{name.replace('_', '-')}"
-            yield Flag(
-                option=option, field=name, kind="on" if isinstance(field.default, bool) else "value"
-            )
+        if field.flag is None or name in others:
+            continue
+        option = name if field.flag == KEY else f"--{name.replace('_', '-')}"
+        kind = "on" if isinstance(field.default, bool) else "value"
+        yield Flag(option=option, field=name, kind=kind)
 
 
 FLAGS = (*_named_like_their_field(), *OWN_NAMES)
 NOTHING = ("null", "auto")
 """Words that stand for no value: of argument files, and of Megatron-FSDP's flags."""
-BY_NAME = {dest(name): flag for flag in FLAGS for name in (flag.option, *flag.also)}
 
-OTHER_SETTINGS, FILES = TABLE.parts[""].named, TABLE.data["files"]
-"""Settings that have no field, and those of them that name a file."""
-SPELLED, SWITCHED_OFF, FIELD_OF = (
-    TABLE.data[name] for name in ("spelled", "switched off", "fields")
-)
-SETS, PARALLELISM = (TABLE.data[name] for name in ("sets", "parallelism"))
+
+def _by_name() -> dict[str, Flag]:
+    flags: dict[str, Flag] = {}
+    for flag in FLAGS:
+        for name in (flag.option, *flag.also):
+            flags[dest(name)] = flag
+    return flags
+
+
+BY_NAME = _by_name()
+"""Name of an argument -> its flag."""
+OTHER_SETTINGS = TABLE.parts[""].named
+"""Settings that have no field."""
+FILES = TABLE.data["files"]
+"""Those of them that name a file."""
+SPELLED = TABLE.data["spelled"]
+SWITCHED_OFF = TABLE.data["switched off"]
+FIELD_OF = TABLE.data["fields"]
+SETS = TABLE.data["sets"]
+PARALLELISM = TABLE.data["parallelism"]
 OWNERS = ("model", "optimizer", "ddp")
 SLIP = 0.945
-"""Likeness of a name with a slip to the name that was meant: decoder_num_layers is no slip of encoder_num_layers."""
-SWITCH, DECIDES, ANY_SYSTEM = (
-    re.compile(TABLE.data[row]) for row in ("switch", "decides", "any system")
-)
+"""Likeness of a name with a slip to the name that was meant: decoder_num_layers is no slip of
+encoder_num_layers."""
+SWITCH = re.compile(TABLE.data["switch"])
+DECIDES = re.compile(TABLE.data["decides"])
+ANY_SYSTEM = re.compile(TABLE.data["any system"])
 NOT_PRECISION = frozenset(TABLE.data["not precision"])
 
 
@@ -88,26 +101,34 @@ def may_repeat(key: str) -> bool:
 
 
 def report_other(builder: ImportBuilder, where: str, key: str, value: object) -> None:
-    """Map a setting of a model's section that has a field or is at its default; report another one of a precision."""
-    flag, row = BY_NAME.get(key), OTHER_SETTINGS.get(key)
+    """Map a setting of a model's section that has a field or is at its default.
+
+    Another setting that bears on precision is reported.
+    """
+    flag = BY_NAME.get(key)
     if flag is not None:
-        is_said = (
-            flag.field in MEGATRON_FIELDS
-            and value is not None
-            and not is_default(flag.field, value)
-        )
-        builder.map(where, **({flag.field: value} if is_said else {}))
-    elif row is None and not bears_on_precision(key.lower()):
+        is_of_megatron = flag.field in MEGATRON_FIELDS
+        if is_of_megatron and value is not None and not is_default(flag.field, value):
+            builder.map(where, **{flag.field: value})
+        else:
+            builder.map(where)
         return
-    elif value in (None, False, *(row.harmless if row else ())):
+    row = OTHER_SETTINGS.get(key)
+    if row is None and not bears_on_precision(key.lower()):
+        return
+    harmless: Sequence[object] = ()
+    detail = "a setting of the model that no recipe has"
+    if row is not None:
+        harmless = row.harmless
+        detail = row.detail
+    if value in (None, False, *harmless):
         builder.map(where)
     else:
-        detail = row.detail if row else "a setting of the model that no recipe has"
         builder.report(where, value, "unsupported", detail, "Keep it in the model's configuration.")
 
 
 def is_default(field: str, value: object) -> bool:
-    """Return whether a value of a setting says no more than an unstated field does: off, or Megatron's default."""
+    """Return whether a value is that of an unstated field: off, or Megatron's default."""
     if value is None or value in NOTHING:
         return FIELD_DEFAULTS[field] is None
     return value is False or reads_as_default(field, value)
@@ -131,29 +152,42 @@ def bears_on_precision(name: str) -> bool:
 
 
 def fields_of(name: str) -> tuple[str, ...]:
-    """Return the fields that an argument becomes, as section.field; none for one that is no setting of a config."""
+    """Return the fields that an argument becomes, as section.field.
+
+    None for one that is no setting of a config.
+    """
     if name in FIELD_OF:
         return tuple(FIELD_OF[name])
     short = name.removeprefix("ddp_")
     if short != name and short in OWNER_FIELDS["ddp"]:
         return (f"ddp.{short}",)
-    return tuple(f"{role}.{name}" for role in OWNERS if name in OWNER_FIELDS[role])
+    roles = [role for role in OWNERS if name in OWNER_FIELDS[role]]
+    return tuple(f"{role}.{name}" for role in roles)
 
 
 def switched_off(option: str) -> str | None:
     """Return the argument that an option switches off, None where it is no such option."""
     if option in SWITCHED_OFF:
         return str(SWITCHED_OFF[option])
-    return negated(option) if option in known_arguments() else None
+    if option in known_arguments():
+        return negated(option)
+    return None
 
 
 def negated(option: str) -> str | None:
-    """Return the switch whose name stands behind `no_` or `disable_` in an option's; None without one."""
+    """Return the switch whose name stands behind `no_` or `disable_` in an option's.
+
+    None without one.
+    """
     for prefix in ("no_", "disable_"):
         name = option.removeprefix(prefix)
-        if name != option and any(_kind_of(one) == "bool" for one in fields_of(name)):
+        if name != option and _has_a_switch(fields_of(name)):
             return name
     return None
+
+
+def _has_a_switch(paths: Iterable[str]) -> bool:
+    return any(_kind_of(path) == "bool" for path in paths)
 
 
 @functools.cache
@@ -176,28 +210,24 @@ def is_switch(option: str) -> bool:
     flag = BY_NAME.get(name)
     if flag is not None:
         return flag.kind != "value"
-    if name in PARALLELISM or (
-        name in OTHER_SETTINGS and OTHER_SETTINGS[name].harmless[0] is False
-    ):
+    if name in PARALLELISM or name in SETS:
         return True
-    is_bool = any(_kind_of(path) == "bool" for path in fields_of(SPELLED.get(name, name)))
-    return (
-        is_bool
-        or name in SETS
-        or switched_off(name) is not None
-        or SWITCH.fullmatch(option) is not None
-    )
+    if name in OTHER_SETTINGS and OTHER_SETTINGS[name].harmless[0] is False:
+        return True
+    if _has_a_switch(fields_of(SPELLED.get(name, name))):
+        return True
+    return switched_off(name) is not None or SWITCH.fullmatch(option) is not None
 
 
 def misspelt(given: Iterable[str]) -> dict[str, str]:
-    """Return each name that no argument has -> the one that is meant, where it has a slip of a letter or two."""
+    """Return each name with a slip of a letter or two that no argument has -> the name that is meant."""
     known = {*BY_NAME, *SPELLED, *SPELLED.values(), *FIELD_OF, *SETS, *SWITCHED_OFF}
-    known |= {flag.field for flag in BY_NAME.values()}
-    known |= {name for role in OWNERS for name in OWNER_FIELDS[role]}
-    near = {name: get_close_matches(name, known, 1, SLIP) for name in sorted({*given} - known)}
-    return {
-        name: one
-        for name, ones in near.items()
-        for one in ones
-        if one.count("_") == name.count("_")
-    }
+    known.update(flag.field for flag in BY_NAME.values())
+    for role in OWNERS:
+        known.update(OWNER_FIELDS[role])
+    meant: dict[str, str] = {}
+    for name in sorted({*given} - known):
+        for near in get_close_matches(name, known, 1, SLIP):
+            if near.count("_") == name.count("_"):
+                meant[name] = near
+    return meant

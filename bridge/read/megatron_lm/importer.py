@@ -1,8 +1,8 @@
-"""Megatron-LM: launch scripts, argument files and argument lists in; an argument list out.
+"""Megatron-LM: the import of launch scripts and arguments, and the export of arguments.
 
-Its half-precision modes are O2: `--bf16` and `--fp16` cast the weights, and the optimizer keeps FP32 masters. Two of
-its defaults differ from a recipe's: FP8 without `--fp8-recipe` is *delayed* scaling, and gradients are reduced in FP32
-under `--bf16` but not under `--fp16`.
+Its half-precision modes are O2: `--bf16` and `--fp16` cast the weights, and the optimizer keeps
+FP32 masters. Two of its defaults differ from a recipe's: FP8 without `--fp8-recipe` is *delayed*
+scaling, and gradients are reduced in FP32 under `--bf16` but not under `--fp16`.
 """
 
 import re
@@ -37,7 +37,10 @@ READ_TOGETHER = (
 
 
 def import_(payload: object, *, variables: object = None) -> ImportReport:
-    """Return what the first run of a payload asks for: a list of arguments, a mapping, or what `read` returns."""
+    """Return what the first run of a payload asks for.
+
+    The payload is a list of arguments, a mapping, or what `read` returns.
+    """
     return import_all(payload, variables=variables)[0]
 
 
@@ -63,10 +66,12 @@ def _runs(payload: object, variables: object) -> list[Arguments]:
 
 
 def read(document: Document) -> object:
-    """Return a launch script as the document itself, an argument file or a per-module recipe as its mapping."""
+    """Return a launch script as the document itself, and a file of arguments as its mapping."""
     if is_per_module(document.mapping):
         return te_precision_file.parse(document.text, document.path)
-    return document if document.kind in ("shell", "text", "env") else document.content
+    if document.kind in ("shell", "text", "env"):
+        return document
+    return document.content
 
 
 def write(payload: list[str]) -> str:
@@ -93,21 +98,17 @@ def imported(run: Arguments) -> ImportReport:
         builder.record("megatron_lm.nothing-in-it-starts-a-training", "launch", None)
     mode, is_unstated = _mode(run, builder, is_silent=is_silent)
     is_open = is_silent and bool(run.launch.arguments or run.launch.notes)
-    is_open |= mode == "fp32" and bool(run.launch.line) and bool(run.used_by)
+    if mode == "fp32" and run.launch.line and run.used_by:
+        is_open = True
     has_engine = effects.is_engine(run)
-    file = engine_file(run, run.path) if has_engine else EngineFile()
+    file = EngineFile()
+    if has_engine:
+        file = engine_file(run, run.path)
     stated = stated_by(file.content).fields
     if stated is not None:
-        mode, is_unstated = mode_of(MixedPrecisionConfig.from_dict(stated)), False
-    refused = refused_words(run)
-    for one in refused:
-        builder.record(f"megatron_lm.{one.row}", one.setting, one.value, **one.facts)
-    for key, written in run.settings.items():
-        is_refused = any(
-            one.row == "no-negation" and flags.dest(one.setting) == key for one in refused
-        )
-        if not is_refused and not (has_engine and key in effects.OWNED_BY_DEEPSPEED):
-            _setting(key, written, builder)
+        mode = mode_of(MixedPrecisionConfig.from_dict(stated))
+        is_unstated = False
+    _settings(run, builder, has_engine=has_engine)
     if has_engine:
         effects.engine(run, builder, file, stated)
     else:
@@ -118,47 +119,69 @@ def imported(run: Arguments) -> ImportReport:
     effects.unread(run, builder)
     effects.sharding(run, builder)
     effects.environment(run.launch.environment, builder)
-    effects.undecided(
-        run, builder, is_file_read=stated is not None and file.name in run.launch.files
-    )
+    is_file_read = stated is not None and file.name in run.launch.files
+    effects.undecided(run, builder, is_file_read=is_file_read)
     semantics = "fp32" if mode == "fp32" else "megatron_o2"
-    return builder.finish(
-        semantics=semantics,
-        label=run.label,
-        is_whole=not (is_open or (has_engine and stated is None)),
-    )
+    if has_engine and stated is None:
+        is_open = True
+    return builder.finish(semantics=semantics, label=run.label, is_whole=not is_open)
+
+
+def _settings(run: Arguments, builder: ImportBuilder, *, has_engine: bool) -> None:
+    """Map or report the settings, but those that the parser refuses or that an engine decides."""
+    negations: set[str] = set()
+    for refused in refused_words(run):
+        builder.record(
+            f"megatron_lm.{refused.row}", refused.setting, refused.value, **refused.facts
+        )
+        if refused.row == "no-negation":
+            negations.add(flags.dest(refused.setting))
+    for key, written in run.settings.items():
+        is_of_the_engine = has_engine and key in effects.OWNED_BY_DEEPSPEED
+        if key not in negations and not is_of_the_engine:
+            _setting(key, written, builder)
 
 
 def _mode(run: Arguments, builder: ImportBuilder, *, is_silent: bool) -> tuple[str, bool]:
     """Return the mode of the arguments, and whether another source decides it."""
-    on = [name for name in ("fp16", "bf16") if name in run]
-    for name in on:
-        builder.map(
-            run.settings[name].name, **{name: True, "params_dtype": name, "pipeline_dtype": name}
-        )
-    is_off = any(
-        name in run.settings and run.settings[name].value is False for name in ("fp16", "bf16")
-    )
-    is_open = not on and bool(run.decided_by) and not is_off
-    if not on and run.framework is not None and run.framework.mode and not run.undecided:
+    on: list[str] = []
+    is_off = False
+    for name in ("fp16", "bf16"):
+        written = run.settings.get(name)
+        if written is None:
+            continue
+        if written.value is False:
+            is_off = True
+        if name in run:
+            on.append(name)
+            builder.map(written.name, **_fields_of_mode(name))
+    if on:
+        return on[-1], False
+    if run.framework is not None and run.framework.mode and not run.undecided:
         mode = run.framework.mode
         facts = {"system": run.framework.title, "mode": mode.upper(), "code": run.framework.code}
         builder.record("megatron_lm.framework-sets-the-mode", f"--{mode}", True, **facts)
-        builder.fields |= {mode: True, "params_dtype": mode, "pipeline_dtype": mode}
+        builder.fields |= _fields_of_mode(mode)
         return mode, False
-    if not on and not is_open:
-        builder.fields["fp32"] = True
-    if "fp32" in builder.fields and not is_silent:
+    if run.decided_by and not is_off:
+        return "fp32", True
+    builder.fields["fp32"] = True
+    if not is_silent:
         row = "megatron_lm.fp32-unless" if run.elsewhere else "megatron_lm.fp32-by-itself"
         builder.record(row, "--bf16", False, elsewhere=", ".join(run.elsewhere))
-    return on[-1] if on else "fp32", is_open
+    return "fp32", False
+
+
+def _fields_of_mode(mode: str) -> dict[str, object]:
+    return {mode: True, "params_dtype": mode, "pipeline_dtype": mode}
 
 
 def _setting(key: str, written: Written, builder: ImportBuilder) -> None:
     """Map or report one setting; others decide about the reduction of gradients together."""
-    flag, row = flags.BY_NAME.get(key), flags.OTHER_SETTINGS.get(key)
     if key in READ_TOGETHER:
         return
+    flag = flags.BY_NAME.get(key)
+    row = flags.OTHER_SETTINGS.get(key)
     if written.value is None and key not in flags.FILES:
         builder.record("megatron_lm.only-the-run-decides", written.name, written.shown)
     elif flag is not None:
@@ -168,35 +191,32 @@ def _setting(key: str, written: Written, builder: ImportBuilder) -> None:
     elif row is not None or (flags.bears_on_precision(key) and written.value is False):
         builder.map(written.name)
     elif flags.bears_on_precision(key):
-        near = did_you_mean(
-            close_matches(written.name, [flag.option for flag in flags.BY_NAME.values()], limit=1)
-        )
+        options = [known.option for known in flags.BY_NAME.values()]
+        near = did_you_mean(close_matches(written.name, options, limit=1))
         words = flags.TABLE.sentences["no-flag"]
-        builder.report(
-            written.name, written.value, words.reason, words.detail, near or words.remedy
-        )
+        remedy = near or words.remedy
+        builder.report(written.name, written.value, words.reason, words.detail, remedy)
 
 
 def _fields(flag: flags.Flag, written: Written) -> dict[str, object]:
-    """Return the field that a flag sets; none where it says no more than a field that is not stated."""
+    """Return the field that a flag sets; none where it sets no more than an unstated field."""
     value = written.value
     if flag.kind == "value":
         if value is True:
             raise PayloadError(
                 f"{written.name}: must be followed by a value, got none. Complete the arguments."
             )
-        value = None if value in flags.NOTHING else value
+        if value in flags.NOTHING:
+            value = None
     elif value is True or TRUTH.get(str(value).lower(), True):
         value = flag.kind == "on" if flag.sets is None else flag.sets
     elif flag.kind == "off" and not written.name.startswith("--"):
         value = True
     else:
         return {}
-    return (
-        {}
-        if flag.field in MEGATRON_FIELDS and flags.is_default(flag.field, value)
-        else {flag.field: value}
-    )
+    if flag.field in MEGATRON_FIELDS and flags.is_default(flag.field, value):
+        return {}
+    return {flag.field: value}
 
 
 def variables_of(given: object) -> dict[str, str]:
@@ -204,21 +224,25 @@ def variables_of(given: object) -> dict[str, str]:
     if isinstance(given, Mapping):
         return {str(name): str(value) for name, value in given.items()}
     lexer = shlex.shlex(str(given or ""), posix=True)
-    lexer.whitespace, lexer.whitespace_split, lexer.commenters, lexer.escape = (
-        " \t\n,",
-        True,
-        "",
-        "",
-    )
+    lexer.whitespace = " \t\n,"
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    lexer.escape = ""
+    variables: dict[str, str] = {}
     try:
-        pairs = [re.fullmatch(r"(\w+|[@*])=(.*)", word, re.DOTALL) for word in lexer]
+        for word in lexer:
+            pair = re.fullmatch(r"(\w+|[@*])=(.*)", word, re.DOTALL)
+            if pair is None:
+                raise _no_pairs(given)
+            variables[pair[1]] = pair[2]
     except ValueError:  # a quote that is not closed
-        pairs = [None]
-    if None in pairs:
-        raise PayloadError(
-            f"variables: must be NAME=value pairs, got {given!r}. Write variables='A=1 B=\"2 3\"'."
-        )
-    return {found[1]: found[2] for found in pairs if found is not None}
+        raise _no_pairs(given) from None
+    return variables
+
+
+def _no_pairs(given: object) -> PayloadError:
+    rule = "must be NAME=value pairs"
+    return PayloadError(f"variables: {rule}, got {given!r}. Write variables='A=1 B=\"2 3\"'.")
 
 
 CONTEXT = (

@@ -3,8 +3,9 @@
     found = precision_file("--te-precision-config-file", "conf/te_quant.yaml", "runs/train.sh")
     found.content, found.sentence
 
-The file is looked up from the folder of the run's file, then at its own path. One of the same name next to the run's
-file counts too where it is such a recipe: scripts name paths of the machine on which they run.
+The file is looked up from the folder of the run's file, then at its own path. One of the same name
+next to the run's file counts too where it is such a recipe: scripts name paths of the machine on
+which they run.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ class PrecisionFile:
 
 
 def precision_file(option: str, name: str, beside: str) -> PrecisionFile:
-    """Return the content of the file that an option names; RunConfigError for one that Megatron refuses.
+    """Return the content of the file that an option names.
+
+    RunConfigError for one that Megatron refuses.
 
     Args:
         option: The option, for messages.

@@ -5,11 +5,12 @@
       fp8 ............................................. hybrid
     -------------------- end of arguments ---------------------
 
-Each line of a log may stand behind a rank or a timestamp. Source: Megatron-LM 0.20 training/arguments.py.
+Each line of a log may stand behind a rank or a timestamp. Source: Megatron-LM 0.20
+training/arguments.py.
 
-A checkpoint (`common.pt`) is read without running code of the file. `torch.load(weights_only=True)` makes tensors,
-containers and `argparse.Namespace`. Megatron-LM's enums, paths and signals become values without a meaning; a file that
-names anything else is refused.
+A checkpoint (`common.pt`) is read without running code of the file. `torch.load(weights_only=True)`
+makes tensors, containers and `argparse.Namespace`. Megatron-LM's enums, paths and signals become
+values without a meaning; a file that names anything else is refused.
 """
 
 import io
@@ -25,7 +26,8 @@ from bridge.precision.values import SPELLINGS, number_of_text
 
 START = re.compile(r"(?<!-)-{8,}+ (?:\w+ )?arguments -{8,}+")
 END = re.compile(r"(?<!-)-{8,}+ end of (?:\w+ )?arguments -{8,}+")
-"""A row of dashes is tried once, from its first one: each of them again takes time with the square of their number."""
+"""A row of dashes is tried once, from its first one: each of them again takes time with the square
+of their number."""
 LINE = re.compile(r"(?:^|[\s:\]>|])([A-Za-z_]\w*) \.+ (.*)$", re.MULTILINE)
 EVIDENCE = "is a log with the arguments that Megatron-LM prints when it starts"
 WORDS = {"None": None, "True": True, "False": False}
@@ -48,14 +50,15 @@ def printed_arguments(text: str) -> list[tuple[dict[str, Any], bool]]:
 
     A block that stands twice counts once.
     """
-    found: list[tuple[dict[str, Any], bool]] = []
+    blocks: list[tuple[dict[str, Any], bool]] = []
     pieces = START.split(text)[1:]
     for place, piece in enumerate(pieces, 1):
         lines, *rest = END.split(piece, maxsplit=1)
         block = {match[1]: _value(match[2].strip()) for match in LINE.finditer(lines)}
-        if block and (block, True) not in found and (rest or place == len(pieces)):
-            found.append((block, bool(rest)))
-    return found
+        is_whole_or_last = bool(rest) or place == len(pieces)
+        if block and is_whole_or_last and (block, True) not in blocks:
+            blocks.append((block, bool(rest)))
+    return blocks
 
 
 def _value(text: str) -> Any:
@@ -79,8 +82,8 @@ class _Inert:
 def arguments_text(data: bytes, path: str) -> str:
     """Return the `args` of a checkpoint as the block that Megatron-LM prints when a run starts.
 
-    PayloadError for a file that names a class or function which a checkpoint's arguments do not need, that is none
-    of `torch.save`'s, or that holds no arguments.
+    PayloadError for a file that names a class or function which a checkpoint's arguments do not
+    need, that is none of `torch.save`'s, or that holds no arguments.
     """
     import torch  # two seconds, and only for this kind of file
 
@@ -90,18 +93,22 @@ def arguments_text(data: bytes, path: str) -> str:
         raise PayloadError(
             f"{path}: a checkpoint must not name {other[0]}. Give the log of the run."
         )
-    allowed: list[Any] = [Namespace, *((_Inert, name) for name in named if name.startswith(INERT))]
+    allowed: list[Any] = [Namespace]
+    for name in named:
+        if name.startswith(INERT):
+            allowed.append((_Inert, name))
     with torch.serialization.safe_globals(allowed):
         content = _read(partial(torch.load, map_location="cpu", weights_only=True), data, path)
-    given = content.get("args") if isinstance(content, dict) else None
-    if not isinstance(given, Namespace):
-        raise PayloadError(
-            f"{path}: must hold `args` of Megatron-LM, and does not. Give common.pt of a checkpoint."
-        )
-    lines = [
-        f"  {name} ... {' '.join(str(value).split())}"
-        for name, value in sorted(vars(given).items())
-    ]
+    arguments = None
+    if isinstance(content, dict):
+        arguments = content.get("args")
+    if not isinstance(arguments, Namespace):
+        rule = "must hold `args` of Megatron-LM, and does not"
+        raise PayloadError(f"{path}: {rule}. Give common.pt of a checkpoint.")
+    lines: list[str] = []
+    for name, value in sorted(vars(arguments).items()):
+        words = " ".join(str(value).split())
+        lines.append(f"  {name} ... {words}")
     title = "------------------------ checkpoint arguments ------------------------"
     return "\n".join([title, *lines, title.replace("checkpoint", "end of"), ""])
 

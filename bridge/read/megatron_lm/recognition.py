@@ -1,7 +1,8 @@
 """How a document is recognised as Megatron-LM's: a script, a log, a checkpoint, or a file of arguments."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from bridge.read import frameworks
@@ -14,7 +15,8 @@ from bridge.read.megatron_lm.printed import EVIDENCE, START, SUFFIX
 from bridge.read.text.document import Document
 
 STRONG = re.compile(TABLE.data["strong"])
-ARGUMENTS, OTHERS = (frozenset(TABLE.data[row].split()) for row in ("arguments", "others"))
+ARGUMENTS = frozenset(TABLE.data["arguments"].split())
+OTHERS = frozenset(TABLE.data["others"].split())
 MANY = 12
 """Where none of them bears on precision: four names of a model's sizes are anybody's."""
 FLAGSCALE = "FlagScale"
@@ -36,39 +38,51 @@ def is_per_module(content: Mapping[Any, Any]) -> bool:
 def is_megatron(launch: Launch) -> bool:
     """Return whether a launch starts a program of Megatron-LM's, or has several flags that its parser knows.
 
-    One flag that others have too says nothing: not `--seq-length`, and neither `--bf16` or `--fp16` without a value.
+    One flag that others have too says nothing: not `--seq-length`, and neither `--bf16` or `--fp16`
+    without a value.
     """
     framework = frameworks.of_launch(launch)
     if framework is not None and framework.table:
         return True
     if framework is not None and not framework.yields:
         return False
-    words = zip(launch.arguments, (*launch.arguments[1:], ""), strict=False)
-    is_switched = any(
-        word in MODES and value.lower() not in ("true", "false") for word, value in words
-    )
-    own = len(MEGATRON_ARGUMENTS & launch.flags)
-    is_named = PROGRAMS.search(launch.program) is not None or "Megatron-LM" in launch.program
-    is_second = is_switched and (own > 0 or any(dest(flag) in ARGUMENTS for flag in launch.flags))
-    return is_named or own > 1 or is_second or (not launch.line and (own > 0 or is_switched))
+    if PROGRAMS.search(launch.program) is not None or "Megatron-LM" in launch.program:
+        return True
+    count = len(MEGATRON_ARGUMENTS & launch.flags)
+    if count > 1:
+        return True
+    is_switched = _has_a_mode(launch)
+    if not launch.line:
+        return count > 0 or is_switched
+    if not is_switched:
+        return False
+    return count > 0 or any(dest(flag) in ARGUMENTS for flag in launch.flags)
+
+
+def _has_a_mode(launch: Launch) -> bool:
+    """Return whether a launch has `--bf16` or `--fp16` without a value."""
+    for word, value in pairwise((*launch.arguments, "")):
+        if word in MODES and value.lower() not in ("true", "false"):
+            return True
+    return False
 
 
 def recognise(document: Document) -> Recognised | None:
     """Return why a document is taken for Megatron-LM's, or None."""
-    is_text = document.kind in ("shell", "text", "env")
-    return _of_text(document) if is_text else _of_mapping(document)
+    if document.kind in ("shell", "text", "env"):
+        return _of_text(document)
+    return _of_mapping(document)
 
 
 def _of_text(document: Document) -> Recognised | None:
     if START.search(document.text):
-        is_saved = document.path.endswith(SUFFIX)
-        return Recognised(
-            0.97, "is a checkpoint with the arguments of Megatron-LM" if is_saved else EVIDENCE
-        )
-    found = sorted(set(STRONG.findall(document.text)))
-    if found:
-        evidence = f"has {', '.join(found[:3])}, which Megatron-LM's parser reads"
-        return Recognised(min(0.95, 0.5 + 0.15 * len(found)), evidence)
+        if document.path.endswith(SUFFIX):
+            return Recognised(0.97, "is a checkpoint with the arguments of Megatron-LM")
+        return Recognised(0.97, EVIDENCE)
+    flags = sorted(set(STRONG.findall(document.text)))
+    if flags:
+        evidence = f"has {', '.join(flags[:3])}, which Megatron-LM's parser reads"
+        return Recognised(min(0.95, 0.5 + 0.15 * len(flags)), evidence)
     is_switched = re.search(r"\s--(bf16|fp16)\b(?! +(?:(?i:true|false)))", document.text)
     if document.kind == "shell" and is_switched:
         return Recognised(0.35, "is a shell script with --bf16 or --fp16 as Megatron-LM takes them")
@@ -94,14 +108,21 @@ def _of_mapping(document: Document) -> Recognised | None:
     keys = list(map(str, top))
     if top and all(key.startswith("--") for key in keys):
         return Recognised(0.8, "every key is a command-line flag")
-    found = [f"`{key}`" for key in OWN if key in top]
-    if len(found) > 1:
-        return Recognised(0.7, f"has {' and '.join(found[:2])}, Megatron-LM's arguments")
-    own = [f"`{key}`" for key in keys if key in ARGUMENTS]
-    plain = not any(isinstance(value, dict) for value in top.values())
-    wanted = 4 if any(dest(key) in BY_NAME or dest(key) in OTHER_SETTINGS for key in keys) else MANY
-    if len(own) >= wanted and 2 * len(own) > len(top) and plain and not OTHERS & set(keys):
-        return Recognised(
-            0.6, f"has {', '.join(own[:3])} and more of Megatron-LM's arguments, bare"
-        )
+    sure = [f"`{key}`" for key in OWN if key in top]
+    if len(sure) > 1:
+        return Recognised(0.7, f"has {' and '.join(sure[:2])}, Megatron-LM's arguments")
+    arguments = [f"`{key}`" for key in keys if key in ARGUMENTS]
+    is_flat = not any(isinstance(value, dict) for value in top.values())
+    is_enough = len(arguments) >= _fewest(keys) and 2 * len(arguments) > len(top)
+    if is_enough and is_flat and OTHERS.isdisjoint(keys):
+        evidence = f"has {', '.join(arguments[:3])} and more of Megatron-LM's arguments, bare"
+        return Recognised(0.6, evidence)
     return None
+
+
+def _fewest(keys: Sequence[str]) -> int:
+    """Return how many names of arguments a mapping needs, by whether one bears on precision."""
+    for key in keys:
+        if dest(key) in BY_NAME or dest(key) in OTHER_SETTINGS:
+            return 4
+    return MANY

@@ -1,9 +1,10 @@
 """`refused_words`: the words of a command line that Megatron-LM's parser refuses, so that the run does not start.
 
-A switch takes no value, and only a switch that is on by itself has a flag with `no-` or `disable-` before its name.
-Options that no release of Megatron-LM has are a program's own, and are not judged.
+A switch takes no value, and only a switch that is on by itself has a flag with `no-` or `disable-`
+before its name. Options that no release of Megatron-LM has are a program's own, and are not judged.
 
-Source: Megatron-LM 0.16 to 2026-08-22, training/arguments.py parse_args and argument_utils.py ArgumentGroupFactory.
+Source: Megatron-LM 0.16 to 2026-08-22, training/arguments.py parse_args and argument_utils.py
+ArgumentGroupFactory.
 """
 
 from collections.abc import Mapping
@@ -28,7 +29,10 @@ class Refusal:
 
 
 def refused_words(run: Arguments) -> list[Refusal]:
-    """Return the words of one run that the parser refuses, in their order; keys of a mapping are no words of it."""
+    """Return the words of one run that the parser refuses, in their order.
+
+    Keys of a mapping are no words of it.
+    """
     found = []
     for option in run.options:
         if option.is_key or not option.name.startswith("--"):
@@ -57,7 +61,10 @@ def refused_words(run: Arguments) -> list[Refusal]:
 
 
 def _value_of(option: Option) -> str | None:
-    """Return the value that an option is given after `=`, or as a word that says on or off; None without one."""
+    """Return the value that an option is given after `=`, or as a word that says on or off.
+
+    None without one.
+    """
     if option.value is not None:
         return str(option.value)
     following = option.following[:1]

@@ -1,14 +1,14 @@
 """Megatron-LM's files of a run: argument files, launch scripts, and the arguments that a run printed or saved.
 
-A run of Megatron-LM has no recipe: its flags of a precision are read as the values of the configs that hold them, as
-its own code does. So there is no precision to write, and no sync to foresee. Under DeepSpeed its engine decides, and
-what `convert` reads of it is the precision.
+A run of Megatron-LM has no recipe: its flags of a precision are read as the values of the configs
+that hold them, as its own code does. So there is no precision to write, and no sync to foresee.
+Under DeepSpeed its engine decides, and what `convert` reads of it is the precision.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -39,7 +39,7 @@ from bridge.read.text.document import Document
 from bridge.target.fields import known_releases
 from bridge.target.versions import Version, parse_version
 
-KINDS = {
+KINDS: dict[str, tuple[str, ...]] = {
     "a vision model": (
         "img_h",
         "img_w",
@@ -71,7 +71,8 @@ ARRAY = re.compile(r"\$\{(\w+)\[[@*]\]\}")
 VARIABLE = re.compile(r"\$\{?(\w+)")
 """In the condition of a branch."""
 EITHER = "slime_or_miles"
-"""Table of a launch that is of one of two frameworks; the clone that the script lies in may say of which."""
+"""Table of a launch that is of one of two frameworks; the clone that the script lies in may say of
+which."""
 FORK = "the parser of Megatron-DeepSpeed"
 """What a program under DeepSpeed has in the place of Megatron-LM's parser."""
 GROUP = "MODEL_ARGS"
@@ -79,14 +80,13 @@ GROUP = "MODEL_ARGS"
 
 
 WITHOUT_DEFAULT = (
-    *(
-        "model.num_layers",
-        "model.hidden_size",
-        "model.num_attention_heads",
-        "model.seq_length",
-        "model.vocab_size",
-    ),
-    *("model.max_position_embeddings", "train.micro_batch_size"),
+    "model.num_layers",
+    "model.hidden_size",
+    "model.num_attention_heads",
+    "model.seq_length",
+    "model.vocab_size",
+    "model.max_position_embeddings",
+    "train.micro_batch_size",
 )
 """Fields of arguments that Megatron-LM's parser asks for, or that the tokenizer decides."""
 REPLACED = (
@@ -96,14 +96,15 @@ REPLACED = (
     "seq_length",
     "max_position_embeddings",
 )
-"""Sizes that an evaluation reads from the checkpoint.
-
-Source: Megatron-DeepSpeed of bigscience and Microsoft, examples of tasks/eval_harness/evaluate.py, whose
-load_ds_checkpoint_and_setup_megatron takes the arguments of the checkpoint.
-"""
+"""Sizes that an evaluation reads from the checkpoint.  Source: Megatron-DeepSpeed of bigscience and
+Microsoft, examples of tasks/eval_harness/evaluate.py, whose load_ds_checkpoint_and_setup_megatron
+takes the arguments of the checkpoint. """
 EVALUATION = re.compile(r"(?:^|/)eval_harness/|(?:^|/)eval(?:uate|uation)?\.py\Z")
 """Programs that evaluate a checkpoint."""
-UNPLANNED = "{path}: describes {kind}, whose layers cannot be planned, got {given!r}. Give a run of a language model."
+UNPLANNED = (
+    "{path}: describes {kind}, whose layers cannot be planned, got {given!r}. "
+    "Give a run of a language model."
+)
 
 
 class _Kind(NamedTuple):
@@ -157,19 +158,12 @@ def read(document: Document, choice: RunChoice) -> FileReading:
     if document.kind == "shell" and is_engine(written) and report.decided_by is None:
         precision = report.config.to_dict()
     run = _run_of(written, document)
-    arguments = run.given.values | run.given.unread
-    own_fields = {
-        f"{ARGUMENT}.{name}": value
-        for name, value in run.given.values.items()
-        if not fields_of(name)
-    }
-    environment = {
-        name: str(value)
-        for name, value in written.launch.environment.items()
-        if not value.is_unknown
-    }
-    framework, own = written.framework, OwnReading()
+    own_fields = _fields_of_no_config(run.given)
+    environment = _environment(written)
+    framework = written.framework
+    own = OwnReading()
     if framework is not None:
+        arguments = run.given.values | run.given.unread
         environment |= variables_of(framework, arguments)
         own = own_names(framework, arguments, environment, document.path)
         ranks = ranks_of(framework, arguments)
@@ -183,25 +177,15 @@ def read(document: Document, choice: RunChoice) -> FileReading:
     if precision is not None:
         sections["mixed_precision"] = precision
     other = elsewhere(written, run.given, document.path, mode=mode_of_arguments(run.given))
-    if "mixed_precision" in other.sections:  # of an engine, whatever the arguments say
-        sections = {role: without_those_of_the_engine(fields) for role, fields in sections.items()}
-    for role, fields in other.sections.items():
-        sections[role] = {**sections.get(role, {}), **fields}
+    sections = _sections_over(sections, other.sections)
     write_own(sections, own)
     if run.is_inference:
         sections = {"model": sections["model"]}
-    release: Version | None = known_releases()[-1]
-    reason = NEWEST
-    if framework is not None and framework.release:
-        release, reason = (
-            parse_version(framework.release["megatron_core"]),
-            framework.release["because"],
-        )
-    if written.has_end:  # the release that wrote all arguments
-        release, reason = release_of(sections, is_whole=True)
+    release, reason = _release(written, sections)
     unplanned = own.unplanned or other.unplanned
     if kind is not None:
-        unplanned = UNPLANNED.format(path=document.path, **kind._asdict())
+        unplanned = UNPLANNED.format(path=document.path, kind=kind.kind, given=kind.given)
+    labels = [run_of_file.label for run_of_file in runs]
     return FileReading(
         framework=MEGATRON_LM if framework is None else framework.title,
         base="" if framework is None else MEGATRON_LM,
@@ -223,16 +207,62 @@ def read(document: Document, choice: RunChoice) -> FileReading:
         variables=_variables(runs, written),
         refused=_refused(run),
         not_forwarded=own.not_forwarded,
-        runs=tuple(one.label for one in runs) if len(runs) > 1 else (),
+        runs=tuple(labels) if len(runs) > 1 else (),
         number=number,
         branches=_branches(runs, number),
     )
 
 
+def _fields_of_no_config(given: Values) -> dict[str, Any]:
+    """Return the arguments that are no field of a config, by their paths in our section of them."""
+    fields: dict[str, Any] = {}
+    for name, value in given.values.items():
+        if not fields_of(name):
+            fields[f"{ARGUMENT}.{name}"] = value
+    return fields
+
+
+def _environment(written: Arguments) -> dict[str, str]:
+    """Return the environment of a run, without variables that only the run knows."""
+    variables = written.launch.environment.items()
+    return {name: str(value) for name, value in variables if not value.is_unknown}
+
+
+def _sections_over(
+    sections: Mapping[str, Mapping[str, Any]], others: Mapping[str, Mapping[str, Any]]
+) -> dict[str, dict[str, Any]]:
+    """Return sections with the fields of other sources over those of the arguments."""
+    whole: dict[str, dict[str, Any]] = {}
+    for role, fields in sections.items():
+        if "mixed_precision" in others:  # of an engine, whatever the arguments say
+            whole[role] = without_those_of_the_engine(fields)
+        else:
+            whole[role] = dict(fields)
+    for role, fields in others.items():
+        whole[role] = {**whole.get(role, {}), **fields}
+    return whole
+
+
+def _release(
+    written: Arguments, sections: Mapping[str, Mapping[str, Any]]
+) -> tuple[Version | None, str]:
+    """Return the release of Megatron Core that a run is read as, and the reason."""
+    framework = written.framework
+    if written.has_end:  # the release that wrote all arguments
+        return release_of(sections, is_whole=True)
+    if framework is not None and framework.release:
+        return parse_version(framework.release["megatron_core"]), framework.release["because"]
+    return known_releases()[-1], NEWEST
+
+
 def _chosen(
     document: Document, variables: Mapping[str, str], number: int
 ) -> tuple[list[Arguments], ImportReport]:
-    """Return the runs of a file, and what the one of a number asks for; RunConfigError where there is no such run."""
+    """Return the runs of a file, and what the run of a number asks for.
+
+    Raises:
+        RunConfigError: There is no run of this number.
+    """
     try:
         runs = _runs(document, variables)
         if not 1 <= number <= len(runs):
@@ -255,13 +285,19 @@ def put_malformed(sections: dict[str, dict[str, Any]], given: Values) -> None:
 
 
 def _decider(run: _Run, document: Document) -> str | None:
-    """Return what decides the settings that a run does not state, as a noun; None where known defaults do."""
+    """Return what decides the settings that a run does not state, as a noun.
+
+    It is None where known defaults decide.
+    """
     written = run.written
+    if written.has_end:
+        return None
     if written.has_end is not None:
-        return None if written.has_end else "the rest of the log"
+        return "the rest of the log"
     if document.kind != "shell":
-        is_of_their_tests = GROUP in document.mapping or bool(argument_groups(document.mapping))
-        return None if is_of_their_tests else "the command line that names this file"
+        if GROUP in document.mapping or argument_groups(document.mapping):  # of Megatron-LM's tests
+            return None
+        return "the command line that names this file"
     if not run.is_started:
         return "the script that uses these arguments"
     program = written.launch.name
@@ -269,41 +305,53 @@ def _decider(run: _Run, document: Document) -> str | None:
         return program
     if is_engine(written):
         return FORK
-    return run.open_ends[0] if run.open_ends else None
+    if run.open_ends:
+        return run.open_ends[0]
+    return None
 
 
 def _refused(run: _Run) -> tuple[Finding, ...]:
-    """Return the words that the parser refuses; a warning where the program may have a parser of its own."""
+    """Return the words that the parser refuses, as errors.
+
+    They are warnings where the program may have a parser of its own.
+    """
     severity = "error" if run.written.is_known else "warning"
-    found = []
+    findings: list[Finding] = []
     if run.written.framework is not None and run.written.framework.ignores:
         return ()  # its parser drops what it does not know
-    for one in refused_words(run.written):
-        words = TABLE.sentences[one.row].about({"system": MEGATRON_LM, **one.facts})
-        remedy = words.remedy.rstrip(".")
-        found.append(
-            Finding(
-                path=one.setting,
-                rule=words.detail,
-                remedy=remedy,
-                value=one.value,
-                severity=severity,
-            )
+    for refused in refused_words(run.written):
+        facts = {"system": MEGATRON_LM, **refused.facts}
+        words = TABLE.sentences[refused.row].about(facts)
+        finding = Finding(
+            path=refused.setting,
+            rule=words.detail,
+            remedy=words.remedy.rstrip("."),
+            value=refused.value,
+            severity=severity,
         )
-    return tuple(found)
+        findings.append(finding)
+    return tuple(findings)
 
 
 def _open_values(run: _Run) -> dict[str, str]:
-    """Return each field whose argument has a value that only the run decides -> the text of the value."""
-    return {path: text for name, text in run.given.unread.items() for path in fields_of(name)}
+    """Return each field whose value only the run decides -> the value as it is written."""
+    texts: dict[str, str] = {}
+    for name, text in run.given.unread.items():
+        for path in fields_of(name):
+            texts[path] = text
+    return texts
 
 
 def _variables(runs: Sequence[Arguments], written: Arguments) -> tuple[str, ...]:
-    """Return the variables that may state the mode: those that choose a branch, then those that hold arguments."""
-    names = []
+    """Return the variables that may state the mode.
+
+    Those that choose a branch come first, then those that hold arguments.
+    """
+    names: list[str] = []
     for run in runs:
         if run.launch.line == written.launch.line:
-            names += [name for label in run.launch.decisions for name in VARIABLE.findall(label)]
+            for label in run.launch.decisions:
+                names += VARIABLE.findall(label)
     for word in written.undecided:
         array = ARRAY.fullmatch(word)
         names.append(variable_of(word) if array is None else array[1])
@@ -313,13 +361,14 @@ def _variables(runs: Sequence[Arguments], written: Arguments) -> tuple[str, ...]
 def _branches(runs: Sequence[Arguments], number: int) -> tuple[int, ...]:
     """Return the numbers of the runs that are the same launch on other branches of the script."""
     launch = runs[number - 1].launch
-    return tuple(
-        place
-        for place, other in enumerate(runs, 1)
-        if place != number
-        and launch.line
-        and (other.launch.line, other.launch.name) == (launch.line, launch.name)
-    )
+    if not launch.line:
+        return ()
+    places: list[int] = []
+    for place, run in enumerate(runs, 1):
+        is_same = run.launch.line == launch.line and run.launch.name == launch.name
+        if is_same and place != number:
+            places.append(place)
+    return tuple(places)
 
 
 def mode_of_arguments(given: Values) -> str:
@@ -331,20 +380,23 @@ def mode_of_arguments(given: Values) -> str:
 
 
 def _run_of(written: Arguments, document: Document) -> _Run:
-    launch, is_shell = written.launch, document.kind == "shell"
-    files = [note for note in launch.notes if note.startswith("source ")]
-    others = [one for one in written.elsewhere if not is_named(one)]
+    launch = written.launch
+    is_shell = document.kind == "shell"
     given = values_of(written.options)
     replaced = _sizes_of_a_checkpoint(given, launch.program)
     for name in replaced:
         del given.values[name]
+    open_ends: list[str] = []
+    if is_shell:
+        open_ends += [source for source in written.elsewhere if not is_named(source)]
+        open_ends += [note for note in launch.notes if note.startswith("source ")]
     return _Run(
         given=given,
         replaced=replaced,
         written=written,
         is_started=is_shell and bool(launch.line),
         is_inference=_trains_nothing(launch.program, document),
-        open_ends=tuple(dict.fromkeys((*others, *files))) if is_shell else (),
+        open_ends=tuple(dict.fromkeys(open_ends)),
     )
 
 
@@ -368,43 +420,43 @@ def _runs(document: Document, variables: Mapping[str, str]) -> list[Arguments]:
                 document.mapping[GROUP],
                 "Write --num-layers: 4, for example.",
             )
-        return (
-            runs_of(document.mapping)
-            if argument_groups(document.mapping)
-            else [Arguments(label=GROUP)]
-        )
+        if argument_groups(document.mapping):
+            return runs_of(document.mapping)
+        return [Arguments(label=GROUP)]
     asked = model_arguments(document.text, document.path)
     started = launches(document.text, document.path, {**asked.variables, **variables})
-    found = [run for launch in started if is_megatron(launch) for run in runs_of([launch])]
-    if not found:
+    runs: list[Arguments] = []
+    for launch in started:
+        if is_megatron(launch):
+            runs += runs_of([launch])
+    if not runs:
         raise no_run_of_megatron(document.path, started)
-    for run in found:
-        run.path, run.read_too = document.path, asked.read_too
+    for run in runs:
+        run.path = document.path
+        run.read_too = asked.read_too
         if run.framework is not None and run.framework.name == EITHER:
             run.framework = table_of_clone(Path(document.path)) or run.framework
-    return found
+    return runs
 
 
 def _kind_of(run: _Run) -> _Kind | None:
     """Return the kind of a model that has other layers than a language model's decoder."""
     for kind, options in KINDS.items():
-        own = [name for name in options if name in NULL_OTHERWISE or not run.written.has_end]
-        stated = [name for name in own if name in run.given.values]
-        if stated:
-            return _Kind(kind, f"--{stated[0].replace('_', '-')}")
-    named = [
-        PurePosixPath(run.written.launch.name).name,
-        str(run.given.values.get("model_provider", "")),
-    ]
+        for name in options:
+            is_of_the_kind = name in NULL_OTHERWISE or not run.written.has_end
+            if is_of_the_kind and name in run.given.values:
+                return _Kind(kind, _option(name))
+    program = PurePosixPath(run.written.launch.name).name
+    provider = str(run.given.values.get("model_provider", ""))
     for kind, pattern in PROGRAMS.items():
-        for name in named:
+        for name in (program, provider):
             if re.search(rf"(?<![a-z])(?:{pattern})(?![a-z])", name):
                 return _Kind(kind, name)
     return None
 
 
 def _sizes_of_a_checkpoint(given: Values, program: str) -> dict[str, Any]:
-    """Return the sizes below 1 of an evaluation, which stand for those of the checkpoint that it loads."""
+    """Return the sizes below 1 of an evaluation: those of the checkpoint replace them."""
     has_checkpoint = "load" in given.values or "load" in given.unread
     if not (has_checkpoint and EVALUATION.search(program)):
         return {}
@@ -420,7 +472,9 @@ def _refuse_no_arguments(run: _Run, path: str) -> None:
     """Refuse what is no run at all."""
     if run.open_ends and not run.given.values:
         rule = "takes all arguments of Megatron-LM from elsewhere"
-        sentence = f"{path}: {run.written.label}: {rule}, got {run.open_ends[0]!r:.80}. Give the log of the run."
+        source = run.open_ends[0]
+        place = f"{path}: {run.written.label}"
+        sentence = f"{place}: {rule}, got {source!r:.80}. Give the log of the run."
         raise UnreadFileError(sentence, kind="all arguments come from elsewhere")
     if not any(map(fields_of, (*run.given.values, *run.given.unread))):
         rule = "must hold arguments of Megatron-LM's training"
@@ -442,7 +496,7 @@ def _read_as(run: _Run) -> tuple[str, ...]:
 
 
 def _decided_late(path: str, text: str) -> str:
-    """Return what is said of a field whose value only the run decides, as a sentence."""
+    """Return the sentence about a field whose value only the run decides."""
     late = f"{path}: the value {text} is decided when the run starts"
     if path in WITHOUT_DEFAULT:
         return f"{late}, and there is no default. Add {path}=VALUE."
@@ -451,47 +505,61 @@ def _decided_late(path: str, text: str) -> str:
 
 def _unknown(run: _Run) -> list[str]:
     """Return what a file leaves open, as sentences."""
+    return [*_unread_words(run), *_without_effect(run), *_of_the_program(run)]
+
+
+def _unread_words(run: _Run) -> Iterator[str]:
+    """Yield the arguments that are not read, and what may hold further ones."""
     program = run.written.launch.name
-    found = [
-        _decided_late(fields_of(name)[0], text)
-        for name, text in run.given.unread.items()
-        if fields_of(name)
-    ]
-    slips = {} if run.written.has_end else misspelt((*run.given.values, *run.given.unread))
+    for name, text in run.given.unread.items():
+        paths = fields_of(name)
+        if paths:
+            yield _decided_late(paths[0], text)
+    slips: dict[str, str] = {}
+    if not run.written.has_end:
+        slips = misspelt((*run.given.values, *run.given.unread))
     for name, meant in slips.items():
-        spelled, near = (f"--{one.replace('_', '-')}" for one in (name, meant))
-        found.append(
-            f"{spelled}: no argument of Megatron-LM that is known, and it is not read. Did you mean {near}?"
-        )
-    found += [f"{one}: may hold further arguments, which are not read." for one in run.open_ends]
+        rule = "no argument of Megatron-LM that is known, and it is not read"
+        yield f"{_option(name)}: {rule}. Did you mean {_option(meant)}?"
+    for source in run.open_ends:
+        yield f"{source}: may hold further arguments, which are not read."
     variables = run.written.launch.unread_environment
     if variables:
-        found.append(f"{variables}: it may set variables of the run, and could not be read.")
+        yield f"{variables}: it may set variables of the run, and could not be read."
     if run.is_started and not run.written.is_known:
-        found.append(
-            f"{program}: a program whose own defaults are not known; those of Megatron-LM are assumed here."
-        )
-    pattern = run.given.values.get("hybrid_layer_pattern")
-    if run.given.values.get("num_experts") and pattern and "E" not in str(pattern):
-        experts = f"--num-experts {run.given.values['num_experts']}"
-        found.append(
-            f"{experts}: has no effect: the pattern {pattern} of the layers has no experts (E)."
-        )
+        rule = "a program whose own defaults are not known"
+        yield f"{program}: {rule}; those of Megatron-LM are assumed here."
+
+
+def _without_effect(run: _Run) -> Iterator[str]:
+    """Yield the arguments that have no effect in the run."""
+    program = run.written.launch.name
+    values = run.given.values
+    pattern = values.get("hybrid_layer_pattern")
+    experts = values.get("num_experts")
+    if experts and pattern and "E" not in str(pattern):
+        rule = f"has no effect: the pattern {pattern} of the layers has no experts (E)"
+        yield f"--num-experts {experts}: {rule}."
     if run.replaced:
-        loaded = run.given.values.get("load") or run.given.unread.get("load")
-        stated = " ".join(
-            f"--{name.replace('_', '-')} {value}" for name, value in run.replaced.items()
-        )
-        found.append(
-            f"{stated}: {program} evaluates the checkpoint --load {loaded}, whose sizes replace these."
-        )
-    if run.given.values.get("eval_fp32") and EVALUATION.search(run.written.launch.program):
-        found.append(f"--eval_fp32: {program} computes in FP32, whatever the mode is.")
+        loaded = values.get("load") or run.given.unread.get("load")
+        sizes = " ".join(f"{_option(name)} {value}" for name, value in run.replaced.items())
+        rule = f"{program} evaluates the checkpoint --load {loaded}, whose sizes replace these"
+        yield f"{sizes}: {rule}."
+    if values.get("eval_fp32") and EVALUATION.search(run.written.launch.program):
+        yield f"--eval_fp32: {program} computes in FP32, whatever the mode is."
+
+
+def _of_the_program(run: _Run) -> Iterator[str]:
+    """Yield what the program of the run is, where it trains nothing or the file does not name it."""
     if run.is_inference:
-        found.append(
-            "The run trains nothing: it has no optimizer and no gradients, which a plan and memory count."
+        yield (
+            "The run trains nothing: it has no optimizer and no gradients, "
+            "which a plan and memory count."
         )
     if not run.is_started and not run.written.has_end and _kind_of(run) is None:
         kind = "hybrid" if "hybrid_layer_pattern" in run.given.values else "gpt"
-        found.append(f"The program: the file does not name it; pretrain_{kind}.py is assumed.")
-    return found
+        yield f"The program: the file does not name it; pretrain_{kind}.py is assumed."
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

@@ -1,7 +1,8 @@
-"""Megatron-LM's arguments by the names that its own code has for them, and the sections of a run that they become.
+"""Megatron-LM's arguments by the names in its code, and the sections of a run that they become.
 
-An argument becomes the field of the same name in every config that has one, as `core_transformer_config_from_args`,
-`get_megatron_optimizer_config` and `get_megatron_ddp_config` do it. `FIELD_OF` and `SETS` hold the others.
+An argument becomes the field of the same name in every config that has one, as
+`core_transformer_config_from_args`, `get_megatron_optimizer_config` and `get_megatron_ddp_config`
+do it. `FIELD_OF` and `SETS` hold the others.
 
 Source: Megatron-LM of 2026-08-22, training/arguments.py, argument_utils.py and training.py.
 """
@@ -17,10 +18,11 @@ from bridge.read.megatron_lm import flags
 from bridge.read.megatron_lm.arguments import Option, is_late
 from bridge.target.fields import FIELDS
 
-REDUCED, KEPT = "grad_reduce_in_fp32", "grad_reduce_in_bf16"
-LISTS, ONE_FOR_ALL, MEMBERS = (
-    flags.TABLE.data[name] for name in ("lists", "one for all", "members")
-)
+REDUCED = "grad_reduce_in_fp32"
+KEPT = "grad_reduce_in_bf16"
+LISTS = flags.TABLE.data["lists"]
+ONE_FOR_ALL = flags.TABLE.data["one for all"]
+MEMBERS = flags.TABLE.data["members"]
 ENUM = re.compile(r"\A[A-Z]\w*\.(\w+)\Z|<\w+\.(\w+): [^>]*>")
 """A member of an enum as it is printed, by itself or in a list."""
 
@@ -39,45 +41,60 @@ def values_of(options: Iterable[Option]) -> Values:
     made = Values({}, {})
     for option in options:
         for name, value in _set_by(option):
-            for held in made:
-                held.pop(name, None)
-            (made.unread if is_late(value) else made.values)[name] = (
-                str(value) if isinstance(value, Word) else value
-            )
-    if made.values.get(KEPT) and not made.values.get(
-        "fp16"
-    ):  # only --bf16 reads it, and it wins there
+            made.values.pop(name, None)
+            made.unread.pop(name, None)
+            if is_late(value):
+                made.unread[name] = str(value)
+            elif isinstance(value, Word):
+                made.values[name] = str(value)
+            else:
+                made.values[name] = value
+    # only --bf16 reads it, and it wins there
+    if made.values.get(KEPT) and not made.values.get("fp16"):
         made.unread.pop(REDUCED, None)
         made.values[REDUCED] = False
     return made
 
 
 def _set_by(option: Option) -> Iterator[tuple[str, Any]]:
-    """Yield the argument that an option sets, and the value; none for a switch with a value that says no."""
-    name, value, flag = (
-        flags.dest(option.name),
-        option.value,
-        flags.BY_NAME.get(flags.dest(option.name)),
-    )
-    own = flags.SPELLED.get(name, name)
-    if not option.name.startswith("--"):
-        if option.name:
-            yield own if flag is None or flag.kind == "off" else flag.field, _plain(name, value)
+    """Yield the argument that an option sets, and the value.
+
+    None for a switch with a value that says no.
+    """
+    name = flags.dest(option.name)
+    flag = flags.BY_NAME.get(name)
+    argument = flags.SPELLED.get(name, name)
+    if not option.name:
         return
-    if value is None and not option.is_key:
-        is_alone = not option.following or flags.is_switch(option.name)
-        words = option.following if name in LISTS else option.following[:1]
-        value = True if is_alone else joined(words)
+    if not option.name.startswith("--"):
+        if flag is not None and flag.kind != "off":
+            argument = flag.field
+        yield argument, _plain(name, option.value)
+        return
+    value = _value_of(option)
     switch = flags.switched_off(name)
     if name == KEPT:
         yield name, _says_yes(value)
     elif flag is not None and flag.kind != "value":
-        if _says_yes(value):
-            yield flag.field, flag.kind == "on" if flag.sets is None else flag.sets
+        if _says_yes(value) and flag.sets is None:
+            yield flag.field, flag.kind == "on"
+        elif _says_yes(value):
+            yield flag.field, flag.sets
     elif switch is None:
-        yield own if flag is None else flag.field, value
+        yield argument if flag is None else flag.field, value
     elif _says_yes(value):
         yield switch, False
+
+
+def _value_of(option: Option) -> Any:
+    """Return the value of an option on a command line; True for a switch."""
+    if option.value is not None or option.is_key:
+        return option.value
+    if not option.following or flags.is_switch(option.name):
+        return True
+    if flags.dest(option.name) in LISTS:
+        return joined(option.following)
+    return joined(option.following[:1])
 
 
 def _plain(name: str, value: Any) -> Any:
@@ -85,11 +102,16 @@ def _plain(name: str, value: Any) -> Any:
     members = MEMBERS.get(name, ())
     if isinstance(value, int) and 0 < value <= len(members):
         return members[value - 1]
-    return ENUM.sub(lambda found: found[1] or found[2], value) if isinstance(value, str) else value
+    if isinstance(value, str):
+        return ENUM.sub(lambda member: member[1] or member[2], value)
+    return value
 
 
 def sections_of(arguments: Values) -> dict[str, dict[str, Any]]:
-    """Return the sections that arguments become; a value that cannot be read is left to `arguments.unread`."""
+    """Return the sections that arguments become.
+
+    A value that cannot be read is left to `arguments.unread`.
+    """
     made: dict[str, dict[str, Any]] = {role: {} for role in (*flags.OWNERS, "train")}
     for name, value in arguments.values.items():
         if name in flags.SETS and _says_yes(value):
@@ -111,15 +133,24 @@ def sections_of(arguments: Values) -> dict[str, dict[str, Any]]:
 def _value(name: str, kind: str, value: Any) -> Any:
     """Return the value of a field; WrongValueError for one that is none."""
     if name in LISTS:
-        given = value if isinstance(value, list) else re.sub(r"[\[\],'\"]", " ", str(value)).split()
-        several = [coerce(one, LISTS[name]) for one in given]
-        return several[0] if name in ONE_FOR_ALL and len(several) == 1 else several
-    if kind in ("any", "dtype"):
-        return number_of_text(value) if isinstance(value, str) else value
-    return coerce(value, kind)
+        words = value
+        if not isinstance(value, list):
+            words = re.sub(r"[\[\],'\"]", " ", str(value)).split()
+        values = [coerce(word, LISTS[name]) for word in words]
+        if name in ONE_FOR_ALL and len(values) == 1:
+            return values[0]
+        return values
+    if kind not in ("any", "dtype"):
+        return coerce(value, kind)
+    if isinstance(value, str):
+        return number_of_text(value)
+    return value
 
 
 def _says_yes(value: Any) -> bool:
-    """Return whether a value behind a switch leaves it on; a word that says neither is a word of its own."""
+    """Return whether a value behind a switch leaves it on.
+
+    A word that says neither is a word of its own.
+    """
     text = str(value).lower()
     return text in YES or text not in NO

@@ -34,9 +34,12 @@ LAYOUT = (
 
 
 def shared_file(builder: ExportBuilder, layout: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the content of the file that all ranks share; None without rows, or where there is none.
+    """Return the content of the file that all ranks share.
 
-    `layout` has keys of `LAYOUT`. A file for each stage is added to the report where stages need different ones.
+    None without rows, or where there is none.
+
+    `layout` has keys of `LAYOUT`. A file for each stage is added to the report where stages need
+    different ones.
     """
     rows = module_rows(builder.values["modules"])
     if not any(row.layer_numbers for row in rows):
@@ -61,7 +64,10 @@ def shared_file(builder: ExportBuilder, layout: Mapping[str, Any]) -> dict[str, 
 def _of_stages(
     rows: Sequence[ModuleRow], layout: Mapping[str, Any], *, run: str | None
 ) -> list[dict[str, Any] | None]:
-    """Return the content of the file of each stage; RunConfigError where chunks of a stage need two files."""
+    """Return the content of the file of each stage.
+
+    RunConfigError where chunks of a stage need two files.
+    """
     num_layers = layout["num_layers"]
     for name, value in layout.items():
         if type(value) is not int or value < 1:

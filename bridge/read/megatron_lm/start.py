@@ -1,7 +1,8 @@
 """The values that Megatron-LM sets at the start of a run, as rows: its parser's defaults, and what it derives.
 
-A default is a row where it is not that of Megatron Core's class. Rows are applied in order, as `validate_args` works.
-Settings that change no plan, no bytes, no dimension and no finding have no row.
+A default is a row where it is not that of Megatron Core's class. Rows are applied in order, as
+`validate_args` works. Settings that change no plan, no bytes, no dimension and no finding have no
+row.
 
 Source: Megatron-LM of 2026-08-22, training/arguments.py.
 """
@@ -61,14 +62,15 @@ def _is_emerging(start: Start) -> bool:
 
 
 def _is_swiglu(start: Start) -> bool:
-    return (
-        bool(start.value("model.gated_linear_unit"))
-        and str(start.value("model.activation_func")) == "silu"
-    )
+    is_gated = bool(start.value("model.gated_linear_unit"))
+    return is_gated and str(start.value("model.activation_func")) == "silu"
 
 
 def _is_interleaved(start: Start) -> bool:
-    """Return whether a stage has several chunks: by the field, a custom layout, or the pattern of a hybrid model."""
+    """Return whether a stage has several chunks.
+
+    The field, a custom layout, or the pattern of a hybrid model says so.
+    """
     try:
         return Parallel.of(start.sections.get("model") or {}).virtual > 1
     except RunConfigError:  # which the plan raises again, with its reason
@@ -76,20 +78,34 @@ def _is_interleaved(start: Start) -> bool:
 
 
 def _chunks(start: Start) -> int | None:
-    """Return the model chunks of a stage that `--num-layers-per-virtual-pipeline-stage` makes; None where none."""
+    """Return the model chunks of a stage by `--num-layers-per-virtual-pipeline-stage`, or None."""
     each = whole_number(start.value(f"{ARGUMENT}.num_layers_per_virtual_pipeline_stage"))
     layers = whole_number(start.value("model.num_layers"))
     if not each or not layers:
         return None
-    ends = ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split")
-    parts = layers + sum(bool(start.value(f"model.{name}")) for name in ends)
+    parts = layers
+    for name in ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"):
+        if start.value(f"model.{name}"):
+            parts += 1
     return parts // start.size("pipeline_model_parallel_size") // each or None
 
 
-def _pattern(start: Start) -> tuple[int, int]:
-    """Return the layers and the prediction depths of a hybrid model's pattern, none where no pattern is stated."""
-    found = HybridPattern.of(start.sections["model"]) if _letters(start) else None
-    return (len(found.layers), found.depths) if found is not None else (0, 0)
+def _layers_of_pattern(start: Start) -> int:
+    """Return the number of layers of a hybrid model's pattern, 0 where no pattern is stated."""
+    pattern = _pattern(start)
+    return 0 if pattern is None else len(pattern.layers)
+
+
+def _depths_of_pattern(start: Start) -> int:
+    """Return the prediction depths of a hybrid model's pattern, 0 where no pattern is stated."""
+    pattern = _pattern(start)
+    return 0 if pattern is None else pattern.depths
+
+
+def _pattern(start: Start) -> HybridPattern | None:
+    if not _letters(start):
+        return None
+    return HybridPattern.of(start.sections["model"])
 
 
 def _letters(start: Start) -> str:
@@ -99,16 +115,16 @@ def _letters(start: Start) -> str:
 def _bias_fusion(start: Start) -> bool:
     if _is_swiglu(start):
         return start.value(f"{ARGUMENT}.bias_swiglu_fusion") is not False
-    return (
-        bool(start.value("model.add_bias_linear"))
-        and start.value(f"{ARGUMENT}.bias_gelu_fusion") is not False
-    )
+    has_biases = bool(start.value("model.add_bias_linear"))
+    return has_biases and start.value(f"{ARGUMENT}.bias_gelu_fusion") is not False
 
 
 def _vocabulary(start: Start) -> int | None:
     """Return the vocabulary of the run's tokenizer, where the name of it or of its kind is known."""
-    named = (start.value(f"{ARGUMENT}.tokenizer_{part}") for part in ("model", "type"))
-    return next((size for size in map(vocab_size_of, named) if size is not None), None)
+    size = vocab_size_of(start.value(f"{ARGUMENT}.tokenizer_model"))
+    if size is None:
+        size = vocab_size_of(start.value(f"{ARGUMENT}.tokenizer_type"))
+    return size
 
 
 def _in_both(name: str, value: Any) -> dict[str, Any]:
@@ -144,12 +160,8 @@ ROWS: tuple[Row, ...] = (
         lambda start: _vocabulary(start) is not None,
         because="the vocabulary of the tokenizer's name",
     ),
-    *_by_pattern(
-        {"model.num_layers": lambda start: _pattern(start)[0]}, lambda start: _pattern(start)[0]
-    ),
-    *_by_pattern(
-        {"model.mtp_num_layers": lambda start: _pattern(start)[1]}, lambda start: _pattern(start)[1]
-    ),
+    *_by_pattern({"model.num_layers": _layers_of_pattern}, _layers_of_pattern),
+    *_by_pattern({"model.mtp_num_layers": _depths_of_pattern}, _depths_of_pattern),
     *_by_pattern(
         {"model.multi_latent_attention": True}, lambda start: set("+D") & set(_letters(start))
     ),
@@ -254,4 +266,7 @@ def left_open(own_fields: Mapping[str, Any], gpus: int | None) -> Iterator[str]:
         rule = f"the run has {ranks}, and no target states it"
         yield f"The number of GPUs: {rule}. Add --target h100x{ranks}, for example."
     elif gpus is None:
-        yield "The number of GPUs: the file does not state it; the least that the parallel sizes need is assumed."
+        yield (
+            "The number of GPUs: the file does not state it; "
+            "the least that the parallel sizes need is assumed."
+        )

@@ -1,9 +1,11 @@
 """The file behind `--te-precision-config-file`: Megatron Core's per-module recipe, as YAML or Megatron Bridge's `.cfg`.
 
-The content is kept as it is written; a fault that stops Megatron is one sentence each. It counts layers within one
-stage of a pipeline, so it is held as `model.quant_recipe` and never as rows of `modules`.
+The content is kept as it is written; a fault that stops Megatron is one sentence each. It counts
+layers within one stage of a pipeline, so it is held as `model.quant_recipe` and never as rows of
+`modules`.
 
-Source: megatron-core 0.16.1 and 0.19.2 quantization/quant_config.py, extensions/transformer_engine.py.
+Source: megatron-core 0.16.1 and 0.19.2 quantization/quant_config.py,
+extensions/transformer_engine.py.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,7 +26,10 @@ TYPE_KEY = next(iter(CONFIG_TYPE))
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """Return the content of a file; PayloadError, every fault on its own line, where Megatron would refuse it."""
+    """Return the content of a file.
+
+    PayloadError, every fault on its own line, where Megatron would refuse it.
+    """
     return parse(strict_yaml.decoded(strict_yaml.read_bytes(path), str(path)), str(path))
 
 

@@ -1,10 +1,12 @@
 """`unread_options`: options that may bear on a run's layout, layers or bytes, and that nothing here reads.
 
-An argument that Megatron-LM's parser has in some release from 0.16 on is known: what it does to a plan is read, or it
-does nothing, but for the few in the table. Any other option is a program's or a fork's own. Whether it bears on them
-is then told by its words: `--moe-expert-parallel-size` may, `--rollout-batch-size` does not.
+An argument that Megatron-LM's parser has in some release from 0.16 on is known: what it does to a
+plan is read, or it does nothing, but for the few in the table. Any other option is a program's or a
+fork's own. Whether it bears on them is then told by its words: `--moe-expert-parallel-size` may,
+`--rollout-batch-size` does not.
 
-`known_arguments.json` is written by ``scripts/write_megatron_arguments.py`` from the sources of these releases.
+`known_arguments.json` is written by ``scripts/write_megatron_arguments.py`` from the sources of
+these releases.
 """
 
 import re
@@ -30,7 +32,8 @@ def unread_options(arguments: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     """Return each option that may bear on layout, layers or bytes and is not read -> the settings that it may change.
 
     Args:
-        arguments: Name of an argument -> its value, or the value as it is written where only the run decides it.
+        arguments: Name of an argument -> its value, or the value as it is written where only the
+            run decides it.
     """
     found = {}
     has_experts = str(arguments.get("num_experts")) not in (

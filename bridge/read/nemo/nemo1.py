@@ -1,14 +1,15 @@
 """NeMo 1.x: `megatron_gpt_config.yaml` and its kin, and the files of models that are not Megatron's.
 
-`trainer.precision` chooses the dtype, `model.megatron_amp_O2` between O2 (half-precision weights, FP32 masters) and O1
-(FP32 weights under autocast). A file is read as release 2.0 reads it, the last one with these models, and as a whole:
-nothing of a shipped file stands under it.
+`trainer.precision` chooses the dtype, `model.megatron_amp_O2` between O2 (half-precision weights,
+FP32 masters) and O1 (FP32 weights under autocast). A file is read as release 2.0 reads it, the last
+one with these models, and as a whole: nothing of a shipped file stands under it.
 
-Everything called `fp8_*` acts only on Transformer Engine's layers, which `transformer_engine` chooses. An amax setting
-that is absent has the *code's* default: Megatron Core's under `mcore_gpt`, else that of NeMo's own transformer.
+Everything called `fp8_*` acts only on Transformer Engine's layers, which `transformer_engine`
+chooses. An amax setting that is absent has the *code's* default: Megatron Core's under `mcore_gpt`,
+else that of NeMo's own transformer.
 
-A model that is not Megatron's (speech, BERT on Hugging Face weights, translation) is trained by Lightning, without
-Megatron Core: its file is refused.
+A model that is not Megatron's (speech, BERT on Hugging Face weights, translation) is trained by
+Lightning, without Megatron Core: its file is refused.
 """
 
 import re
@@ -33,7 +34,10 @@ NAMES = ("trainer.precision", "model.precision", "precision")
 """Settings that state the precision, the one that decides first."""
 MEGATRON = re.compile(TABLE.data["megatron"])
 REFERENCE = re.compile(r"\$\{\s*(\.*)([\w.]+)\s*\}")
-"""OmegaConf's reference to another key of the file; dots in front make it relative to the key it stands at."""
+"""OmegaConf's reference to another key of the file; dots in front make it relative to the key it
+stands at."""
+OTHER_SECTIONS = {"trainer": "apex", "model.optim": "optim", "quantization": "quantization"}
+"""Section next to the model's -> the part of the table with its settings."""
 DEEPEST = 16
 WORDS = {"fp32": 32, "fp16": 16, "bf16": "bf16"}
 
@@ -41,24 +45,31 @@ WORDS = {"fp32": 32, "fp16": 16, "bf16": "bf16"}
 def _followed(value: Any, payload: Mapping[Any, Any], where: str = "", depth: int = 0) -> Any:
     """Return a value with each reference to a plain value of the file replaced by it.
 
-    One that leads nowhere or in a circle, and what is computed when the run is started, stay as they are written.
+    One that leads nowhere or in a circle, and what is computed when the run is started, stay as
+    they are written.
     """
     if isinstance(value, Mapping):
-        return {
-            key: _followed(inner, payload, f"{where}.{key}".lstrip("."), depth)
-            for key, inner in value.items()
-        }
-    found = REFERENCE.fullmatch(value) if isinstance(value, str) and depth < DEEPEST else None
-    if found is None:
+        values: dict[Any, Any] = {}
+        for key, inner in value.items():
+            values[key] = _followed(inner, payload, f"{where}.{key}".lstrip("."), depth)
+        return values
+    if not isinstance(value, str) or depth >= DEEPEST:
         return value
-    path = ".".join([*where.split(".")[: -len(found[1])], found[2]]) if found[1] else found[2]
+    reference = REFERENCE.fullmatch(value)
+    if reference is None:
+        return value
+    path = reference[2]
+    if reference[1]:
+        folders = where.split(".")[: -len(reference[1])]
+        path = ".".join([*folders, path])
     target = at(payload, path)
-    is_plain = target is not None and not isinstance(target, Mapping | list)
-    return _followed(target, payload, path, depth + 1) if is_plain else value
+    if target is None or isinstance(target, Mapping | list):
+        return value
+    return _followed(target, payload, path, depth + 1)
 
 
 def _check_stated(where: str, value: object) -> None:
-    """Raise PayloadError for a value that the file leaves to the start of the run, or to a reference without end."""
+    """Raise PayloadError for a value that only the start of the run decides."""
     if "${" in str(value) or value == "???":
         raise PayloadError(
             f"{where}: must be written out, got {value!r:.60}. Write the value that it comes to."
@@ -67,25 +78,25 @@ def _check_stated(where: str, value: object) -> None:
 
 def import_(payload: object) -> ImportReport:
     """Return what a NeMo 1.x configuration, composed or only its `model` section, asks for."""
-    builder, top = ImportBuilder(TABLE.title), Settings(payload, "nemo1").values
+    builder = ImportBuilder(TABLE.title)
+    top = Settings(payload, "nemo1").values
     file: dict[str, Any] = _followed(top, top)
-    has_model = isinstance(file.get("model"), Mapping)
-    file |= {} if has_model else {"model": dict(file)}
+    section: Mapping[Any, Any] = {}
+    if isinstance(file.get("model"), Mapping):
+        section = Settings(file["model"], "nemo1", "model").values
+    else:
+        file["model"] = dict(file)
     model = Settings(file["model"], "nemo1", "model", lenient=True)
-    if not _is_of_megatron(file, model.values if has_model else {}):
+    if not _is_of_megatron(file, section):
         raise TABLE.wrong("no-model-of-megatron", Settings(file, "nemo1"), "model")
     dtype = _precision(file, builder)
     semantics = _weights(model, dtype, builder)
     _reduction(file, dtype, builder, semantics, fsdp=bool(model.switch("fsdp")))
     _settings(model, dtype, builder)
-    for path, part in (
-        ("trainer", "apex"),
-        ("model.optim", "optim"),
-        ("quantization", "quantization"),
-    ):
-        section = at(file, path)
-        if isinstance(section, Mapping):
-            TABLE.read(builder, Settings(section, builder.system, path), part)
+    for path, part in OTHER_SECTIONS.items():
+        other = at(file, path)
+        if isinstance(other, Mapping):
+            TABLE.read(builder, Settings(other, builder.system, path), part)
     return builder.finish(semantics, is_whole=at(file, "quantization.algorithm") is None)
 
 
@@ -102,31 +113,31 @@ def recognise(document: Document) -> Recognised | None:
     """Return why a document is taken for NeMo 1.x's, or None: so for a model that is not Megatron's."""
     model = document.mapping.get("model")
     section = model if isinstance(model, Mapping) else {}
-    return TABLE.recognise(document) if _is_of_megatron(document.mapping, section) else None
+    if not _is_of_megatron(document.mapping, section):
+        return None
+    return TABLE.recognise(document)
 
 
 def export(config: MixedPrecisionConfig) -> ExportReport:
     """Return the precision's part of a NeMo 1.x configuration, every default written out."""
     builder = ExportBuilder(config, TABLE.title)
-    acting, is_o2, chosen = (
-        meaning(config),
-        semantics_of(config) == "megatron_o2",
-        builder.values["fp8"],
-    )
+    acting = meaning(config)
+    is_o2 = semantics_of(config) == "megatron_o2"
+    chosen = builder.values["fp8"]
     settings = ("trainer.precision", "model.megatron_amp_O2")
     builder.map_dtype("pipeline_dtype", settings[0])
     if is_o2:
+        dtype = mode_of(config)
         builder.map_dtype("params_dtype", settings[0])
-        builder.map(mode_of(config), *settings)
-    dtype = mode_of(config) if is_o2 else export_as_amp(builder, *settings)
-    model: dict[str, Any] = {"megatron_amp_O2": is_o2} | (
-        {"transformer_engine": True} if chosen else {}
-    )
-    model |= {
-        "fp8": chosen is not None,
-        "fp8_e4m3": chosen == "e4m3",
-        "fp8_hybrid": chosen == "hybrid",
-    }
+        builder.map(dtype, *settings)
+    else:
+        dtype = export_as_amp(builder, *settings)
+    model: dict[str, Any] = {"megatron_amp_O2": is_o2}
+    if chosen:
+        model["transformer_engine"] = True
+    model["fp8"] = chosen is not None
+    model["fp8_e4m3"] = chosen == "e4m3"
+    model["fp8_hybrid"] = chosen == "hybrid"
     if chosen:
         builder.map(
             "fp8", "model.transformer_engine", "model.fp8", "model.fp8_e4m3", "model.fp8_hybrid"
@@ -152,14 +163,15 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
 
 
 def _precision(file: Mapping[str, Any], builder: ImportBuilder) -> str:
-    stated = {name: value for name in NAMES if (value := at(file, name)) is not None}
+    stated: dict[str, Any] = {}
+    for name in NAMES:
+        value = at(file, name)
+        if value is not None:
+            stated[name] = value
     if not stated:
         if "trainer" in file:
-            builder.implied(
-                "trainer.precision",
-                "32",
-                f"{builder.system} takes 32 where the trainer says nothing",
-            )
+            why = f"{builder.system} takes 32 where the trainer says nothing"
+            builder.implied("trainer.precision", "32", why)
         else:
             builder.leave_mode("the section trainer of another file")
         return "fp32"
@@ -182,22 +194,29 @@ def _precision(file: Mapping[str, Any], builder: ImportBuilder) -> str:
 
 def _weights(model: Settings, dtype: str, builder: ImportBuilder) -> str:
     """State the mode; return its semantics."""
-    where, fsdp, half = "model.megatron_amp_O2", model.switch("fsdp"), dtype != "fp32"
+    where = "model.megatron_amp_O2"
+    fsdp = model.switch("fsdp")
     o2 = model.switch("megatron_amp_O2")
+    half = dtype != "fp32"
     if half and o2 is None:
         builder.implied(where, False)
-    if o2 and (fsdp or not half):
-        builder.record("nemo1.o2-under-fsdp" if half else "nemo1.o2-in-fp32", where, True)
-    semantics, fields = "fp32", {} if builder.decided_by else amp_fields("fp32")
+    if o2 and not half:
+        builder.record("nemo1.o2-in-fp32", where, True)
+    elif o2 and fsdp:
+        builder.record("nemo1.o2-under-fsdp", where, True)
+    fields: dict[str, Any] = {}
+    semantics = "fp32"
     if half and fsdp:  # NLPFSDPStrategy casts FP32 shards; nothing is left to autocast
-        semantics, fields = "fsdp_policy", {dtype: True, "params_dtype": dtype}
+        semantics = "fsdp_policy"
+        fields = {dtype: True, "params_dtype": dtype}
     elif half and o2:
-        semantics, fields = (
-            "megatron_o2",
-            {dtype: True, "params_dtype": dtype, "pipeline_dtype": dtype},
-        )
+        semantics = "megatron_o2"
+        fields = {dtype: True, "params_dtype": dtype, "pipeline_dtype": dtype}
     elif half:
-        semantics, fields = "amp_o1", amp_fields(dtype)
+        semantics = "amp_o1"
+        fields = amp_fields(dtype)
+    elif not builder.decided_by:
+        fields = amp_fields("fp32")
     builder.fields |= fields
     for name in [*builder.mapped][:1]:
         builder.map(name, **fields)
@@ -207,24 +226,29 @@ def _weights(model: Settings, dtype: str, builder: ImportBuilder) -> str:
 def _reduction(
     file: Mapping[str, Any], dtype: str, builder: ImportBuilder, semantics: str, *, fsdp: bool
 ) -> None:
-    """State the dtype in which gradients are reduced: the distributed optimizer's setting, or that of torch FSDP."""
-    names = ("model.fsdp_grad_reduce_dtype", "model.optim.grad_sync_dtype")
-    decides, other = names if fsdp else reversed(names)
-    value, unread = at(file, decides), at(file, other)
+    """State the dtype in which gradients are reduced.
+
+    The setting of the distributed optimizer decides, or that of torch FSDP.
+    """
+    decides = "model.optim.grad_sync_dtype"
+    other = "model.fsdp_grad_reduce_dtype"
+    if fsdp:
+        decides, other = other, decides
+    value = at(file, decides)
+    unread = at(file, other)
     _check_stated(decides, value)
     if _is_fp32(unread) and not fsdp:
         builder.map(other)
     elif unread is not None:
-        builder.record("nemo1.reduced-by-fsdp" if fsdp else "nemo1.read-under-fsdp", other, unread)
+        row = "nemo1.reduced-by-fsdp" if fsdp else "nemo1.read-under-fsdp"
+        builder.record(row, other, unread)
     if value is not None:
         builder.map(decides, grad_reduce_in_fp32=_is_fp32(value))
     elif semantics in ("fsdp_policy", "megatron_o2"):
         kept = "fp32" if dtype == "bf16" and not fsdp else dtype
-        sentence, state = (
-            "nemo1.fsdp-reduces" if fsdp else "nemo1.o2-keeps",
-            {"grad_reduce_in_fp32": kept == "fp32"},
-        )
-        builder.record(sentence, decides, kept, state, dtype=dtype, kept=kept.upper())
+        row = "nemo1.fsdp-reduces" if fsdp else "nemo1.o2-keeps"
+        state = {"grad_reduce_in_fp32": kept == "fp32"}
+        builder.record(row, decides, kept, state, dtype=dtype, kept=kept.upper())
 
 
 def _is_fp32(dtype: object) -> bool:
@@ -232,10 +256,10 @@ def _is_fp32(dtype: object) -> bool:
 
 
 def _settings(given: Settings, dtype: str, builder: ImportBuilder) -> None:
-    """Map or report the settings of the model: of FP8, of the loss scale, and whatever else bears on precision."""
-    is_on, engine, on_core = (
-        bool(given.switch(key)) for key in ("fp8", "transformer_engine", "mcore_gpt")
-    )
+    """Map or report the settings of the model that bear on precision."""
+    is_on = bool(given.switch("fp8"))
+    engine = bool(given.switch("transformer_engine"))
+    on_core = bool(given.switch("mcore_gpt"))
     formats = [name for name in ("e4m3", "hybrid") if given.switch(f"fp8_{name}")]
     acts = is_on and engine
     if acts and not formats:

@@ -1,8 +1,9 @@
 """NeMo 2.x: the plugin `MegatronMixedPrecision`, in Python or as a mapping, and the names of its recipes.
 
-Half precision is O2 here, under a name that means AMP to Lightning itself ("bf16-mixed"). The plugin's own defaults are
-not a recipe's: `params_dtype` is FP32 even for bf16, the FP8 recipe is *delayed*, and a precision it does not know
-trains in FP32 without a word. A file is read as release 2.6 reads it: its MXFP8 recipes were hybrid up to 2.5.
+Half precision is O2 here, under a name that means AMP to Lightning itself ("bf16-mixed"). The
+plugin's own defaults are not a recipe's: `params_dtype` is FP32 even for bf16, the FP8 recipe is
+*delayed*, and a precision it does not know trains in FP32 without a word. A file is read as release
+2.6 reads it: its MXFP8 recipes were hybrid up to 2.5.
 """
 
 from collections.abc import Mapping
@@ -28,7 +29,8 @@ from bridge.registry.registry import REGISTRY
 
 TABLE = table("nemo2")
 ROWS = TABLE.parts[""].named
-PRECISIONS, RECIPES = (TABLE.data[name] for name in ("precisions", "recipes"))
+PRECISIONS = TABLE.data["precisions"]
+RECIPES = TABLE.data["recipes"]
 PLUGIN = "MegatronMixedPrecision"
 TARGET = f"nemo.lightning.pytorch.plugins.mixed_precision.{PLUGIN}"
 DTYPES = ("params_dtype", "pipeline_dtype", "autocast_dtype")
@@ -42,7 +44,10 @@ def import_(payload: object) -> ImportReport:
 
 
 def import_all(payload: object) -> tuple[ImportReport, ...]:
-    """Return what each plugin or recipe call of a Python file asks for; one for a mapping or a name."""
+    """Return what each plugin or recipe call of a Python file asks for.
+
+    One for a mapping or a name.
+    """
     if isinstance(payload, Document):
         return _program(payload)
     if isinstance(payload, str):
@@ -52,13 +57,18 @@ def import_all(payload: object) -> tuple[ImportReport, ...]:
         raise PayloadError(f"nemo2: {rule}, got {payload!r:.60}. Give one of them.")
     for values in _nested(payload):  # a saved run has the plugin under a key
         target = str(values.get("_target_")).rpartition(".")[2]
-        if target == PLUGIN or target in RECIPES:
-            return (_recipe(target) if target in RECIPES else _plugin(values),)
+        if target in RECIPES:
+            return (_recipe(target),)
+        if target == PLUGIN:
+            return (_plugin(values),)
     return (_plugin(payload),)
 
 
 def _program(document: Document) -> tuple[ImportReport, ...]:
-    """Return what the calls of a Python file ask for; settings assigned afterwards are reported, not followed."""
+    """Return what the calls of a Python file ask for.
+
+    Settings assigned afterwards are reported, not followed.
+    """
     program = program_of(document.text, document.path, {PLUGIN, *RECIPES, *ROWS}.__contains__)
     calls = [call for call in program.calls if call.name not in ROWS]
     if not calls:
@@ -69,38 +79,48 @@ def _program(document: Document) -> tuple[ImportReport, ...]:
         of, _, name = target.rpartition(".")
         if of and name in ROWS:
             later.record("nemo2.assigned-later", target.lstrip("."), written, line=line)
-    found = tuple(map(_called, calls))
-    if not later.unmapped:
-        return found
-    return tuple(
-        replace(one, unmapped=(*one.unmapped, *later.unmapped), recipe=None) for one in found
-    )
+    reports = [_called(call) for call in calls]
+    if later.unmapped:
+        for place, report in enumerate(reports):
+            unmapped = (*report.unmapped, *later.unmapped)
+            reports[place] = replace(report, unmapped=unmapped, recipe=None)
+    return tuple(reports)
 
 
 def _called(call: Call) -> ImportReport:
     """Return what one call asks for, with the arguments that only the run decides reported."""
     label = f"line {call.line}, {call.name}"
-    values, undecided = dict(call.arguments), dict(call.undecided)
-    for place, value in enumerate(call.positional if call.name == PLUGIN else ()):
-        name = POSITIONAL[place] if place < len(POSITIONAL) else f"argument {place + 1}"
-        written = call.written[str(place)]
-        if written != "None" and (value is None or place >= len(POSITIONAL)):
-            undecided[name] = written
-        elif written != "None":
-            values.setdefault(name, value)
-    if (
-        call.name == PLUGIN
-        and values.get("precision") is None
-        and undecided.keys() & {"precision", "**"}
-    ):
-        source = undecided.get("precision") or f"**{undecided['**']}"
-        rule = "precision: must be written out, as only the run decides it"
-        raise PayloadError(f"{label}, {rule}, got {source}. Give the value as it will be.")
-    imported = _recipe(call.name) if call.name in RECIPES else _plugin(values)
+    values = dict(call.arguments)
+    undecided = dict(call.undecided)
+    if call.name == PLUGIN:
+        _name_positional(call, values, undecided)
+        is_open = "precision" in undecided or "**" in undecided
+        if is_open and values.get("precision") is None:
+            source = undecided.get("precision") or f"**{undecided['**']}"
+            rule = "precision: must be written out, as only the run decides it"
+            raise PayloadError(f"{label}, {rule}, got {source}. Give the value as it will be.")
+    if call.name in RECIPES:
+        imported = _recipe(call.name)
+    else:
+        imported = _plugin(values)
     late = ImportBuilder(TABLE.title)
     for name, source in undecided.items():
         late.record("nemo2.only-the-run-decides", name, source)
     return replace(imported, label=label, unmapped=(*late.unmapped, *imported.unmapped))
+
+
+def _name_positional(call: Call, values: dict[str, Any], undecided: dict[str, str]) -> None:
+    """Put the positional arguments of the plugin under their names."""
+    for place, value in enumerate(call.positional):
+        written = call.written[str(place)]
+        if written == "None":
+            continue
+        if place >= len(POSITIONAL):
+            undecided[f"argument {place + 1}"] = written
+        elif value is None:
+            undecided[POSITIONAL[place]] = written
+        else:
+            values.setdefault(POSITIONAL[place], value)
 
 
 def _nested(value: Any, depth: int = 6) -> list[Mapping[Any, Any]]:
@@ -109,9 +129,11 @@ def _nested(value: Any, depth: int = 6) -> list[Mapping[Any, Any]]:
         return []
     if isinstance(value, Mapping):
         return [value, *_nested(list(value.values()), depth)]
+    mappings: list[Mapping[Any, Any]] = []
     if isinstance(value, list):
-        return [found for item in value for found in _nested(item, depth - 1)]
-    return []
+        for item in value:
+            mappings += _nested(item, depth - 1)
+    return mappings
 
 
 def _recipe(name: str) -> ImportReport:
@@ -130,20 +152,18 @@ def _recipe(name: str) -> ImportReport:
 
 def _plugin(arguments: Mapping[Any, Any]) -> ImportReport:
     builder = ImportBuilder(TABLE.title)
-    fields, given = builder.fields, Settings(arguments, "nemo2")
+    given = Settings(arguments, "nemo2")
     mode = _mode(given, builder)
     TABLE.read(builder, given)
     gather = {name: given[name] for name in GATHER if name in builder.mapped and given.given(name)}
     if len(gather) > 1 and gather[GATHER[0]] != gather[GATHER[1]]:
         rule = "fp8_params and fp8_param_gather are one setting and NeMo raises where they differ"
         raise PayloadError(f"nemo2: {rule}, got {gather!r:.80}. Give fp8_param_gather alone.")
-    stages = "bf16" if mode == "bf16" else "fp32"
-    for name, dtype, row in (
-        ("params_dtype", "fp32", "weights-in-fp32"),
-        ("pipeline_dtype", stages, "stages"),
-    ):
-        if mode != "fp32" and name not in fields:
-            builder.record(f"nemo2.{row}", name, dtype, {name: dtype})
+    if mode != "fp32" and "params_dtype" not in builder.fields:
+        builder.record("nemo2.weights-in-fp32", "params_dtype", "fp32", {"params_dtype": "fp32"})
+    if mode != "fp32" and "pipeline_dtype" not in builder.fields:
+        stages = "bf16" if mode == "bf16" else "fp32"
+        builder.record("nemo2.stages", "pipeline_dtype", stages, {"pipeline_dtype": stages})
     why = dict.fromkeys(LAYER_COUNTS, f"{builder.system} writes 0 over Megatron's own 1")
     builder.imply_scheme(str, in_fp32=None if mode == "fp32" else True, layers=0, why=why)
     return builder.finish()
@@ -169,11 +189,14 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     mode = mode_of(config)
     precision = {"fp32": "32", "bf16": "bf16-mixed", "fp16": "16-mixed"}[mode]
     payload = {"_target_": TARGET, "precision": precision, **TABLE.write(builder, "")}
-    payload |= {name: f"torch.{TORCH_NAMES[payload[name] or mode]}" for name in DTYPES}
+    for name in DTYPES:
+        payload[name] = f"torch.{TORCH_NAMES[payload[name] or mode]}"
     builder.map(mode, "precision")
     builder.map("fp8_param", "fp8_param_gather")
     if config.first_last_layers_bf16:
-        payload.update({name: 1 for name in LAYER_COUNTS if not is_stated(config, name)})
+        for name in LAYER_COUNTS:
+            if not is_stated(config, name):
+                payload[name] = 1
     report_dropped_autocast(builder)
     return builder.finish(payload)
 
@@ -182,18 +205,22 @@ def recognise(document: Document) -> Recognised | None:
     """Return why a document is taken for NeMo 2.x's, or None."""
     if PLUGIN in document.text:
         return Recognised(0.95, f"names `{PLUGIN}`")
-    if document.kind == "python" and any(
-        one.split(".")[0] == "nemo" for one in frameworks.imports_of(document.text)
-    ):
-        named = next((name for name in RECIPES if f"{name}(" in document.text), None)
-        if named:
-            return Recognised(0.85, f"calls NeMo's recipe `{named}`")
+    if document.kind == "python" and _imports_nemo(document.text):
+        for name in RECIPES:
+            if f"{name}(" in document.text:
+                return Recognised(0.85, f"calls NeMo's recipe `{name}`")
     return TABLE.recognise(document)
+
+
+def _imports_nemo(text: str) -> bool:
+    return any(name.split(".")[0] == "nemo" for name in frameworks.imports_of(text))
 
 
 def read(document: Document) -> Any:
     """Return a program as the document itself, and the content of any other."""
-    return document if document.kind == "python" else document.content
+    if document.kind == "python":
+        return document
+    return document.content
 
 
 SYSTEM = System(

@@ -75,7 +75,10 @@ class CommandWords:
 
 
 def nested(flat: Mapping[str, str | bool]) -> dict[str, Any]:
-    """Return dotted keys as mappings within mappings, values as YAML reads them; a key below a value goes over it."""
+    """Return dotted keys as mappings within mappings, values as YAML reads them.
+
+    A key below a value goes over it.
+    """
     found: dict[str, Any] = {}
     for key, value in flat.items():
         *path, last = re.split(r"[./]", key)

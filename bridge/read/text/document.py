@@ -1,7 +1,8 @@
 """`Document`: a file of another system, read safely and only as far as it is asked.
 
-Nothing in it is run, imported or instantiated. What cannot be a configuration (too large, not UTF-8, deeper or with
-more aliases than any person writes, a key of the precision twice) is refused with one sentence.
+Nothing in it is run, imported or instantiated. What cannot be a configuration (too large, not
+UTF-8, deeper or with more aliases than any person writes, a key of the precision twice) is refused
+with one sentence.
 """
 
 import re
@@ -28,7 +29,8 @@ DOTTED = re.compile(
     r"""(?:\.[ \t]*+(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+)"""
     rf"{{{MAX_KEY_PARTS}}}"
 )
-"""A key of TOML with more parts than anybody writes; `tomllib` takes time with the square of their number."""
+"""A key of TOML with more parts than anybody writes; `tomllib` takes time with the square of their
+number."""
 
 SUFFIXES = {
     ".yaml": "yaml",
@@ -54,11 +56,15 @@ class Document:
     of: Any = field(default=None, repr=False)
     """The parsed content, where the caller parsed it."""
     repeated: list[tuple[str, object, int]] = field(default_factory=list, repr=False)
-    """Key, last value and line of each key that stands twice in one mapping and bears on no precision."""
+    """Key, last value and line of each key that stands twice in one mapping and bears on no
+    precision."""
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a file; PayloadError for a device or a named pipe, and for what is not there, too large or no text."""
+        """Read a file.
+
+        PayloadError for a device or a named pipe, and for what is not there, too large or no text.
+        """
         return cls.of_bytes(strict_yaml.read_bytes(path), str(path))
 
     @classmethod
@@ -85,7 +91,10 @@ class Document:
 
     @cached_property
     def contents(self) -> tuple[Any, ...]:
-        """The parsed values: one, or one per document of a YAML file; the text itself for what is no data format."""
+        """The parsed values: one, or one per document of a YAML file.
+
+        The text itself for what is no data format.
+        """
         if self.of is not None:
             return (self.of,)
         if self.kind == "yaml":

@@ -1,7 +1,8 @@
 """Calls in a Python file, with the arguments that are plain values; nothing is imported or run.
 
-Names are followed through the file's imports, so that `L.Trainer` is `lightning.Trainer` and a class of the file's own
-is nobody else's. A call under `if False:` is left out, and a name that is bound twice has no value here.
+Names are followed through the file's imports, so that `L.Trainer` is `lightning.Trainer` and a
+class of the file's own is nobody else's. A call under `if False:` is left out, and a name that is
+bound twice has no value here.
 """
 
 import ast
@@ -20,7 +21,8 @@ class Call:
     """One call by name."""
 
     name: str
-    """The last word of the callee, no alias; for `run.Config(Thing, ...)` and `partial(Thing, ...)` Thing."""
+    """The last word of the callee, no alias; for `run.Config(Thing, ...)` and `partial(Thing, ...)`
+    Thing."""
     line: int
     arguments: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments that are plain; `torch.bfloat16` as that text."""
@@ -66,7 +68,10 @@ def program_of(text: str, path: str, wanted: Callable[[str], object]) -> Program
 
 
 def parsed(text: str, path: str) -> ast.Module:
-    """Return the syntax tree of a file; PayloadError for one that is too long or too deep, or no Python."""
+    """Return the syntax tree of a file.
+
+    PayloadError for one that is too long or too deep, or no Python.
+    """
     if len(text) > MAX_CHARACTERS:
         rule = f"must not be longer than {MAX_CHARACTERS} characters"
         raise PayloadError(f"{path}: {rule}. Give the part that configures.", path=path)

@@ -26,7 +26,8 @@ class Settings:
         payload: What was given; anything but a mapping is an error.
         system: The system's name, the start of every path in messages.
         path: Where in the document this mapping stands.
-        lenient: Take what pydantic takes: "true", 1, 16.0 and "16" for the switch or number they spell.
+        lenient: Take what pydantic takes: "true", 1, 16.0 and "16" for the switch or number they
+            spell.
     """
 
     def __init__(

@@ -1,4 +1,7 @@
-"""JSON as plain data: no key twice, bounded depth; comments and trailing commas are taken as DeepSpeed takes them."""
+"""JSON as plain data: no key twice, bounded depth.
+
+Comments and trailing commas are taken as DeepSpeed takes them.
+"""
 
 import json
 import re
@@ -11,9 +14,12 @@ COMMENT = re.compile(r'("(?:[^"\\\n]|\\.)*")|//[^\n]*|#[^\n]*|/\*.*?\*/', re.DOT
 
 
 def loads(text: str, path: str) -> Any:
-    """Return the value of a JSON text; PayloadError for no JSON, a key twice in one object, or too many levels.
+    """Return the value of a JSON text.
 
-    What is no JSON to the letter goes to the reader of YAML, which takes JSON too and names the line of a fault.
+    PayloadError for no JSON, a key twice in one object, or too many levels.
+
+    What is no JSON to the letter goes to the reader of YAML, which takes JSON too and names the
+    line of a fault.
     """
     try:
         value = json.loads(text, object_pairs_hook=_once)
