@@ -1,4 +1,4 @@
-"""Hydra scans the namespace package `hydra_plugins`: here it finds the recipes, in every application.
+"""The recipes for every Hydra application, found in the namespace package `hydra_plugins`.
 
 The folder has no ``__init__.py`` on purpose: with one it would hide the plugins of other packages.
 """
