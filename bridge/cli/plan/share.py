@@ -1,4 +1,4 @@
-"""`precision-bridge plan` of several files: the share of the linear layers of each run that compute in FP8 or FP4."""
+"""`precision-bridge plan` of several files: the share of linear layers in FP8 or FP4 per run."""
 
 from __future__ import annotations
 
