@@ -8,7 +8,7 @@ TORCH = torch==2.13.0
 # The newest megatron-core of the package index, beside the installed one.
 NEXT = $(VENV)/megatron-next
 
-.PHONY: setup train compare test test-all test-interop test-next fuzz fmt lint docs release bench scale grid faults published published-rehearse soak clean
+.PHONY: setup train compare test test-all test-interop test-next test-source test-index fuzz fmt lint docs release bench scale grid faults published published-rehearse soak clean
 
 setup: $(VENV)/.ready
 
@@ -55,15 +55,21 @@ test-interop: setup
 	$(RUN) $(PYTEST) tests/read tests/convert $(ARGS)
 
 # The newest releases that pyproject.toml admits, torch too, from the package index: a large download. The newest
-# megatron-core needs Python 3.12. MEGATRON is a source tree of a later one, whose `make -C megatron/core/datasets` was
-# run: of 0.20 the index has no wheel.
+# megatron-core needs Python 3.12. With MEGATRON, the source tree of a later release, nothing is downloaded: the tests
+# that ask Megatron run on it in the environment of `make setup`.
 MEGATRON ?=
 NEXT_PYTHON ?= python3.12
-test-next:
+test-next: $(if $(MEGATRON),test-source,test-index)
+
+test-source: setup
+	$(RUN) -m tests.releases $(MEGATRON)
+	$(RUN) $(PYTEST) -m 'not gpu and not slow' --megatron=$(MEGATRON) $(ARGS)
+
+test-index:
 	$(NEXT_PYTHON) -m venv .venv-next
 	.venv-next/bin/python -m pip install -q --upgrade --upgrade-strategy eager -e '.[dev]'
 	.venv-next/bin/python -m pip install -q --target .venv-next/te transformer-engine==2.20.2 'pydantic>=2' einops
-	PYTHONPATH=$(MEGATRON) .venv-next/bin/python $(PYTEST) -m 'not gpu' $(ARGS)
+	.venv-next/bin/python $(PYTEST) -m 'not gpu' $(ARGS)
 
 # Changed files through every reader, or libFuzzer with ARGS=--guided; the number of cases is printed.
 SECONDS ?= 600
@@ -74,12 +80,13 @@ fuzz: setup
 WIDE = docs scripts tests setup.py
 fmt: setup
 	$(RUN) -m ruff format bridge recipes && $(RUN) -m ruff format --line-length 120 $(WIDE)
-	$(RUN) -m ruff check --fix .
+	$(RUN) -m ruff check --fix bridge recipes && $(RUN) -m ruff check --fix --line-length 120 $(WIDE)
 
 # Of scripts only that each call fits, and that what it names is there.
 lint: setup
 	$(RUN) -m ruff format --check bridge recipes && $(RUN) -m ruff format --check --line-length 120 $(WIDE)
-	$(RUN) -m ruff check . && $(RUN) -m codespell_lib . && $(RUN) -m mypy
+	$(RUN) -m ruff check bridge recipes && $(RUN) -m ruff check --line-length 120 $(WIDE)
+	$(RUN) -m codespell_lib . && $(RUN) -m mypy
 	MYPYPATH=scripts $(RUN) -m mypy --config-file /dev/null --ignore-missing-imports scripts/*.py \
 		$(addprefix --disable-error-code ,arg-type assignment union-attr dict-item return-value misc)
 	$(VENV)/bin/lint-imports

@@ -108,6 +108,10 @@ REFUSED: dict[str, tuple[str, ...]] = {
     ),
     "model.bf16: must be on for sparse attention, ": (),
     "PB109 model.pipeline_dtype: ": ("mixed_precision.pipeline_dtype=bf16",),
+    "PB701 model.virtual_pipeline_model_parallel_size: ": (
+        "model.virtual_pipeline_model_parallel_size=null",
+        "model.overlap_p2p_comm=false",
+    ),
 }
 """Beginning of a sentence that refuses a run -> the override that it asks for, where there is one."""
 BEGIN, END = "<!-- the table of scripts/audit_grid.py -->", "<!-- end of the table -->"

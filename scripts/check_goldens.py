@@ -2,7 +2,9 @@
 
 Each record of the file's ``__meta__`` is run through three implementations: the slow reference, plain torch, and the
 C kernel (where a compiler is there). Codes and scales of both copies must be equal to the last bit; NaN codes are equal
-to each other. Exit code 0: all equal. 1: a mismatch, or a record or option this script does not know. 2: no such file.
+to each other. Megatron Core and Transformer Engine are not imported, so one answer holds for all their releases;
+``tests/runtime/megatron/test_te_cpu.py`` compares whole layers. Exit code 0: all equal. 1: a mismatch, or a record or
+option this script does not know. 2: no such file.
 """
 
 from __future__ import annotations

@@ -163,6 +163,8 @@ def rehearsed(path: Path) -> dict[str, Any]:
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return {
         "recipe": path.stem,
+        "mcore": answer.versions.get("mcore", ""),
+        "te": answer.versions.get("te", ""),
         "planned": sum(one.planned or 0 for one in answer.launches),
         "equal": sum(one.equal or 0 for one in answer.launches),
         "resumed": all(one.loss is not None and one.loss == one.resumed_loss for one in answer.launches),
@@ -179,16 +181,19 @@ REPLACED = re.compile("GPU|CPU|stands for|resume|no package")
 
 def row_of(name: str, count: int, one: Mapping[str, Any]) -> str:
     """Return the row of a class in the table; one that was not rehearsed says so."""
+    if not one:
+        return f"| {name} | {count} | - | - | - | - | was not rehearsed |"
     notes = [one.get("refused", ""), *one.get("findings", ())]
     for what in ("replaced", "left_out"):
         names = ", ".join(f"`{path}`" for path in one.get(what, ()))
         notes.append(f"{what.replace('_', ' ')}: {names}" if names else "")
     equal = f"{one['equal']} of {one['planned']}" if one.get("planned") else "-"
     resumed = "yes" if one.get("resumed") else "no"
-    if "refused" in one or not one:
+    if "refused" in one:
         resumed = "-"
-    cells = (name, count, equal, resumed, one.get("seconds", "-"), "; ".join(filter(None, notes)) or "-")
-    return f"| {' | '.join(map(str, cells if one else (*cells[:-1], 'was not rehearsed')))} |"
+    found = "; ".join(filter(None, notes)) or "-"
+    cells = (name, count, one.get("mcore", "-"), equal, resumed, one.get("seconds", "-"), found)
+    return f"| {' | '.join(map(str, cells))} |"
 
 
 def rehearsals(folder: Path, results: Path | None) -> str:
@@ -205,17 +210,31 @@ def rehearsals(folder: Path, results: Path | None) -> str:
 
 
 def rehearsal_table(found: Mapping[str, Sequence[Path]], known: Mapping[str, Any]) -> str:
-    """Return the rehearsals as a Markdown table, with a line that counts them."""
-    heads = "Layers | Scheme | Parallelism | Recipes | Plan = record | Resumed | CPU seconds | Replaced or left out"
-    rows = [row_of(name, len(paths), known.get(name, {})) for name, paths in found.items()]
-    green = sum(is_green(known.get(name, {})) for name in found)
-    refused = sum("refused" in known.get(name, {}) for name in found)
-    recipes = sum(map(len, found.values()))
-    lead = (
-        f"{len(found)} classes of {recipes} recipes: {green} ran as planned and resumed with the same loss, {refused} "
-        f"{'was' if refused == 1 else 'were'} refused."
+    """Return the rehearsals as a Markdown table, with a line that counts them for each release that ran."""
+    heads = (
+        "Layers | Scheme | Parallelism | Recipes | megatron-core | Plan = record | Resumed | CPU seconds | "
+        "Replaced or left out"
     )
-    return "\n".join([lead, "", f"| {heads} |", f"|{'---|' * (heads.count('|') + 1)}", *rows])
+    rows = [row_of(name, len(paths), known.get(name, {})) for name, paths in found.items()]
+    recipes = sum(map(len, found.values()))
+    by_release: dict[str, list[Mapping[str, Any]]] = {}
+    refused = 0
+    for name in found:
+        one = known.get(name, {})
+        if "refused" in one:
+            refused += 1
+        elif one:
+            by_release.setdefault(f"megatron-core {one['mcore']}", []).append(one)
+    counts = [f"{len(found)} classes of {recipes} recipes."]
+    for release, ran in sorted(by_release.items(), reverse=True):
+        green = sum(map(is_green, ran))
+        counts.append(f"With {release} {len(ran)} ran, {green} of them as planned and resumed with the same loss.")
+    if refused:
+        counts.append(f"{refused} {'was' if refused == 1 else 'were'} refused.")
+    missing = len(found) - refused - sum(map(len, by_release.values()))
+    if missing:
+        counts.append(f"{missing} {'was' if missing == 1 else 'were'} not rehearsed.")
+    return "\n".join([" ".join(counts), "", f"| {heads} |", f"|{'---|' * (heads.count('|') + 1)}", *rows])
 
 
 def is_green(one: Mapping[str, Any]) -> bool:

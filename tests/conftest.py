@@ -50,14 +50,19 @@ TOGETHER = (
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the option that chooses the release of Megatron Core."""
-    text = "release of Megatron Core: the installed one, the newer one of `make setup`, or what that one leaves"
-    parser.addoption("--megatron", choices=releases.CHOICES, default="installed", help=text)
+    text = "release of Megatron Core: installed, next (of `make setup`), rest (what that one leaves), or a source tree"
+    parser.addoption("--megatron", default="installed", help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Put the chosen release first on the path, before a test module imports Megatron Core."""
-    if config.getoption("--megatron") == "next" and releases.is_there():
-        releases.use_next()
+    choice = config.getoption("--megatron")
+    fault = releases.fault_of(choice)
+    if config.rootpath != releases.ROOT:  # pytest takes a folder behind a blank for a folder of tests
+        fault = f"pytest reads its settings from {config.rootpath}: write --megatron={choice}"
+    if fault is not None:
+        raise pytest.UsageError(fault)
+    releases.use(choice)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -32,9 +32,7 @@ def hide_others() -> None:
 def python_path(*folders: str | Path) -> str:
     """Return a value of PYTHONPATH with some folders, which hides the plugins, and keeps the release under test."""
     first = [FOLDER] if FOLDER.is_dir() else []
-    if releases.is_next():
-        first.append(releases.NEXT)
-    return os.pathsep.join(map(str, [*first, *folders]))
+    return os.pathsep.join(map(str, [*first, *releases.first_folders(), *folders]))
 
 
 def _write_without_recipes(name: str, distribution: Distribution) -> None:

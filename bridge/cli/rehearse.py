@@ -1,6 +1,7 @@
 """`precision-bridge rehearse [OVERRIDES]`: a run, shrunk, in Megatron's classes on this CPU."""
 
 import argparse
+from dataclasses import replace
 
 from bridge.cli.output import print_json, show
 from bridge.cli.parser import add_json
@@ -54,6 +55,7 @@ def run(chosen: argparse.Namespace) -> int:
     rehearsal = rehearse(
         values, backend=chosen.backend, processes=chosen.processes, max_layers=chosen.layers
     )
+    values = replace(values, reading=values.reading.rehearsed(rehearsal.versions["mcore"]))
     if chosen.json:
         print_json(answer_dict(values, rehearsal_dict(rehearsal, strict=chosen.strict)))
     else:

@@ -59,6 +59,9 @@ class ConfigFile:
                 self.whole[key] = dict(value)
         self.name = name
         self.by_key = dict.fromkeys(leaves(self.whole, ""), name)
+        for path, file in reading.origins.items():
+            if path in self.by_key:
+                self.by_key[path] = file
         self.choice: str | None = None
         """The recipe's name, or the request for a choice, where one is given for
         `mixed_precision`."""
@@ -157,9 +160,9 @@ class ConfigFile:
         place = Target()
         if target is not None:
             place = parse_target(str(target))
-        self.reading = started(self.reading, self.whole, place.count)
+        self.reading = started(self.reading, self.whole, place)
         for row in self.reading.derived:
-            self.by_key[row.path] = f"{self.reading.framework} at start"
+            self.by_key[row.path] = f"{row.set_by or self.reading.settings_of} at start"
         if self._overrides_mode():  # on every branch of a script
             self.reading = dataclasses.replace(self.reading, mode_decided_by=None, branches=())
         if place.mcore is None and self.reading.release is not None:
@@ -200,7 +203,7 @@ class ConfigFile:
 
         One argument of Megatron-LM is several fields.
         """
-        if self.reading.framework != MEGATRON_LM:
+        if self.reading.settings_of != MEGATRON_LM:
             return (key,)
         from bridge.read.megatron_lm.flags import fields_of  # few files are Megatron-LM's
 

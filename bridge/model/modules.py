@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
-from bridge.model.shape import DENSE, Experts, Latent, ModelShape, StateSpace, has_experts
+from bridge.model.compressed import COMPRESSED, RATIOS, CompressedAttention, HyperConnections
+from bridge.model.shape import DENSE, MOE, Experts, Latent, ModelShape, StateSpace, has_experts
 from bridge.model.variants import DeltaNet, Indexer
 from bridge.precision.modules import OF_A_LAYER
 from bridge.target.fields import read_field
@@ -18,15 +19,20 @@ from bridge.target.versions import at_least, installed
 
 REGISTERED = (
     *(
+        "hc_head",
         "enorm",
         "hnorm",
         "eh_proj",
+        "e_proj",
+        "h_proj",
         "word_embeddings",
         "position_embeddings",
-        "input_layernorm",
-        "core_attention",
     ),
+    *("input_layernorm", "linear_o_group_proj", "core_attention"),
+    *("compressor", "compressor.linear_wkv", "compressor.linear_wgate", "compressor.norm"),
     *("indexer.linear_wq_b", "indexer.linear_wk", "indexer.k_norm", "indexer.linear_weights_proj"),
+    *("indexer.compressor", "indexer.compressor.linear_wkv", "indexer.compressor.linear_wgate"),
+    *("indexer.compressor.norm",),
     *("delta_rule", "ssm", "in_proj", "conv1d", "gated_norm", "out_norm", "out_proj"),
     *(
         "linear_proj",
@@ -36,7 +42,7 @@ REGISTERED = (
         "linear_q_up_proj",
         "linear_kv_down_proj",
     ),
-    *("linear_kv_up_proj", "q_layernorm", "k_layernorm", "kv_layernorm"),
+    *("linear_kv_up_proj", "linear_kv_proj", "q_layernorm", "k_layernorm", "kv_layernorm"),
     *(
         "pre_mlp_layernorm",
         "linear_fc1",
@@ -47,6 +53,7 @@ REGISTERED = (
     ),
     *("experts.linear_fc1", "experts.linear_fc2"),
     *("shared_experts.gate", "shared_experts.linear_fc1", "shared_experts.linear_fc2"),
+    *("self_attention_hyper_connection", "mlp_hyper_connection"),
     *("norm", "final_layernorm", "final_norm", "output_layer"),
 )
 """Modules in the order in which Megatron's constructors make them."""
@@ -58,7 +65,10 @@ class Module:
 
     name: str
     kind: str
-    """linear, router, norm, embedding, head, attention, ssm, gate, adapter: decides the precision it runs in."""
+    """linear, router, norm, embedding, head, attention, ssm, gate, mixing, adapter: decides the precision it runs in.
+
+    mixing: of residual streams, of tokens or of groups of heads, outside of any linear layer.
+    """
     inputs: int = 0
     outputs: int = 0
     split: str = ""
@@ -69,6 +79,8 @@ class Module:
     """Transformer Engine does not run it, so it stays in high precision under each scheme."""
     is_absorbed: bool = False
     """The same from megatron-core 0.17 on (`Settings.absorbs`)."""
+    is_fp32: bool = False
+    """Megatron keeps its parameters in FP32, and it computes in FP32; of a core of attention the parameters alone."""
     is_detached: bool = False
     """Its input takes no gradient, so that it runs no dgrad."""
     is_frozen: bool = False
@@ -117,17 +129,24 @@ def layer_modules(shape: ModelShape, kind: str) -> tuple[Module, ...]:
     if kind == "mamba":
         return _mamba(shape, shape.state_space) if shape.state_space is not None else ()
     modules: tuple[Module, ...] = ()
+    attention, mixing = kind.removesuffix(f"_{MOE}"), shape.hyper_connections
+    if mixing is not None:
+        modules = (_hyper_connection(shape, "self_attention_hyper_connection", mixing),)
     if kind.startswith("delta_net") and shape.delta_net is not None:
-        modules = _delta_net(shape, shape.delta_net)
+        modules += _delta_net(shape, shape.delta_net)
+    elif attention in RATIOS and shape.compressed is not None and shape.latent is not None:
+        modules += _compressed_attention(shape, shape.latent, shape.compressed, attention)
     elif kind not in ("mlp", "moe"):
         is_latent = shape.latent is not None and kind != "attention"
-        modules = (
+        modules += (
             _latent_attention(shape, shape.latent, kind)
             if is_latent and shape.latent
             else _attention(shape)
         )
     if kind in ("attention", "latent_attention"):
         return modules
+    if mixing is not None:
+        modules += (_hyper_connection(shape, "mlp_hyper_connection", mixing),)
     modules += (_norm(shape, "pre_mlp_layernorm", shape.hidden_size),)
     if not has_experts(kind):
         return modules + _mlp(shape, shape.ffn_hidden_size)
@@ -141,11 +160,18 @@ def mtp_modules(shape: ModelShape) -> tuple[Module, ...]:
     The layers inside a prediction layer of a hybrid model are rows of the plan by themselves ("mtp 1.1").
     """
     hidden = shape.hidden_size
+    projections = [_matrix("eh_proj", 2 * hidden, hidden, "column")]
+    if shape.hyper_connections is not None:  # each stream is projected by itself
+        projections = [
+            _matrix("e_proj", hidden, hidden, "column"),
+            _matrix("h_proj", hidden, hidden, "column"),
+        ]
     return (
         _norm(shape, "enorm", hidden),
         _norm(shape, "hnorm", hidden),
-        _matrix("eh_proj", 2 * hidden, hidden, "column"),
+        *projections,
         *(() if shape.is_hybrid else layer_modules(shape, shape.mtp_kind)),
+        *_contraction(shape),
         _norm(shape, "final_layernorm", hidden),
     )
 
@@ -163,7 +189,30 @@ def output_modules(shape: ModelShape) -> tuple[Module, ...]:
     """Return the modules that turn the last layer's output into logits."""
     hidden = shape.hidden_size
     head = _matrix("output_layer", hidden, shape.padded_vocab_size(), "column", kind="head")
-    return _norm(shape, "final_norm" if shape.is_hybrid else "final_layernorm", hidden), head
+    norm = _norm(shape, "final_norm" if shape.is_hybrid else "final_layernorm", hidden)
+    return (*_contraction(shape), norm, head)
+
+
+def _contraction(shape: ModelShape) -> tuple[Module, ...]:
+    """Return the module that makes one stream of several, where it has weights."""
+    mixing = shape.hyper_connections
+    if mixing is None or not mixing.is_contraction_learned:
+        return ()
+    vectors = (("hc_head_base", mixing.streams), ("hc_head_scale", 1))
+    inputs = mixing.streams * shape.hidden_size
+    more: dict[str, Any] = {"kind": "mixing", "is_fp32": mixing.is_fp32, "vectors": vectors}
+    return (_matrix("hc_head", inputs, mixing.streams, "", **more),)
+
+
+def _hyper_connection(shape: ModelShape, name: str, mixing: HyperConnections) -> Module:
+    """Return the module that mixes the residual streams in front of an attention or an MLP."""
+    factors = tuple((factor, 1) for factor in ("alpha_pre", "alpha_post", "alpha_res"))
+    more: dict[str, Any] = {
+        "kind": "mixing",
+        "is_fp32": mixing.is_fp32,
+        "vectors": (*factors, ("bias", mixing.mapped)),
+    }
+    return _matrix(name, mixing.streams * shape.hidden_size, mixing.mapped, "", **more)
 
 
 def _norm(shape: ModelShape, name: str, width: int) -> Module:
@@ -231,6 +280,78 @@ def _latent_attention(shape: ModelShape, latent: Latent, kind: str = DENSE) -> t
         _matrix(
             "linear_proj", heads * latent.v_head_dim, hidden, "row", bias=shape.add_bias_linear
         ),
+    )
+
+
+def _compressed_attention(
+    shape: ModelShape, latent: Latent, attention: CompressedAttention, kind: str
+) -> tuple[Module, ...]:
+    """Return the modules of DeepSeek-V4's hybrid attention: one key that is its own value, and grouped outputs.
+
+    The projections of queries and of the key run in FP8, and so does the indexer's; the compressors, the indexer's
+    weights and the first output projection, a parameter that no linear layer has, do not.
+    """
+    hidden, heads, width = shape.hidden_size, shape.num_attention_heads, latent.v_head_dim
+    rank = latent.q_lora_rank or hidden
+    query, ratio = heads * width, RATIOS[kind]
+    sinks = (("attn_sink", heads),)
+    return (
+        _norm(shape, "input_layernorm", hidden),
+        _matrix("linear_q_down_proj", hidden, rank, ""),
+        *([_norm(shape, "q_layernorm", rank)] if shape.qk_layernorm else []),
+        _matrix("linear_q_up_proj", rank, query, "column"),
+        _matrix("linear_kv_proj", hidden, width, "column"),
+        *([_norm(shape, "kv_layernorm", width)] if shape.qk_layernorm else []),
+        *(_compressor("compressor", hidden, width, ratio) if ratio else ()),
+        *(
+            _compressed_indexer(shape, rank, shape.indexer, ratio)
+            if kind == COMPRESSED and shape.indexer
+            else ()
+        ),
+        Module(name="core_attention", kind="attention", vectors=sinks, is_high=True, is_fp32=True),
+        _matrix(
+            "linear_o_group_proj",
+            query // attention.output_groups,
+            attention.projected,
+            "",
+            kind="mixing",
+        ),
+        _matrix("linear_proj", attention.projected, hidden, "row", bias=shape.add_bias_linear),
+    )
+
+
+def _compressor(
+    name: str, hidden: int, width: int, ratio: int, *, is_detached: bool = False
+) -> tuple[Module, ...]:
+    """Return the modules that make one key of several tokens; those of four tokens overlap, which doubles them."""
+    projected = 2 * width if ratio == RATIOS[COMPRESSED] else width
+    positions = (("ape", ratio * projected),)
+    return (
+        _matrix(f"{name}.linear_wkv", hidden, projected, "", is_high=True, is_detached=is_detached),
+        _matrix(
+            f"{name}.linear_wgate", hidden, projected, "", is_high=True, is_detached=is_detached
+        ),
+        Module(name=name, kind="mixing", vectors=positions, is_fp32=True),
+        Module(name=f"{name}.norm", kind="norm", outputs=width),
+    )
+
+
+def _compressed_indexer(
+    shape: ModelShape, rank: int, indexer: Indexer, ratio: int
+) -> tuple[Module, ...]:
+    """Return the modules that choose compressed keys; their inputs take no gradient, and they have their own loss."""
+    hidden, width = shape.hidden_size, indexer.head_dim
+    return (
+        _matrix("indexer.linear_wq_b", rank, indexer.num_heads * width, "", is_detached=True),
+        _matrix(
+            "indexer.linear_weights_proj",
+            hidden,
+            indexer.num_heads,
+            "",
+            is_high=True,
+            is_detached=True,
+        ),
+        *_compressor("indexer.compressor", hidden, width, ratio, is_detached=True),
     )
 
 
@@ -314,12 +435,8 @@ def _delta_net(shape: ModelShape, net: DeltaNet) -> tuple[Module, ...]:
 
 OTHER_PARTS = {
     "self_attention": (
-        "core_attention",
-        "q_layernorm",
-        "k_layernorm",
-        "kv_layernorm",
-        "delta_rule",
-        "out_norm",
+        *("core_attention", "q_layernorm", "k_layernorm", "kv_layernorm", "delta_rule", "out_norm"),
+        *("linear_kv_proj", "linear_o_group_proj"),
     ),
     "mlp": ("router",),
     "mixer": ("conv1d", "ssm", "gated_norm"),
@@ -330,7 +447,7 @@ _PARENT_OF = {
     for parent, names in OTHER_PARTS.items()
     for name in (*OF_A_LAYER[parent], *names)
 }
-OF_MTP = ("enorm", "hnorm", "eh_proj", "final_layernorm")
+OF_MTP = ("enorm", "hnorm", "eh_proj", "e_proj", "h_proj", "hc_head", "final_layernorm")
 """Modules of a multi-token-prediction layer around its transformer layer."""
 RENAMED = {"gated_norm": "norm"}
 """Name in the plan -> name in Megatron, where a layer has two modules of the same name."""
@@ -388,7 +505,7 @@ class ModulePaths:
             )
         if module.startswith("shared_experts."):
             return f"mlp.{module}"
-        if module.startswith("indexer."):
+        if module.startswith(("indexer.", "compressor")):
             return f"self_attention.core_attention.{module}"
         parent = _PARENT_OF.get(module, "")
         return f"{f'{self.mixer}.' if parent == 'mixer.' else parent}{RENAMED.get(module, module)}"

@@ -11,12 +11,19 @@ Megatron derives after construction (`ffn_hidden_size`, `kv_channels`, ...) are 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 from bridge.errors import Finding, RunConfigError
+from bridge.model.compressed import (
+    COMPRESSED_HYBRID,
+    RATIOS,
+    CompressedAttention,
+    HyperConnections,
+    kind_of_ratio,
+)
 from bridge.model.hybrid import HybridPattern, model_fault
 from bridge.model.section import Section, read_section
 from bridge.model.variants import DELTA_NET, SPARSE, DeltaNet, Indexer, unplanned
@@ -105,7 +112,8 @@ class ModelShape:
     kv_channels: int
     kinds: tuple[str, ...]
     """Kind of each layer: transformer, delta_net, sparse or sparse_shared (it takes another layer's choice of keys),
-    each with _moe where it has experts; in a hybrid mamba, attention, latent_attention, mlp or moe."""
+    or one of `compressed.RATIOS`, each with _moe where it has experts; in a hybrid mamba, attention, latent_attention,
+    mlp or moe."""
     is_hybrid: bool = False
     """Each layer is one block, of the kind that a letter of the pattern names."""
     vocab_size: int = 0
@@ -138,6 +146,8 @@ class ModelShape:
     state_space: StateSpace | None = None
     delta_net: DeltaNet | None = None
     indexer: Indexer | None = None
+    compressed: CompressedAttention | None = None
+    hyper_connections: HyperConnections | None = None
 
     @property
     def is_moe(self) -> bool:
@@ -211,8 +221,10 @@ class _Reader:
             self.whole(name)
         self.faults += self.pattern.faults if self.pattern is not None else ()
         delta_net, indexer = self._delta_net(), self._indexer()
+        depths = self._depths()
+        ratio_kinds = self._ratio_kinds(layers, depths) if self.is_compressed else ()
         kinds = (self.pattern.kinds if self.pattern is not None else ()) or self._kinds(
-            layers, indexer
+            layers, indexer, ratio_kinds
         )
         self._check_heads(sizes)
         embedding = "rope" if self.pattern is None else "none"
@@ -228,11 +240,9 @@ class _Reader:
             layer_norm_bias=normalization == "LayerNorm",
             has_softmax_offset=self.text("softmax_type") == "learnable",
             position_embedding_type=self.text("position_embedding_type", embedding),
-            mtp_num_layers=self._depths(),
+            mtp_num_layers=depths,
             mtp_is_repeated=self.flag("mtp_use_repeated_layer"),
-            mtp_kind=kinds[-1].replace(
-                "sparse_shared", "sparse"
-            ),  # its layers count from 1, which chooses keys
+            mtp_kind=self._mtp_kind(kinds[-1], ratio_kinds[layers:]),
             mtp_kinds=self.pattern.mtp_kinds if self.pattern is not None else (),
             experts=self._experts(sizes["ffn_hidden_size"]),
             latent=self._latent() if self.has_latent else None,
@@ -241,6 +251,10 @@ class _Reader:
             else None,
             delta_net=delta_net,
             indexer=indexer,
+            compressed=self._compressed(sizes["num_attention_heads"])
+            if self.is_compressed
+            else None,
+            hyper_connections=self._hyper_connections(),
             **{name: self.flag(name) for name in SWITCHES},
         )
 
@@ -251,6 +265,10 @@ class _Reader:
     @property
     def has_latent(self) -> bool:
         return self.flag("multi_latent_attention") or "latent_attention" in self._kinds_of_pattern
+
+    @property
+    def is_compressed(self) -> bool:
+        return self.variant == COMPRESSED_HYBRID and self.pattern is None
 
     def _layers(self) -> int:
         if self.pattern is None:
@@ -344,10 +362,14 @@ class _Reader:
     def _refuse(self, name: str, rule: str, value: object, remedy: str) -> None:
         self.faults.append(model_fault(name, rule, value, f"{remedy}."))
 
-    def _kinds(self, layers: int, indexer: Indexer | None) -> tuple[str, ...]:
+    def _kinds(
+        self, layers: int, indexer: Indexer | None, ratio_kinds: Sequence[str]
+    ) -> tuple[str, ...]:
         """Return the kind of each layer: its attention, with _moe where it has experts."""
         attention = [DENSE] * layers
-        if indexer is not None:
+        if ratio_kinds:
+            attention = list(ratio_kinds[:layers])
+        elif indexer is not None:
             chooses = (indexer.is_in_layer(number) for number in range(1, layers + 1))
             attention = ["sparse" if is_chooser else "sparse_shared" for is_chooser in chooses]
         elif self.variant in DELTA_NET:
@@ -446,12 +468,74 @@ class _Reader:
             conv_width=self.whole("linear_conv_kernel_dim"),
         )
 
+    def _mtp_kind(self, last: str, ratio_kinds: Sequence[str]) -> str:
+        """Return the kind of the layer inside a prediction layer."""
+        if not ratio_kinds:
+            return last.replace(
+                "sparse_shared", "sparse"
+            )  # its layers count from 1, which chooses keys
+        if len({*ratio_kinds}) > 1:
+            rule = "cannot plan: prediction layers of several kinds"
+            self._refuse(
+                "csa_compress_ratios", rule, list(ratio_kinds), "Give all of them the same ratio"
+            )
+        return f"{ratio_kinds[0]}_{MOE}" if last.endswith(MOE) else ratio_kinds[0]
+
+    def _ratio_kinds(self, layers: int, depths: int) -> tuple[str, ...]:
+        """Return the kind of each layer of the hybrid attention, those of prediction layers behind the others."""
+        given = self.section.given("csa_compress_ratios")
+        ratios = _list_of(given) if isinstance(given, str) else given
+        needed, is_dense = layers + depths, self.flag("csa_dense_mode")
+        listed = ratios if isinstance(ratios, list | tuple) else []
+        if len(listed) < needed or any(ratio not in RATIOS.values() for ratio in listed):
+            rule = f"must be a list of 0, 4 or 128 for each of the {layers} layers and {depths} prediction layers"
+            self._refuse("csa_compress_ratios", rule, given, "Correct it")
+            listed = [0] * needed
+        return tuple(kind_of_ratio(ratio, is_dense=is_dense) for ratio in listed[:needed])
+
+    def _compressed(self, heads: int) -> CompressedAttention:
+        self._require_latent()
+        if self.whole("tensor_model_parallel_size") > 1:
+            ranks = self.whole("tensor_model_parallel_size")
+            rule = f"must be 1 with experimental_attention_variant={COMPRESSED_HYBRID}, as Megatron asserts"
+            self._refuse("tensor_model_parallel_size", rule, ranks, "Set it to 1")
+        groups, width = self.whole("o_groups"), heads * self.whole("v_head_dim")
+        if width % groups:
+            rule = f"must divide the {width} outputs of all heads"
+            self._refuse("o_groups", rule, groups, "Use a divisor")
+        return CompressedAttention(output_groups=groups, output_rank=self.whole("o_lora_rank"))
+
+    def _hyper_connections(self) -> HyperConnections | None:
+        """Return the residual streams, by the field of the development branch or that of the main branch."""
+        for name in ("enable_hyper_connections", "enable_mhc_connections"):
+            if self.flag(name) and self.pattern is not None:
+                remedy = "Override it for a plan without them"
+                self._refuse(name, "cannot plan: hyper-connections of a hybrid model", True, remedy)
+                return None
+        if self.flag("enable_hyper_connections"):
+            streams = self.whole("num_residual_streams")
+            return HyperConnections(streams=streams, is_fp32=True, is_contraction_learned=True)
+        if self.flag("enable_mhc_connections"):
+            streams = self.whole("mhc_num_residual_streams")
+            return HyperConnections(streams=streams, is_fp32=False, is_contraction_learned=False)
+        return None
+
+    def _require_latent(self) -> None:
+        if not self.flag("multi_latent_attention"):
+            rule = f"must be on with experimental_attention_variant={self.variant}, which Megatron has for multi-latent"
+            self._refuse("multi_latent_attention", f"{rule} attention", False, "Set it to true")
+
     def _indexer(self) -> Indexer | None:
+        has_indexer = self.is_compressed and not self.flag("csa_dense_mode")
+        if has_indexer:
+            return Indexer(
+                num_heads=self.whole("dsa_indexer_n_heads"),
+                head_dim=self.whole("dsa_indexer_head_dim"),
+                topk=self.whole("dsa_indexer_topk"),
+            )
         if self.variant != SPARSE or self.pattern is not None:
             return None
-        if not self.flag("multi_latent_attention"):
-            rule = "must be on with experimental_attention_variant=dsa, which Megatron has for multi-latent attention"
-            self._refuse("multi_latent_attention", rule, False, "Set it to true")
+        self._require_latent()
         return Indexer(
             num_heads=self.whole("dsa_indexer_n_heads"),
             head_dim=self.whole("dsa_indexer_head_dim"),

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bridge.errors import Finding
+from bridge.model.compressed import COMPRESSED_HYBRID
 from bridge.model.hybrid import HybridPattern, model_fault
 from bridge.model.section import Section
 from bridge.target.fields import FIELDS
@@ -68,7 +69,6 @@ UNPLANNED = {
     "heterogeneous_block_specs": "each layer has modules of its own",
     "experimental_attention_variant": "layers of {kind}",
     "mla_down_proj_fusion": "one projection takes the place of two",
-    "enable_mhc_connections": "the residual stream is mixed by modules of its own",
     "use_kitchen": "linear layers come from another library",
     "moe_use_legacy_grouped_gemm": "experts are one module without linear layers",
     "moe_extended_tp": "experts are split in another way",
@@ -80,10 +80,7 @@ UNPLANNED = {
 """Field -> the change of the modules that the plan does not know."""
 
 
-ATTENTION_VARIANTS = {
-    "gdn2": "the second gated delta net",
-    "dsv4_hybrid": "DeepSeek-V4's hybrid attention",
-}
+ATTENTION_VARIANTS = {"gdn2": "the second gated delta net"}
 """Value of `experimental_attention_variant` that the plan does not know -> the name of its layers."""
 
 
@@ -100,7 +97,7 @@ SHARDS = {
 def _is_known(model: Section, name: str) -> bool:
     """Return whether the plan knows a value: a planned variant, or the shards that Megatron derives from the ranks."""
     if name == "experimental_attention_variant":
-        return model.given(name) in (None, *DELTA_NET, SPARSE)
+        return model.given(name) in (None, *DELTA_NET, SPARSE, COMPRESSED_HYBRID)
     ranks = [model.given(size) for size in SHARDS.get(name, ()) if model.given(size) is not None]
     return name in SHARDS and model.given(name) == (ranks or [1])[0]
 

@@ -169,18 +169,26 @@ def _rank(
         bytes_of["low-precision copies"] += _copies(parameters, capability, settings, ddp)
         bytes_of["amax state"] += _amax(plan, parameters)
         if settings.fsdp:
-            groups = fsdp_groups(parameters, plan.parallel, ddp, data_rank)
+            groups = fsdp_groups(
+                parameters, plan.parallel, ddp, data_rank, has_units=settings.has_units
+            )
             _add_gathered(groups, settings, bytes_of)
         else:
             groups = ddp_groups(parameters, plan, place, ddp, data_rank)
         for group in groups:
+            is_fp32 = group.parameters[0].is_fp32
             bytes_of["weights"] += round(group.weights * element_bytes(group.parameters[0].storage))
-            bytes_of["gradients"] += round(group.gradients * gradient)
-            bytes_of["master weights"] += group.masters * _master_bytes(settings)
+            bytes_of["gradients"] += round(group.gradients * (FP32_BYTES if is_fp32 else gradient))
+            if not is_fp32 or settings.fsdp:
+                bytes_of["master weights"] += group.masters * _master_bytes(settings)
             bytes_of["optimizer state"] += round(
                 group.states * _state_bytes(settings, group.parameters)
             )
-            step += group.states * FP32_BYTES if is_narrow and settings.casts_gradients else 0
+            step += (
+                group.states * FP32_BYTES
+                if is_narrow and settings.casts_gradients and not is_fp32
+                else 0
+            )
             if settings.is_hybrid_device and not settings.fsdp:
                 _offload(group, settings, bytes_of, host_bytes_of)
     bytes_of["activations"] = activation_bytes(plan, places, workload)
@@ -347,6 +355,10 @@ def _notes(
             "Megatron-FSDP is counted with two units gathered at a time; without fsdp_double_buffer it gathers ahead, "
             "and may hold more."
         )
+    if settings.fsdp and ddp["megatron_fsdp_version"] == 2:
+        notes.append(
+            "Megatron-FSDP is counted as its first version, not as megatron_fsdp_version=2."
+        )
     if settings.is_hybrid_device and settings.fsdp:
         notes.append(
             "Masters and optimizer state are counted on the GPU, although optimizer_cpu_offload moves some."
@@ -366,7 +378,8 @@ def _notes(
         and not has_column_copy(settings.row, (10, 0))
     ):
         notes.append(
-            "The GPU is not known: counted with the transposed FP8 copies that Hopper needs and Blackwell not."
+            "Whether the GPU needs transposed FP8 copies is not known: counted with them, which Hopper needs and "
+            "Blackwell not."
         )
     if settings.family is not None and not settings.low_parameters:
         notes.append(

@@ -167,9 +167,21 @@ def keeps_scores(plan: PrecisionPlan, workload: Workload) -> bool:
     return attention_core(plan, workload) != FUSED and plan.shape.indexer is None
 
 
+def uncounted_kernels(plan: PrecisionPlan) -> tuple[str, ...]:
+    """Return the parts of layers whose activations are not counted: their kernels run on a GPU alone."""
+    found = []
+    if plan.shape.compressed is not None:
+        found.append(
+            "activations of compressors, indexers and cores of DeepSeek-V4's hybrid attention"
+        )
+    if plan.shape.hyper_connections is not None:
+        found.append("activations of hyper-connections beyond their inputs")
+    return tuple(found)
+
+
 def stream_bytes(plan: PrecisionPlan, workload: Workload) -> float:
     """Return the bytes of one micro-batch between two layers."""
-    return _Counting(plan, workload).stream
+    return _Counting(plan, workload).streams
 
 
 def segments(plan: PrecisionPlan, place: Place, workload: Workload) -> list[Segment]:
@@ -213,6 +225,9 @@ class _Counting:
         self.width = self.outside * self.shape.hidden_size
         """Elements between two layers."""
         self.stream = self.width * self.residual
+        mixing = plan.shape.hyper_connections
+        self.streams = self.stream * (mixing.streams if mixing is not None else 1)
+        """Bytes between two layers, of all residual streams."""
         self.core = attention_core(plan, workload)
         self.dropped = {part for name in workload.modules for part in DROPS.get(name, ())}
         self.segments: dict[int, Segment] = {}
@@ -228,14 +243,16 @@ class _Counting:
 
     def group(self, layers: Sequence[PlanLayer]) -> Segment:
         """Return layers that are recomputed together, from their input."""
-        return Segment(self.stream, sum(sum(self.segment(layer)) for layer in layers) - self.stream)
+        return Segment(
+            self.streams, sum(sum(self.segment(layer)) for layer in layers) - self.streams
+        )
 
     def prediction(self, layers: Sequence[PlanLayer]) -> list[Segment]:
         """Return the layers of multi-token prediction, each with a norm; `block` does not recompute them."""
         depths, own = self.shape.mtp_num_layers, max(1, self.shape.mtp_layers)
         found = [*(self.segment(layer) for layer in layers), *[Segment(self.norm())] * own]
         if self.workload.recompute == "full" and self.workload.method == "uniform":
-            inputs, whole = 2 * self.stream, sum(segment.kept for segment in found) / own
+            inputs, whole = self.stream + self.streams, sum(segment.kept for segment in found) / own
             return [Segment(inputs, whole - inputs)] * depths
         return found * (depths // own)
 
@@ -265,6 +282,17 @@ class _Counting:
             yield from self._mlp(saved)
         if "eh_proj" in modules:
             yield "base", 2 * self.norm() + 2 * self.width * saved["eh_proj"]
+        if (
+            "e_proj" in modules and shape.hyper_connections is not None
+        ):  # the second norm and projection of each stream
+            passes = 1 + shape.hyper_connections.streams
+            yield "base", passes * self.norm() + self.width * saved["e_proj"]
+            yield "base", shape.hyper_connections.streams * self.width * saved["h_proj"]
+        for name in ("self_attention_hyper_connection", "mlp_hyper_connection"):
+            if (
+                name in modules
+            ):  # its input; what it keeps of the streams that it mixes is not counted
+                yield "base", self.streams
         yield from self._adapters(modules)
 
     def _adapters(self, modules: Mapping[str, PlanModule]) -> Rows:
@@ -346,6 +374,9 @@ class _Counting:
             self.shape.num_attention_heads / self.tensor,
             saved["linear_proj"],
         )
+        if "linear_o_group_proj" in saved and shape.latent is not None:
+            yield from self._compressed(saved, heads, shape.latent)
+            return
         row = core.row("qk")
         kept = element_bytes(row.format) if row is not None and row.format in LOW else self.element
         yield "base", self.norm() + self._dropout()
@@ -471,6 +502,29 @@ class _Counting:
             ):
                 kept_as = saved[f"indexer.{name}"]
                 yield "core_attn", self.tokens * width * (kept_as if kept_as != self.element else 0)
+
+    def _compressed(self, saved: Mapping[str, float], heads: float, latent: Latent) -> Rows:
+        """Yield what the linear layers of DeepSeek-V4's hybrid attention keep, and the core's query, key and output.
+
+        Compressors, the indexer and the kernels of the core are not counted (`uncounted_kernels`).
+        """
+        query, projected = heads * latent.v_head_dim, self.plan.shape.compressed
+        rank = latent.q_lora_rank or self.shape.hidden_size
+        yield "base", self.norm() + self._dropout()
+        yield "layernorm", self.width * (saved["linear_q_down_proj"] + saved["linear_kv_proj"])
+        if self.shape.qk_layernorm:
+            yield (
+                "base",
+                self.tokens * ((rank + latent.v_head_dim) * self.element + 2 * self.statistics),
+            )
+        yield "base", self.tokens * rank * saved["linear_q_up_proj"]
+        yield "up_proj", self.tokens * (query + latent.v_head_dim) * self.element
+        yield "core_attn", self.tokens * query * self.element
+        if projected is not None:
+            yield (
+                "base",
+                self.tokens * (query * self.element + projected.projected * saved["linear_proj"]),
+            )
 
     def _mlp(self, saved: Mapping[str, float]) -> Rows:
         ffn = self.shape.ffn_hidden_size / self.tensor

@@ -5,8 +5,9 @@ a multiple of 64 elements, each bucket ends at a multiple of lcm(ranks, 128) (an
 `pad_buckets_for_high_nccl_busbw`), and rank r owns the r-th part of every bucket.
 Source: megatron-core 0.16.1 distributed/param_and_grad_buffer.py, optimizer/distrib_optimizer.py.
 
-Under Megatron-FSDP parameters of one dtype, of experts or not, and of one unit (a layer, under `optim_grads_params`)
-make a group. Its widest row decides the grid, and the group ends at a multiple of the grid times the ranks. Gaps of
+Under Megatron-FSDP parameters of one dtype, of experts or not, and of one unit make a group. A unit is a layer, under
+`optim_grads_params`, and from 0.20 on under every strategy that shards (distributed/fsdp/mcore_fsdp_adapter.py).
+Its widest row decides the grid, and the group ends at a multiple of the grid times the ranks. Gaps of
 less than a row between its parameters are not counted, since small parameters fill them. With several optimizer
 instances (HSDP) weights and gradients are sharded inside an instance, and with `outer_dp_sharding_strategy` masters and
 optimizer state over all of them. What is sharded is gathered while it is used: two units at a time, or one unit and the
@@ -147,10 +148,7 @@ def ddp_groups(
     bucket_size = (
         int(ddp["bucket_size"] or max(40_000_000, 1_000_000 * parallel.data)) if is_cut else None
     )
-    alike = grouped(
-        ((one.is_frozen, one.is_expert, one.storage if one.is_stored_low else settings.mode), one)
-        for one in parameters
-    )
+    alike = grouped(((one.is_frozen, one.is_expert, one.storage), one) for one in parameters)
     found = []
     for (is_frozen, is_expert, _), group in alike.items():
         if is_frozen:
@@ -199,15 +197,24 @@ GATHERED = ("optim_grads", "optim_grads_params")
 
 
 def fsdp_groups(
-    parameters: Sequence[Parameter], parallel: Parallel, ddp: Mapping[str, Any], data_rank: int
+    parameters: Sequence[Parameter],
+    parallel: Parallel,
+    ddp: Mapping[str, Any],
+    data_rank: int,
+    *,
+    has_units: bool,
 ) -> list[Group]:
-    """Return the groups of a model chunk's parameters, given in the order of Megatron's modules."""
+    """Return the groups of a model chunk's parameters, given in the order of Megatron's modules.
+
+    `has_units`: a layer is a unit under every strategy that shards (`Settings.has_units`).
+    """
     sharded = SHARDED.get(str(ddp["data_parallel_sharding_strategy"]), "OGP")
     instances = ddp["num_distributed_optimizer_instances"] or 1
     is_outer = instances > 1 and ddp["outer_dp_sharding_strategy"] != "no_shard"
+    in_units = bool(sharded) if has_units else "P" in sharded
     found = []
     for group in _grouped(
-        parameters, "P" in sharded, bucket_size=ddp["bucket_size"], splits_shared=bool(sharded)
+        parameters, in_units, bucket_size=ddp["bucket_size"], splits_shared=bool(sharded)
     ):
         everywhere = (
             parallel.expert_data if group[0].is_expert else parallel.data * parallel.context
@@ -231,7 +238,7 @@ def fsdp_groups(
                 gradients=trained // (inner if "G" in sharded else 1),
                 masters=share if trained else 0,
                 states=states if trained else 0,
-                unit=_unit(group[0]) if "P" in sharded else None,
+                unit=_unit(group[0]) if in_units else None,
             )
         )
     return found

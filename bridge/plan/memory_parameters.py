@@ -117,6 +117,11 @@ class Parameter:
         return self.rows * self.columns
 
     @property
+    def is_fp32(self) -> bool:
+        """Whether it is kept in FP32: its gradient is, and it needs no master."""
+        return self.storage == "fp32"
+
+    @property
     def is_stored_low(self) -> bool:
         """Whether it is kept in FP8 or FP4."""
         return self.storage in LOW
@@ -147,9 +152,9 @@ class _Chunk:
             )
         for index in place.layers:
             yield from self._shared(str(index + 1))
-        norm, head = self.layers["output"].modules
+        *norms, head = self.layers["output"].modules
         if place.output:
-            yield from self._modules("output", (norm,))
+            yield from self._modules("output", norms)
         for label in (f"mtp {number}" for number in range(1, shape.mtp_layers + 1 if mtp else 1)):
             *first, last = self.layers[label].modules
             yield from self._modules(label, first)
@@ -215,7 +220,8 @@ class _Chunk:
             is_expert=is_expert,
             is_frozen=module.is_frozen,
         )
-        vector = partial(made, rows=1, storage=mode, computes=mode)
+        kept = "fp32" if module.is_fp32 else mode
+        vector = partial(made, rows=1, storage=kept, computes=kept)
         for name, length in module.vectors:
             yield vector(name=name, columns=length // ranks if module.split == "column" else length)
         if outputs and module.kind == "norm":

@@ -53,7 +53,7 @@ from bridge.target.versions import Version
 
 COLUMNS = tuple(field.name for field in fields(PlanRow))
 LOW = frozenset({"e4m3", "e5m2", "e2m1", "custom"})
-NO_SETTINGS = frozenset({"recipes", "notes", "absorbs", "are_experts_grouped"})
+NO_SETTINGS = frozenset({"recipes", "notes", "absorbs", "are_experts_grouped", "has_units"})
 """Parts of the settings that the plan shows elsewhere."""
 MULTIPLIED = frozenset({"fprop", "dgrad", "wgrad", "qk", "pv"})
 

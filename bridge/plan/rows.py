@@ -39,6 +39,8 @@ class PlanRow:
 def module_rows(module: Module, settings: Settings, *, low: bool) -> tuple[PlanRow, ...]:
     """Return the rows of a module in a layer that is (`low`), or is not, in the scheme's context."""
     low = low and not module.is_high and not (module.is_absorbed and settings.absorbs)
+    if module.is_fp32 and module.kind != "attention":
+        settings = settings.in_fp32
     rows = _rows(module, settings, low=low)
     if not module.is_frozen:
         return rows
@@ -59,13 +61,16 @@ def _rows(module: Module, settings: Settings, *, low: bool) -> tuple[PlanRow, ..
     if module.kind == "head":
         return _linear(settings, low=settings.output_layer, bias=False, is_head=True)
     if module.kind == "attention":
-        offsets = tuple(_weight(settings, low=False, item=name) for name, _ in module.vectors)
+        kept = settings.in_fp32 if module.is_fp32 else settings
+        offsets = tuple(_weight(kept, low=False, item=name) for name, _ in module.vectors)
         return _attention(settings, low=low and settings.attention) + offsets
     if module.kind == "router":
         return (
             *_gemms(settings.autocast or settings.router or settings.mode),
             _weight(settings, low=False),
         )
+    if module.kind == "mixing" and module.outputs:
+        return (*_gemms(settings.mode), _weight(settings, low=False))
     if module.kind == "embedding":
         return PlanRow(item="lookup", format=settings.mode), _weight(settings, low=False)
     dtype = settings.mode if module.kind == "norm" else settings.autocast or settings.mode

@@ -9,7 +9,7 @@ from typing import Any
 from bridge.model.layout import Parallel
 from bridge.model.reads import kept_property
 from bridge.plan.memory import MemoryReport, memory_report
-from bridge.plan.memory_activations import Workload
+from bridge.plan.memory_activations import Workload, uncounted_kernels
 from bridge.plan.precision_plan import PrecisionPlan, plan_of
 from bridge.rules.violation import Violation
 from bridge.sync.prediction import Prediction
@@ -106,6 +106,8 @@ class PlannedRun:
             found.append("embedding and output layer (model.vocab_size is not stated)")
         if not self.workload.seq_length:
             found.append("activations (model.seq_length is not stated)")
+        else:
+            found += uncounted_kernels(self.plan)
         stated = self.prediction.sections["model"].stated
         return (*found, *(name for part, name in ENCODERS.items() if f"freeze_{part}" in stated))
 

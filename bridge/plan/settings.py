@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bridge.errors import RunConfigError
+from bridge.model.compressed import COMPRESSED_HYBRID
 from bridge.model.layout import sent_between_stages
 from bridge.precision.config import settings_of
 from bridge.precision.copies import Copies, copies_of, with_backward, with_nvfp4_options
@@ -28,6 +29,8 @@ OWN_MASTERS = "0.17"
 """First megatron-core whose Megatron-FSDP reads `megatron_fsdp_main_params_dtype`."""
 DECOUPLED = "0.18"
 """First megatron-core whose Megatron-FSDP hands the precision-aware optimizer gradients in their own dtype."""
+UNITS = "0.20"
+"""First megatron-core whose Megatron-FSDP makes a unit of each layer under every strategy that shards."""
 ABSORBED = "0.17"
 """First megatron-core whose sparse attention multiplies by the weight of the key-value up projection itself."""
 
@@ -86,6 +89,8 @@ class Settings:
     """Masters and optimizer state are sharded over the data-parallel ranks."""
     fsdp: bool = False
     """Megatron-FSDP shards what its strategy says."""
+    has_units: bool = True
+    """Megatron-FSDP makes a unit of each layer, also where it does not shard the parameters."""
     owns_masters: bool = False
     """Precision-aware optimizer: the fused Adam holds the masters itself."""
     casts_gradients: bool = True
@@ -146,6 +151,22 @@ class Settings:
         if row.format != column.format:
             return "custom"
         return row.format or self.mode
+
+    @property
+    def in_fp32(self) -> Settings:
+        """The settings of modules whose parameters Megatron keeps in FP32: they have no masters."""
+        return replace(
+            self,
+            mode="fp32",
+            autocast=None,
+            family=None,
+            format=None,
+            scheme=None,
+            grad_reduce="fp32",
+            grad_sent="fp32",
+            master=None,
+            remainders=False,
+        )
 
     def row_of(self, scheme: str) -> Scheme | None:
         """Return the row of a module's scheme, by its name."""
@@ -278,6 +299,7 @@ def _fsdp(
     )
     return {
         "fsdp": True,
+        "has_units": at_least(mcore, UNITS) is not False,
         "master": master,
         "remainders": False,
         "offload_share": 0.0,
@@ -330,6 +352,11 @@ def _notes(run: Prediction) -> tuple[str, ...]:
     if model["keep_mtp_spec_in_bf16"] and (model["fp8"] or model["fp4"]):
         notes.append(
             "model.keep_mtp_spec_in_bf16 has no effect: neither Megatron Bridge nor Megatron Core reads it."
+        )
+    if model["experimental_attention_variant"] == COMPRESSED_HYBRID:
+        notes.append(
+            f"model.experimental_attention_variant={COMPRESSED_HYBRID} is in Megatron-LM's development branch alone "
+            "(dev of 2026-08-21): no release of Megatron Core builds this model."
         )
     if model["freeze_language_model"]:
         notes.append(

@@ -145,10 +145,10 @@ def count_parameters(model: Any) -> int | None:
         shape = ModelShape.of(model)
     except RunConfigError:
         return None
-    norm, head = output_modules(shape)
+    *norms, head = output_modules(shape)
     modules = [
         *embedding_modules(shape),
-        norm,
+        *norms,
         *([] if shape.share_embeddings_and_output_weights else [head]),
     ]
     modules += [module for kind in shape.kinds for module in layer_modules(shape, kind)]
@@ -248,12 +248,12 @@ def _too_early(name: str, target: Target) -> str | None:
 
 
 _VERDICT_OF = {
-    **dict.fromkeys(("PB602", "PB603", "PB621", "PB608", "PB606", "PB610", "PB605"), "no"),
+    **dict.fromkeys(("PB602", "PB603", "PB621", "PB622", "PB608", "PB606", "PB610", "PB605"), "no"),
     **dict.fromkeys(("PB611", "PB609", "PB617", "PB604"), "emulated"),
     **dict.fromkeys(("PB614", "PB607"), "unknown"),
 }
 """Rule -> the verdict where it speaks; the first verdict counts."""
-_WHATEVER_VERSIONS = ("PB602", "PB603", "PB608", "PB611", "PB614", "PB621")
+_WHATEVER_VERSIONS = ("PB602", "PB603", "PB608", "PB611", "PB614", "PB621", "PB622")
 """Rules whose verdict no version changes."""
 _RULES = without_run(BY_ID[name] for name in _VERDICT_OF)
 

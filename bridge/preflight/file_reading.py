@@ -9,13 +9,26 @@ from typing import Any
 from bridge.errors import Finding
 from bridge.precision.grouping import grouped
 from bridge.target.target import Target
-from bridge.target.versions import Version
+from bridge.target.versions import Version, newer_megatron, parse_version
 
 PRECISION_BRIDGE = "Precision Bridge"
 MEGATRON_BRIDGE = "Megatron Bridge"
 MEGATRON_LM = "Megatron-LM"
 NEWEST = "assumed: no release is read from the file, and this is the newest known one"
 """Reason of a release that is assumed."""
+INSTALLED = "installed here"
+"""Reason of the installed release, where no target states one and no newer one is at hand."""
+INSTALLED_FOR_FILE = "installed here, as the file leaves it open"
+"""The same, of a file whose fields several releases have."""
+THIS_MACHINE = "of this machine, which is the target"
+NOT_INSTALLED = "none is installed here, and no target states one"
+NOT_INSTALLED_BUT_AT_HAND = (
+    "none is installed here, and no target states one; {newer} is at hand: --target mcore{newer}"
+)
+ASSUMED_INSTALLED = "assumed: it is installed here, and no target states one; {newer} is at hand: --target mcore{newer}"
+"""Reason of the installed release, where a newer one is at hand."""
+REHEARSED = "the newest at hand, as no target states one"
+"""Reason of the release that a rehearsal imports."""
 OF_THE_MODE = "the mode of the run"
 """Reason of values that follow from the mode, whatever program starts the run."""
 
@@ -58,15 +71,20 @@ class Derived:
     """The value in the file; None where it states none."""
     because: str = ""
     """The setting or the condition that it follows from: "comm_overlap"."""
+    set_by: str = ""
+    """The framework that sets it; empty: the one that starts the run."""
+    source: str = ""
+    """The code in which a framework with a table sets it: file, function and commit."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain data."""
-        return {
+        shown = {
             "path": self.path,
             "value": self.value,
             "in_file": self.stated,
             "because": self.because,
         }
+        return shown | ({"set_by": self.set_by, "source": self.source} if self.set_by else {})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,8 +93,12 @@ class FileReading:
 
     framework: str = PRECISION_BRIDGE
     """The framework that starts a run of this file."""
+    base: str = ""
+    """The framework below it, whose arguments or classes its settings are; empty: it has its own."""
     sections: Mapping[str, Any] = field(default_factory=dict)
     """Our section and key names -> plain values with Megatron's field spellings, `mixed_precision` among them."""
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Setting ("model.hidden_size") that another file states -> that file's name."""
     names: Mapping[str, str] = field(default_factory=dict)
     """Dotted key of the file, or its beginning -> ours, where they differ; an override may be written with either."""
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -91,6 +113,8 @@ class FileReading:
     """Why the run has no plan, as a sentence: the source of its layers, or of their precision, is not read."""
     other_layers: str | None = None
     """The kind of the model, where its layers are none of a language model's; `unplanned` is the refusal then."""
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    """Option of the engine that generates samples, which trains nothing -> its value."""
     uncounted: tuple[str, ...] = ()
     """Options that may bear on the layout, the layers or the bytes and are not read: memory gives no verdict."""
     opened: Mapping[str, str] = field(default_factory=dict)
@@ -111,6 +135,8 @@ class FileReading:
     """Names of variables of a launch script that only its environment or its command line sets."""
     refused: tuple[Finding, ...] = ()
     """Words of its command line that the program's parser refuses."""
+    not_forwarded: tuple[Finding, ...] = ()
+    """Settings that its framework does not forward, or hands to other modules than they say."""
     runs: tuple[str, ...] = ()
     """Each run of the file, in a few words."""
     number: int = 1
@@ -126,6 +152,19 @@ class FileReading:
         return self.release_reason == NEWEST
 
     @property
+    def settings_of(self) -> str:
+        """The framework whose arguments or classes its settings are."""
+        return self.base or self.framework
+
+    @property
+    def is_release_installed(self) -> bool:
+        """Whether the release is the installed one, since no target and no file states another."""
+        reasons = (INSTALLED, INSTALLED_FOR_FILE, REHEARSED)
+        return self.release_reason in reasons or self.release_reason.startswith(
+            ASSUMED_INSTALLED.partition(";")[0]
+        )
+
+    @property
     def settled_at_start(self) -> frozenset[str]:
         """Settings set at start that follow from the mode, whatever the program does."""
         return frozenset(one.path for one in self.derived if one.because == OF_THE_MODE)
@@ -135,15 +174,18 @@ class FileReading:
         """What an answer has to say of the file, as sentences: the release, what is set at start, what is open."""
         release = f"megatron-core {self.release} ({self.release_reason})."
         if self.release is None:
-            release = "No release of megatron-core is known: the target states none."
+            release = f"No release of megatron-core is known: {self.release_reason or 'the target states none'}."
         set_ = []
-        by_reason = grouped((one.because, f"{one.path}={one.value}") for one in self.derived)
-        for why, values in by_reason.items():
+        by_reason = grouped(
+            ((one.set_by, one.because), f"{one.path}={one.value}") for one in self.derived
+        )
+        for (set_by, why), values in by_reason.items():
             if why == OF_THE_MODE and self.mode_decided_by is not None:
                 continue
-            verb = f"{self.framework} sets at start"
+            framework = set_by or self.settings_of
+            verb = f"{framework} sets at start"
             if self.unstated_by is not None and why != OF_THE_MODE:
-                verb = f"Assumed, as {self.framework} sets it at start"
+                verb = f"Assumed, as {framework} sets it at start"
             set_.append(f"{verb}: {', '.join(values)} ({why}).")
         return (release, *set_, *self.read_too, *self.open, *self._chosen)
 
@@ -181,17 +223,34 @@ class FileReading:
             "open": list(self.open),
             "unplanned": self.unplanned,
             "uncounted": list(self.uncounted),
+            "generation": dict(self.generation),
             "mode_decided_by": self.mode_decided_by,
             "run": {"number": self.number, "of": list(self.runs)} if self.runs else None,
         }
 
     def released(self, target: Target, *, is_stated: bool) -> FileReading:
         """Return the reading with the release of the target, or the installed one, where the file says none."""
-        if self.release is not None or target.mcore is None:
+        if self.release is not None:
             return self
-        is_here = target.is_detected or not is_stated
-        reason = "installed here" if is_here else "stated by the target"
+        if target.mcore is None:
+            return (
+                self
+                if is_stated
+                else replace(self, release_reason=reason_of_installed(NOT_INSTALLED))
+            )
+        if target.is_detected:
+            reason = THIS_MACHINE
+        elif is_stated:
+            reason = "stated by the target"
+        else:
+            reason = reason_of_installed(INSTALLED)
         return replace(self, release=target.mcore, release_reason=reason)
+
+    def rehearsed(self, version: str) -> FileReading:
+        """Return the reading with the release that a rehearsal imported, where no target and no file states one."""
+        if not self.is_release_installed:
+            return self
+        return replace(self, release=parse_version(version), release_reason=REHEARSED)
 
     def own_name(self, key: str) -> str:
         """Return our name of a dotted key that may be written with the file's."""
@@ -199,3 +258,13 @@ class FileReading:
             if key == theirs or key.startswith(f"{theirs}."):
                 return ours + key[len(theirs) :]
         return key
+
+
+def reason_of_installed(reason: str) -> str:
+    """Return why the installed release counts: a reason, or another one where a newer release is at hand."""
+    newer = newer_megatron()
+    if newer is None:
+        return reason
+    if reason == NOT_INSTALLED:
+        return NOT_INSTALLED_BUT_AT_HAND.format(newer=newer)
+    return ASSUMED_INSTALLED.format(newer=newer)

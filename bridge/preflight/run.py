@@ -29,7 +29,8 @@ from bridge.preflight.file_reading import (
     FileReading,
 )
 from bridge.preflight.origins import NOT_KNOWN, Origins
-from bridge.registry.config import MixedPrecisionConfig, PeerConfig
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.peer import PeerConfig
 from bridge.registry.registry import get_mixed_precision_config, is_auto
 from bridge.rules.context import PRECISION_OWNERS
 from bridge.rules.program import Program
@@ -194,10 +195,11 @@ class Run:
         loads = section_of(self.sections.get("checkpoint"), "load") is not None
         return Program(
             is_own=is_own,
-            is_bridge=self.reading.framework == MEGATRON_BRIDGE,
+            is_bridge=self.reading.settings_of == MEGATRON_BRIDGE,
             is_resumed=loads
             and not is_own,  # ours reads its own checkpoints so that no variable is needed
             refused=self.reading.refused,
+            not_forwarded=self.reading.not_forwarded,
         )
 
     @property

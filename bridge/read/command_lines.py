@@ -134,6 +134,8 @@ def read(launch: Launch, chosen: str | None = None) -> CommandLine | None:
     line, is_forced = Line(launch), chosen is not None
     framework = None if is_forced else frameworks.of_launch(launch)
     unread = None
+    if framework is not None and framework.table:
+        return None
     if framework is not None and not framework.is_converted:
         unread = CommandLine(
             evidence=framework.evidence, framework=framework, elsewhere=framework.name

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bridge.preflight.file_reading import INSTALLED_FOR_FILE, reason_of_installed
 from bridge.rules.facts.near_names import nearest_fields
 from bridge.target.fields import FIELDS, known_releases
 from bridge.target.versions import Version, installed
@@ -91,7 +92,7 @@ def release_of(
                 newest, field = first, f"{role}.{name}"
     here = installed("mcore")
     if not is_whole and (here is None or here >= releases[newest]):
-        return here, "installed here, as the file leaves it open"
+        return here, reason_of_installed(INSTALLED_FOR_FILE)
     if newest:
         return releases[
             newest

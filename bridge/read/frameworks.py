@@ -28,6 +28,10 @@ CONVERTED = (
     "{path}: looks like {name} (it {evidence}), which {runs}. `check`, `plan` and `memory` do not read it; "
     "`precision-bridge convert {quoted}` reads what it states of the precision."
 )
+READ = (
+    "{path}: looks like {name} (it {evidence}), which {runs}. `check`, `plan` and `memory` read it, and `convert` does "
+    "not."
+)
 UNREAD = "{path}: looks like {name} (it {evidence}), which {runs}. No command reads it, `convert` neither."
 
 
@@ -46,10 +50,18 @@ class Framework:
     """What to give the other commands, a sentence."""
     yields: bool = False
     """A system that reads the command line goes before it."""
+    is_read: bool = False
+    """`check`, `plan` and `memory` read the file."""
+    table: str = ""
+    """Its table in `bridge.read.framework`, by which its runs are read; empty: they are not."""
 
     def refusal(self, path: str) -> str:
         """Return the sentences with which every command that does not read the file refuses it."""
-        sentence = CONVERTED if self.is_converted else UNREAD
+        sentence = UNREAD
+        if self.is_read:
+            sentence = READ
+        elif self.is_converted:
+            sentence = CONVERTED
         words = {"name": self.name, "evidence": self.evidence, "runs": self.runs}
         return " ".join(
             filter(None, (sentence.format(path=path, quoted=quote(path), **words), self.instead))
@@ -66,6 +78,8 @@ class _Row:
         self.instead: str = columns.get("instead", "")
         self.shown = tuple(str(columns.get("shows", "")).split())
         self.yields: bool = columns.get("yields", False)
+        self.table: str = columns.get("table", "")
+        self.words = _pattern(columns, "words")
         self.modules = tuple(str(columns.get("modules", "")).split())
         self.classes = tuple(str(columns.get("classes", columns.get("modules", ""))).split())
         self.launchers = tuple(str(columns.get("launchers", "")).split())
@@ -77,16 +91,22 @@ class _Row:
         self.files = [_File(row, self) for row in columns.get("files", ())]
 
     def found(self, evidence: str) -> Framework:
-        words = {
-            "name": self.name,
-            "evidence": evidence,
-            "runs": self.runs,
-            "instead": self.instead,
-        }
-        return Framework(**words, is_converted=self.is_converted, yields=self.yields)
+        return Framework(
+            name=self.name,
+            evidence=evidence,
+            runs=self.runs,
+            instead=self.instead,
+            is_converted=self.is_converted,
+            yields=self.yields,
+            table=self.table,
+        )
 
     def of_launch(self, launch: Launch) -> Framework | None:
         """Return the framework where a launch is one of its own."""
+        if self.words is not None and not any(
+            self.words.search(word) for word in _words_of(launch)
+        ):
+            return None
         launcher = [word for word in launch.runner if PurePosixPath(word).name in self.launchers]
         if launcher:
             return self.found(f"starts with `{PurePosixPath(launcher[0]).name}`")
@@ -115,13 +135,22 @@ class _Row:
         for file in self.files:
             seen = file.table.recognise(document)
             if seen is not None:
+                found = self.found(seen.evidence)
                 return replace(
-                    self.found(seen.evidence), runs=file.runs, is_converted=file.is_converted
+                    found, runs=file.runs, is_converted=file.is_converted, is_read=file.is_read
                 )
         for target in targets:
             if _package_of(target, self.classes):
                 return self.found(f"names the class `{target}`")
         return None
+
+
+def _words_of(launch: Launch) -> Iterator[str]:
+    """Yield the words of a launch, those of its variables and the files that its script reads."""
+    yield launch.program
+    yield from launch.arguments
+    yield from launch.environment.values()
+    yield from launch.notes
 
 
 def _package_of(path: str, packages: Sequence[str]) -> str:
@@ -142,7 +171,12 @@ class _File:
     def __init__(self, columns: Mapping[str, Any], framework: _Row) -> None:
         self.runs: str = columns.get("runs", framework.runs)
         self.is_converted: bool = columns.get("converts", framework.is_converted)
-        signs = {name: value for name, value in columns.items() if name not in ("runs", "converts")}
+        self.is_read: bool = columns.get("reads", False)
+        signs = {
+            name: value
+            for name, value in columns.items()
+            if name not in ("runs", "converts", "reads")
+        }
         self.table = Table({"recognised": [{**signs, "certainty": 1.0}]})
 
 

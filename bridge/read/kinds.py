@@ -25,6 +25,7 @@ from bridge.read.keys import (
 )
 from bridge.read.layer_source import unplanned_kitchen
 from bridge.read.megatron_bridge import run as megatron_bridge
+from bridge.target.target import Target
 
 MAPPINGS = (*OWNERS, *SECTIONS)
 OURS = (".yaml", ".yml")
@@ -34,6 +35,10 @@ MOST_SAVED_BYTES = 64 * 2**20
 SIZES = ("num_layers", "hidden_size", "num_attention_heads")
 ARGUMENTS = re.compile(rb"ARGS\w*[\"']?\s*:|^\s*[\"']?--[a-z]", re.MULTILINE)
 """In a file of Megatron-LM's arguments."""
+FRAMEWORK = re.compile(
+    rb"^['\"]?(?:modules|policy|actor_rollout_ref|defaults)['\"]?\s*:", re.MULTILINE
+)
+"""In a file of a framework on top of Megatron Core."""
 FILES = ("config.yaml", "run_config.yaml", "common.pt")
 ITERATION = "iter_*"
 """Folder of one iteration in a folder of checkpoints."""
@@ -48,6 +53,12 @@ def read_file(path: Path, choice: RunChoice | None = None) -> FileReading:
     """
     limit = MOST_SAVED_BYTES if path.suffix == SAVED else strict_yaml.MAX_BYTES
     data = strict_yaml.read_bytes(path, error=UnreadFileError, limit=limit)
+    if path.suffix in OURS and FRAMEWORK.search(data):
+        from bridge.read.framework.files import read_framework  # few files are a framework's
+
+        found = read_framework(_mapping(data, path), path, choice or RunChoice())
+        if found is not None:
+            return found
     if path.suffix not in OURS or ARGUMENTS.search(data):
         from bridge.read import foreign
         from bridge.read.megatron_lm import run as megatron_lm
@@ -137,16 +148,21 @@ def _own(whole: dict[str, Any], name: str) -> dict[str, Any]:
     return whole
 
 
-def started(reading: FileReading, sections: dict[str, Any], gpus: int | None) -> FileReading:
+def started(reading: FileReading, sections: dict[str, Any], target: Target) -> FileReading:
     """Write what the framework sets at the start of these sections into them, and return the reading with it."""
     if reading.framework == PRECISION_BRIDGE:
         return reading
+    from bridge.read.framework import start as framework_start
     from bridge.read.megatron_bridge import start as megatron_bridge_start
     from bridge.read.megatron_lm import start as megatron_lm_start
     from bridge.read.start import Start, derived  # only a file of another framework needs it
 
-    is_lm = reading.framework == MEGATRON_LM
-    rows = megatron_lm_start.rows_of(sections) if is_lm else megatron_bridge_start.ROWS
+    is_lm = reading.settings_of == MEGATRON_LM
+    rows = megatron_lm_start.rows_of(sections) if is_lm else list(megatron_bridge_start.ROWS)
+    gpus = target.count
+    if reading.base:
+        reading = framework_start.with_variables(reading, target)
+        rows = framework_start.with_framework(reading.framework, rows, sections)
     found = derived(sections, reading.own_fields, gpus, rows)
     unknown = [
         *reading.unknown,
@@ -168,6 +184,6 @@ def refuse_without_sizes(reading: FileReading, model: Mapping[str, Any], path: s
     if reading.other_layers is not None:
         raise RunConfigError(str(reading.unplanned))
     absent = [f"model.{name}" for name in SIZES if model.get(name) is None]
-    if absent and reading.framework == MEGATRON_LM:
+    if absent and reading.settings_of == MEGATRON_LM:
         rule = f"does not state {', '.join(absent)}, or only when it runs"
         raise RunConfigError(f"{path}: {rule}. Add {' '.join(f'{one}=VALUE' for one in absent)}.")

@@ -69,6 +69,8 @@ class Row:
     """File and function of the framework."""
     is_default: bool = False
     """It counts only where nothing states the setting."""
+    set_by: str = ""
+    """The framework that sets it; empty: the one whose arguments or classes the settings are."""
 
     def applies(self, start: Start) -> bool:
         """Return whether the value is set at the start of a run."""
@@ -111,5 +113,14 @@ def derived(
         role, _, name = row.path.partition(".")
         stated = found[row.path].stated if row.path in found else before
         sections[role] = {**(sections.get(role) or {}), name: value}
-        found[row.path] = Derived(path=row.path, value=value, stated=stated, because=row.because)
+        is_framework = bool(row.set_by)
+        source = row.source if is_framework else ""
+        found[row.path] = Derived(
+            path=row.path,
+            value=value,
+            stated=stated,
+            because=row.because,
+            set_by=row.set_by,
+            source=source,
+        )
     return tuple(one for one in found.values() if one.value != one.stated)

@@ -5,33 +5,23 @@ config.fp8_recipe            # 'tensorwise': the default, as at Megatron Bridge
 config.stated                # frozenset({'bf16', 'fp8'}): what the synchroniser may insist on
 config.finalize()            # raises PrecisionConfigError with every fault at once
 
-Recipes and model providers stay with Megatron Bridge, so its `MixedPrecisionConfig` meets ours in one program: its
-objects are recognised by their class, and read without importing it.
+A config can be written into a YAML file of Megatron Bridge: `to_cfg_dict` names that project's class and its fields.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Any
 
-from bridge.errors import PrecisionConfigError, UnknownFieldError
-from bridge.precision.config import FIELDS, MODE_SWITCHES, PEER_FIELDS, PrecisionConfig
-from bridge.precision.fields import LAYER_COUNTS, default_of
+from bridge.errors import PrecisionConfigError
+from bridge.precision.config import FIELDS, PEER_FIELDS, PrecisionConfig
+from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.mode import low_format_of, mode_of
 from bridge.precision.owners import DdpOwner, ModelOwner, OptimizerOwner
-from bridge.precision.statements import (
-    check_value,
-    field_names,
-    field_value,
-    is_stated,
-    mark_untold,
-    recipe_name,
-    stated_values,
-)
+from bridge.precision.statements import field_names, field_value, is_stated, recipe_name
 from bridge.precision.subjects import SCALER
 from bridge.precision.values import torch_dtype
 from bridge.registry.faults import faults_of
@@ -102,25 +92,23 @@ class MixedPrecisionConfig(PrecisionConfig):
             ``_target_`` and every field of the peer's class, dtypes as `torch.dtype`. The fields from `tf32` on have no
             place there: Megatron's own configs in the same run hold them once `setup` has written them.
         """
-        homeless = [
+        without_place = [
             name for name in field_names(self) if name not in PEER_FIELDS and is_stated(self, name)
         ]
-        if homeless and not vars(self).get("_held"):
-            names = ", ".join(homeless)
+        if without_place and not vars(self).get("_held"):
+            names = ", ".join(without_place)
             log.warning(
                 "mixed_precision: a file of Megatron Bridge has no place for %s before setup", names
             )
-        return {"_target_": PEER_TARGET, **{name: self._saved(name) for name in PEER_FIELDS}}
+        saved = {"_target_": PEER_TARGET}
+        for name in PEER_FIELDS:
+            saved[name] = self._saved(name)
+        return saved
 
     def _saved(self, name: str) -> Any:
         """Return what a field of the peer's class has to be for the peer to write what our sync writes."""
-        family = FIELDS[name].family
-        acts = {
-            None: True,
-            "fp8": bool(self.fp8),
-            "fp4": bool(self.fp4),
-            "low": bool(low_format_of(self)),
-        }[family]
+        switches = {None: True, "fp8": self.fp8, "fp4": self.fp4, "low": low_format_of(self)}
+        acts = bool(switches[FIELDS[name].family])
         if name == "fp8_recipe" and not acts:
             return None  # the optimizer takes any other for a run in FP8
         if name in DTYPES_OF_THE_MODE and not is_stated(self, name):
@@ -130,9 +118,9 @@ class MixedPrecisionConfig(PrecisionConfig):
         held: Mapping[str, Any] = vars(self).get("_held", {})
         if name in held:
             return held[name]
-        value = (
-            1 if name in LAYER_COUNTS and self.first_last_layers_bf16 else field_value(self, name)
-        )
+        value = field_value(self, name)
+        if name in LAYER_COUNTS and self.first_last_layers_bf16:
+            value = 1
         return reference(OWNER_OF[name], name, json.dumps(value).strip('"'))
 
 
@@ -149,14 +137,14 @@ def reference(owner: str, name: str, otherwise: str) -> str:
 
 def without_references(fields: Mapping[Any, Any]) -> dict[Any, Any]:
     """Return the fields of a saved precision without those that are left to their owner."""
-    return {
-        name: one
-        for name, one in fields.items()
-        if not (isinstance(one, str) and one.startswith(REFERENCE))
-    }
+    kept = {}
+    for name, value in fields.items():
+        is_reference = isinstance(value, str) and value.startswith(REFERENCE)
+        if not is_reference:
+            kept[name] = value
+    return kept
 
 
-SOURCE = "Megatron Bridge's config"
 PEER_TARGET = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
 """Import path of Megatron Bridge's class of the same fields."""
 DTYPES_OF_THE_MODE = ("params_dtype", "pipeline_dtype")
@@ -173,83 +161,3 @@ OWNER_OF = {
     ),
 }
 """Field that an owner keeps where it is unstated -> that owner; an unstated scheme reads as at the peer."""
-FOLLOWING = ("fp8_param", "fp4_param")
-"""Fields that the peer's class keeps equal to the gather of the same family, and leaves None until `finalize`."""
-
-
-class PeerConfig(Protocol):
-    """An object of Megatron Bridge's `MixedPrecisionConfig`, or of a subclass of it."""
-
-    __dataclass_fields__: ClassVar[dict[str, dataclasses.Field[Any]]]
-
-
-def is_peer_config(value: object) -> TypeGuard[PeerConfig]:
-    """Return whether `value` is an object of a dataclass `MixedPrecisionConfig` of a module of `megatron.bridge`."""
-    return dataclasses.is_dataclass(type(value)) and any(
-        base.__name__ == "MixedPrecisionConfig"
-        and f"{base.__module__}.".startswith("megatron.bridge.")
-        for base in type(value).__mro__
-    )
-
-
-def from_peer(config: PeerConfig, recipes: Iterable[PrecisionConfig] = ()) -> MixedPrecisionConfig:
-    """Return the config that an object of Megatron Bridge's class describes.
-
-    Stated are the mode switches, the scheme of a format that is on, both counts of kept layers where one was given, and
-    every other field away from the peer's default. Of an object that was made from one of `recipes` every field is
-    stated that differs from the recipe. In any other object a default may have been given: the field is `untold`.
-    """
-    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    given = {
-        field.name
-        for field in dataclasses.fields(config)
-        if values[field.name] != default_of(field)
-    }
-    given |= {name for name in MODE_SWITCHES if name in values}
-    given |= {f"{family}_recipe" for family in ("fp8", "fp4") if values.get(family)}
-    if given.intersection(LAYER_COUNTS):
-        given.update(LAYER_COUNTS)
-    changed = _changed_in_recipe(values, recipes)
-    given.update(changed or ())
-    given.difference_update(FOLLOWING)
-    known = field_names(MixedPrecisionConfig)
-    unknown = given.difference(known)
-    if unknown:
-        name = min(unknown)
-        rule = "is a field of Megatron Bridge's config that has no counterpart here"
-        raise UnknownFieldError(
-            f"mixed_precision.{name}: {rule}, got {values[name]!r:.80}. Leave it at its default."
-        )
-    made = MixedPrecisionConfig().override(
-        SOURCE, **{name: values[name] for name in known if name in given}
-    )
-    if changed is None:
-        mark_untold(made, frozenset(values) - given - {*FOLLOWING})
-    return made
-
-
-def _changed_in_recipe(
-    values: Mapping[str, Any], recipes: Iterable[PrecisionConfig]
-) -> list[str] | None:
-    """Return the fields that differ from the recipe that an object was made from; None where it is like no recipe.
-
-    It is like a recipe that it differs from in fewer than half as many fields as the recipe states of its own.
-    """
-    found = []
-    for recipe in recipes:
-        own = [
-            name for name, value in stated_values(recipe).items() if value != FIELDS[name].default
-        ]
-        held = {
-            name: check_value(recipe, name, value)
-            for name, value in values.items()
-            if name in FIELDS
-        }
-        changed = [
-            name
-            for name, value in held.items()
-            if name not in FOLLOWING and value != field_value(recipe, name)
-        ]
-        if 2 * len(changed) < len(own):
-            found.append(changed)
-    return min(found, key=len, default=None)

@@ -2,10 +2,8 @@
 
 Hydra asks its config sources, in the order of its search path, whether they have ``mixed_precision/bf16_mixed``.
 `RecipeSource` asks the registry, so that a recipe is an option from the moment it is registered, under each of its
-spellings. Hydra's plugin scan finds both classes in any application of an environment where this package is installed.
-
-An application that does not use the group stays as it is: its own files and nodes of the group come first, a key with
-that name that is no group stays a key, and the registry is loaded when an option is first looked up.
+spellings. An application has the group after a call of `register_group`; its own files and nodes of the group come
+before the recipes. Hydra's plugin scan finds `RecipeSource` alone, which reads the search path of a sweep's processes.
 """
 
 from __future__ import annotations
@@ -14,18 +12,16 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any, ClassVar
 
-import yaml
 from hydra.core.config_search_path import ConfigSearchPath
-from hydra.core.config_store import ConfigNode, ConfigStore
+from hydra.core.config_store import ConfigStore
 from hydra.core.object_type import ObjectType
 from hydra.core.plugins import Plugins
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from hydra.plugins.search_path_plugin import SearchPathPlugin
-from omegaconf import DictConfig, ListConfig
+from omegaconf import DictConfig
 
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import (
@@ -43,11 +39,10 @@ SCHEME = "recipes"
 def register_group(*recipes_from: str) -> None:
     """Make the registered recipes options of the group `mixed_precision` in every composition from now on."""
     load_recipes_from(recipes_from)
-    RecipeSearchPath.is_requested = True
-    names = (
-        str(Path(name).expanduser().resolve()) if name.endswith(".py") else name
-        for name in recipes_from
-    )
+    names = []
+    for name in recipes_from:
+        is_file = name.endswith(".py")
+        names.append(str(Path(name).expanduser().resolve()) if is_file else name)
     RecipeSearchPath.recipes_from = tuple(names)
     Plugins.instance().register(RecipeSource)
     Plugins.instance().register(RecipeSearchPath)
@@ -75,13 +70,17 @@ def _set_since(before: Mapping[str, str]) -> dict[str, str]:
 def _option(config_path: str) -> str:
     """Return the option of the group `mixed_precision` that a config path stands for, "" for another path."""
     group, _, option = config_path.rpartition("/")
-    return option.removesuffix(".yaml") if group == GROUP else ""
+    if group != GROUP:
+        return ""
+    return option.removesuffix(".yaml")
 
 
 def recipe_name(config_path: str) -> str | None:
     """Return the canonical name of the registered recipe that a config path stands for, or None."""
     name = _option(config_path)
-    return REGISTRY.recipe(name).name if name and name in REGISTRY else None
+    if not name or name not in REGISTRY:  # another group's path does not load the registry
+        return None
+    return REGISTRY.recipe(name).name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,11 +145,11 @@ class RecipeSource(ConfigSource):
         name = recipe_name(config_path)
         if name is None and not is_auto(_option(config_path)):
             raise ConfigLoadError(f"Config not found: {config_path}")
-        node = DictConfig({}, flags={"struct": False})
-        if name is not None:
-            node = DictConfig(
-                self._make(name).config.to_dict(), flags={"struct": False, recipe_flag(name): True}
-            )
+        if name is None:
+            node = DictConfig({}, flags={"struct": False})
+        else:
+            stated = self._make(name).config.to_dict()
+            node = DictConfig(stated, flags={"struct": False, recipe_flag(name): True})
         return ConfigResult(
             config=node, path=self.full_path(), provider=self.provider, header={"package": None}
         )
@@ -179,61 +178,23 @@ class RecipeSource(ConfigSource):
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
         """Return the canonical names of the recipes; at the root the group itself, once a recipe was chosen."""
         if config_path.strip("/") == GROUP:
-            return [] if results_filter == ObjectType.GROUP else sorted(REGISTRY.names())
-        return (
-            [GROUP] if not config_path and results_filter != ObjectType.CONFIG and self.made else []
-        )
+            if results_filter == ObjectType.GROUP:
+                return []
+            return sorted(REGISTRY.names())
+        if not config_path and results_filter != ObjectType.CONFIG and self.made:
+            return [GROUP]
+        return []
 
 
 class RecipeSearchPath(SearchPathPlugin):
-    """Puts the registry on Hydra's search path, behind the primary config's folder."""
+    """Puts the registry on Hydra's search path, behind the primary config's folder, once `register_group` was called.
+
+    Without the call an application keeps a key `mixed_precision` of its own: ``mixed_precision=fp16`` sets its value.
+    """
 
     recipes_from: ClassVar[tuple[str, ...]] = ()
     """Modules and files of recipes to load first."""
-    is_requested: ClassVar[bool] = False
-    """Whether the program asked for the group itself, by `register_group`."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Add the entry, unless the application has a key `mixed_precision` and no such group."""
-        if self.is_requested or not _is_plain_key(search_path):
-            search_path.append(SCHEME, f"{SCHEME}://{os.pathsep.join(self.recipes_from)}")
-
-
-def _is_plain_key(search_path: ConfigSearchPath) -> bool:
-    """Return whether `mixed_precision` is a key of the application's primary configs and in none a group's name.
-
-    ``mixed_precision=fp16`` sets such a key; with a group of that name Hydra would look for an option instead.
-    """
-    has_key = False
-    for config in _primary_configs(search_path):
-        defaults = config.get("defaults")
-        if isinstance(defaults, list | ListConfig) and any(map(_names_group, defaults)):
-            return False
-        has_key = has_key or GROUP in config
-    return has_key
-
-
-def _primary_configs(search_path: ConfigSearchPath) -> Iterator[dict[str, Any]]:
-    """Yield the configs that the application could start with and that name `mixed_precision`, as plain data."""
-    for node in ConfigStore.instance().repo.values():
-        if isinstance(node, ConfigNode) and isinstance(node.node, DictConfig):
-            yield {str(key): value for key, value in node.node.items_ex(resolve=False)}
-    folders = [element.path for element in search_path.get_path() if element.provider == "main"]
-    for folder in folders:
-        scheme, _, place = folder.rpartition("://")
-        try:
-            root = resources.files(place.replace("/", ".")) if scheme == "pkg" else Path(place)
-            files = [
-                file for file in root.iterdir() if file.name.endswith(".yaml") and file.is_file()
-            ]
-            texts = [file.read_text(encoding="utf-8") for file in files]
-            found = [yaml.safe_load(text) for text in texts if GROUP in text]
-        except (OSError, ValueError, ImportError, yaml.YAMLError):
-            continue  # Hydra reports what it cannot read, with the place
-        yield from (config for config in found if isinstance(config, dict))
-
-
-def _names_group(entry: object) -> bool:
-    keys = entry if isinstance(entry, dict | DictConfig) else [entry]
-    words = [str(key).split()[-1].partition("@")[0].lstrip("/") for key in keys if str(key).strip()]
-    return any(word == GROUP or word.startswith(f"{GROUP}/") for word in words)
+        """Add the entry."""
+        search_path.append(SCHEME, f"{SCHEME}://{os.pathsep.join(self.recipes_from)}")

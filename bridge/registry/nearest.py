@@ -34,46 +34,64 @@ def nearest_label(config: PrecisionConfig) -> str:
     if name is None:
         return label_of(config)
     found = differing_fields(config, _made(name))
-    return f"{name}, but {fields_in_words(config, found)}" if found else name
+    if not found:
+        return name
+    return f"{name}, but {fields_in_words(config, found)}"
 
 
 def label_of_owners(model: Mapping[str, Any]) -> str:
     """Return the label of a run without a recipe: mode and scheme as the model's config holds them."""
-    mode = [*(name for name in ("bf16", "fp16") if model[name]), "fp32"][0]
-    low = [name for name in ("fp8", "fp4") if model[name]]
-    scheme = f" with {low[0]} {model[f'{low[0]}_recipe']}" if low else ""
-    return f"{mode}{scheme}, without a recipe"
+    mode = "fp32"
+    if model["bf16"]:
+        mode = "bf16"
+    elif model["fp16"]:
+        mode = "fp16"
+    for family in ("fp8", "fp4"):
+        if model[family]:
+            scheme = model[f"{family}_recipe"]
+            return f"{mode} with {family} {scheme}, without a recipe"
+    return f"{mode}, without a recipe"
 
 
 def nearest_recipe(config: PrecisionConfig) -> str | None:
     """Return the recipe of the same mode, format and scheme with the fewest other differences; None: there is none."""
-    made = {recipe.name: _made(recipe.name) for recipe in REGISTRY.recipes()}
-    alike = [name for name, one in made.items() if compute_alike(one, config)]
-    return min(alike, key=lambda name: len(differing_fields(config, made[name])), default=None)
+    nearest, fewest = None, 0
+    for recipe in REGISTRY.recipes():
+        made = _made(recipe.name)
+        if not compute_alike(made, config):
+            continue
+        number = len(differing_fields(config, made))
+        if nearest is None or number < fewest:
+            nearest, fewest = recipe.name, number
+    return nearest
 
 
 def differing_fields(config: PrecisionConfig, recipe: PrecisionConfig) -> list[str]:
     """Return the fields that act in one of two runs and read otherwise there, in order of declaration."""
-    ignored = {
-        *MODE_SWITCHES,
-        *SECOND_NAMES,
-        *(inert_fields(config).keys() & inert_fields(recipe).keys()),
-    }
-    names = [name for name in field_names(config) if name not in ignored]
-    return [name for name in names if _reading(config, name) != _reading(recipe, name)]
+    without_effect = inert_fields(config).keys() & inert_fields(recipe).keys()
+    ignored = {*MODE_SWITCHES, *SECOND_NAMES, *without_effect}
+    found = []
+    for name in field_names(config):
+        if name not in ignored and _reading(config, name) != _reading(recipe, name):
+            found.append(name)
+    return found
 
 
 def _made(name: str) -> PrecisionConfig:
-    """Return a recipe that nobody asked for: what it warns of is of no interest."""
+    """Return a recipe for a comparison, without the warnings of its function."""
     with warnings.catch_warnings(action="ignore", category=BridgeWarning):
         return REGISTRY.get(name)
 
 
 def compute_alike(one: PrecisionConfig, other: PrecisionConfig) -> bool:
     """Return whether two configs have the same mode, low-precision format and scaling scheme."""
-    return all(read(one) == read(other) for read in (mode_of, low_format_of, scheme_of))
+    if mode_of(one) != mode_of(other) or low_format_of(one) != low_format_of(other):
+        return False
+    return scheme_of(one) == scheme_of(other)
 
 
 def _reading(config: PrecisionConfig, name: str) -> object:
     value = field_value(config, name)
-    return mode_of(config) if value is None and name in OF_THE_MODE else value
+    if value is None and name in OF_THE_MODE:
+        return mode_of(config)
+    return value

@@ -42,7 +42,8 @@ from bridge.errors import (
     did_you_mean,
 )
 from bridge.precision.statements import mark_recipe
-from bridge.registry.config import MixedPrecisionConfig, PeerConfig, from_peer, is_peer_config
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.peer import PeerConfig, from_peer, is_peer_config
 
 ENVIRONMENT_VARIABLE = "BRIDGE_RECIPES"
 """Modules and files of recipes, separated like PATH (``:``; ``;`` on Windows)."""
@@ -101,7 +102,10 @@ def load_recipes_from(names: str | Iterable[str], *, key: str = "recipes_from") 
     for name in sources:
         is_file = name.endswith(".py") or os.sep in name
         try:
-            _import_file(Path(name).expanduser()) if is_file else importlib.import_module(name)
+            if is_file:
+                _import_file(Path(name).expanduser())
+            else:
+                importlib.import_module(name)
         except FileNotFoundError:
             remedy = "Give the path of an existing .py file."
             raise RecipeSourceError(f"{key}: there is no file {name!r}. {remedy}") from None
@@ -160,28 +164,28 @@ class Registry:
             if self._is_loaded:
                 return
             self._is_loaded = True
-            sources: dict[str, Callable[[], object]] = {
-                f"plugin {point.name!r} ({point.value})": point.load
-                for point in entry_points(group="bridge.recipes")
-            }
-            for name in filter(None, os.environ.get(ENVIRONMENT_VARIABLE, "").split(os.pathsep)):
-                partial = functools.partial(load_recipes_from, name, key=ENVIRONMENT_VARIABLE)
-                sources[f"{ENVIRONMENT_VARIABLE} entry {name!r}"] = partial
-            for source, load in sources.items():
-                known = dict(self._recipes), dict(self._aliases)
-                try:
-                    load()
-                except (Exception, SystemExit) as error:  # noqa: BLE001  a plugin may fail in any way
-                    why = (
-                        str(error)
-                        if isinstance(error, BridgeError)
-                        else f"{type(error).__name__}: {error}"
-                    )
-                    self.broken[source] = why
-                    self._recipes, self._aliases = (
-                        known  # the first half of a plugin may need its second
-                    )
-                    log.warning("Recipes not loaded: %s: %s", source, why)
+            for point in entry_points(group="bridge.recipes"):
+                self._load_source(f"plugin {point.name!r} ({point.value})", point.load)
+            for name in os.environ.get(ENVIRONMENT_VARIABLE, "").split(os.pathsep):
+                if name:
+                    load = functools.partial(load_recipes_from, name, key=ENVIRONMENT_VARIABLE)
+                    self._load_source(f"{ENVIRONMENT_VARIABLE} entry {name!r}", load)
+
+    def _load_source(self, source: str, load: Callable[[], object]) -> None:
+        """Load the recipes of a plugin or of an entry of the variable: all of them or, after an error, none."""
+        recipes, aliases = dict(self._recipes), dict(self._aliases)
+        try:
+            load()
+        except (Exception, SystemExit) as error:  # noqa: BLE001  a plugin may fail in any way
+            why = (
+                str(error) if isinstance(error, BridgeError) else f"{type(error).__name__}: {error}"
+            )
+            self.broken[source] = why
+            self._recipes, self._aliases = (
+                recipes,
+                aliases,
+            )  # the first half of a plugin may need its second
+            log.warning("Recipes not loaded: %s: %s", source, why)
 
     @overload
     def register(self, function: F, /) -> F: ...
@@ -219,14 +223,16 @@ class Registry:
         if function is None:
             return functools.partial(self.register, name=name, tags=tags, aliases=aliases)
         self._load()  # so that a duplicate is an error of the newcomer, not of the built-in recipe
-        own_name = name if name is not None else getattr(function, "__name__", None)
-        if not callable(function) or not isinstance(own_name, str):
-            rule, remedy = "takes a function with a name", "Use @register(name='...')."
-            raise RecipeSourceError(f"@register: {rule}, got {function!r}. {remedy}")
-        _require_no_arguments(function, own_name)
+        if name is None:
+            name = getattr(function, "__name__", None)
+        if not callable(function) or not isinstance(name, str):
+            raise RecipeSourceError(
+                f"@register: takes a function with a name, got {function!r}. Use @register(name='...')."
+            )
+        _require_no_arguments(function, name)
         recipe = Recipe(
-            name=canonical(own_name),
-            function=_signed(function, canonical(own_name)),
+            name=canonical(name),
+            function=_signed(function, canonical(name)),
             tags=_words(tags),
             aliases=tuple(canonical(alias) for alias in _words(aliases)),
         )
@@ -244,19 +250,19 @@ class Registry:
                 if other is not None and not _same_definition(other.function, recipe.function):
                     raise DuplicateRecipeError(name, (other.place, recipe.place))
             self._recipes[recipe.name] = recipe
-            others = {
-                alias: target for alias, target in self._aliases.items() if target != recipe.name
-            }
-            self._aliases = others | dict.fromkeys(recipe.aliases, recipe.name)
+            self._aliases = self._aliases_without(recipe.name) | dict.fromkeys(
+                recipe.aliases, recipe.name
+            )
 
     def remove(self, name: str) -> None:
         """Take a recipe and its aliases out again; UnknownRecipeError for an unknown name."""
         with self._lock:
             recipe = self.recipe(name)
             del self._recipes[recipe.name]
-            self._aliases = {
-                alias: target for alias, target in self._aliases.items() if target != recipe.name
-            }
+            self._aliases = self._aliases_without(recipe.name)
+
+    def _aliases_without(self, name: str) -> dict[str, str]:
+        return {alias: target for alias, target in self._aliases.items() if target != name}
 
     def recipe(self, name: str) -> Recipe:
         """Return the recipe of that name or alias, in either spelling; UnknownRecipeError where there is none."""
@@ -282,9 +288,12 @@ class Registry:
         recipe = self.recipe(name)
         outer = _being_made.get()
         if recipe.name in outer:
-            through = ", ".join(map(repr, outer[outer.index(recipe.name) + 1 :]))
+            between = outer[outer.index(recipe.name) + 1 :]
+            through = ""
+            if between:
+                through = f" through {', '.join(map(repr, between))}"
             raise RecipeSourceError(
-                f"Recipe {recipe.name!r} ({recipe.place}): asks for itself{through and f' through {through}'}. "
+                f"Recipe {recipe.name!r} ({recipe.place}): asks for itself{through}. "
                 "Build it on another recipe, or return a MixedPrecisionConfig."
             )
         token = _being_made.set((*outer, recipe.name))
@@ -350,7 +359,9 @@ class RecipeMapping(MutableMapping[str, RecipeFunction]):
 
     def __iter__(self) -> Iterator[str]:
         for name in self._registry.names():
-            yield from dict.fromkeys((name, name.replace("_", "-")))
+            yield name
+            if "_" in name:
+                yield name.replace("_", "-")
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
@@ -400,34 +411,39 @@ def _same_definition(one: RecipeFunction, two: RecipeFunction) -> bool:
     one, two = inspect.unwrap(one), inspect.unwrap(two)
     if one is two:
         return True
-    (first, first_line), (second, second_line) = _source(one), _source(two)
-    if (
-        first is None
-        or second is None
-        or one.__qualname__ != two.__qualname__
-        or "<lambda>" in one.__qualname__
-    ):
+    first_file, first_line = _source(one)
+    second_file, second_line = _source(two)
+    if first_file is None or second_file is None:
         return False
-    captured = [[cell.cell_contents for cell in each.__closure__ or ()] for each in (one, two)]
-    if one.__defaults__ != two.__defaults__ or captured[0] != captured[1]:
+    if one.__qualname__ != two.__qualname__ or "<lambda>" in one.__qualname__:
+        return False
+    if one.__defaults__ != two.__defaults__ or _captured(one) != _captured(two):
         return False  # one `def` in a loop or a factory
-    if not second.is_file():  # a notebook cell or an interactive prompt
+    if not second_file.is_file():  # a notebook cell or an interactive prompt
         return one.__module__ == two.__module__
-    if first.resolve() != second.resolve():
-        return not first.is_file() and one.__module__ == two.__module__
-    if first_line == second_line is not None:
+    if first_file.resolve() != second_file.resolve():
+        return not first_file.is_file() and one.__module__ == two.__module__
+    if second_line is not None and first_line == second_line:
         return True
-    text = second.read_text(encoding="utf-8")  # edited and loaded again, or there twice?
-    return len(re.findall(rf"^[ \t]*def {two.__name__}\b", text, re.MULTILINE)) < 2
+    text = second_file.read_text(encoding="utf-8")  # edited and loaded again, or there twice?
+    definitions = re.findall(rf"^[ \t]*def {two.__name__}\b", text, re.MULTILINE)
+    return len(definitions) < 2
+
+
+def _captured(function: RecipeFunction) -> list[object]:
+    """Return the values that a function took from the function around it."""
+    return [cell.cell_contents for cell in function.__closure__ or ()]
 
 
 def _require_no_arguments(function: RecipeFunction, name: str) -> None:
-    without_default = [
-        one for one in inspect.signature(function).parameters.values() if one.default is one.empty
-    ]
-    needed = [
-        one.name for one in without_default if one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD)
-    ]
+    needed = []
+    for parameter in inspect.signature(function).parameters.values():
+        is_optional = parameter.default is not parameter.empty
+        if not is_optional and parameter.kind not in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        ):
+            needed.append(parameter.name)
     if needed:
         rule = f"is called without arguments, and needs {', '.join(needed)}"
         raise RecipeSourceError(f"Recipe {name!r}: {rule}. Give them defaults.")
@@ -455,12 +471,11 @@ def get_mixed_precision_config(
     if isinstance(name, MixedPrecisionConfig):
         return name
     if is_peer_config(name):
-        built_in = [
-            one.function
-            for one in REGISTRY.recipes()
-            if one.function.__module__.startswith(BUILT_IN)
-        ]
-        return from_peer(name, [function() for function in built_in])
+        built_in = []
+        for recipe in REGISTRY.recipes():
+            if recipe.function.__module__.startswith(BUILT_IN):
+                built_in.append(recipe.function())
+        return from_peer(name, built_in)
     if not isinstance(name, str):
         raise PrecisionTypeError(
             f"mixed_precision: must be a recipe's name or a MixedPrecisionConfig, got {name!r:.80}. "

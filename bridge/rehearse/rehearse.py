@@ -111,7 +111,9 @@ def rehearse(
     """
     run.prediction.refuse_unplanned()
     target = run.prediction.target
-    release = release_for(target.mcore if run.states_target else None)
+    if not run.states_target or run.reading.is_release_installed:
+        target = replace(target, mcore=None)  # nothing but this machine has a release
+    release = release_for(target.mcore)
     small = shrink(
         run.sections,
         run.precision,
@@ -128,7 +130,7 @@ def rehearse(
         label=nearest_label(run.precision)
         if run.precision is not None
         else "the configs' own precision",
-        target=str(run.sections.get("target") or "no declared target"),
+        target=_declared(run),
         backend=backend,
         versions=versions,
         kept=_kept(run, small),
@@ -142,10 +144,16 @@ def rehearse(
             *small.left_out,
             *(Finding(**one, remedy="", severity="warning") for one in answer["left_out"]),
         ),
-        unknown=_unknown(
-            target if run.states_target else replace(target, mcore=None), versions, small, answer
-        ),
+        unknown=_unknown(target, versions, small, answer),
     )
+
+
+def _declared(run: Run) -> str:
+    """Return the target as it was declared, without the installed release, which is written into that of a file."""
+    declared = str(run.sections.get("target") or "")
+    if run.reading.is_release_installed:
+        declared = declared.removesuffix(f"mcore{run.reading.release}").rstrip(",")
+    return declared or "no declared target"
 
 
 def _kept(run: Run, small: SmallRun) -> str:

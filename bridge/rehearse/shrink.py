@@ -45,6 +45,9 @@ FSDP = ("megatron_fsdp_", "fsdp_", "data_parallel_sharding_strategy", "outer_dp_
 """How fields of DDP begin that act under Megatron-FSDP alone."""
 INITIALISERS = ("init_method", "output_layer_init_method", "embedding_init_method")
 """Functions, saved as text, which Megatron makes of other fields."""
+GRAPHS = ("cuda_graph_scope", "cuda_graph_modules")
+"""Parts of a run that its CUDA graphs capture, without effect where none is captured. Of the scope ``full_iteration``
+megatron-core 0.19.2 makes another `cuda_graph_impl` (transformer_config.py:2412)."""
 
 
 def shrink(
@@ -81,6 +84,7 @@ def shrink(
     _replace_kernels(run)
     for name in (
         *INITIALISERS,
+        *GRAPHS,
         *Round().fields(),
         "overlap_p2p_comm",
         "batch_p2p_comm",

@@ -208,7 +208,11 @@ def _experts(run: SmallRun, hidden: int) -> None:
         run.set("model.moe_router_group_topk", 1, "the groups are fewer")
     if read_field(model, "moe_token_dispatcher_type") == "flex":
         run.set("model.moe_token_dispatcher_type", "alltoall", "the kernels of flex need a GPU")
-        model.pop("moe_flex_dispatcher_backend", None)
+        for name in (
+            "moe_flex_dispatcher_backend",
+            "moe_enable_deepep",
+        ):  # Megatron refuses them without flex
+            model.pop(name, None)
     ratio = hidden / run.shape.hidden_size
     if experts.latent_size:
         run.set(

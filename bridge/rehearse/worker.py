@@ -34,7 +34,7 @@ from bridge.preflight import te_cpu
 from bridge.read.given_run import GivenRun
 from bridge.rehearse.cause import cause_of, first_of
 from bridge.rehearse.layout import Round
-from bridge.rules.own_run import unhonoured
+from bridge.rules.own_run import unaccepted, unhonoured, without_context_parallel
 from bridge.runtime.audit.record import FILE, Record
 from bridge.target.fields import DEFAULTS
 from bridge.target.versions import installed_text
@@ -143,10 +143,13 @@ def _leave_out(sections: dict[str, Any], rounds: list[Round]) -> list[dict[str, 
         backend = sections["precision_backend"]
         for key in [key for key in held if held[key] is None and defaults.get(key) is not None]:
             del held[key]  # a file of a later release has null where this class takes none
-        refused = {
-            str(fault.path): fault.words["clause"]
-            for _, fault in unhonoured(name, values, backend=backend)
-        }
+        faults = [
+            *unhonoured(name, values, backend=backend),
+            *unaccepted(name, values, backend=backend),
+        ]
+        if name == "model":
+            faults += without_context_parallel(values, backend=backend)
+        refused = {str(fault.path): fault.words["clause"] for fault in faults}
         absent = "the configs of this Megatron Core have no such field"
         refused |= {f"{name}.{key}": absent for key in held if key not in defaults}
         for path, reason in refused.items():

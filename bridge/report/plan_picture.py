@@ -35,6 +35,7 @@ ITEMS = {
     **dict.fromkeys(("norm", "ssm", "gate"), ("forward",)),
     "attention": ("qk", "pv", "backward"),
     "embedding": ("lookup", "weight"),
+    "mixing": ("forward", "fprop", "dgrad", "wgrad"),
 }
 """Kind of module -> the GEMMs and tensors that are drawn."""
 ROW_HEIGHT = 0.16

@@ -18,3 +18,5 @@ class Program:
     """It reads a checkpoint."""
     refused: Sequence[Finding] = ()
     """Words of the command line that its parser refuses."""
+    not_forwarded: Sequence[Finding] = ()
+    """Settings of the run's file that its framework does not forward, or hands to other modules than they say."""

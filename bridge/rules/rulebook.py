@@ -12,6 +12,7 @@ from bridge.rules.topics import (
     checkpoint,
     determinism,
     environment,
+    frameworks,
     layers,
     loss_scale,
     mode,
@@ -53,6 +54,7 @@ TOPICS: dict[str, tuple[Rule[RunContext], ...]] = {
     "Checkpoints and adapters": checkpoint.RULES,
     "Target": target.RULES,
     "Runs of this project": OWN_RUN,
+    "Frameworks": frameworks.RULES,
 }
 """Topic -> its rules, in the order of their ids."""
 

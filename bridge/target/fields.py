@@ -90,6 +90,19 @@ OTHER: dict[str, dict[str, tuple[str, Any]]] = {
     },
 }
 """Section -> setting that no class of Megatron Core has -> type and default; None stands for "not known"."""
+DEVELOPMENT: dict[str, tuple[str, Any]] = {
+    "csa_compress_ratios": ("any", None),
+    "csa_dense_mode": ("bool", False),
+    "enable_hyper_connections": ("bool", False),
+    "num_residual_streams": ("int", 4),
+    "o_groups": ("int", 8),
+    "o_lora_rank": ("int", 1024),
+}
+"""Field of the model that decides its layers in Megatron-LM's development branch, and that no release has.
+
+Source: Megatron-LM dev of 2026-08-21 (d48bd6be), transformer/transformer_config.py.
+"""
+OTHER["model"] |= DEVELOPMENT
 
 
 _NAMED_DTYPES = ("moe_router_dtype",)

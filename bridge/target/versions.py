@@ -22,7 +22,9 @@ __all__ = [
     "dotted",
     "installed",
     "installed_text",
+    "newer_megatron",
     "parse_version",
+    "unpacked_megatron",
 ]
 
 DISTRIBUTIONS = {
@@ -38,6 +40,10 @@ TITLES = {
     "cudnn": "cuDNN",
     "torch": "torch",
 }
+UNPACKED = "megatron-next"
+"""Folder of the environment that ``make setup`` fills with a newer Megatron Core; it is on no path."""
+_COMPLETE = "sitecustomize.py"
+"""The file that is written into it last."""
 _WORDS = {">=": "from", "<": "before", "!=": "not"}
 
 
@@ -101,6 +107,28 @@ def installed_text(product: str) -> str | None:
         with suppress(PackageNotFoundError):
             return installed_version(name)
     return None
+
+
+def unpacked_megatron(prefix: Path | None = None) -> Version | None:
+    """Return the version of the Megatron Core in an environment's folder, None where it is not there as a whole."""
+    folder = (Path(sys.prefix) if prefix is None else prefix) / UNPACKED
+    package = folder / "megatron" / "core" / "package_info.py"
+    if not (folder / _COMPLETE).is_file() or not package.is_file():
+        return None
+    numbers = re.findall(
+        r"^(?:MAJOR|MINOR|PATCH) = (\d+)", package.read_text(encoding="utf-8"), re.MULTILINE
+    )
+    with suppress(RunConfigError):
+        return parse_version(".".join(numbers))
+    return None
+
+
+def newer_megatron(prefix: Path | None = None) -> Version | None:
+    """Return the unpacked Megatron Core where it is newer than the installed one, or none is installed; else None."""
+    own, other = installed("mcore"), unpacked_megatron(prefix)
+    if other is None or (own is not None and other <= own):
+        return None
+    return other
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

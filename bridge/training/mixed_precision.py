@@ -9,7 +9,8 @@ imported from here by name, as there.
 import logging
 from typing import Any, TypeVar
 
-from bridge.registry.config import MixedPrecisionConfig, PeerConfig
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.peer import PeerConfig
 from bridge.registry.registry import (
     MIXED_PRECISION_RECIPES,
     REGISTRY,

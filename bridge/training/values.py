@@ -55,6 +55,9 @@ BOUNDS: Mapping[str, Bound] = {
     ),
     **dict.fromkeys(("model.hidden_dropout", "model.attention_dropout"), Bound(0, below=1)),
     **dict.fromkeys(("model.layernorm_epsilon", "model.init_method_std"), Bound(0)),
+    **dict.fromkeys(("model.embedding_init_method_std", "model.rotary_percent"), Bound(0)),
+    **dict.fromkeys(("model.mtp_loss_scaling_factor", "model.moe_z_loss_coeff"), Bound(0)),
+    "model.num_attention_heads": Bound(1),
     **dict.fromkeys(
         ("optimizer.lr", "optimizer.min_lr", "optimizer.weight_decay", "optimizer.adam_eps"),
         Bound(0),

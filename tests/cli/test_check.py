@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from bridge.preflight.file_reading import INSTALLED, reason_of_installed
 from bridge.target.versions import installed_text
 from tests import warm
 
@@ -40,7 +41,7 @@ def test_the_default_run_is_checked_without_torch_and_megatron() -> None:
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-3:] == [
         "nothing found",
-        f"  megatron-core {installed_text('mcore')} (installed here).",
+        f"  megatron-core {installed_text('mcore')} ({reason_of_installed(INSTALLED)}).",
         "[] 0",
     ]
 

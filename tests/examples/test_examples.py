@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests import warm
+from tests import releases, warm
 from tests.package import installed_into
 from tests.plugins import python_path
 from tests.read.test_nemo2_plugin import PLUGIN, nemo  # noqa: F401  a fixture
@@ -65,7 +65,7 @@ def test_the_notebook(tmp_path: Path, installed: Path) -> None:
 
 def test_megatron_lms_parser_takes_the_recipe(tmp_path: Path) -> None:
     if importlib.util.find_spec("megatron.training") is None:
-        pytest.skip("needs megatron-core 0.19, which brings megatron.training: make test-next")
+        pytest.skip(releases.NO_TRAINING)
     words = ("--mixed-precision-recipe", "bf16_with_fp8_current_scaling_mixed", *MEGATRON)
     assert printed("megatron_lm.py", *words, cwd=tmp_path) == "torch.bfloat16 hybrid tensorwise True"
 

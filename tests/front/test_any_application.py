@@ -20,6 +20,9 @@ from omegaconf import OmegaConf
 
 from bridge import to_config
 from bridge.precision.mode import label_of
+from bridge.registry.hydra_group import register_group
+
+register_group()
 
 
 @hydra.main(version_base=None, config_path="conf", config_name="config")
@@ -32,7 +35,8 @@ main()
 """
 
 
-IMPORTS = "from bridge import to_config\nfrom bridge.precision.mode import label_of\n"
+REGISTERED = "from bridge.registry.hydra_group import register_group\n\nregister_group()\n"
+IMPORTS = f"from bridge import to_config\nfrom bridge.precision.mode import label_of\n{REGISTERED}"
 
 
 class Application:
@@ -106,19 +110,9 @@ def test_files_and_nodes_of_the_application_come_before_recipes_of_their_name(ap
     assert app.prints("mixed_precision=fp16_mixed") == "fp32=True"
 
 
-def test_a_key_of_that_name_that_is_no_group_stays_a_key(app: Application) -> None:
+def test_a_key_of_that_name_stays_a_key_without_the_group(app: Application) -> None:
     app.write("conf/config.yaml", "mixed_precision: bf16\n")
-    assert app.prints("mixed_precision=fp16") == "key fp16"
-    app.write("acme/__init__.py", "")
-    app.write("acme/conf/__init__.py", "")
-    app.write("acme/conf/other.yaml", "mixed_precision: {}\ndefaults: 3\n")
-    app.write("acme/conf/config.yaml", "mixed_precision: bf16\n")
-    app.write("app.py", APP.replace('config_path="conf"', 'config_path="pkg://acme.conf"'))
-    assert app.prints("mixed_precision=fp16") == "key fp16"
-    node = "from hydra.core.config_store import ConfigStore\n"
-    node += "ConfigStore.instance().store(name='config', node={'mixed_precision': 'bf16'})\n"
-    (app.folder / "conf/config.yaml").unlink()
-    app.write("app.py", node + APP.replace('config_path="conf"', "config_path=None"))
+    app.write("app.py", APP.replace(REGISTERED, ""))
     assert app.prints("mixed_precision=fp16") == "key fp16"
 
 
@@ -166,7 +160,7 @@ def test_a_broken_plugin_of_recipes_is_one_sentence_and_the_others_load(app: App
     )
 
 
-def test_two_lines_of_python_register_the_group_and_recipes_of_a_file(app: Application) -> None:
+def test_the_group_takes_recipes_of_a_file(app: Application) -> None:
     app.write(
         "team.py",
         "from bridge import MixedPrecisionConfig, register\n\n"
@@ -174,8 +168,7 @@ def test_two_lines_of_python_register_the_group_and_recipes_of_a_file(app: Appli
         "def team_fp16():\n"
         "    return MixedPrecisionConfig(fp16=True)\n",
     )
-    lines = "from bridge.registry.hydra_group import register_group\nregister_group('team.py')\n"
-    app.write("app.py", lines + APP)
+    app.write("app.py", APP.replace("register_group()", "register_group('team.py')"))
     assert app.prints("mixed_precision=team_fp16") == "team_fp16"
 
 

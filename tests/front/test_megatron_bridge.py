@@ -14,7 +14,7 @@ from bridge.errors import RunConfigError
 from bridge.front.loader import load_run
 from bridge.precision.statements import is_stated
 from bridge.preflight.check import report_of
-from bridge.preflight.file_reading import MEGATRON_BRIDGE
+from bridge.preflight.file_reading import INSTALLED_FOR_FILE, MEGATRON_BRIDGE, reason_of_installed
 from bridge.preflight.run import Run
 from bridge.read.meaning import meaning
 from bridge.read.megatron_bridge import importer as megatron_bridge
@@ -243,7 +243,8 @@ def test_the_release_is_that_of_the_newest_field_unless_the_target_states_one(tm
     assert read(tmp_path, container(saved_model(oldest))).reading.release == oldest
     written = read(tmp_path, container())
     assert written.reading.release == installed("mcore")
-    assert written.reading.release_reason == "installed here, as the file leaves it open"
+    assert written.reading.release_reason == reason_of_installed(INSTALLED_FOR_FILE)
+    assert written.reading.is_release_installed
 
 
 def test_megatron_fsdp_turns_the_shared_buffer_off_in_the_precision_too(tmp_path: Path) -> None:

@@ -360,14 +360,14 @@ torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 256 --n
 def test_megatron_lm_sets_the_variables_of_a_deterministic_run_from_0_19_on(tmp_path, release, variable, found):
     text = f"export {variable}\n{SHORT.strip()} --deterministic-mode\n"
     run = read(tmp_path, text, "run.sh", (f"target='h100x8,te2.14,cuda12.9,mcore{release}'",))
-    assert ("PB523" in {one.id for one in run.report.findings}) is found
+    assert ("PB523" in {one.id for one in report_of(run).findings}) is found
 
 
 def test_a_script_with_both_modes_sets_both_fields(tmp_path):
     text = f"{SHORT.strip()} --deterministic-mode --batch-invariant-mode --attention-backend flash\n"
     run = read(tmp_path, text, "run.sh")
     assert (run.model["deterministic_mode"], run.model["batch_invariant_mode"]) == (True, True)
-    assert "PB531" not in {one.id for one in run.report.findings}
+    assert "PB531" not in {one.id for one in report_of(run).findings}
 
 
 def test_the_plan_follows_the_variables_of_a_script(tmp_path):

@@ -35,7 +35,7 @@ RECIPES: dict[str, dict[str, Any]] = {
     "delta_net_8gpu_h100_fp8cs": container(DELTA_NET),
     "hybrid_8gpu_h100_fp8cs": container(HYBRID),
     "sparse_8gpu_h100_bf16": container({**SPARSE, "dsa_indexer_topk": 64}, mixed_precision=BF16),
-    "unknown_8gpu_h100_bf16": container({"experimental_attention_variant": "dsv4_hybrid"}, mixed_precision=BF16),
+    "unknown_8gpu_h100_bf16": container({"experimental_attention_variant": "gdn2"}, mixed_precision=BF16),
 }
 
 
@@ -80,3 +80,29 @@ def test_a_class_is_layers_scheme_and_parallelism(script: ModuleType, folder: Pa
     assert "transformer_moe | tensorwise | DP 2 x EP 2" in found
     assert "mamba, mlp, attention | tensorwise | DP 2" in found
     assert "transformer | tensorwise | PP 2 x VPP 2 x DP 2" in found
+
+
+def test_the_table_of_rehearsals_names_the_release_that_ran_each(script: ModuleType) -> None:
+    ran = {"recipe": "a", "mcore": "0.19.2", "te": "2.20.2", "planned": 15, "equal": 15, "resumed": True, "seconds": 7}
+    ran |= {"replaced": ["model.tp_comm_overlap"], "left_out": [], "findings": []}
+    known = {
+        "transformer | bf16 | DP 2": ran,
+        "transformer | mxfp8 | DP 2": {**ran, "equal": 14, "findings": ["step 1: planned e4m3, ran bf16"]},
+        "transformer | nvfp4 | DP 2": {**ran, "mcore": "0.16.1"},
+        "transformer | tensorwise | DP 2": {"recipe": "b", "refused": "model: no such model"},
+    }
+    found = {name: [Path("a"), Path("b")] for name in (*known, "transformer | delayed | DP 2")}
+    lead, _, _, _, *rows = script.rehearsal_table(found, known).splitlines()
+    assert lead == (
+        "5 classes of 10 recipes. With megatron-core 0.19.2 2 ran, 1 of them as planned and resumed with the same "
+        "loss. With megatron-core 0.16.1 1 ran, 1 of them as planned and resumed with the same loss. 1 was refused. "
+        "1 was not rehearsed."
+    )
+    assert rows == [
+        "| transformer | bf16 | DP 2 | 2 | 0.19.2 | 15 of 15 | yes | 7 | replaced: `model.tp_comm_overlap` |",
+        "| transformer | mxfp8 | DP 2 | 2 | 0.19.2 | 14 of 15 | yes | 7 | step 1: planned e4m3, ran bf16; "
+        "replaced: `model.tp_comm_overlap` |",
+        "| transformer | nvfp4 | DP 2 | 2 | 0.16.1 | 15 of 15 | yes | 7 | replaced: `model.tp_comm_overlap` |",
+        "| transformer | tensorwise | DP 2 | 2 | - | - | - | - | model: no such model |",
+        "| transformer | delayed | DP 2 | 2 | - | - | - | - | was not rehearsed |",
+    ]

@@ -181,8 +181,8 @@ def test_a_list_of_numbers_is_no_option(refused) -> None:
         ("optimizer.clip_grad=nan", "optimizer.clip_grad: must be at least 0, got nan (command line). Use 0 or more."),
         (
             "model.context_parallel_size=2",
-            "PB701 model.context_parallel_size: this run does not honour it: the backend emulated has no context "
-            "parallelism by p2p, got 2 (command line). Set model.cp_comm_type=all_gather.",
+            "PB703 model.context_parallel_size: needs model.cp_comm_type=all_gather with precision_backend=emulated, "
+            "got 2 (command line). Set model.cp_comm_type=all_gather.",
         ),
         (
             "model.num_attention_heads=3",

@@ -9,16 +9,15 @@ import sys
 import torch
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
-from megatron.core.models.gpt.gpt_layer_specs import (
-    get_gpt_decoder_block_spec,
-    get_gpt_mtp_block_spec,
-)
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_mtp_block_spec
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParallelLinear
 from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer import TransformerConfig
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bridge.runtime.megatron.device import cpu_as_cuda
+from bridge.runtime.megatron.replacement import fitting, replaced
+from bridge.runtime.megatron.without_te import OF_LAYERS
 
 LAYOUTS = [(1, None), (2, None), (2, 2), (4, None), (4, 2)]
 SHAPE = {"num_layers": 8, "hidden_size": 16, "num_attention_heads": 2, "use_cpu_initialization": True}
@@ -87,5 +86,5 @@ def _chunk(config: TransformerConfig, stage: int, vp_stage: int | None) -> dict:
 
 
 if __name__ == "__main__":
-    with cpu_as_cuda():
+    with cpu_as_cuda(), replaced(fitting(OF_LAYERS)):
         main()

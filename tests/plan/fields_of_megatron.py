@@ -8,6 +8,8 @@ share_embeddings_and_output_weights
 linear_attention_freq linear_conv_kernel_dim linear_key_head_dim linear_num_key_heads linear_num_value_heads
 linear_value_head_dim dsa_indexer_head_dim dsa_indexer_n_heads dsa_indexer_topk dsa_indexer_topk_freq
 dsa_indexer_skip_topk_offset
+csa_compress_ratios csa_dense_mode o_groups o_lora_rank
+enable_hyper_connections num_residual_streams enable_mhc_connections mhc_num_residual_streams
 multi_latent_attention q_lora_rank kv_lora_rank qk_head_dim qk_pos_emb_head_dim v_head_dim
 num_moe_experts moe_layer_freq moe_ffn_hidden_size moe_router_topk moe_router_dtype moe_latent_size
 moe_shared_expert_intermediate_size moe_shared_expert_gate
@@ -36,12 +38,12 @@ WITHOUT_MODULES = {
         freeze_vision_model freeze_vision_projection freeze_audio_model freeze_sound_encoder
         """,
     "read only together with a field or a letter that is refused": """
-        gdp_cutedsl_kernel gdp_num_chunk_states_to_recompute gdp_num_householder mhc_init_gating_factor
-        mhc_num_residual_streams mhc_recompute_layer_num mhc_sinkhorn_iterations use_kitchen_attention
+        gdp_cutedsl_kernel gdp_num_chunk_states_to_recompute gdp_num_householder
+        use_kitchen_attention
         kitchen_attention_backend gtp_remat_opt_in_modules
         """,
     "changes a function, and no module with weights": """
-        activation_func
+        activation_func mhc_init_gating_factor mhc_recompute_layer_num mhc_sinkhorn_iterations
         dsa_indexer_k_norm_epsilon dsa_indexer_k_norm_fp32 dsa_indexer_loss_coeff dsa_indexer_rope_interleaved
         dsa_indexer_rotate_activation dsa_indexer_scoring_relu dsa_indexer_use_sparse_loss dsa_kernel_backend
         experimental_attention_variant_loss_scale_func

@@ -36,7 +36,7 @@ def live(case: dict) -> dict[str, int]:
     from megatron.core.distributed.fsdp import mcore_fsdp_adapter as adapter
 
     adapter.DeviceMesh = CpuMesh
-    if not isinstance(adapter.TELinear, type):  # without Transformer Engine there is no such layer
+    if not isinstance(getattr(adapter, "TELinear", object), type):  # without Transformer Engine there is no such layer
         adapter.TELinear = ()
     ddp = case.pop("ddp")
     config = container(*run_of(GivenRun(sections=case)))
@@ -72,7 +72,8 @@ def two_instances() -> SimpleNamespace:
 def bytes_of(buffer: object) -> dict[str, int]:
     """Return the bytes that stay allocated; Adam keeps two FP32 moments of what the optimizer is given."""
     groups = buffer.parameter_groups
-    weights = [group.hsdp_wbuf or group.model_weight_buffer for group in groups]
+    outer = "hsdp_wbuf" if hasattr(groups[0], "hsdp_wbuf") else "hfsdp_helper_wbuf"  # its name from 0.19 on
+    weights = [getattr(group, outer) or group.model_weight_buffer for group in groups]
     stepped = [to_local(parameter) for _, parameter in buffer.optimizer_named_parameters]
     plain = [one for group in groups if group.model_weight_buffer is None for one in group.params]
     return {

@@ -35,7 +35,27 @@ ROTARY = {**DENSE, "kv_channels": 3, "position_embedding_type": "rope", "rotary_
 DELTA = {**DENSE, "experimental_attention_variant": "gdn", "linear_attention_freq": 2}
 INDEXER = {"dsa_indexer_n_heads": 4, "dsa_indexer_head_dim": 16, "dsa_indexer_topk": 4}
 SPARSE = {**LATENT, **INDEXER, "experimental_attention_variant": "dsa"}
-MODELS = (DELTA, SPARSE, DENSE, ROTARY, EXPERTS, HYBRID, {**HYBRID, "hybrid_layer_pattern": "M-*E"}, LATENT, PIPELINE)
+COMPRESSED = {
+    **LATENT,
+    **INDEXER,
+    "experimental_attention_variant": "dsv4_hybrid",
+    "csa_compress_ratios": [0, 4, 128, 4],
+    "enable_hyper_connections": True,
+}
+STREAMS = {**DENSE, "enable_mhc_connections": True}
+MODELS = (
+    DELTA,
+    SPARSE,
+    COMPRESSED,
+    STREAMS,
+    DENSE,
+    ROTARY,
+    EXPERTS,
+    HYBRID,
+    {**HYBRID, "hybrid_layer_pattern": "M-*E"},
+    LATENT,
+    PIPELINE,
+)
 LOW = {"bf16": True, "fp8": "e4m3", "fp8_recipe": "mxfp8"}
 DELAYED = {**LOW, "fp8": "hybrid", "fp8_recipe": "delayed"}
 SETTINGS: dict[str, tuple[dict[str, Any], Any]] = {
@@ -121,12 +141,12 @@ def test_a_field_of_the_precision_that_is_read_changes_the_settings(name):
 
 @pytest.mark.parametrize("name", UNPLANNED)
 def test_a_field_that_the_plan_does_not_know_is_refused(name):
-    value = {"experimental_attention_variant": "dsv4_hybrid"}.get(name)
+    value = {"experimental_attention_variant": "gdn2"}.get(name)
     kind = FIELDS["model"][name].kind
     value = value or (True if kind == "bool" else 2)
     with pytest.raises(RunConfigError) as raised:
         precision_plan(None, {**DENSE, name: value})
-    why = UNPLANNED[name].format(kind="DeepSeek-V4's hybrid attention")
+    why = UNPLANNED[name].format(kind="the second gated delta net")
     assert str(raised.value) == f"model.{name}: cannot plan: {why}, got {value!r}. {REMEDY}"
     for default in (FIELDS["model"][name].default, None):
         assert precision_plan(None, {**DENSE, name: default}).linears()[1] == 17

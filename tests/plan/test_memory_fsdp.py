@@ -69,7 +69,8 @@ def counted(given: dict, rank: int) -> tuple[dict[str, int], float, float]:
     (place,) = plan.parallel.places(plan.shape.num_layers)
     data_rank = rank // plan.parallel.tensor
     ddp = {"bucket_size": None, "num_distributed_optimizer_instances": 1, "outer_dp_sharding_strategy": "no_shard"}
-    groups = fsdp_groups(chunk_parameters(plan, place), plan.parallel, {**ddp, **given["ddp"]}, data_rank)
+    parameters, options = chunk_parameters(plan, place), {**ddp, **given["ddp"]}
+    groups = fsdp_groups(parameters, plan.parallel, options, data_rank, has_units=plan.settings.has_units)
     element, gradient = (4 if plan.settings.mode == "fp32" else 2), (2 if plan.settings.grad_reduce == "bf16" else 4)
     used = gathered(groups, [group.whole * element * group.is_gathered for group in groups])
     reduced = gathered(groups, [group.whole * gradient * (group.gradients < group.whole) for group in groups])
@@ -94,7 +95,7 @@ def test_two_layers_or_a_layer_and_the_largest_other_group_are_gathered():
     plan = planned(case(*CASES["all"]))
     (place,) = plan.parallel.places(NUM_LAYERS)
     given = {"bucket_size": None, "num_distributed_optimizer_instances": 1, **case(*CASES["all"])["ddp"]}
-    groups = fsdp_groups(chunk_parameters(plan, place), plan.parallel, given, 0)
+    groups = fsdp_groups(chunk_parameters(plan, place), plan.parallel, given, 0, has_units=False)
     sizes = [float(group.whole) for group in groups]
     layers = [size for group, size in zip(groups, sizes, strict=True) if group.unit is not None]
     outside = [size for group, size in zip(groups, sizes, strict=True) if group.unit is None]

@@ -1,9 +1,8 @@
 """Layers of gated delta net and of DeepSeek sparse attention in the plan."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
+from megatron.core.process_groups_config import ProcessGroupCollection
 from megatron.core.ssm import gated_delta_net
 from megatron.core.transformer import TransformerConfig
 from torch import nn
@@ -16,6 +15,7 @@ from bridge.model.variants import REMEDY
 from bridge.plan.alignment import align_report
 from bridge.plan.memory import memory_report
 from bridge.plan.precision_plan import precision_plan
+from bridge.runtime.megatron.process import training_process
 
 PLAIN = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "add_bias_linear": False, "vocab_size": 128}
 DELTA = {
@@ -63,14 +63,13 @@ class Norm(nn.Module):
         self.weight = nn.Parameter(torch.empty(hidden_size))
 
 
-def test_the_parameters_of_a_gated_delta_net_are_those_of_megatrons_own_layer(monkeypatch):
-    monkeypatch.setattr(gated_delta_net, "HAVE_FLA", True)
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: "cpu")
+def test_the_parameters_of_a_gated_delta_net_are_those_of_megatrons_own_layer():
     config = TransformerConfig(**{name: value for name, value in DELTA.items() if name != "vocab_size"})
     config.perform_initialization = False
     parts = gated_delta_net.GatedDeltaNetSubmodules(in_proj=Linear, out_norm=Norm, out_proj=Linear)
-    groups = SimpleNamespace(tp=SimpleNamespace(size=lambda: 1))
-    layer = gated_delta_net.GatedDeltaNet(config, parts, layer_number=1, pg_collection=groups)
+    with training_process(config, seed=1):
+        groups = ProcessGroupCollection.use_mpu_process_groups()
+        layer = gated_delta_net.GatedDeltaNet(config, parts, layer_number=1, pg_collection=groups)
     theirs = {name.partition(".")[0]: 0 for name, _ in layer.named_parameters()}
     for name, parameter in layer.named_parameters():
         theirs[name.partition(".")[0]] += parameter.numel()

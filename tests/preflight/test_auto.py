@@ -3,14 +3,7 @@
 import pytest
 
 from bridge.errors import BackendUnavailableError, RunConfigError
-from bridge.preflight.auto import (
-    POLICIES,
-    count_parameters,
-    generations,
-    matrix,
-    resolve_auto,
-    support,
-)
+from bridge.preflight.auto import POLICIES, count_parameters, generations, matrix, resolve_auto, support
 from bridge.preflight.check import check
 from bridge.preflight.run import Run
 from bridge.registry.registry import REGISTRY, is_auto

@@ -51,7 +51,12 @@ FILES = {
     "plugin.yaml": (PLUGIN, "Accelerate", "has `distributed_type` and `compute_", "trains on Megatron-LM here"),
     "grpo.yaml": (NEMO_RL, "NeMo RL", "has `policy.megatron_cfg`", "trains on Megatron Core here"),
     "dpo.yaml": ("defaults: ../dpo.yaml\npolicy: {precision: fp16}\n", "NeMo RL", "has `defaults`", "where policy."),
-    "primus.yaml": (PRIMUS, "Primus", "has `modules`", "trains on Megatron Core here"),
+    "primus.yaml": (
+        PRIMUS.replace("framework: megatron", "framework: megatron_bridge"),
+        "Primus",
+        "has `modules`",
+        "trains on Megatron Core here, through Megatron Bridge",
+    ),
     "other.yaml": (PRIMUS.replace("megatron", "torchtitan"), "Primus", "has `modules`", "another framework than"),
     "actor.yaml": (ACTOR, "verl", "names the class `verl.workers.config.ActorConfig`", "under the strategy `megatron`"),
     "auto.yaml": (AUTOMODEL, "NeMo Automodel", "has the recipe `TrainFinetune", "none of Megatron Core's models"),

@@ -21,6 +21,7 @@ from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.sync.routes import FIRST, routes_of
 from bridge.target.fields import DEFAULTS
+from tests import releases
 from tests.read.properties import check_export, check_return, configs, reasons
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -55,7 +56,7 @@ def test_every_recipe_returns_by_name_through_a_script(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def parser() -> argparse.ArgumentParser:
-    pytest.importorskip("megatron.training.arguments", reason="needs megatron-core >= 0.18, whose wheel has the parser")
+    pytest.importorskip("megatron.training.arguments", reason=releases.NO_TRAINING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         arguments = importlib.import_module("megatron.training.arguments")

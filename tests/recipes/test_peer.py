@@ -26,6 +26,7 @@ from bridge.registry.registry import REGISTRY
 from bridge.registry.synchronize import synchronize
 from bridge.training import mixed_precision as ours
 from bridge.training.config import ConfigContainer, runtime_config_update
+from tests import releases
 
 ROOT = Path(__file__).parents[2]
 WHEELS = [prefix / "peer/megatron/bridge" for prefix in (Path(sys.prefix), ROOT / ".venv")]
@@ -261,8 +262,7 @@ def test_what_the_peer_would_switch_off_is_spelt_out_in_a_saved_run() -> None:
 
 
 def test_megatrons_own_container_writes_our_config_and_bridges_reader_builds_its_own(peer: Any, tmp_path: Path) -> None:
-    reason = "needs megatron-core 0.19, which brings megatron.training: --megatron next"
-    container = pytest.importorskip("megatron.training.config.container", reason=reason)
+    container = pytest.importorskip("megatron.training.config.container", reason=releases.NO_TRAINING)
     reader = importlib.import_module("megatron.bridge.utils.instantiate_utils")
 
     @dataclasses.dataclass(kw_only=True)
@@ -303,8 +303,7 @@ def test_a_providers_layers_are_kept_through_a_config_that_hands_attributes_on(t
 
 
 def test_megatron_lms_own_model_config_is_looked_through() -> None:
-    reason = "needs megatron-core 0.19, which brings megatron.training: --megatron next"
-    gpt = pytest.importorskip("megatron.training.models.gpt", reason=reason)
+    gpt = pytest.importorskip("megatron.training.models.gpt", reason=releases.NO_TRAINING)
     from megatron.core.transformer import TransformerConfig
 
     config = gpt.GPTModelConfig(transformer=TransformerConfig(**SHAPE, first_last_layers_bf16=True))

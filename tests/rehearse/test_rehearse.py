@@ -10,12 +10,15 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from bridge.front.loader import load_run
 from bridge.rehearse.cause import cause_of
+from bridge.rehearse.release import releases_at_hand
 from bridge.rehearse.shrink import shrink
 from bridge.runtime.megatron.gpt import GPTConfig
 from tests import warm
+from tests.front.test_megatron_bridge import container
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "howto" / "rehearse.md"
@@ -101,6 +104,17 @@ def test_a_run_folder_is_rehearsed_and_resumes_without_the_distributed_optimizer
     (launch,) = answer["launches"]
     assert (code, launch["planned"]) == (0, launch["equal"])
     assert launch["resumed_loss"] == launch["loss"]
+
+
+@pytest.mark.slow
+def test_a_file_that_leaves_its_release_open_is_rehearsed_on_the_newest_at_hand(tmp_path):
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(container()))
+    code, answer = rehearsed("--backend", "emulated", "--processes", "1", "--config", file, folder=tmp_path)
+    newest = str(releases_at_hand()[-1].version)
+    assert (code, answer["target"]) == (0, "no declared target")
+    assert answer["versions"]["mcore"] == answer["read"]["megatron_core"] == newest
+    assert not any("the target declares" in sentence for sentence in answer["unknown"])
 
 
 @pytest.mark.slow

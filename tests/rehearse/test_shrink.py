@@ -64,6 +64,13 @@ def test_a_mixture_of_experts_keeps_both_kinds_of_layers_and_two_experts_a_rank(
     }
 
 
+def test_the_dispatcher_that_stands_for_flex_has_no_setting_of_flex() -> None:
+    words = ("model.moe_token_dispatcher_type=flex", "+model.moe_enable_deepep=true")
+    model = small_of(DEEPSEEK, *words, gpus=2048).sections["model"]
+    assert "alltoall" in model["moe_token_dispatcher_type"]
+    assert not model.get("moe_enable_deepep")
+
+
 def test_a_hybrid_keeps_each_kind_of_layer_and_the_alignment_of_its_projections():
     small = small_of(NEMOTRON, "+model.mtp_hybrid_override_pattern='*M'", "+model.mtp_num_layers=1")
     assert small.layers == ("1", "2", "3", "4", "8", "117", "118")
@@ -304,3 +311,9 @@ def test_megatron_takes_every_model_that_was_made_small(model, recipe, kept, row
             assert schemes[0] == schemes[1]
         assert one.processes <= 4
     assert made["hidden_size"] <= max(model["hidden_size"], 256)
+
+
+def test_the_parts_that_a_graph_captures_are_taken_out_as_no_graph_is_captured():
+    run = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "cuda_graph_scope": ["full_iteration"]}
+    small = shrink({"model": {**run, "cuda_graph_modules": ["attn"]}, "train": {"micro_batch_size": 1}}, None)
+    assert not {"cuda_graph_scope", "cuda_graph_modules"} & small.sections["model"].keys()

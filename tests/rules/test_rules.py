@@ -170,8 +170,8 @@ def test_low_gradients_are_a_default_only_where_nobody_stated_them() -> None:
 
 
 def test_a_field_that_looks_like_a_stated_one_is_a_providers_own() -> None:
-    assert severities({"model": dict(DENSE, q_lora_rank=64, o_lora_rank=64)}, "PB122") == []
-    assert severities({"model": dict(DENSE, o_lora_rank=64)}, "PB122") == ["error"]
+    assert severities({"model": dict(DENSE, q_lora_rank=64, p_lora_rank=64)}, "PB122") == []
+    assert severities({"model": dict(DENSE, p_lora_rank=64)}, "PB122") == ["error"]
 
 
 def test_an_empty_tuple_is_the_default_that_the_table_has_as_a_list() -> None:

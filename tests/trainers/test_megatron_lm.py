@@ -10,10 +10,9 @@ import pytest
 
 from bridge import synchronize
 from bridge.trainers import add_recipe_argument
+from tests import releases
 
-arguments = pytest.importorskip(
-    "megatron.training.arguments", reason="needs megatron-core 0.19, which brings megatron.training: make test-next"
-)
+arguments = pytest.importorskip("megatron.training.arguments", reason=releases.NO_TRAINING)
 from megatron.training.argument_utils import core_transformer_config_from_args  # noqa: E402
 
 RUN = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import pickle
 import shutil
@@ -345,19 +344,6 @@ def test_two_runs_in_one_run_folder_are_refused(tmp_path: Path) -> None:
         assert [path.name for path in (tmp_path / "run").iterdir()] == [LOCK]
     pretrain(tiny(train={"train_iters": 1, "eval_iters": 0}, save=str(tmp_path / "run")), run_dir=tmp_path / "run")
     assert not (tmp_path / "run" / LOCK).exists()
-
-
-def test_the_lock_of_another_machine_is_watched_for_signs_of_life(tmp_path: Path, monkeypatch) -> None:
-    lock = tmp_path / LOCK
-    lock.write_text(json.dumps({"host": "elsewhere", "pid": 7}))
-    beats = iter([True, False])  # while the lock is watched, its holder sets its time, or no longer does
-    monkeypatch.setattr(
-        "bridge.runtime.checkpoint.lock.time.sleep", lambda _seconds: next(beats) and os.utime(lock, (1, 1))
-    )
-    with pytest.raises(CheckpointError, match="which process 7 on elsewhere writes into"), folder_lock(tmp_path):
-        pass
-    with folder_lock(tmp_path) as taken_over:
-        assert taken_over is not None
 
 
 def test_a_folder_that_cannot_be_written_to_is_refused_before_the_model_is_built(tmp_path: Path, monkeypatch) -> None:

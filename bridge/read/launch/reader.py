@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from bridge.errors import PayloadError
 from bridge.read.launch import launches as starts
-from bridge.read.launch.builtins import DECLARERS, TAKE_A_VALUE, Builtins, State, environment_of
+from bridge.read.launch.arithmetic import computed
+from bridge.read.launch.builtins import DECLARERS, Builtins, State, environment_of
 from bridge.read.launch.conditions import Test, answer, matched
 from bridge.read.launch.job import is_job, job_environment
 from bridge.read.launch.script import WORDS, name_of, parse, statements, text_of
@@ -31,6 +32,10 @@ MAX_REPEATED = 1_500
 """Commands that are read again to know what a loop leaves behind."""
 MAX_TURNS = 64
 """Of a loop that is read with each of its words."""
+ABOVE = re.compile(r"\A\$\(\s*cd\s[^|;]*?/(?P<up>\.\.(?:/\.\.)*)/?[\"']?\s[^|;]*&&\s*pwd[^|;]*\)\Z")
+"""`$(cd "$(dirname "$0")/../.." && pwd)`, a folder above that of the script."""
+MAX_COUNTED = 256
+"""Turns of `for ((i = 0; i < N; i++))` that are read."""
 COMMANDS = frozenset(
     {
         "command",
@@ -64,6 +69,40 @@ class Arm(NamedTuple):
     def label(self, *, holds: bool) -> str:
         """The branch where it holds, or where not."""
         return f"line {self.line}, {self.word if holds else 'not'} {self.text}"
+
+
+class _Count(NamedTuple):
+    """The header of `for ((i = 0; i < N; i++))`."""
+
+    name: str
+    start: str
+    condition: str
+
+    @classmethod
+    def of(cls, node: Node) -> _Count | None:
+        """Return the header of a loop that counts up by one; None for any other loop."""
+        if node.type != "c_style_for_statement":
+            return None
+        parts = [node.child_by_field_name(name) for name in ("initializer", "condition", "update")]
+        start, condition, step = ("".join(text_of(part).split()) for part in parts)
+        name, sign, value = start.partition("=")
+        if not sign or step not in (f"{name}++", f"++{name}", f"{name}+=1"):
+            return None
+        return cls(name, value, condition)
+
+    def values(self, known: Mapping[str, Mapping[int, str]]) -> list[str] | None:
+        """Return the values of the counter in the turns; None where only the run knows one."""
+        first = computed(f"$(({self.start}))", known)
+        found: list[str] = []
+        while first is not None and len(found) <= MAX_COUNTED:
+            value = str(int(first) + len(found))
+            holds = computed(f"$(({self.condition}))", {**known, self.name: {0: value}})
+            if holds is None:
+                return None
+            if holds == "0":
+                return found
+            found.append(value)
+        return None
 
 
 class Reader(Builtins):
@@ -201,6 +240,9 @@ class Reader(Builtins):
             test = self._condition(node)
             is_sure = not test.is_free
         elif not variables:
+            count = _Count.of(node)
+            if count is not None and self._counted(count, body):
+                return
             header, _, _ = text_of(node).partition("do")
             self.compute(header)
         if words == [] or (is_sure and test is not None and not test.holds):
@@ -214,6 +256,32 @@ class Reader(Builtins):
                 self._repeat(before, body, variables[0], words)
         elif self._is_changed(before, variables):
             self._settle(before, node, body if goes_on else (), is_sure=is_sure)
+
+    def _counted(self, count: _Count, body: Sequence[Node]) -> bool:
+        """Read a loop that counts from a constant to another; return whether it is one."""
+        before, name = self.state(), count.name
+        values = count.values(self.values)
+        if values is None or len(values) > MAX_COUNTED:
+            return False
+        if not values:
+            return True
+        self.set(name, [values[0]])
+        if not self._turn(body):
+            return True
+
+        def others() -> None:
+            for value in values[1:]:
+                self.set(name, [value])
+                if not self._turn(body):
+                    return
+            self.set(name, [str(int(values[-1]) + 1)])
+
+        first = self.state()
+        self._again(others)
+        if self.repeated > MAX_REPEATED:
+            self.restore(first)
+            self._forget_changed(before)
+        return True
 
     def _words_of(self, node: Node) -> list[str] | None:
         """Return the words of a `for`, None where only the run knows one."""
@@ -294,7 +362,7 @@ class Reader(Builtins):
         for name in first.values.keys() | second.values.keys():
             one, two = first.values.get(name), second.values.get(name)
             if one != two and not any(map(UNKNOWN.search, (one or {}).values())):
-                self._leave_open(name, one or {}, two or {})
+                self.forget(name)
         if is_sure:
             return
         header = " ".join(text_of(node).partition("\n")[0].partition(";")[0].split())
@@ -302,16 +370,6 @@ class Reader(Builtins):
         if not self._holds(arm):
             self.restore(before)
         self.questions.setdefault(arm.text, (arm, arm.label(holds=True)))
-
-    def _leave_open(self, name: str, one: Mapping[int, str], two: Mapping[int, str]) -> None:
-        """Make a variable unknown, or its end alone where each turn of a loop adds to it."""
-        old, new = [*one.values()], [*two.values()]
-        if len(old) > 1 and new[: len(old)] == old:
-            self.set(name, [f"${name}"], append=True, is_array=True)
-        elif len(old) == len(new) == 1 and new[0].startswith(old[0]):
-            self.set(name, [f" ${name}"], append=True)
-        else:
-            self.forget(name)
 
     def _forget_changed(self, before: State) -> None:
         for name in [*self.values]:
@@ -344,12 +402,10 @@ class Reader(Builtins):
         words = [
             [one for one in redirect.named_children if one.type in WORDS] for redirect in redirects
         ]
-        outer, self.input = self.input, self._input(redirects) if inner.type == "command" else None
         if inner.type == "command" and self._test(inner) is None:
             self._command(inner, [word for group in words for word in group[1:]])
         else:
             self._one(inner)
-        self.input = outer
         for redirect in redirects:
             self.run(child for child in redirect.named_children if child.type == "pipeline")
         self._written(name_of(inner), redirects)
@@ -360,21 +416,8 @@ class Reader(Builtins):
             if one.type == "heredoc_body"
         ]
         is_shown = name_of(inner) == "cat" and len(redirects) == 1
-        is_shown |= name_of(inner) in TAKE_A_VALUE  # the variable holds it, or is unknown
         if not is_shown and any(map(starts.PRECISION_WORDS.search, bodies)):
             self.notes[f"heredoc on line {self._line(node)}"] = None
-
-    def _input(self, redirects: Sequence[Node]) -> str | None:
-        """Return the text of the last here-document or here-string, None where the input is another one."""
-        text = None
-        for redirect in redirects:
-            if redirect.type == "herestring_redirect":
-                text = self.text(redirect.named_children[-1]) + "\n"
-            elif redirect.type == "heredoc_redirect":
-                text = self._heredoc(redirect)
-            elif redirect.type == "file_redirect" and "<" in text_of(redirect)[:2]:
-                text = None
-        return text
 
     def _heredoc(self, redirect: Node) -> str:
         """Return the text of a here-document."""
@@ -451,7 +494,11 @@ class Reader(Builtins):
             test = matched(subject, [self.text(one) for one in patterns if one.type in WORDS])
             body = item.named_children[len(patterns) :]
             arms.append(Arm(test, f"case {name} in {head})", self._line(item), body))
-        self._branch(_fallen_through(node, arms), [])
+            if item.children[-1].type in (";&", ";;&"):
+                self.notes[
+                    f"the case on line {self._line(node)}, which goes on to its next pattern"
+                ] = None
+        self._branch(arms, [])
         self.has_failed = False
 
     def _branch(self, arms: Sequence[Arm], otherwise: Sequence[Node]) -> bool:
@@ -501,7 +548,10 @@ class Reader(Builtins):
             return answer([self.text(one) for one in node.children[1:] if one.type in WORDS])
         if kind == "command" and name_of(node) in ANSWERS:
             return Test(holds=ANSWERS[name_of(node)], is_free=False)
-        return Test(holds=False) if kind == "test_command" or first == "((" else None
+        if first == "((":
+            value = computed(f"${text_of(node)}", self.values)
+            return Test(holds=False) if value is None else Test(holds=value != "0", is_free=False)
+        return Test(holds=False) if kind == "test_command" else None
 
     def _joined(self, node: Node) -> Test | None:
         """Return the answer of two conditions; only the run has it unless both are of constants."""
@@ -525,10 +575,6 @@ class Reader(Builtins):
             self.values.copy(),
             self.exported,
         )
-        outer = self.input
-        for child in node.children:
-            if child.type == "herestring_redirect":
-                self.input = self.text(child.named_children[-1]) + "\n"
         names = self.assign(node)
         self.has_failed = False
         if words and words[0] in DECLARERS:
@@ -545,7 +591,6 @@ class Reader(Builtins):
             self.values |= {name: before[name] for name in names if name in before}
         elif words:
             self._simple(words, self._line(node))
-        self.input = outer
 
     def _expanded(self, node: Node) -> list[str]:
         """Return the words of a command."""
@@ -615,11 +660,11 @@ class Reader(Builtins):
         """Read commands of a function, a string or another file."""
         if self.depth >= MAX_DEPTH:
             return
-        before, self.line, taken, self.input = self.line, line, self.input, None
+        before, self.line = self.line, line
         self.depth += 1
         self.run(nodes)
         self.depth -= 1
-        self.line, self.input = before, taken
+        self.line = before
         self.end = self.end.removeprefix("return")
 
     def _string(self, text: str, line: int) -> None:
@@ -698,31 +743,31 @@ class Reader(Builtins):
         }
 
 
-def _fallen_through(node: Node, arms: Sequence[Arm]) -> list[Arm]:
-    """Return the arms of a `case`, each with the commands that it reaches behind `;&` and `;;&`."""
-    items = [child for child in node.named_children if child.type == "case_item"]
-    found = list[Arm]()
-    for arm, item in reversed([*zip(arms, items, strict=True)]):
-        end = item.children[-1].type
-        following = found[:1] if end == ";&" else []
-        if end == ";;&":
-            following = [one for one in found if one.test.holds][:1]
-        found.insert(
-            0, arm._replace(body=[*arm.body, *(node for one in following for node in one.body)])
-        )
-    return found
-
-
 def neighbour(path: str, word: Word) -> str | None:
     """Return the text of a file next to the script at a path, None where there is none."""
     unknown = [*UNKNOWN.finditer(word)]
     name = word[unknown[-1].end() :].lstrip("/") if unknown else word
-    if not name or name.startswith(("/", "~")):
+    if not name or name.startswith("~"):
         return None
+    above = ABOVE.search(unknown[-1][0]) if unknown else None
+    if above is not None:
+        name = f"{above['up']}/{name}"
+    file = _in_the_clone(Path(path), name) if name.startswith("/") else Path(path).parent / name
     try:
-        return Document.load(Path(path).parent / name).text
+        return Document.load(file).text if file is not None else None
     except (PayloadError, ValueError):
         return None
+
+
+def _in_the_clone(script: Path, name: str) -> Path | None:
+    """Return the file of an absolute path (`/root/slime/a/b.sh`) in the folder of that name that a script lies in."""
+    parts = Path(name).parts
+    for folder in script.resolve().parents:
+        if folder.name and folder.name in parts[1:-1]:
+            rest = parts[parts.index(folder.name) + 1 :]
+            file = folder.joinpath(*rest)
+            return file if file.is_file() else None
+    return None
 
 
 def tested(node: Node) -> Iterable[Node]:

@@ -27,6 +27,10 @@ HEREDOC = re.compile(
     r"\$\(\s*cat\s*<<\s*(?P<quote>['\"]?)(?P<end>\w+)(?P=quote)\n(?P<text>(?:.*\n)*?)(?P=end)\s*\)"
 )
 """`$(cat <<EOF ...)`, whose output is its own text."""
+JOINED = re.compile(
+    r"""\$\(\s*IFS=(['"])(?P<sign>[^'"$`\\\n])[^'"$`\\\n]*\1\s*;\s*echo\s+"\$\{(?P<name>\w+)\[\*\]\}"\s*\)"""
+)
+"""`$(IFS=', '; echo "${array[*]}")`, whose output is the elements with the first sign between them."""
 DEFAULTS = (":-", "-", ":=", "=")
 
 
@@ -61,24 +65,16 @@ class Variables:
         self.values[name] = {**kept, **dict(enumerate(words[:MAX_WORDS], first))}
 
     def set_element(self, name: str, index: str, text: str, *, append: bool = False) -> None:
-        """Set one element of an array, or add a text to it; the whole array is unknown where its index is."""
-        place, old = self.place(name, index), self.values.get(name, {})
-        if place is None:
+        """Set one element of an array, or add to it; the whole array is unknown where the index is no plain number."""
+        elements = dict(self.values.get(name, {}))
+        if not index.isdecimal():
             self.forget(name)
-        else:
-            value = glued([old.get(place), text]) if append else text
-            self.values[name] = dict(sorted({**old, place: value}.items()))
-
-    def place(self, name: str, index: str) -> int | None:
-        """Return the index of an element as a number, None where it is not known."""
-        index = self._text(index.strip("\"'"))
-        value = computed(f"$(({index}))", self.values)
-        if value is None or (int(value) < 0 and not self.values.get(name)):
-            return None
-        number = int(value)
-        if number < 0:
-            number += max(self.values[name]) + 1
-        return number if number >= 0 else None
+            return
+        place = int(index)
+        if append:
+            text = glued([elements.get(place), text])
+        elements[place] = text
+        self.values[name] = dict(sorted(elements.items()))
 
     def forget(self, name: str) -> None:
         """Make a variable one that only the run knows."""
@@ -95,9 +91,13 @@ class Variables:
 
     def words(self, nodes: Iterable[Node]) -> list[str]:
         """Return what several words become."""
+        return self.words_of(text_of(node).lstrip() for node in nodes)
+
+    def words_of(self, texts: Iterable[str]) -> list[str]:
+        """Return what several words become, each as it is written."""
         found: list[str] = []
-        for node in nodes:
-            pieces = islice(self._pieces(text_of(node).lstrip(), is_split=True), MAX_WORDS)
+        for text in texts:
+            pieces = islice(self._pieces(text, is_split=True), MAX_WORDS)
             runs = groupby(pieces, lambda piece: piece is None)
             found += [glued(run) for is_end, run in runs if not is_end]
             if len(found) > MAX_WORDS:
@@ -124,6 +124,10 @@ class Variables:
         """Yield the pieces of `$((A + B))` of constants and of `$(cat <<EOF ...)`; any other piece as it is written."""
         value = computed(piece, self.values)
         shown = None if is_split else HEREDOC.fullmatch(piece)
+        array = JOINED.fullmatch(piece)
+        if array is not None and array["name"] in self.values and not is_split:
+            yield array["sign"].join(self.held(array["name"]))
+            return
         if shown is not None and shown["quote"]:
             yield shown["text"].rstrip("\n")
         elif shown is not None:

@@ -8,6 +8,8 @@ from typing import Any
 
 from bridge.errors import PayloadError
 from bridge.precision.values import NO, YES
+from bridge.read import frameworks
+from bridge.read.framework.table import FrameworkTable, framework_table
 from bridge.read.launch.launches import (
     HOLDS_ARGUMENTS,
     MEGATRON_ARGUMENTS,
@@ -32,6 +34,8 @@ TRUTH = {**dict.fromkeys(YES, True), **dict.fromkeys(NO, False)}
 FLAGSCALE = ("system", "model", "data")
 """Blocks of FlagScale's files: each key within one is an argument. Source: its runner_train.py, 2026-08."""
 TAKES_A_LIST = re.compile(r"data_path|paths|_blend|split")
+NUMBERS = re.compile(r"\$\(seq [^()]*\)")
+"""The output of a command that prints numbers alone."""
 POSITIONAL = re.compile(r"\$\{?(?:\d+|[@*].*)\}?")
 
 
@@ -92,10 +96,14 @@ class Arguments:
     label: str = ""
     path: str = ""
     """Path of the script that starts them; empty for other arguments."""
+    read_too: tuple[str, ...] = ()
+    """Other files that were read for them, as sentences."""
     has_end: bool | None = None
     """Of arguments that a run printed, every one with its default: whether the block is whole; None: of others."""
     used_by: str = ""
     """Another source of arguments."""
+    framework: FrameworkTable | None = None
+    """The framework whose program takes them, next to its own; None: Megatron-LM's program, or an unknown one."""
     decided_by: str = ""
     """The source of the mode where the arguments state none, as a noun; empty: the program's own default."""
 
@@ -105,6 +113,11 @@ class Arguments:
         self.settings[flags.dest(flags.BY_NAME[key].option) if key in flags.BY_NAME else key] = (
             written
         )
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the program that takes them is known: Megatron-LM's own, or a framework's with a table."""
+        return self.framework is not None or PROGRAMS.search(self.launch.program) is not None
 
     @property
     def elsewhere(self) -> list[str]:
@@ -142,6 +155,9 @@ def runs_of(payload: object) -> list[Arguments]:
 def _of_launch(launch: Launch) -> Arguments:
     found = _of_words(launch.arguments)
     found.launch, found.label = launch, launch.label
+    framework = frameworks.of_launch(launch)
+    if framework is not None and framework.table:
+        found.framework = framework_table(framework.table)
     if launch.line:
         found.decided_by = _decider(found)
     else:
@@ -156,7 +172,7 @@ def _decider(run: Arguments) -> str:
     """
     notes, program = run.launch.notes, run.launch.program
     own = ""
-    if not PROGRAMS.search(program):
+    if not run.is_known:
         own = f"{program.rpartition('/')[2]}, a program whose defaults are not known here,"
     sourced = (note.removeprefix("source ") for note in notes if note.startswith("source "))
     deciders = [
@@ -189,6 +205,8 @@ def _of_words(words: Sequence[Word]) -> Arguments:
 def _may_be_options(word: Word, option: str, *, is_first: bool) -> bool:
     """Return whether a word behind an option that only the run decides may hold options, and is not its value."""
     name = flags.dest(option)
+    if NUMBERS.fullmatch(word):
+        return False
     if option and variable_of(word).lower() == name:  # --extra-vocab-size ${EXTRA_VOCAB_SIZE}
         return False
     is_list = TAKES_A_LIST.search(name) and not POSITIONAL.fullmatch(word)

@@ -55,7 +55,15 @@ def elsewhere(run: Arguments, given: Values, path: str, *, mode: str) -> Elsewhe
     engine = engine_of(run, given.values, mode, path) if is_engine(run) else Engine()
     layers, file = unplanned_layers(arguments), _precision_file(arguments, path)
     slips = {} if run.has_end else misspelt(arguments)
-    unread = _unread(arguments, engine, slips)
+    foreign = arguments
+    if run.framework is not None:  # its names are read by its table
+        foreign = {
+            name: value
+            for name, value in arguments.items()
+            if run.framework.own_names(name) is None
+        }
+        slips = {name: meant for name, meant in slips.items() if name in foreign}
+    unread = _unread(foreign, engine, slips)
     opened, read_too = dict(engine.opened), list(engine.read_too)
     unplanned = layers or engine.unplanned
     if layers is not None:

@@ -140,6 +140,12 @@ def _mode(run: Arguments, builder: ImportBuilder, *, is_silent: bool) -> tuple[s
         name in run.settings and run.settings[name].value is False for name in ("fp16", "bf16")
     )
     is_open = not on and bool(run.decided_by) and not is_off
+    if not on and run.framework is not None and run.framework.mode and not run.undecided:
+        mode = run.framework.mode
+        facts = {"system": run.framework.title, "mode": mode.upper(), "code": run.framework.code}
+        builder.record("megatron_lm.framework-sets-the-mode", f"--{mode}", True, **facts)
+        builder.fields |= {mode: True, "params_dtype": mode, "pipeline_dtype": mode}
+        return mode, False
     if not on and not is_open:
         builder.fields["fp32"] = True
     if "fp32" in builder.fields and not is_silent:

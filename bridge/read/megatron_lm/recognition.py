@@ -39,6 +39,8 @@ def is_megatron(launch: Launch) -> bool:
     One flag that others have too says nothing: not `--seq-length`, and neither `--bf16` or `--fp16` without a value.
     """
     framework = frameworks.of_launch(launch)
+    if framework is not None and framework.table:
+        return True
     if framework is not None and not framework.yields:
         return False
     words = zip(launch.arguments, (*launch.arguments[1:], ""), strict=False)

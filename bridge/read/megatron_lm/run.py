@@ -19,9 +19,11 @@ from bridge.preflight.file_reading import MEGATRON_LM, NEWEST, FileReading, RunC
 from bridge.read.contract import ImportReport
 from bridge.read.field_names import release_of
 from bridge.read.foreign import no_run_of_megatron
+from bridge.read.framework.miles import model_arguments
+from bridge.read.framework.names import OwnReading, own_names, ranks_of, variables_of, write_own
+from bridge.read.framework.table import table_of_clone
 from bridge.read.launch.alternatives import launches
 from bridge.read.launch.word import Word, variable_of
-from bridge.read.megatron_lm.arguments import PROGRAMS as PROGRAMS_OF_MEGATRON
 from bridge.read.megatron_lm.arguments import Arguments, argument_groups, runs_of, runs_printed
 from bridge.read.megatron_lm.effects import INFERENCE, is_engine
 from bridge.read.megatron_lm.elsewhere import elsewhere, is_named
@@ -35,7 +37,7 @@ from bridge.read.megatron_lm.sections import Values, sections_of, values_of
 from bridge.read.megatron_lm.start import ARGUMENT
 from bridge.read.text.document import Document
 from bridge.target.fields import known_releases
-from bridge.target.versions import Version
+from bridge.target.versions import Version, parse_version
 
 KINDS = {
     "a vision model": (
@@ -65,8 +67,11 @@ PROGRAMS = {
     "a retriever": r"ict|biencoder|realm",
 }
 """The same -> the names of the programs that train it."""
+ARRAY = re.compile(r"\$\{(\w+)\[[@*]\]\}")
 VARIABLE = re.compile(r"\$\{?(\w+)")
 """In the condition of a branch."""
+EITHER = "slime_or_miles"
+"""Table of a launch that is of one of two frameworks; the clone that the script lies in may say of which."""
 FORK = "the parser of Megatron-DeepSpeed"
 """What a program under DeepSpeed has in the place of Megatron-LM's parser."""
 GROUP = "MODEL_ARGS"
@@ -152,45 +157,64 @@ def read(document: Document, choice: RunChoice) -> FileReading:
     if document.kind == "shell" and is_engine(written) and report.decided_by is None:
         precision = report.config.to_dict()
     run = _run_of(written, document)
+    arguments = run.given.values | run.given.unread
+    own_fields = {
+        f"{ARGUMENT}.{name}": value
+        for name, value in run.given.values.items()
+        if not fields_of(name)
+    }
+    environment = {
+        name: str(value)
+        for name, value in written.launch.environment.items()
+        if not value.is_unknown
+    }
+    framework, own = written.framework, OwnReading()
+    if framework is not None:
+        environment |= variables_of(framework, arguments)
+        own = own_names(framework, arguments, environment, document.path)
+        ranks = ranks_of(framework, arguments)
+        if ranks is not None:
+            own_fields[f"{ARGUMENT}.world_size"] = ranks
     _refuse_no_arguments(run, document.path)
     kind = _kind_of(run)
     sections = sections_of(run.given)
     if written.has_end is None:
-        _put_malformed(sections, run.given)
+        put_malformed(sections, run.given)
     if precision is not None:
         sections["mixed_precision"] = precision
-    other = elsewhere(written, run.given, document.path, mode=_mode(run.given))
+    other = elsewhere(written, run.given, document.path, mode=mode_of_arguments(run.given))
     if "mixed_precision" in other.sections:  # of an engine, whatever the arguments say
         sections = {role: without_those_of_the_engine(fields) for role, fields in sections.items()}
     for role, fields in other.sections.items():
         sections[role] = {**sections.get(role, {}), **fields}
+    write_own(sections, own)
     if run.is_inference:
         sections = {"model": sections["model"]}
     release: Version | None = known_releases()[-1]
     reason = NEWEST
+    if framework is not None and framework.release:
+        release, reason = (
+            parse_version(framework.release["megatron_core"]),
+            framework.release["because"],
+        )
     if written.has_end:  # the release that wrote all arguments
         release, reason = release_of(sections, is_whole=True)
+    unplanned = own.unplanned or other.unplanned
+    if kind is not None:
+        unplanned = UNPLANNED.format(path=document.path, **kind._asdict())
     return FileReading(
-        framework=MEGATRON_LM,
+        framework=MEGATRON_LM if framework is None else framework.title,
+        base="" if framework is None else MEGATRON_LM,
         sections=sections,
-        environment={
-            name: str(value)
-            for name, value in written.launch.environment.items()
-            if not value.is_unknown
-        },
-        own_fields={
-            f"{ARGUMENT}.{name}": value
-            for name, value in run.given.values.items()
-            if not fields_of(name)
-        },
-        unknown=(*_unknown(run), *other.unknown),
-        unplanned=UNPLANNED.format(path=document.path, **kind._asdict())
-        if kind is not None
-        else other.unplanned,
+        environment=environment,
+        own_fields=own_fields,
+        unknown=(*_unknown(run), *other.unknown, *own.unknown),
+        unplanned=unplanned,
         other_layers=kind.kind if kind is not None else None,
-        uncounted=other.uncounted,
-        opened=other.opened,
-        read_too=other.read_too,
+        uncounted=(*other.uncounted, *own.uncounted),
+        opened={**other.opened, **own.opened},
+        generation=own.generation,
+        read_too=(*_read_as(run), *other.read_too),
         release=release,
         release_reason=reason,
         mode_decided_by=report.decided_by,
@@ -198,6 +222,7 @@ def read(document: Document, choice: RunChoice) -> FileReading:
         open_values=_open_values(run),
         variables=_variables(runs, written),
         refused=_refused(run),
+        not_forwarded=own.not_forwarded,
         runs=tuple(one.label for one in runs) if len(runs) > 1 else (),
         number=number,
         branches=_branches(runs, number),
@@ -218,7 +243,7 @@ def _chosen(
         raise UnreadFileError(str(error)) from None
 
 
-def _put_malformed(sections: dict[str, dict[str, Any]], given: Values) -> None:
+def put_malformed(sections: dict[str, dict[str, Any]], given: Values) -> None:
     """Put values that are stated and of a wrong type into the sections, where a rule names them."""
     for name, text in list(given.unread.items()):
         paths = fields_of(name)
@@ -240,7 +265,7 @@ def _decider(run: _Run, document: Document) -> str | None:
     if not run.is_started:
         return "the script that uses these arguments"
     program = written.launch.name
-    if not PROGRAMS_OF_MEGATRON.search(program):
+    if not written.is_known:
         return program
     if is_engine(written):
         return FORK
@@ -249,8 +274,10 @@ def _decider(run: _Run, document: Document) -> str | None:
 
 def _refused(run: _Run) -> tuple[Finding, ...]:
     """Return the words that the parser refuses; a warning where the program may have a parser of its own."""
-    severity = "error" if PROGRAMS_OF_MEGATRON.search(run.written.launch.name) else "warning"
+    severity = "error" if run.written.is_known else "warning"
     found = []
+    if run.written.framework is not None and run.written.framework.ignores:
+        return ()  # its parser drops what it does not know
     for one in refused_words(run.written):
         words = TABLE.sentences[one.row].about({"system": MEGATRON_LM, **one.facts})
         remedy = words.remedy.rstrip(".")
@@ -277,7 +304,9 @@ def _variables(runs: Sequence[Arguments], written: Arguments) -> tuple[str, ...]
     for run in runs:
         if run.launch.line == written.launch.line:
             names += [name for label in run.launch.decisions for name in VARIABLE.findall(label)]
-    names += [variable_of(word) for word in written.undecided]
+    for word in written.undecided:
+        array = ARRAY.fullmatch(word)
+        names.append(variable_of(word) if array is None else array[1])
     return tuple(dict.fromkeys(filter(None, names)))
 
 
@@ -293,7 +322,7 @@ def _branches(runs: Sequence[Arguments], number: int) -> tuple[int, ...]:
     )
 
 
-def _mode(given: Values) -> str:
+def mode_of_arguments(given: Values) -> str:
     """Return the mode that the arguments of a run state."""
     for name in ("fp16", "bf16"):
         if given.values.get(name):
@@ -344,12 +373,15 @@ def _runs(document: Document, variables: Mapping[str, str]) -> list[Arguments]:
             if argument_groups(document.mapping)
             else [Arguments(label=GROUP)]
         )
-    started = launches(document.text, document.path, variables)
+    asked = model_arguments(document.text, document.path)
+    started = launches(document.text, document.path, {**asked.variables, **variables})
     found = [run for launch in started if is_megatron(launch) for run in runs_of([launch])]
     if not found:
         raise no_run_of_megatron(document.path, started)
     for run in found:
-        run.path = document.path
+        run.path, run.read_too = document.path, asked.read_too
+        if run.framework is not None and run.framework.name == EITHER:
+            run.framework = table_of_clone(Path(document.path)) or run.framework
     return found
 
 
@@ -398,6 +430,17 @@ def _refuse_no_arguments(run: _Run, path: str) -> None:
         raise UnreadFileError(sentence, kind="no arguments of Megatron-LM's training")
 
 
+def _read_as(run: _Run) -> tuple[str, ...]:
+    """Return by which code of a framework a run is read, as sentences."""
+    framework = run.written.framework
+    if framework is None:
+        return ()
+    return (
+        f"Read as a run of {framework.title}, by its code ({framework.code}).",
+        *run.written.read_too,
+    )
+
+
 def _decided_late(path: str, text: str) -> str:
     """Return what is said of a field whose value only the run decides, as a sentence."""
     late = f"{path}: the value {text} is decided when the run starts"
@@ -424,7 +467,7 @@ def _unknown(run: _Run) -> list[str]:
     variables = run.written.launch.unread_environment
     if variables:
         found.append(f"{variables}: it may set variables of the run, and could not be read.")
-    if run.is_started and not PROGRAMS_OF_MEGATRON.search(program):
+    if run.is_started and not run.written.is_known:
         found.append(
             f"{program}: a program whose own defaults are not known; those of Megatron-LM are assumed here."
         )

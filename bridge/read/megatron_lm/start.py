@@ -251,7 +251,7 @@ def left_open(own_fields: Mapping[str, Any], gpus: int | None) -> Iterator[str]:
     yield "model.vocab_size: the tokenizer decides it. Add model.vocab_size=VALUE."
     ranks = own_fields.get(f"{ARGUMENT}.world_size")
     if gpus is None and ranks is not None:
-        rule = f"the run had {ranks}, and no target states it"
+        rule = f"the run has {ranks}, and no target states it"
         yield f"The number of GPUs: {rule}. Add --target h100x{ranks}, for example."
     elif gpus is None:
         yield "The number of GPUs: the file does not state it; the least that the parallel sizes need is assumed."

@@ -77,4 +77,8 @@ def is_known(name: str) -> bool:
     )
     if any(name in table for table in tables):
         return True
+    if (
+        f"no_{own}" in tables[0] or f"disable_{own}" in tables[0]
+    ):  # its name in the parsed arguments
+        return True
     return bool(flags.fields_of(own)) or flags.switched_off(name) is not None

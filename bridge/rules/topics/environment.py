@@ -85,7 +85,7 @@ RULES = (
         setting=f"environment.{FP32_SCALES}",
         when=lambda run: run.is_blockwise and _refuses_fp32_scales(run),
         message="blockwise scaling runs as MXFP8 there, which takes power-of-two scales only",
-        remedies=("unset it", "use Hopper", "choose an MXFP8 recipe"),
+        remedies=("set it to 0", "use Hopper", "choose an MXFP8 recipe"),
         source="Transformer Engine 2.20 common/transpose/quantize_transpose_vector_blockwise.cu: "
         "an error",
     ),

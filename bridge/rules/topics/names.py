@@ -378,7 +378,7 @@ RULES = (
             "state {field} in a MixedPrecisionConfig of this package",
             "leave it, where the owner's value is meant",
         ),
-        source="this project: bridge.registry.config.from_peer",
+        source="this project: bridge.registry.peer.from_peer",
     ),
     error(
         id="PB134",

@@ -104,11 +104,22 @@ def gpu_without_the_format(run: RuleContext) -> Iterator[Violation]:
         yield Violation(formats=", ".join(gpu.formats))
 
 
+def blockwise_on_rocm(run: RuleContext) -> bool:
+    """Return whether ROCm's Transformer Engine would have to run blockwise scaling."""
+    gpu = run.target.gpu
+    return (
+        run.is_blockwise
+        and gpu is not None
+        and gpu.generation.startswith("CDNA")
+        and not run.is_emulated
+    )
+
+
 def another_vendor(run: RuleContext) -> bool:
-    """Return whether the scheme runs on a GPU that is not NVIDIA's, and that has its format."""
+    """Return whether the scheme is not known to be refused on a GPU that is not NVIDIA's."""
     if not run.needs_gpu_formats or run.capability is not None or run.target.gpu is None:
         return False
-    return not [*gpu_without_the_format(run)]
+    return not [*gpu_without_the_format(run)] and not blockwise_on_rocm(run)
 
 
 def te_without_gpu(run: RuleContext) -> Iterator[Violation]:
@@ -388,5 +399,18 @@ RULES = (
         source="AMD CDNA 3 and CDNA 4 white papers; ROCm/TransformerEngine pull requests 167 "
         "(2025-04-16: FP8 on gfx94x and gfx95x) and 234 (2025-07-18: MXFP8 on gfx950); "
         "meta-pytorch/MSLK pull request 381 (2026-06-10: NVFP4 on none)",
+    ),
+    error(
+        id="PB622",
+        title="blockwise scaling on a GPU of AMD",
+        setting="fp8_recipe",
+        when=blockwise_on_rocm,
+        message="ROCm's Transformer Engine refuses blockwise scaling; it has delayed and current "
+        "scaling on MI300X to MI355X, and MXFP8 on MI350X and MI355X, where "
+        "NVTE_ROCM_ENABLE_MXFP8 is 1",
+        remedies=("choose current scaling",),
+        source="ROCm/TransformerEngine 04a84095 transformer_engine/pytorch/fp8.py "
+        "check_fp8_block_scaling_support, check_mxfp8_support, fp8_autocast_enter; its pull "
+        "request 460, 2026-02-25",
     ),
 )

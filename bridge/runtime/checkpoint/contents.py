@@ -39,10 +39,11 @@ class Part:
     @property
     def bytes(self) -> int:
         """Bytes of their values."""
-        bits = "".join(
-            filter(str.isdigit, self.dtype.partition("_")[0])
-        )  # of float8_e4m3fn 8; bool has none
-        return self.elements * int(bits or 8) // 8
+        kind = self.dtype.partition("_")[0]  # float8 of float8_e4m3fn
+        bits = "".join(filter(str.isdigit, kind))
+        if not bits:  # bool
+            return self.elements
+        return self.elements * int(bits) // 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,11 +63,15 @@ class Contents:
     def read(cls, checkpoint: Path) -> Contents:
         """Return the contents of a checkpoint. No code of its files is run, and torch is not imported."""
         sizes = outline(checkpoint)
-        is_ours = is_finished(checkpoint)
+        run: Mapping[str, Any] = {}
+        manifest_digest = None
+        if is_finished(checkpoint):
+            run = Manifest.read(checkpoint).run
+            manifest_digest = digest(checkpoint)
         return cls(
             path=checkpoint,
-            run=Manifest.read(checkpoint).run if is_ours else {},
-            manifest_digest=digest(checkpoint) if is_ours else None,
+            run=run,
+            manifest_digest=manifest_digest,
             files=len(sizes),
             bytes=sum(sizes.values()),
             tensors=read_listing(checkpoint).tensors,
@@ -81,13 +86,15 @@ class Contents:
     @property
     def parts(self) -> list[Part]:
         """The tensors by part of the training state and dtype."""
-        found = grouped(
-            ((_part_of(key), tensor.dtype), tensor.elements) for key, tensor in self.tensors.items()
-        )
-        return [
-            Part(part=key[0], dtype=key[1], tensors=len(own), elements=sum(own))
-            for key, own in found.items()
-        ]
+        sizes = []
+        for key, tensor in self.tensors.items():
+            sizes.append(((_part_of(key), tensor.dtype), tensor.elements))
+        parts = []
+        for (part, dtype), elements in grouped(sizes).items():
+            parts.append(
+                Part(part=part, dtype=dtype, tensors=len(elements), elements=sum(elements))
+            )
+        return parts
 
     def to_dict(self) -> dict[str, Any]:
         """Return the contents as plain data."""
@@ -114,18 +121,18 @@ class Difference:
     @classmethod
     def of(cls, one: Contents, two: Contents) -> Difference:
         """Return what differs between two checkpoints."""
-        changes = tuple(precision_changes(one.settings, two.settings) if two.settings else ())
-        shown = {change.path.rpartition(".")[2] for change in changes} | set(
-            HALVES if changes else ()
-        )
-        settings = _differing("setting", one.settings, two.settings)
-        return cls(
-            changes=changes,
-            settings=tuple(
-                row for row in settings if row["setting"].rpartition(".")[2] not in shown
-            ),
-            tensors=tuple(_differing("tensor", one.tensors, two.tensors)),
-        )
+        changes: list[Change] = []
+        if two.settings:
+            changes = precision_changes(one.settings, two.settings)
+        shown = {change.path.rpartition(".")[2] for change in changes}
+        if changes:
+            shown.update(HALVES)
+        settings = []
+        for row in _differing("setting", one.settings, two.settings):
+            if row["setting"].rpartition(".")[2] not in shown:
+                settings.append(row)
+        tensors = _differing("tensor", one.tensors, two.tensors)
+        return cls(changes=tuple(changes), settings=tuple(settings), tensors=tuple(tensors))
 
     def __bool__(self) -> bool:
         return bool(self.changes or self.settings or self.tensors)
@@ -142,11 +149,12 @@ class Difference:
 
 def checkpoint_at(path: Path) -> Path:
     """Return the checkpoint that a path names: itself, or the newest one of a folder of checkpoints."""
+    numbers: list[int] = []
     try:
         if (path / METADATA).is_file():
             return path
-        fault = load_fault(path)
-        numbers = candidates(path) if fault is None else []
+        if load_fault(path) is None:
+            numbers = candidates(path)
     except OSError:
         numbers = []
     if not numbers:
@@ -161,7 +169,9 @@ def _part_of(key: str) -> str:
     if key.startswith(STATE):
         name = key.removeprefix(STATE).partition(".")[0]
         return PARTS.get(name, f"optimizer {name}")
-    return "delayed scales" if SCALING in key else "weights"
+    if SCALING in key:
+        return "delayed scales"
+    return "weights"
 
 
 def _differing(

@@ -1,6 +1,5 @@
 """A folder of checkpoints: ``iter_0000100/`` for each step, and Megatron's pointer to the latest."""
 
-import itertools
 import logging
 import os
 import re
@@ -26,8 +25,12 @@ def iterations(folder: Path) -> list[int]:
     """Return the steps of all checkpoints in a folder, finished or not, the newest first."""
     if not folder.is_dir():
         return []
-    found = [_NAME.match(path.name) for path in folder.iterdir()]
-    return sorted((int(match[1]) for match in found if match is not None), reverse=True)
+    numbers = []
+    for path in folder.iterdir():
+        match = _NAME.match(path.name)
+        if match is not None:
+            numbers.append(int(match[1]))
+    return sorted(numbers, reverse=True)
 
 
 def is_finished(checkpoint: Path) -> bool:
@@ -37,9 +40,10 @@ def is_finished(checkpoint: Path) -> bool:
 
 def newest_finished(folder: Path) -> int | None:
     """Return the step of the newest checkpoint that was written to its end, or None."""
-    return next(
-        (number for number in iterations(folder) if is_finished(folder_of(folder, number))), None
-    )
+    for number in iterations(folder):
+        if is_finished(folder_of(folder, number)):
+            return number
+    return None
 
 
 def latest_iteration(folder: Path) -> int | None:
@@ -49,7 +53,9 @@ def latest_iteration(folder: Path) -> int | None:
     text = ""
     with suppress(OSError), (folder / LATEST).open(errors="replace") as stream:
         text = stream.read(100).strip()
-    return int(text) if text.isdecimal() and len(text) < 20 else None
+    if not text.isdecimal() or len(text) >= 20:
+        return None
+    return int(text)
 
 
 def candidates(folder: Path) -> list[int]:
@@ -57,15 +63,17 @@ def candidates(folder: Path) -> list[int]:
 
     They begin at the one that the pointer names, or at the newest where there is no pointer.
     """
+    numbers = iterations(folder)
     pointed = latest_iteration(folder)
-    numbers = [number for number in iterations(folder) if pointed is None or number <= pointed]
-    if pointed is not None and pointed not in numbers:
+    if pointed is None:
+        return numbers
+    if pointed not in numbers:
         logger.warning(
             "checkpoint.load: %s names step %d, whose checkpoint is missing.",
             folder / LATEST,
             pointed,
         )
-    return numbers
+    return [number for number in numbers if number <= pointed]
 
 
 def load_fault(folder: Path) -> Finding | None:
@@ -90,10 +98,10 @@ def pointer_fault(folder: Path, key: str) -> Finding | None:
 
 def set_aside(checkpoint: Path, why: str) -> None:
     """Rename a checkpoint that stands in the place of a coming one; nothing of it is deleted."""
-    names = (
-        checkpoint.with_name(f"{checkpoint.name}.{why}{number or ''}")
-        for number in itertools.count()
-    )
-    other = next(name for name in names if not name.exists())
+    other = checkpoint.with_name(f"{checkpoint.name}.{why}")
+    number = 0
+    while other.exists():
+        number += 1
+        other = checkpoint.with_name(f"{checkpoint.name}.{why}{number}")
     checkpoint.rename(other)
     logger.warning("checkpoint.save: %s is %s and is renamed to %s.", checkpoint, why, other.name)

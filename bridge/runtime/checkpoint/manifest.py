@@ -67,19 +67,27 @@ class Manifest:
             raise DamagedCheckpointError(checkpoint, _unreadable(error)) from None
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
             raise DamagedCheckpointError(checkpoint, f"{MANIFEST} is damaged") from None
-        paths = [PurePosixPath(name) for name in sizes]
-        is_inside = all(
-            path.parts and not path.is_absolute() and ".." not in path.parts for path in paths
-        )
-        is_plain = isinstance(manifest.run.get("settings", {}), dict) and is_inside
-        if not sizes or not is_plain or len(checksums) not in (0, len(sizes)):
+        if not manifest.is_sound():
             raise DamagedCheckpointError(checkpoint, f"{MANIFEST} is damaged")
         return manifest
 
+    def is_sound(self) -> bool:
+        """Return whether it lists files of its own folder, with a checksum each or none at all."""
+        for name in self.sizes:
+            path = PurePosixPath(name)
+            if not path.parts or path.is_absolute() or ".." in path.parts:
+                return False
+        if not isinstance(self.run.get("settings", {}), dict):
+            return False
+        return bool(self.sizes) and len(self.checksums) in (0, len(self.sizes))
+
     def write(self, checkpoint: Path) -> None:
         """Write the manifest so that it is there as a whole or not at all."""
-        sums = {name: {ALGORITHM: text} for name, text in self.checksums.items()}
-        files = {name: {"bytes": size, **sums.get(name, {})} for name, size in self.sizes.items()}
+        files: dict[str, dict[str, int | str]] = {}
+        for name, size in self.sizes.items():
+            files[name] = {"bytes": size}
+            if name in self.checksums:
+                files[name][ALGORITHM] = self.checksums[name]
         scratch = checkpoint / f"{MANIFEST}.tmp"
         with scratch.open("w") as stream:
             json.dump({"format": FORMAT, "run": dict(self.run), "files": files}, stream, indent=1)
@@ -98,8 +106,10 @@ class Manifest:
                 return f"{name} is missing"
             if found[name] != size:
                 return f"{name} has {found[name]} bytes, and had {size} when it was written"
-        other = next((name for name in found if name not in self.sizes), None)
-        return None if other is None else f"{other} is not in {MANIFEST}"
+        for name in found:
+            if name not in self.sizes:
+                return f"{name} is not in {MANIFEST}"
+        return None
 
     def content_fault(self, checkpoint: Path, names: Iterable[str]) -> str | None:
         """Return which of some files has other content than when it was written, as a clause, or None."""
@@ -108,8 +118,10 @@ class Manifest:
             found = checksums(checkpoint, names)
         except OSError as error:
             return _unreadable(error)
-        changed = next((name for name in names if found[name] != self.checksums[name]), None)
-        return None if changed is None else f"{changed} has other content than when it was written"
+        for name in names:
+            if found[name] != self.checksums[name]:
+                return f"{name} has other content than when it was written"
+        return None
 
 
 def damage(checkpoint: Path) -> str | None:
@@ -130,23 +142,25 @@ def digest(checkpoint: Path) -> str:
 
 def outline(checkpoint: Path) -> dict[str, int]:
     """Return name -> bytes of every regular file of a checkpoint, in the order of their names."""
-    files = sorted(path for path in checkpoint.rglob("*") if path.is_file())
-    named = ((path.relative_to(checkpoint).as_posix(), path) for path in files)
-    return {
-        name: path.stat().st_size
-        for name, path in named
-        if name != MANIFEST and not path.name.startswith(".nfs")
-    }
+    sizes = {}
+    for path in sorted(checkpoint.rglob("*")):
+        name = path.relative_to(checkpoint).as_posix()
+        if name == MANIFEST or path.name.startswith(".nfs"):
+            continue
+        if path.is_file():
+            sizes[name] = path.stat().st_size
+    return sizes
 
 
 def share(names: Iterable[str], rank: int, ranks: int) -> list[str]:
     """Return the files that a rank reads: those that the rank of this number wrote, and may have in its cache."""
-    written = ((name, _WRITER.match(name)) for name in names)
-    return [
-        name
-        for name, writer in written
-        if int(writer[1] if writer is not None else 0) % ranks == rank
-    ]
+    found = []
+    for name in names:
+        match = _WRITER.match(name)
+        writer = 0 if match is None else int(match[1])
+        if writer % ranks == rank:
+            found.append(name)
+    return found
 
 
 def checksums(checkpoint: Path, names: Iterable[str]) -> dict[str, str]:

@@ -122,7 +122,8 @@ class _StandIn(metaclass=_Named):
 
     def __setstate__(self, state: object) -> None:
         vars(self)["state"] = state
-        vars(self).update(state if isinstance(state, dict) else {})
+        if isinstance(state, dict):
+            vars(self).update(state)
 
     def __setitem__(self, key: object, value: object) -> None:
         """Take the items of a mapping."""
@@ -133,7 +134,9 @@ class _Bytes(_StandIn):
 
     def __new__(cls, *arguments: object, **named: object) -> Self:
         for data in arguments:
-            _require_plain(data if isinstance(data, bytes) else b"")
+            if not isinstance(data, bytes):
+                raise pickle.UnpicklingError("loads from what is no bytes")
+            _require_plain(data)
         return super().__new__(cls, *arguments, **named)
 
 
@@ -158,7 +161,9 @@ class _Reader(pickle.Unpickler):
         is_dtype = module == "torch" and _DTYPE.match(name)
         if not is_dtype and name not in self.allowed.get(module, ()):
             raise _NotAllowedError(f"{module}.{name}")
-        base = _Bytes if name.endswith("load_from_bytes") else _StandIn
+        base: type[_StandIn] = _StandIn
+        if name.endswith("load_from_bytes"):
+            base = _Bytes
         return self.made.setdefault((module, name), _Named(name, (base,), {}))
 
 
@@ -179,11 +184,9 @@ def read_listing(checkpoint: Path) -> Listing:
 
 def pickle_fault(checkpoint: Path) -> str | None:
     """Return why the pickles of a checkpoint must not be read, as a clause, or None where they are plain data."""
-    odd = next(
-        (path for path in checkpoint.glob("*") if not (path.is_file() or path.is_dir())), None
-    )
-    if odd is not None:  # a pipe or a device, which could block for ever
-        return f"{odd.name:.80} is no regular file"
+    for path in checkpoint.glob("*"):
+        if not (path.is_file() or path.is_dir()):  # a pipe or a device, which could block for ever
+            return f"{path.name:.80} is no regular file"
     try:
         backend = json.loads((checkpoint / "metadata.json").read_bytes())["sharded_backend"]
         if backend != BACKEND:
@@ -193,6 +196,11 @@ def pickle_fault(checkpoint: Path) -> str | None:
         return error.reason
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return "metadata.json is damaged"
+    return _object_fault(checkpoint, listing)
+
+
+def _object_fault(checkpoint: Path, listing: Listing) -> str | None:
+    """Return which object of a checkpoint is more than plain data, or is missing, as a clause, or None."""
     name = ""
     try:
         for path in sorted(checkpoint.glob("*.pt")):
@@ -205,12 +213,12 @@ def pickle_fault(checkpoint: Path) -> str | None:
                 _require_plain(stream.read(stored.length), is_module_state=MODULE_KEY in name)
     except _NotAllowedError as error:
         return _foreign(name, str(error))
-    except Exception:  # noqa: BLE001  as above
+    except Exception:  # noqa: BLE001  a damaged pickle raises errors of any class
         return f"{name} is damaged, or is no plain data"
-    outside = next(
-        (file for file in sorted(listing.files) if not (checkpoint / file).is_file()), None
-    )
-    return None if outside is None else f"{outside:.80} is missing"
+    for file in sorted(listing.files):
+        if not (checkpoint / file).is_file():
+            return f"{file:.80} is missing"
+    return None
 
 
 def _foreign(name: str, what: str) -> str:
@@ -219,44 +227,44 @@ def _foreign(name: str, what: str) -> str:
 
 def _require_plain(data: bytes, *, is_module_state: bool = False) -> None:
     """Raise for a file of `torch.save` that is more than tensors, containers and plain values."""
-    import numpy as np  # heavy, and only for the objects of a checkpoint that is read
-    import torch
+    import torch  # heavy, and only for the objects of a checkpoint that is read
+
+    with torch.serialization.safe_globals(_random_state_classes()):
+        value = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    if not is_module_state:
+        return
+    for leaf in torch.utils._pytree.tree_leaves(value):
+        if isinstance(leaf, torch.Tensor) and leaf.dtype == torch.uint8 and leaf.numel():
+            _Reader(leaf.numpy().tobytes(), MODULE_STATE).load()
+
+
+def _random_state_classes() -> list[Any]:
+    """Return the classes and the function of numpy that a saved random state names."""
+    import numpy as np
 
     rebuild: Any = np.arange(0).__reduce__()[0]
-    names = [f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core")]
-    random_states: list[Any] = [
-        np.ndarray,
-        np.dtype,
-        type(np.dtype(np.uint32)),
-        *((rebuild, name) for name in names),
-    ]
-    with torch.serialization.safe_globals(random_states):
-        value = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    if is_module_state:
-        for leaf in torch.utils._pytree.tree_leaves(value):
-            if isinstance(leaf, torch.Tensor) and leaf.dtype == torch.uint8 and leaf.numel():
-                _Reader(leaf.numpy().tobytes(), MODULE_STATE).load()
+    named = [(rebuild, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
+    return [np.ndarray, np.dtype, type(np.dtype(np.uint32)), *named]
 
 
 def _listing(found: Any) -> Listing:
     """Return the content of an unpickled ``.metadata``, whose objects are stand-ins."""
-    tensors, places = {}, []
+    tensors = {}
     for key, entry in found.state_dict_metadata.items():
         if type(entry).__name__ == "TensorStorageMetadata":
             (shape,) = entry.size.arguments
-            tensors[str(key)] = Tensor(
-                dtype=str(entry.properties.state[0].__name__), shape=tuple(map(int, shape))
-            )
-    files = set()
+            dtype = entry.properties.state[0].__name__
+            tensors[str(key)] = Tensor(dtype=str(dtype), shape=tuple(map(int, shape)))
+    objects, files = [], set()
     for index, info in found.storage_data.items():
         file = str(info.relative_path)
         if "/" in file or "\0" in file or file in ("", ".", ".."):
             raise ValueError(file)
         files.add(file)
         if index.fqn not in tensors:
-            places.append(
+            objects.append(
                 Stored(
                     key=str(index.fqn), file=file, offset=int(info.offset), length=int(info.length)
                 )
             )
-    return Listing(tensors=tensors, objects=tuple(places), files=frozenset(files))
+    return Listing(tensors=tensors, objects=tuple(objects), files=frozenset(files))

@@ -49,38 +49,44 @@ class Change:
 
 def precision_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[Change]:
     """Return what differs in precision between two runs, the gravest first."""
-    return sorted(
-        _changes(before, now) if before else (), key=lambda change: -OUTCOMES.index(change.outcome)
-    )
+    if not before:
+        return []
+    return sorted(_changes(before, now), key=lambda change: -OUTCOMES.index(change.outcome))
 
 
 def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Change]:
-    modes = _mode(before), _mode(now)
-    if modes[0] != modes[1]:
-        outcome, meaning = _of_mode(*modes)
-        yield Change(path=MODE, before=modes[0], now=modes[1], outcome=outcome, meaning=meaning)
+    mode_before, mode_now = _mode(before), _mode(now)
+    if mode_before != mode_now:
+        outcome, meaning = _of_mode(mode_before, mode_now)
+        yield Change(path=MODE, before=mode_before, now=mode_now, outcome=outcome, meaning=meaning)
     for name, routes in _ROUTES.items():
-        if FIELDS[name].subject is not subjects.MODE and name not in DERIVED:
-            changes = (_of_field(route, before, now) for route in routes)
-            yield from [change for change in changes if change is not None][:1]
+        if FIELDS[name].subject is subjects.MODE or name in DERIVED:
+            continue
+        for route in routes:
+            change = _of_field(route, before, now)
+            if change is not None:
+                yield change
+                break
 
 
 def _of_field(route: Route, before: Mapping[str, str], now: Mapping[str, str]) -> Change | None:
     """Return the change of one home of a field, None without one that has an effect in either run."""
     field = FIELDS[route.field]
-    path = MODULES if route.field == "modules" else f"{route.owner}.{route.attribute}"
+    path = f"{route.owner}.{route.attribute}"
+    if route.field == "modules":
+        path = MODULES
     one, two = before.get(path), now.get(path)
-    acts = _acts(field, before), _acts(field, now)
-    has_effect = all(acts) if route.field in HISTORY else any(acts)
-    if (
-        None in (one, two)
-        or one == two
-        or not has_effect
-        or (route.field == "fp8_recipe" and not acts[1])
-    ):
+    if one is None or two is None or one == two:
+        return None
+    acted, acts = _acts(field, before), _acts(field, now)
+    if route.field in HISTORY and not (acted and acts):
+        return None
+    if not (acted or acts) or (route.field == "fp8_recipe" and not acts):
         return None
     subject = field.subject or subjects.COMPUTE
-    meaning = _STORED if field.twin is not None else subject.meaning
+    meaning = subject.meaning
+    if field.twin is not None:
+        meaning = _STORED
     if route.field == "fp8_amax_history_len" or (route.field == "fp8_recipe" and two == "delayed"):
         meaning = _BEGINS
     elif route.field == "fp8_recipe" and one == "delayed":
@@ -91,7 +97,8 @@ def _of_field(route: Route, before: Mapping[str, str], now: Mapping[str, str]) -
 
 
 def _acts(field: StatedField, settings: Mapping[str, str]) -> bool:
-    fp8, fp4 = (settings.get(f"model.{name}", "None") != "None" for name in ("fp8", "fp4"))
+    fp8 = settings.get("model.fp8", "None") != "None"
+    fp4 = settings.get("model.fp4", "None") != "None"
     if field.name in HISTORY:
         return fp8 and settings.get("model.fp8_recipe") in field.schemes
     if field.subject is subjects.SCALER:
@@ -100,8 +107,10 @@ def _acts(field: StatedField, settings: Mapping[str, str]) -> bool:
 
 
 def _mode(settings: Mapping[str, str]) -> str:
-    on = [name for name in ("fp16", "bf16") if settings.get(f"model.{name}") == "True"]
-    return on[0] if on else "fp32"
+    for name in ("fp16", "bf16"):
+        if settings.get(f"model.{name}") == "True":
+            return name
+    return "fp32"
 
 
 def _of_mode(before: str, now: str) -> tuple[str, str]:
@@ -110,9 +119,8 @@ def _of_mode(before: str, now: str) -> tuple[str, str]:
             IMPOSSIBLE,
             "an FP32 run has no master weights, so the optimizer's states have other entries",
         )
-    scale = (
-        " and the loss scale begins at initial_loss_scale"
-        if now == "fp16"
-        else " and the loss scale is not used"
-    )
-    return ASKED, f"weights are rounded again from the FP32 master weights,{scale}"
+    if now == "fp16":
+        scale = "the loss scale begins at initial_loss_scale"
+    else:
+        scale = "the loss scale is not used"
+    return ASKED, f"weights are rounded again from the FP32 master weights, and {scale}"

@@ -11,7 +11,7 @@ from bridge.runtime.checkpoint.contents import STATE
 from bridge.runtime.checkpoint.pickles import pickle_fault, read_listing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
     from pathlib import Path
 
     import torch
@@ -34,22 +34,27 @@ def linear_weights(checkpoint: Path) -> dict[str, Tensor]:
     tensors = read_listing(checkpoint).tensors
     found: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
-        if LINEAR.search(key) and not key.startswith(STATE) and len(tensor.shape) > 1:
-            masters = (prefix + key for prefix in MASTERS)
-            of = next(
-                (
-                    name
-                    for name in masters
-                    if name in tensors and tensors[name].shape == tensor.shape
-                ),
-                key,
-            )
-            found[of] = tensors[of]
+        if not LINEAR.search(key) or key.startswith(STATE) or len(tensor.shape) < 2:
+            continue
+        master = _master_of(key, tensors)
+        if master is None:
+            found[key] = tensor
+        else:
+            found[master] = tensors[master]
     if not found:
         raise CheckpointError(
             f"{checkpoint}: holds no weight of a linear layer. Give a checkpoint of a GPT or Mamba."
         )
     return found
+
+
+def _master_of(key: str, tensors: Mapping[str, Tensor]) -> str | None:
+    """Return the key of the FP32 master of a weight that has the weight's shape, or None."""
+    for prefix in MASTERS:
+        name = prefix + key
+        if name in tensors and tensors[name].shape == tensors[key].shape:
+            return name
+    return None
 
 
 def matrices(checkpoint: Path, tensors: dict[str, Tensor]) -> Iterator[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Repairs of Megatron's experts and latent attention where Transformer Engine is not installed.
+"""Repairs of Megatron's experts, latent attention and prediction layers where Transformer Engine is not installed.
 
 Megatron 0.16.1 names functions of Transformer Engine there that it has not imported, and compares the version of a
 package that is not there. The modules need none of it: Megatron's own layers multiply, or emulated ones.
@@ -6,7 +6,11 @@ package that is not there. The modules need none of it: Megatron's own layers mu
 
 from typing import Any
 
-from megatron.core.transformer import multi_latent_attention, transformer_config
+from megatron.core.transformer import (
+    multi_latent_attention,
+    multi_token_prediction,
+    transformer_config,
+)
 from megatron.core.transformer.moe import moe_utils, shared_experts
 from megatron.core.utils import get_te_version
 
@@ -18,6 +22,13 @@ _FUSED = (
 _ROUTER = (
     () if hasattr(moe_utils, "te_general_gemm") else ((moe_utils, "te_general_gemm", None),)
 )  # :1192, NameError
+_ASKS_FOR_INFERENCE = "is_inference_column_parallel_linear"
+_PREDICTION = (
+    ((multi_token_prediction, _ASKS_FOR_INFERENCE, lambda *_, **_named: False),)
+    if hasattr(multi_token_prediction, _ASKS_FOR_INFERENCE)
+    else ()
+)
+"""From 0.20 on (main of 2026-08-22, :1193): TypeError, a class of layers that needs TE is None there."""
 
 OF_CONFIGS: tuple[tuple[Any, str, Any], ...] = (
     (transformer_config, "is_te_min_version", lambda *_, **_named: True),
@@ -35,7 +46,8 @@ OF_LAYERS: tuple[tuple[Any, str, Any], ...] = (
         False,
     ),  # :184, TypeError: it counts as there, its layers do not
     *_ROUTER,
+    *_PREDICTION,
 )
-"""What is replaced while Megatron builds and runs layers with experts or latent attention."""
+"""What is replaced while Megatron builds and runs layers with experts, latent attention or prediction layers."""
 if str(get_te_version()) not in ("None", "0.0.0"):  # it is there; 0.0.0 from megatron-core 0.19 on
     OF_CONFIGS = OF_LAYERS = ()

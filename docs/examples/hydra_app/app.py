@@ -1,4 +1,4 @@
-"""A training script with Hydra that knows nothing of this package but two functions.
+"""A training script with Hydra that knows nothing of this package but three functions.
 
 python app.py mixed_precision=fp8_current mixed_precision.num_layers_at_end_in_bf16=2
 """
@@ -10,6 +10,9 @@ from megatron.core.transformer import TransformerConfig
 from omegaconf import DictConfig
 
 from bridge import synchronize, to_config
+from bridge.registry.hydra_group import register_group
+
+register_group()
 
 
 @hydra.main(version_base=None, config_path="conf", config_name="config")

@@ -5,6 +5,9 @@ from pathlib import Path
 from hydra import compose, initialize_config_dir
 
 from bridge import to_config
+from bridge.registry.hydra_group import register_group
+
+register_group()
 
 with initialize_config_dir(str(Path(__file__).resolve().parent / "conf"), version_base=None):
     cfg = compose("config", ["mixed_precision=bf16_with_mxfp8_mixed", "mixed_precision.fp8_param_gather=false"])

@@ -8,6 +8,9 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import MISSING
 
 from bridge import to_config
+from bridge.registry.hydra_group import register_group
+
+register_group()
 
 
 @dataclass

@@ -1,17 +1,6 @@
 """Runs that break and that keep the rules of `bridge.rules.topics.attention`."""
 
-from tests.rules.cases.runs import (
-    B200,
-    BF16,
-    CURRENT,
-    DENSE,
-    H100,
-    MEGATRON_FSDP,
-    MXFP8_FSDP,
-    NVFP4,
-    full,
-    run,
-)
+from tests.rules.cases.runs import B200, BF16, CURRENT, DENSE, H100, MEGATRON_FSDP, MXFP8_FSDP, NVFP4, full, run
 
 NVFP4_ATTENTION = dict(NVFP4, fp4_param_gather=False, fp8_dot_product_attention=True)
 

@@ -1,18 +1,6 @@
 """Runs that break and that keep the rules of `bridge.rules.topics.blackwell`."""
 
-from tests.rules.cases.runs import (
-    B200,
-    CURRENT,
-    DENSE,
-    HYBRID,
-    MXFP8,
-    NVFP4,
-    NVFP4_RECIPE,
-    OVERLAP,
-    full,
-    recipe,
-    run,
-)
+from tests.rules.cases.runs import B200, CURRENT, DENSE, HYBRID, MXFP8, NVFP4, NVFP4_RECIPE, OVERLAP, full, recipe, run
 
 SHARDED = {"use_distributed_optimizer": True}
 

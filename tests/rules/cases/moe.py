@@ -1,19 +1,6 @@
 """Runs that break and that keep the rules of `bridge.rules.topics.moe`."""
 
-from tests.rules.cases.runs import (
-    B200,
-    BF16,
-    CURRENT,
-    DENSE,
-    H100,
-    MOE,
-    MXFP8,
-    NVFP4,
-    OVERLAP,
-    PADDED_MOE,
-    full,
-    run,
-)
+from tests.rules.cases.runs import B200, BF16, CURRENT, DENSE, H100, MOE, MXFP8, NVFP4, OVERLAP, PADDED_MOE, full, run
 
 UNSPLIT = {"tensor_model_parallel_size": 2, "sequence_parallel": True, "expert_tensor_parallel_size": 1}
 BIASED = dict(

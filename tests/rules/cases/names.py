@@ -7,18 +7,7 @@ from bridge.precision.fields import stated
 from bridge.precision.statements import mark_untold
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
-from tests.rules.cases.runs import (
-    B200,
-    CURRENT_RECIPE,
-    DELAYED,
-    DENSE,
-    H100,
-    MXFP8,
-    NVFP4,
-    OVERLAP,
-    full,
-    run,
-)
+from tests.rules.cases.runs import B200, CURRENT_RECIPE, DELAYED, DENSE, H100, MXFP8, NVFP4, OVERLAP, full, run
 
 
 @dataclass(kw_only=True, repr=False, eq=False)

@@ -1,18 +1,6 @@
 """Runs that break and that keep the rules of `bridge.rules.topics.target`."""
 
-from tests.rules.cases.runs import (
-    B200,
-    BF16,
-    BLOCKWISE,
-    CURRENT,
-    CUSTOM,
-    DENSE,
-    H100,
-    MXFP8,
-    NVFP4,
-    full,
-    run,
-)
+from tests.rules.cases.runs import B200, BF16, BLOCKWISE, CURRENT, CUSTOM, DENSE, H100, MXFP8, NVFP4, full, run
 
 MXFP8_COMPUTE = dict(MXFP8, fp8_param_gather=False, reuse_grad_buf_for_mxfp8_param_ag=False)
 
@@ -45,9 +33,10 @@ CASES = {
         full("bf16_mixed", "h200x8,mcore0.19.2", dict(DENSE, seq_length=16384)),
     ),
     "PB619": (
-        full("bf16_mixed", H100, dict(DENSE, experimental_attention_variant="dsv4_hybrid")),
+        full("bf16_mixed", H100, dict(DENSE, experimental_attention_variant="gdn2")),
         full("bf16_mixed", H100, DENSE),
     ),
     "PB620": (full(CURRENT, "h100x8,te2.6,cuda12.9,mcore0.19.2"), full(CURRENT, H100)),
+    "PB622": (run(BLOCKWISE, "mi300xx8"), run(BLOCKWISE, "h100x8,te2.9,cuda12.9")),
     "PB621": (full(MXFP8_COMPUTE, "mi325xx8,mcore0.19.2"), full(MXFP8_COMPUTE, "mi355xx8,mcore0.19.2")),
 }

@@ -162,3 +162,29 @@ def test_a_factory_decides_its_formats_and_may_miss_no_layer():
         "planned custom x custom (custom), ran bf16: layers 1-6, linear_fc2; the autocast (custom) was on and the "
         "module multiplied unquantised operands."
     ]
+
+
+HALF = {"left": "bf16", "right": "bf16", "storage": "bf16"}
+
+
+@pytest.mark.parametrize(
+    ("columns", "is_planned"),
+    [
+        ({**HALF, "output": "fp32"}, True),
+        ({**HALF, "output": "bf16"}, False),
+        ({**HALF, "output": "fp32", "storage": "fp32"}, False),
+        ({**HALF, "output": "fp32", "right": "fp32"}, False),
+    ],
+    ids=["exact", "rounded result", "rounded weight", "mixed operands"],
+)
+def test_a_router_in_fp32_may_multiply_its_bf16_tensors_into_an_fp32_result(columns, is_planned):
+    """Transformer Engine's GEMM does so, and each product of two BF16 values is exact in FP32."""
+    plan = plan_of("bf16_mixed", **KINDS["experts"], moe_router_dtype="fp32")
+    record = changed(record_of(plan), lambda row: row.module == "router" and row.gemm == "fprop", **columns)
+    assert (compare(plan, record) == ()) is is_planned
+
+
+def test_a_linear_layer_in_fp32_multiplies_no_bf16_tensors():
+    plan = precision_plan(get_mixed_precision_config("fp32"), {**SHAPE, "bf16": False})
+    record = changed(record_of(plan), lambda row: row.module == "linear_fc1", **HALF, output="fp32")
+    assert [one.column for one in compare(plan, record)] == ["formats"]

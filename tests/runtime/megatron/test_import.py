@@ -16,9 +16,10 @@ OPTIONAL = {
     "mamba_ssm/ops/triton/layernorm_gated.py": "class RMSNorm: pass",
     "mamba_ssm/ops/triton/ssd_combined.py": "def mamba_chunk_scan_combined(state_dtype): pass\n"
     "def mamba_split_conv1d_scan_combined(state_dtype): pass",
-    "fla/modules/l2norm.py": "def l2norm(): pass",
+    "fla/modules/l2norm.py": "def l2norm(): pass\ndef l2_norm(): pass",
     "fla/modules/convolution.py": "def causal_conv1d(): pass",
     "fla/ops/gated_delta_rule.py": "def chunk_gated_delta_rule(): pass",
+    "fla/ops/gated_delta_product.py": "def chunk_gated_delta_product(): pass",
     "fast_hadamard_transform/__init__.py": "def hadamard_transform(): pass",
 }
 """File of an optional package -> a text with the names that Megatron imports."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -88,3 +91,15 @@ def test_a_mismatch_or_unknown_record_ends_with_exit_code_1(
 
 def test_a_missing_file_ends_with_exit_code_2(script: ModuleType, tmp_path: Path) -> None:
     assert script.main([str(tmp_path / "none.npz")]) == 2
+
+
+def test_the_comparison_imports_neither_megatron_nor_transformer_engine() -> None:
+    code = (
+        "import runpy, sys\n"
+        "runpy.run_path(sys.argv[1])\n"
+        "print(sorted({name.partition('.')[0] for name in sys.modules} & {'megatron', 'transformer_engine', 'torch'}))"
+    )
+    script = ROOT / "scripts" / "check_goldens.py"
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(script.parent), os.environ.get("PYTHONPATH", "")])}
+    done = subprocess.run([sys.executable, "-c", code, script], check=True, capture_output=True, text=True, env=env)
+    assert done.stdout.strip() == "['torch']"

@@ -1,8 +1,8 @@
-"""The recipes for every Hydra application, found in the namespace package `hydra_plugins`.
+"""The source of recipes for every Hydra application, found in `hydra_plugins`, a namespace package.
 
 The folder has no ``__init__.py`` on purpose: with one it would hide the plugins of other packages.
 """
 
-from bridge.registry.hydra_group import RecipeSearchPath, RecipeSource
+from bridge.registry.hydra_group import RecipeSource
 
-__all__ = ["RecipeSearchPath", "RecipeSource"]
+__all__ = ["RecipeSource"]

@@ -1,0 +1,1 @@
+"""The table of each framework that runs on Megatron Core and whose files are read."""

@@ -1,0 +1,192 @@
+"""`model_arguments`: the arguments of a model that a launch script of miles asks a Python file of its clone for.
+
+    MODEL_ARGS_LINE="$(python3 "${REPO_ROOT}/miles/utils/external_utils/model_args_utils.py" "qwen3-4B")"
+    read -ra MODEL_ARGS <<< "${MODEL_ARGS_LINE}"
+
+The file `scripts/models/qwen3-4B.py` has a function that returns the arguments as a text: constants, names of the file,
+and calls of two functions of miles. It is read, and nothing in it runs; a file with anything else in it is not read.
+
+Source: radixark/miles 31f1ca96 of 2026-08-21, miles/utils/external_utils/model_args_utils.py and scripts/models.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+ASKED = re.compile(
+    r"(?P<line>\w+)=\"?\$\(\s*python3?\s+[^\n|;]*model_args_utils\.py\"?\s+\"?(?P<model>[\w.-]+)\"?\s*\)[^\n]*\n"
+    r"[\s\S]*?read\s+-ra\s+(?P<name>\w+)\s+<<<\s*\"?\$\{?(?P=line)\}?"
+)
+MODELS = Path("scripts", "models")
+FUNCTION = "model_args"
+DEEPEST = 4
+"""Files of models that are derived from each other."""
+READ = "{name}: read from {path}."
+Value = str | int | float | bool | None
+
+
+class ModelArguments(NamedTuple):
+    """The variables of a script that hold the arguments of a model."""
+
+    variables: Mapping[str, str]
+    read_too: tuple[str, ...] = ()
+    """As in `FileReading`."""
+
+
+def model_arguments(text: str, path: str) -> ModelArguments:
+    """Return the variables of a script that hold a model's arguments; none of a file that is absent or not read."""
+    variables: dict[str, str] = {}
+    read_too: list[str] = []
+    for found in ASKED.finditer(text):
+        file = _file_near(Path(path), f"{found['model']}.py")
+        given = arguments_of(file) if file is not None else None
+        if given is not None:
+            variables[found["name"]] = given
+            read_too.append(READ.format(name=found["name"], path=MODELS / f"{found['model']}.py"))
+    return ModelArguments(variables, tuple(read_too))
+
+
+def arguments_of(
+    file: Path, stated: Mapping[str, Value] | None = None, depth: int = DEEPEST
+) -> str | None:
+    """Return the arguments that a model's file returns, on one line; None where it has more in it than is read."""
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+        return _Model(file, depth).returned(tree, stated or {})
+    except (
+        OSError,
+        UnicodeDecodeError,
+        SyntaxError,
+        RecursionError,
+        TypeError,
+        LookupError,
+        ValueError,
+        _UnreadError,
+    ):
+        return None
+
+
+class _UnreadError(Exception):
+    """A piece of a file that is not read."""
+
+
+class _Model:
+    """One model's file while it is read; _UnreadError for what is not read."""
+
+    def __init__(self, file: Path, depth: int) -> None:
+        self.file, self.depth = file, depth
+        self.names: dict[str, Value] = {"__file__": str(file)}
+
+    def returned(self, tree: ast.Module, stated: Mapping[str, Value]) -> str:
+        """Return what the function of the file returns with these arguments."""
+        for node in tree.body:
+            if isinstance(node, ast.Assign):
+                self._assign(node)
+        (function,) = [
+            node
+            for node in tree.body
+            if isinstance(node, ast.FunctionDef) and node.name == FUNCTION
+        ]
+        given = function.args
+        places = [*given.args, *given.kwonlyargs]
+        defaults = [*given.defaults, *given.kw_defaults]
+        if len(places) != len(defaults) or given.posonlyargs or given.vararg or given.kwarg:
+            raise _UnreadError(FUNCTION)
+        for argument, default in zip(places, defaults, strict=True):
+            if argument.arg in stated:
+                self.names[argument.arg] = stated[argument.arg]
+            elif default is not None:
+                self.names[argument.arg] = self._value(default)
+        for node in function.body:
+            if isinstance(node, ast.Assign):
+                self._assign(node)
+            elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+                continue  # its docstring
+            elif isinstance(node, ast.Return) and node.value is not None:
+                return " ".join(str(self._value(node.value)).split())
+            else:
+                raise _UnreadError(ast.dump(node))
+        raise _UnreadError(FUNCTION)
+
+    def _assign(self, node: ast.Assign) -> None:
+        (target,) = node.targets
+        if not isinstance(target, ast.Name):
+            raise _UnreadError(ast.dump(target))
+        self.names[target.id] = self._value(node.value)
+
+    def _value(self, node: ast.expr) -> Value:
+        """Return the value of an expression."""
+        if isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | None):
+            return node.value
+        if isinstance(node, ast.Name):
+            return self.names[node.id]
+        if isinstance(node, ast.JoinedStr):
+            return "".join(str(self._value(part)) for part in node.values)
+        if isinstance(node, ast.FormattedValue) and node.format_spec is None:
+            return self._value(node.value)
+        if isinstance(node, ast.BinOp):
+            return self._combined(node)
+        if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or):
+            return self._first(node.values)
+        if isinstance(node, ast.IfExp):
+            return self._value(node.body if self._holds(node.test) else node.orelse)
+        if isinstance(node, ast.Call):
+            return self._called(node)
+        raise _UnreadError(ast.dump(node))
+
+    def _first(self, values: list[ast.expr]) -> Value:
+        """Return the first value that is set; a variable of the environment is not."""
+        for value in values:
+            if ast.unparse(value).startswith("os.environ.get("):
+                continue
+            found = self._value(value)
+            if found:
+                return found
+        raise _UnreadError("or")
+
+    def _holds(self, test: ast.expr) -> bool:
+        """Return whether `name is not None` holds."""
+        if isinstance(test, ast.Compare) and isinstance(test.ops[0], ast.Is | ast.IsNot):
+            is_none = self._value(test.left) is self._value(test.comparators[0])
+            return is_none == isinstance(test.ops[0], ast.Is)
+        raise _UnreadError(ast.dump(test))
+
+    def _combined(self, node: ast.BinOp) -> Value:
+        left, right = self._value(node.left), self._value(node.right)
+        if isinstance(left, str) and isinstance(right, str) and isinstance(node.op, ast.Add):
+            return left + right
+        if isinstance(left, int) and isinstance(right, int):
+            if isinstance(node.op, ast.Add):
+                return left + right
+            if isinstance(node.op, ast.Sub):
+                return left - right
+            if isinstance(node.op, ast.Mult):
+                return left * right
+        raise _UnreadError(ast.dump(node))
+
+    def _called(self, node: ast.Call) -> Value:
+        name = ast.unparse(node.func)
+        given = {str(one.arg): self._value(one.value) for one in node.keywords}
+        if name == "int" and not given:
+            return int(str(self._value(node.args[0])))
+        if name == "moe_layer_freq" and not node.args:
+            layers, dense = int(str(given["nlayers"])), int(str(given["first_k_dense_replace"]))
+            return f"[{','.join(['0'] * min(dense, layers) + ['1'] * (layers - dense))}]"
+        if name == "load_sibling_model_args" and self.depth:
+            other = self.file.with_name(f"{self._value(node.args[1])}.py")
+            found = arguments_of(other, given, self.depth - 1)
+            if found is not None:
+                return found
+        raise _UnreadError(name)
+
+
+def _file_near(path: Path, name: str) -> Path | None:
+    """Return a model's file in the clone that a script lies in; None outside of one."""
+    for folder in path.resolve().parents:
+        if (folder / MODELS / name).is_file():
+            return folder / MODELS / name
+    return None

@@ -1,0 +1,238 @@
+"""`own_names`: what the names of a framework's own, and names that its code drops, do to a run.
+
+Each is read, or named; where one that is not read would change the plan or the bytes, there is no plan or no verdict.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from bridge.errors import Finding, UnreadFileError, bounded
+from bridge.read.framework.table import Drop, FrameworkTable, OwnNames
+from bridge.read.megatron_lm.flags import fields_of
+from bridge.read.megatron_lm.unread import is_known
+from bridge.target.fields import whole_number
+
+GENERATION = "generation"
+"""Purpose of the options of the engine that generates samples."""
+ARGUMENT = "argument."
+PACKED = ("use_dynamic_batch_size", "max_tokens_per_gpu")
+LENGTHS = "the lengths of the samples"
+OF_LENGTHS = (
+    "Samples have lengths of their own, which the files do not state: activations are not counted."
+)
+DROPPED = "{framework} does not forward it: {because} ({source}, {code}){mended}"
+IGNORED = (
+    "neither Megatron-LM 0.16 to 0.20 nor {framework} has such an option, and {because} ({source})"
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OwnReading:
+    """What the names of a framework's own do to a run."""
+
+    unknown: tuple[str, ...] = ()
+    """Sentences about what they leave open."""
+    unplanned: str | None = None
+    uncounted: tuple[str, ...] = ()
+    opened: Mapping[str, str] = field(default_factory=dict)
+    """As in `FileReading`."""
+    generation: Mapping[str, Any] = field(default_factory=dict)
+    quant_recipe: Mapping[str, Any] | None = None
+    """Megatron's per-module recipe that has the effect of what the framework does to single modules; None: nothing."""
+    dropped: tuple[str, ...] = ()
+    """Names that Megatron would read and that the framework does not forward."""
+    not_forwarded: tuple[Finding, ...] = ()
+    """As in `FileReading`."""
+
+
+def own_names(
+    table: FrameworkTable, arguments: Mapping[str, Any], variables: Mapping[str, str], path: str
+) -> OwnReading:
+    """Return what a run's names do that are the framework's own, or that its code drops.
+
+    Args:
+        table: The framework.
+        arguments: Name of an argument -> its value, or the value as it is written where only the run decides it.
+        variables: The environment variables that the file sets.
+        path: Path of the file.
+
+    Raises:
+        UnreadFileError: Nothing of Megatron Core trains with one of these names.
+    """
+    unknown: list[str] = []
+    unplanned: str | None = None
+    uncounted: list[str] = []
+    opened: dict[str, str] = {}
+    found: list[Finding] = []
+    in_bf16: dict[str, str] = {}
+    for option, value, row in _on(table, arguments, variables):
+        sentence = row.says.format(option=option, value=value)
+        if row.warns:
+            clause = (
+                sentence.removeprefix(f"{option}: ").removeprefix(f"{option} {value}: ").rstrip(".")
+            )
+            found.append(_finding(option, value, clause, row.warns))
+        if row.refuses:
+            raise UnreadFileError(
+                f"{path}: {bounded(sentence)}", kind="it trains nothing on Megatron Core"
+            )
+        if row.in_bf16:
+            in_bf16[option] = row.in_bf16
+        if row.unplans:
+            unplanned = unplanned or bounded(sentence)
+        elif sentence:
+            unknown.append(bounded(sentence))
+        if row.opens:
+            uncounted.append(option)
+            opened |= {path: option for path in row.opens if path not in opened}
+    if table.own_names(PACKED[0]) is not None and not _is_packed(arguments):
+        unknown.append(OF_LENGTHS)
+        uncounted.append(LENGTHS)
+        opened.setdefault("model.seq_length", LENGTHS)
+    dropped = list(_dropped(table, arguments))
+    for row_, name in dropped:
+        mended = f"; mended in {row_.mended}" if row_.mended else ""
+        words = {
+            "framework": table.title,
+            "because": row_.because,
+            "source": row_.source,
+            "code": table.code,
+        }
+        remedy = (
+            f"Use {table.title} from {row_.mended} on"
+            if row_.mended
+            else "Drop it; or change the framework"
+        )
+        found.append(
+            _finding(
+                table.shown(name), arguments[name], DROPPED.format(mended=mended, **words), remedy
+            )
+        )
+        unknown.append(f"{table.shown(name)}: {table.title} does not forward it.")
+    for options in _ignored(table, arguments):
+        rule = IGNORED.format(framework=table.title, **table.ignores)
+        found.append(_finding(options, None, rule, "Correct its name; or drop it"))
+    return OwnReading(
+        unknown=tuple(unknown),
+        unplanned=unplanned,
+        uncounted=tuple(uncounted),
+        opened=opened,
+        generation=generation_of(table, arguments),
+        quant_recipe=_recipe_of(in_bf16),
+        dropped=tuple(name for _, name in dropped),
+        not_forwarded=tuple(found),
+    )
+
+
+def variables_of(table: FrameworkTable, arguments: Mapping[str, Any]) -> dict[str, str]:
+    """Return the variables that an argument sets for the training processes; none where they cannot be read."""
+    text = arguments.get(table.variables_in)
+    try:
+        content = json.loads(str(text)) if text else {}
+    except ValueError:
+        return {}
+    return (
+        {str(name): str(value) for name, value in content.items()}
+        if isinstance(content, dict)
+        else {}
+    )
+
+
+def ranks_of(table: FrameworkTable, arguments: Mapping[str, Any]) -> int | None:
+    """Return the number of the training processes; None where the files do not state it."""
+    if not table.ranks:
+        return None
+    ranks = 1
+    for name, default in table.ranks.items():
+        number = whole_number(arguments.get(name, default))
+        if not number:
+            return None
+        ranks *= number
+    return ranks
+
+
+def _recipe_of(in_bf16: Mapping[str, str]) -> dict[str, Any] | None:
+    """Return the per-module recipe that keeps modules in BF16, by their patterns; None without any."""
+    if not in_bf16:
+        return None
+    kept = {"transformer_engine_config_type": "TEQuantizationParams", "training_recipe": {}}
+    matchers = {}
+    for name, pattern in in_bf16.items():
+        matchers[name] = {"config": "bf16", "type": "glob", "pattern": pattern, "enabled": True}
+    return {"configs": {"bf16": kept}, "matchers": matchers}
+
+
+def write_own(sections: dict[str, dict[str, Any]], own: OwnReading) -> None:
+    """Write what a framework does to single modules into the sections, without what it does not forward."""
+    if own.quant_recipe is not None:
+        sections["model"].setdefault("quant_recipe", own.quant_recipe)
+    for name in own.dropped:
+        for path in fields_of(name):
+            role, _, attribute = path.partition(".")
+            sections[role].pop(attribute, None)
+
+
+def generation_of(table: FrameworkTable, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return each option of the engine that generates samples -> its value."""
+    found = {}
+    for name, value in arguments.items():
+        row = table.own_names(name)
+        if row is not None and row.purpose == GENERATION:
+            found[table.shown(name)] = value
+    return found
+
+
+def _on(
+    table: FrameworkTable, arguments: Mapping[str, Any], variables: Mapping[str, str]
+) -> Iterator[tuple[str, Any, OwnNames]]:
+    """Yield each name that is on, with its value and the row that knows it; options first, then variables."""
+    for name, value in arguments.items():
+        row = table.own_names(name)
+        if row is not None and row.is_on(value) and _holds(row.where, arguments):
+            yield table.shown(name), value, row
+    for name, text in variables.items():
+        for row in table.variables:
+            if row.names.fullmatch(name) and row.is_on(text):
+                yield name, text, row
+
+
+def _is_packed(arguments: Mapping[str, Any]) -> bool:
+    """Return whether samples are packed up to a number of tokens that is stated."""
+    return bool(arguments.get(PACKED[0])) and whole_number(arguments.get(PACKED[1])) is not None
+
+
+def _dropped(table: FrameworkTable, arguments: Mapping[str, Any]) -> Iterator[tuple[Drop, str]]:
+    """Yield each name that is given and not forwarded, with its row."""
+    for row in table.drops:
+        if not _holds(row.where, arguments):
+            continue
+        for name, value in arguments.items():
+            if row.names.fullmatch(name) and value not in (None, False):
+                yield row, name
+
+
+def _holds(where: Mapping[str, Sequence[Any]], arguments: Mapping[str, Any]) -> bool:
+    """Return whether arguments have the values that a row asks for."""
+    for path, values in where.items():
+        given = str(arguments.get(path.removeprefix(ARGUMENT)))
+        fits = [value for value in values if str(value) == given]
+        if not fits:
+            return False
+    return True
+
+
+def _ignored(table: FrameworkTable, arguments: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the options that nobody knows, where the framework's parser drops such options."""
+    if not table.ignores:
+        return
+    for name in arguments:
+        if table.own_names(name) is None and not is_known(name) and not fields_of(name):
+            yield table.shown(name)
+
+
+def _finding(path: str, value: object, rule: str, remedy: str) -> Finding:
+    return Finding(path=path, rule=rule, remedy=remedy, value=value, severity="warning")

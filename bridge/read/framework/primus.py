@@ -1,0 +1,209 @@
+"""Primus: the YAML of an experiment, with the module and model files of its clone, as arguments of Megatron-LM.
+
+    modules:
+      pre_trainer: {framework: megatron, config: pre_trainer.yaml, model: llama3.1_8B.yaml, overrides: {fp8: hybrid}}
+
+Its keys are the names that Megatron-LM's parsed arguments have. The module file comes first, then what the model file
+has that it has not, then `overrides`. `extends` names files over which a file is laid. `${NAME:default}` is a variable.
+
+Source: AMD-AGI/Primus fd1eeabb of 2026-08-22, primus/core/config/yaml_loader.py, preset_loader.py and
+primus/core/launcher/parser.py parse_trainer_module.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from bridge.errors import RunConfigError
+from bridge.precision import strict_yaml
+from bridge.preflight.file_reading import FileReading, RunChoice
+from bridge.read.framework.arguments import reading_of_arguments
+from bridge.read.framework.table import framework_table
+from bridge.read.megatron_lm.arguments import runs_of
+
+TRAINERS = ("pre_trainer", "post_trainer")
+"""Modules that train, in the order in which Primus looks for them."""
+FRAMEWORK = "megatron"
+OWN_KEYS = ("framework", "config", "model", "overrides", "name")
+"""Keys of a trainer that are no arguments."""
+CONFIGS = Path("primus", "configs")
+"""The folder of the module and model files in a clone of Primus."""
+VARIABLE = re.compile(r"\$\{([^:{}]+)(?::([^}]*))?\}")
+NUMBER = re.compile(r"-?\d+")
+REAL = re.compile(r"-?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)")
+REDUCED = "accumulate_allreduce_grads_in_fp32"
+DEEPEST = 12
+"""Files that extend each other."""
+ABSENT = (
+    "{name}: not there; it lies in {folder} of a clone of Primus, and what it states is not read."
+)
+OF_THE_CLONE = "{name}: read from {folder}."
+
+
+def is_of(whole: Mapping[str, Any]) -> bool:
+    """Return whether a file of these contents is an experiment of Primus that trains on Megatron-LM."""
+    return _trainer(whole) is not None
+
+
+def read(whole: Mapping[str, Any], path: Path, choice: RunChoice) -> FileReading:
+    """Return what an experiment says of its run; RunConfigError for one that cannot be read."""
+    files = _Files(path, choice.variables)
+    trainer: Mapping[str, Any] = files.resolved(_trainer(whole))
+    module = files.preset("modules", str(trainer.get("config")))
+    model = files.preset("models", str(trainer.get("model")))
+    arguments = {**model, **module}
+    beside = {key: value for key, value in trainer.items() if key not in OWN_KEYS}
+    own = {**beside, **(trainer.get("overrides") or {})}
+    origins = dict.fromkeys(model, _name(trainer.get("model")))
+    origins |= dict.fromkeys(module, _name(trainer.get("config")))
+    origins |= dict.fromkeys(own, path.name)
+    arguments = dict(_flat(_merged(arguments, own)))
+    written = {}
+    for name, value in arguments.items():
+        is_default = (
+            name == REDUCED and value is False
+        )  # Megatron-LM's checks turn it on under bf16
+        if value is not None and not is_default:
+            written[name] = value
+    written["moe_layer_freq"] = str(written.get("moe_layer_freq", 1)).strip("()")
+    (run,) = runs_of(written)
+    table = framework_table("primus")
+    run.framework, run.label = table, ""
+    run.decided_by = run.used_by = ""
+    if files.absent:
+        run.decided_by = f"{', '.join(files.absent)} of Primus"
+    return reading_of_arguments(
+        run,
+        table,
+        str(path),
+        origins={name: origins.get(name.partition(".")[0], path.name) for name in written},
+        read_too=tuple(files.read_too),
+        unknown=tuple(files.unknown),
+        variables=tuple(files.variables),
+    )
+
+
+def _trainer(whole: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the module that trains on Megatron-LM; None where none does."""
+    modules = whole.get("modules")
+    for name in TRAINERS:
+        trainer = modules.get(name) if isinstance(modules, Mapping) else None
+        if isinstance(trainer, Mapping) and trainer.get("framework") == FRAMEWORK:
+            return trainer
+    return None
+
+
+class _Files:
+    """The module and model files of a clone of Primus, while an experiment of it is read."""
+
+    def __init__(self, path: Path, stated: Mapping[str, str]) -> None:
+        self.path, self.stated = path, stated
+        self.folder = _configs_near(path)
+        self.absent: list[str] = []
+        """Files that are not there."""
+        self.read_too: list[str] = []
+        self.unknown: list[str] = []
+        self.variables: dict[str, None] = {}
+
+    def preset(self, kind: str, name: str) -> dict[str, Any]:
+        """Return what a module or model file and those that it extends state; none of one that is not there."""
+        name = _name(name)
+        place = Path(CONFIGS, kind, FRAMEWORK)
+        file = self.folder / kind / FRAMEWORK / name if self.folder is not None else None
+        if file is None or not file.is_file():
+            self.absent.append(name)
+            self.unknown.append(ABSENT.format(name=name, folder=place))
+            return {}
+        self.read_too.append(OF_THE_CLONE.format(name=name, folder=place))
+        return self._extended(file, DEEPEST)
+
+    def _extended(self, file: Path, depth: int) -> dict[str, Any]:
+        if not depth:
+            raise RunConfigError.of(
+                str(file), f"extends more than {DEEPEST} files within each other", file.name
+            )
+        content = self.resolved(_mapping_of(file))
+        extended = content.pop("extends", None) or ()
+        merged: dict[str, Any] = {}
+        for name in (extended,) if isinstance(extended, str) else extended:
+            other = file.parent / str(name)
+            if other.is_file():
+                merged = _merged(merged, self._extended(other, depth - 1))
+            else:
+                self.absent.append(str(name))
+        return _merged(merged, content)
+
+    def resolved(self, value: Any) -> Any:
+        """Return a value with its variables as Primus takes them; one that nothing sets stays as it is written."""
+        if isinstance(value, Mapping):
+            return {str(key): self.resolved(one) for key, one in value.items()}
+        if isinstance(value, list):
+            return [self.resolved(one) for one in value]
+        if not isinstance(value, str) or "${" not in value:
+            return value
+        return _scalar(VARIABLE.sub(self._variable, value))
+
+    def _variable(self, found: re.Match[str]) -> str:
+        name, default = found[1], found[2]
+        self.variables[name] = None
+        if name in self.stated:
+            return self.stated[name]
+        return found[0] if default is None else default
+
+
+def _configs_near(path: Path) -> Path | None:
+    """Return the folder of the module and model files in the clone that a file lies in; None outside of one."""
+    for folder in path.resolve().parents:
+        if (folder / CONFIGS / "modules").is_dir():
+            return folder / CONFIGS
+    return None
+
+
+def _name(given: object) -> str:
+    name = str(given)
+    return name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
+
+
+def _mapping_of(file: Path) -> dict[str, Any]:
+    text = strict_yaml.decoded(
+        strict_yaml.read_bytes(file, error=RunConfigError), str(file), error=RunConfigError
+    )
+    (content, *_) = strict_yaml.load_all(text, str(file), error=RunConfigError) or (None,)
+    if not isinstance(content, dict):
+        raise RunConfigError.of(str(file), "must hold a mapping", content, "Correct it there.")
+    return content
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return two mappings with the values of the one above, mappings in them laid over each other too."""
+    merged = dict(below)
+    for key, value in above.items():
+        held = merged.get(key)
+        merged[key] = (
+            _merged(held, value)
+            if isinstance(held, Mapping) and isinstance(value, Mapping)
+            else value
+        )
+    return merged
+
+
+def _flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield each key with a plain value or a list, a key within a mapping with the keys before it."""
+    for key, value in values.items():
+        name = f"{above}.{key}" if above else str(key)
+        if isinstance(value, Mapping):
+            yield from _flat(value, name)
+        else:
+            yield name, value
+
+
+def _scalar(text: str) -> Any:
+    """Return a text with its variables in place as the truth value or the number that it shows."""
+    if text.lower() in ("true", "false"):
+        return text.lower() == "true"
+    if NUMBER.fullmatch(text):
+        return int(text)
+    return float(text) if REAL.fullmatch(text) else text

@@ -1,0 +1,114 @@
+"""What a framework on top of Megatron Core sets at the start of a run, as rows of its table in `read/framework/`.
+
+Its values stand before the checks of the framework below it, whose arguments or classes its settings are; those of the
+column `after` stand behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from bridge.preflight.file_reading import FileReading
+from bridge.read.framework.table import FrameworkTable, StartRow, table_of_title
+from bridge.read.start import Row, Start
+from bridge.target.fields import whole_number
+from bridge.target.target import Target
+
+SETS = (
+    "{framework} sets {name}={value} for its training processes, where nothing sets it ({source})."
+)
+PACKED = "the tokens of a full micro batch: max_tokens_per_gpu x context_parallel_size, since samples are packed"
+
+
+def with_framework(title: str, base: Sequence[Row], sections: Mapping[str, Any]) -> list[Row]:
+    """Return the rows of the framework below, with those of the framework of this name around them."""
+    table = table_of_title(title)
+    if table is None:
+        return list(base)
+    before = [
+        row for row in rows_of(table, is_after=False) if row.path.partition(".")[0] in sections
+    ]
+    after = [row for row in rows_of(table, is_after=True) if row.path.partition(".")[0] in sections]
+    return [*before, *base, *after]
+
+
+def with_variables(reading: FileReading, target: Target) -> FileReading:
+    """Return the reading with the variables that its framework sets where nothing sets them."""
+    table = table_of_title(reading.framework)
+    added: dict[str, str] = {}
+    said: list[str] = []
+    for name, row in table.environment.items() if table is not None else ():
+        is_set = row.below is None or target.is_before(row.below)
+        if name not in reading.environment and is_set:
+            added[name] = row.value
+            said.append(
+                SETS.format(
+                    framework=reading.framework, name=name, value=row.value, source=row.source
+                )
+            )
+    return replace(
+        reading, environment={**reading.environment, **added}, read_too=(*reading.read_too, *said)
+    )
+
+
+def rows_of(table: FrameworkTable, *, is_after: bool) -> Iterator[Row]:
+    """Yield what a framework sets, one row for each setting."""
+    for row in table.start:
+        if row.is_after != is_after:
+            continue
+        columns: dict[str, Any] = {
+            "when": partial(_applies, row),
+            "because": row.because,
+            "source": f"{row.source} ({table.code})",
+            "is_default": row.is_default,
+            "set_by": table.title,
+        }
+        for path, value in row.sets.items():
+            yield Row(path=path, value=value, **columns)
+        for path, other in row.copies.items():
+            yield Row(path=path, value=_copy_of(other), **columns)
+    if is_after and table.own_names("max_tokens_per_gpu") is not None:
+        source = f"slime/utils/dp_schedule.py ({table.code})"
+        when = partial(_packed_tokens)
+        yield Row(
+            path="model.seq_length",
+            value=_packed_tokens,
+            when=when,
+            because=PACKED,
+            source=source,
+            set_by=table.title,
+        )
+
+
+def _applies(row: StartRow, start: Start) -> bool:
+    """Return whether the settings of a run are those of a row."""
+    is_on = all(start.value(path) for path in row.when)
+    is_off = not any(start.value(path) for path in row.unless)
+    fits = all(_shown(start.value(path)) in values for path, values in row.where.items())
+    differs = all(_shown(start.value(path)) not in values for path, values in row.where_not.items())
+    return is_on and is_off and fits and differs
+
+
+def _shown(value: Any) -> Any:
+    """Return a value as a table writes it: an enum's member by its name."""
+    return value if isinstance(value, bool | int | float | None) else str(value)
+
+
+def _copy_of(other: str) -> Callable[[Start], Any]:
+    """Return a function that returns the value of another setting."""
+
+    def copied(start: Start) -> Any:
+        return start.value(other)
+
+    return copied
+
+
+def _packed_tokens(start: Start) -> int | None:
+    """Return the tokens of a full micro batch of packed samples; None where samples are not packed."""
+    tokens = whole_number(start.value("argument.max_tokens_per_gpu"))
+    if not tokens or not start.value("argument.use_dynamic_batch_size"):
+        return None
+    return tokens * start.size("context_parallel_size")

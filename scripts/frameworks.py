@@ -1,0 +1,220 @@
+"""Count what the files of frameworks are answered, and write docs/explain/where-megatron-core-runs.md.
+
+    python scripts/frameworks.py slime=../slime miles=../miles primus=../Primus      # each a clone with its work tree
+    python scripts/frameworks.py                                                     # the page, with the last counts
+    python scripts/frameworks.py --check                                             # whether the page is up to date
+
+A file is *answered* where `plan` answers it, *refused* where it is a run of the framework and a reason is given, and
+*named* where it is no run of Megatron Core, or a part of one. The counts stand next to the page, in a JSON file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import subprocess
+import sys
+import time
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bridge.errors import BridgeError
+from bridge.front.loader import load_run
+from bridge.read.framework.table import FrameworkTable, OwnNames, StartRow, framework_table, table_names
+from bridge.read.kinds import read_file
+
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "explain" / "where-megatron-core-runs.md"
+COUNTS = PAGE.with_suffix(".json")
+NOTE = (
+    "<!-- Written by scripts/frameworks.py from the tables in bridge/read/framework; change those, not this page. -->\n"
+)
+MOST_REASONS = 8
+"""Reasons of refusals that the page has for a framework."""
+HEAD = """# Where Megatron Core runs
+
+Frameworks on top of Megatron Core have files of their own. A framework is a table here: how its files are recognised,
+where Megatron's settings stand in them, what it sets at the start of a run, and what it does not forward. Each fact
+names the file of the framework that it was read in, at one commit. `check`, `plan` and `memory` answer its files like
+those of Megatron-LM, with the framework as the origin of what it sets ("slime at start").
+
+A file is *answered* where `plan` answers it, *refused* where it is a run and a reason is given, and *named* where it is
+no run of Megatron Core, or a part of one.
+"""
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Count, where clones are given; then write or check the page. Return the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("clones", nargs="*", metavar="NAME=CLONE", help="a table's name and a clone of its repository")
+    parser.add_argument("--check", action="store_true", help="only compare the page with the tables and the counts")
+    options = parser.parse_args(words)
+    counts: dict[str, Any] = json.loads(COUNTS.read_text(encoding="utf-8")) if COUNTS.is_file() else {}
+    for word in options.clones:
+        name, _, folder = word.partition("=")
+        counts[name] = counted(framework_table(name), Path(folder))
+    page = page_of(counts)
+    if options.check:
+        if PAGE.read_text(encoding="utf-8") == page:
+            return 0
+        print(f"{PAGE} is not what scripts/frameworks.py writes. Run it.", file=sys.stderr)
+        return 1
+    COUNTS.write_text(json.dumps(counts, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    PAGE.write_text(page, encoding="utf-8")
+    return 0
+
+
+def counted(table: FrameworkTable, clone: Path) -> dict[str, Any]:
+    """Return how many files of a clone are answered, refused and named, and why."""
+    verdicts: Counter[str] = Counter()
+    reasons: Counter[str] = Counter()
+    slowest = 0.0
+    for file in files_of(table, clone):
+        begun = time.process_time()
+        verdict, reason = verdict_of(table, file)
+        slowest = max(slowest, time.process_time() - begun)
+        verdicts[verdict] += 1
+        if reason:
+            reasons[f"{verdict}: {_general(reason, file, clone)}"] += 1
+    commit = _git(clone, "log", "-1", "--format=%H")
+    return {
+        "commit": commit.strip(),
+        "date": datetime.now(UTC).date().isoformat(),
+        "verdicts": dict(verdicts),
+        "reasons": dict(reasons.most_common(MOST_REASONS)),
+        "slowest_seconds": round(slowest, 2),
+    }
+
+
+def files_of(table: FrameworkTable, clone: Path) -> Iterator[Path]:
+    """Yield the files of a clone that are counted."""
+    having = table.counted.get("having")
+    for name in _git(clone, "ls-files", table.counted["files"]).splitlines():
+        file = clone / name
+        if file.is_file() and (having is None or re.search(having, file.read_text(encoding="utf-8"), re.MULTILINE)):
+            yield file
+
+
+def verdict_of(table: FrameworkTable, file: Path) -> tuple[str, str]:
+    """Return what a file is answered, and why it is not planned."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            run = load_run(config_file=file)
+            run.plan  # noqa: B018  made when it is asked
+        except BridgeError as error:
+            return _kind_of(table, file), str(error)
+    return ("answered" if run.reading.framework == table.title else "named"), ""
+
+
+def _kind_of(table: FrameworkTable, file: Path) -> str:
+    """Return whether a file that is not planned is a run of the framework."""
+    try:
+        reading = read_file(file)
+    except BridgeError:
+        return "named"
+    is_part = reading.mode_decided_by == "the script that uses these arguments"
+    return "refused" if reading.framework == table.title and not is_part else "named"
+
+
+def _general(reason: str, file: Path, clone: Path) -> str:
+    """Return a reason without what is of one file alone."""
+    text = reason.replace(str(file), "FILE").replace(f"{clone}/", "")
+    text = re.sub(r"line \d+", "line N", text)
+    text = re.sub(r"(--spec) \S+ \S+", r"\1 MODULE FUNCTION", text)
+    text = re.sub(r"the mode is not stated; .*? decides\.", "the mode is not stated; WORDS OF THE SCRIPT decide.", text)
+    text = re.sub(r"got .*?\. Give", "got PROGRAM. Give", text)
+    return text.partition(" Add ")[0].partition(" Give ")[0].replace("|", "\\|")
+
+
+def page_of(counts: Mapping[str, Any]) -> str:
+    """Return the page."""
+    lines = [
+        NOTE,
+        HEAD,
+        "| framework | what is read | its settings are those of | files | answered | refused | named |",
+    ]
+    lines.append("|---|---|---|---|---|---|---|")
+    for name in table_names():
+        lines.append(_line_of(framework_table(name), counts.get(name, {})))
+    for name in table_names():
+        lines += ["", *_section_of(framework_table(name), counts.get(name, {}))]
+    return "\n".join(lines) + "\n"
+
+
+def _line_of(table: FrameworkTable, count: Mapping[str, Any]) -> str:
+    verdicts = count.get("verdicts", {})
+    numbers = [str(verdicts.get(kind, 0)) if verdicts else "" for kind in ("answered", "refused", "named")]
+    total = str(sum(verdicts.values())) if verdicts else ""
+    return f"| {table.title} | {table.reads} | {table.settings} | {total} | {' | '.join(numbers)} |"
+
+
+def _section_of(table: FrameworkTable, count: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines about one framework."""
+    yield f"## {table.title}"
+    yield ""
+    yield f"Read in [{table.repository}](https://github.com/{table.repository}) at `{table.commit}` ({table.date})."
+    if table.release:
+        yield f"Megatron Core counts as {table.release['megatron_core']}: {table.release['because']}."
+    if count:
+        yield f"Its files were counted on {count['date']} at `{count['commit']}`; the slowest took"
+        yield f"{count['slowest_seconds']} seconds of processor time."
+    yield ""
+    yield "| it sets at start | value | when | source |"
+    yield "|---|---|---|---|"
+    for row in table.start:
+        yield from _start_lines(row)
+    for variable, given in table.environment.items():
+        below = f", below compute capability {given.below}" if given.below is not None else ""
+        yield f"| `{variable}` | `{given.value}` | nothing sets it{below} | {given.source} |"
+    dropped = list(table.drops)
+    if dropped:
+        yield ""
+        yield "| it does not forward | because | source | mended in |"
+        yield "|---|---|---|---|"
+        for drop in dropped:
+            yield f"| {_names(drop.names.pattern)} | {drop.because} | {drop.source} | {drop.mended or 'not known'} |"
+    told = [row for row in (*table.own, *table.variables) if row.says]
+    if told:
+        yield ""
+        yield "| a name of its own | what is said of it | source |"
+        yield "|---|---|---|"
+        for own in told:
+            yield f"| {_names(own.names.pattern)} | {_sentence(own)} | {own.source} |"
+    if count.get("reasons"):
+        yield ""
+        yield "| files | why they are not planned |"
+        yield "|---|---|"
+        for reason, number in count["reasons"].items():
+            yield f"| {number} | {reason} |"
+
+
+def _start_lines(row: StartRow) -> Iterator[str]:
+    when = row.because + (", where nothing states it" if row.is_default else "")
+    for path, value in row.sets.items():
+        yield f"| `{path}` | `{value}` | {when} | {row.source} |"
+    for path, other in row.copies.items():
+        yield f"| `{path}` | that of `{other}` | {when} | {row.source} |"
+
+
+def _names(pattern: str) -> str:
+    """Return a pattern of names as a cell of a table."""
+    text = " ".join(pattern.split()).replace("|", "\\|")
+    return f"`{text}`"
+
+
+def _sentence(row: OwnNames) -> str:
+    return row.says.format(option="the option", value="VALUE").replace("|", "\\|")
+
+
+def _git(clone: Path, *words: str) -> str:
+    command = ["git", "-C", str(clone), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+if __name__ == "__main__":
+    sys.exit(main())

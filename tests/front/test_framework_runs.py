@@ -1,0 +1,308 @@
+"""Runs of frameworks on top of Megatron Core: what they set at start, drop and leave open, by their own code."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bridge.cli.main import main
+from bridge.convert.conversion import runs_of
+from bridge.errors import RunConfigError
+from bridge.front.loader import load_run
+from bridge.precision.mode import mode_of
+from bridge.preflight.check import check
+from bridge.preflight.file_reading import RunChoice
+from bridge.preflight.run import Run
+from bridge.read.text.document import Document
+
+MODEL = """\
+NUM_LAYERS=4
+flags=()
+for ((i=0; i<NUM_LAYERS; i++)); do
+  if (( i < 1 )); then flags+=(0); else flags+=(1); fi
+done
+printf -v FREQ "[%s]" "$(IFS=', '; echo "${flags[*]}")"
+MODEL_ARGS=(--num-layers $NUM_LAYERS --hidden-size 1024 --ffn-hidden-size 2816 --num-attention-heads 16 --swiglu
+   --disable-bias-linear --normalization RMSNorm --vocab-size 32000 --num-experts 8 --moe-router-topk 2
+   --moe-ffn-hidden-size 512 --moe-grouped-gemm --moe-layer-freq "$FREQ")
+"""
+SCRIPT = """\
+HERE="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" &>/dev/null && pwd)"
+source "${HERE}/models/tiny.sh"
+ROLLOUT_ARGS=(--hf-checkpoint /data/tiny --load /data/tiny_slime/ --num-rollout 10 --rollout-batch-size 8)
+PERF_ARGS=(--tensor-model-parallel-size 2 --sequence-parallel --context-parallel-size 2 --use-dynamic-batch-size
+   --max-tokens-per-gpu 4608)
+SGLANG_ARGS=(--rollout-num-gpus-per-engine 2 --sglang-mem-fraction-static 0.7 --sglang-cuda-graph-bs 1 $(seq 2 8))
+JOB="{\\"env_vars\\": {\\"PYTHONPATH\\": \\"/root/Megatron-LM/\\"}}"
+ray job submit --address=http://127.0.0.1:8265 --runtime-env-json="${JOB}" -- python3 train.py --actor-num-nodes 2 \\
+   --actor-num-gpus-per-node 4 ${MODEL_ARGS[@]} ${ROLLOUT_ARGS[@]} ${PERF_ARGS[@]} ${SGLANG_ARGS[@]} MORE
+"""
+EXPERIMENT = """\
+work_group: ${TEAM:amd}
+modules:
+  pre_trainer:
+    framework: megatron
+    config: pre_trainer.yaml
+    model: ${MODEL:tiny}.yaml
+    overrides:
+      micro_batch_size: ${MICRO_BATCH:2}
+      seq_length: 2048
+      mock_data: true
+      fp8: hybrid
+"""
+
+
+def slime(tmp_path: Path, more: str = "", words: tuple[str, ...] = ()) -> Run:
+    """Return the run of a script in the style of slime."""
+    (tmp_path / "models").mkdir(exist_ok=True)
+    (tmp_path / "models" / "tiny.sh").write_text(MODEL)
+    (tmp_path / "run.sh").write_text(SCRIPT.replace("MORE", more))
+    return load_run(words, config_file=tmp_path / "run.sh")
+
+
+def miles(tmp_path: Path, more: str) -> Run:
+    """Return the run of a script in the style of miles, which differs in a path alone."""
+    (tmp_path / "models").mkdir(exist_ok=True)
+    (tmp_path / "models" / "tiny.sh").write_text(MODEL)
+    (tmp_path / "run.sh").write_text(SCRIPT.replace("tiny_slime", "tiny_miles").replace("MORE", more))
+    return load_run(config_file=tmp_path / "run.sh")
+
+
+def primus(tmp_path: Path, *overrides: str, module: str = "", words: tuple[str, ...] = ()) -> Run:
+    """Return the run of an experiment in the style of Primus, in a clone with a module file and a model file."""
+    modules, models = (tmp_path / "primus" / "configs" / kind / "megatron" for kind in ("modules", "models"))
+    for folder in (modules, models):
+        folder.mkdir(parents=True, exist_ok=True)
+    (modules / "base.yaml").write_text(
+        "bf16: true\nfp8: null\nfp8_recipe: delayed\nuse_distributed_optimizer: false\nmicro_batch_size: 4\n"
+        f"accumulate_allreduce_grads_in_fp32: false\n{module}"
+    )
+    (modules / "pre_trainer.yaml").write_text("extends: [base.yaml]\nuse_distributed_optimizer: true\n")
+    (models / "tiny.yaml").write_text(
+        "num_layers: 2\nhidden_size: 256\nffn_hidden_size: 512\nnum_attention_heads: 4\nswiglu: true\n"
+        "add_bias_linear: false\nposition_embedding_type: rope\nbf16: false\n"
+    )
+    (tmp_path / "exp.yaml").write_text(EXPERIMENT + "".join(f"      {line}\n" for line in overrides))
+    return load_run(words, config_file=tmp_path / "exp.yaml")
+
+
+def formats_of_experts(run: Run) -> set[str]:
+    """Return the formats of the experts' forward GEMMs."""
+    found = set()
+    for row in run.plan.rows():
+        if row["module"].startswith("experts.") and row["item"] == "fprop":
+            found.add(row["format"])
+    return found
+
+
+def test_slime_trains_in_bf16_with_the_distributed_optimizer(tmp_path: Path) -> None:
+    run = slime(tmp_path)
+    assert run.reading.framework == "slime"
+    assert run.model["bf16"] is True
+    assert (
+        run.section("optimizer")["use_distributed_optimizer"] is run.section("ddp")["use_distributed_optimizer"] is True
+    )
+    assert run.section("ddp")["grad_reduce_in_fp32"] is True  # Megatron-LM's checks come after
+    assert run.origin_of("model.bf16") == run.origin_of("ddp.use_distributed_optimizer") == "slime at start"
+    assert run.origin_of("ddp.grad_reduce_in_fp32") == "Megatron-LM at start"
+    assert run.origin_of("model.hidden_size") == "run.sh"
+    sources = {one.path: one.source for one in run.reading.derived}
+    assert "slime/backends/megatron_utils/arguments.py" in sources["model.bf16"]
+    assert "624b824a" in sources["model.bf16"]
+    assert not run.has_weaknesses
+
+
+def test_slime_packs_samples_and_keeps_generation_apart(tmp_path: Path) -> None:
+    run = slime(tmp_path)
+    assert run.model["seq_length"] == 4608 * 2
+    assert run.section("train")["micro_batch_size"] == 1
+    assert run.model.items() >= {"moe_token_dispatcher_type": "alltoall", "variable_seq_lengths": True}.items()
+    assert run.reading.generation["--sglang-mem-fraction-static"] == "0.7"
+    assert "Add --target h100x8" in " ".join(run.reading.lines)
+    assert run.model["moe_layer_freq"] == "[0,1,1,1]"
+    assert run.plan.shape.experts is not None
+
+
+def test_fp16_is_fp16_for_slime_too(tmp_path: Path) -> None:
+    run = slime(tmp_path, "--fp16")
+    assert run.model["fp16"] is True
+    assert run.model.get("bf16") in (None, False)
+
+
+def test_lengths_of_samples_that_no_file_states_are_not_counted(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "tiny.sh").write_text(MODEL)
+    (tmp_path / "run.sh").write_text(SCRIPT.replace("--use-dynamic-batch-size", "").replace("MORE", ""))
+    run = load_run(config_file=tmp_path / "run.sh")
+    assert "the lengths of the samples" in run.reading.uncounted
+    assert run.origin_of("model.seq_length") == "open"
+
+
+def test_slime_gives_its_processes_a_variable_that_blackwell_refuses(tmp_path: Path) -> None:
+    words = "--transformer-impl transformer_engine --fp8-format e4m3 --fp8-recipe blockwise"
+    on_blackwell = check(slime(tmp_path, words, ("target=b200x8",)))
+    assert [one.id for one in on_blackwell.findings if one.path.startswith("environment.")] == ["PB521"]
+    variables = '--train-env-vars \'{"NVTE_FP8_BLOCK_SCALING_FP32_SCALES":"0"}\''
+    stated = check(slime(tmp_path, f"{words} {variables}", ("target=b200x8",)))
+    assert not [one for one in stated.findings if one.path.startswith("environment.")]
+
+
+def test_miles_asks_the_gpu_for_that_variable(tmp_path: Path) -> None:
+    run = miles(tmp_path, "--fp8-format e4m3 --fp8-recipe blockwise")
+    assert "NVTE_FP8_BLOCK_SCALING_FP32_SCALES" not in run.reading.environment  # no target: not known
+    on_hopper = load_run(("target=h100x8",), config_file=tmp_path / "run.sh")
+    assert on_hopper.reading.environment["NVTE_FP8_BLOCK_SCALING_FP32_SCALES"] == "1"
+    on_blackwell = load_run(("target=b200x8",), config_file=tmp_path / "run.sh")
+    assert "NVTE_FP8_BLOCK_SCALING_FP32_SCALES" not in on_blackwell.reading.environment
+
+
+@pytest.mark.parametrize(("optimizer", "is_sharded"), [("adam", True), ("muon", False)])
+def test_miles_shards_the_optimizer_of_adam_alone(tmp_path: Path, optimizer: str, is_sharded: bool) -> None:
+    run = miles(tmp_path, f"--optimizer {optimizer}")
+    assert run.reading.framework == "miles"
+    assert bool(run.section("ddp").get("use_distributed_optimizer")) is is_sharded
+
+
+def test_miles_forwards_few_arguments_onto_a_model_of_megatron_bridge(tmp_path: Path) -> None:
+    words = "--fp8-format hybrid --fp8-recipe delayed --fp8-amax-history-len 4 --first-last-layers-bf16"
+    forwarded = miles(tmp_path, words)
+    assert forwarded.model["fp8_amax_history_len"] == 4
+    dropped = miles(tmp_path, f"{words} --megatron-to-hf-mode bridge")
+    assert dropped.model["fp8"] == "hybrid"
+    assert not {"fp8_amax_history_len", "first_last_layers_bf16"} & dropped.model.keys()
+    found = {one.path: one for one in check(dropped).findings if one.id == "PB801"}
+    assert found.keys() == {"--fp8-amax-history-len", "--first-last-layers-bf16"}
+    assert "miles does not forward it" in found["--fp8-amax-history-len"].rule
+    assert "model_provider.py" in found["--fp8-amax-history-len"].rule
+    assert not [one for one in check(forwarded).findings if one.id == "PB801"]
+
+
+def test_a_run_that_trains_without_megatron_core_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RunConfigError, match="--train-backend fsdp: trains on PyTorch's FSDP, without Megatron Core"):
+        miles(tmp_path, "--train-backend fsdp")
+
+
+def test_a_launch_that_may_be_either_is_read_as_what_both_set(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "tiny.sh").write_text(MODEL)
+    (tmp_path / "run.sh").write_text(
+        SCRIPT.replace("/data/tiny_slime/", "/data/tiny").replace("MORE", "--optimizer muon")
+    )
+    run = load_run(config_file=tmp_path / "run.sh")
+    assert run.reading.framework == "slime or miles"
+    assert run.model["bf16"] is True
+    assert "use_distributed_optimizer" not in run.section("ddp")  # slime sets it, and miles does not
+
+
+def test_an_option_that_nobody_knows_is_dropped_by_slime_and_said_so(tmp_path: Path) -> None:
+    run = slime(tmp_path, "--ffn-hidden-sise 4096 --rollout-seed 3")
+    (finding,) = [one for one in check(run).findings if one.id == "PB801"]
+    assert finding.path == "--ffn-hidden-sise"
+    assert "slime's parser drops arguments that it does not know" in finding.rule
+    assert run.model["ffn_hidden_size"] == 2816
+
+
+def test_int4_weights_of_slime_are_not_planned(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "tiny.sh").write_text(MODEL)
+    script = SCRIPT.replace('\\"PYTHONPATH\\"', '\\"OPEN_TRAINING_INT4_FAKE_QAT_FLAG\\": \\"1\\", \\"PYTHONPATH\\"')
+    (tmp_path / "run.sh").write_text(script.replace("MORE", ""))
+    run = load_run(config_file=tmp_path / "run.sh")
+    assert run.reading.unplanned is not None
+    assert run.reading.unplanned.startswith("OPEN_TRAINING_INT4_FAKE_QAT_FLAG=1")
+    with pytest.raises(RunConfigError, match="rounds the weights of experts to INT4"):
+        _ = run.plan
+
+
+def test_convert_knows_the_mode_of_slime_too(tmp_path: Path) -> None:
+    slime(tmp_path)
+    (run,) = runs_of(Document.load(tmp_path / "run.sh"))
+    assert mode_of(run.imported.config) == "bf16"
+    assert run.imported.decided_by is None
+
+
+def test_model_arguments_of_a_clone_of_miles_are_read_and_not_run(tmp_path: Path) -> None:
+    (tmp_path / "miles" / "backends" / "megatron_utils").mkdir(parents=True)
+    (tmp_path / "scripts" / "models").mkdir(parents=True)
+    (tmp_path / "scripts" / "models" / "tiny.py").write_text(
+        "import os\nfrom model_args_utils import moe_layer_freq\nopen('ran', 'w').close\nLAYERS = 2 + 1\n\n\n"
+        "def model_args(nlayers=None):\n"
+        "    nlayers = nlayers if nlayers is not None else int(os.environ.get('N') or LAYERS)\n"
+        "    return (f'--num-layers {nlayers} --hidden-size 512 --num-attention-heads 8 --vocab-size 1000 '\n"
+        "            f'--moe-layer-freq {moe_layer_freq(nlayers=nlayers, first_k_dense_replace=1)} --num-experts 4 ')\n"
+    )
+    (tmp_path / "run.sh").write_text(
+        'LINE="$(python3 "${ROOT}/miles/utils/external_utils/model_args_utils.py" "tiny")" || exit 1\n'
+        'read -ra MODEL_ARGS <<< "${LINE}"\n'
+        "python3 train.py --hf-checkpoint a --rollout-batch-size 8 ${MODEL_ARGS[@]} --use-dynamic-batch-size "
+        "--max-tokens-per-gpu 2048\n"
+    )
+    run = load_run(config_file=tmp_path / "run.sh")
+    assert run.reading.framework == "miles"
+    assert run.model["num_layers"] == 3
+    assert run.model["moe_layer_freq"] == "[0,1,1]"
+    assert "MODEL_ARGS: read from scripts/models/tiny.py." in run.reading.read_too
+    assert not (tmp_path / "ran").exists()
+
+
+def test_primus_lays_its_files_over_each_other(tmp_path: Path) -> None:
+    run = primus(tmp_path)
+    assert run.reading.framework == "Primus"
+    assert run.model["bf16"] is True  # of the module file, over the model file
+    assert run.model["fp8"] == "hybrid"
+    assert run.section("train")["micro_batch_size"] == 2
+    assert run.section("ddp")["use_distributed_optimizer"] is True
+    assert (
+        run.section("ddp")["grad_reduce_in_fp32"] is True
+    )  # `false` is the parser's default, which its checks turn on
+    assert run.model["vocab_size"] == 131073
+    assert run.origin_of("model.fp8") == "exp.yaml"
+    assert run.origin_of("model.hidden_size") == "tiny.yaml"
+    assert run.origin_of("optimizer.use_distributed_optimizer") == "pre_trainer.yaml"
+    assert run.origin_of("model.vocab_size") == "Primus at start"
+    assert run.plan.layers
+
+
+def test_a_variable_of_primus_may_be_stated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    primus(tmp_path)
+    words = ["plan", "--config", str(tmp_path / "exp.yaml"), "--context", "variables=MICRO_BATCH=8", "--json"]
+    assert main(words) == 0
+    assert "MICRO_BATCH" not in json.loads(capsys.readouterr().out).get("read", {}).get("open", [])
+
+
+def test_gradients_of_primus_are_kept_in_bf16_where_it_is_stated(tmp_path: Path) -> None:
+    assert primus(tmp_path, "grad_reduce_in_bf16: true").section("ddp")["grad_reduce_in_fp32"] is False
+
+
+def test_experts_of_primus_turbo_do_not_compute_in_delayed_fp8(tmp_path: Path) -> None:
+    experts = ("num_experts: 4", "moe_grouped_gemm: true", "enable_primus_turbo: true", "use_turbo_grouped_gemm: true")
+    run = primus(tmp_path, *experts)
+    assert formats_of_experts(run) == {"bf16"}
+    (finding,) = [one for one in check(run).findings if one.id == "PB801"]
+    assert finding.path == "use_turbo_grouped_gemm"
+    assert "State fp8_recipe tensorwise" in finding.remedy
+    mended = primus(tmp_path, *experts, "fp8_recipe: tensorwise")
+    assert formats_of_experts(mended) == {"e4m3"}
+    assert not [one for one in check(mended).findings if one.id == "PB801"]
+
+
+def test_mxfp4_of_primus_is_named_and_not_planned(tmp_path: Path) -> None:
+    run = primus(tmp_path, "fp4: e2m1", "fp4_recipe: mxfp4")
+    assert run.reading.unplanned is not None
+    assert run.reading.unplanned.startswith("fp4_recipe mxfp4: Primus adds this recipe")
+
+
+def test_an_experiment_outside_of_a_clone_rests_on_assumptions(tmp_path: Path) -> None:
+    (tmp_path / "exp.yaml").write_text(EXPERIMENT)
+    sizes = ("model.num_layers=2", "model.hidden_size=256", "model.num_attention_heads=4")
+    run = load_run(sizes, config_file=tmp_path / "exp.yaml")
+    assert run.origin_of("ddp.use_distributed_optimizer") == "assumed"
+    assert any(one.startswith("pre_trainer.yaml: not there") for one in run.reading.unknown)
+
+
+def test_an_array_that_the_script_does_not_set_may_be_stated(tmp_path: Path) -> None:
+    with pytest.raises(RunConfigError, match=r"add --context variables='EVAL_ARGS=VALUE'"):
+        slime(tmp_path, "${EVAL_ARGS[@]}")
+    run = load_run(config_file=tmp_path / "run.sh", choice=RunChoice(variables={"EVAL_ARGS": ""}))
+    assert run.origin_of("model.bf16") == "slime at start"
+    assert run.reading.unstated_by is None

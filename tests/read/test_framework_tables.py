@@ -1,0 +1,71 @@
+"""The tables of frameworks on top of Megatron Core: each fact has a source, and no name hides one of Megatron's."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bridge.read.framework.table import FrameworkTable, framework_table, table_names
+from bridge.read.megatron_lm.unread import UNREAD
+from bridge.read.start import Start
+from bridge.target.fields import FIELDS
+
+TABLES = table_names()
+FILE = re.compile(r"[\w.-]+(?:/[\w.-]+)*(?:\.\w+)?")
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_fact_of_a_table_names_a_file_of_one_commit(name: str) -> None:
+    table = framework_table(name)
+    assert re.fullmatch(r"[0-9a-f]{40}", table.commit)
+    assert re.fullmatch(r"20\d\d-\d\d-\d\d", table.date)
+    assert re.fullmatch(r"[\w.-]+/[\w.-]+", table.repository)
+    facts = [*table.start, *table.own, *table.variables, *table.drops, *table.environment.values()]
+    assert facts
+    for fact in facts:
+        assert FILE.match(fact.source), fact
+        assert "/" in fact.source or "." in fact.source, fact
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_setting_of_a_table_is_one_of_megatrons(name: str) -> None:
+    for path in settings_in(framework_table(name)):
+        role, _, field = path.partition(".")
+        assert field in FIELDS[role], path
+
+
+def settings_in(table: FrameworkTable) -> set[str]:
+    """Return the settings that a table sets, asks for or opens."""
+    found: set[str] = set()
+    for row in table.start:
+        found |= {*row.sets, *row.copies, *row.copies.values(), *row.when, *row.unless, *row.where, *row.where_not}
+    for own in (*table.own, *table.variables):
+        found |= set(own.opens)
+    return {path for path in found if path.partition(".")[0] in FIELDS}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_harmless_name_hides_no_argument_that_is_named_as_unread(name: str) -> None:
+    for row in framework_table(name).own:
+        if not row.says and not row.opens:
+            assert not [argument for argument in UNREAD if row.names.fullmatch(argument)], row.purpose
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_the_words_of_a_table_can_be_put_in_a_sentence(name: str) -> None:
+    table = framework_table(name)
+    for row in (*table.own, *table.variables):
+        assert "{" not in row.says.format(option="--x", value="1")
+
+
+def test_the_page_of_frameworks_is_what_the_tables_say() -> None:
+    script = Path(__file__).parents[2] / "scripts" / "frameworks.py"
+    done = subprocess.run([sys.executable, str(script), "--check"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_unknown_setting_of_a_start_has_no_value() -> None:
+    start = Start(sections={"model": {}}, own_fields={"argument.mock_data": True}, gpus=None)
+    assert start.value("argument.mock_data") is True
