@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -186,7 +187,7 @@ def _print(results: list[Result], chosen: argparse.Namespace, report: TextIO) ->
         for read, exported in results:
             print(*_lines(read, exported, chosen), sep="\n", file=report)
         return
-    runs = [_as_dict(read, exported) for read, exported in results]
+    runs = list(itertools.starmap(_as_dict, results))
     content = runs[0]
     if len(runs) > 1:
         content = {**content, "runs": runs}
@@ -256,7 +257,9 @@ def _lines(read: Run, exported: ExportReport | None, chosen: argparse.Namespace)
 
     source, imported = read.source, read.imported
     lines = [_headline(imported), f"{source['path']}: {read.system.title}; it {read.evidence}."]
-    stated = [f"{name}={value}" for name, value in imported.config.to_dict().items()]
+    stated = []
+    for name, value in imported.config.to_dict().items():
+        stated.append(f"{name}={value}")
     if source["run"]:
         lines.append(f"run: {source['run']}")
     if chosen.verbose:
@@ -270,10 +273,8 @@ def _lines(read: Run, exported: ExportReport | None, chosen: argparse.Namespace)
     if exported is not None:
         of_target = list(exported.unmapped)
     for reasons, title_of_file, title_of_target in GROUPS:
-        group = [entry for entry in of_file if entry.reason in reasons]
-        lines += _entries(group, title_of_file, chosen)
-        group = [entry for entry in of_target if entry.reason in reasons]
-        lines += _entries(group, f"{title_of_target} {chosen.to}", chosen)
+        lines += _entries(of_file, reasons, title_of_file, chosen)
+        lines += _entries(of_target, reasons, f"{title_of_target} {chosen.to}", chosen)
     silent = []
     for entry in (*of_file, *of_target):
         if entry.reason in SILENT and entry.field not in silent:
@@ -295,10 +296,14 @@ def _headline(imported: ImportReport) -> str:
     return f"recipe: none means the same; the nearest is {nearest_label(imported.config)}"
 
 
-def _entries(unmapped: list[Unmapped], title: str, chosen: argparse.Namespace) -> list[str]:
-    if not unmapped or (unmapped[0].reason in SILENT and not chosen.verbose):
+def _entries(
+    unmapped: list[Unmapped], reasons: tuple[str, ...], title: str, chosen: argparse.Namespace
+) -> list[str]:
+    """Return the records of some reasons below their title; none of silent ones without -v."""
+    group = [entry for entry in unmapped if entry.reason in reasons]
+    if not group or (group[0].reason in SILENT and not chosen.verbose):
         return []
-    lines = [f"{title} ({len(unmapped)}):"]
-    for entry in unmapped:
+    lines = [f"{title} ({len(group)}):"]
+    for entry in group:
         lines.append(f"  {entry}")
     return lines

@@ -110,7 +110,10 @@ def run(chosen: argparse.Namespace) -> None:
 
 def _list_of_rules() -> str:
     """Return a line for each rule."""
-    return "\n".join(f"{rule.id}  {rule.severity:<7}  {rule.title}" for rule in RULES)
+    lines = []
+    for rule in RULES:
+        lines.append(f"{rule.id}  {rule.severity:<7}  {rule.title}")
+    return "\n".join(lines)
 
 
 def _list_of_fields(meanings: Mapping[str, str]) -> str:
@@ -126,7 +129,9 @@ def _list_of_fields(meanings: Mapping[str, str]) -> str:
 
 def _file_text(content: Mapping[str, Any], reading: Iterable[str]) -> str:
     """Return the sentences about a field in a file's run, and those about the file."""
-    lines = [_setting_text(setting, content["config"]) for setting in content["settings"]]
+    lines = []
+    for setting in content["settings"]:
+        lines.append(_setting_text(setting, content["config"]))
     for line in reading:
         lines.append(f"  {line}")
     return "\n".join(lines)

@@ -95,7 +95,7 @@ def run(chosen: argparse.Namespace) -> None:
 def _propose(
     path: str, rows: list[QuantisationRow], run: Run, precision: MixedPrecisionConfig
 ) -> list[str]:
-    """Write the recipe with the proposed rows, where there are any, and return the lines about it."""
+    """Write the recipe with the proposed rows, if there are any, and return lines about it."""
     from bridge.runtime.compare.proposal import FINER, module_rows_of, propose
 
     capability = run.prediction.target.capability

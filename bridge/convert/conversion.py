@@ -84,8 +84,12 @@ def runs_of(
         framework = frameworks.recognise(document)
         if framework is not None and not framework.is_converted:
             raise PayloadError(framework.refusal(document.path))
-    detected = [(part, *detect(part, chosen)) for part in document.parts]
-    systems = [source for _, source, _ in detected]
+    detected = []
+    systems: list[System] = []
+    for part in document.parts:
+        source, evidence = detect(part, chosen)
+        detected.append((part, source, evidence))
+        systems.append(source)
     _check_context(context or {}, [*systems, *targets])
     runs: list[Run] = []
     for part, source, evidence in detected:
@@ -297,7 +301,7 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(inner) for inner in value]
+        return list(map(plain, value))
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, str | int | float | bool | None):

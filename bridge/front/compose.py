@@ -184,12 +184,14 @@ def _prepared(
 ) -> list[Override]:
     """Return the parsed overrides, with the recipes loaded that they or the primary config name."""
     parsed = parsed_overrides(overrides)
-    naming = [override for override in parsed if override.key_or_group == RECIPES]
-    if naming:
-        last = naming[-1]
+    naming = None
+    for override in parsed:
+        if override.key_or_group == RECIPES:
+            naming = override
+    if naming is not None:
         named = None
-        if not last.is_delete():
-            named = last.value()
+        if not naming.is_delete():
+            named = naming.value()
         sources = recipe_sources(named)
     else:
         named = _of_primary(search.config_name, RECIPES, loader)
@@ -351,11 +353,15 @@ def _layer(
     ignored.
     """
     path = default.config_path or ""
-    holders = [source for source in sources if source.is_config(path)]
+    holders, others = [], []
+    for source in sources:
+        if source.is_config(path):
+            holders.append(source)
+            if source.scheme() != SCHEME:
+                others.append(source)
     if not holders or path.startswith("hydra/") or holders[0].scheme() == "structured":
         return None
     recipe = recipe_name(path)
-    others = [source for source in holders if source.scheme() != SCHEME]
     if recipe is not None and others:
         raise RunConfigError(
             f"{path}: is both a registered recipe and a YAML file, "

@@ -29,7 +29,10 @@ def check_gradients(chosen: argparse.Namespace) -> int:
     from bridge.training.passes import check_gradients as check
 
     logging.getLogger("megatron").setLevel(logging.ERROR)
-    recipes = [word for word in RunWords.of(chosen).overrides if "=" not in word.partition(" ")[0]]
+    recipes = []
+    for word in RunWords.of(chosen).overrides:
+        if "=" not in word.partition(" ")[0]:
+            recipes.append(word)
     if len(recipes) != 2:
         remedy = "Write precision-bridge compare --gradients bf16_mixed fp8_current."
         raise RunConfigError.of("--gradients", "compares two recipes", recipes, remedy)

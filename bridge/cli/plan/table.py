@@ -83,7 +83,10 @@ def _first_plan(run: Run) -> PrecisionPlan:
 
 def _later_plans(run: Run) -> list[tuple[Phase, PrecisionPlan]]:
     """Return the later phases of the run's precision schedule, each with its plan."""
-    return [(phase, plan_of(run, phase.precision)) for phase in run.phases[1:]]
+    plans = []
+    for phase in run.phases[1:]:
+        plans.append((phase, plan_of(run, phase.precision)))
+    return plans
 
 
 def _answer(run: Run) -> dict[str, Any]:

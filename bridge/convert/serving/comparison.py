@@ -67,7 +67,7 @@ class ServingComparison:
         """Return the comparison as plain data."""
         return {
             "same": not self.differences,
-            "rows": [asdict(row) for row in self.rows],
+            "rows": list(map(asdict, self.rows)),
             "refused": self.refused,
         }
 
@@ -90,9 +90,8 @@ def compare(
         readers = [reader]
     rows: list[ServedRow] = []
     for (role, training, serving), places in _places(manifest, config, readers).items():
-        names = dict.fromkeys(place.name for place in places)
-        layers = tuple(dict.fromkeys(place.layer for place in places))
-        by = tuple(dict.fromkeys(place.reader for place in places))
+        names, layer_names, by_readers = map(dict.fromkeys, zip(*places, strict=True))
+        layers, by = tuple(layer_names), tuple(by_readers)
         if len(by) == len(readers) and reader is None:
             by = ()
         rows.append(ServedRow(role, training, serving, len(names), layers, by, training != serving))

@@ -128,9 +128,9 @@ def split(schemes: Mapping[str, str | None]) -> Iterator[str]:
         if place is None:
             continue
         siblings = [f"{parent}.{sibling}" for sibling in group]
-        if not all(sibling in schemes for sibling in siblings):
+        if not schemes.keys() >= set(siblings):
             continue
-        if len({schemes[sibling] for sibling in siblings}) > 1:
+        if len(set(map(schemes.__getitem__, siblings))) > 1:
             fused = f"{', '.join(group[:-1])} and {group[-1]}"
             refused.setdefault((fused, place[2]), []).append(str(int(place[1]) + 1))
     for (fused, inner), layers in refused.items():

@@ -37,7 +37,9 @@ READERS: Mapping[str, list[str]] = ROWS["readers"]
 LINEAR = "Linear"
 """The class that compressed-tensors takes every linear layer for, in any system."""
 EXPRESSION = "re:"
-ALGORITHMS = {name: scheme for scheme, row in SERVED.items() for name in row.get("algorithms", ())}
+ALGORITHMS: dict[str, str] = {}
+for _scheme, _row in SERVED.items():
+    ALGORITHMS.update(dict.fromkeys(_row.get("algorithms", ()), _scheme))
 
 
 def _named(entry: str, name: str, _place: str = "") -> bool:

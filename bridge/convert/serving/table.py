@@ -28,11 +28,12 @@ def manifest_table(manifest: Manifest) -> RenderableType:
     shown = []
     for (role, title, names), rows in groups.items():
         modules = sum(row.copies * max(1, len(row.served)) for row in rows)
+        layers = [row.layer for row in rows]
         shown.append(
             {
                 "module": role,
                 "format": title,
-                "layers": compact([row.layer for row in rows]),
+                "layers": compact(layers),
                 "modules": str(modules),
                 served: names,
             }
