@@ -4,8 +4,9 @@
     python scripts/frameworks.py                                                     # the page, with the last counts
     python scripts/frameworks.py --check                                             # whether the page is up to date
 
-A file is *answered* where `plan` answers it, *refused* where it is a run of the framework and a reason is given, and
-*named* where it is no run of Megatron Core, or a part of one. The counts stand next to the page, in a JSON file.
+A file is *answered* where `plan` answers it, *checked* where `check` answers it and `plan` does not, *refused* where it
+is a run of the framework and a reason is given, and *named* where it is no run of Megatron Core, or a part of one. The
+counts stand next to the page, in a JSON file.
 """
 
 from __future__ import annotations
@@ -23,9 +24,16 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bridge.errors import BridgeError
+from bridge.errors import BridgeError, UnreadFileError
 from bridge.front.loader import load_run
-from bridge.read.framework.table import FrameworkTable, OwnNames, StartRow, framework_table, table_names
+from bridge.preflight.check import check
+from bridge.read.framework.table import (
+    FrameworkTable,
+    OwnNames,
+    StartRow,
+    framework_table,
+    table_names,
+)
 from bridge.read.kinds import read_file
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "explain" / "where-megatron-core-runs.md"
@@ -42,9 +50,13 @@ where Megatron's settings stand in them, what it sets at the start of a run, and
 names the file of the framework that it was read in, at one commit. `check`, `plan` and `memory` answer its files like
 those of Megatron-LM, with the framework as the origin of what it sets ("slime at start").
 
-A file is *answered* where `plan` answers it, *refused* where it is a run and a reason is given, and *named* where it is
-no run of Megatron Core, or a part of one.
+A file is *answered* where `plan` answers it, *checked* where `check` answers it and `plan` does not, *refused* where it
+is a run and a reason is given, and *named* where it is no run of Megatron Core, or a part of one. NeMo-RL, verl and
+ms-swift make the model of a checkpoint of Hugging Face: their files do not state its sizes, which `plan` asks for.
 """
+KINDS = ("answered", "checked", "refused", "named")
+OF_A_RUN = ("its file is not found", "names no file of the run")
+"""Kinds of refusals of launches whose run stands in a file that only the run knows."""
 
 
 def main(words: Sequence[str] | None = None) -> int:
@@ -73,7 +85,10 @@ def counted(table: FrameworkTable, clone: Path) -> dict[str, Any]:
     verdicts: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
     slowest = 0.0
-    for file in files_of(table, clone):
+    files = list(files_of(table, clone))
+    for file in files[:1]:
+        verdict_of(table, file)
+    for file in files:
         begun = time.process_time()
         verdict, reason = verdict_of(table, file)
         slowest = max(slowest, time.process_time() - begun)
@@ -93,7 +108,7 @@ def counted(table: FrameworkTable, clone: Path) -> dict[str, Any]:
 def files_of(table: FrameworkTable, clone: Path) -> Iterator[Path]:
     """Yield the files of a clone that are counted."""
     having = table.counted.get("having")
-    for name in _git(clone, "ls-files", table.counted["files"]).splitlines():
+    for name in _git(clone, "ls-files", *table.counted["files"].split()).splitlines():
         file = clone / name
         if file.is_file() and (having is None or re.search(having, file.read_text(encoding="utf-8"), re.MULTILINE)):
             yield file
@@ -107,14 +122,26 @@ def verdict_of(table: FrameworkTable, file: Path) -> tuple[str, str]:
             run = load_run(config_file=file)
             run.plan  # noqa: B018  made when it is asked
         except BridgeError as error:
-            return _kind_of(table, file), str(error)
+            kind = _kind_of(table, file)
+            return ("checked" if kind == "refused" and _is_checked(file) else kind), str(error)
     return ("answered" if run.reading.framework == table.title else "named"), ""
+
+
+def _is_checked(file: Path) -> bool:
+    """Return whether `check` answers a file."""
+    try:
+        check(load_run(config_file=file, strict=False))
+    except BridgeError:
+        return False
+    return True
 
 
 def _kind_of(table: FrameworkTable, file: Path) -> str:
     """Return whether a file that is not planned is a run of the framework."""
     try:
         reading = read_file(file)
+    except UnreadFileError as error:
+        return "refused" if error.kind in OF_A_RUN else "named"
     except BridgeError:
         return "named"
     is_part = reading.mode_decided_by == "the script that uses these arguments"
@@ -126,7 +153,15 @@ def _general(reason: str, file: Path, clone: Path) -> str:
     text = reason.replace(str(file), "FILE").replace(f"{clone}/", "")
     text = re.sub(r"line \d+", "line N", text)
     text = re.sub(r"(--spec) \S+ \S+", r"\1 MODULE FUNCTION", text)
-    text = re.sub(r"the mode is not stated; .*? decides\.", "the mode is not stated; WORDS OF THE SCRIPT decide.", text)
+    text = re.sub(
+        r"the mode is not stated; (?!the torch).*? decides\.",
+        "the mode is not stated; WORDS OF THE SCRIPT decide.",
+        text,
+    )
+    text = re.sub(r"the checkpoint .*? decides", "the checkpoint NAME decides", text)
+    text = re.sub(r"starts \S+ with the file .*?, which", "starts PROGRAM with the file NAME, which", text)
+    text = re.sub(r"the torch_dtype of .*? decides\.", "the torch_dtype of the checkpoint decides.", text)
+    text = re.sub(r"^(?:named: )?\S+\.yaml: looks", "FILE: looks", text)
     text = re.sub(r"got .*?\. Give", "got PROGRAM. Give", text)
     return text.partition(" Add ")[0].partition(" Give ")[0].replace("|", "\\|")
 
@@ -136,9 +171,9 @@ def page_of(counts: Mapping[str, Any]) -> str:
     lines = [
         NOTE,
         HEAD,
-        "| framework | what is read | its settings are those of | files | answered | refused | named |",
+        "| framework | what is read | its settings are those of | files | answered | checked | refused | named |",
     ]
-    lines.append("|---|---|---|---|---|---|---|")
+    lines.append("|---|---|---|---|---|---|---|---|")
     for name in table_names():
         lines.append(_line_of(framework_table(name), counts.get(name, {})))
     for name in table_names():
@@ -148,7 +183,7 @@ def page_of(counts: Mapping[str, Any]) -> str:
 
 def _line_of(table: FrameworkTable, count: Mapping[str, Any]) -> str:
     verdicts = count.get("verdicts", {})
-    numbers = [str(verdicts.get(kind, 0)) if verdicts else "" for kind in ("answered", "refused", "named")]
+    numbers = [str(verdicts.get(kind, 0)) if verdicts else "" for kind in KINDS]
     total = str(sum(verdicts.values())) if verdicts else ""
     return f"| {table.title} | {table.reads} | {table.settings} | {total} | {' | '.join(numbers)} |"
 

@@ -223,7 +223,15 @@ def in_file(word: str, run: Run) -> dict[str, Any]:
         decider = None
         if row is None or row.by == role:
             decider = run.weakness(f"{role}.{field}")
-        settings.append({"key": f"{role}.{field}", "value": value, "by": by, "decided_by": decider})
+        dropped = run.reading.dropped_of(f"{role}.{field}")
+        setting = {
+            "key": f"{role}.{field}",
+            "value": value,
+            "by": by,
+            "decided_by": decider,
+            "dropped": dropped,
+        }
+        settings.append(setting)
     return {
         "field": word,
         "config": run.name,
@@ -246,9 +254,10 @@ def _homes_of(name: str) -> list[tuple[str, str]]:
 def _setting_text(setting: Mapping[str, Any], config: str) -> str:
     """Return the sentence about one setting of a file's run."""
     key, value, decider = setting["key"], setting["value"], setting["decided_by"]
+    sentence = f"{key} is {value!r} in {config}: {setting['by']}."
     if decider is not None:
-        return f"{key} is not known from {config}: {decider} may set it; {value!r} is assumed."
-    return f"{key} is {value!r} in {config}: {setting['by']}."
+        sentence = f"{key} is not known from {config}: {decider} may set it; {value!r} is assumed."
+    return " ".join([sentence, *setting["dropped"]])
 
 
 def _traces(run: RunFolder, field: str) -> dict[str, Any]:

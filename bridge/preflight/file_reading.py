@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from bridge.errors import Finding
+from bridge.errors import Finding, RunConfigError
 from bridge.precision.grouping import grouped
+from bridge.rules.program import Dropped
 from bridge.target.target import Target
 from bridge.target.versions import Version, newer_megatron, parse_version
 
@@ -58,6 +60,16 @@ class RunChoice:
     """The number of the run, from 1; None: the first."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Variables of a launch script, as its environment or command line would set them."""
+
+    def refuse_for(self, path: Path) -> None:
+        """Refuse the choice of a run, or variables, for a file that holds one run and has no variables."""
+        remedy = "Drop it, or give a launch script."
+        if self.number is not None:
+            rule = f"chooses among the runs of a script, and {path} is none"
+            raise RunConfigError.of("--launch", rule, self.number, remedy)
+        if self.variables:
+            rule = f"sets variables of a launch script, and {path} is none"
+            raise RunConfigError.of("--context", rule, dict(self.variables), remedy)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -115,6 +127,8 @@ class FileReading:
     """The kind of the model, where its layers are none of a language model's; `unplanned` is the refusal then."""
     generation: Mapping[str, Any] = field(default_factory=dict)
     """Option of the engine that generates samples, which trains nothing -> its value."""
+    dropped: tuple[Dropped, ...] = ()
+    """Settings that the file states and that the framework's code does not forward."""
     uncounted: tuple[str, ...] = ()
     """Options that may bear on the layout, the layers or the bytes and are not read: memory gives no verdict."""
     opened: Mapping[str, str] = field(default_factory=dict)
@@ -224,6 +238,7 @@ class FileReading:
             "unplanned": self.unplanned,
             "uncounted": list(self.uncounted),
             "generation": dict(self.generation),
+            "dropped": [one.to_dict() for one in self.dropped],
             "mode_decided_by": self.mode_decided_by,
             "run": {"number": self.number, "of": list(self.runs)} if self.runs else None,
         }
@@ -251,6 +266,11 @@ class FileReading:
         if not self.is_release_installed:
             return self
         return replace(self, release=parse_version(version), release_reason=REHEARSED)
+
+    def dropped_of(self, path: str) -> tuple[str, ...]:
+        """Return which keys of the file state a setting that they do not reach, as sentences."""
+        found = [one for one in self.dropped if one.path == path]
+        return tuple(f"{one.framework} does not forward {one.key}={one.value}." for one in found)
 
     def own_name(self, key: str) -> str:
         """Return our name of a dotted key that may be written with the file's."""

@@ -200,6 +200,7 @@ class Run:
             and not is_own,  # ours reads its own checkpoints so that no variable is needed
             refused=self.reading.refused,
             not_forwarded=self.reading.not_forwarded,
+            dropped=self.reading.dropped,
         )
 
     @property

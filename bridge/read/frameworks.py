@@ -55,10 +55,13 @@ class Framework:
     table: str = ""
     """Its table in `bridge.read.framework`, by which its runs are read; empty: they are not."""
 
+    tree: str = ""
+    """Its table there, by which files with settings of its own are read; empty: they are not."""
+
     def refusal(self, path: str) -> str:
         """Return the sentences with which every command that does not read the file refuses it."""
         sentence = UNREAD
-        if self.is_read:
+        if self.is_read or self.tree:
             sentence = READ
         elif self.is_converted:
             sentence = CONVERTED
@@ -79,6 +82,7 @@ class _Row:
         self.shown = tuple(str(columns.get("shows", "")).split())
         self.yields: bool = columns.get("yields", False)
         self.table: str = columns.get("table", "")
+        self.tree: str = columns.get("tree", "")
         self.words = _pattern(columns, "words")
         self.modules = tuple(str(columns.get("modules", "")).split())
         self.classes = tuple(str(columns.get("classes", columns.get("modules", ""))).split())
@@ -99,6 +103,7 @@ class _Row:
             is_converted=self.is_converted,
             yields=self.yields,
             table=self.table,
+            tree=self.tree,
         )
 
     def of_launch(self, launch: Launch) -> Framework | None:
@@ -136,12 +141,11 @@ class _Row:
             seen = file.table.recognise(document)
             if seen is not None:
                 found = self.found(seen.evidence)
-                return replace(
-                    found, runs=file.runs, is_converted=file.is_converted, is_read=file.is_read
-                )
+                found = replace(found, runs=file.runs, is_converted=file.is_converted)
+                return replace(found, is_read=file.is_read, tree=file.tree)
         for target in targets:
             if _package_of(target, self.classes):
-                return self.found(f"names the class `{target}`")
+                return replace(self.found(f"names the class `{target}`"), tree="")
         return None
 
 
@@ -172,11 +176,9 @@ class _File:
         self.runs: str = columns.get("runs", framework.runs)
         self.is_converted: bool = columns.get("converts", framework.is_converted)
         self.is_read: bool = columns.get("reads", False)
-        signs = {
-            name: value
-            for name, value in columns.items()
-            if name not in ("runs", "converts", "reads")
-        }
+        self.tree: str = columns.get("tree", framework.tree)
+        others = ("runs", "converts", "reads", "tree")
+        signs = {name: value for name, value in columns.items() if name not in others}
         self.table = Table({"recognised": [{**signs, "certainty": 1.0}]})
 
 
@@ -232,7 +234,7 @@ def _of_imports(imports: Sequence[str]) -> Framework | None:
         for module in imports:
             package = _package_of(module, row.modules)
             if package:
-                return row.found(f"imports `{package}`")
+                return replace(row.found(f"imports `{package}`"), tree="")
     return None
 
 

@@ -10,7 +10,13 @@ from typing import Any
 
 from bridge.errors import RunConfigError, UnreadFileError
 from bridge.precision import strict_yaml
-from bridge.preflight.file_reading import MEGATRON_LM, PRECISION_BRIDGE, FileReading, RunChoice
+from bridge.preflight.file_reading import (
+    MEGATRON_BRIDGE,
+    MEGATRON_LM,
+    PRECISION_BRIDGE,
+    FileReading,
+    RunChoice,
+)
 from bridge.preflight.origins import Origins
 from bridge.preflight.problems import Problems
 from bridge.read.debug_features import unfollowed_features
@@ -36,7 +42,8 @@ SIZES = ("num_layers", "hidden_size", "num_attention_heads")
 ARGUMENTS = re.compile(rb"ARGS\w*[\"']?\s*:|^\s*[\"']?--[a-z]", re.MULTILINE)
 """In a file of Megatron-LM's arguments."""
 FRAMEWORK = re.compile(
-    rb"^['\"]?(?:modules|policy|actor_rollout_ref|defaults)['\"]?\s*:", re.MULTILINE
+    rb"^['\"]?(?:modules|policy|actor_rollout_ref|defaults|micro_batch_size)['\"]?\s*:",
+    re.MULTILINE,
 )
 """In a file of a framework on top of Megatron Core."""
 FILES = ("config.yaml", "run_config.yaml", "common.pt")
@@ -61,13 +68,18 @@ def read_file(path: Path, choice: RunChoice | None = None) -> FileReading:
             return found
     if path.suffix not in OURS or ARGUMENTS.search(data):
         from bridge.read import foreign
+        from bridge.read.framework.launches import maybe_read
         from bridge.read.megatron_lm import run as megatron_lm
 
         document = megatron_lm.document_of(data, path)
+        found = maybe_read(document, choice or RunChoice())
+        if found is not None:
+            return found
         foreign.refuse_framework(document)
         if megatron_lm.is_of(document):
             return megatron_lm.read(document, choice or RunChoice())
-    _refuse_choice(choice, path)
+    if choice is not None:
+        choice.refuse_for(path)
     whole = _mapping(data, path)
     if megatron_bridge.is_of(whole):
         return megatron_bridge.read(whole, path)
@@ -86,23 +98,6 @@ def _states_a_run(whole: Mapping[str, Any]) -> bool:
         (key, name) for key in MAPPINGS if isinstance(whole.get(key), dict) for name in whole[key]
     ]
     return not stated or any(name in fields_of(key) for key, name in stated)
-
-
-def _refuse_choice(choice: RunChoice | None, path: Path) -> None:
-    """Refuse the choice of a run, or variables, for a file that holds one run and has no variables."""
-    if choice is None:
-        return
-    remedy = "Drop it, or give a launch script."
-    if choice.number is not None:
-        raise RunConfigError.of(
-            "--launch",
-            f"chooses among the runs of a script, and {path} is none",
-            choice.number,
-            remedy,
-        )
-    if choice.variables:
-        rule = f"sets variables of a launch script, and {path} is none"
-        raise RunConfigError.of("--context", rule, dict(choice.variables), remedy)
 
 
 def file_in(folder: Path) -> Path:
@@ -158,7 +153,9 @@ def started(reading: FileReading, sections: dict[str, Any], target: Target) -> F
     from bridge.read.start import Start, derived  # only a file of another framework needs it
 
     is_lm = reading.settings_of == MEGATRON_LM
-    rows = megatron_lm_start.rows_of(sections) if is_lm else list(megatron_bridge_start.ROWS)
+    rows = list(megatron_bridge_start.ROWS) if reading.settings_of == MEGATRON_BRIDGE else []
+    if is_lm:
+        rows = megatron_lm_start.rows_of(sections)
     gpus = target.count
     if reading.base:
         reading = framework_start.with_variables(reading, target)
@@ -186,4 +183,8 @@ def refuse_without_sizes(reading: FileReading, model: Mapping[str, Any], path: s
     absent = [f"model.{name}" for name in SIZES if model.get(name) is None]
     if absent and reading.settings_of == MEGATRON_LM:
         rule = f"does not state {', '.join(absent)}, or only when it runs"
+        raise RunConfigError(f"{path}: {rule}. Add {' '.join(f'{one}=VALUE' for one in absent)}.")
+    decider = reading.opened.get(f"model.{SIZES[0]}")
+    if absent and decider is not None:
+        rule = f"does not state {', '.join(absent)}, which {decider} decides"
         raise RunConfigError(f"{path}: {rule}. Add {' '.join(f'{one}=VALUE' for one in absent)}.")

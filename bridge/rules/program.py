@@ -1,9 +1,41 @@
-"""`Program`: the program that starts a run, as far as rules ask about it."""
+"""`Program`: the program that starts a run, as far as rules ask about it; and what it drops of a run's file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from bridge.errors import Finding
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Dropped:
+    """One setting of a file that the framework's code does not forward to Megatron."""
+
+    key: str
+    """The key in the file ("policy.megatron_cfg.first_last_layers_bf16")."""
+    path: str
+    """The setting of Megatron that it does not reach ("model.first_last_layers_bf16")."""
+    value: Any
+    framework: str
+    code: str
+    """The code of the framework that the fact was read in: repository, commit and date."""
+    because: str
+    source: str
+    """File and function."""
+    mended: str = ""
+    """What forwards it; empty: nothing that is known."""
+    instead: str = ""
+    """The key that reaches the setting; empty: none is known."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain data."""
+        return {
+            "key": self.key,
+            "path": self.path,
+            "value": self.value,
+            "because": self.because,
+            "source": self.source,
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,3 +52,5 @@ class Program:
     """Words of the command line that its parser refuses."""
     not_forwarded: Sequence[Finding] = ()
     """Settings of the run's file that its framework does not forward, or hands to other modules than they say."""
+    dropped: Sequence[Dropped] = ()
+    """Fields of Megatron Core that the run's file states and its framework does not forward."""

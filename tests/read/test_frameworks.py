@@ -49,8 +49,12 @@ FILES = {
     "speech.yaml": (SPEECH, "NeMo 1.x", "has `exp_manager` and `model.preprocessor`", "on Lightning, without Megatron"),
     "launch.yaml": (ACCELERATE, "Accelerate", "has `distributed_type` and `compute_", "PyTorch here, without Megatron"),
     "plugin.yaml": (PLUGIN, "Accelerate", "has `distributed_type` and `compute_", "trains on Megatron-LM here"),
-    "grpo.yaml": (NEMO_RL, "NeMo RL", "has `policy.megatron_cfg`", "trains on Megatron Core here"),
-    "dpo.yaml": ("defaults: ../dpo.yaml\npolicy: {precision: fp16}\n", "NeMo RL", "has `defaults`", "where policy."),
+    "grpo.yaml": (
+        NEMO_RL.replace("megatron_cfg", "dtensor_cfg"),
+        "NeMo RL",
+        "has `policy.dtensor_cfg`",
+        "trains on PyTorch's DTensor here",
+    ),
     "primus.yaml": (
         PRIMUS.replace("framework: megatron", "framework: megatron_bridge"),
         "Primus",
@@ -60,7 +64,6 @@ FILES = {
     "other.yaml": (PRIMUS.replace("megatron", "torchtitan"), "Primus", "has `modules`", "another framework than"),
     "actor.yaml": (ACTOR, "verl", "names the class `verl.workers.config.ActorConfig`", "under the strategy `megatron`"),
     "auto.yaml": (AUTOMODEL, "NeMo Automodel", "has the recipe `TrainFinetune", "none of Megatron Core's models"),
-    "sft.yaml": (SWIFT, "ms-swift", "has `micro_batch_size` and `split_dataset_ratio`", "on Megatron Core here"),
     "rl.toml": (PRIME, "prime-rl", "has `trainer.model` and `inference`", "without Megatron Core"),
     "roll.yaml": (ROLL, "ROLL", "has `actor_train.strategy_args`", "trains on Megatron Core here"),
     "rlinf.yaml": (
@@ -85,11 +88,6 @@ LAUNCHES = {
     "llamafactory-cli train a.yaml": ("LLaMA-Factory", "starts `llamafactory-cli train`"),
     "python src/train.py --finetuning_type lora --bf16 true": ("LLaMA-Factory", "has `--finetuning_type`, an option"),
     "accelerate launch --mixed_precision bf16 train.py": ("Accelerate", "starts with `accelerate`"),
-    "python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.strategy=megatron": ("verl", "starts `verl.trainer"),
-    "python3 -m recipe.dapo.main +actor_rollout_ref.actor.fp8=hybrid": ("verl", "has `actor_rollout_ref.actor.fp8`"),
-    "megatron sft --model m --fp8_recipe blockwise --num_train_epochs 1": ("ms-swift", "starts `megatron sft`"),
-    "megatron pt --model m --train_iters 10": ("ms-swift", "starts `megatron pt`"),
-    "megatron rlhf --rlhf_type grpo --model m --bf16 true": ("ms-swift", "starts `megatron rlhf`"),
     "colossalai run --nproc_per_node 2 train.py --mixed_precision bf16": ("ColossalAI", "starts with `colossalai`"),
     "bash ./runner/primus-cli direct -- train pretrain --config a.yaml": ("Primus", "starts `primus-cli direct`"),
     "torchrun primus/cli/main.py train pretrain --config a.yaml": ("Primus", "starts `primus/cli/main.py`"),
@@ -103,7 +101,13 @@ LAUNCHES = {
     ),
     "python -m openrlhf.cli.train_ppo_ray --bf16": ("OpenRLHF", "starts `openrlhf.cli.train_ppo_ray`"),
     "python examples/start_rlvr_pipeline.py --config_path a --config_name b": ("ROLL", "starts `start_rlvr_pipe"),
-    "uv run examples/run_grpo.py policy.megatron_cfg.enabled=true": ("NeMo RL", "starts `run_grpo.py`"),
+}
+PLANNED = {
+    "python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.strategy=megatron": ("verl", "starts `verl.trainer"),
+    "python3 -m recipe.dapo.main +actor_rollout_ref.actor.strategy=megatron": ("verl", "has `actor_rollout_ref.actor."),
+    "megatron sft --model m --fp8_recipe blockwise --num_train_epochs 1": ("ms-swift", "starts `megatron sft`"),
+    "megatron pt --model m --train_iters 10": ("ms-swift", "starts `megatron pt`"),
+    "megatron rlhf --rlhf_type grpo --model m --bf16 true": ("ms-swift", "starts `megatron rlhf`"),
 }
 LEFT_ALONE = (
     "python run_grpo.py --learning_rate 1e-4",
@@ -113,7 +117,6 @@ LEFT_ALONE = (
     "am i --a b.yaml",
     "primus-cli direct -- preflight --quick",
     "sft --config a.toml",
-    "swift sft --model m --torch_dtype bfloat16",
 )
 
 
@@ -151,6 +154,29 @@ def test_every_command_refuses_a_launch_with_the_same_sentence(command: str, fol
     (folder / "run.sh").write_text(f"#!/bin/bash\nexport A=1\n{command}\n")
     (sentence,) = refusals("run.sh", capsys)
     assert sentence.startswith(f"run.sh: looks like {framework} (it {evidence}")
+
+
+@pytest.mark.parametrize("command", PLANNED)
+def test_a_launch_that_is_checked_is_not_converted(command: str, folder: Path, capsys) -> None:
+    framework, evidence = PLANNED[command]
+    (folder / "run.sh").write_text(f"#!/bin/bash\nexport A=1\n{command}\n")
+    assert main(["check", "--config", "run.sh"]) == 0
+    capsys.readouterr()
+    assert main(["convert", "run.sh"]) == 2
+    sentence = capsys.readouterr().err.strip()
+    assert sentence.startswith(f"run.sh: looks like {framework} (it {evidence}")
+    assert sentence.endswith("`check`, `plan` and `memory` read it, and `convert` does not.")
+
+
+def test_the_trainer_of_transformers_in_ms_swift_is_converted_and_not_planned(folder: Path, capsys) -> None:
+    words = "swift sft --model m --torch_dtype bfloat16 --bf16 true --per_device_train_batch_size 1"
+    (folder / "run.sh").write_text(f"#!/bin/bash\n{words}\n")
+    assert main(["convert", "run.sh"]) == 0
+    capsys.readouterr()
+    assert main(["check", "--config", "run.sh"]) == 2
+    sentence = capsys.readouterr().err
+    assert "looks like ms-swift on transformers (it starts `swift sft`)" in sentence
+    assert "`precision-bridge convert run.sh` reads what it states of the precision." in sentence
 
 
 @pytest.mark.parametrize("command", LEFT_ALONE)

@@ -4,10 +4,10 @@ How a file or a launch is recognised stands in `rows/frameworks.yaml`, with the 
 
     title        the framework's name in answers
     repository   owner/name on GitHub, with the `commit` and the `date` of the code that the facts were read in
-    counted      the files of a clone that `scripts/frameworks.py` asks: `files`, a pattern; `having`, that of a line
+    counted      the files of a clone that `scripts/frameworks.py` asks: `files`, patterns; `having`, that of a line
     clone        a folder that only a clone of its repository has
     keys         true: its names are keys of a file, not options of a command line
-    settings     whose arguments or classes the settings of its files are: Megatron-LM or Megatron Bridge
+    settings     whose arguments or classes the settings of its files are: Megatron-LM, Megatron Bridge or Megatron Core
     reads        the files of it that are read, a clause
     release      the release of Megatron Core that it installs: `megatron_core`, `because` and `source`
     ranks        arguments whose product is the number of the training processes, each with its default
@@ -18,6 +18,8 @@ How a file or a launch is recognised stands in `rows/frameworks.yaml`, with the 
                  `below`, the compute capability from which on it does not
     variables_in an argument with JSON of variables that it sets for its training processes
     variables    variables that bear on the run and are not read, with the columns of `own`
+    checkpoint   `named`, the key with the checkpoint that the model's config is made of, and its `source`
+    forwards     a place -> a pattern of the names that reach Megatron; the others of the place are dropped
     own          names of its own, which Megatron does not have
     ignores      `because`, why a name that nobody knows is dropped in silence, with its `source`
     drops        names that its files may state and that its code does not forward
@@ -37,7 +39,8 @@ changes the layers has `unplans: true`, and one with which nothing of Megatron C
 a pattern of the modules that it takes out of FP8 and FP4; `warns` is what to do where the name is a fault, a clause.
 `harmless` are the values that switch it off; `where` is argument -> the values of which it needs another argument to
 have one. A row of `drops` has `names` and `where` as one of `own`, `because`, `source`, and where it is known `mended`,
-the release or commit that forwards them.
+the release or commit that forwards them, `into`, the setting that they do not reach where it has another name, and
+`instead`, the key that reaches it.
 """
 
 from __future__ import annotations
@@ -54,6 +57,8 @@ import yaml
 
 FOLDER = files("bridge.read").joinpath("framework")
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+NOT_READ = "its code does not read the key"
+"""Reason of a name that lies in a place and is none of those that reach Megatron."""
 SHOWN = 8
 """Digits of a commit that an answer shows."""
 OFF = (None, False, "", "False", "false", "None", "none", "0")
@@ -116,6 +121,10 @@ class Drop:
     source: str
     mended: str
     """The release or commit that forwards them; empty: none is known."""
+    into: str
+    """The setting that they do not reach, where it has not their name; a name in `fields` reaches those there."""
+    instead: str
+    """The key that reaches the setting; empty: none is known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -156,6 +165,8 @@ class FrameworkTable:
     own: Sequence[OwnNames]
     ignores: Mapping[str, str]
     drops: Sequence[Drop]
+    checkpoint: Mapping[str, str]
+    forwards: Mapping[str, re.Pattern[str]]
 
     @property
     def code(self) -> str:
@@ -186,10 +197,45 @@ class FrameworkTable:
         """Return the settings that a dotted key of its files becomes; none for a key that is not Megatron's."""
         if key in self.fields:
             return tuple(self.fields[key])
-        for place, ours in self.places.items():
-            if key.startswith(f"{place}."):
-                return (f"{ours}.{key.removeprefix(f'{place}.')}",)
+        place = self._place(key)
+        if place:
+            return (f"{self.places[place]}.{key.removeprefix(f'{place}.')}",)
         return ()
+
+    def _place(self, key: str) -> str:
+        """Return the first place that a key lies in; empty for a key that lies in none."""
+        for place in self.places:
+            if key.startswith(f"{place}."):
+                return place
+        return ""
+
+    def drop_of(self, key: str) -> Drop | None:
+        """Return the row of a key that does not reach its setting of Megatron; None for a key that does."""
+        for row in self.drops:
+            if row.names.fullmatch(key):
+                return row
+        place = self._place(key)
+        pattern = self.forwards.get(place)
+        if (
+            key in self.fields
+            or pattern is None
+            or pattern.fullmatch(key.removeprefix(f"{place}."))
+        ):
+            return None
+        return Drop(
+            names=pattern,
+            where={},
+            because=NOT_READ,
+            source=self.forwards_source,
+            mended="",
+            into="",
+            instead="",
+        )
+
+    @property
+    def forwards_source(self) -> str:
+        """File and function that forward the names of the places."""
+        return self.checkpoint.get("source", "")
 
 
 @cache
@@ -220,6 +266,11 @@ def framework_table(name: str) -> FrameworkTable:
         own=[_own_names(row) for row in columns.get("own", ())],
         ignores=columns.get("ignores", {}),
         drops=[_drop(row) for row in columns.get("drops", ())],
+        checkpoint=columns.get("checkpoint", {}),
+        forwards={
+            place: re.compile(names, re.VERBOSE)
+            for place, names in columns.get("forwards", {}).items()
+        },
     )
 
 
@@ -287,6 +338,8 @@ def _drop(columns: Mapping[str, Any]) -> Drop:
         because=columns["because"],
         source=columns["source"],
         mended=columns.get("mended", ""),
+        into=columns.get("into", ""),
+        instead=columns.get("instead", ""),
     )
 
 

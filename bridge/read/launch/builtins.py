@@ -232,7 +232,7 @@ class Builtins(Variables):
         """Read `set -- a b`, which sets the positional parameters, and `set -a`, which exports what is set after it."""
         for place, word in enumerate(words[1:], 1):
             is_option = word[:1] in ("-", "+") and word not in ("-", "--")
-            is_name = re.fullmatch(r"[-+]\w*o", words[place - 1]) is not None
+            is_name = re.fullmatch(r"[-+]\w*o\w*", words[place - 1]) is not None
             if word == "--" or not (is_option or is_name):
                 self.set_positional(words[place + (word == "--") :])
                 return

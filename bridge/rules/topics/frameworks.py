@@ -2,9 +2,18 @@
 
 from collections.abc import Iterator
 
+from bridge.precision.fields import LAYER_COUNTS
+from bridge.rules.program import Dropped
 from bridge.rules.rule import warning
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
+
+COUNTS = frozenset(f"model.{name}" for name in LAYER_COUNTS)
+"""Fields that act with model.first_last_layers_bf16."""
+OF_LOW_PRECISION = frozenset({"model.quant_recipe", "model.first_last_layers_bf16"})
+"""Fields that change nothing in a run without FP8 and FP4."""
+OTHER_RULES = frozenset({"optimizer.fp8_recipe"})
+"""Fields whose rule compares the owners: PB124."""
 
 
 def not_forwarded(run: RunContext) -> Iterator[Violation]:
@@ -13,6 +22,37 @@ def not_forwarded(run: RunContext) -> Iterator[Violation]:
         yield Violation(
             fault.path, value=fault.value, why=fault.rule, remedy=fault.remedy, rests_on=()
         )
+    for dropped in run.program.dropped:
+        role, _, name = dropped.path.partition(".")
+        if _is_fault(dropped, run) and getattr(run.views[role], name) != dropped.value:
+            yield _violation(dropped)
+
+
+def _is_fault(dropped: Dropped, run: RunContext) -> bool:
+    """Return whether a field would act in the run, and no other rule speaks of it."""
+    if dropped.path in OTHER_RULES or dropped.path in COUNTS or not dropped.value:
+        return False
+    return dropped.path not in OF_LOW_PRECISION or run.is_low
+
+
+def _violation(dropped: Dropped) -> Violation:
+    remedies = ["remove it from the file"]
+    if dropped.mended:
+        remedies.insert(0, f"take a version with {dropped.mended}")
+    if dropped.instead:
+        remedies.insert(0, f"state {dropped.instead}")
+    severity = "info"
+    if dropped.path in OF_LOW_PRECISION:
+        severity = "warning"
+    return Violation(
+        dropped.path,
+        value=dropped.value,
+        where=dropped.key,
+        severity=severity,
+        rests_on=(),
+        why=f"{dropped.framework} does not forward it: {dropped.because} ({dropped.source}, {dropped.code})",
+        remedy="; or ".join(remedies),
+    )
 
 
 RULES = (

@@ -113,6 +113,8 @@ def disagreeing_owners(run: RuleContext) -> Iterator[Violation]:
     """Yield the settings that two configs hold with two values.
 
     The optimizer's fp8_recipe is None in a run without FP8, and the model's is Megatron's default.
+    It may be None too where weights are stored in BF16: the distributed optimizer asks for it of
+    FP8 weights alone.
     """
     is_whole = isinstance(run, RunContext)
     for pair in PAIRS:
@@ -136,7 +138,10 @@ def _is_compared(run: RuleContext, pair: Pair, *, is_whole: bool) -> bool:
         return False
     if is_whole and not pair.is_checked:
         return False
-    return name != "fp8_recipe" or run.is_fp8
+    if name != "fp8_recipe":
+        return True
+    is_asked = run.optimizer.fp8_recipe is not None or run.gathers_fp8
+    return run.is_fp8 and is_asked
 
 
 def misnamed_recipe(run: RuleContext) -> Iterator[Violation]:

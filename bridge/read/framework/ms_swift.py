@@ -1,0 +1,240 @@
+"""ms-swift's runs on Megatron Core: command lines of `megatron`, and YAML or JSON files of its arguments.
+
+Its arguments have Megatron's names, with `true` and `false` as values. Nothing of the model stands in them:
+mcore-bridge makes its config of the checkpoint's `config.json`. Where no argument states the mode, the checkpoint's
+`torch_dtype` decides it: bfloat16 becomes bf16, and both float16 and float32 become fp16.
+
+Source: modelscope/ms-swift 3602360a swift/megatron/arguments/megatron_args.py; swift/arguments/base_args/model_args.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from bridge.errors import PayloadError, UnreadFileError
+from bridge.preflight.file_reading import FileReading
+from bridge.read.framework.checkpoint import checkpoint_settings
+from bridge.read.framework.table import FrameworkTable, framework_table
+from bridge.read.framework.tree import TreeReading, is_late, read_tree
+from bridge.read.framework.verl import CORE
+from bridge.read.launch.launches import Launch
+from bridge.read.launch.word import Word
+from bridge.read.text.document import Document
+from bridge.read.text.hydra_words import value_of
+from bridge.read.text.neighbours import found_above
+from bridge.target.fields import FIELDS
+from bridge.target.versions import parse_version
+
+TABLE = "ms_swift"
+TRAINING = frozenset({"sft", "pt", "rlhf"})
+OWNERS = ("model", "optimizer", "ddp")
+VARIABLES = "ENV"
+"""Section of a YAML file with environment variables."""
+MODES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp16"}
+"""Value of `torch_dtype` -> the mode that it becomes where none is stated."""
+CONVERTS = (
+    "{path}: starts megatron {command}, which converts a checkpoint and trains nothing. "
+    "Give the command that trains."
+)
+NOT_FOUND = "{path}: starts megatron with the file {name}, which is not found from here. Give that file itself."
+DECIDES = "the torch_dtype of {checkpoint}"
+FP32 = (
+    "torch_dtype=float32: ms-swift trains in fp16 with it, where neither bf16 nor fp16 is stated."
+)
+GPUS = "The number of GPUs: {stated}. Add --target h100x{all}, for example."
+FILES = (".yaml", ".yml", ".json")
+
+
+def read(whole: Mapping[str, object], _path: Path) -> FileReading:
+    """Return what a YAML file of arguments says of a run."""
+    variables = whole.get(VARIABLES)
+    environment = {}
+    if isinstance(variables, Mapping):
+        environment = {str(name): str(value) for name, value in variables.items()}
+    given = {str(name): value for name, value in whole.items() if name != VARIABLES}
+    return _reading(given, environment)
+
+
+def read_launch(launch: Launch, script: Path) -> FileReading:
+    """Return what one launch of a script says: its arguments, and the file that stands before them.
+
+    Raises:
+        UnreadFileError: It trains nothing, or its file is not found.
+    """
+    words = list(launch.arguments)
+    command = ""
+    if launch.program.endswith(".py"):
+        command = PurePosixPath(launch.program).stem
+    elif words and not words[0].startswith("-"):
+        command = words.pop(0)
+    if command and command not in TRAINING:
+        raise UnreadFileError(CONVERTS.format(path=script, command=command), kind="trains nothing")
+    environment = {
+        name: str(value) for name, value in launch.environment.items() if not value.is_unknown
+    }
+    given: dict[str, object] = {}
+    read_too = []
+    if words and words[0].endswith(FILES):
+        name = words.pop(0)
+        path = found_above(name, script)
+        if path is None:
+            raise UnreadFileError(
+                NOT_FOUND.format(path=script, name=name), kind="its file is not found"
+            )
+        given, variables = _file(path)
+        environment = {**variables, **environment}
+        read_too.append(f"{name}: read from {path}.")
+    given |= _arguments(words)
+    reading = _reading(given, environment)
+    late = [
+        f"{word}: may hold further arguments, which are not read."
+        for word in words
+        if word.startswith("$")
+    ]
+    return replace(
+        reading,
+        read_too=(*reading.read_too, *read_too),
+        unknown=(*reading.unknown, *dict.fromkeys(late)),
+    )
+
+
+def _file(path: Path) -> tuple[dict[str, object], dict[str, str]]:
+    """Return the arguments of a file, and its environment variables."""
+    try:
+        whole = Document.load(path).mapping
+    except PayloadError as error:
+        raise UnreadFileError(str(error)) from None
+    variables = whole.get(VARIABLES)
+    environment = {}
+    if isinstance(variables, Mapping):
+        environment = {str(name): str(value) for name, value in variables.items()}
+    return {str(name): value for name, value in whole.items() if name != VARIABLES}, environment
+
+
+def _arguments(words: Iterable[Word]) -> dict[str, object]:
+    """Return name -> value of the arguments of a command line; several values are a list."""
+    found: dict[str, list[Word]] = {}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            option, sign, value = word.partition("=")
+            name = option.lstrip("-").replace("-", "_")
+            found[name] = [Word(value)] if sign else []
+        elif name and not word.startswith("$@"):
+            found[name].append(word)
+    return {name: _value(values) for name, values in found.items()}
+
+
+def _value(words: list[Word]) -> object:
+    values: list[object] = []
+    for word in words:
+        if word.is_unknown:
+            values.append(str(word))
+        else:
+            values.append(value_of(word))
+    if not values:
+        return True
+    return values[0] if len(values) == 1 else values
+
+
+def _reading(given: Mapping[str, object], environment: Mapping[str, str]) -> FileReading:
+    table = framework_table(TABLE)
+    found = _read(table, given)
+    checkpoint = str(given.get("model", given.get("mcore_model", "")))
+    source = f"the checkpoint {checkpoint}" if checkpoint else "the checkpoint of the run"
+    decider = _read_mode(found, given, source)
+    _read_batch(found, given)
+    for role in OWNERS:
+        found.sections.setdefault(role, {})
+    opened = checkpoint_settings(
+        source, found.sections["model"], known=("moe_router_dtype", "moe_grouped_gemm")
+    )
+    if decider is not None:
+        opened |= dict.fromkeys(
+            ("model.params_dtype", "model.pipeline_dtype", "ddp.grad_reduce_in_fp32"), decider
+        )
+    return FileReading(
+        framework=table.title,
+        base=CORE,
+        sections=found.sections,
+        names=found.names,
+        own_fields={"argument.recompute_granularity": str(given.get("recompute_granularity"))},
+        environment=environment,
+        unknown=(*_unknown(given, environment), *found.unknown),
+        unplanned=found.unplanned,
+        uncounted=tuple(found.uncounted),
+        opened={**opened, **found.opened},
+        open_values=found.open_values,
+        generation=found.generation,
+        read_too=(f"Read as a run of {table.title}, by its code ({table.code}).",),
+        release=parse_version(table.release["megatron_core"]),
+        release_reason=table.release["because"],
+        mode_decided_by=decider,
+    )
+
+
+def _read(table: FrameworkTable, given: Mapping[str, object]) -> TreeReading:
+    """Return what arguments say: those of the table by its rows, and the others by Megatron's names."""
+    found = read_tree(table, given)
+    for name, value in given.items():
+        if name in table.fields or table.own_names(name) is not None or isinstance(value, Mapping):
+            continue
+        for role in OWNERS:
+            if name in FIELDS[role]:
+                found.put(f"{role}.{name}", _plain(name, value), name)
+    return found
+
+
+def _plain(name: str, value: object) -> object:
+    """Return a value as Megatron has it: "none" is None, and Flash Attention is one back end in all versions."""
+    if value == "none" and name in ("recompute_granularity", "moe_router_dtype"):
+        return None
+    if name == "attention_backend" and str(value).startswith("flash_"):
+        return "flash"
+    return value
+
+
+def _read_mode(found: TreeReading, given: Mapping[str, object], source: str) -> str | None:
+    """Write the switches of the mode, and return what decides it where nothing states it."""
+    stated = [given.get(name) for name in ("bf16", "fp16")]
+    if any(value is True for value in stated):
+        for name in ("bf16", "fp16"):
+            found.put(f"model.{name}", given.get(name) is True)
+            found.put(f"optimizer.{name}", given.get(name) is True)
+        return None
+    dtype = given.get("torch_dtype")
+    if dtype is not None and not is_late(dtype) and str(dtype) in MODES:
+        for name in ("bf16", "fp16"):
+            is_on = MODES[str(dtype)] == name and given.get(name) is not False
+            found.put(f"model.{name}", is_on, "torch_dtype")
+            found.put(f"optimizer.{name}", is_on)
+        return None
+    if stated == [False, False]:
+        return None
+    late = [str(value) for value in (*stated, dtype) if is_late(value)]
+    return (
+        late[0]
+        if late
+        else DECIDES.format(checkpoint=source.removeprefix("the checkpoint ") or source)
+    )
+
+
+def _read_batch(found: TreeReading, given: Mapping[str, object]) -> None:
+    """Write the tokens of a sequence: a pack of samples, or the greatest length of one."""
+    length = given.get("packing_length", given.get("max_length"))
+    if isinstance(length, int):
+        found.put("model.seq_length", length)
+
+
+def _unknown(given: Mapping[str, object], environment: Mapping[str, str]) -> list[str]:
+    """Return what the run leaves open, as sentences."""
+    sentences = []
+    if given.get("torch_dtype") == "float32" and given.get("bf16") is not True:
+        sentences.append(FP32)
+    each, nodes = environment.get("NPROC_PER_NODE", ""), environment.get("NNODES", "1")
+    if each.isdecimal() and nodes.isdecimal():
+        stated = f"NPROC_PER_NODE={each} and NNODES={nodes}"
+        sentences.append(GPUS.format(stated=stated, all=int(each) * int(nodes)))
+    return sentences

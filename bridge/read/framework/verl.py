@@ -1,0 +1,240 @@
+"""verl's runs: launch scripts with overrides of Hydra, and YAML files with its whole configuration.
+
+The strategy of the actor chooses the engine: `megatron` trains on Megatron Core, and the others on PyTorch. What a
+script does not state is what verl's own YAML files state, which are part of its package; rows of the table have them.
+
+Source: verl-project/verl 1dda039b verl/workers/engine/megatron/transformer_impl.py; verl/trainer/config.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from bridge.errors import Finding, UnreadFileError
+from bridge.preflight.file_reading import FileReading
+from bridge.read import frameworks
+from bridge.read.framework.checkpoint import checkpoint_settings
+from bridge.read.framework.table import framework_table
+from bridge.read.framework.tree import TreeReading, is_late, read_tree
+from bridge.read.launch.launches import Launch
+from bridge.read.launch.word import Word
+from bridge.read.text.composed import Tree, at, resolved
+from bridge.read.text.document import Document
+from bridge.read.text.hydra_words import HydraWord, hydra_words, write_over
+from bridge.target.versions import parse_version
+
+TABLE = "verl"
+CORE = "Megatron Core"
+"""The framework below it, whose classes it constructs itself."""
+ACTOR = "actor_rollout_ref.actor"
+DTYPE = f"{ACTOR}.megatron.dtype"
+MODES = {"bfloat16": "bf16", "float16": "fp16"}
+"""Value of `megatron.dtype` -> the switch of the model that is on."""
+STATES = {
+    f"optim.{name}": "fp32" for name in ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+}
+"""Dtypes of the precision-aware optimizer that verl's own files state."""
+GROUPS = frozenset({"model_engine", "engine", "optim", "actor", "model", "critic", "data"})
+"""Groups of Hydra whose option is named without a dot."""
+SUPERVISED = re.compile(r"\bsft_trainer|\bsft\b")
+"""In the name of a program of supervised training."""
+ENGINES = {"dp": "fsdp", "megatron": "megatron", "veomni": "veomni", "torchtitan": "torchtitan"}
+"""Option of the group `model_engine` -> the strategy of its actor."""
+GENERATES = re.compile(r"\bmain_(?:generation|eval)")
+"""In the name of a program that trains nothing."""
+NO_TRAINING = "{path}: starts {name}, which generates or evaluates samples and trains nothing. Give a run that trains."
+OTHER = "{path}: starts {name} with the strategy {strategy}, which trains on PyTorch, without Megatron Core. {remedy}"
+OPEN = "{path}: starts {name} with the strategy {strategy}, which only the run knows. {remedy}"
+REMEDY = "Give a run of the strategy megatron."
+VARIABLE = "State the variable: --context variables='NAME=VALUE'."
+UNKNOWN_MODE = "takes bfloat16 or float16 alone, and stops at the start"
+GPUS = "The number of GPUs: trainer states {nodes} nodes with {each} GPUs. Add --target h100x{all}, for example."
+CRITIC = "algorithm.adv_estimator=gae: a critic trains too, and is not counted."
+ROLLOUT = (
+    "{key}={value}: the engine of the rollout quantises its weights by it, and trains nothing."
+)
+
+
+def read(whole: Mapping[str, object], path: Path) -> FileReading:
+    """Return what a YAML file with verl's whole configuration says of a run.
+
+    Raises:
+        UnreadFileError: Its actor trains on PyTorch.
+    """
+    values = resolved(dict(whole))
+    strategy = at(values, f"{ACTOR}.strategy")
+    if strategy != "megatron":
+        found = frameworks.recognise(Document(path=str(path), text="", kind="yaml", of=whole))
+        if found is not None:
+            raise UnreadFileError(
+                replace(found, tree="").refusal(str(path)), kind=f"looks like {found.name}"
+            )
+    return _reading(values)
+
+
+def read_launch(launch: Launch, script: Path) -> FileReading:
+    """Return what one launch of a script says.
+
+    Raises:
+        UnreadFileError: Its actor trains on PyTorch, or only the run knows on what.
+    """
+    words = hydra_words(launch.arguments)
+    strategy = _strategy(launch, words)
+    facts = {"path": script, "name": launch.name, "strategy": strategy}
+    if GENERATES.search(launch.program):
+        raise UnreadFileError(NO_TRAINING.format(**facts), kind="trains nothing")
+    if Word(strategy).is_unknown:
+        raise UnreadFileError(
+            OPEN.format(remedy=VARIABLE, **facts), kind="only the run knows its engine"
+        )
+    if strategy != "megatron":
+        raise UnreadFileError(
+            OTHER.format(remedy=REMEDY, **facts), kind="verl without Megatron Core"
+        )
+    values: Tree = {}
+    settings = [word for word in words if word.key not in GROUPS]
+    write_over(values, settings, is_whole=False)
+    if SUPERVISED.search(launch.program):
+        values = _as_actor(values)
+    reading = _reading(values)
+    late = [word for word in launch.arguments if word.startswith("$")]
+    sources = [f"{word}: may hold further overrides, which are not read." for word in late]
+    sources += [f"{note}: is not read." for note in launch.notes]
+    exported = {
+        name: str(value) for name, value in launch.environment.items() if not value.is_unknown
+    }
+    return replace(reading, environment=exported, unknown=(*reading.unknown, *sources))
+
+
+def _strategy(launch: Launch, words: Sequence[HydraWord]) -> str:
+    """Return the strategy of the actor, or of the engine of supervised training."""
+    stated = {word.key: str(word.value) for word in words}
+    if SUPERVISED.search(launch.program):
+        return stated.get("engine.strategy", stated.get("engine", "fsdp"))
+    named = stated.get(f"{ACTOR}.strategy")
+    if named is not None:
+        return named
+    engine = stated.get("model_engine", stated.get(f"{ACTOR}.model_engine"))
+    if engine is not None:
+        return ENGINES.get(engine, engine)
+    config = _config_name(launch)
+    if config.is_unknown:
+        return config
+    for strategy in ("megatron", "veomni", "torchtitan"):
+        if strategy in config:
+            return strategy
+    return "fsdp"
+
+
+def _config_name(launch: Launch) -> Word:
+    """Return the primary config that a command line names; empty where it names none."""
+    for word, behind in zip(launch.arguments, (*launch.arguments[1:], Word()), strict=True):
+        name, sign, value = word.partition("=")
+        if name in ("--config-name", "-cn"):
+            return Word(value) if sign else behind
+    return Word()
+
+
+def _as_actor(values: Tree) -> Tree:
+    """Return the tree of supervised training with its engine where the actor of the others has it."""
+    actor = {"megatron": values.get("engine", {}), "optim": values.get("optim", {})}
+    model = values.get("model", {})
+    return {**values, "actor_rollout_ref": {"actor": actor, "model": model}}
+
+
+def _reading(values: Tree) -> FileReading:
+    table = framework_table(TABLE)
+    found = read_tree(table, values)
+    _read_mode(found, values)
+    _read_batch(found, values)
+    checkpoint = at(values, table.checkpoint["named"])
+    source = (
+        f"the checkpoint {checkpoint}" if checkpoint is not None else "the checkpoint of the run"
+    )
+    model = found.sections.setdefault("model", {})
+    found.sections.setdefault("optimizer", {})
+    found.sections.setdefault("ddp", {})
+    opened = checkpoint_settings(source, model, known=("moe_router_load_balancing_type",))
+    optim = at(values, f"{ACTOR}.optim")
+    own: dict[str, object] = dict(STATES)
+    if isinstance(optim, Mapping):
+        own |= {f"optim.{key}": value for key, value in optim.items()}
+    return FileReading(
+        framework=table.title,
+        base=CORE,
+        sections=found.sections,
+        names=found.names,
+        own_fields=own,
+        unknown=(*_unknown(found, values), *found.unknown),
+        unplanned=found.unplanned,
+        uncounted=tuple(found.uncounted),
+        opened={**opened, **found.opened},
+        open_values=found.open_values,
+        generation=found.generation,
+        dropped=tuple(found.dropped),
+        read_too=(f"Read as a run of {table.title}, by its code ({table.code}).",),
+        release=parse_version(table.release["megatron_core"]),
+        release_reason=table.release["because"],
+        mode_decided_by=f"{DTYPE}={at(values, DTYPE)}" if is_late(at(values, DTYPE)) else None,
+        refused=tuple(_refused(values)),
+    )
+
+
+def _read_mode(found: TreeReading, values: Tree) -> None:
+    """Write the switches of the mode that `megatron.dtype` asks for; its default is a row of the table."""
+    dtype = at(values, DTYPE)
+    if dtype is None or is_late(dtype):
+        return
+    for name in ("bf16", "fp16"):
+        found.put(f"model.{name}", MODES.get(str(dtype)) == name, DTYPE)
+
+
+def _read_batch(found: TreeReading, values: Tree) -> None:
+    """Write the tokens of a micro-batch: packed samples up to a number of tokens, or samples of the greatest length."""
+    tokens = at(values, f"{ACTOR}.ppo_max_token_len_per_gpu")
+    samples = at(values, f"{ACTOR}.ppo_micro_batch_size_per_gpu")
+    ranks = at(values, f"{ACTOR}.megatron.context_parallel_size")
+    if at(values, f"{ACTOR}.use_dynamic_bsz") is True and isinstance(tokens, int):
+        found.put("model.seq_length", tokens * ranks if isinstance(ranks, int) else tokens)
+        found.put("train.micro_batch_size", 1)
+        return
+    prompt, response = at(values, "data.max_prompt_length"), at(values, "data.max_response_length")
+    if isinstance(prompt, int) and isinstance(response, int):
+        found.put("model.seq_length", prompt + response)
+    if isinstance(samples, int):
+        found.put("train.micro_batch_size", samples)
+
+
+def _unknown(found: TreeReading, values: Tree) -> list[str]:
+    """Return what the run leaves open, as sentences."""
+    sentences = []
+    nodes, each = at(values, "trainer.nnodes"), at(values, "trainer.n_gpus_per_node")
+    if isinstance(nodes, int) and isinstance(each, int):
+        sentences.append(GPUS.format(nodes=nodes, each=each, all=nodes * each))
+    if at(values, "algorithm.adv_estimator") == "gae" and at(values, "critic.enable") is not False:
+        sentences.append(CRITIC)
+    for key, value in found.generation.items():
+        if key.endswith(".quantization") and value is not None:
+            sentences.append(ROLLOUT.format(key=key, value=value))
+    return sentences
+
+
+def _refused(values: Tree) -> list[Finding]:
+    """Return what verl refuses of a run."""
+    faults = []
+    dtype = at(values, DTYPE)
+    if dtype is not None and not is_late(dtype) and dtype not in MODES:
+        faults.append(
+            Finding(path=DTYPE, rule=UNKNOWN_MODE, value=dtype, remedy="Write one of these")
+        )
+    if at(values, f"{ACTOR}.megatron.use_mbridge") is False:
+        rule = "must be True: verl stops at the start without a bridge"
+        faults.append(
+            Finding(
+                path=f"{ACTOR}.megatron.use_mbridge", rule=rule, value=False, remedy="Remove it"
+            )
+        )
+    return faults

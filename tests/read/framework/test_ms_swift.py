@@ -1,0 +1,91 @@
+"""ms-swift's command lines: Megatron's names as true and false, and a mode that the checkpoint decides."""
+
+import pytest
+
+from bridge.cli.main import main
+from bridge.errors import RunConfigError
+from bridge.preflight.check import check
+
+COMMAND = "NPROC_PER_NODE=8 megatron sft --model org/a-model --dataset d --micro_batch_size 1 --max_length 2048"
+FP8 = "--fp8_format e4m3 --fp8_recipe blockwise --fp8_param_gather true"
+
+
+def test_a_mode_that_nothing_states_is_the_checkpoints(run_of, capsys, tmp_path) -> None:
+    run = run_of(f"#!/bin/bash\n{COMMAND} {FP8}\n", "run.sh")
+    assert run.reading.mode_decided_by == "the torch_dtype of org/a-model"
+    assert "bf16" not in run.model
+    assert [one for one in check(run).findings if one.severity == "error"] == []
+    assert main(["plan", "--config", str(tmp_path / "run.sh")]) == 2
+    assert "the mode is not stated; the torch_dtype of org/a-model decides" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "mode"),
+    [
+        ("--bf16 true", "bf16"),
+        ("--fp16 true", "fp16"),
+        ("--torch_dtype bfloat16", "bf16"),
+        ("--torch_dtype float16", "fp16"),
+        ("--torch_dtype float32", "fp16"),
+        ("--torch_dtype=bfloat16", "bf16"),
+    ],
+)
+def test_the_mode_is_stated_or_follows_from_the_dtype(run_of, words: str, mode: str) -> None:
+    run = run_of(f"#!/bin/bash\n{COMMAND} {words}\n", "run.sh")
+    assert [name for name in ("bf16", "fp16") if run.model.get(name)] == [mode]
+    assert run.section("optimizer")[mode] is True
+    assert run.reading.mode_decided_by is None
+
+
+def test_names_of_fp8_reach_the_model_the_optimizer_and_ddp(run_of) -> None:
+    run = run_of(f"#!/bin/bash\n{COMMAND} {FP8} --bf16 true\n", "run.sh")
+    assert (run.model["fp8"], run.model["fp8_recipe"], run.model["fp8_param"]) == ("e4m3", "blockwise", True)
+    assert run.section("optimizer")["fp8_recipe"] == "blockwise"
+    assert run.section("ddp")["fp8_param_gather"] is True
+    assert run.model["seq_length"] == 2048
+
+
+def test_the_scheme_that_nothing_states_is_delayed_scaling(run_of) -> None:
+    run = run_of(f"#!/bin/bash\n{COMMAND} --fp8_format hybrid --bf16 true\n", "run.sh")
+    assert run.section("optimizer")["fp8_recipe"] == "delayed"
+    assert run.prediction.values["model"]["fp8_recipe"] == "delayed"
+    assert run.origin_of("optimizer.fp8_recipe") == "ms-swift at start"
+
+
+@pytest.mark.parametrize(
+    ("words", "is_fp32"),
+    [
+        ("--bf16 true", True),
+        ("--bf16 true --accumulate_allreduce_grads_in_fp32 false", True),
+        ("--bf16 true --use_precision_aware_optimizer true --main_grads_dtype bf16", False),
+        ("--fp16 true", False),
+    ],
+)
+def test_bf16_reduces_in_fp32_whatever_is_stated(run_of, words: str, is_fp32: bool) -> None:
+    run = run_of(f"#!/bin/bash\n{COMMAND} {words}\n", "run.sh")
+    assert bool(run.section("ddp").get("grad_reduce_in_fp32")) is is_fp32
+
+
+def test_a_file_of_arguments_is_read_with_the_words_behind_it(run_of, tmp_path) -> None:
+    text = (
+        "ENV: {NVTE_FUSED_ATTN: '1'}\nmodel: org/a-model\ndataset: [d]\nsplit_dataset_ratio: 0.01\n"
+        "micro_batch_size: 1\nbf16: true\nloss_scale: default\ntuner_type: lora\nrecompute_granularity: none\n"
+    )
+    run = run_of(text, "conf/sft.yaml")
+    assert (run.model["bf16"], run.model.get("recompute_granularity")) == (True, None)
+    assert run.reading.environment == {"NVTE_FUSED_ATTN": "1"}
+    assert "tuner_type" in run.reading.uncounted
+    assert "loss_scale" not in run.section("optimizer")
+    run = run_of("#!/bin/bash\nmegatron sft conf/sft.yaml --bf16 false --fp16 true\n", "run.sh")
+    assert (run.model["bf16"], run.model["fp16"]) == (False, True)
+    assert run.reading.environment["NVTE_FUSED_ATTN"] == "1"
+
+
+def test_a_command_that_trains_nothing_is_refused(run_of) -> None:
+    with pytest.raises(RunConfigError, match="starts megatron export, which converts a checkpoint and trains nothing"):
+        run_of("#!/bin/bash\npython swift/cli/_megatron/export.py --model org/a-model --to_mcore true\n", "run.sh")
+
+
+def test_a_file_that_is_not_there_is_named(run_of) -> None:
+    with pytest.raises(RunConfigError, match=r"with the file gone\.yaml, which is not found from here"):
+        run_of("#!/bin/bash\nmegatron sft gone.yaml --bf16 true\n", "run.sh")

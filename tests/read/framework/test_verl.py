@@ -1,0 +1,149 @@
+"""verl's launch scripts: the actor's engine, its overrides, and what verl states itself."""
+
+from pathlib import Path
+
+import pytest
+
+from bridge.errors import RunConfigError
+from bridge.front.loader import load_run
+from bridge.preflight.check import check
+
+SCRIPT = """#!/bin/bash
+set -xeuo pipefail
+TP=${TP:-4}
+ACTOR=(
+    actor_rollout_ref.actor.megatron.tensor_model_parallel_size=${TP}
+    actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=2
+    actor_rollout_ref.actor.use_dynamic_bsz=True
+    actor_rollout_ref.actor.ppo_max_token_len_per_gpu=8192
+)
+python3 -m verl.trainer.main_ppo --config-name=ppo_megatron_trainer.yaml \\
+    actor_rollout_ref.model.path=org/a-model actor_rollout_ref.rollout.quantization=fp8 \\
+    "${ACTOR[@]}" WORDS "$@"
+"""
+FP8 = (
+    "+actor_rollout_ref.actor.megatron.override_transformer_config.fp8=e4m3 "
+    "+actor_rollout_ref.actor.megatron.override_transformer_config.fp8_recipe=blockwise "
+    "+actor_rollout_ref.actor.optim.override_optimizer_config.fp8_recipe=blockwise"
+)
+
+
+def script(words: str = "") -> str:
+    return SCRIPT.replace("WORDS", words)
+
+
+def test_overrides_reach_the_configs_of_megatron(run_of) -> None:
+    run = run_of(script(FP8), "run.sh")
+    model = run.model
+    assert (model["fp8"], model["fp8_recipe"], run.section("optimizer")["fp8_recipe"]) == (
+        *("e4m3", "blockwise"),
+        "blockwise",
+    )
+    assert (model["tensor_model_parallel_size"], model["pipeline_model_parallel_size"]) == (4, 2)
+    assert (model["seq_length"], run.section("train")["micro_batch_size"]) == (8192, 1)
+    assert run.reading.generation["actor_rollout_ref.rollout.quantization"] == "fp8"
+    assert run.weakness("model.num_layers") == "the checkpoint org/a-model"
+    assert [one for one in check(run).findings if one.severity == "error"] == []
+
+
+def test_defaults_of_its_own_files_are_set_at_start(run_of) -> None:
+    run = run_of(script(), "run.sh")
+    wanted = {
+        "model.bf16": True,
+        "optimizer.bf16": True,
+        "model.params_dtype": "bf16",
+        "model.pipeline_dtype": "bf16",
+        "model.sequence_parallel": True,
+        "ddp.use_distributed_optimizer": True,
+        "ddp.grad_reduce_in_fp32": True,
+    }
+    for path, value in wanted.items():
+        role, _, name = path.partition(".")
+        assert run.section(role)[name] == value, path
+        assert run.origin_of(path) == "verl at start", path
+
+
+@pytest.mark.parametrize(
+    ("words", "reduced_in_fp32"),
+    [
+        ("", True),
+        ("actor_rollout_ref.actor.optim.use_precision_aware_optimizer=True", True),
+        (
+            "actor_rollout_ref.actor.optim.use_precision_aware_optimizer=True "
+            "actor_rollout_ref.actor.optim.main_grads_dtype=bf16",
+            False,
+        ),
+        ("+actor_rollout_ref.actor.optim.override_optimizer_config.use_precision_aware_optimizer=True", True),
+        ("+actor_rollout_ref.actor.megatron.override_ddp_config.grad_reduce_in_fp32=False", False),
+    ],
+)
+def test_gradients_are_reduced_in_the_dtype_of_the_main_gradients(run_of, words: str, reduced_in_fp32: bool) -> None:
+    run = run_of(script(words), "run.sh")
+    assert run.section("ddp").get("grad_reduce_in_fp32", False) is reduced_in_fp32
+
+
+def test_float16_takes_the_precision_aware_optimizer_and_a_loss_scale(run_of) -> None:
+    run = run_of(script("actor_rollout_ref.actor.megatron.dtype=float16"), "run.sh")
+    optimizer = run.section("optimizer")
+    assert (run.model["fp16"], run.model["bf16"], optimizer["fp16"]) == (True, False, True)
+    assert (optimizer["use_precision_aware_optimizer"], optimizer["initial_loss_scale"]) == (True, 32768)
+    assert optimizer["store_param_remainders"] is False
+
+
+def test_a_dtype_that_its_engine_refuses_is_an_error(run_of) -> None:
+    run = run_of(script("actor_rollout_ref.actor.megatron.dtype=float32"), "run.sh")
+    (finding,) = [one for one in check(run).findings if one.id == "PB134"]
+    assert (finding.path, finding.value) == ("actor_rollout_ref.actor.megatron.dtype", "float32")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("python3 -m verl.trainer.main_ppo data.x=1", "with the strategy fsdp, which trains on PyTorch"),
+        ("python3 -m verl.trainer.main_ppo model_engine=veomni", "with the strategy veomni, which trains on PyTorch"),
+        ("python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.strategy=fsdp2", "strategy fsdp2, which trains"),
+        ("python3 -m verl.trainer.main_ppo model_engine=$ENGINE", r"strategy \$ENGINE, which only the run knows"),
+        ("torchrun -m verl.trainer.sft_trainer optim.lr=1e-5", "with the strategy fsdp, which trains on PyTorch"),
+        ("python3 -m verl.trainer.main_generation data.x=1", "generates or evaluates samples and trains nothing"),
+    ],
+)
+def test_other_engines_are_named_as_none_of_megatron_core(run_of, words: str, sentence: str) -> None:
+    with pytest.raises(RunConfigError, match=sentence):
+        run_of(f"#!/bin/bash\n{words}\n", "run.sh")
+
+
+def test_a_variable_states_the_engine(tmp_path: Path) -> None:
+    from bridge.preflight.file_reading import RunChoice
+
+    path = tmp_path / "run.sh"
+    path.write_text("python3 -m verl.trainer.main_ppo model_engine=$ENGINE data.x=1\n")
+    run = load_run(config_file=path, strict=False, choice=RunChoice(variables={"ENGINE": "megatron"}))
+    assert run.reading.framework == "verl"
+
+
+def test_supervised_training_has_its_engine_in_the_place_of_the_actors(run_of) -> None:
+    words = (
+        "torchrun -m verl.trainer.sft_trainer optim.lr=1e-5 optim=megatron engine=megatron "
+        "engine.tensor_model_parallel_size=2 +engine.override_transformer_config.fp8=hybrid model.path=org/a-model\n"
+    )
+    run = run_of(words, "run.sh")
+    assert (run.model["tensor_model_parallel_size"], run.model["fp8"]) == (2, "hybrid")
+    assert run.section("optimizer")["lr"] == 1e-5
+
+
+def test_a_whole_configuration_is_read_and_a_part_of_one_is_not(run_of) -> None:
+    run = run_of(
+        "actor_rollout_ref:\n  actor:\n    strategy: megatron\n"
+        "    megatron: {dtype: bfloat16, tensor_model_parallel_size: 1, sequence_parallel: true}\n"
+        "  model: {path: org/a-model}\n",
+        "run.yaml",
+    )
+    assert run.model["bf16"] is True
+    assert run.model["sequence_parallel"] is False
+    with pytest.raises(RunConfigError, match="looks like verl"):
+        run_of("actor_rollout_ref: {actor: {strategy: fsdp}}\n", "fsdp.yaml")
+
+
+def test_quantisation_aware_training_has_no_plan(run_of) -> None:
+    run = run_of(script("actor_rollout_ref.actor.megatron.qat.enable=True"), "run.sh")
+    assert "ModelOpt rounds the weights of layers to FP4" in str(run.reading.unplanned)
