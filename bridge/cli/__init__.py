@@ -1,6 +1,6 @@
 """The command line `precision-bridge`: a module per command, with `add_arguments` and `run`.
 
-    main.py             finds the command of a command line, runs it, and turns errors into one line and exit code 2
+    main.py             finds and runs the command; turns errors into one line and exit code 2
     commands.py         the table of commands by the moment of their use, and the names before 0.2
     parser.py           a parser that answers a mistake in one line
     run_arguments.py    the arguments that describe a run, and the run
@@ -8,14 +8,15 @@
     several.py          answers about several files: a line a run
     output.py           JSON, tables and files
 
-A `run` gets the parsed arguments (`chosen`), asks a room below for its value, and prints it: as plain data under
-`--json`, else through `report`. It returns None or 0, or an exit code that its help names. A command with several forms
-is a folder: `command.py` has the arguments and chooses, the other files are the forms. Nothing heavy is imported before
-it is asked for. What a command answers with is made there:
+A `run` gets the parsed arguments (`chosen`), asks a room below for its value, and prints it: as
+plain data under `--json`, else through `report`. It returns None or 0, or an exit code that its
+help names. A command with several forms is a folder: `command.py` has the arguments and chooses,
+the other files are the forms. Nothing heavy is imported before it is asked for. What a command
+answers with is made there:
 
     recipes explain                         precision, registry, sync.routes, rules, preflight
     check plan memory compare --twin        front (the run), sync.prediction, preflight, plan
     convert manifest                        read, convert
     rehearse compare quantisation-error     rehearse, training: these import Megatron
-    report audit checkpoint                 runtime.audit, runtime.checkpoint: files of runs that were made before
+    report audit checkpoint                 runtime.audit, runtime.checkpoint: files of earlier runs
 """

@@ -1,4 +1,4 @@
-"""`precision-bridge audit RUN [OTHER]`: the record of a run and its audit, or the difference of two records."""
+"""`precision-bridge audit RUN [OTHER]`: the record of a run, or the difference of two records."""
 
 import argparse
 from dataclasses import asdict
@@ -21,20 +21,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     """Print; the exit code is 1 where the run is not as planned, or the two differ."""
-    records = [
-        Record.read(path / FILE if path.is_dir() else path)
-        for path in (chosen.folder, chosen.other)
-        if path is not None
-    ]
-    record = records[0]
-    found = list(map(str, differences(*records))) if chosen.other else list(record.audit)
+    record = _read(chosen.folder)
+    if chosen.other is None:
+        sentences = list(record.audit)
+        verdict = "Plan = record."
+    else:
+        sentences = list(map(str, differences(record, _read(chosen.other))))
+        verdict = "The records are equal."
     if chosen.json:
-        print_json({"record": asdict(record), "findings": found})
-        return bool(found)
+        print_json({"record": asdict(record), "findings": sentences})
+        return bool(sentences)
     if chosen.other is None:
         print(f"Step {record.step}, {record.backend}, layers from 1: {format_gemms(record.gemms)}.")
-    for sentence in found or [
-        "Plan = record." if chosen.other is None else "The records are equal."
-    ]:
+    for sentence in sentences or [verdict]:
         print(sentence)
-    return bool(found)
+    return bool(sentences)
+
+
+def _read(path: Path) -> Record:
+    """Return the record of a run's folder, or of a file."""
+    if path.is_dir():
+        path = path / FILE
+    return Record.read(path)

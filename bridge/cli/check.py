@@ -1,4 +1,4 @@
-"""`precision-bridge check [FILE ...] [OVERRIDES]`: everything known to go wrong with a run, before a GPU is held."""
+"""`precision-bridge check [FILE ...] [OVERRIDES]`: what is known to go wrong with a run."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     """Print every finding; return 2 with errors, 1 with warnings under --strict, else 0."""
-    silenced = dict(_reason(word) for word in chosen.silence)
+    silenced = dict(map(_reason, chosen.silence))
     paths = paths_of_several(chosen)
     if paths:
         return _check_several(chosen, paths, silenced)
@@ -96,23 +96,26 @@ def _print(runs: Sequence[Run], reports: Sequence[Report], chosen: argparse.Name
 def _show(lines: Sequence[Line]) -> None:
     """Print lines: with styles on a terminal, as they are into a file or a pipe."""
     if not (sys.stdout.isatty() or "FORCE_COLOR" in os.environ):
-        print("\n".join("".join(text for text, _ in line) for line in lines))
+        plain = []
+        for line in lines:
+            plain.append("".join(text for text, _ in line))
+        print("\n".join(plain))
         return
     from rich.console import Group  # heavy
     from rich.text import Text
 
-    show(Group(*(Text.assemble(*line) for line in lines)))
+    styled = [Text.assemble(*line) for line in lines]
+    show(Group(*styled))
 
 
 def _check_several(
     chosen: argparse.Namespace, paths: Sequence[str], silenced: dict[str, str]
 ) -> int:
     """Print a line for each run of some files, and return the largest exit code."""
+    from bridge.preflight.check import check
     from bridge.report.findings import brief_line, findings_dict, sarif_of_files
 
     checked: list[tuple[str, Report]] = []
-
-    from bridge.preflight.check import check
 
     def answer_of(run: Run) -> RunAnswer:
         report = check(run, silenced=silenced, backend=chosen.backend)
@@ -137,7 +140,7 @@ def _reason(word: str) -> tuple[str, str]:
 
 
 def _main_file(chosen: argparse.Namespace) -> Path:
-    """Return the file of the run: the one that the command line names, or the primary config of the tree."""
+    """Return the file of the run: the one of the command line, or the tree's primary config."""
     from bridge.front.loader import config_folder
 
     file = file_of(chosen)
@@ -147,7 +150,7 @@ def _main_file(chosen: argparse.Namespace) -> Path:
 
 
 def _relative(file: Path) -> str:
-    """Return a file as code review names it: below the folder of this process, where it lies there."""
+    """Return a file as code review names it: below the folder of this process, if it is there."""
     with contextlib.suppress(ValueError):
         file = file.resolve().relative_to(Path.cwd())
     return file.as_posix()

@@ -1,4 +1,4 @@
-"""`precision-bridge checkpoint inspect|diff|verify|certify`: the files of a checkpoint. No code of them is run."""
+"""`precision-bridge checkpoint inspect|diff|verify|certify`: a checkpoint's files, without code."""
 
 import argparse
 from collections.abc import Callable
@@ -21,11 +21,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     inspect = _add_part(parts, "inspect", _inspect, text)
     _add_path(inspect, "PATH")
-    text = "show what differs between two checkpoints, and what it means to resume in the other's precision"
+    text = (
+        "show what differs between two checkpoints, "
+        "and what it means to resume in the other's precision"
+    )
     diff = _add_part(parts, "diff", _diff, text)
     _add_path(diff, "A")
     _add_path(diff, "B")
-    text = "compare every file with the manifest; exit code 0, 1 where one was changed, 2 without a manifest"
+    text = (
+        "compare every file with the manifest; exit code 0, 1 where one was changed, "
+        "2 without a manifest"
+    )
     verify = _add_part(parts, "verify", _verify, text)
     _add_path(verify, "PATH")
     verify.add_argument(
@@ -33,7 +39,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SHA256",
         help="the manifest's own digest, as the run that wrote it logged",
     )
-    text = "measure what BF16 storage or an export in blocks does to codes, scales and values of quantised weights"
+    text = (
+        "measure what BF16 storage or an export in blocks does to codes, scales and values "
+        "of quantised weights"
+    )
     certify = _add_part(parts, "certify", _certify, text)
     text = "a checkpoint, or a folder of checkpoints; without it, a normal matrix of 1024 x 1024"
     certify.add_argument("path", metavar="PATH", type=Path, nargs="?", help=text)
@@ -71,10 +80,11 @@ def _diff(chosen: argparse.Namespace) -> int:
     """Print what differs; return 1 where something does."""
     from bridge.report.checkpoint import difference_table
 
-    one, two = (Contents.read(checkpoint_at(path)) for path in (chosen.a, chosen.b))
-    difference = Difference.of(one, two)
-    content = {"a": str(one.path), "b": str(two.path), **difference.to_dict()}
-    answer(chosen, content, difference_table(one, two, difference))
+    first = Contents.read(checkpoint_at(chosen.a))
+    second = Contents.read(checkpoint_at(chosen.b))
+    difference = Difference.of(first, second)
+    content = {"a": str(first.path), "b": str(second.path), **difference.to_dict()}
+    answer(chosen, content, difference_table(first, second, difference))
     return bool(difference)
 
 
@@ -89,7 +99,8 @@ def _certify(chosen: argparse.Namespace) -> None:
     left: list[str] = []
     if chosen.path is None:
         source = "a normal matrix of 1024 x 1024, standard deviation 0.02, seed 0"
-        weights = iter([torch.randn(1024, 1024, generator=torch.Generator().manual_seed(0)) * 0.02])
+        generator = torch.Generator().manual_seed(0)
+        weights = iter([torch.randn(1024, 1024, generator=generator) * 0.02])
     else:
         checkpoint = checkpoint_at(chosen.path)
         tensors = linear_weights(checkpoint)
@@ -98,36 +109,51 @@ def _certify(chosen: argparse.Namespace) -> None:
         masters = sum(tensor.dtype == "float32" for tensor in read.values())
         source = f"{checkpoint}: {len(read)} tensors of linear layers, {masters} of them FP32"
         weights = matrices(checkpoint, read)
-    found = round_trips(weights)
-    content = {"source": source, "left_out": left, "round_trips": [asdict(one) for one in found]}
-    answer(chosen, content, round_trip_table(source, found, left))
+    rows = round_trips(weights)
+    content = {"source": source, "left_out": left, "round_trips": list(map(asdict, rows))}
+    answer(chosen, content, round_trip_table(source, rows, left))
 
 
 def _verify(chosen: argparse.Namespace) -> int:
     """Print whether a checkpoint is as it was written; return 1 where it is not."""
     checkpoint = checkpoint_at(chosen.path)
-    manifest, own = Manifest.read(checkpoint), digest(checkpoint)
-    wrong = None
-    if chosen.digest is not None and chosen.digest.lower() != own:
-        wrong = "manifest.json is another one than the digest is of"
-    wrong = (
-        wrong
-        or manifest.outline_fault(checkpoint)
-        or manifest.content_fault(checkpoint, manifest.checksums)
-    )
-    wrong = wrong or pickle_fault(checkpoint)
+    manifest = Manifest.read(checkpoint)
+    sha256 = digest(checkpoint)
+    fault = _fault(checkpoint, manifest, sha256, chosen.digest)
     if chosen.json:
-        content = {
-            "path": str(checkpoint),
-            "sound": wrong is None,
-            "fault": wrong,
-            "manifest_sha256": own,
-        }
-        print_json(content | {"checksums": len(manifest.checksums), "files": len(manifest.sizes)})
-    elif wrong is not None:
-        print(f"{checkpoint}: {wrong}.")
+        print_json(
+            {
+                "path": str(checkpoint),
+                "sound": fault is None,
+                "fault": fault,
+                "manifest_sha256": sha256,
+                "checksums": len(manifest.checksums),
+                "files": len(manifest.sizes),
+            }
+        )
+    elif fault is not None:
+        print(f"{checkpoint}: {fault}.")
     else:
-        compared = "sizes and checksums" if manifest.checksums else "sizes; it holds no checksums"
+        compared = "sizes; it holds no checksums"
+        if manifest.checksums:
+            compared = "sizes and checksums"
         print(f"{checkpoint}: {len(manifest.sizes)} files are as the manifest says ({compared}).")
-        print(f"manifest sha256 {own}" + (", as given" if chosen.digest else ""))
-    return wrong is not None
+        line = f"manifest sha256 {sha256}"
+        if chosen.digest:
+            line = f"{line}, as given"
+        print(line)
+    return fault is not None
+
+
+def _fault(
+    checkpoint: Path, manifest: Manifest, sha256: str, stated_sha256: str | None
+) -> str | None:
+    """Return the first fault of a checkpoint's files; None where there is none."""
+    if stated_sha256 is not None and stated_sha256.lower() != sha256:
+        return "manifest.json is another one than the digest is of"
+    fault = manifest.outline_fault(checkpoint)
+    if not fault:
+        fault = manifest.content_fault(checkpoint, manifest.checksums)
+    if not fault:
+        fault = pickle_fault(checkpoint)
+    return fault

@@ -1,8 +1,9 @@
-"""The commands of `precision-bridge`, in the order of a user's work, and the names that some of them had before 0.2."""
+"""The commands of `precision-bridge` in the order of a user's work, and names from before 0.2."""
 
 from __future__ import annotations
 
 import importlib
+import itertools
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +18,8 @@ class Command:
     text: str
     """Its answer or its work, as an imperative clause."""
     module: str
-    """Its module in this package, which has `add_arguments` and `run`, or `run_words` where the words are Hydra's."""
+    """Its module in this package, which has `add_arguments` and `run`, or `run_words` where the
+    words are Hydra's."""
     is_hydras: bool = False
     """Whether its words are those of a Hydra application."""
     unless: tuple[str, ...] = ()
@@ -58,7 +60,10 @@ MOMENTS: dict[str, tuple[Command, ...]] = {
         ),
         Command(
             name="plan",
-            text="show in which format each layer computes; or the dimensions of its GEMMs, or its modules",
+            text=(
+                "show in which format each layer computes; "
+                "or the dimensions of its GEMMs, or its modules"
+            ),
             module="plan.command",
         ),
         Command(
@@ -81,7 +86,10 @@ MOMENTS: dict[str, tuple[Command, ...]] = {
         ),
         Command(
             name="compare",
-            text="train with several recipes and judge each loss; or compare one batch; or write a twin",
+            text=(
+                "train with several recipes and judge each loss; "
+                "or compare one batch; or write a twin"
+            ),
             module="compare.command",
             is_hydras=True,
             unless=("--gradients", "--twin"),
@@ -112,13 +120,16 @@ MOMENTS: dict[str, tuple[Command, ...]] = {
         ),
         Command(
             name="manifest",
-            text="write the quantisation config of a system that serves the model, or compare with one",
+            text=(
+                "write the quantisation config of a system that serves the model, "
+                "or compare with one"
+            ),
             module="manifest",
         ),
     ),
 }
 """The moment of a user's work -> its commands."""
-COMMANDS = {command.name: command for commands in MOMENTS.values() for command in commands}
+COMMANDS = {command.name: command for command in itertools.chain(*MOMENTS.values())}
 RENAMED = {
     "show": "recipes",
     "diff": "recipes",
@@ -136,15 +147,14 @@ RENAMED = {
 def renamed_sentence(name: str, words: Sequence[str]) -> str:
     """Return how to write a command line that begins with a name from before 0.2."""
     now = RENAMED[name]
-    return (
-        f"`{name}` is `{now}` since 0.2. Run: precision-bridge {shlex.join([*now.split(), *words])}"
-    )
+    command_line = shlex.join([*now.split(), *words])
+    return f"`{name}` is `{now}` since 0.2. Run: precision-bridge {command_line}"
 
 
 def help_text() -> str:
     """Return the list of commands, a paragraph for each moment."""
     lines = []
-    width = max(len(name) for name in COMMANDS)
+    width = max(map(len, COMMANDS))
     for moment, commands in MOMENTS.items():
         lines.append(f"{moment}:")
         for command in commands:

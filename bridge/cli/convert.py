@@ -1,8 +1,9 @@
-"""`precision-bridge convert FILE --to SYSTEM`: a precision from one system's words into another's."""
+"""`precision-bridge convert FILE --to SYSTEM`: a precision of one system, written for another."""
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from bridge.convert.conversion import Run
     from bridge.read.contract import ExportReport, ImportReport, Unmapped
 
+    Result = tuple[Run, ExportReport | None]
+    """A run of the file, and what it is for the other system; None where nothing is asked."""
+
 
 SILENT = ("implied default", "dead knob")
 """Reasons of records that change nothing by themselves; -v lists them."""
@@ -30,7 +34,8 @@ GROUPS = (
     (("approximated",), "nearest settings taken", "nearest settings taken in"),
     (SILENT, "defaults that decide, and settings without an effect", "the same in"),
 )
-"""Reasons of records -> the words over them in a file that is read, and in one that is written for a system."""
+"""Reasons of records -> the words over them in a file that is read, and in one that is written for
+a system."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,60 +67,72 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Print the payload, and on stderr its source and what cannot be converted exactly; return 1 under --strict."""
+    """Print the payload, and on stderr its source and what cannot be converted exactly.
+
+    Return 1 under --strict.
+    """
     from bridge.convert import conversion
     from bridge.read.systems import system
     from bridge.read.text.document import Document
 
     if chosen.to is None and chosen.out is not None:
         raise RunConfigError("--out: needs --to, got none. Add --to recipe, or another system.")
-    targets = [] if chosen.to in (None, conversion.OURS) else [system(chosen.to)]
+    targets = []
+    if chosen.to not in (None, conversion.OURS):
+        targets.append(system(chosen.to))
     context = _context(chosen.context)
     runs = conversion.runs_of(Document.load(chosen.file), chosen.source, context, targets)
+    results: list[Result] = []
     if chosen.assume_defaults:
-        runs = [replace(one, imported=one.imported.assume_default()) for one in runs]
-    results = [
-        (
-            one,
-            conversion.convert(one, chosen.to, context)
-            if chosen.to and one.imported.mode_is_stated
-            else None,
-        )
-        for one in runs
-    ]
+        runs = [replace(read, imported=read.imported.assume_default()) for read in runs]
+    for read in runs:
+        exported = None
+        if chosen.to and read.imported.mode_is_stated:
+            exported = conversion.convert(read, chosen.to, context)
+        results.append((read, exported))
+    return _answer(results, chosen, context)
+
+
+def _answer(results: list[Result], chosen: argparse.Namespace, context: dict[str, Any]) -> int:
+    """Write and print the results of all runs; the payload is that of the first."""
+    from bridge.convert import conversion
+
     first, exported = results[0]
-    undecided = chosen.to is not None and not first.imported.mode_is_stated
-    text = (
-        ""
-        if chosen.to is None or undecided
-        else conversion.payload_text(first, chosen.to, exported)
+    is_stated = first.imported.mode_is_stated
+    text = ""
+    if chosen.to is not None and is_stated:
+        text = conversion.payload_text(first, chosen.to, exported)
+    is_faulty = (
+        chosen.to == conversion.OURS and is_stated and bool(faults_of(first.imported.config))
     )
-    faulty = (
-        chosen.to == conversion.OURS and not undecided and bool(faults_of(first.imported.config))
-    )
-    files = dict(exported.files) if exported is not None else {}
-    gone = _lost(results if chosen.json else results[:1], chosen)
-    if chosen.out is not None and not faulty and not gone and text:
+    files = {}
+    if exported is not None:
+        files = dict(exported.files)
+    judged = results
+    if not chosen.json:
+        judged = results[:1]
+    gone = _lost(judged, chosen)
+    if chosen.out is not None and not is_faulty and not gone and text:
         write_file(chosen.out, text, "--out")
         for name, content in files.items():
             write_file(Path(chosen.out).parent / name, content, "--out")
-    report = (
-        sys.stderr if chosen.json or (chosen.to is not None and chosen.out is None) else sys.stdout
-    )
+    report = sys.stdout
+    if chosen.json or (chosen.to is not None and chosen.out is None):
+        report = sys.stderr
     _print(results, chosen, report)
-    if undecided:
-        conversion.convert(first, chosen.to, context)
-    if faulty:
+    if chosen.to is not None and not is_stated:
+        conversion.convert(first, chosen.to, context)  # raises: no payload without a mode
+    if is_faulty:
         first.imported.config.finalize()
     if gone:
         print(gone, file=sys.stderr)
         return 1
     if not chosen.json and chosen.to is not None:
-        if len(runs) > 1:
-            print(
-                f"The payload is that of the first of {len(runs)} runs; --json has them all.",
-                file=report,
+        if len(results) > 1:
+            sentence = (
+                f"The payload is that of the first of {len(results)} runs; --json has them all."
             )
+            print(sentence, file=report)
         _print_payload(text, files, chosen, report)
     return 0
 
@@ -125,131 +142,151 @@ def _print_payload(
 ) -> None:
     if chosen.out is not None and not text:
         print(
-            f"nothing to write: {chosen.to} has nothing to say of this precision, and {chosen.out} is left alone"
+            f"nothing to write: {chosen.to} has nothing to say of this precision, "
+            f"and {chosen.out} is left alone"
         )
     elif chosen.out is not None:
-        written = [chosen.out, *(str(Path(chosen.out).parent / name) for name in files)]
+        written = [chosen.out]
+        for name in files:
+            written.append(str(Path(chosen.out).parent / name))
         print(f"wrote {', '.join(written)}")
     else:
         sys.stderr.flush()
-        print(text, end="" if text.endswith("\n") else "\n")
+        if not text.endswith("\n"):
+            text += "\n"
+        print(text, end="")
         for name, content in files.items():
             print(f"{name}, which --out writes too:\n{content}", file=report)
 
 
-def _lost(results: list[tuple[Run, ExportReport | None]], chosen: argparse.Namespace) -> str:
-    """Return the line under --strict that names each setting whose precision is lost; empty where none is."""
+def _lost(results: list[Result], chosen: argparse.Namespace) -> str:
+    """Return the line under --strict that names each setting whose precision is lost.
+
+    Empty where none is.
+    """
     from bridge.convert.conversion import lost
 
     if not chosen.strict:
         return ""
-    gone = [
-        f"{entry.field}={entry.value!r}"
-        for one, exported in results
-        for entry in lost(one, exported)
-    ]
+    gone = []
+    for read, exported in results:
+        for entry in lost(read, exported):
+            gone.append(f"{entry.field}={entry.value!r}")
     if not gone:
         return ""
-    where = f" for {chosen.to}" if chosen.to is not None else ""
+    where = ""
+    if chosen.to is not None:
+        where = f" for {chosen.to}"
     settings = ", ".join(dict.fromkeys(gone))
     remedy = "Follow the remedies of the report, or convert without --strict."
     return f"{chosen.file}: precision is lost{where}: {settings}. {remedy}"
 
 
-def _print(
-    results: list[tuple[Run, ExportReport | None]], chosen: argparse.Namespace, report: TextIO
-) -> None:
-    if chosen.json:
-        found = [_as_dict(one, exported) for one, exported in results]
-        print_json(found[0] if len(found) == 1 else {**found[0], "runs": found})
+def _print(results: list[Result], chosen: argparse.Namespace, report: TextIO) -> None:
+    if not chosen.json:
+        for read, exported in results:
+            print(*_lines(read, exported, chosen), sep="\n", file=report)
         return
-    for one, exported in results:
-        print(*_lines(one, exported, chosen), sep="\n", file=report)
+    runs = list(itertools.starmap(_as_dict, results))
+    content = runs[0]
+    if len(runs) > 1:
+        content = {**content, "runs": runs}
+    print_json(content)
 
 
 def _context(words: list[str]) -> dict[str, Any]:
     import yaml
 
-    given: dict[str, Any] = {}
+    facts: dict[str, Any] = {}
     for word in words:
         key, equals, value = word.partition("=")
         if not equals or not key:
             raise RunConfigError(
                 f"--context: must be KEY=VALUE, got {word!r}. Write auto=bf16, for example."
             )
-        if key in given:
-            raise RunConfigError(
-                f"--context: {key} must be given once, got it again as {value!r}. Keep one of the two."
-            )
+        if key in facts:
+            rule = f"{key} must be given once, got it again as {value!r}"
+            raise RunConfigError(f"--context: {rule}. Keep one of the two.")
+        facts[key] = value
+        if key.endswith("version"):
+            continue
         try:
             parsed = yaml.safe_load(value)
         except yaml.YAMLError:
-            parsed = value
-        given[key] = (
-            value
-            if key.endswith("version") or not isinstance(parsed, bool | int | float | dict | list)
-            else parsed
-        )
-    return given
+            continue
+        if isinstance(parsed, bool | int | float | dict | list):
+            facts[key] = parsed
+    return facts
 
 
-def _as_dict(one: Run, exported: ExportReport | None) -> dict[str, Any]:
+def _as_dict(read: Run, exported: ExportReport | None) -> dict[str, Any]:
     from bridge.convert.conversion import lost, plain, records
 
-    imported = one.imported
-    config, payload = imported.config.to_dict(), None
+    imported = read.imported
+    config = imported.config.to_dict()
+    mode, payload = None, None
+    faults: list[str] = []
     if imported.mode_is_stated:
-        payload = plain(exported.payload if exported is not None else config)
+        mode = mode_of(imported.config)
+        payload = plain(config)
+        faults = list(map(str, faults_of(imported.config)))
+    files: dict[str, str] = {}
+    losses = records(imported.unmapped, "import")
+    if exported is not None:
+        payload = plain(exported.payload)
+        files = dict(exported.files)
+        losses = losses + records(exported.unmapped, "export")
+    lost_fields = dict.fromkeys(entry.field for entry in lost(read, exported))
     return {
-        "source": one.source,
-        "mode": mode_of(imported.config) if imported.mode_is_stated else None,
+        "source": read.source,
+        "mode": mode,
         "decided_by": imported.decided_by,
         "semantics": imported.semantics,
         "config": plain(config),
         "payload": payload,
-        "files": dict(exported.files) if exported is not None else {},
-        "losses": records(imported.unmapped, "import")
-        + (records(exported.unmapped, "export") if exported is not None else []),
-        "lost": list(dict.fromkeys(entry.field for entry in lost(one, exported))),
-        "faults": [str(fault) for fault in faults_of(imported.config)]
-        if imported.mode_is_stated
-        else [],
+        "files": files,
+        "losses": losses,
+        "lost": list(lost_fields),
+        "faults": faults,
     }
 
 
-def _lines(one: Run, exported: ExportReport | None, chosen: argparse.Namespace) -> list[str]:
+def _lines(read: Run, exported: ExportReport | None, chosen: argparse.Namespace) -> list[str]:
     """Return the report of one run: first the recipe that it amounts to, then what it loses."""
     from bridge.read.contract import SEMANTICS
 
-    source, imported = one.source, one.imported
-    lines = [_headline(imported), f"{source['path']}: {one.system.title}; it {one.evidence}."]
-    stated = [f"{name}={value}" for name, value in imported.config.to_dict().items()]
+    source, imported = read.source, read.imported
+    lines = [_headline(imported), f"{source['path']}: {read.system.title}; it {read.evidence}."]
+    stated = []
+    for name, value in imported.config.to_dict().items():
+        stated.append(f"{name}={value}")
     if source["run"]:
         lines.append(f"run: {source['run']}")
     if chosen.verbose:
-        lines += [f"  {field}" for field in stated] or ["  nothing is stated"]
+        for field in stated or ["nothing is stated"]:
+            lines.append(f"  {field}")
     elif imported.decided_by is not None and stated:
         lines.append(f"stated all the same: {', '.join(stated)}")
     lines.append(f"semantics: {imported.semantics}: {SEMANTICS[imported.semantics]}")
-    read = list(imported.unmapped)
-    written = list(exported.unmapped) if exported is not None else []
-    for reasons, read_so, written_so in GROUPS:
-        lines += _entries([entry for entry in read if entry.reason in reasons], read_so, chosen)
-        lines += _entries(
-            [entry for entry in written if entry.reason in reasons],
-            f"{written_so} {chosen.to}",
-            chosen,
-        )
-    silent = dict.fromkeys(entry.field for entry in (*read, *written) if entry.reason in SILENT)
+    of_file = list(imported.unmapped)
+    of_target: list[Unmapped] = []
+    if exported is not None:
+        of_target = list(exported.unmapped)
+    for reasons, title_of_file, title_of_target in GROUPS:
+        lines += _entries(of_file, reasons, title_of_file, chosen)
+        lines += _entries(of_target, reasons, f"{title_of_target} {chosen.to}", chosen)
+    silent = []
+    for entry in (*of_file, *of_target):
+        if entry.reason in SILENT and entry.field not in silent:
+            silent.append(entry.field)
     if silent and not chosen.verbose:
-        lines.append(
-            f"defaults that decide, and settings without an effect (-v explains them): {', '.join(silent)}"
-        )
+        title = "defaults that decide, and settings without an effect (-v explains them)"
+        lines.append(f"{title}: {', '.join(silent)}")
     return lines
 
 
 def _headline(imported: ImportReport) -> str:
-    """Return the line that matters: the recipe that means the same, the nearest one, or what decides instead."""
+    """Return the recipe that means the same, the nearest one, or what decides instead."""
     from bridge.registry.nearest import nearest_label
 
     if imported.decided_by is not None:
@@ -259,7 +296,14 @@ def _headline(imported: ImportReport) -> str:
     return f"recipe: none means the same; the nearest is {nearest_label(imported.config)}"
 
 
-def _entries(unmapped: list[Unmapped], what: str, chosen: argparse.Namespace) -> list[str]:
-    if not unmapped or (unmapped[0].reason in SILENT and not chosen.verbose):
+def _entries(
+    unmapped: list[Unmapped], reasons: tuple[str, ...], title: str, chosen: argparse.Namespace
+) -> list[str]:
+    """Return the records of some reasons below their title; none of silent ones without -v."""
+    group = [entry for entry in unmapped if entry.reason in reasons]
+    if not group or (group[0].reason in SILENT and not chosen.verbose):
         return []
-    return [f"{what} ({len(unmapped)}):", *(f"  {entry}" for entry in unmapped)]
+    lines = [f"{title} ({len(group)}):"]
+    for entry in group:
+        lines.append(f"  {entry}")
+    return lines

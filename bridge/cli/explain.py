@@ -1,13 +1,16 @@
-"""`precision-bridge explain FIELD [NAME]`: a field's meaning, place and conditions; `explain PB101`: a rule in full.
+"""`precision-bridge explain FIELD [NAME]`: a field's meaning, place and conditions.
 
-With ``--run RUN`` the value of a field, or of any key of the config, in a run: who set it, what it replaced, what ran.
+`explain PB101`: a rule in full.
+
+With ``--run RUN`` the value of a field, or of any key of the config, in a run: who set it, the
+value that it replaced, and what ran.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from functools import cache
 from importlib import resources
@@ -43,7 +46,10 @@ WIDTH = max(map(len, FIELD_DEFAULTS))
 
 WRITTEN = {
     "switch": "always written; what the recipe does not mention is off",
-    "value": "written if stated; otherwise a value that the owner set itself is kept, and a default becomes {default}",
+    "value": (
+        "written if stated; otherwise a value that the owner set itself is kept, "
+        "and a default becomes {default}"
+    ),
     "count": "written if stated; otherwise left as the owner has it",
     "stated": "written if stated; otherwise left as the owner has it",
     "dtype": "written if stated; otherwise derived from the mode (fp32, fp16 or bf16)",
@@ -75,41 +81,69 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> None:
     """Print everything about a field or a rule."""
+    content: Any
     if chosen.field == LIST:
-        found: Any = [rule_dict(rule) for rule in RULES]
-        text = "\n".join(f"{rule.id}  {rule.severity:<7}  {rule.title}" for rule in RULES)
+        content = list(map(rule_dict, RULES))
+        text = _list_of_rules()
     elif chosen.field is None:
-        found = {name: doc.text for name, doc in field_docs(MixedPrecisionConfig).items()}
-        text = "\n\n".join(
-            "\n".join([subject, *(f"  {name:<{WIDTH}} {found[name]}" for name in names)])
-            for subject, names in GROUPS.items()
-        )
+        content = {name: doc.text for name, doc in field_docs(MixedPrecisionConfig).items()}
+        text = _list_of_fields(content)
     elif re.fullmatch(r"[Pp][Bb]\d+", chosen.field):
-        found = rule_dict(_rule(chosen.field))
-        text = _rule_text(found)
+        content = rule_dict(_rule(chosen.field))
+        text = _rule_text(content)
     elif chosen.run_folder is not None:
-        found = in_run(
-            chosen.field, Path(chosen.run_folder), chosen.name, config_dir=chosen.config_dir
-        )
-        text = _field_text(found)
+        folder = Path(chosen.run_folder)
+        content = in_run(chosen.field, folder, chosen.name, config_dir=chosen.config_dir)
+        text = _field_text(content)
     elif chosen.config is not None:
         values = read_saved(chosen, chosen.config, strict=False)
-        found = in_file(chosen.field, values)
-        lines = [_setting_text(one, found["config"]) for one in found["settings"]]
-        text = "\n".join([*lines, *(f"  {line}" for line in values.reading.lines)])
+        content = in_file(chosen.field, values)
+        text = _file_text(content, values.reading.lines)
     else:
-        found = explanation(chosen.field, chosen.name, config_dir=chosen.config_dir)
-        text = _field_text(found)
+        content = explanation(chosen.field, chosen.name, config_dir=chosen.config_dir)
+        text = _field_text(content)
     if chosen.json:
-        print_json(found)
+        print_json(content)
     else:
         print(text)
+
+
+def _list_of_rules() -> str:
+    """Return a line for each rule."""
+    lines = []
+    for rule in RULES:
+        lines.append(f"{rule.id}  {rule.severity:<7}  {rule.title}")
+    return "\n".join(lines)
+
+
+def _list_of_fields(meanings: Mapping[str, str]) -> str:
+    """Return a paragraph for each subject, with a line for each field."""
+    paragraphs = []
+    for subject, names in GROUPS.items():
+        lines = [subject]
+        for name in names:
+            lines.append(f"  {name:<{WIDTH}} {meanings[name]}")
+        paragraphs.append("\n".join(lines))
+    return "\n\n".join(paragraphs)
+
+
+def _file_text(content: Mapping[str, Any], reading: Iterable[str]) -> str:
+    """Return the sentences about a field in a file's run, and those about the file."""
+    lines = []
+    for setting in content["settings"]:
+        lines.append(_setting_text(setting, content["config"]))
+    for line in reading:
+        lines.append(f"  {line}")
+    return "\n".join(lines)
 
 
 def explanation(
     field: str, recipe: str | None = None, *, config_dir: str | None = None
 ) -> dict[str, Any]:
-    """Return everything known about a field, in a recipe too, as plain data; Megatron's names are taken too."""
+    """Return everything known about a field, in a recipe too, as plain data.
+
+    Megatron's names are taken too.
+    """
     name = _field_name(field)
     default, doc = getattr(MixedPrecisionConfig, name), field_docs(MixedPrecisionConfig)[name]
     found: dict[str, Any] = {
@@ -135,54 +169,58 @@ def explanation(
 def in_run(
     word: str, folder: Path, recipe: str | None = None, *, config_dir: str | None = None
 ) -> dict[str, Any]:
-    """Return what a field was in a run, as plain data: any key of its config, or a field of the precision.
+    """Return the values that a field had in a run, as plain data.
 
-    A precision's field has its `explanation`, and under `in_run` the `rows` of the sync, `findings` of the check and
-    the sync about it, and `ran`, one sentence on its trace in the records, empty where there is none. Another field has
-    its `Setting` under `setting`, with the rows of the sync and the findings too.
+    The field is any key of the run's config, or a field of the precision.
+
+    A precision's field has its `explanation`, and under `in_run` the `rows` of the sync, `findings`
+    of the check and the sync about it, and `ran`, one sentence on its trace in the records, empty
+    where there is none. Another field has its `Setting` under `setting`, with the rows of the sync
+    and the findings too.
     """
     run = RunFolder.of(folder)
     section, _, name = word.rpartition(".")
     is_precision = name in FIELD_DEFAULTS or any(name == route.attribute for route in ROUTES)
-    setting = None if is_precision and section in ("", "mixed_precision") else Setting.of(run, word)
-    stated = {} if setting is None else {"setting": asdict(setting)}
+    setting = None
+    stated: dict[str, Any] = {}
+    if not is_precision or section not in ("", "mixed_precision"):
+        setting = Setting.of(run, word)
+    if setting is not None:
+        stated["setting"] = asdict(setting)
     if setting is not None and not is_precision:
         return {"field": setting.key, **stated, "in_run": _traces(run, setting.key)}
-    found = explanation(word, recipe, config_dir=config_dir)
-    return {**found, "in_run": _traces(run, found["field"]), **stated}
+    content = explanation(word, recipe, config_dir=config_dir)
+    return {**content, "in_run": _traces(run, content["field"]), **stated}
 
 
 def in_file(word: str, run: Run) -> dict[str, Any]:
-    """Return what a field of one of Megatron's configs is in a file's run, as plain data: before and after the sync.
+    """Return the values of a field of Megatron's configs in a file's run, and who set them.
 
     A field of the precision by its own name is that of the config that holds it.
     """
     section, _, name = word.rpartition(".")
-    homes = [
-        (route.owner, route.attribute)
-        for route in ROUTES
-        if name == route.field and route.attribute
-    ]
-    homes = homes or [(role, name) for role in VALUES if name in VALUES[role]]
-    homes = [
-        (role, field)
-        for role, field in homes
-        if role in VALUES and section in ("", "mixed_precision", role)
-    ]
+    homes = []
+    for role, field in _homes_of(name):
+        if role in VALUES and section in ("", "mixed_precision", role):
+            homes.append((role, field))
     if not homes:
-        matches = close_matches(name, [field for fields in VALUES.values() for field in fields])
-        raise UnknownFieldError(
-            f"Unknown field {word!r}. {did_you_mean(matches) or 'Name one of Megatron.'}", matches
-        )
+        known: list[str] = []
+        for fields in VALUES.values():
+            known.extend(fields)
+        matches = close_matches(name, known)
+        hint = did_you_mean(matches) or "Name one of Megatron."
+        raise UnknownFieldError(f"Unknown field {word!r}. {hint}", matches)
     rows = {(row.owner, row.attribute): row for row in run.prediction.rows}
     settings = []
     for role, field in homes:
-        row, by = rows.get((role, field)), "default"
+        row = rows.get((role, field))
+        by = "default"
         if row is not None:
             by = row.by
         elif run.section(role).get(field) is not None:
             by = run.origin_of(f"{role}.{field}")
-        value, decider = run.prediction.values[role].get(field), None
+        value = run.prediction.values[role].get(field)
+        decider = None
         if row is None or row.by == role:
             decider = run.weakness(f"{role}.{field}")
         dropped = run.reading.dropped_of(f"{role}.{field}")
@@ -202,6 +240,17 @@ def in_file(word: str, run: Run) -> dict[str, Any]:
     }
 
 
+def _homes_of(name: str) -> list[tuple[str, str]]:
+    """Return (owner, field) of each config that holds a field of the precision, or its own."""
+    homes: list[tuple[str, str]] = []
+    for route in ROUTES:
+        if name == route.field and route.attribute:
+            homes.append((route.owner, route.attribute))
+    if homes:
+        return homes
+    return [(role, name) for role in VALUES if name in VALUES[role]]
+
+
 def _setting_text(setting: Mapping[str, Any], config: str) -> str:
     """Return the sentence about one setting of a file's run."""
     key, value, decider = setting["key"], setting["value"], setting["decided_by"]
@@ -212,23 +261,20 @@ def _setting_text(setting: Mapping[str, Any], config: str) -> str:
 
 
 def _traces(run: RunFolder, field: str) -> dict[str, Any]:
-    rows = [
-        row
-        for row in run.sync.get("rows", ())
-        if field in {row["field"], f"{row['owner']}.{row['attribute']}"}
-    ]
-    paths = {
-        field,
-        f"mixed_precision.{field}",
-        *(f"{row['owner']}.{row['attribute']}" for row in rows),
-    }
-    findings = [*run.findings.get("findings", ()), *run.sync.get("findings", ())]
-    about = [
-        f"{one['severity']}: {one['rule']}"
-        for one in findings
-        if paths & set(re.findall(r"[\w.]+", one["path"]))
-    ]
-    ran = effect_in(run, field) if field in FIELD_DEFAULTS else ""
+    rows = []
+    paths = {field, f"mixed_precision.{field}"}
+    for row in run.sync.get("rows", ()):
+        path = f"{row['owner']}.{row['attribute']}"
+        if field in {row["field"], path}:
+            rows.append(row)
+            paths.add(path)
+    about = []
+    for finding in (*run.findings.get("findings", ()), *run.sync.get("findings", ())):
+        if paths & set(re.findall(r"[\w.]+", finding["path"])):
+            about.append(f"{finding['severity']}: {finding['rule']}")
+    ran = ""
+    if field in FIELD_DEFAULTS:
+        ran = effect_in(run, field)
     return {"run": str(run.path), "rows": rows, "findings": about, "ran": ran}
 
 
@@ -236,73 +282,80 @@ def _field_name(field: str) -> str:
     wanted = field.rpartition(".")[2]
     names = field_names(MixedPrecisionConfig)
     renamed = {route.attribute: route.field for route in ROUTES if route.attribute}
-    if wanted in names or wanted in renamed:
-        return wanted if wanted in names else renamed[wanted]
+    if wanted in names:
+        return wanted
+    if wanted in renamed:
+        return renamed[wanted]
     known = list(dict.fromkeys([*names, *renamed]))
-    matches = (
-        close_matches(wanted, known)
-        or [name for name in known if len(wanted) > 2 and wanted in name][:3]
-    )
+    matches = close_matches(wanted, known)
+    if not matches and len(wanted) > 2:
+        matches = [name for name in known if wanted in name][:3]
     remedy = did_you_mean(matches) or "`precision-bridge explain` lists them."
     raise UnknownFieldError(f"Unknown field {field!r}. {remedy}", matches)
 
 
 def _home(route: Route, default: object) -> dict[str, Any]:
     family = {"fp8": "while fp8 is on", "fp4": "while fp4 is on", "low": "while fp8 or fp4 is on"}
-    about = notes()[route.owner].get(route.field, {})
+    notes_of_field = notes()[route.owner].get(route.field, {})
+    since = None
+    if route.attribute and route.owner != "process":
+        since = route.since
+    acts = family.get(route.family or "", "always")
+    if route.scheme:
+        acts = f"while fp8_recipe is {route.scheme}"
     return {
         "owner": route.owner,
         "class": OWNERS[route.owner],
         "attribute": route.attribute,
-        "since_megatron_core": route.since
-        if route.attribute and route.owner != "process"
-        else None,
+        "since_megatron_core": since,
         "written": WRITTEN[route.rule].format(default=repr(default)),
-        "acts": f"while fp8_recipe is {route.scheme}"
-        if route.scheme
-        else family.get(route.family or "", "always"),
-        "note": about.get("note", ""),
-        "source": about.get("source", ""),
+        "acts": acts,
+        "note": notes_of_field.get("note", ""),
+        "source": notes_of_field.get("source", ""),
     }
 
 
-def _field_text(found: dict[str, Any]) -> str:
+def _field_text(content: dict[str, Any]) -> str:
     lines = []
-    if "meaning" in found:
-        lines = [
-            f"{found['field']}: {found['type']} = {found['default']!r}",
-            f"  {found['meaning']}",
-        ]
-    if found.get("read_by_schemes"):
-        lines.append(f"  Read under: {', '.join(found['read_by_schemes'])}.")
-    for home in found.get("homes", ()):
-        if home["attribute"] is None:
-            lines.append(f"  No field of {home['class']}. {home['note']}")
-            continue
-        since = (
-            f", megatron-core >= {home['since_megatron_core']}"
-            if home["since_megatron_core"]
-            else ""
-        )
-        lines.append(f"  {home['owner']}.{home['attribute']} ({home['class']}{since})")
-        lines.append(
-            f"    Acts {home['acts']}. {home['written'][:1].upper()}{home['written'][1:]}."
-        )
-        if home["note"]:
-            lines.append(f"    {home['note']}")
-        if home["source"]:
-            lines.append(f"    Source: {home['source']}.")
-    if "in_recipe" in found:
-        row = found["in_recipe"]
-        how = f"stated by {row['by']}" if row["stated"] else "not stated"
+    if "meaning" in content:
+        lines.append(f"{content['field']}: {content['type']} = {content['default']!r}")
+        lines.append(f"  {content['meaning']}")
+    if content.get("read_by_schemes"):
+        lines.append(f"  Read under: {', '.join(content['read_by_schemes'])}.")
+    for home in content.get("homes", ()):
+        lines += _home_lines(home)
+    if "in_recipe" in content:
+        row = content["in_recipe"]
+        how = "not stated"
+        if row["stated"]:
+            how = f"stated by {row['by']}"
         lines.append(f"  In {row['recipe']}: {row['value']!r}, {how}.")
-    if "setting" in found:
-        lines += _setting_lines(found["setting"], found["in_run"]["run"])
-    if "in_run" in found and (
-        "meaning" in found or found["in_run"]["rows"] or found["in_run"]["findings"]
-    ):
-        lines += _run_lines(found["in_run"])
+    if "setting" in content:
+        lines += _setting_lines(content["setting"], content["in_run"]["run"])
+    if "in_run" in content:
+        traces = content["in_run"]
+        if "meaning" in content or traces["rows"] or traces["findings"]:
+            lines += _run_lines(traces)
     return "\n".join(lines)
+
+
+def _home_lines(home: dict[str, Any]) -> list[str]:
+    """Return the lines about one config that holds a field."""
+    if home["attribute"] is None:
+        return [f"  No field of {home['class']}. {home['note']}"]
+    since = ""
+    if home["since_megatron_core"]:
+        since = f", megatron-core >= {home['since_megatron_core']}"
+    written = f"{home['written'][:1].upper()}{home['written'][1:]}"
+    lines = [
+        f"  {home['owner']}.{home['attribute']} ({home['class']}{since})",
+        f"    Acts {home['acts']}. {written}.",
+    ]
+    if home["note"]:
+        lines.append(f"    {home['note']}")
+    if home["source"]:
+        lines.append(f"    Source: {home['source']}.")
+    return lines
 
 
 def _setting_lines(setting: dict[str, Any], run: str) -> list[str]:
@@ -311,33 +364,33 @@ def _setting_lines(setting: dict[str, Any], run: str) -> list[str]:
     for origin, value in setting["set_by"].items():
         lines.append(f"    Set by {origin}: {value!r}; {before}.")
         before = f"the value of {origin} was {value!r}"
-    return [*lines, *([f"    {setting['ran']}."] if setting["ran"] else [])]
+    if setting["ran"]:
+        lines.append(f"    {setting['ran']}.")
+    return lines
 
 
 def _run_lines(run: dict[str, Any]) -> list[str]:
     lines = [f"  In the run {run['run']}:"]
     for row in run["rows"]:
-        change = (
-            f"is {row['new']}, before {row['old']}"
-            if row["old"] != row["new"]
-            else f"is {row['new']}, as before"
-        )
-        lines.append(
-            f"    {row['owner']}.{row['attribute']} {change}: by {row['by']} ({row['why']})."
-        )
+        change = f"is {row['new']}, as before"
+        if row["old"] != row["new"]:
+            change = f"is {row['new']}, before {row['old']}"
+        path = f"{row['owner']}.{row['attribute']}"
+        lines.append(f"    {path} {change}: by {row['by']} ({row['why']}).")
     if not run["rows"]:
         lines.append("    The sync wrote it into no config.")
-    lines += [f"    {finding}." for finding in run["findings"]]
-    lines += [f"    {run['ran']}."] if run["ran"] else []
+    for finding in run["findings"]:
+        lines.append(f"    {finding}.")
+    if run["ran"]:
+        lines.append(f"    {run['ran']}.")
     return lines
 
 
 def _rule(word: str) -> Rule[RunContext]:
     rule = BY_ID.get(word.upper())
     if rule is None:
-        matches = [name for name in BY_ID if name.startswith(word.upper())][
-            :3
-        ]  # a number is near to no other
+        # By its beginning: a number is near to no other.
+        matches = [name for name in BY_ID if name.startswith(word.upper())][:3]
         hint = did_you_mean(matches) or f"`precision-bridge explain {LIST}` lists them."
         raise UnknownFieldError(f"Unknown rule {word!r}. {hint}", matches)
     return rule
@@ -352,7 +405,7 @@ def rule_dict(rule: Rule[RunContext]) -> dict[str, Any]:
         "about": rule.setting,
         "examples": _examples()[rule.id],
         "explanation": rule.explanation,
-        "holds_for": [str(versions) for versions in rule.versions],
+        "holds_for": list(map(str, rule.versions)),
         "source": rule.source,
         "evidence": rule.evidence,
         "evidence_means": EVIDENCE[rule.evidence],
@@ -361,10 +414,13 @@ def rule_dict(rule: Rule[RunContext]) -> dict[str, Any]:
 
 @cache
 def _examples() -> dict[str, list[str]]:
-    """Return id -> the findings of a run that breaks the rule, each as "severity path: rule, got value. Remedies."."""
+    """Return id -> the findings of a run that breaks the rule.
+
+    A finding is "severity path: rule, got value. Remedies.".
+    """
     text = resources.files("bridge.rules").joinpath("examples.yaml").read_text(encoding="utf-8")
-    found: dict[str, list[str]] = yaml.safe_load(text)
-    return found
+    examples: dict[str, list[str]] = yaml.safe_load(text)
+    return examples
 
 
 def _rule_text(row: dict[str, Any]) -> str:
@@ -372,11 +428,12 @@ def _rule_text(row: dict[str, Any]) -> str:
     if row["explanation"]:
         lines.append(f"  {row['explanation']}")
     lines.append("  The finding of a run that breaks it:")
-    lines += [f"    {example}" for example in row["examples"]]
-    lines += [f"  Holds for {versions}." for versions in row["holds_for"]]
+    for example in row["examples"]:
+        lines.append(f"    {example}")
+    for versions in row["holds_for"]:
+        lines.append(f"  Holds for {versions}.")
     lines.append(f"  Source: {row['source']}.")
     lines.append(f"  Evidence: {row['evidence']} ({row['evidence_means']}).")
-    lines.append(
-        f"  Silence it with --silence {row['id']}=REASON; the reason is kept with the run."
-    )
+    silenced = f"--silence {row['id']}=REASON"
+    lines.append(f"  Silence it with {silenced}; the reason is kept with the run.")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The command `precision-bridge`: finds the command of a command line, runs it, and returns its exit code."""
+"""The command `precision-bridge`: finds a command, runs it, and returns its exit code."""
 
 import gc
 import os
@@ -19,13 +19,14 @@ NO_READER = 128 + signal.SIGPIPE
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command and return its exit code: its own, or 2 for what cannot be answered as asked."""
-    words = sys.argv[1:] if arguments is None else arguments
+    """Run one command and return its exit code: its own, or 2 where it cannot answer as asked."""
+    words = arguments
+    if words is None:
+        words = sys.argv[1:]
     is_process = arguments is None
     if is_process:
-        gc.set_threshold(
-            50_000, 20
-        )  # the imports and the parsed files stay: looking for garbage finds none
+        # The imports and the parsed files stay: looking for garbage finds none.
+        gc.set_threshold(50_000, 20)
     command, words = _command_of(words)
     module = command.load()
     if command.leaves_to_hydra(words):
@@ -39,15 +40,20 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _command_of(words: list[str]) -> tuple[Command, list[str]]:
-    """Return the command of a command line and the words behind it; help, a version or a mistake ends the process."""
-    name = words[0] if words else ""
+    """Return the command of a command line and the words behind it.
+
+    Help, a version or a mistake ends the process.
+    """
+    name = ""
+    if words:
+        name = words[0]
     if name not in COMMANDS:
         _end_without_command(name, words[1:])
     return COMMANDS[name], words[1:]
 
 
 def _end_without_command(name: str, words: list[str]) -> NoReturn:
-    """Print the help or the version, or refuse a command line that begins with no command's name."""
+    """Print the help or the version, or refuse a line that begins with no command's name."""
     parser = Parser(
         prog=PROGRAM,
         usage=f"{PROGRAM} [-h] [--version] COMMAND ...",
@@ -75,7 +81,8 @@ def _run(work: Callable[[], int], *, is_process: bool) -> int:
         code = work()
         sys.stdout.flush()
         if is_process:
-            gc.freeze()  # the process ends here: collecting what it holds would take a tenth of a command's time
+            # The process ends here: collecting what it holds takes a tenth of a command's time.
+            gc.freeze()
     except BridgeError as error:
         print(error, file=sys.stderr)
         return error.exit_code
@@ -89,10 +96,12 @@ def _run(work: Callable[[], int], *, is_process: bool) -> int:
 
 
 def _os_error_sentence(error: OSError) -> str:
-    """Return the sentence about a path that cannot be used, or about standard output, which is closed then."""
-    if (
-        error.filename is not None
-    ):  # a path that the command was given: too long, or closed to this user
+    """Return the sentence about a path that cannot be used, or about standard output.
+
+    Standard output is closed then.
+    """
+    # A path that the command was given may be too long, or closed to this user.
+    if error.filename is not None:
         reason = (error.strerror or "an error").lower()
         return f"{error.filename}: cannot be used: {reason}. Give another path."
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

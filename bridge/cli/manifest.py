@@ -1,4 +1,4 @@
-"""`precision-bridge manifest [OVERRIDES]`: a trained model's formats, as a serving config or held against one."""
+"""`precision-bridge manifest [OVERRIDES]`: a trained model's formats, and serving configs."""
 
 from __future__ import annotations
 
@@ -45,7 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Print the manifest, the config of a system, or the comparison; return 1 where that finds differences."""
+    """Print the manifest, the config of a system, or the comparison.
+
+    Return 1 where that finds differences.
+    """
     if chosen.against is not None:
         from bridge.convert.serving.reader import ServingConfig
 
@@ -67,8 +70,9 @@ def _read(chosen: argparse.Namespace, config: ServingConfig | None = None) -> Ma
     from bridge.convert.serving.manifest import Manifest
     from bridge.convert.serving.names import BY_TYPE
 
-    served = config.model_type if config is not None and config.model_type in BY_TYPE else None
-    model_type = chosen.model_type or served
+    model_type = chosen.model_type
+    if not model_type and config is not None and config.model_type in BY_TYPE:
+        model_type = config.model_type
     if chosen.run_folder is None:
         return Manifest.of(plan_of(read_run(chosen)), model_type=model_type)
     path = Path(chosen.run_folder)
@@ -87,12 +91,17 @@ def _export(manifest: Manifest, chosen: argparse.Namespace) -> None:
     from bridge.read.contract import as_json
 
     report = export(manifest, chosen.system)
-    content: dict[str, Any] = {"quantization_config": report.payload} if report.payload else {}
+    content: dict[str, Any] = {}
+    if report.payload:
+        content["quantization_config"] = report.payload
     if chosen.json:
         print_json({**content, "losses": records(report.unmapped, "export")})
         return
     if not content:
-        text = f"{manifest.precision} has every linear layer in {manifest.mode}: there is nothing to state."
+        text = (
+            f"{manifest.precision} has every linear layer in {manifest.mode}: "
+            "there is nothing to state."
+        )
         print(text, file=sys.stderr)
     for entry in report.unmapped:
         print(entry, file=sys.stderr)
@@ -104,14 +113,18 @@ def _export(manifest: Manifest, chosen: argparse.Namespace) -> None:
 
 
 def _compare(manifest: Manifest, config: ServingConfig, chosen: argparse.Namespace) -> int:
-    """Print how a serving config differs from the manifest; return 1 where it does, or where vLLM refuses it."""
+    """Print how a serving config differs from the manifest.
+
+    Return 1 where it does, or where vLLM refuses it.
+    """
     from bridge.convert.serving.comparison import compare
 
-    found = compare(manifest, config, chosen.system)
+    comparison = compare(manifest, config, chosen.system)
     if chosen.json:
-        print_json({"precision": manifest.precision, "against": config.path, **found.to_dict()})
+        content = {"precision": manifest.precision, "against": config.path}
+        print_json({**content, **comparison.to_dict()})
     else:
         from bridge.convert.serving.table import comparison_table
 
-        show(comparison_table(found, manifest.precision, config.path))
-    return bool(found.differences or found.refused)
+        show(comparison_table(comparison, manifest.precision, config.path))
+    return bool(comparison.differences or comparison.refused)

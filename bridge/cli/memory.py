@@ -1,4 +1,4 @@
-"""`precision-bridge memory [FILE ...] [OVERRIDES]`: the bytes of a rank, and the changes with which it fits its GPU."""
+"""`precision-bridge memory [FILE ...] [OVERRIDES]`: the bytes of a rank, and changes that fit."""
 
 from __future__ import annotations
 
@@ -65,9 +65,8 @@ def _brief(values: Run) -> RunAnswer:
     setup = report_of(values).context
     run = values.planned
     unknown = values.rests_on(lambda: run.memory)
-    sentence = fit_sentence(
-        run.memory.largest, run.memory_bytes, run.missing, _may_change(run, unknown)
-    )
+    may_change = _may_change(run, unknown)
+    sentence = fit_sentence(run.memory.largest, run.memory_bytes, run.missing, may_change)
     content = {
         **precision_dict(setup),
         "stage": run.memory.largest.stage,
@@ -88,7 +87,7 @@ def _may_change(run: PlannedRun, unknown: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _answer(values: Run, *, fits: bool) -> dict[str, Any]:
-    """Return the bytes of a run as plain data, with the changes that make it fit where they are asked for."""
+    """Return the bytes of a run as plain data, with the changes that make it fit if asked for."""
     from bridge.plan.fit import fit, memory_to_fit
 
     run = values.planned
@@ -107,7 +106,7 @@ def _answer(values: Run, *, fits: bool) -> dict[str, Any]:
 
 
 def _show(values: Run, *, fits: bool) -> None:
-    """Print the bytes of a run for people, and the changes that make it fit where they are asked for."""
+    """Print the bytes of a run for people, with the changes that make it fit if asked for."""
     from bridge.plan.fit import fit, memory_to_fit
     from bridge.report.plan_table import fit_table, memory_table
 
@@ -116,7 +115,9 @@ def _show(values: Run, *, fits: bool) -> None:
         memory_to_fit(run)
     activations = _activations(run)
     unknown = values.rests_on(lambda: run.memory)
-    gpu = run.target.gpu.title if run.target.gpu is not None else ""
+    gpu = ""
+    if run.target.gpu is not None:
+        gpu = run.target.gpu.title
     show(
         memory_table(
             run.memory,
@@ -131,11 +132,13 @@ def _show(values: Run, *, fits: bool) -> None:
     counted = run.parallel.world_size
     if run.target.count is None:
         print(
-            f"  No target states the number of GPUs; counted as {counted}, the least that this layout needs."
+            f"  No target states the number of GPUs; counted as {counted}, "
+            "the least that this layout needs."
         )
     elif run.target.count != counted:
         print(
-            f"  Counted as {counted} GPUs: {run.target.count} do not hold this layout a whole number of times."
+            f"  Counted as {counted} GPUs: "
+            f"{run.target.count} do not hold this layout a whole number of times."
         )
     show_assumed(unknown)
     show_planned(values)
@@ -145,18 +148,21 @@ def _show(values: Run, *, fits: bool) -> None:
 
 
 def _soundness(values: Run, run: PlannedRun) -> Callable[[PlannedRun], bool]:
-    """Return whether `check` finds no error or warning in a changed run that it does not find in the run itself."""
+    """Return whether a changed run is as sound as the run itself.
+
+    It is where `check` finds no error or warning that it does not find in the run.
+    """
     from bridge.preflight.check import check
 
-    def found(prediction: Prediction) -> set[str]:
-        return {
-            one.id
-            for one in check(values, prediction=prediction).findings
-            if one.severity != "info"
-        }
+    def broken_rules(prediction: Prediction) -> set[str]:
+        ids = set()
+        for finding in check(values, prediction=prediction).findings:
+            if finding.severity != "info":
+                ids.add(finding.id)
+        return ids
 
-    known = found(run.prediction)
-    return lambda changed: found(changed.prediction) <= known
+    known = broken_rules(run.prediction)
+    return lambda changed: broken_rules(changed.prediction) <= known
 
 
 def _activations(run: PlannedRun) -> dict[str, tuple[int, ...]]:
@@ -168,11 +174,8 @@ def _activations(run: PlannedRun) -> dict[str, tuple[int, ...]]:
     plan, kinds = run.plan, dict(RECOMPUTE)
     if keeps_scores(plan, run.workload):
         kinds["selective (core_attn)"] = ("selective", ("core_attn",))
-    loads = {
-        name: replace(run.workload, recompute=kind, modules=parts)
-        for name, (kind, parts) in kinds.items()
-    }
-    return {
-        name: tuple(activation_bytes(plan, own, load) for own in plan.stages)
-        for name, load in loads.items()
-    }
+    activations = {}
+    for name, (kind, parts) in kinds.items():
+        load = replace(run.workload, recompute=kind, modules=parts)
+        activations[name] = tuple(activation_bytes(plan, stage, load) for stage in plan.stages)
+    return activations

@@ -35,7 +35,9 @@ def print_json(content: object) -> None:
 
 def text_of(value: object) -> str:
     """Return a setting's value as text: a string as it is."""
-    return value if isinstance(value, str) else repr(value)
+    if isinstance(value, str):
+        return value
+    return repr(value)
 
 
 def write_file(path: Path | str, text: str, option: str) -> None:

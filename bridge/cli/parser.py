@@ -9,7 +9,10 @@ from bridge.errors import CONTROL, RunConfigError, bounded, close_matches, did_y
 
 
 class Parser(argparse.ArgumentParser):
-    """Answers a misspelt command or option with the nearest, in one line; an option is written whole."""
+    """Answers a misspelt command or option with the nearest, in one line.
+
+    An option is written whole.
+    """
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(
@@ -34,7 +37,8 @@ class Parser(argparse.ArgumentParser):
                 )
         chosen, more = self.parse_known_args(words)
         takes_overrides = hasattr(chosen, "overrides")
-        if more and (not takes_overrides or any(word.startswith("-") for word in more)):
+        has_options = any(word.startswith("-") for word in more)
+        if more and (has_options or not takes_overrides):
             self._refuse(words, more)
         if more:  # overrides may stand behind an option too
             chosen.overrides = [*chosen.overrides, *more]
@@ -45,7 +49,9 @@ class Parser(argparse.ArgumentParser):
         part = self._parts().get(words[0], self)
         sentence = f"unrecognized arguments: {' '.join(unknown)}"
         flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
-        near = close_matches(flags[0], part.options()) if flags else []
+        near: list[str] = []
+        if flags:
+            near = close_matches(flags[0], part.options())
         if near:
             sentence += f". {did_you_mean(near)}"
         self.error(sentence)
@@ -69,7 +75,7 @@ def add_json(parser: argparse.ArgumentParser, text: str = "print JSON") -> None:
 
 
 def require_option(chosen: argparse.Namespace, needed: str, options: tuple[str, ...]) -> None:
-    """Refuse options that have an effect together with the option `needed` alone, where that is absent.
+    """Refuse options that act together with the option `needed` alone, where that is absent.
 
     Raises:
         RunConfigError: One of them is on the command line.

@@ -1,4 +1,4 @@
-"""Answers that foresee a run: with the decisive findings of its check, and what has to be said of its file."""
+"""Answers that foresee a run: with the decisive findings of its check, and notes on its file."""
 
 from __future__ import annotations
 
@@ -20,27 +20,33 @@ if TYPE_CHECKING:
 
 
 def plan_of(run: Run, precision: PrecisionConfig | None = None) -> PrecisionPlan:
-    """Return the precision plan of a run, or of the same run in another precision, whatever the number of its GPUs."""
+    """Return the precision plan of a run, or of the same run in another precision.
+
+    The number of its GPUs does not matter.
+    """
     from bridge.plan.precision_plan import plan_of
 
-    return plan_of(run.prediction if precision is None else run.prediction.under(precision))
+    prediction = run.prediction
+    if precision is not None:
+        prediction = prediction.under(precision)
+    return plan_of(prediction)
 
 
 def decisive_findings(run: Run) -> list[RuleFinding]:
-    """Return the findings of the check that every answer about a run has: errors, and those of overrides."""
+    """Return the findings that every answer about a run has: errors, and those of overrides."""
     from bridge.precision.fields import COMMAND_LINE
     from bridge.preflight.check import report_of
 
-    return [
-        one
-        for one in report_of(run).findings
-        if one.severity == "error" or one.where == COMMAND_LINE
-    ]
+    decisive = []
+    for finding in report_of(run).findings:
+        if finding.severity == "error" or finding.where == COMMAND_LINE:
+            decisive.append(finding)
+    return decisive
 
 
 def planned_code(run: Run) -> int:
-    """Return the exit code of an answer that shows a run's decisive findings: 2 with an error, as `check`, else 0."""
-    if any(one.severity == "error" for one in decisive_findings(run)):
+    """Return the exit code of an answer with decisive findings: 2 with an error, else 0."""
+    if any(finding.severity == "error" for finding in decisive_findings(run)):
         return 2
     return 0
 
@@ -62,10 +68,12 @@ def answer_runs(
     answer_of: Callable[[Run], Mapping[str, Any]],
     show_run: Callable[[Run], None],
 ) -> int:
-    """Print the answer about a run and about its other branches, as JSON or for people, and return the exit code.
+    """Print the answer about a run and about its other branches, and return the exit code.
 
-    A branch whose mode is not stated has the refusal in the place of its answer. The other branches stand below
-    `branches` in the JSON of the first.
+    The answer is JSON, or a text for people.
+
+    A branch whose mode is not stated has the refusal in the place of its answer. The other branches
+    stand below `branches` in the JSON of the first.
     """
     answers, codes = [], [0]
     runs = read_branches(chosen)
@@ -91,23 +99,28 @@ def answer_runs(
 
 
 def print_first(answers: list[dict[str, Any]]) -> None:
-    """Print the answers about a run and about its other branches as JSON: these stand below `branches`."""
+    """Print the answers about a run and about its other branches as JSON.
+
+    The other branches stand below `branches`.
+    """
     first, *branches = answers
-    print_json({**first, "branches": branches} if branches else first)
+    content = first
+    if branches:
+        content = {**first, "branches": branches}
+    print_json(content)
 
 
 def answer_dict(run: Run, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an answer about a run as plain data, with what has to be said of its file and its release."""
+    """Return an answer about a run as plain data, with the notes on its file and its release."""
     return {**content, "read": run.reading.to_dict()}
 
 
 def planned_dict(run: Run, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an answer that foresees a run as plain data, with the decisive findings of its check too."""
+    """Return an answer that foresees a run as plain data, with the decisive findings."""
     from bridge.report.findings import finding_dict
 
-    return answer_dict(
-        run, {**content, "check": [finding_dict(one) for one in decisive_findings(run)]}
-    )
+    findings = list(map(finding_dict, decisive_findings(run)))
+    return answer_dict(run, {**content, "check": findings})
 
 
 def print_planned(run: Run, content: Mapping[str, Any]) -> None:
@@ -121,25 +134,27 @@ def print_branch(run: Run) -> None:
 
 
 def show_planned(run: Run, shown: Collection[str] = ()) -> None:
-    """Print the decisive findings of a run's check, and what has to be said of its file, a sentence on each line.
+    """Print the decisive findings of a run's check and the notes on its file, a line for each.
 
     Findings of the rules `shown` stand in the answer already.
     """
-    for one in decisive_findings(run):
-        if one.id not in shown:
-            print(f"  {one.severity} {one.id} {one}")
+    for finding in decisive_findings(run):
+        if finding.id not in shown:
+            print(f"  {finding.severity} {finding.id} {finding}")
     show_reading(run)
 
 
 def show_assumed(unknown: Mapping[str, str]) -> None:
-    """Print the settings that an answer rests on and that nothing states; nothing where all of them are known."""
+    """Print the settings that an answer rests on and that nothing states.
+
+    Nothing where all of them are known.
+    """
     if unknown:
         from bridge.rules.unknown import deciders_text, settings_text
 
         deciders = deciders_text(unknown)
-        print(
-            f"  Rests on values that nothing states: {settings_text(unknown)}; {deciders} may set them."
-        )
+        settings = settings_text(unknown)
+        print(f"  Rests on values that nothing states: {settings}; {deciders} may set them.")
 
 
 def show_reading(run: Run) -> None:

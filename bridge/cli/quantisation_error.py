@@ -1,4 +1,4 @@
-"""`precision-bridge quantisation-error NAME`: what a recipe's quantisation does to a model's matmul operands."""
+"""`precision-bridge quantisation-error NAME`: what a recipe does to a model's matmul operands."""
 
 from __future__ import annotations
 
@@ -37,7 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--checkpoint", metavar="FOLDER", help="weights to measure, as a run saved them"
     )
-    text = f"optimizer steps to take first (default: {STEPS}, or 0 with a checkpoint: its weights as they are)"
+    text = (
+        f"optimizer steps to take first "
+        f"(default: {STEPS}, or 0 with a checkpoint: its weights as they are)"
+    )
     parser.add_argument("--steps", type=int, help=text)
     parser.add_argument(
         "--out",
@@ -62,54 +65,64 @@ def run(chosen: argparse.Namespace) -> None:
     if chosen.checkpoint is not None:
         chosen.overrides.append(f"checkpoint.load={Path(chosen.checkpoint).resolve()}")
     values = read_run(chosen)
-    title = label_of(values.precision) if values.precision is not None else "no recipe"
+    title = "no recipe"
+    if values.precision is not None:
+        title = label_of(values.precision)
     config = container(values)
     require_startable(config, values)
-    usual = STEPS if chosen.checkpoint is None else 0
-    rows = measure_quantisation(config, steps=usual if chosen.steps is None else chosen.steps)
+    steps = chosen.steps
+    if steps is None and chosen.checkpoint is None:
+        steps = STEPS
+    elif steps is None:
+        steps = 0
+    rows = measure_quantisation(config, steps=steps)
     if chosen.out is not None:
         chosen.out.mkdir(parents=True, exist_ok=True)
         write_rows(chosen.out / FILE, rows)
         plot_quantisation(chosen.out / "quantisation.png", rows, title=title)
-    answer(
-        chosen,
-        [finite(dataclasses.asdict(row)) for row in rows],
-        quantisation_table(rows, title=title),
-    )
+    content = [finite(dataclasses.asdict(row)) for row in rows]
+    answer(chosen, content, quantisation_table(rows, title=title))
     if chosen.out is not None and not chosen.json:
         print(f"Heat map and rows: {chosen.out}")
     if chosen.propose is not None and values.precision is not None:
         lines = _propose(chosen.propose, rows, values, values.precision)
-        print("\n".join(lines), file=sys.stderr if chosen.json else sys.stdout)
+        stream = sys.stdout
+        if chosen.json:
+            stream = sys.stderr
+        print("\n".join(lines), file=stream)
 
 
 def _propose(
     path: str, rows: list[QuantisationRow], run: Run, precision: MixedPrecisionConfig
 ) -> list[str]:
-    """Write the recipe with the proposed rows, where there are any, and return the lines about it."""
+    """Write the recipe with the proposed rows, if there are any, and return lines about it."""
     from bridge.runtime.compare.proposal import FINER, module_rows_of, propose
 
     capability = run.prediction.target.capability
-    found = propose(
+    schemes = []
+    for name in FINER:
+        if capability is None or FP8_SCHEMES[name].runs_on(capability):
+            schemes.append(name)
+    proposed = propose(
         rows,
         scheme=scheme_of(precision),
         fp8_format=precision.fp8,
         num_layers=int(run.model["num_layers"]),
-        schemes=[
-            name for name in FINER if capability is None or FP8_SCHEMES[name].runs_on(capability)
-        ],
+        schemes=schemes,
     )
-    if not found:
+    if not proposed:
         return [
-            "Every operand is near the ratio of its format: no row is proposed, and no file is written."
+            "Every operand is near the ratio of its format: "
+            "no row is proposed, and no file is written."
         ]
     values = precision.to_dict()
-    values |= {name: False for name in STORED if values.get(name)}
-    values["modules"] = [*module_rows_of(found), *values.get("modules", [])]
+    for name in STORED:
+        if values.get(name):
+            values[name] = False
+    values["modules"] = [*module_rows_of(proposed), *values.get("modules", [])]
     recipe = type(precision).from_dict(values)
     recipe.finalize()
-    comment = (
-        f"# {label_of(precision)}, with rows for the modules whose operands lost more than a bit.\n"
-    )
+    title = f"{label_of(precision)}, with rows for the modules whose operands lost more than a bit"
+    comment = f"# {title}.\n"
     write_file(path, comment + to_yaml(recipe), "--propose")
-    return [*map(str, found), f"Recipe: {path}"]
+    return [*map(str, proposed), f"Recipe: {path}"]

@@ -1,4 +1,4 @@
-"""`precision-bridge rehearse [OVERRIDES]`: a run, shrunk, through Megatron's real classes on this machine's CPU."""
+"""`precision-bridge rehearse [OVERRIDES]`: a run, shrunk, in Megatron's classes on this CPU."""
 
 import argparse
 from dataclasses import replace
@@ -17,7 +17,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_run_arguments(parser)
     add_json(parser)
-    help_of_backend = "te_cpu: Transformer Engine's own Python on this CPU (default); emulated: this project's layers"
+    help_of_backend = (
+        "te_cpu: Transformer Engine's own Python on this CPU (default); "
+        "emulated: this project's layers"
+    )
     parser.add_argument(
         "--backend", choices=("te_cpu", "emulated"), default="te_cpu", help=help_of_backend
     )
@@ -34,7 +37,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-    """Print the answer; return 2 where something went wrong, 1 with warnings under --strict, else 0."""
+    """Print the answer.
+
+    Return 2 where something went wrong, 1 with warnings under --strict, else 0.
+    """
     if not 1 <= chosen.processes <= MOST_PROCESSES:
         raise RunConfigError.of(
             "--processes", f"must be from 1 to {MOST_PROCESSES}", chosen.processes, "Use 4."

@@ -45,7 +45,9 @@ class RunWords:
     @classmethod
     def of(cls, chosen: argparse.Namespace) -> RunWords:
         """Return the words of a parsed command line."""
-        files = [] if chosen.config is None else [chosen.config]
+        files: list[str] = []
+        if chosen.config is not None:
+            files.append(chosen.config)
         overrides = []
         for word in chosen.overrides:
             if _is_path(word):
@@ -56,12 +58,16 @@ class RunWords:
 
 
 def _is_path(word: str) -> bool:
-    """Return whether a word is a file or a folder: by its end, by a slash, or because it is there and no recipe."""
+    """Return whether a word is a file or a folder.
+
+    It is by its end, by a slash, or because it is there and names no recipe.
+    """
     key, is_override, _ = word.partition("=")
     if word.startswith(("~", "+")):
         return False
     if is_override:
-        return "/" in key and os.path.exists(word)  # noqa: PTH110  the folder of a sweep's run; Path raises for others
+        # The folder of a sweep's run has a `=` in its name; Path.exists raises for long names.
+        return "/" in key and os.path.exists(word)  # noqa: PTH110
     if "/" in word or word.endswith(SUFFIXES):
         return True
     if not os.path.exists(word):  # noqa: PTH110  as above
@@ -74,8 +80,9 @@ def _is_path(word: str) -> bool:
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that say which run is meant."""
     text = (
-        "a run's file or folder, ours, Megatron Bridge's or Megatron-LM's; or an override as for scripts/train.py, "
-        "mixed_precision=NAME or model.num_layers=8 for example; a bare NAME is the recipe"
+        "a run's file or folder, ours, Megatron Bridge's or Megatron-LM's; or an override as for "
+        "scripts/train.py, mixed_precision=NAME or model.num_layers=8 for example; "
+        "a bare NAME is the recipe"
     )
     parser.add_argument("overrides", nargs="*", metavar="FILE|OVERRIDE", help=text)
     parser.add_argument(
@@ -100,16 +107,20 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def file_of(chosen: argparse.Namespace) -> str | None:
-    """Return the file or folder that the command line names; None: the config tree describes the run.
+    """Return the file or folder that the command line names.
+
+    None: the config tree describes the run.
 
     Raises:
         RunConfigError: It names several.
     """
     files = RunWords.of(chosen).files
     if len(files) > 1:
-        rule = f"{files[0]}: this command, or one of its options, is about one run, got {files[1]!r} too"
-        raise RunConfigError(f"{rule}. Give one file.")
-    return files[0] if files else None
+        rule = "this command, or one of its options, is about one run"
+        raise RunConfigError(f"{files[0]}: {rule}, got {files[1]!r} too. Give one file.")
+    if not files:
+        return None
+    return files[0]
 
 
 def read_run(
@@ -119,9 +130,10 @@ def read_run(
     strict: bool = True,
     number: int | None = None,
 ) -> Run:
-    """Return the run that the arguments describe; a word without ``=`` or ``~`` that is no key is a recipe's name.
+    """Return the run that the arguments describe.
 
-    `recipe` takes the place of the precision, `number` chooses another run of the file than the arguments choose.
+    A word without ``=`` or ``~`` that is no key is a recipe's name.
+    arguments choose.
     """
     return read_file(chosen, file_of(chosen), recipe=recipe, strict=strict, number=number)
 
@@ -141,7 +153,7 @@ def read_file(
     strict: bool = True,
     number: int | None = None,
 ) -> Run:
-    """Return the run of one file, or of the config tree, with the overrides of the command line written over it."""
+    """Return the run of one file, or of the config tree, with overrides written over it."""
     from bridge.front.loader import load_run
 
     return load_run(
@@ -157,16 +169,19 @@ def read_file(
 
 
 def read_branches(chosen: argparse.Namespace, *, strict: bool = True) -> list[Run]:
-    """Return the run that the arguments describe, and the same launch on other branches of its script.
+    """Return the run that the arguments describe, and the launch on its script's other branches.
 
-    The command line may choose one of them with ``--launch``, or state the mode, which is one for all.
+    The command line may choose one of them with ``--launch``, or state the mode, which is one for
+    all.
 
     Raises:
-        RunConfigError: A strict reading of a run that cannot be planned, or of a script none of whose branches states
-            a mode.
+        RunConfigError: A strict reading of a run that cannot be planned, or of a script none of
+            whose branches states a mode.
     """
     first = read_run(chosen, strict=False)
-    numbers = first.reading.branches if chosen.number is None else ()
+    numbers: tuple[int, ...] = ()
+    if chosen.number is None:
+        numbers = first.reading.branches
     runs = [first]
     for number in numbers:
         runs.append(read_run(chosen, strict=False, number=number))
@@ -177,23 +192,30 @@ def read_branches(chosen: argparse.Namespace, *, strict: bool = True) -> list[Ru
         for run in stated or runs[:1]:
             require_strict(run)
     answered = (first.reading.number, *numbers)
-    return [replace(run, reading=replace(run.reading, answered=answered)) for run in runs]
+    branches = []
+    for run in runs:
+        branches.append(replace(run, reading=replace(run.reading, answered=answered)))
+    return branches
 
 
 def _overrides(chosen: argparse.Namespace, recipe: str | None) -> list[str]:
-    """Return the overrides of a command line in Hydra's words, with another recipe where there is one."""
+    """Return the overrides of a command line in Hydra's words, with another recipe if named."""
     from bridge.read.keys import KEYS
 
     words = []
     for word in RunWords.of(chosen).overrides:
         is_override = "=" in word or word.startswith("~") or word.partition(".")[0] in KEYS
-        words.append(word if is_override else f"mixed_precision={word}")
+        override = word
+        if not is_override:
+            override = f"mixed_precision={word}"
+        is_replaced = recipe is not None and override.lstrip("+~").startswith("mixed_precision")
+        if not is_replaced:
+            words.append(_quoted(override))
     if recipe is not None:
-        words = [word for word in words if not word.lstrip("+~").startswith("mixed_precision")]
-        words.append(f"mixed_precision={recipe}")
+        words.append(_quoted(f"mixed_precision={recipe}"))
     if chosen.target is not None:
-        words.append(f"target={chosen.target}")
-    return [_quoted(word) for word in words]
+        words.append(_quoted(f"target={chosen.target}"))
+    return words
 
 
 def _quoted(word: str) -> str:
@@ -207,7 +229,10 @@ def _quoted(word: str) -> str:
 def _run_choice(
     chosen: argparse.Namespace, file: str | None, number: int | None
 ) -> RunChoice | None:
-    """Return the run that is meant and the variables of its script; None where the command line says neither."""
+    """Return the run that is meant and the variables of its script.
+
+    None where the command line says neither.
+    """
     if number is None:
         number = chosen.number
     if number is None and not chosen.context:

@@ -1,11 +1,12 @@
-"""Answers about several files and folders: a line for each run, and the files in which no run was read."""
+"""Answers about several files and folders: a line for each run, and the files without a run."""
 
 from __future__ import annotations
 
 import argparse
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bridge.cli.output import print_json
@@ -36,40 +37,46 @@ class RunAnswer:
 
 def add_several_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the option that asks for a line a run, as for several files."""
-    text = "a line for each run, also of one file; files that describe no run are named and do not count"
+    text = (
+        "a line for each run, also of one file; "
+        "files that describe no run are named and do not count"
+    )
     parser.add_argument("--brief", action="store_true", help=text)
 
 
 def paths_of_several(chosen: argparse.Namespace) -> tuple[str, ...]:
-    """Return the files and folders of a command line about several runs; none where it is about one.
+    """Return the files and folders of a command line about several runs.
 
-    A folder with the file of its run, as a run of training leaves it, is one run.
+    Empty where it is about one. A folder with the file of its run, as a run of training leaves it,
+    is one run.
 
     Raises:
-        RunConfigError: The command line chooses a run of one script, or names no file where it must.
+        RunConfigError: The command line chooses a run of one script, or names no file where it
+            must.
     """
     files = RunWords.of(chosen).files
     if chosen.brief and not files:
         raise RunConfigError("--brief: is about files, got none. Give files or folders.")
-    if not chosen.brief and not (len(files) > 1 or (files and _is_folder_of_several(files[0]))):
+    is_several = chosen.brief or len(files) > 1
+    if not is_several and files:
+        is_several = _is_folder_of_several(files[0])
+    if not is_several:
         return ()
-    for option, value in (
-        ("--launch", chosen.number),
-        ("--context", " ".join(chosen.context) or None),
-    ):
-        if value is not None:
-            raise RunConfigError.of(
-                option, "is about one script", value, "Give one file, without --brief."
-            )
+    remedy = "Give one file, without --brief."
+    if chosen.number is not None:
+        raise RunConfigError.of("--launch", "is about one script", chosen.number, remedy)
+    context = " ".join(chosen.context)
+    if context:
+        raise RunConfigError.of("--context", "is about one script", context, remedy)
     return files
 
 
-def _is_folder_of_several(given: str) -> bool:
+def _is_folder_of_several(word: str) -> bool:
     """Return whether a path is a folder that does not hold the file of its run."""
     from bridge.front.loader import place_of
     from bridge.read.kinds import file_in
 
-    path = place_of(given)
+    path = place_of(word)
     if not os.path.isdir(path):  # noqa: PTH112  Path.is_dir raises for a name that is too long
         return False
     return file_in(path) == path
@@ -81,31 +88,36 @@ def answer_several(
     """Print a line for each run of some files and folders, or all of them as one JSON document.
 
     Returns:
-        The largest exit code of a run; 2 for a run that cannot be used. A file that describes no run does not count.
+        The largest exit code of a run; 2 for a run that cannot be used. A file that describes no
+        run does not count.
     """
     from bridge.front.several import UnreadFile, files_of, runs_in
 
-    rows, codes = [], [0]
+    rows: list[dict[str, Any]] = []
+    codes = [0]
     unread: list[UnreadFile] = []
-    for found in runs_in(files_of(paths), lambda file, number: _read(chosen, file, number)):
-        if isinstance(found, UnreadFile):
-            unread.append(found)
+    read = partial(_read, chosen)
+    for file_run in runs_in(files_of(paths), read):
+        if isinstance(file_run, UnreadFile):
+            unread.append(file_run)
             continue
-        answer = _answer(found, answer_of)
+        answer = _answer(file_run, answer_of)
         codes.append(answer.code)
-        rows.append(_row(found, answer))
+        rows.append(_row(file_run, answer))
         if not chosen.json:
-            print(f"{found.name}: {answer.text}")
+            print(f"{file_run.name}: {answer.text}")
     code = max(codes)
     if chosen.json:
-        not_read = [{"file": one.file, "kind": one.kind, "reason": one.reason} for one in unread]
+        not_read = list(map(asdict, unread))
         print_json({"runs": rows, "not_read": not_read, "exit_code": code})
         return code
     for line in _unread_lines(unread):
         print(line)
     files = {row["file"] for row in rows}
     refused = codes.count(BridgeError.exit_code)
-    end = f", {refused} of them with an error or refused" if refused else ""
+    end = ""
+    if refused:
+        end = f", {refused} of them with an error or refused"
     print(f"{_counted(len(rows), 'run')} in {_counted(len(files), 'file')}{end}")
     return code
 
@@ -115,41 +127,48 @@ def _read(chosen: argparse.Namespace, file: str, number: int | None) -> Run:
     return read_file(chosen, file, strict=False, number=number)
 
 
-def _answer(found: FileRun, answer_of: Callable[[Run], RunAnswer]) -> RunAnswer:
+def _answer(file_run: FileRun, answer_of: Callable[[Run], RunAnswer]) -> RunAnswer:
     """Return the answer about a run, or why there is none."""
-    refusal = found.refusal
-    if found.values is not None:
+    refusal = file_run.refusal
+    if file_run.values is not None:
         try:
-            return answer_of(found.values)
+            return answer_of(file_run.values)
         except BridgeError as error:
             refusal = str(error)
     sentence = " ".join(refusal.split())
-    content = {"refused": sentence}
-    return RunAnswer(
-        text=sentence.removeprefix(f"{found.file}: "), content=content, code=BridgeError.exit_code
-    )
+    text = sentence.removeprefix(f"{file_run.file}: ")
+    return RunAnswer(text=text, content={"refused": sentence}, code=BridgeError.exit_code)
 
 
-def _row(found: FileRun, answer: RunAnswer) -> dict[str, Any]:
+def _row(file_run: FileRun, answer: RunAnswer) -> dict[str, Any]:
     """Return the answer about a run as plain data, with the place of the run."""
-    launch = {"number": found.number, "of": list(found.labels)} if found.labels else None
-    return {"file": found.file, "launch": launch, **answer.content, "exit_code": answer.code}
+    launch = None
+    if file_run.labels:
+        launch = {"number": file_run.number, "of": list(file_run.labels)}
+    return {"file": file_run.file, "launch": launch, **answer.content, "exit_code": answer.code}
 
 
 def precision_text(context: CheckContext) -> str:
     """Return the mode and the scaling scheme of a run: "bf16 with delayed scaling"."""
     if context.mode_decided_by is not None:
         return context.label
-    return f"{context.mode} with {context.scheme} scaling" if context.scheme else str(context.mode)
+    if not context.scheme:
+        return str(context.mode)
+    return f"{context.mode} with {context.scheme} scaling"
 
 
 def precision_dict(context: CheckContext) -> dict[str, Any]:
-    """Return the mode and the scaling scheme of a run as plain data; nulls where nothing states the mode."""
-    is_stated = context.mode_decided_by is None
+    """Return the mode and the scaling scheme of a run as plain data.
+
+    Both are null where nothing states the mode.
+    """
+    mode, scheme = None, None
+    if context.mode_decided_by is None:
+        mode, scheme = context.mode, context.scheme
     return {
         "precision": context.label,
-        "mode": context.mode if is_stated else None,
-        "scheme": context.scheme if is_stated else None,
+        "mode": mode,
+        "scheme": scheme,
         "mode_decided_by": context.mode_decided_by,
     }
 
@@ -157,13 +176,16 @@ def precision_dict(context: CheckContext) -> dict[str, Any]:
 def _unread_lines(unread: Sequence[UnreadFile]) -> list[str]:
     """Return a line for each reason for which files were not read."""
     lines = []
-    for kind, same in grouped((one.kind, one) for one in unread).items():
-        names = ", ".join(one.file for one in same[:NAMED])
-        more = f" and {len(same) - NAMED} more" if len(same) > NAMED else ""
-        lines.append(f"not read, {kind}: {_counted(len(same), 'file')} ({names}{more})")
+    for kind, same in grouped((file.kind, file) for file in unread).items():
+        names = ", ".join(file.file for file in same[:NAMED])
+        if len(same) > NAMED:
+            names = f"{names} and {len(same) - NAMED} more"
+        lines.append(f"not read, {kind}: {_counted(len(same), 'file')} ({names})")
     return lines
 
 
 def _counted(count: int, noun: str) -> str:
     """Return "1 run" or "2 runs"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    if count == 1:
+        return f"{count} {noun}"
+    return f"{count} {noun}s"

@@ -1,4 +1,4 @@
-"""`precision-bridge train [OVERRIDES]`: training, as `scripts/train.py` does it. The words are Hydra's."""
+"""`precision-bridge train [OVERRIDES]`: training as in `scripts/train.py`, in Hydra's words."""
 
 
 def run_words(words: list[str]) -> None:

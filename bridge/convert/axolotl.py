@@ -1,14 +1,17 @@
 """Axolotl's YAML.
 
-`bf16: true` decides two things at once: the weights are loaded in BF16, and the trainer runs autocast over them. What
-that amounts to depends on what stands around it. DeepSpeed and FSDP keep FP32 masters; an adapter is trained in FP32
-over a frozen BF16 model; and without any of these there is nothing in FP32 at all.
+`bf16: true` decides two things at once: the weights are loaded in BF16, and the trainer runs
+autocast over them. What that amounts to depends on what stands around it. DeepSpeed and FSDP keep
+FP32 masters; an adapter is trained in FP32 over a frozen BF16 model; and without any of these there
+is nothing in FP32 at all.
 
-`bf16: auto` is resolved as Axolotl does, for a stated GPU: its capabilities first (cli/config.py), then `resolve_dtype`
-(utils/config), then what the builder hands to transformers (core/builders/base.py).
-Source: Axolotl 0.19.0, with utils/schemas, loaders/model.py and integrations/kernels/args.py.
+`bf16: auto` is resolved as Axolotl does, for a stated GPU: its capabilities first (cli/config.py),
+then `resolve_dtype` (utils/config), then what the builder hands to transformers
+(core/builders/base.py). Source: Axolotl 0.19.0, with utils/schemas, loaders/model.py and
+integrations/kernels/args.py.
 """
 
+from contextlib import suppress
 from typing import Any
 
 from bridge.errors import PayloadError, RunConfigError
@@ -41,22 +44,26 @@ DECIDERS = {
         ("adapter", "bf16", "bfloat16", "fp16", "float16", "load_in_8bit"),
     ),
 }
-"""What the mode amounts to -> the record of it, and the settings that decide it, the first one first."""
+"""What the mode amounts to -> the record of it, and the settings that decide it, the first one
+first."""
 AROUND = ("deepspeed", "fsdp_config", "fsdp", "adapter")
 """Settings around the mode that decide what the weights and their gradients are."""
 
 
 def import_(payload: object, *, gpu: object = None) -> ImportReport:
-    """Return what an Axolotl configuration asks for; without a GPU, "auto" is a guess that is reported."""
+    """Return what an Axolotl configuration asks for.
+
+    Without a GPU, "auto" is a guess that is reported.
+    """
     top = Settings(payload, TABLE.title, lenient=True)
-    card, is_fp8 = _card(gpu), bool(top.switch("fp8"))
+    card = _card(gpu)
+    is_fp8 = bool(top.switch("fp8"))
     if top.values.get("bf16") == "full":
         raise TABLE.wrong("bf16-full", top, "bf16")
     if is_fp8 and card is not None and _capability(card) < (9, 0):
         raise TABLE.wrong("fp8-needs-hopper", top, "fp8", gpu=card.name)
-    is_tensorwise = (
-        top.section("fp8_config").word("recipe", FLOAT8_RECIPES) or "tensorwise"
-    ) == "tensorwise"
+    float8_recipe = top.section("fp8_config").word("recipe", FLOAT8_RECIPES) or "tensorwise"
+    is_tensorwise = float8_recipe == "tensorwise"
     builder = ImportBuilder(TABLE.title)
     semantics = _mode(builder, top, card)
     if is_fp8 and is_tensorwise:
@@ -65,29 +72,29 @@ def import_(payload: object, *, gpu: object = None) -> ImportReport:
     _tf32(builder, top, card)
     _weights(builder, top, semantics)
     plugins = top.values.get("plugins")
-    kernels = isinstance(plugins, list) and any(
-        "kernelsplugin" in str(plugin).lower() for plugin in plugins
-    )
+    kernels = False
+    if isinstance(plugins, list):
+        kernels = any("kernelsplugin" in str(plugin).lower() for plugin in plugins)
     TABLE.read(builder, top, fp8=is_fp8, tensorwise=is_tensorwise, kernels=kernels)
     is_whole = is_fp8 == ("fp8" in builder.fields) and not top.values.get("deepspeed")
     return builder.finish(semantics, is_whole=is_whole)
 
 
 def export(config: MixedPrecisionConfig, *, sharding: str | None = None) -> ExportReport:
-    """Return the precision settings of an Axolotl YAML, all of them written out: its defaults are "auto"."""
+    """Return the precision settings of an Axolotl YAML, all of them: its defaults are "auto"."""
     around = Settings({"sharding": sharding}, TABLE.title).word("sharding", ("fsdp", "deepspeed"))
     builder = ExportBuilder(config, TABLE.title)
     mode = mode_of(config)
-    settings = ("bf16", "fp16") if mode == "fp32" else (mode,)
+    settings: tuple[str, ...] = (mode,)
+    if mode == "fp32":
+        settings = ("bf16", "fp16")
     compute = export_as_cast(builder, "axolotl.axolotl-loads-the-weights", *settings)
     payload: dict[str, Any] = {"bf16": compute == "bf16", "fp16": compute == "fp16"}
     if mode != "fp32" and semantics_of(config) != "amp_o1" and around is None:
         builder.record("axolotl.weights-are-loaded-in-and-nothing", "params_dtype", mode=mode)
     if (config.fp8, config.fp8_recipe, mode) == ("hybrid", "tensorwise", "bf16"):
-        payload |= {
-            "fp8": True,
-            "torch_compile": True,
-        }  # compiling is what makes FP8 faster than BF16 there
+        # Compiling is what makes FP8 faster than BF16 there.
+        payload |= {"fp8": True, "torch_compile": True}
         for field in ("fp8", "fp8_recipe"):
             builder.map(field, "fp8")
         if config.fp8_param_gather:
@@ -108,38 +115,50 @@ def export(config: MixedPrecisionConfig, *, sharding: str | None = None) -> Expo
 
 def _card(gpu: object) -> Gpu | None:
     """Return the GPU of a target's word; PayloadError for a word that names none."""
-    try:
-        found = parse_target(str(gpu).replace("_", "")).gpu if gpu is not None else None
-    except RunConfigError:
-        found = None
-    if found is None and gpu is not None:
+    if gpu is None:
+        return None
+    card = None
+    with suppress(RunConfigError):
+        card = parse_target(str(gpu).replace("_", "")).gpu
+    if card is None:
         raise PayloadError(
             f"gpu: must be a GPU as in a target, got {gpu!r:.60}. Say h100, sm90 or cpu."
         )
-    return found
+    return card
 
 
 def _capability(card: Gpu) -> tuple[int, int]:
     """Return the compute capability that torch gives: 9.4 for MI300X, 0.0 without a GPU."""
-    return card.capability or ((9, 4) if card.is_gpu else (0, 0))
+    if card.capability:
+        return card.capability
+    if card.is_gpu:
+        return (9, 4)
+    return (0, 0)
 
 
 def _mode(builder: ImportBuilder, top: Settings, card: Gpu | None) -> str:
     """State what Axolotl loads and computes in, and return what it amounts to.
 
-    Without a stated GPU, "auto" is taken for one. torch.cuda.is_bf16_supported includes emulation by default.
+    Without a stated GPU, "auto" is taken for one. torch.cuda.is_bf16_supported includes emulation
+    by default.
     """
-    fp16, float16, bfloat16 = (top.switch(name) for name in ("fp16", "float16", "bfloat16"))
+    fp16 = top.switch("fp16")
+    float16 = top.switch("float16")
+    bfloat16 = top.switch("bfloat16")
     is_auto = top.values.get("bf16", "auto") == "auto"
     bf16 = not is_auto and bool(top.switch("bf16"))
     if is_auto and not fp16:
         bf16 = card is None or card.is_gpu
         fp16 = not bf16 and fp16 is None and not float16
     half = bf16 or bfloat16
-    mode = "bf16" if half else "fp32"
-    if not half and (top.switch("load_in_8bit") or fp16 or float16):
+    mode = "fp32"
+    if half:
+        mode = "bf16"
+    elif top.switch("load_in_8bit") or fp16 or float16:
         mode = "fp16"
-    state: dict[str, Any] = {mode: True} if mode == "fp32" else {mode: True, "params_dtype": mode}
+    state: dict[str, Any] = {mode: True}
+    if mode != "fp32":
+        state["params_dtype"] = mode
     builder.fields |= state
     if is_auto and bf16 and card is None:
         builder.record("axolotl.axolotl-asks-torch", "bf16", "auto")
@@ -149,16 +168,25 @@ def _mode(builder: ImportBuilder, top: Settings, card: Gpu | None) -> str:
         builder.record("axolotl.fp16-turns-auto-off", "bf16", "auto")
     else:
         builder.record("axolotl.auto-on-this-gpu", "bf16", "auto", gpu=card.name, mode=mode)
-    for name in (name for name in SWITCHES if name in top and name != "bf16"):
-        if top.switch(name) and SWITCHES[name] != mode:
-            builder.record("axolotl.another-setting-wins", name, top[name], mode=mode)
-        else:
-            builder.map(name, **(state if top.switch(name) else {}))
+    _map_switches(builder, top, mode, state)
     if bfloat16:
         builder.record("axolotl.documented-as-no-amp-the-builder", "bfloat16", True)
     if fp16 and not half:
         assume_torch_scaler(builder, "transformers' Trainer")
     return _semantics(top, mode, is_cast=bool(half or fp16))
+
+
+def _map_switches(builder: ImportBuilder, top: Settings, mode: str, state: dict[str, Any]) -> None:
+    """Map the switches other than `bf16`, and report those that another setting overrules."""
+    for name, dtype in SWITCHES.items():
+        if name not in top or name == "bf16":
+            continue
+        if not top.switch(name):
+            builder.map(name)
+        elif dtype != mode:
+            builder.record("axolotl.another-setting-wins", name, top[name], mode=mode)
+        else:
+            builder.map(name, **state)
 
 
 def _semantics(top: Settings, mode: str, *, is_cast: bool) -> str:
@@ -168,10 +196,12 @@ def _semantics(top: Settings, mode: str, *, is_cast: bool) -> str:
         return "megatron_o2"
     if top.values.get("fsdp") or top.values.get("fsdp_config"):
         return "fsdp_policy"
-    adapter = (
-        top.values.get("adapter") and top.values.get("peft_autocast_adapter_dtype") is not False
-    )
-    return "amp_o1" if adapter and is_cast else "true"
+    has_adapter = bool(top.values.get("adapter"))
+    if top.values.get("peft_autocast_adapter_dtype") is False:
+        has_adapter = False
+    if has_adapter and is_cast:
+        return "amp_o1"
+    return "true"
 
 
 def _tf32(builder: ImportBuilder, top: Settings, card: Gpu | None) -> None:
@@ -186,28 +216,45 @@ def _tf32(builder: ImportBuilder, top: Settings, card: Gpu | None) -> None:
 
 
 def _weights(builder: ImportBuilder, top: Settings, semantics: str) -> None:
-    """Report what the weights and gradients are, which no setting says, once for each setting that decides it."""
-    mode = next(name for name in ("fp32", "bf16", "fp16") if name in builder.fields)
+    """Report what the weights and gradients are, once for each setting that decides it.
+
+    No setting states them.
+    """
+    mode = _stated_mode(builder)
     decider = ""
     if semantics in DECIDERS:
         sentence, settings = DECIDERS[semantics]
-        written = [
-            name for name in settings if top.values.get(name) and SWITCHES.get(name, mode) == mode
-        ]
-        decider = next(iter(written), "bf16")
+        decider = _decider(top, settings, mode)
         builder.record(sentence, decider, top.values.get(decider), mode=mode)
     if semantics in ("fsdp_policy", "true"):
         builder.fields["grad_reduce_in_fp32"] = False
-    for other in (name for name in AROUND if top.values.get(name) and name != decider):
+    for other in AROUND:
+        if not top.values.get(other) or other == decider:
+            continue
         if semantics == "fp32" and other == "deepspeed":
             builder.record("axolotl.its-own-file-may", other, top[other])
+        elif semantics == "amp_o1" and other == "adapter":
+            builder.record("axolotl.adapter-in-fp32", other, top[other], mode=mode)
         elif semantics != "fp32" and other == "adapter":
-            sentence = (
-                "axolotl.adapter-in-fp32" if semantics == "amp_o1" else "axolotl.adapter-only"
-            )
-            builder.record(sentence, other, top[other], mode=mode)
+            builder.record("axolotl.adapter-only", other, top[other], mode=mode)
         else:
             builder.map(other)
+
+
+def _stated_mode(builder: ImportBuilder) -> str:
+    """Return the mode that is stated: fp32, bf16 or fp16."""
+    for mode in ("bf16", "fp16"):
+        if mode in builder.fields:
+            return mode
+    return "fp32"
+
+
+def _decider(top: Settings, settings: tuple[str, ...], mode: str) -> str:
+    """Return the first of some settings that is written and fits the mode."""
+    for name in settings:
+        if top.values.get(name) and SWITCHES.get(name, mode) == mode:
+            return name
+    return "bf16"
 
 
 CONTEXT = (

@@ -1,4 +1,4 @@
-"""One file into a recipe and on into another system's words: what `precision-bridge convert` prints."""
+"""One file into a recipe, and on into another system's words: the work of `convert`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 OURS = "recipe"
 """The name that `--to` has for our own YAML."""
 LOSSES = ("unsupported", "semantics")
-"""Reasons of a record that lose precision; the others name a near value, a default or a setting without effect."""
+"""Reasons of a record that lose precision; the others name a near value, a default or a setting
+without effect."""
 SAME_NUMBERS = ("pipeline_dtype", "reuse_grad_buf_for_mxfp8_param_ag")
 """Fields that change neither weights nor GEMMs, loss scale or sums: their loss is information."""
 
@@ -67,41 +68,60 @@ def runs_of(
     context: Mapping[str, Any] | None = None,
     targets: Sequence[System] = (),
 ) -> list[Run]:
-    """Return every run that a document asks for, the file's first one first; `targets` read the context too."""
-    kinds = ("python",) if chosen is None else system(chosen).kinds
+    """Return every run that a document asks for, the file's first one first.
+
+    `targets` read the context too.
+    """
+    kinds: tuple[str, ...] = ("python",)
+    if chosen is not None:
+        kinds = system(chosen).kinds
     if document.kind == "python" and "python" not in kinds:
         rule = f"{chosen} takes {' or '.join(kinds)}, and this is a Python program"
         raise PayloadError(f"{document.path}: {rule}. Give its configuration.")
     if document.kind == "shell":
         return _of_script(document, chosen, context or {}, targets)
-    framework = frameworks.recognise(document) if chosen is None else None
-    if framework is not None and not framework.is_converted:
-        raise PayloadError(framework.refusal(document.path))
-    detected = [(part, *detect(part, chosen)) for part in document.parts]
-    _check_context(context or {}, [*(one for _, one, _ in detected), *targets])
-    found = []
+    if chosen is None:
+        framework = frameworks.recognise(document)
+        if framework is not None and not framework.is_converted:
+            raise PayloadError(framework.refusal(document.path))
+    detected = []
+    systems: list[System] = []
+    for part in document.parts:
+        source, evidence = detect(part, chosen)
+        detected.append((part, source, evidence))
+        systems.append(source)
+    _check_context(context or {}, [*systems, *targets])
+    runs: list[Run] = []
+    for part, source, evidence in detected:
+        repeated = _repeated(part)
+        for imported in _imports(document, part, source, context or {}):
+            whole = replace(imported, unmapped=(*imported.unmapped, *repeated))
+            runs.append(Run(document=part, system=source, evidence=evidence, imported=whole))
+    return runs
+
+
+def _imports(
+    document: Document, part: Document, source: System, context: Mapping[str, Any]
+) -> Sequence[ImportReport]:
+    """Return the imports of a part of a document by the system that it is written for."""
+    payload = part.content
+    if source.read is not None:
+        payload = source.read(part)
+    facts = _for_system(source, context)
+    with _named(document):
+        if source.import_all:
+            return source.import_all(payload, **facts)
+        return (source.import_(payload, **facts),)
+
+
+def _repeated(part: Document) -> list[Unmapped]:
+    """Return a record for each key that stands twice in its mapping."""
     twice = "the key stands twice in its mapping, and the last value counts"
-    for part, one, evidence in detected:
-        payload = one.read(part) if one.read is not None else part.content
-        given = _for_system(one, context or {})
-        with _named(document):
-            imports = (
-                one.import_all(payload, **given)
-                if one.import_all
-                else (one.import_(payload, **given),)
-            )
-        repeated = [
-            Unmapped(key, value, "dead knob", f"line {line}: {twice}", "Keep one of the two.")
-            for key, value, line in part.repeated
-        ]
-        imports = tuple(
-            replace(imported, unmapped=(*imported.unmapped, *repeated)) for imported in imports
-        )
-        found += [
-            Run(document=part, system=one, evidence=evidence, imported=imported)
-            for imported in imports
-        ]
-    return found
+    repeated = []
+    for key, value, line in part.repeated:
+        detail = f"line {line}: {twice}"
+        repeated.append(Unmapped(key, value, "dead knob", detail, "Keep one of the two."))
+    return repeated
 
 
 def _of_script(
@@ -114,79 +134,85 @@ def _of_script(
     from bridge.read.megatron_lm.recognition import is_megatron
 
     ours = megatron_lm.SYSTEM
-    started = launches(
-        document.text, document.path, megatron_lm.variables_of(context.get("variables"))
-    )
+    variables = megatron_lm.variables_of(context.get("variables"))
+    started = launches(document.text, document.path, variables)
     if len(started) > MOST_LAUNCHES:
-        rule = (
-            f"a launch script must not start more than {MOST_LAUNCHES} programs, got {len(started)}"
-        )
-        raise PayloadError(f"{document.path}: {rule}. Give a part of it.")
-    lines = [
-        None if chosen == ours.name else command_lines.read(launch, chosen) for launch in started
-    ]
+        rule = f"a launch script must not start more than {MOST_LAUNCHES} programs"
+        raise PayloadError(f"{document.path}: {rule}, got {len(started)}. Give a part of it.")
+    lines: list[CommandLine | None] = [None] * len(started)
+    if chosen != ours.name:
+        lines = [command_lines.read(launch, chosen) for launch in started]
     known = [system(line.system) for line in lines if line is not None and line.system]
     _check_context(context, [ours, *known, *targets])
-    looks = candidates(document)
-    is_started = any(launch.line for launch in started)
-    evidence = (
-        "starts a program of Megatron-LM's"
-        if is_started
-        else "holds arguments, and starts no program"
-    )
-    evidence = looks[0][1].evidence if looks else evidence
-    evidence = evidence if chosen is None else "was named with --from"
-    found: list[Run] = []
+    evidence = _evidence(document, started, chosen)
+    runs: list[Run] = []
     left: list[Unmapped] = []
     for launch, line in zip(started, lines, strict=True):
         if line is None and (chosen == ours.name or (chosen is None and is_megatron(launch))):
             with _named(document, launch.label):
                 (imported,) = megatron_lm.import_all([launch], **_for_system(ours, context))
-            found.append(Run(document=document, system=ours, evidence=evidence, imported=imported))
+            runs.append(Run(document=document, system=ours, evidence=evidence, imported=imported))
         elif line is None or line.elsewhere:
             left += command_lines.left_out(launch, line)
         else:
-            found.append(_of_line(document, launch, line, context))
-    if not found:
-        framework = frameworks.of_launches(started) if chosen is None else None
+            runs.append(_of_line(document, launch, line, context))
+    if not runs:
+        framework = None
+        if chosen is None:
+            framework = frameworks.of_launches(started)
         if framework is not None and not framework.is_converted:
             raise PayloadError(framework.refusal(document.path))
         raise _nothing(document, started, chosen, left)
-    found[0] = replace(
-        found[0], imported=replace(found[0].imported, unmapped=(*found[0].imported.unmapped, *left))
-    )
-    return found
+    first = runs[0].imported
+    first = replace(first, unmapped=(*first.unmapped, *left))
+    runs[0] = replace(runs[0], imported=first)
+    return runs
+
+
+def _evidence(document: Document, started: Sequence[Launch], chosen: str | None) -> str:
+    """Return how it is known that a script is Megatron-LM's."""
+    if chosen is not None:
+        return "was named with --from"
+    looks = candidates(document)
+    if looks:
+        return looks[0][1].evidence
+    if any(launch.line for launch in started):
+        return "starts a program of Megatron-LM's"
+    return "holds arguments, and starts no program"
 
 
 def _of_line(
     document: Document, launch: Launch, line: CommandLine, context: Mapping[str, Any]
 ) -> Run:
     """Return the run of a launch whose command line is another system's than Megatron-LM."""
-    one = system(line.system)
+    source = system(line.system)
+    facts = {**line.context, **_for_system(source, context)}
     with _named(document, launch.label):
-        imported = one.import_(line.payload, **{**line.context, **_for_system(one, context)})
+        imported = source.import_(line.payload, **facts)
     imported = replace(imported, unmapped=(*imported.unmapped, *line.unread), label=launch.label)
-    return Run(document=document, system=one, evidence=line.evidence, imported=imported)
+    return Run(document=document, system=source, evidence=line.evidence, imported=imported)
 
 
 def _nothing(
     document: Document, started: Sequence[Launch], chosen: str | None, left: Sequence[Unmapped] = ()
 ) -> PayloadError:
-    """Return the error for a script that starts nothing a system reads; `left` are the launches left out."""
+    """Return the error for a script that starts nothing a system reads.
+
+    `left` are the launches left out.
+    """
     if left:
         launches = [f"{loss.field}: {loss.detail}" for loss in left[:SHOWN]]
-        launches += [f"and {len(left) - SHOWN} more launches"] if len(left) > SHOWN else []
+        if len(left) > SHOWN:
+            launches.append(f"and {len(left) - SHOWN} more launches")
         return PayloadError(f"{document.path}: {'; '.join(launches)}. {left[0].remedy}")
-    rule = f"{chosen} does not know" if chosen is not None else "no system here knows"
     programs = ", ".join(dict.fromkeys(launch.program for launch in started if launch.line))
-    starts = (
-        f"it starts {programs}, whose arguments {rule}"
-        if programs
-        else "it starts no training program"
-    )
-    return PayloadError(
-        f"{document.path}: {starts}. Give the file that sets the precision, or its system with --from."
-    )
+    starts = "it starts no training program"
+    if programs and chosen is not None:
+        starts = f"it starts {programs}, whose arguments {chosen} does not know"
+    elif programs:
+        starts = f"it starts {programs}, whose arguments no system here knows"
+    remedy = "Give the file that sets the precision, or its system with --from."
+    return PayloadError(f"{document.path}: {starts}. {remedy}")
 
 
 @contextmanager
@@ -202,7 +228,10 @@ def _named(document: Document, label: str = "") -> Iterator[None]:
 
 
 def convert(run: Run, to: str, context: Mapping[str, Any] | None = None) -> ExportReport | None:
-    """Return the run as a configuration of the system `to`; None for our own, which is the run's config itself."""
+    """Return the run as a configuration of the system `to`.
+
+    None for our own, which is the run's config itself.
+    """
     if run.imported.decided_by is not None:
         where = ", ".join(filter(None, (run.document.path, run.imported.label)))
         rule = f"the precision must be stated; {run.imported.decided_by} decides it"
@@ -224,32 +253,37 @@ def convert(run: Run, to: str, context: Mapping[str, Any] | None = None) -> Expo
 
 
 def lost(run: Run, exported: ExportReport | None) -> list[Unmapped]:
-    """Return the records of a conversion that lose precision: a format, scheme, loss scale or dtype of sums."""
+    """Return the records of a conversion that lose precision.
+
+    Lost is a format, a scheme, a loss scale or the dtype of sums.
+    """
     kept: tuple[str, ...] = SAME_NUMBERS
     if semantics_of(run.imported.config) != "fp32":
         kept += ("tf32",)  # it decides about GEMMs in FP32 alone
-    written = (
-        [entry for entry in exported.unmapped if entry.field not in kept]
-        if exported is not None
-        else []
-    )
-    return [entry for entry in (*run.imported.unmapped, *written) if entry.reason in LOSSES]
+    entries = list(run.imported.unmapped)
+    if exported is not None:
+        entries += [entry for entry in exported.unmapped if entry.field not in kept]
+    return [entry for entry in entries if entry.reason in LOSSES]
 
 
-def _check_context(given: Mapping[str, Any], systems: list[System]) -> None:
-    known = [key.name for one in systems for key in one.context]
-    for name in given:
-        if name not in known:
-            hint = did_you_mean(close_matches(name, known))
-            hint = hint or (
-                f"Keys: {', '.join(dict.fromkeys(known))}." if known else "There are none."
-            )
-            names = " and ".join(dict.fromkeys(one.name for one in systems))
-            raise PayloadError(f"--context: {name!r} is no key of {names}. {hint}")
+def _check_context(context: Mapping[str, Any], systems: list[System]) -> None:
+    known: dict[str, None] = {}
+    for reader in systems:
+        for key in reader.context:
+            known[key.name] = None
+    for name in context:
+        if name in known:
+            continue
+        hint = did_you_mean(close_matches(name, known))
+        if not hint and known:
+            hint = f"Keys: {', '.join(known)}."
+        names = " and ".join(dict.fromkeys(reader.name for reader in systems))
+        remedy = hint or "There are none."
+        raise PayloadError(f"--context: {name!r} is no key of {names}. {remedy}")
 
 
-def _for_system(one: System, context: Mapping[str, Any], use: str = "import") -> dict[str, Any]:
-    keys = {key.name for key in one.context if use in key.use}
+def _for_system(reader: System, context: Mapping[str, Any], use: str = "import") -> dict[str, Any]:
+    keys = {key.name for key in reader.context if use in key.use}
     return {name: value for name, value in context.items() if name in keys}
 
 
@@ -257,7 +291,9 @@ def payload_text(run: Run, to: str, exported: ExportReport | None) -> str:
     """Return the payload as the text of a file; empty where there is nothing to write."""
     if exported is None:
         return to_yaml(run.imported.config)
-    return "" if exported.payload is None else system(to).write(exported.payload)
+    if exported.payload is None:
+        return ""
+    return system(to).write(exported.payload)
 
 
 def plain(value: Any) -> Any:
@@ -265,10 +301,12 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
-        return [plain(inner) for inner in value]
+        return list(map(plain, value))
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
-    return value if isinstance(value, str | int | float | bool | None) else str(value)
+    if isinstance(value, str | int | float | bool | None):
+        return value
+    return str(value)
 
 
 def records(unmapped: tuple[Unmapped, ...], direction: str) -> list[dict[str, Any]]:

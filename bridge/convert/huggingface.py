@@ -1,11 +1,12 @@
 """Hugging Face `TrainingArguments`, as a mapping.
 
-`bf16=True` means autocast over the weights as they were loaded. No argument of the Trainer says how they were loaded:
-FP32 makes it AMP, and BF16, which transformers 5 takes from the checkpoint by default, leaves nothing in FP32 at all.
-TRL, ms-swift and others write arguments of the model into the same file, and those decide it: AMP over FP32 weights, an
-FP32 adapter over frozen BF16 weights, or BF16 throughout. With both switches off the environment's
-ACCELERATE_MIXED_PRECISION counts, and without it nothing is cast.
-Its settings and sentences, with their sources, are `rows/huggingface.yaml`.
+`bf16=True` means autocast over the weights as they were loaded. No argument of the Trainer says how
+they were loaded: FP32 makes it AMP, and BF16, which transformers 5 takes from the checkpoint by
+default, leaves nothing in FP32 at all. TRL, ms-swift and others write arguments of the model into
+the same file, and those decide it: AMP over FP32 weights, an FP32 adapter over frozen BF16 weights,
+or BF16 throughout. With both switches off the environment's ACCELERATE_MIXED_PRECISION counts, and
+without it nothing is cast. Its settings and sentences, with their sources, are
+`rows/huggingface.yaml`.
 """
 
 from typing import Any, NamedTuple
@@ -40,6 +41,16 @@ class Loaded(NamedTuple):
     """The setting that has an adapter trained over frozen weights."""
 
 
+class Outcome(NamedTuple):
+    """The precision that the arguments amount to."""
+
+    fields: dict[str, Any]
+    """Fields of the recipe."""
+    semantics: str
+    decider: str = ""
+    """The source that decides instead, as a noun; empty where the arguments do."""
+
+
 def import_(
     payload: object,
     *,
@@ -49,31 +60,36 @@ def import_(
 ) -> ImportReport:
     """Return what a mapping of arguments asks for.
 
-    Without `weights_dtype`, and a `torch_dtype` in the file, FP32 is assumed and reported; `program` is a noun.
+    Without `weights_dtype`, and a `torch_dtype` in the file, FP32 is assumed and reported;
+    `program` is a noun.
     """
     top = Settings(payload, TABLE.title)
     outside = Settings(
         {"weights_dtype": weights_dtype, "env": accelerate_mixed_precision}, TABLE.title
     )
-    stated, environment = (
-        outside.word("weights_dtype", MODES),
-        outside.word("env", ("no", "fp16", "bf16", "fp8")),
-    )
+    stated = outside.word("weights_dtype", MODES)
+    environment = outside.word("env", ("no", "fp16", "bf16", "fp8"))
     builder = ImportBuilder(TABLE.title)
     for name in SWITCHES:
         top.switch(name)
-    for one, other in (("bf16", "fp16"), ("bf16_full_eval", "fp16_full_eval")):
-        if top.values.get(one) and top.values.get(other):
-            raise TABLE.wrong("both-halves", top, other, other=one)
-    compute = next((mode for mode in ("bf16", "fp16") if top.values.get(mode)), "fp32")
+    for first, second in (("bf16", "fp16"), ("bf16_full_eval", "fp16_full_eval")):
+        if top.values.get(first) and top.values.get(second):
+            raise TABLE.wrong("both-halves", top, second, other=first)
+    compute = "fp32"
+    if top.values.get("bf16"):
+        compute = "bf16"
+    elif top.values.get("fp16"):
+        compute = "fp16"
     if environment is not None:
         compute = _environment(builder, environment, compute)
-    model, sharding = _loaded(builder, top, stated), _sharding(top)
+    model = _loaded(builder, top, stated)
+    sharding = _sharding(top)
     semantics = _mode(builder, top, compute, model, sharding=sharding, program=program)
     if top.values.get("torch_compile") and compute != "fp16" and not top.given("tf32"):
         builder.record("huggingface.compile-turns-tf32-on", "tf32", None, {"tf32": True})
-    facts = {f"{one}_launched": one == sharding and not top.values.get(one) for one in SHARDED}
-    facts |= {"fp16": compute == "fp16", "fsdp": bool(top.values.get("fsdp"))}
+    facts = {"fp16": compute == "fp16", "fsdp": bool(top.values.get("fsdp"))}
+    for name in SHARDED:
+        facts[f"{name}_launched"] = name == sharding and not top.values.get(name)
     TABLE.read(builder, top, **facts)
     return builder.finish(semantics, is_whole=sharding != "deepspeed")
 
@@ -92,7 +108,7 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
 
 
 def _environment(builder: ImportBuilder, environment: str, compute: str) -> str:
-    """Return the compute that the environment's precision leaves, which counts where both switches are off."""
+    """Return the compute of the environment's precision, which counts with both switches off."""
     if compute not in ("fp32", environment):
         builder.record(
             "huggingface.true-overrides-the-environment", ENVIRONMENT, environment, compute=compute
@@ -101,32 +117,50 @@ def _environment(builder: ImportBuilder, environment: str, compute: str) -> str:
     if environment == "fp8":
         builder.record("huggingface.the-fp8-back-end", ENVIRONMENT, "fp8")
         return "bf16"
-    taken = "fp32" if environment == "no" else environment
-    builder.map(ENVIRONMENT, **(amp_fields(taken) if taken != compute else {}))
+    taken = environment
+    if environment == "no":
+        taken = "fp32"
+    fields = {}
+    if taken != compute:
+        fields = amp_fields(taken)
+    builder.map(ENVIRONMENT, **fields)
     return taken
 
 
 def _sharding(top: Settings) -> str | None:
-    """Return "deepspeed" or "fsdp" where the Trainer, or the block it is launched with, shards so."""
-    launched = {
-        name: at(top.values, f"accelerate_launch_args.use_{name}") is True for name in SHARDED
-    }
-    return next((name for name in SHARDED if top.values.get(name) or launched[name]), None)
+    """Return "deepspeed" or "fsdp" where the Trainer, or its launch block, shards so."""
+    for name in SHARDED:
+        is_launched = at(top.values, f"accelerate_launch_args.use_{name}") is True
+        if top.values.get(name) or is_launched:
+            return name
+    return None
 
 
 def _loaded(builder: ImportBuilder, top: Settings, stated: str | None) -> Loaded:
-    """Return what the weights are loaded in, and report each dtype that does not decide; `stated` is the context's."""
+    """Return what the weights are loaded in, and report each dtype that does not decide.
+
+    `stated` is the context's.
+    """
     adapter = _adapter(top)
-    dtypes = {name: value for name in DTYPES if (value := at(top.values, name)) is not None}
-    setting, value = next(iter(dtypes.items()), ("weights_dtype", stated))
-    dtype = half_or_fp32(value) if dtypes else stated
+    dtypes = {}
+    for name in DTYPES:
+        value = at(top.values, name)
+        if value is not None:
+            dtypes[name] = value
+    setting: str = "weights_dtype"
+    value, dtype = stated, stated
+    if dtypes:
+        setting, value = next(iter(dtypes.items()))
+        dtype = half_or_fp32(value)
     model = Loaded(dtype, setting, value, adapter)
     if stated not in (None, dtype):
         builder.record("huggingface.weights_dtype-was-passed", setting, value, stated=stated)
         model = Loaded(stated, value=stated, adapter=adapter)
     elif dtype is None and value is not None:
-        sentence = "the-checkpoint-own-dtype" if value == "auto" else "not-one-of-float32-bfloat16"
-        builder.record(f"huggingface.{sentence}", setting, str(value))
+        sentence = "huggingface.not-one-of-float32-bfloat16"
+        if value == "auto":
+            sentence = "huggingface.the-checkpoint-own-dtype"
+        builder.record(sentence, setting, str(value))
     for name, other in dtypes.items():
         if name == setting:
             continue
@@ -138,7 +172,7 @@ def _loaded(builder: ImportBuilder, top: Settings, stated: str | None) -> Loaded
 
 
 def _adapter(top: Settings) -> str | None:
-    """Return the setting that has an adapter trained over frozen weights, None where there is none."""
+    """Return the setting that has an adapter trained over frozen weights; None without one."""
     if top.values.get("use_peft") is True:
         return "use_peft"
     for name in ("tuner_type", "train_type"):
@@ -158,41 +192,63 @@ def _mode(
 ) -> str:
     """State the mode, and return what it means for weights that were loaded like that."""
     names = [name for name in ("bf16", "fp16") if name in top]
-    half = model.dtype if model.dtype in ("bf16", "fp16") else None
-    kept = half is not None and compute in (half, "fp32")
-    fields: dict[str, Any] = amp_fields(compute)
-    semantics = "fp32" if compute == "fp32" else "amp_o1"
-    decider = ""
-    if sharding is not None and compute != "fp32":
-        fields, semantics = {compute: True, "params_dtype": compute}, SHARDED[sharding]
-    elif sharding == "deepspeed":
-        own = DECIDES["deepspeed"]
-        decider = own if names or program is None else f"{program} or {own}"
-    elif kept and not (model.adapter and compute != "fp32"):
-        fields, semantics = {str(half): True, "params_dtype": half}, "true"
-    elif compute == "fp32" and ENVIRONMENT in builder.mapped:
-        decider = DECIDES["model"] if model.dtype != "fp32" else ""
-    elif compute == "fp32" and not (names and model.dtype == "fp32"):
-        decider = DECIDES["environment"] if names else program or DECIDES["program"]
-    if decider:
-        fields, semantics = {}, "unstated"
-        builder.leave_mode(decider)
+    outcome = _outcome(builder, names, compute, model, sharding=sharding, program=program)
+    fields, semantics = outcome.fields, outcome.semantics
+    if outcome.decider:
+        builder.leave_mode(outcome.decider)
     builder.fields |= fields
     if semantics in ("fsdp_policy", "true"):
         builder.fields["grad_reduce_in_fp32"] = False
     for name in names:
-        builder.map(name, **(fields if name == compute else {}))
+        if name == compute:
+            builder.map(name, **fields)
+        else:
+            builder.map(name)
     if compute == "fp16" and sharding != "deepspeed":
         assume_torch_scaler(builder, "the Trainer")
     _weights(builder, top, model, compute, semantics)
     return semantics
 
 
+def _outcome(
+    builder: ImportBuilder,
+    names: list[str],
+    compute: str,
+    model: Loaded,
+    *,
+    sharding: str | None,
+    program: str | None,
+) -> Outcome:
+    """Return the precision that the switches, the weights and the sharding amount to."""
+    if sharding is not None and compute != "fp32":
+        return Outcome({compute: True, "params_dtype": compute}, SHARDED[sharding])
+    if sharding == "deepspeed":
+        decider = DECIDES["deepspeed"]
+        if not names and program is not None:
+            decider = f"{program} or {decider}"
+        return Outcome({}, "unstated", decider)
+    is_kept = model.dtype in ("bf16", "fp16") and compute in (model.dtype, "fp32")
+    if is_kept and (not model.adapter or compute == "fp32"):
+        return Outcome({str(model.dtype): True, "params_dtype": model.dtype}, "true")
+    if compute != "fp32":
+        return Outcome(amp_fields(compute), "amp_o1")
+    if ENVIRONMENT in builder.mapped:
+        if model.dtype != "fp32":
+            return Outcome({}, "unstated", DECIDES["model"])
+    elif names and model.dtype != "fp32":
+        return Outcome({}, "unstated", DECIDES["environment"])
+    elif not names:
+        return Outcome({}, "unstated", program or DECIDES["program"])
+    return Outcome(amp_fields(compute), "fp32")
+
+
 def _weights(
     builder: ImportBuilder, top: Settings, model: Loaded, compute: str, semantics: str
 ) -> None:
     """Report the dtype of the weights, and map the setting that states it."""
-    name, value, written_as = model.setting, model.dtype, model.value
+    name = model.setting
+    value = model.dtype
+    written_as = model.value
     written = name != "weights_dtype" and value is not None
     if semantics == "true":
         builder.record("huggingface.weights-were-loaded", name, written_as, value=value)
@@ -209,13 +265,11 @@ def _weights(
     elif value is None and written_as is None and semantics in ("amp_o1", "fp32"):
         builder.record("huggingface.fp32-was-assumed", name, None)
     if model.adapter is not None:
-        frozen = f"frozen {value} weights" if value else "frozen weights"
-        builder.record(
-            "huggingface.only-the-adapter-is-trained",
-            model.adapter,
-            top[model.adapter],
-            frozen=frozen,
-        )
+        frozen = "frozen weights"
+        if value:
+            frozen = f"frozen {value} weights"
+        sentence = "huggingface.only-the-adapter-is-trained"
+        builder.record(sentence, model.adapter, top[model.adapter], frozen=frozen)
 
 
 CONTEXT = (

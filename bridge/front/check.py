@@ -21,25 +21,28 @@ def check(
     target: str | None = None,
     silenced: Mapping[str, str] | None = None,
 ) -> Report:
-    """Report what is known to go wrong with a run, before anything of it is built. No GPU is needed.
+    """Report what is known to go wrong with a run, before it is built, without a GPU.
 
         from bridge import check, load_run
 
-        report = check(load_run(config_file="run_config.yaml", strict=False), target="h100x64,te2.9,cuda12.9")
+        run = load_run(config_file="run_config.yaml", strict=False)
+        report = check(run, target="h100x64,te2.9,cuda12.9")
         for finding in report.findings:
             print(finding.severity, finding)
         sys.exit(report.exit_code())  # 2 with errors
 
     Args:
-        run: A run that `load_run` read, a `ConfigContainer`, or a mapping of sections ("mixed_precision", "model",
-            "optimizer", "ddp", ...) with Megatron's field names. Nothing is written into it.
-        target: The machines of the run: GPU and number, then versions ("h100x64,te2.9,cuda12.9"), or "auto" for this
-            machine. None: the target that the run states. Without a target, rules that need a GPU are not asked.
+        run: A run that `load_run` read, a `ConfigContainer`, or a mapping of sections
+            ("mixed_precision", "model", "optimizer", "ddp", ...) with Megatron's field names.
+            Nothing is written into it.
+        target: The machines of the run: GPU and number, then versions ("h100x64,te2.9,cuda12.9"),
+            or "auto" for this machine. None: the target that the run states. Without a target,
+            rules that need a GPU are not asked.
         silenced: Id of a rule -> the reason. Findings of these rules stand in `Report.silenced`.
 
     Returns:
-        The findings, errors first. Each has an id, a severity (error, warning or info), the path of a field, the rule,
-        the value, its source and a remedy.
+        The findings, errors first. Each has an id, a severity (error, warning or info), the path of
+        a field, the rule, the value, its source and a remedy.
 
     Raises:
         RunConfigError: A target that cannot be read, or a rule that does not exist.

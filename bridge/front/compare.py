@@ -2,9 +2,9 @@
 
     python scripts/compare.py mixed_precision=bf16_mixed,fp8_current seeds=3 gate=1%
 
-The sweep is Hydra's: every other word is an override or a flag of the training script, launchers included. A seed
-decides the weights and the order of the data, so that every recipe sees the same. A run that is finished in the sweep's
-folder is not run again.
+The sweep is Hydra's: every other word is an override or a flag of the training script, launchers
+included. A seed decides the weights and the order of the data, so that every recipe sees the same.
+A run that is finished in the sweep's folder is not run again.
 """
 
 import json
@@ -32,7 +32,8 @@ SEEDS = 3
 FOLDER = "outputs/comparison"
 """The sweep's folder: the same from launch to launch, so that finished runs are found."""
 LENGTH = ("train", r"train\.train_iters", r"train\.lr_warmup_iters", r"logging\.log_interval")
-"""Settings that decide whether a run is long enough; where a sweep goes over one, each of its runs is judged."""
+"""Settings that decide whether a run is long enough; where a sweep goes over one, each of its runs
+is judged."""
 OUTSIDE, CANNOT_TELL = 1, 3
 """Exit codes: a recipe is outside the gate; none is, and of one nothing can be told."""
 
@@ -40,8 +41,9 @@ log = logging.getLogger("compare")
 
 
 def main_compare(words: Sequence[str] | None = None, *, config_path: Path | None = None) -> None:
-    """Run the sweep that the command line describes, print the comparison, and end with its exit code."""
-    words = sys.argv[1:] if words is None else words
+    """Run the sweep of a command line, print the comparison, and end with its exit code."""
+    if words is None:
+        words = sys.argv[1:]
     if {"-h", "--help"} & set(words):
         sys.stdout.write(__doc__)
         return
@@ -54,7 +56,8 @@ def main_compare(words: Sequence[str] | None = None, *, config_path: Path | None
 
     def before(sections: Mapping[str, Mapping[str, Any]]) -> None:
         require_extra("train", "A training run")
-        if not any(re.match(rf"\+*({'|'.join(LENGTH)})=.*,", word) for word in rest):
+        sweeps_length = re.compile(rf"\+*({'|'.join(LENGTH)})=.*,")
+        if not any(sweeps_length.match(word) for word in rest):
             require_enough_steps(sections["train"], sections["logging"])
 
     def after(folder: Path, runs: Sequence[Path]) -> None:
@@ -62,48 +65,64 @@ def main_compare(words: Sequence[str] | None = None, *, config_path: Path | None
 
     around = AroundSweep(before=before, after=after)
     main(arm, config_path=config_path or config_folder(), name="train", words=rest, around=around)
-    verdicts = {verdict for comparison in made for verdict in comparison.verdicts}
-    if verdicts & {"outside", "cannot tell"}:
-        sys.exit(OUTSIDE if "outside" in verdicts else CANNOT_TELL)
+    verdicts: set[str] = set()
+    for comparison in made:
+        verdicts.update(comparison.verdicts)
+    if "outside" in verdicts:
+        sys.exit(OUTSIDE)
+    if "cannot tell" in verdicts:
+        sys.exit(CANNOT_TELL)
 
 
 def _sweep_words(words: Sequence[str]) -> tuple[list[str], float]:
     """Return the words of the sweep and the gate; RunConfigError where no recipes are named."""
-    own = {
-        key: value
-        for key, _, value in (word.partition("=") for word in words)
-        if key in ("seeds", "gate")
-    }
-    rest = [word for word in words if word.partition("=")[0] not in own]
-    keys = {word.partition("=")[0] for word in rest}
+    settings: dict[str, str] = {}
+    rest: list[str] = []
+    keys: set[str] = set()
+    for word in words:
+        key, _, value = word.partition("=")
+        if key in ("seeds", "gate"):
+            settings[key] = value
+        else:
+            rest.append(word)
+            keys.add(key)
     if not any(word.startswith("mixed_precision=") and "," in word for word in rest):
         remedy = "Write mixed_precision=bf16_mixed,fp8_current, the baseline first."
         raise RunConfigError(f"mixed_precision: a comparison needs two recipes or more. {remedy}")
-    seeds = own.get("seeds", str(SEEDS))
+    seeds = settings.get("seeds", str(SEEDS))
     if not re.fullmatch(r"[1-9]\d{0,2}", seeds):
         raise RunConfigError.of("seeds", "must be a number from 1 to 999", seeds, "Write seeds=3.")
-    if "train.seed" in keys and "seeds" in own:
+    if "train.seed" in keys and "seeds" in settings:
         raise RunConfigError.of(
             "seeds", "counts the seeds that train.seed names", seeds, "Give one of the two."
         )
-    gate = own.get("gate", f"{100 * GATE:g}%")
-    share = float(gate[:-1]) / 100 if re.fullmatch(r"\d*\.?\d+%", gate) else math.nan
+    gate = settings.get("gate", f"{100 * GATE:g}%")
+    share = math.nan
+    if re.fullmatch(r"\d*\.?\d+%", gate):
+        share = float(gate[:-1]) / 100
     if not 0 < share < 1:
         raise RunConfigError.of(
             "gate", "must be a share of the baseline's loss", gate, "Write gate=1%."
         )
+    excluded = "[recipes_from,data.path,data.cache_dir,data.seed]"
     defaults = {
         "hydra.sweep.dir": FOLDER,
-        "hydra.job.config.override_dirname.exclude_keys": "[recipes_from,data.path,data.cache_dir,data.seed]",
+        "hydra.job.config.override_dirname.exclude_keys": excluded,
         "train.seed": ",".join(str(seed) for seed in range(1, int(seeds) + 1)),
         "data.seed": "${train.seed}",
         "hydra.mode": "MULTIRUN",
     }
-    return [*rest, *(f"{key}={value}" for key, value in defaults.items() if key not in keys)], share
+    for key, default in defaults.items():
+        if key not in keys:
+            rest.append(f"{key}={default}")
+    return rest, share
 
 
 def arm(config: ConfigContainer) -> Work:
-    """Prepare one run of the sweep; RunConfigError where the runs are too short to tell anything."""
+    """Prepare one run of the sweep.
+
+    RunConfigError where the runs are too short to tell anything.
+    """
     require_enough_steps(vars(config.train), vars(config.logging))
     return partial(_run, config, prepared(config))
 
@@ -117,7 +136,10 @@ def require_enough_steps(train: Mapping[str, Any], logging: Mapping[str, Any]) -
 
 
 def _run(config: ConfigContainer, work: Work, run_dir: Path) -> None:
-    """Train one run of the sweep, unless it is finished; a run that ends with an error is a result, too."""
+    """Train one run of the sweep, unless it is finished.
+
+    A run that ends with an error is a result, too.
+    """
     if _is_finished(config, run_dir):
         log.info("%s is finished and is not run again.", run_dir)
         return
@@ -127,9 +149,8 @@ def _run(config: ConfigContainer, work: Work, run_dir: Path) -> None:
     except TrainingError as error:
         log.warning("%s: %s", run_dir, error)
         if is_first_process():
-            (run_dir / FAILED).write_text(
-                json.dumps({"error": str(error)}) + "\n", encoding="utf-8"
-            )
+            content = json.dumps({"error": str(error)}) + "\n"
+            (run_dir / FAILED).write_text(content, encoding="utf-8")
 
 
 def _is_finished(config: ConfigContainer, run_dir: Path) -> bool:
@@ -140,8 +161,7 @@ def _is_finished(config: ConfigContainer, run_dir: Path) -> bool:
     ended = (run_dir / FAILED).is_file()
     summary = run_dir / "summary.json"
     if summary.is_file():
-        ended |= (
-            json.loads(summary.read_text(encoding="utf-8"))["iteration"] >= config.train.train_iters
-        )
+        iteration = json.loads(summary.read_text(encoding="utf-8"))["iteration"]
+        ended = ended or iteration >= config.train.train_iters
     plain = yaml.safe_load(yaml.safe_dump(plain_container(config)))
     return ended and yaml.safe_load(saved.read_text(encoding="utf-8")) == plain

@@ -1,7 +1,10 @@
-"""Composition: Hydra makes one config of YAML files, recipes and overrides; who set which key is found out from it.
+"""Composition: Hydra makes one config of YAML files, recipes and overrides.
 
-Of Hydra only public parts are used: `hydra.compose`, the interface of its config loader, and its parser of overrides.
-Registered recipes are options of the Hydra group `mixed_precision` (`bridge.registry.hydra_group`).
+The layer that set each key is found out from the composed config.
+
+Of Hydra only public parts are used: `hydra.compose`, the interface of its config loader, and its
+parser of overrides. Registered recipes are options of the Hydra group `mixed_precision`
+(`bridge.registry.hydra_group`).
 """
 
 from __future__ import annotations
@@ -61,16 +64,19 @@ def compose(
     is_complete: bool = False,
     may_sweep: bool | None = False,
 ) -> tuple[GivenRun, Any]:
-    """Compose a run once, and return it with Hydra's own node of the config, whose folders are resolved.
+    """Compose a run once, and return it with Hydra's own node of the config.
+
+    The folders in that node are resolved.
 
     Args:
         search: The folders of the tree.
         overrides: The words of a command line that are no flags.
         job_name: Hydra's name of the job and of its log.
-        trust: Run the Python that `recipes_from` of the primary config names; else it is a `BridgeWarning`.
+        trust: Run the Python that `recipes_from` of the primary config names; else it is a
+            `BridgeWarning`.
         is_complete: Refuse values that are missing (``???``); else they are left out.
-        may_sweep: Leave overrides with several values out; None: where ``hydra.mode`` is MULTIRUN. Else they are
-            refused.
+        may_sweep: Leave overrides with several values out; None: where ``hydra.mode`` is MULTIRUN.
+            Else they are refused.
 
     Raises:
         RunConfigError: Everything that has no value, no such section, or would be instantiated.
@@ -78,29 +84,36 @@ def compose(
     register()
     with search.started(job_name) as loader, in_our_words(overrides, loader):
         parsed = _prepared(search, overrides, loader, trust=trust)
-        swept = [override for override in parsed if override.is_sweep_override()]
-        words = [str(override.input_line) for override in parsed if override not in swept]
+        swept: list[Override] = []
+        words: list[str] = []
+        for override in parsed:
+            if override.is_sweep_override():
+                swept.append(override)
+            else:
+                words.append(str(override.input_line))
         whole = hydra.compose(search.config_name, words, return_hydra_config=True)
         is_sweep = may_sweep or (may_sweep is None and whole.hydra.mode == RunMode.MULTIRUN)
         _refuse_swept(swept, is_sweep=is_sweep)
         origins, recipes = _history(whole.hydra, loader)
         plain: Any = OmegaConf.to_container(whole)
         refuse_multiplied(plain, origins)
-        problems = Problems(
-            Origins()
-        )  # of what Hydra would instantiate from its own node besides its plugins
+        # Hydra would instantiate the callbacks of its own node, besides its plugins.
+        problems = Problems(Origins())
         problems.refuse_targets(plain["hydra"]["callbacks"], "hydra.callbacks")
         problems.raise_any()
         _resolve_folders(whole, plain, is_sweep=is_sweep)
         with _referred_to(whole):
-            config = OmegaConf.masked_copy(whole, [str(key) for key in whole if key != "hydra"])
-            return _given(
-                config, whole.hydra, origins, recipes, is_complete=is_complete
-            ), whole.hydra
+            kept = [str(key) for key in whole if key != "hydra"]
+            config = OmegaConf.masked_copy(whole, kept)
+            given = _given(config, whole.hydra, origins, recipes, is_complete=is_complete)
+            return given, whole.hydra
 
 
 def given_of_job(config: DictConfig) -> GivenRun:
-    """Return the run of a job's config, within the job: Hydra composed it, in the process of a sweep's job say."""
+    """Return the run of a job's config, which Hydra composed; called within the job.
+
+    The job may run in the process of a sweep.
+    """
     settings: Any = HydraConfig.get()
     origins, recipes = _history(settings, GlobalHydra.instance().config_loader())
     plain: Any = OmegaConf.to_container(config)
@@ -109,24 +122,32 @@ def given_of_job(config: DictConfig) -> GivenRun:
 
 
 def prepare_composing(search: Search, overrides: Sequence[str]) -> None:
-    """Load the recipes that a command line or its primary config names, and refuse overrides of unknown sections."""
+    """Load the recipes that a command line or its primary config names.
+
+    Overrides of unknown sections are refused.
+    """
     register()
     with search.started() as loader, in_our_words(overrides, loader):
         _prepared(search, overrides, loader, trust=True)
 
 
 def register() -> None:
-    """Make the registry, the sections and ``${launched:FORMAT}`` known to every composition from now on.
+    """Make the registry, the sections and ``${launched:FORMAT}`` known to every composition.
 
-    The sections are open nodes for a primary config to begin with. Hydra closes the composed config, so that
-    ``mixed_precision.fp8_margin=2`` would be refused unless the recipe states that field already. In an open section
-    any key can be set; whether there is such a field is judged against the real class when the config is decoded.
+    The sections are open nodes for a primary config to begin with. Hydra closes the composed
+    config, so that ``mixed_precision.fp8_margin=2`` would be refused unless the recipe states that
+    field already. In an open section any key can be set; whether there is such a field is judged
+    against the real class when the config is decoded.
     """
     register_group()
-    ours = {name: dataclasses.asdict(section()) for name, section in SECTIONS.items()}
-    keys = dict.fromkeys((RECIPES, *RUN_KEYS)) | {"precision_backend": "auto"}
     opened = (PRECISION, "silence", *OWNERS)
-    sections = OmegaConf.create({**keys, **{name: {} for name in opened}, **ours})
+    nodes: dict[str, Any] = dict.fromkeys((RECIPES, *RUN_KEYS))
+    nodes["precision_backend"] = "auto"
+    for name in opened:
+        nodes[name] = {}
+    for name, section in SECTIONS.items():
+        nodes[name] = dataclasses.asdict(section())
+    sections = OmegaConf.create(nodes)
     for name in (*opened, *SECTIONS):
         OmegaConf.set_struct(sections[name], False)
     ConfigStore.instance().store(name="sections", node=sections, provider="bridge.front")
@@ -134,7 +155,10 @@ def register() -> None:
 
 
 def _launched(pattern: str) -> str:
-    """Return the time of the launch: every process of a ``torchrun`` reads the clock of their common parent."""
+    """Return the time of the launch.
+
+    Every process of a ``torchrun`` reads the clock of their common parent.
+    """
     if "RANK" not in os.environ:
         return datetime.now().astimezone().strftime(pattern)
     import psutil  # for a launch of several processes alone
@@ -160,20 +184,28 @@ def _prepared(
 ) -> list[Override]:
     """Return the parsed overrides, with the recipes loaded that they or the primary config name."""
     parsed = parsed_overrides(overrides)
-    own = [override for override in parsed if override.key_or_group == RECIPES]
-    if own:
-        sources = recipe_sources(None if own[-1].is_delete() else own[-1].value())
+    naming = None
+    for override in parsed:
+        if override.key_or_group == RECIPES:
+            naming = override
+    if naming is not None:
+        named = None
+        if not naming.is_delete():
+            named = naming.value()
+        sources = recipe_sources(named)
     else:
-        sources = trusted_sources(
-            search.config_name, _of_primary(search.config_name, RECIPES, loader), trust=trust
-        )
+        named = _of_primary(search.config_name, RECIPES, loader)
+        sources = trusted_sources(search.config_name, named, trust=trust)
     register_group(*sources)
     _refuse_unknown(parsed, loader)
     return parsed
 
 
 def _of_primary(config_name: str, key: str, loader: ConfigLoader) -> Any:
-    """Return what the primary config itself has under `key`, as plain data; None where it has nothing."""
+    """Return what the primary config itself has under `key`, as plain data.
+
+    None where it has nothing.
+    """
     for source in loader.get_sources():
         if source.is_config(config_name):
             config = source.load_config(config_name).config
@@ -181,17 +213,16 @@ def _of_primary(config_name: str, key: str, loader: ConfigLoader) -> Any:
             if not isinstance(plain, dict) or key not in plain:
                 return None
             refuse_multiplied(plain, Origins())
-            found: Any = OmegaConf.select(config, key)
-            return (
-                OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
-            )
+            value: Any = OmegaConf.select(config, key)
+            if OmegaConf.is_config(value):
+                return OmegaConf.to_container(value, resolve=True)
+            return value
     return None
 
 
 def _refuse_unknown(overrides: Sequence[Override], loader: ConfigLoader) -> None:
-    problems = Problems(
-        Origins.of_keys((override.key_or_group for override in overrides), COMMAND_LINE)
-    )
+    keys = [override.key_or_group for override in overrides]
+    problems = Problems(Origins.of_keys(keys, COMMAND_LINE))
     sources = loader.get_sources()
     for override in overrides:
         key = override.key_or_group
@@ -201,7 +232,9 @@ def _refuse_unknown(overrides: Sequence[Override], loader: ConfigLoader) -> None
         else:
             value = override.value()
         if any(source.is_group(key) for source in sources):
-            names = value if isinstance(value, list) and value else [value]
+            names = [value]
+            if isinstance(value, list) and value:
+                names = value
             if any(isinstance(name, bool | int | float | dict) for name in names):
                 problems.add(key, "must be the name of an option", value)
             continue
@@ -213,7 +246,10 @@ def _refuse_unknown(overrides: Sequence[Override], loader: ConfigLoader) -> None
 
 
 def _refuse_swept(overrides: Sequence[Override], *, is_sweep: bool) -> None:
-    """Refuse overrides with several values where there is no sweep, and those of Hydra's own settings in any case."""
+    """Refuse overrides with several values.
+
+    They are legal in a sweep, except for Hydra's own settings.
+    """
     for override in overrides:
         key, _, value = str(override.input_line).partition("=")
         got = f"got {value!r} ({COMMAND_LINE})"
@@ -225,20 +261,20 @@ def _refuse_swept(overrides: Sequence[Override], *, is_sweep: bool) -> None:
 
 
 def _resolve_folders(whole: DictConfig, plain: Mapping[str, Any], *, is_sweep: bool) -> None:
-    """Give what a job will know about itself a value, as its interpolations are resolved before it starts."""
+    """Give a value to each folder of a job, as its interpolations are resolved before it starts."""
     settings = whole.hydra
     logging = plain.get("logging")
-    own = logging.get("run_dir") if isinstance(logging, dict) else None
-    is_asked = any(
-        word.startswith("hydra.run.dir=") for word in plain["hydra"]["overrides"]["hydra"]
-    )
+    run_dir = None
+    if isinstance(logging, dict):
+        run_dir = logging.get("run_dir")
+    hydra_words = plain["hydra"]["overrides"]["hydra"]
+    is_asked = any(word.startswith("hydra.run.dir=") for word in hydra_words)
     with read_write(settings), open_dict(settings):
         if is_sweep:
             settings.job.num, settings.job.id = 0, "0"
-        elif isinstance(own, str) and "${" not in own and not is_asked:
-            settings.run.dir = (
-                own  # the log goes with the run: the folder of the launch may be read-only
-            )
+        elif isinstance(run_dir, str) and "${" not in run_dir and not is_asked:
+            # The log goes with the run: the folder of the launch may be read-only.
+            settings.run.dir = run_dir
     place = settings.sweep if is_sweep else settings.run
     with _referred_to(whole):
         folder = str(place.dir)  # reads the clock, once
@@ -260,7 +296,9 @@ def _referred_to(whole: DictConfig) -> Iterator[None]:
 
 
 def _history(settings: Any, loader: ConfigLoader) -> tuple[Origins, Recipes]:
-    """Return who set the keys of a composed config, and the recipes in it; `settings` is Hydra's node of the config.
+    """Return who set the keys of a composed config, and the recipes in it.
+
+    `settings` is Hydra's node of the config.
 
     The command line is over the layers of the defaults list.
     """
@@ -279,7 +317,7 @@ def _history(settings: Any, loader: ConfigLoader) -> tuple[Origins, Recipes]:
         if layer is not None:
             layers.append(layer)
     origins = Origins.of_layers(layers)
-    values = {key: dict(own) for key, own in origins.values.items()}
+    values = {key: dict(of_key) for key, of_key in origins.values.items()}
     for override in OverridesParser.create().parse_overrides(words["task"]):
         if override.key_or_group in settings.runtime.choices or override.is_sweep_override():
             continue
@@ -293,41 +331,53 @@ def _history(settings: Any, loader: ConfigLoader) -> tuple[Origins, Recipes]:
 
 def _sources(settings: Any, loader: ConfigLoader) -> list[ConfigSource]:
     """Return the sources of configs in Hydra's order, those of ``hydra.searchpath`` too."""
-    *found, structured = loader.get_sources()
+    *sources, structured = loader.get_sources()
     kinds: dict[str, Any] = {}
     for kind in Plugins.instance().discover(ConfigSource):
         kinds[kind.scheme()] = kind  # type: ignore[attr-defined]
     for entry in settings.runtime.config_sources:
         if entry.provider.startswith("hydra.searchpath"):
-            found.append(kinds[entry.schema](entry.provider, f"{entry.schema}://{entry.path}"))
-    return [*found, structured]
+            kind = kinds[entry.schema]
+            sources.append(kind(entry.provider, f"{entry.schema}://{entry.path}"))
+    return [*sources, structured]
 
 
 def _layer(
     default: ResultDefault, sources: Sequence[ConfigSource], recipes: Recipes
 ) -> Layer | None:
-    """Return an entry of a defaults list with the keys that it sets; None for the nodes of Hydra and of code.
+    """Return an entry of a defaults list with the keys that it sets.
 
-    RunConfigError for a YAML file with the name of a registered recipe: one of the two would be ignored.
+    None for the nodes of Hydra and of code.
+
+    RunConfigError for a YAML file with the name of a registered recipe: one of the two would be
+    ignored.
     """
     path = default.config_path or ""
-    holders = [source for source in sources if source.is_config(path)]
+    holders, others = [], []
+    for source in sources:
+        if source.is_config(path):
+            holders.append(source)
+            if source.scheme() != SCHEME:
+                others.append(source)
     if not holders or path.startswith("hydra/") or holders[0].scheme() == "structured":
         return None
     recipe = recipe_name(path)
-    others = [source for source in holders if source.scheme() != SCHEME]
     if recipe is not None and others:
         raise RunConfigError(
-            f"{path}: is both a registered recipe and a YAML file, got {others[0].full_path()}/{path}.yaml. "
+            f"{path}: is both a registered recipe and a YAML file, "
+            f"got {others[0].full_path()}/{path}.yaml. "
             "Rename the file; its defaults list can name the recipe to build on."
         )
+    values: dict[str, Any] = {}
     if recipe is not None:
-        origin, values = f"recipe {recipe}", recipes[recipe].to_dict()
+        origin = f"recipe {recipe}"
+        values = recipes[recipe].to_dict()
     else:
+        origin = f"{path}.yaml"
         plain: Any = OmegaConf.to_container(holders[0].load_config(path).config)
-        origin, values = f"{path}.yaml", {}
         if isinstance(plain, dict):
-            values = {key: value for key, value in plain.items() if key != "defaults"}
+            values = dict(plain)
+            values.pop("defaults", None)
     is_recipe = path.startswith(f"{PRECISION}/")
     return Layer(origin=origin, values=leaves(values, default.package or ""), is_recipe=is_recipe)
 
@@ -364,16 +414,23 @@ def _given(
 
 
 def _require_complete(config: DictConfig, origins: Origins) -> None:
-    held = leaves(OmegaConf.to_container(config, resolve=False), "")
-    absent = sorted(path for path, value in held.items() if value == "???")
-    if absent:
-        needs = "needs a value" if len(absent) == 1 else "need values"
-        places = ", ".join(sorted({origins.of(path) for path in absent}))
-        remedy = " ".join(f"{path}=VALUE" for path in absent)
-        raise RunConfigError(f"{', '.join(absent)}: {needs}, got ??? ({places}). Give {remedy}.")
+    values = leaves(OmegaConf.to_container(config, resolve=False), "")
+    absent = sorted(path for path, value in values.items() if value == "???")
+    if not absent:
+        return
+    needs = "need values"
+    if len(absent) == 1:
+        needs = "needs a value"
+    places = ", ".join(sorted(set(map(origins.of, absent))))
+    remedy = " ".join(f"{path}=VALUE" for path in absent)
+    raise RunConfigError(f"{', '.join(absent)}: {needs}, got ??? ({places}). Give {remedy}.")
 
 
 def _without_missing(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _without_missing(inner) for key, inner in value.items() if inner != "???"}
-    return value
+    if not isinstance(value, dict):
+        return value
+    kept = {}
+    for key, inner in value.items():
+        if inner != "???":
+            kept[str(key)] = _without_missing(inner)
+    return kept

@@ -1,4 +1,4 @@
-"""One YAML file that holds a run's sections itself, read with the overrides of a command line written over it."""
+"""One YAML file that holds a run's sections, read with the overrides of a command line over it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,8 @@ def read_config_file(
 ) -> ConfigFile:
     """Read a file of sections and write overrides over it.
 
-    Only with `trust`, or among the overrides, the names in `recipes_from` are run; else they are a `BridgeWarning`.
+    Only with `trust`, or among the overrides, the names in `recipes_from` are run; else they are a
+    `BridgeWarning`.
     """
     file = ConfigFile(read_file(path, choice), path.name, trust=trust)
     if overrides:
@@ -51,15 +52,19 @@ class ConfigFile:
 
     def __init__(self, reading: FileReading, name: str, *, trust: bool) -> None:
         self.reading = reading
-        self.whole = {
-            key: dict(value) if isinstance(value, dict) else value
-            for key, value in reading.sections.items()
-        }
+        self.whole: dict[str, Any] = {}
+        for key, value in reading.sections.items():
+            self.whole[key] = value
+            if isinstance(value, dict):
+                self.whole[key] = dict(value)
         self.name = name
         self.by_key = dict.fromkeys(leaves(self.whole, ""), name)
-        self.by_key |= {path: file for path, file in reading.origins.items() if path in self.by_key}
+        for path, file in reading.origins.items():
+            if path in self.by_key:
+                self.by_key[path] = file
         self.choice: str | None = None
-        """The recipe's name, or the request for a choice, where one is given for `mixed_precision`."""
+        """The recipe's name, or the request for a choice, where one is given for
+        `mixed_precision`."""
         self.recipe: MixedPrecisionConfig | None = None
         """That recipe as the registry made it."""
         load_recipes_from(trusted_sources(name, self.whole.pop(RECIPES, None), trust=trust))
@@ -67,7 +72,9 @@ class ConfigFile:
 
     def given(self, name: str) -> GivenRun:
         """Return the run as it was read; `name` is the file's in messages."""
-        named = [f"recipe {recipe_name(self.recipe)}"] if self.recipe is not None else []
+        named = []
+        if self.recipe is not None:
+            named.append(f"recipe {recipe_name(self.recipe)}")
         values = {key: {origin: None} for key, origin in self.by_key.items()}
         origins = Origins(values=values, order=(*named, self.name), of_recipe=frozenset(named))
         return GivenRun(
@@ -75,15 +82,17 @@ class ConfigFile:
         )
 
     def write_all(self, overrides: Sequence[str]) -> None:
-        """Write overrides over the sections; RunConfigError with everything that is wrong with them."""
+        """Write overrides over the sections.
+
+        RunConfigError with everything that is wrong with them.
+        """
         from bridge.front.compose import parsed_overrides  # Hydra is heavy
 
         parsed = parsed_overrides(overrides)
         keys = [self.reading.own_name(override.key_or_group) for override in parsed]
         problems = Problems(Origins.of_keys(keys, COMMAND_LINE))
-        for override in sorted(
-            parsed, key=lambda one: "." in one.key_or_group
-        ):  # groups first, as Hydra does
+        # The overrides of whole groups are written first, as Hydra does.
+        for override in sorted(parsed, key=lambda override: "." in override.key_or_group):
             self.write(override, problems)
         problems.raise_any()
 
@@ -96,18 +105,18 @@ class ConfigFile:
             self._write_variable(field, text, problems, is_delete=override.is_delete())
             return
         if section not in KEYS and section not in self.reading.sections:
-            problems.unknown(
-                key, text, "no such section", (*KEYS, *self.reading.sections), word=section
-            )
+            sections = (*KEYS, *self.reading.sections)
+            problems.unknown(key, text, "no such section", sections, word=section)
             return
         if override.is_sweep_override():
             problems.add(key, "takes one value", text)
             return
-        value = None if override.is_delete() else override.value()
+        value = None
+        if not override.is_delete():
+            value = override.value()
         if not field and section in MAPPINGS and not isinstance(value, dict | None):
-            problems.add(
-                key, "a file has no options to choose from", value, f"Write {key}.FIELD=VALUE."
-            )
+            rule = "a file has no options to choose from"
+            problems.add(key, rule, value, f"Write {key}.FIELD=VALUE.")
             return
         known = self._known(section)
         if field and field.partition(".")[0] not in known:
@@ -125,26 +134,32 @@ class ConfigFile:
 
     def _write_variable(self, name: str, text: str, problems: Problems, *, is_delete: bool) -> None:
         """Set an environment variable of the run, or take it away."""
-        key, variables = f"{ENVIRONMENT}.{name}".removesuffix("."), dict(self.reading.environment)
+        key = f"{ENVIRONMENT}.{name}".removesuffix(".")
+        variables = dict(self.reading.environment)
         if not VARIABLE.fullmatch(name):
-            problems.add(
-                key, "names no environment variable", text, f"Write {ENVIRONMENT}.NAME=VALUE."
-            )
+            remedy = f"Write {ENVIRONMENT}.NAME=VALUE."
+            problems.add(key, "names no environment variable", text, remedy)
         elif is_delete and not variables:
             problems.add(key, "the file sets no variable", name, "Remove the override.")
         elif is_delete and name not in variables:
             problems.unknown(key, text, "no such variable in the file", variables, word=name)
         else:
             variables.pop(name, None)
-            value = {} if is_delete else {name: text.strip("'\"")}
-            self.reading = dataclasses.replace(self.reading, environment={**variables, **value})
+            if not is_delete:
+                variables[name] = text.strip("'\"")
+            self.reading = dataclasses.replace(self.reading, environment=variables)
 
     def start(self) -> None:
-        """Write what the file's framework sets at start, and the file's release into a target that states none."""
+        """Write what the file's framework sets at start.
+
+        The file's release is written into a target that states none.
+        """
         target = self.whole.get("target")
         if isinstance(target, list):  # target=[h100x8,te2.8], which Hydra takes without quotes
             target = ",".join(map(str, target))
-        place = Target() if target is None else parse_target(str(target))
+        place = Target()
+        if target is not None:
+            place = parse_target(str(target))
         self.reading = started(self.reading, self.whole, place)
         for row in self.reading.derived:
             self.by_key[row.path] = f"{row.set_by or self.reading.settings_of} at start"
@@ -161,29 +176,44 @@ class ConfigFile:
             return True
         stated = {}
         for section, modes in ((PRECISION, MODES), ("model", MODES[1:])):
-            held = self.whole.get(section)
+            fields = self.whole.get(section)
+            if not isinstance(fields, dict):
+                continue
             for name in modes:
-                if isinstance(held, dict) and self.by_key.get(f"{section}.{name}") == COMMAND_LINE:
-                    stated[f"{section}.{name}"] = held.get(name)
+                if self.by_key.get(f"{section}.{name}") == COMMAND_LINE:
+                    stated[f"{section}.{name}"] = fields.get(name)
         return True in stated.values() or stated == {"model.fp16": False, "model.bf16": False}
 
     def _known(self, section: str) -> set[str]:
-        """Return the fields that a section is known to have; none of those that are judged with the file's."""
-        held = self.whole.get(section) or {}
-        if section in (PRECISION, *OWNERS, *RUN_KEYS) or not isinstance(held, dict):
+        """Return the fields that a section is known to have.
+
+        The set is empty for a section whose fields are judged with the file's.
+        """
+        fields = self.whole.get(section) or {}
+        if section in (PRECISION, *OWNERS, *RUN_KEYS) or not isinstance(fields, dict):
             return set()
-        own = dataclasses.fields(SECTIONS[section]) if section in SECTIONS else ()
-        return {*map(str, held), *FIELDS.get(section, ()), *(field.name for field in own)}
+        known = {*map(str, fields), *FIELDS.get(section, ())}
+        if section in SECTIONS:
+            for field in dataclasses.fields(SECTIONS[section]):
+                known.add(field.name)
+        return known
 
     def _together(self, key: str) -> tuple[str, ...]:
-        """Return the settings that an override of one of them states: one argument of Megatron-LM is several fields."""
+        """Return the settings that an override of one of them states.
+
+        One argument of Megatron-LM is several fields.
+        """
         if self.reading.settings_of != MEGATRON_LM:
             return (key,)
         from bridge.read.megatron_lm.flags import fields_of  # few files are Megatron-LM's
 
         section, _, name = key.partition(".")
-        paths = fields_of(name) if section in OWNERS else ()
-        return tuple(paths) if key in paths else (key,)
+        if section not in OWNERS:
+            return (key,)
+        paths = fields_of(name)
+        if key not in paths:
+            return (key,)
+        return tuple(paths)
 
     def _set(self, key: str, value: Any, *, delete: bool) -> None:
         *parents, last = key.split(".")
@@ -192,11 +222,9 @@ class ConfigFile:
             if not isinstance(holder.get(name), dict):
                 holder[name] = {}
             holder = holder[name]
-        self.by_key = {
-            known: one
-            for known, one in self.by_key.items()
-            if not f"{known}.".startswith(f"{key}.")
-        }
+        for known in list(self.by_key):
+            if f"{known}.".startswith(f"{key}."):
+                del self.by_key[known]
         if delete:
             holder.pop(last, None)
             return

@@ -1,7 +1,8 @@
-"""`container`: a run's values as a `ConfigContainer`, each value decoded by the annotation of its field.
+"""`container`: a run as a `ConfigContainer`, each value decoded by its field's annotation.
 
-The rules for scalars are those of the precision fields (`bridge.precision.fields.coerce`): what YAML and a command line
-make of a value is taken where it can only mean one thing, and refused where it cannot.
+The rules for scalars are those of the precision fields (`bridge.precision.fields.coerce`): what
+YAML and a command line make of a value is taken where it can only mean one thing, and refused where
+it cannot.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import dataclasses
 import enum
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, Union
 
 from bridge.errors import (
@@ -45,9 +46,9 @@ PADDING = frozenset({"moe_router_padding_for_quantization", "moe_router_padding_
 
 
 def container(run: Run, problems: Problems | None = None) -> ConfigContainer:
-    """Return the container of a run, its precision finalized and not yet written. Imports Megatron Core.
+    """Return the container of a run, its precision finalized and not yet written.
 
-    RunConfigError has the `problems` that were found before too.
+    Megatron Core is imported. RunConfigError has the `problems` that were found before too.
 
     `require_startable` says whether such a run can begin.
     """
@@ -77,20 +78,29 @@ def container(run: Run, problems: Problems | None = None) -> ConfigContainer:
         run.precision.finalize()
     needed = _needed_at_construction(run.precision, arguments["model"])
     try:
-        made = {
-            name: _made(name, owner, arguments[name], needed.get(name, {}))
-            for name, owner in owners.items()
-        }
+        made = {}
+        for name, owner in owners.items():
+            made[name] = _made(name, owner, arguments[name], needed.get(name, {}))
     except RunConfigError:
         refuse_impossible_sizes(run, problems)  # says what Megatron stumbled over
         raise
+    sections = {name: cls(**ours[name]) for name, cls in SECTIONS.items()}
+    run_values = {}
+    for key in RUN_KEYS:
+        value = run.sections.get(key)
+        if value is not None:
+            run_values[key] = value
+    choice = None
+    if run.choice is not None:
+        choice = run.choice.to_dict()
+    origins = run.origins or Origins()
     return ConfigContainer(
         **made,
-        **{name: cls(**ours[name]) for name, cls in SECTIONS.items()},
-        **{key: run.sections[key] for key in RUN_KEYS if run.sections.get(key) is not None},
+        **sections,
+        **run_values,
         mixed_precision=run.precision,
-        precision_choice=run.choice.to_dict() if run.choice is not None else None,
-        set_by={key: dict(own) for key, own in (run.origins or Origins()).values.items()},
+        precision_choice=choice,
+        set_by={key: dict(of_key) for key, of_key in origins.values.items()},
     )
 
 
@@ -113,9 +123,13 @@ def refuse_impossible_sizes(run: Run, problems: Problems) -> None:
 def _declare_te_cpu(run: Run) -> None:
     if run.sections.get("precision_backend") != te_cpu.BACKEND:
         return
-    scheme, rows = run.model.get("fp4_recipe" if run.model.get("fp4") else "fp8_recipe"), None
+    scheme = run.model.get("fp8_recipe")
+    if run.model.get("fp4"):
+        scheme = run.model.get("fp4_recipe")
+    rows = None
     if run.precision is not None:
-        scheme, rows = scheme_of(run.precision), field_value(run.precision, "modules")
+        scheme = scheme_of(run.precision)
+        rows = field_value(run.precision, "modules")
     te_cpu.declare(run.sections.get("target"), schemes=[scheme, *schemes_of_rows(rows)])
 
 
@@ -125,42 +139,49 @@ def decoded_sections(
     problems: Problems,
     functions: Mapping[str, Any] | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Return the constructor arguments of each section's class; the problems take what does not fit."""
-    return {
-        name: decode_fields(
-            run.section(name), owner, section=name, problems=problems, functions=functions
+    """Return the constructor arguments of each section's class.
+
+    The problems take what does not fit.
+    """
+    decoded = {}
+    for name, owner in classes.items():
+        values = run.section(name)
+        decoded[name] = decode_fields(
+            values, owner, section=name, problems=problems, functions=functions
         )
-        for name, owner in classes.items()
-    }
+    return decoded
 
 
 def _needed_at_construction(
     precision: MixedPrecisionConfig | None, model: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """Return the fields of the precision without which Megatron refuses to construct the configs, by their section.
+    """Return the fields of the precision without which Megatron refuses the configs, by section.
 
-    Its checks run in the constructors, before the sync writes the precision: pipeline stages ask for their dtype,
-    padding for FP8 or FP4, and reused gradient buffers for weights in FP8.
+    Its checks run in the constructors, before the sync writes the precision: pipeline stages ask
+    for their dtype, padding for FP8 or FP4, and reused gradient buffers for weights in FP8.
     """
     if precision is None:
         return {}
-    stated, needed = precision.to_dict(), dict[str, Any]()
+    stated = precision.to_dict()
+    model_fields: dict[str, Any] = {}
     if model.get("pipeline_model_parallel_size", 1) > 1 and model.get("pipeline_dtype") is None:
-        needed["pipeline_dtype"] = torch_dtype(stated.get("pipeline_dtype") or mode_of(precision))
+        dtype = stated.get("pipeline_dtype") or mode_of(precision)
+        model_fields["pipeline_dtype"] = torch_dtype(dtype)
     if PADDING & model.keys():
-        needed |= {
-            name: stated[name]
-            for name in ("fp8", "fp8_recipe", "fp4", "fp4_recipe")
-            if stated.get(name)
-        }
-    return {
-        "model": needed,
-        "ddp": {"fp8_param_gather": True} if field_value(precision, "fp8_param_gather") else {},
-    }
+        for name in ("fp8", "fp8_recipe", "fp4", "fp4_recipe"):
+            if stated.get(name):
+                model_fields[name] = stated[name]
+    ddp_fields: dict[str, Any] = {}
+    if field_value(precision, "fp8_param_gather"):
+        ddp_fields["fp8_param_gather"] = True
+    return {"model": model_fields, "ddp": ddp_fields}
 
 
 def _made(name: str, owner: type[Any], arguments: dict[str, Any], needed: Mapping[str, Any]) -> Any:
-    """Return the config of Megatron's class; it was checked with the fields `needed`, and holds what was stated."""
+    """Return the config of Megatron's class.
+
+    It was checked with the fields `needed`, and holds what was stated.
+    """
     try:
         config = owner(**{**arguments, **needed})
     except BridgeError:
@@ -168,9 +189,8 @@ def _made(name: str, owner: type[Any], arguments: dict[str, Any], needed: Mappin
     except Exception as error:  # Megatron's checks raise exceptions of any class
         why = f"{type(error).__name__}: {error}".rstrip(": .")
         remedy = "Correct the fields it is about."
-        raise RunConfigError(
-            f"{name}: Megatron Core refuses these settings ({why}). {remedy}"
-        ) from error
+        rule = f"Megatron Core refuses these settings ({why})"
+        raise RunConfigError(f"{name}: {rule}. {remedy}") from error
     defaults = {field.name: default_of(field) for field in dataclasses.fields(owner)}
     for field in needed:
         setattr(config, field, arguments.get(field, defaults[field]))
@@ -191,15 +211,14 @@ def decode_fields(
 ) -> dict[str, Any]:
     """Return the constructor arguments of the dataclass `owner` that `values` describe.
 
-    `problems` takes every key that is no field and every value that does not fit; `functions` is field -> name ->
-    function.
+    `problems` takes every key that is no field and every value that does not fit; `functions` is
+    field -> name -> function.
     """
     hints = typing.get_type_hints(owner)
-    fields = {
-        field.name: field
-        for field in dataclasses.fields(owner)
-        if field.init and field.name[0] != "_"
-    }
+    fields = {}
+    for field in dataclasses.fields(owner):
+        if field.init and field.name[0] != "_":
+            fields[field.name] = field
     decoded: dict[str, Any] = {}
     for name, value in values.items():
         path = f"{section}.{name}"
@@ -211,10 +230,9 @@ def decode_fields(
             continue
         try:
             if functions and name in functions and isinstance(value, str):
-                short = value.rpartition(".")[
-                    2
-                ]  # torch.nn.functional.silu in a YAML of Megatron Bridge
-                decoded[name] = functions[name][_choice(short, tuple(functions[name]))]
+                named = functions[name]
+                short = value.rpartition(".")[2]  # Megatron Bridge writes torch.nn.functional.silu
+                decoded[name] = named[_choice(short, tuple(named))]
             else:
                 decoded[name] = decode(value, hints[name])
         except WrongValueError as error:
@@ -223,10 +241,13 @@ def decode_fields(
 
 
 def decode(value: Any, annotation: Any, *, optional: bool = False) -> Any:
-    """Return plain data as a value of the annotated type; WrongValueError where it cannot be read as that.
+    """Return plain data as a value of the annotated type.
 
-    `annotation` is bool, int, float, str, torch.dtype, an Enum, Literal, list, tuple, or an Optional or Union of these.
-    With `optional` None is legal, and an unquoted ``off`` or ``no`` means None where a name is expected.
+    WrongValueError where it cannot be read as that.
+
+    `annotation` is bool, int, float, str, torch.dtype, an Enum, Literal, list, tuple, or an
+    Optional or Union of these. With `optional` None is legal, and an unquoted ``off`` or ``no``
+    means None where a name is expected.
     """
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (Union, types.UnionType):
@@ -257,40 +278,46 @@ def _recipe(value: Mapping[str, Any] | str, annotation: Any) -> Any:
         raise WrongValueError(rule, value, "Write the content.")
     try:
         return annotation.from_config_dict(file_content(value))
-    except Exception as error:  # noqa: BLE001  Megatron asserts, and raises NotImplementedError and others
+    except Exception as error:  # noqa: BLE001  Megatron raises exceptions of any class
         why = " ".join(str(error).split()) or type(error).__name__
-        raise WrongValueError(
-            f"is refused by Megatron's RecipeConfig ({why})", dict(value), "Correct it."
-        ) from None
+        rule = f"is refused by Megatron's RecipeConfig ({why})"
+        raise WrongValueError(rule, dict(value), "Correct it.") from None
 
 
 def _union(value: Any, members: tuple[Any, ...]) -> Any:
-    """Return the value as the first member it fits, one of its own type before one it can be turned into."""
+    """Return the value as the first member it fits.
+
+    A member of the value's own type comes before a member it can be turned into.
+    """
     optional = type(None) in members
     if value is None and optional:
         return None
-    candidates = [member for member in members if member is not type(None)]
+    of_its_type, of_another = [], []
+    for member in members:
+        if type(value) in (member, typing.get_origin(member)):
+            of_its_type.append(member)
+        elif member is not type(None):
+            of_another.append(member)
     refusals: list[WrongValueError] = []
-    for member in sorted(
-        candidates, key=lambda one: type(value) not in (one, typing.get_origin(one))
-    ):
+    for member in (*of_its_type, *of_another):
         try:
             return decode(value, member, optional=optional)
         except WrongValueError as error:
             refusals.append(error)
-    of_data = [error for error in refusals if not isinstance(error, _NotDataError)]
-    raise (of_data or refusals)[0]
+    for refusal in refusals:
+        if not isinstance(refusal, _NotDataError):
+            raise refusal
+    raise refusals[0]
 
 
 def _choice(value: Any, known: tuple[Any, ...], *, optional: bool = False) -> Any:
     for name in known:
         if name == value and isinstance(name, bool) == isinstance(value, bool):
             return name
-    if optional and (
-        value is False or (isinstance(value, str) and value.lower() in ("none", "null"))
-    ):
+    is_none = value is False or (isinstance(value, str) and value.lower() in ("none", "null"))
+    if optional and is_none:
         return None
-    names = [str(name) for name in known]
+    names = list(map(str, known))
     if str(value) in names and not isinstance(value, bool):  # "2" for 2
         return known[names.index(str(value))]
     raise _none_of(value, names)
@@ -299,9 +326,11 @@ def _choice(value: Any, known: tuple[Any, ...], *, optional: bool = False) -> An
 def _text(value: Any, *, optional: bool) -> str | None:
     if isinstance(value, str) or (optional and value is False):
         return coerce(value, "name", switch=optional)  # type: ignore[no-any-return]
-    remedy = "Quote it" if isinstance(value, int | float) else "Give a single value"
+    remedy = "Give a single value"
     if isinstance(value, bool):
         remedy = "YAML reads an unquoted yes, no, on or off as a switch; quote it"
+    elif isinstance(value, int | float):
+        remedy = "Quote it"
     raise WrongValueError("must be text", value, f"{remedy}.")
 
 
@@ -311,7 +340,12 @@ def _sequence(value: Any, kind: type[Any], arguments: tuple[Any, ...]) -> Any:
     is_fixed = kind is tuple and arguments and Ellipsis not in arguments
     if is_fixed and len(value) != len(arguments):
         raise WrongValueError(f"must have {len(arguments)} items", list(value), "Give all of them.")
-    annotations = arguments if is_fixed else (*arguments[:1], Any)[:1] * len(value)
+    annotations: Sequence[Any] = arguments
+    if not is_fixed:
+        item: Any = Any
+        if arguments:
+            item = arguments[0]
+        annotations = [item] * len(value)
     try:
         return kind(map(decode, value, annotations))
     except WrongValueError as error:

@@ -1,7 +1,8 @@
-"""Hydra's and OmegaConf's errors in this package's words: the key, the rule, the value, its origin and the remedy.
+"""Hydra's and OmegaConf's errors in this package's words.
 
-Hydra answers a key it does not know with the advice to put a plus sign before it, which here would only turn one wrong
-key into another.
+Each message has the key, the rule, the value, its origin and the remedy. Hydra answers a key it
+does not know with the advice to put a plus sign before it, which here would only turn one wrong key
+into another.
 """
 
 from __future__ import annotations
@@ -37,14 +38,15 @@ SENTENCES = {
         "{key}: has no value that could be taken back (command line). Remove ~{key}."
     ),
     r"Could not delete '(?P<key>[^']*)'\. No match in the defaults list": (
-        "{key}: no option of this group is chosen that could be taken back (command line). Remove ~{key}."
+        "{key}: no option of this group is chosen that could be taken back (command line). "
+        "Remove ~{key}."
     ),
     r"Could not append to config\. An item is already at '(?P<key>[^']*)'": (
         "{key}: has a value already (command line). Write {key}=VALUE, without a sign before it."
     ),
     r"(?P<key>\S+) appears more than once in the final defaults list": (
-        "{key}: an option of this group is chosen already. Write {key}=OPTION, without a sign before it, or in a YAML "
-        "file `override {key}: OPTION`."
+        "{key}: an option of this group is chosen already. "
+        "Write {key}=OPTION, without a sign before it, or in a YAML file `override {key}: OPTION`."
     ),
     r"Could not override '(?P<key>[^']*)'\. No match in the defaults list": (
         "{key}: this group is not part of the primary config. Add it to its defaults list."
@@ -52,18 +54,22 @@ SENTENCES = {
     r"Could not override '(?P<key>[^']*)'\.": "{key}: no such key (command line). {hint}",
     r"(?P<rule>Only one of --run.*|The --resolve flag .*)": "{rule}.",
 }
-"""Pattern in Hydra's message -> the sentence in its place. Hydra's errors have no other data than their text."""
+"""Pattern in Hydra's message -> the sentence in its place. Hydra's errors have no other data than
+their text."""
 
 
 @contextmanager
 def in_our_words(overrides: Sequence[str], loader: ConfigLoader | None = None) -> Iterator[None]:
-    """Translate the errors of a block; a crash of the job, whose folder is noted on it, stays as it is."""
+    """Translate the errors of a block.
+
+    A crash of the job, whose folder is noted on it, stays as it is.
+    """
     try:
         yield
     except COMPOSITION_ERRORS as error:
-        if isinstance(error, BridgeError) or any(
-            note.startswith(CRASH) for note in getattr(error, "__notes__", ())
-        ):
+        notes = getattr(error, "__notes__", ())
+        is_crash = any(note.startswith(CRASH) for note in notes)
+        if isinstance(error, BridgeError) or is_crash:
             raise
         raise translated(error, overrides, loader) from error
 
@@ -73,12 +79,13 @@ def translated(
 ) -> BridgeError:
     """Return the error to show instead of one of Hydra's.
 
-    `overrides` is the command line, to name it as an origin; `loader` knows the configs that can be found, for near
-    names.
+    `overrides` is the command line, to name it as an origin; `loader` knows the configs that can be
+    found, for near names.
     """
-    too_long = _of_long_number(overrides) if type(error) is ValueError else None
-    if too_long is not None:
-        return too_long
+    if type(error) is ValueError:
+        too_long = _of_long_number(overrides)
+        if too_long is not None:
+            return too_long
     if isinstance(error, OverrideParseException):
         return _of_word(error)
     if isinstance(error, MissingConfigException):
@@ -89,22 +96,30 @@ def translated(
             f"{mark.name}:{mark.line + 1}: is not YAML: {error.problem}. Correct the line."
         )
     if isinstance(error, OSError) and error.strerror:
-        return RunConfigError(
-            f"The configuration cannot be composed. {error.strerror}: {str(error.filename)!r:.80}."
-        )
-    cause = error.__cause__ if isinstance(error.__cause__, OmegaConfBaseException) else None
+        why = f"{error.strerror}: {str(error.filename)!r:.80}"
+        return RunConfigError(f"The configuration cannot be composed. {why}.")
+    return _of_text(error)
+
+
+def _of_text(error: Exception) -> RunConfigError:
+    """Return the error whose sentence fits the text of Hydra's error, or that text itself."""
+    cause = None
+    if isinstance(error.__cause__, OmegaConfBaseException):
+        cause = error.__cause__
     for pattern, sentence in SENTENCES.items():
-        found = re.search(pattern, str(error))
-        if found:
-            known = [str(key) for key in getattr(cause, "parent_node", None) or ()]
+        match = re.search(pattern, str(error))
+        if match:
+            siblings = getattr(cause, "parent_node", None) or ()
+            known = list(map(str, siblings))
             hint, matches = _hint(str(getattr(cause, "key", "")), known)
-            return RunConfigError(sentence.format(**found.groupdict(), hint=hint), matches)
-    lines = [str(error), str(cause) if cause is not None and str(cause) not in str(error) else ""]
-    kept = [
-        line.strip()
-        for line in "\n".join(lines).splitlines()
-        if line.strip() and "use +" not in line
-    ]
+            return RunConfigError(sentence.format(**match.groupdict(), hint=hint), matches)
+    text = str(error)
+    if cause is not None and str(cause) not in text:
+        text = f"{text}\n{cause}"
+    kept = []
+    for line in text.splitlines():
+        if line.strip() and "use +" not in line:
+            kept.append(line.strip())
     return RunConfigError(f"The configuration cannot be composed. {'; '.join(kept).rstrip('.')}.")
 
 
@@ -122,22 +137,25 @@ def _of_long_number(overrides: Sequence[str]) -> RunConfigError | None:
 
 def _of_word(error: OverrideParseException) -> RunConfigError:
     word = str(error.override)
-    known = "=" not in word and word.partition(".")[0] in KEYS
-    if known or word in REGISTRY:
-        assignment = f"{word}=VALUE" if known else f"{PRECISION}={word}"
+    is_key = "=" not in word and word.partition(".")[0] in KEYS
+    if is_key:
+        return RunConfigError(f"{word!r} is no override (command line). Write {word}=VALUE.")
+    if word in REGISTRY:
+        assignment = f"{PRECISION}={word}"
         return RunConfigError(f"{word!r} is no override (command line). Write {assignment}.")
     return RunConfigError(
-        f"{error.override!r} is no override (command line). Write KEY=VALUE, and quote a value with special "
-        "characters: 'KEY=\"a=b\"'."
+        f"{error.override!r} is no override (command line). Write KEY=VALUE, and quote a value "
+        "with special characters: 'KEY=\"a=b\"'."
     )
 
 
 def _hint(word: str, known: Sequence[str]) -> tuple[str, list[str]]:
     """Return what to do about a name that does not exist, and the nearest that do."""
     matches = close_matches(word, known)
-    return did_you_mean(matches) or (
-        f"There are {', '.join(known)}." if known else "Remove it."
-    ), matches
+    hint = did_you_mean(matches)
+    if not hint and known:
+        hint = f"There are {', '.join(known)}."
+    return hint or "Remove it.", matches
 
 
 def _missing(
@@ -152,33 +170,30 @@ def _missing(
             "--config-name", rule, name, "Give the name of a YAML file there, without .yaml."
         )
     if not name or parent is None:
-        return RunConfigError(
-            f"{message.partition(chr(10))[0].strip().rstrip('.')}. Give the name of one that exists."
-        )
+        first_line = message.partition("\n")[0].strip().rstrip(".")
+        return RunConfigError(f"{first_line}. Give the name of one that exists.")
     group, _, option = name.rpartition("/")
-    chosen_here = any(
-        word.lstrip("+").startswith(f"{group}=") and option in word for word in overrides
-    )
-    where = "command line" if chosen_here else f"{parent.group(1)}.yaml"
-    options = list(error.options or (loader.get_group_options(group) if loader is not None else ()))
+    where = f"{parent.group(1)}.yaml"
+    for word in overrides:
+        if word.lstrip("+").startswith(f"{group}=") and option in word:
+            where = COMMAND_LINE
+    options = list(error.options or ())
+    if not options and loader is not None:
+        options = loader.get_group_options(group)
     if name.startswith(f"{PRECISION}/") and name.endswith((".yaml", ".yml")):
-        rule, remedy = (
-            "must be a recipe's name, not a file",
-            "check, plan and memory read a run's file with --config.",
-        )
+        rule = "must be a recipe's name, not a file"
+        remedy = "check, plan and memory read a run's file with --config."
         return RunConfigError.of(PRECISION, rule, name.removeprefix(f"{PRECISION}/"), remedy)
+    got = f"got {option!r} ({where})"
     if group == PRECISION:
         matches = close_matches(option, sorted({*options, *REGISTRY.aliases()}))
-        near = f"{did_you_mean(matches)} " if matches else ""
-        text = (
-            f"{PRECISION}: no such recipe, got {option!r} ({where}). {near}{REGISTRY.where_listed}"
-        )
-        return UnknownRecipeError(text, matches)
+        remedy = REGISTRY.where_listed
+        if matches:
+            remedy = f"{did_you_mean(matches)} {remedy}"
+        return UnknownRecipeError(f"{PRECISION}: no such recipe, {got}. {remedy}", matches)
     if not options and loader is not None:  # the group itself does not exist
         groups = [known for known in loader.list_groups("") if known != "hydra"]
         hint, matches = _hint(group, groups)
-        return RunConfigError(f"{group}: no such group, got {option!r} ({where}). {hint}", matches)
+        return RunConfigError(f"{group}: no such group, {got}. {hint}", matches)
     hint, matches = _hint(option, options)
-    return RunConfigError(
-        f"{group or 'defaults'}: no such option, got {option!r} ({where}). {hint}", matches
-    )
+    return RunConfigError(f"{group or 'defaults'}: no such option, {got}. {hint}", matches)

@@ -1,7 +1,8 @@
 """The JSON Schema of the YAML that is read here: of a recipe, and of a run's file.
 
-Editors complete and check a YAML file by it. It is made of the tables of fields, and takes every value that they take:
-a switch as ``true`` or ``"yes"``, a dtype in any spelling, and an interpolation of OmegaConf in the place of any value.
+Editors complete and check a YAML file by it. It is made of the tables of fields, and takes every
+value that they take: a switch as ``true`` or ``"yes"``, a dtype in any spelling, and an
+interpolation of OmegaConf in the place of any value.
 """
 
 from __future__ import annotations
@@ -73,13 +74,21 @@ def run_schema() -> Schema:
 def _recipe(extra: Schema) -> Schema:
     """Return the schema of a mapping of a precision's fields."""
     docs = field_docs(MixedPrecisionConfig)
-    properties = {name: _described(_of_field(field), docs[name]) for name, field in FIELDS.items()}
-    return {"type": "object", "properties": {**properties, **extra}, "additionalProperties": False}
+    properties = {}
+    for name, field in FIELDS.items():
+        properties[name] = _described(_of_field(field), docs[name])
+    properties.update(extra)
+    return {"type": "object", "properties": properties, "additionalProperties": False}
 
 
 def _section(name: str) -> Schema:
-    """Return the schema of a section: the known fields by their types; a model's provider may have more."""
-    properties = {field: _of_kind(row.kind) for field, row in OWNER_FIELDS.get(name, {}).items()}
+    """Return the schema of a section: the known fields by their types.
+
+    A model's provider may have more.
+    """
+    properties = {}
+    for field_name, row in OWNER_FIELDS.get(name, {}).items():
+        properties[field_name] = _of_kind(row.kind)
     if name in SECTIONS:
         docs = field_docs(SECTIONS[name])
         for field in dataclasses.fields(SECTIONS[name]):
@@ -100,14 +109,17 @@ def _of(description: str, *types: str) -> Schema:
 
 def _described(schema: Schema, doc: FieldDoc | None) -> Schema:
     """Return a schema with the sentence below its field."""
-    return schema if doc is None else {"description": doc.text, **schema}
+    if doc is None:
+        return schema
+    return {"description": doc.text, **schema}
 
 
 def _of_field(field: StatedField) -> Schema:
     """Return the schema of a field of the precision."""
     schema = _of_kind(field.kind)
     if field.kind == "dtype":
-        schema = _of_dtype([spelling for spelling, _ in field.spellings])
+        further = [spelling for spelling, _ in field.spellings]
+        schema = _of_dtype(further)
     examples = field.choices or field.examples or NAMES.get(field.name, ())
     if examples:
         schema["examples"] = list(examples)
@@ -146,13 +158,19 @@ def _any() -> Schema:
 
 
 def _text_pattern(words: Iterable[str], before: str = "") -> Schema:
-    """Return the schema of some words in any case, or of an interpolation; the dialect has no flag for the case."""
+    """Return the schema of some words in any case, or of an interpolation.
+
+    The dialect has no flag for the case.
+    """
     spellings = []
     for word in sorted(words):
-        letters = [
-            f"[{letter.upper()}{letter.lower()}]" if letter.isalpha() else letter for letter in word
-        ]
-        spellings.append("".join(letters))
+        spelling = ""
+        for letter in word:
+            if letter.isalpha():
+                spelling += f"[{letter.upper()}{letter.lower()}]"
+            else:
+                spelling += letter
+        spellings.append(spelling)
     return {
         "type": "string",
         "pattern": rf"^\s*{before}(?:{'|'.join(spellings)})\s*$|{INTERPOLATION}",

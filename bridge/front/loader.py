@@ -1,8 +1,9 @@
 """`load_run`: a run as every command about one reads it.
 
-They come from the Hydra tree of the training script, or from one YAML file that holds the sections itself: a file of
-`docs/showcase`, the ``config.yaml`` of a run folder, or the YAML of a Megatron Bridge `ConfigContainer`. Overrides are
-the training script's in either case. Neither torch nor Megatron Core is imported.
+They come from the Hydra tree of the training script, or from one YAML file that holds the sections
+itself: a file of `docs/showcase`, the ``config.yaml`` of a run folder, or the YAML of a Megatron
+Bridge `ConfigContainer`. Overrides are the training script's in either case. Neither torch nor
+Megatron Core is imported.
 """
 
 from __future__ import annotations
@@ -57,21 +58,24 @@ def load_run(
         run = load_run(["mixed_precision=fp8_current", "model.num_layers=32", "target=h100x8"])
 
     Args:
-        overrides: Settings as on the training script's command line: ``mixed_precision=bf16_mixed``,
-            ``target=h100x8``. They are written over those of the file or the tree.
+        overrides: Settings as on the training script's command line:
+            ``mixed_precision=bf16_mixed``, ``target=h100x8``. They are written over those of the
+            file or the tree.
         config_path: Folder of the Hydra tree; None: what `config_folder` finds.
-        config_file: A file that describes a run, which is read instead of the tree: what `read_file` reads, or a folder
-            with such a file; a relative path is looked up here, then in the repository.
+        config_file: A file that describes a run, which is read instead of the tree: what
+            `read_file` reads, or a folder with such a file; a relative path is looked up here, then
+            in the repository.
         config_name: The tree's primary config, without ``.yaml``.
         config_dir: Another folder, of a team's own groups.
-        strict: Refuse a precision that can never be right, a mode that nothing states, and misspelt fields of
-            Megatron's. A check, which reports all three, does without.
+        strict: Refuse a precision that can never be right, a mode that nothing states, and misspelt
+            fields of Megatron's. A check, which reports all three, does without.
         trust: Run the Python that `recipes_from` names in `config_file` or in the primary config.
         choice: The run of a `config_file` that has several, and the variables of a script.
 
     Returns:
-        The precision and the sections of the run with the source of each value. `bridge.check` reports what is known to
-        go wrong with it, and its `plan` has the format of every GEMM and tensor.
+        The precision and the sections of the run with the source of each value. `bridge.check`
+        reports what is known to go wrong with it, and its `plan` has the format of every GEMM and
+        tensor.
 
     Raises:
         RunConfigError: A file, section, key or override that cannot be used.
@@ -112,9 +116,10 @@ def _run_of_tree(
 def require_strict(run: Run, problems: Problems | None = None) -> None:
     """Refuse a run that cannot be planned.
 
-    Those are a mode that nothing states, values of a wrong type, fields that resemble one of Megatron's (a model
-    provider's own fields resemble none), sizes that are not stated, and a precision that can never be right. So is
-    a model with other layers than a language model's. RunConfigError has the `problems` that were found before too.
+    Those are a mode that nothing states, values of a wrong type, fields that resemble one of
+    Megatron's (a model provider's own fields resemble none), sizes that are not stated, and a
+    precision that can never be right. So is a model with other layers than a language model's.
+    RunConfigError has the `problems` that were found before too.
     """
     problems = problems or Problems(run.origins)
     if run.reading.other_layers is not None:
@@ -137,19 +142,22 @@ def require_strict(run: Run, problems: Problems | None = None) -> None:
 
 
 def run_of(given: GivenRun, *, resolve: bool = True) -> tuple[Run, Problems]:
-    """Return a run as it was read, with its precision stated, and its problems, which are not raised yet.
+    """Return a run with its precision stated, and its problems, which are not raised yet.
 
     Without `resolve` a run with ``mixed_precision=auto`` has no precision.
     """
     target = given.sections.get("target")
-    if target is not None:  # target=[h100x8,te2.8] is what Hydra takes without quotes
-        target = ",".join(map(str, target)) if isinstance(target, list) else str(target)
+    target = given.sections.get("target")
+    if isinstance(target, list):  # target=[h100x8,te2.8] is what Hydra takes without quotes
+        target = ",".join(map(str, target))
+    elif target is not None:
+        target = str(target)
     place = target_of(target)
     if isinstance(given.sections.get(PRECISION), str):  # a name that is no option of a group
-        given = replace(
-            given, choice=given.sections[PRECISION], sections={**given.sections, PRECISION: None}
-        )
-        given = given if is_auto(given.choice) else _over_recipe(given, str(given.choice))
+        name = given.sections[PRECISION]
+        given = replace(given, choice=name, sections={**given.sections, PRECISION: None})
+        if not is_auto(name):
+            given = _over_recipe(given, name)
     chosen = None
     if is_auto(given.choice) and not resolve:
         given = replace(given, choice=None, sections={**given.sections, PRECISION: None})
@@ -158,9 +166,9 @@ def run_of(given: GivenRun, *, resolve: bool = True) -> tuple[Run, Problems]:
         given = _over_recipe(given, name)
     problems = Problems(given.origins)
     precision = _stated(given, problems)
-    sections = {key: value for key, value in given.sections.items() if key != PRECISION} | {
-        "target": target
-    }
+    sections = dict(given.sections)
+    sections.pop(PRECISION, None)
+    sections["target"] = target
     for key in dict.fromkeys((*ROLES, *SECTIONS)):
         section = sections.get(key) or {}
         if not isinstance(section, dict):
@@ -175,7 +183,8 @@ def run_of(given: GivenRun, *, resolve: bool = True) -> tuple[Run, Problems]:
     )
     silence = sections.get("silence") or {}
     if isinstance(silence, Mapping):
-        refuse_unknown({str(rule): reason for rule, reason in silence.items()})
+        reasons = {str(rule): reason for rule, reason in silence.items()}
+        refuse_unknown(reasons)
     else:
         problems.add("silence", "must be a mapping of rules to reasons", silence)
     return run, problems
@@ -184,19 +193,20 @@ def run_of(given: GivenRun, *, resolve: bool = True) -> tuple[Run, Problems]:
 def _over_recipe(given: GivenRun, name: str) -> GivenRun:
     """Return the run with a recipe of the registry below what it sets itself."""
     recipe = REGISTRY.get(name)
-    own = recipe.to_dict()
-    layer = Layer(
-        origin=f"recipe {recipe_name(recipe)}", values=leaves({PRECISION: own}, ""), is_recipe=True
-    )
-    sections = {**given.sections, PRECISION: {**own, **(given.sections.get(PRECISION) or {})}}
+    stated = recipe.to_dict()
+    origin = f"recipe {recipe_name(recipe)}"
+    layer = Layer(origin=origin, values=leaves({PRECISION: stated}, ""), is_recipe=True)
+    fields = {**stated, **(given.sections.get(PRECISION) or {})}
+    sections = {**given.sections, PRECISION: fields}
     origins = given.origins.over(layer, instead_of=PRECISION)
     return replace(given, choice=name, recipe=recipe, sections=sections, origins=origins)
 
 
 def _stated(given: GivenRun, problems: Problems) -> MixedPrecisionConfig | None:
-    """Return the recipe with what other layers set stated over it; None where nothing is chosen or stated.
+    """Return the recipe with what other layers set stated over it.
 
-    The problems take fields that do not exist and values that do not fit.
+    None where nothing is chosen or stated. The problems take fields that do not exist and values
+    that do not fit.
     """
     fields, origins = given.sections.get(PRECISION), given.origins
     if not fields and given.choice is None:
@@ -204,21 +214,30 @@ def _stated(given: GivenRun, problems: Problems) -> MixedPrecisionConfig | None:
     if not isinstance(fields, dict):
         problems.add(PRECISION, "must be a recipe's name or a mapping of fields", fields)
         return None
-    config = with_only(given.recipe, fields) if given.recipe is not None else MixedPrecisionConfig()
+    config = MixedPrecisionConfig()
+    if given.recipe is not None:
+        config = with_only(given.recipe, fields)
     layers = _layers_over(config, fields, problems)
-    ranked = [origin for origin in dict.fromkeys((*origins.order, *layers)) if origin in layers]
-    of_recipe = [origin for origin in ranked if origin in origins.of_recipe]
+    of_recipe: list[str] = []
+    over_recipe: list[str] = []
+    for origin in dict.fromkeys((*origins.order, *layers)):
+        if origin in layers and origin in origins.of_recipe:
+            of_recipe.append(origin)
+        elif origin in layers:
+            over_recipe.append(origin)
     for origin in of_recipe:
         config.override(origin, **layers[origin])
     if given.choice is not None and given.recipe is None:
         mark_recipe(config, given.choice)
-    for origin in ranked:
-        if origin not in of_recipe:
-            config.override(origin, **layers[origin])
+    for origin in over_recipe:
+        config.override(origin, **layers[origin])
     saved_as = fields.get(MADE_BY)
     if saved_as is not None:
-        own = REGISTRY.get(saved_as).to_dict() if saved_as in REGISTRY else stated_values(config)
-        over = [name for name, value in stated_values(config).items() if own.get(name) != value]
+        stated = stated_values(config)
+        of_saved = stated
+        if saved_as in REGISTRY:
+            of_saved = REGISTRY.get(saved_as).to_dict()
+        over = [name for name, value in stated.items() if of_saved.get(name) != value]
         mark_recipe(config, saved_as, over=over)
     return config
 
@@ -227,12 +246,14 @@ def _layers_over(
     config: MixedPrecisionConfig, fields: Mapping[str, Any], problems: Problems
 ) -> dict[str, dict[str, Any]]:
     """Return origin -> the fields that it set, but for what the recipe itself states."""
-    own, origins = config.to_dict(), problems.origins
+    stated = config.to_dict()
+    origins = problems.origins
     layers: dict[str, dict[str, Any]] = {}
     for name, value in fields.items():
         path = f"{PRECISION}.{name}"
         origin = origins.of(path)
-        if name == MADE_BY or (name in own and own[name] == value and origin in origins.of_recipe):
+        is_recipes = name in stated and stated[name] == value and origin in origins.of_recipe
+        if name == MADE_BY or is_recipes:
             continue
         if name not in field_names(config):
             problems.unknown(path, value, "no such field", field_names(config))
@@ -246,22 +267,26 @@ def _layers_over(
 
 
 def config_folder(given: Path | str | None = None) -> Path:
-    """Return the folder of the Hydra tree: `given`, or ``conf`` here, or the one of this package."""
+    """Return the folder of the Hydra tree: the given one, ``conf`` here, or the package's."""
     if given is None:
-        return Path("conf").resolve() if Path("conf/config.yaml").is_file() else shipped_folder()
+        if Path("conf/config.yaml").is_file():
+            return Path("conf").resolve()
+        return shipped_folder()
     if os.path.isdir(Path(given)):  # noqa: PTH112  there is no path that is too long
         return Path(given).resolve()
-    matches = close_matches(str(given), [path.name for path in Path().iterdir() if path.is_dir()])
-    hint = (
-        did_you_mean(matches) or "Give the folder that holds config.yaml, or a file with --config."
-    )
+    folders = [path.name for path in Path().iterdir() if path.is_dir()]
+    matches = close_matches(str(given), folders)
+    hint = did_you_mean(matches)
+    if not hint:
+        hint = "Give the folder that holds config.yaml, or a file with --config."
     raise RunConfigError.of("--config-path", "there is no such folder", str(given), hint, matches)
 
 
 def place_of(given: Path | str) -> Path:
     """Return the path of a file or folder, which is looked up here, then in the repository."""
     path, shipped = Path(given), shipped_folder().parent / given
-    if not os.path.exists(path) and os.path.exists(shipped):  # noqa: PTH110  there is no path that is too long
+    # os.path.exists answers for a path that is too long; Path.exists raises.
+    if not os.path.exists(path) and os.path.exists(shipped):  # noqa: PTH110
         return shipped
     return path
 
@@ -273,15 +298,15 @@ def _file(given: Path | str) -> Path:
     path = place_of(given)
     if not os.path.isdir(path):  # noqa: PTH112  as above
         return path
-    found = file_in(path)
-    if found == path:
+    file = file_in(path)
+    if file == path:
         rule, remedy = f"holds no {listed(FILES)}", "Give the folder of a run, or a file."
         raise RunConfigError.of("--config", rule, str(path), remedy)
-    return found
+    return file
 
 
 def shipped_folder() -> Path:
-    """Return the Hydra tree that comes with this package: inside it, or next to it in a checkout."""
+    """Return the Hydra tree of this package: inside it, or next to it in a checkout."""
     package = Path(str(bridge.__file__)).resolve().parent
     installed = package / "conf"
     if installed.is_dir():

@@ -1,11 +1,12 @@
 """A script's command line: Hydra's flags and overrides, our answers to mistakes, and exit codes.
 
-The run is composed, its container is built and the work is prepared before Hydra starts: a run that is refused leaves
-no run folder. `hydra.main` then makes the run folder and the log, and does the work in it. A sweep is Hydra's, and each
-of its jobs is prepared from the config that Hydra composed for it.
+The run is composed, its container is built and the work is prepared before Hydra starts: a run that
+is refused leaves no run folder. `hydra.main` then makes the run folder and the log, and does the
+work in it. A sweep is Hydra's, and each of its jobs is prepared from the config that Hydra composed
+for it.
 
-Exit codes: 0; 2 for what cannot be done as asked (`BridgeError.exit_code`); 1 for a crash, with its traceback. With
-``HYDRA_FULL_ERROR=1`` every error comes with its traceback.
+Exit codes: 0; 2 for what cannot be done as asked (`BridgeError.exit_code`); 1 for a crash, with its
+traceback. With ``HYDRA_FULL_ERROR=1`` every error comes with its traceback.
 """
 
 from __future__ import annotations
@@ -53,9 +54,11 @@ class AroundSweep:
     """A script's work before and after the runs of a sweep."""
 
     before: Callable[[Mapping[str, Mapping[str, Any]]], object] | None = None
-    """Called with the sections of the config, without the values that are swept over; its error refuses the sweep."""
+    """Called with the sections of the config, without the values that are swept over; its error
+    refuses the sweep."""
     after: Callable[[Path, Sequence[Path]], object] | None = None
-    """Called with the folder of the sweep and those of its runs, in order, also when a run of it failed."""
+    """Called with the folder of the sweep and those of its runs, in order, also when a run of it
+    failed."""
 
 
 SWITCHES = (
@@ -95,14 +98,15 @@ def main(
     words: Sequence[str] | None = None,
     around: AroundSweep = AroundSweep(),
 ) -> None:
-    """Do a script's work as the command line says, and end the process with an exit code where that fails.
+    """Do a script's work as the command line says; end the process with an exit code on failure.
 
-    `name` is Hydra's of the job and of its log; `words` are those of the process where they are None.
+    `name` is Hydra's of the job and of its log; `words` are those of the process where they are
+    None.
     """
+    if words is None:
+        words = sys.argv[1:]
     try:
-        line = CommandLine.of(
-            sys.argv[1:] if words is None else words, config_path=config_path, name=name
-        )
+        line = CommandLine.of(words, config_path=config_path, name=name)
         with in_our_words(line.overrides):
             _run(prepare, line, around)
     except BridgeError as error:
@@ -117,9 +121,14 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise RunConfigError."""
-        flags = [word.lstrip("-") for word in message.split() if word.startswith("--")]
-        flag = flags[0] if flags else ""
-        near = [flag] if flag in KEYS else close_matches(flag, KEYS)
+        flag = ""
+        for word in message.split():
+            if word.startswith("--"):
+                flag = word.lstrip("-")
+                break
+        near = close_matches(flag, KEYS)
+        if flag in KEYS:
+            near = [flag]
         hint = "`--help` lists the flags; a setting is KEY=VALUE."
         if near:
             hint = f"Write {near[0]}=VALUE."
@@ -139,7 +148,10 @@ class CommandLine:
 
     @classmethod
     def of(cls, words: Sequence[str], *, config_path: Path, name: str) -> CommandLine:
-        """Return the parsed words; the tree is that of `config_path` where no flag names another."""
+        """Return the parsed words.
+
+        The tree is that of `config_path` where no flag names another.
+        """
         parser = _Parser(add_help=False)
         parser.add_argument("overrides", nargs="*")
         for spellings in SWITCHES:
@@ -154,30 +166,38 @@ class CommandLine:
         return cls(flags=flags, overrides=as_hydra_reads(flags.overrides), search=search, name=name)
 
     def start_hydra(self, job: Job, *more: str) -> None:
-        """Give the process to Hydra, with further overrides; the errors of Hydra and of the job are raised."""
+        """Give the process to Hydra, with further overrides.
+
+        The errors of Hydra and of the job are raised.
+        """
         words = []
         for name, value in vars(self.flags).items():
             flag = f"--{name.replace('_', '-')}"
             if name in OURS or not value:
                 continue
-            words.append(flag if value is True else f"{flag}={value}")
-        before, full = sys.argv, os.environ.get(FULL_ERROR)
+            words.append(flag)
+            if value is not True:
+                words[-1] = f"{flag}={value}"
+        before = sys.argv
+        full_error = os.environ.get(FULL_ERROR)
         sys.argv = [sys.argv[0], *words, *self.overrides, *more]
-        os.environ[FULL_ERROR] = (
-            "1"  # else Hydra prints an error and ends the process with exit code 1
-        )
+        # Without it Hydra prints an error and ends the process with exit code 1.
+        os.environ[FULL_ERROR] = "1"
         try:
             decorate = hydra.main(self.search.main, self.search.config_name, VERSION_BASE)
             decorate(job)()
         finally:
             sys.argv = before
             del os.environ[FULL_ERROR]
-            if full is not None:
-                os.environ[FULL_ERROR] = full
+            if full_error is not None:
+                os.environ[FULL_ERROR] = full_error
 
 
 def _config_path(given: str | None) -> str | None:
-    """Return the folder that ``--config-path`` names: here, or else in the script's folder, where Hydra looks."""
+    """Return the folder that ``--config-path`` names.
+
+    It is looked up here, or else in the script's folder, where Hydra looks.
+    """
     if given is None or "://" in given:
         return given
     by_script = Path(sys.argv[0]).resolve().parent / given
@@ -203,15 +223,21 @@ def _run(prepare: Prepare, line: CommandLine, around: AroundSweep) -> None:
 
 
 def _run_composed(line: CommandLine, job: Job, around: AroundSweep) -> None:
-    """Refuse what can be refused before Hydra starts; then show the config, run the job, or sweep."""
+    """Refuse what can be refused before Hydra starts.
+
+    Then show the config, run the job, or sweep.
+    """
     flags = line.flags
+    may_sweep = None
+    if flags.multirun:
+        may_sweep = True
     with own_environment():  # the variables that a recipe sets are those of its own run
         given, settings = compose(
             line.search,
             line.overrides,
             job_name=line.name,
             is_complete=not flags.cfg,
-            may_sweep=True if flags.multirun else None,
+            may_sweep=may_sweep,
         )
         is_sweep = flags.multirun or settings.mode == RunMode.MULTIRUN
         if not flags.cfg and not is_sweep:
@@ -246,10 +272,10 @@ def _sweep(line: CommandLine, job: Job, settings: Any, around: AroundSweep) -> N
         line.start_hydra(job, _override("hydra.sweep.dir", settings.sweep.dir))
     finally:
         if around.after is not None:
-            nodes = [
-                path for path in folder.rglob(".hydra/hydra.yaml") if path.stat().st_mtime >= began
-            ]
-            numbers = {path.parents[1]: int(OmegaConf.load(path).hydra.job.num) for path in nodes}
+            numbers: dict[Path, int] = {}
+            for path in folder.rglob(".hydra/hydra.yaml"):
+                if path.stat().st_mtime >= began:
+                    numbers[path.parents[1]] = int(OmegaConf.load(path).hydra.job.num)
             around.after(folder, sorted(numbers, key=numbers.__getitem__))
 
 
@@ -262,12 +288,12 @@ class Job:
     """A script's work as Hydra calls it, in the run folder that Hydra made."""
 
     def __init__(self, prepare: Prepare, name: str) -> None:
-        self.__module__ = (
-            f"{__name__}.{name}"  # Hydra names the job after the last part of its function's module
-        )
+        # Hydra names the job after the last part of its function's module.
+        self.__module__ = f"{__name__}.{name}"
         self.prepare = prepare
         self.made: tuple[ConfigContainer, Work] | None = None
-        """The run that was prepared before Hydra started; None: that of the config of a sweep's job."""
+        """The run that was prepared before Hydra started; None: that of the config of a sweep's
+        job."""
         self.refused: BridgeError | None = None
         """The error of ours that ended a run which was prepared before Hydra started."""
 
@@ -298,21 +324,26 @@ class Job:
 
 
 def _log_failure(error: Exception, run_dir: Path, job_name: str, *, was_made: bool) -> None:
-    """Log why a job of a sweep failed: Hydra shows the first failure only, and after the last job."""
-    log.log(
-        logging.ERROR,
-        "This job failed. %s",
-        error,
-        exc_info=None if isinstance(error, BridgeError) else error,
-    )
-    if not was_made and {path.name for path in run_dir.iterdir()} <= {".hydra", f"{job_name}.log"}:
+    """Log why a job of a sweep failed.
+
+    Hydra shows the first failure only, and after the last job.
+    """
+    traceback = None
+    if not isinstance(error, BridgeError):
+        traceback = error
+    log.log(logging.ERROR, "This job failed. %s", error, exc_info=traceback)
+    if was_made:
+        return
+    names = {path.name for path in run_dir.iterdir()}
+    if names <= {".hydra", f"{job_name}.log"}:
         shutil.rmtree(run_dir)  # Hydra made it before this job was refused
 
 
 def _of_disk(error: Exception, run_dir: Path) -> Exception:
     """Return the error to show: one sentence where a file of the run could not be written.
 
-    On a full disk the end of a run fails too: the error that ended the run is shown where it is one of ours.
+    On a full disk the end of a run fails too: the error that ended the run is shown where it is one
+    of ours.
     """
     if not isinstance(error, OSError) or error.errno not in DISK:
         return error
@@ -321,7 +352,8 @@ def _of_disk(error: Exception, run_dir: Path) -> Exception:
         if isinstance(earlier, BridgeError):
             return earlier
         earlier = earlier.__context__
-    rule = f"the files of the run must be written, got {str(error.filename or run_dir)!r} ({error.strerror})"
+    place = str(error.filename or run_dir)
+    rule = f"the files of the run must be written, got {place!r} ({error.strerror})"
     return TrainingError(f"logging.run_dir: {rule}. Make room, or choose another folder.")
 
 
@@ -335,20 +367,26 @@ def _prepared(run: Run, problems: Problems, prepare: Prepare) -> tuple[ConfigCon
     config = container(run, problems)
     work = prepare(config)
     require_startable(config, run, problems)
-    folder, rule = config.logging.run_dir, ""
+    folder = config.logging.run_dir
+    rule = ""
     if folder is not None and is_first_process():
         try:
             Path(folder).mkdir(parents=True, exist_ok=True)
-            rule = "" if os.access(folder, os.W_OK) else "cannot be written"
         except OSError as error:
             rule = f"cannot be made ({(error.strerror or 'an error').lower()})"
+        else:
+            if not os.access(folder, os.W_OK):
+                rule = "cannot be written"
     if rule:
         raise RunConfigError.of("logging.run_dir", rule, folder, "Give another folder.")
     return config, work
 
 
 def _check(given: GivenRun) -> dict[str, dict[str, Any]]:
-    """Return the sections; refused is what can be without Megatron Core: everything but the fields of its classes."""
+    """Return the decoded sections, after every check that can do without Megatron Core.
+
+    The fields of Megatron's classes are not looked at.
+    """
     run, problems = run_of(given, resolve=False)
     sections = decoded_sections(run, SECTIONS, problems)
     problems.raise_any()

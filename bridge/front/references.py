@@ -1,6 +1,7 @@
-"""References of a config (``${...}``) that multiply: they are counted before OmegaConf writes them out.
+"""References of a config (``${...}``) that multiply: counted before OmegaConf writes them out.
 
-OmegaConf resolves a reference as often as it is named: thirty lines of ``a: ${b}${b}`` would make a gigabyte.
+OmegaConf resolves a reference as often as it is named: thirty lines of ``a: ${b}${b}`` would make a
+gigabyte.
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ KEY_READERS = ("oc.select", "oc.dict.values")
 
 
 def refuse_multiplied(config: Mapping[str, Any], origins: Origins) -> None:
-    """Raise RunConfigError with the first key whose value is too large with its references written out.
+    """Raise RunConfigError with the first key whose value is too large.
 
-    `config` is plain data with its references as text.
+    Values are measured with their references written out. `config` is plain data with its
+    references as text.
     """
     sizes = _Sizes(config)
     path = sizes.first_too_large("", config)
@@ -45,11 +47,13 @@ class _Sizes:
     def first_too_large(self, path: str, value: Any) -> str | None:
         """Return the first key of text that is too large."""
         if not isinstance(value, dict | list):
-            return path if self.of(path, value, 0) > MOST_CHARACTERS else None
+            if self.of(path, value, 0) > MOST_CHARACTERS:
+                return path
+            return None
         for key, inner in _items(value).items():
-            found = self.first_too_large(f"{path}.{key}".lstrip("."), inner)
-            if found is not None:
-                return found
+            too_large = self.first_too_large(f"{path}.{key}".lstrip("."), inner)
+            if too_large is not None:
+                return too_large
         return None
 
     def of(self, path: str, value: Any, steps: int) -> int:
@@ -68,7 +72,10 @@ class _Sizes:
         return self.known[path]
 
     def of_reference(self, path: str, reference: str, steps: int) -> int:
-        """Return the size of what a reference at `path` stands for; 0 where that is no key of the config."""
+        """Return the size of what a reference at `path` stands for.
+
+        0 where that is no key of the config.
+        """
         resolver, colon, argument = reference.partition(":")
         key = reference.strip()
         if colon and resolver == "hydra":
@@ -99,12 +106,14 @@ def _items(value: Any) -> dict[str, Any]:
 
 
 def _absolute(key: str, path: str) -> str:
-    """Return the key that a reference at `path` names: ``a[0]`` is ``a.0``, and a leading dot the same mapping."""
-    dotted = (
-        key.replace("[", ".").replace("]", "")
-        if not key.startswith("[")
-        else key[1:].replace("]", "")
-    )
+    """Return the key that a reference at `path` names.
+
+    ``a[0]`` is ``a.0``, and a leading dot means the same mapping.
+    """
+    if key.startswith("["):
+        dotted = key[1:].replace("]", "")
+    else:
+        dotted = key.replace("[", ".").replace("]", "")
     name = dotted.lstrip(".")
     dots = len(dotted) - len(name)
     if dots == 0:

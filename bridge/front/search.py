@@ -39,7 +39,7 @@ class Search:
 
     @contextmanager
     def started(self, job_name: str = JOB) -> Iterator[ConfigLoader]:
-        """Initialise Hydra over the folders for the length of a ``with`` block, and yield its loader of configs.
+        """Initialise Hydra over the folders in a ``with`` block, and yield its loader of configs.
 
         A Hydra application that calls this has its own Hydra back at the end.
         """
@@ -74,7 +74,7 @@ class TreeSearchPath(SearchPathPlugin):
     search: ClassVar[Search | None] = None
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
-        """Add a team's folder where ``--config-dir`` has it, and the guards of both folders before every source."""
+        """Add a team's folder where ``--config-dir`` has it, and the guards of both folders."""
         search = self.search
         if search is None:
             return
@@ -89,10 +89,10 @@ class TreeSearchPath(SearchPathPlugin):
 
 
 class FileGuard(ConfigSource):
-    """A source without configs, which looks at a folder's files before Hydra reads them from the next source.
+    """A source without configs, which looks at a folder's files before Hydra reads them.
 
-    Hydra asks each source in turn whether it has a config. RunConfigError is the answer where the file of that name is
-    too large or too deep, or has multiplying aliases or a foreign tag.
+    Hydra asks each source in turn whether it has a config. RunConfigError is the answer where the
+    file of that name is too large or too deep, or has multiplying aliases or a foreign tag.
     """
 
     @staticmethod

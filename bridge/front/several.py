@@ -1,4 +1,4 @@
-"""`runs_in`: the runs of several files and folders, one after the other, and the files in which none was read."""
+"""`runs_in`: the runs of several files and folders in order, and the files without a run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from bridge.preflight.run import Run
 from bridge.read.kinds import file_in
 
 SUFFIXES = (".yaml", ".yml", ".sh", ".bash", ".slurm", ".sbatch", ".sub", ".slrm")
-"""Of the files of a folder that may describe a run: other files are read where they are named themselves."""
+"""Of the files of a folder that may describe a run: other files are read where they are named
+themselves."""
 
 
 @dataclass(frozen=True, kw_only=True)

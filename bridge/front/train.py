@@ -1,4 +1,4 @@
-"""The training command: check the run, write its precision into the configs, record both, and train."""
+"""The training command: check the run, write its precision into the configs, record, and train."""
 
 from __future__ import annotations
 
@@ -51,23 +51,21 @@ def main_train(words: Sequence[str] | None = None, *, config_path: Path | None =
     """Train as the command line says."""
     exit_on_signals()
     logging.raiseExceptions = False  # a full disk would print a traceback for each line of the log
+    folder = config_path or config_folder()
     around = AroundSweep(
         before=lambda _sections: require_extra("train", "A training run"), after=report_sweep
     )
-    main(
-        prepared,
-        config_path=config_path or config_folder(),
-        name="train",
-        words=words,
-        around=around,
-    )
+    main(prepared, config_path=folder, name="train", words=words, around=around)
 
 
 def exit_on_signals() -> None:
-    """End the process with 128 + the number when Ctrl-C or a scheduler's SIGTERM arrives, without a traceback.
+    """End the process with 128 + the number of a signal, without a traceback.
 
-    Elsewhere than in the main thread nothing changes, and a signal that the caller's shell ignores stays ignored.
-    While it trains, the loop takes the signals over: it ends after the running step, with everything written.
+    The signals are Ctrl-C's and a scheduler's SIGTERM.
+
+    Elsewhere than in the main thread nothing changes, and a signal that the caller's shell ignores
+    stays ignored. While it trains, the loop takes the signals over: it ends after the running step,
+    with everything written.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -84,42 +82,52 @@ def _exit(number: int, _frame: FrameType | None) -> None:
 def report_sweep(
     folder: Path, runs: Sequence[Path], *, gate: float | None = None
 ) -> list[Comparison]:
-    """Print what each set of twins of a sweep says about its recipes, write it to the folder, and return it."""
+    """Print what each set of twins of a sweep says about its recipes.
+
+    The comparisons are written to the folder, and returned.
+    """
     from bridge.report.comparison import show_comparisons, write_comparisons
     from bridge.runtime.compare.comparison import compare, read_arm  # SciPy is heavy
 
-    arms = (
-        [found for found in map(read_arm, runs) if found is not None] if is_first_process() else []
-    )
+    if not is_first_process():
+        return []
+    arms = []
+    for run in runs:
+        arm = read_arm(run)
+        if arm is not None:
+            arms.append(arm)
     if len(arms) < 2:
         return []
-    comparisons = compare(arms) if gate is None else compare(arms, gate=gate)
+    if gate is None:
+        comparisons = compare(arms)
+    else:
+        comparisons = compare(arms, gate=gate)
     write_comparisons(folder, comparisons)
     show_comparisons(comparisons)
     return comparisons
 
 
 def prepared(config: ConfigContainer) -> Work:
-    """Check a run and write its precision into the configs; return its training, which records both in its folder.
+    """Check a run and write its precision into the configs; return its training.
 
-    CheckError with every finding that is an error, but for those of the run's own build, which refuses them itself.
+    The training records both in its folder. CheckError with every finding that is an error, but for
+    those of the run's own build, which refuses them itself.
     """
     run = Run.of_container(config, target=config.target or "auto")
     checked = check(run)
     errors = [finding for finding in checked.of("error") if finding.id not in OF_THE_BUILD]
     if errors:
         first, verdict = errors[0].id, verdict_line(checked)
+        shown = []
+        for finding in errors:
+            shown.append(dataclasses.replace(finding, path=f"{finding.id} {finding.path}"))
         raise CheckError(
-            f"The check stops this run ({verdict}). `precision-bridge explain {first}` explains the rule; "
-            f"'silence.{first}=why it is all right here' lets the run pass:",
-            [
-                dataclasses.replace(finding, path=f"{finding.id} {finding.path}")
-                for finding in errors
-            ],
+            f"The check stops this run ({verdict}). `precision-bridge explain {first}` explains "
+            f"the rule; 'silence.{first}=why it is all right here' lets the run pass:",
+            shown,
         )
-    return partial(
-        train, config, checked, last_sync(config, config.mixed_precision, run.prediction)
-    )
+    written = last_sync(config, config.mixed_precision, run.prediction)
+    return partial(train, config, checked, written)
 
 
 def train(
@@ -132,17 +140,15 @@ def train(
         logged = {(finding.id, finding.path) for finding in checked.of("warning")}
         report.log(log, file=run_dir / "sync.txt", known=logged)
     record(run_dir, config, report, checked)
-    from bridge.training.loop import (
-        pretrain,
-    )  # imports torch and Megatron, which `--help` and `--cfg` can do without
+    # The loop imports torch and Megatron, which `--help` and `--cfg` can do without.
+    from bridge.training.loop import pretrain
 
     summary = pretrain(config, run_dir=run_dir)
     if summary.failure is not None:
         raise TrainingError(summary.failure)
     if summary.stop_signal is not None:
-        sys.exit(
-            128 + summary.stop_signal
-        )  # not 0: the scheduler that waits for the run has to see it is not done
+        # Not 0: the scheduler that waits for the run has to see that it is not done.
+        sys.exit(128 + summary.stop_signal)
 
 
 def record(
@@ -150,8 +156,8 @@ def record(
 ) -> None:
     """Write what a run is into its folder; only the first process of a launch writes.
 
-    ``config.yaml`` and ``origins.json``; after a check ``findings.json``, with the choice made for `auto`; after a sync
-    ``sync.txt`` and ``sync.json``.
+    ``config.yaml`` and ``origins.json``; after a check ``findings.json``, with the choice made for
+    `auto`; after a sync ``sync.txt`` and ``sync.json``.
     """
     if not is_first_process():
         return
@@ -161,9 +167,9 @@ def record(
     (run_dir / "config.yaml").write_text(text)
     (run_dir / ORIGINS).write_text(json.dumps(plain_origins(config), indent=2) + "\n")
     if checked is not None:
-        content = findings_dict(checked) | (
-            {"auto": config.precision_choice} if config.precision_choice else {}
-        )
+        content = findings_dict(checked)
+        if config.precision_choice:
+            content["auto"] = config.precision_choice
         (run_dir / FINDINGS).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     if report is not None:
         (run_dir / "sync.txt").write_text(render_sync(report))
@@ -171,33 +177,42 @@ def record(
 
 
 def plain_container(config: ConfigContainer) -> dict[str, Any]:
-    """Return every field of every section as plain data: dtypes as tokens, functions and enums by name."""
-    names = [
-        field.name
-        for field in dataclasses.fields(config)
-        if field.name not in ("precision_choice", "set_by")
-    ]
-    sections = {
-        name: getattr(config, name) for name in names
-    }  # findings.json and origins.json have the other two
-    stated, schedule = sections.pop("mixed_precision"), sections["precision_schedule"]
+    """Return every field of every section as plain data.
+
+    Dtypes are tokens; functions and enums stand by name.
+    """
+    sections = {}
+    for field in dataclasses.fields(config):
+        if field.name not in ("precision_choice", "set_by"):  # in findings.json and origins.json
+            sections[field.name] = getattr(config, field.name)
+    stated = sections.pop("mixed_precision")
+    schedule = sections["precision_schedule"]
     sections["precision_schedule"] = getattr(schedule, "rows", schedule)
     if isinstance(stated, MixedPrecisionConfig):
-        stated = ({MADE_BY: recipe_name(stated)} if recipe_name(stated) else {}) | stated.to_dict()
-    return {
-        "mixed_precision": stated,
-        **{name: plain_value(section) for name, section in sections.items()},
-    }
+        fields = stated.to_dict()
+        name = recipe_name(stated)
+        stated = fields
+        if name:
+            stated = {MADE_BY: name, **fields}
+    plain = {"mixed_precision": stated}
+    for name, section in sections.items():
+        plain[name] = plain_value(section)
+    return plain
 
 
 def plain_origins(config: ConfigContainer) -> dict[str, Any]:
-    """Return who set each key as plain data, and the default of each field that has another value now or was set."""
+    """Return who set each key as plain data, and defaults.
+
+    Those are of each field that has another value now or was set.
+    """
     defaults = {}
     for name in (*OWNERS, *SECTIONS):
         section = getattr(config, name)
         for field in dataclasses.fields(section):
-            made = default_of(field)
-            default = plain_value(None if made is dataclasses.MISSING else made)
+            default = default_of(field)
+            if default is dataclasses.MISSING:
+                default = None
+            default = plain_value(default)
             key = f"{name}.{field.name}"
             if key in config.set_by or default != plain_value(getattr(section, field.name)):
                 defaults[key] = default
@@ -207,7 +222,9 @@ def plain_origins(config: ConfigContainer) -> dict[str, Any]:
 def plain_value(value: Any) -> Any:
     """Return a value of a config as plain data."""
     if isinstance(value, enum.Enum):
-        return value.value if isinstance(value, str) else value.name
+        if isinstance(value, str):
+            return value.value
+        return value.name
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if is_torch_dtype(value):
@@ -217,16 +234,14 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [plain_value(inner) for inner in value]
     if dataclasses.is_dataclass(value):
-        names = (
-            field.name for field in dataclasses.fields(value) if not field.name.startswith("_")
-        )
-        return {name: plain_value(getattr(value, name)) for name in names}
-    if isinstance(
-        value, functools.partial
-    ):  # its text has an address, which differs from run to run
-        given = [
-            *map(repr, value.args),
-            *(f"{name}={one!r}" for name, one in value.keywords.items()),
-        ]
-        return f"{plain_value(value.func)}({', '.join(given)})"
+        fields = {}
+        for field in dataclasses.fields(value):
+            if not field.name.startswith("_"):
+                fields[field.name] = plain_value(getattr(value, field.name))
+        return fields
+    if isinstance(value, functools.partial):  # its text has an address, which differs between runs
+        arguments = list(map(repr, value.args))
+        for name, argument in value.keywords.items():
+            arguments.append(f"{name}={argument!r}")
+        return f"{plain_value(value.func)}({', '.join(arguments)})"
     return getattr(value, "__name__", None) or repr(value)

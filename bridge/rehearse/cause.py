@@ -1,9 +1,9 @@
-"""The settings behind an error of Megatron Core or Transformer Engine, from the condition that raised it.
+"""The settings behind an error of Megatron Core or Transformer Engine, by its condition.
 
 An error's text is for people; the condition that raised it is code, and names the fields, as in
-``if self.num_layers % self.pipeline_model_parallel_size: raise``. So the source of the frames of these two packages is
-parsed, from the innermost outwards, and the attributes in a condition around the failing line that are fields of the
-configs are the answer.
+``if self.num_layers % self.pipeline_model_parallel_size: raise``. So the source of the frames of
+these two packages is parsed, from the innermost outwards, and the attributes in a condition around
+the failing line that are fields of the configs are the answer.
 """
 
 import ast
@@ -17,7 +17,7 @@ PACKAGES = ("megatron", "transformer_engine")
 
 
 def first_of(error: BaseException) -> BaseException:
-    """Return the error that an error was raised from: Megatron's own, where one of ours reports it."""
+    """Return the error that an error was raised from: Megatron's, where ours reports it."""
     while error.__cause__ is not None:
         error = error.__cause__
     return error
@@ -26,54 +26,62 @@ def first_of(error: BaseException) -> BaseException:
 def cause_of(
     error: BaseException, sections: Mapping[str, Mapping[str, Any]]
 ) -> tuple[str, list[str]]:
-    """Return where an error was raised, and section.field of each setting that its condition reads, in that order.
+    """Return where an error was raised, and section.field of each setting in its condition.
 
-    The place is a file and a line within its package: "megatron/core/transformer/transformer_config.py:1088". Both
+    The settings stand in the order in which the condition reads them. The place is a file and a
+    line within its package: "megatron/core/transformer/transformer_config.py:1088". Both
     are empty for an error of another package.
     """
-    frames = [
-        frame for frame in traceback.extract_tb(error.__traceback__) if _place(frame.filename)
-    ]
-    where = f"{_place(frames[-1].filename)}:{frames[-1].lineno}" if frames else ""
+    frames = []
+    for frame in traceback.extract_tb(error.__traceback__):
+        if _place(frame.filename):
+            frames.append(frame)
+    if not frames:
+        return "", []
+    last = frames[-1]
+    where = f"{_place(last.filename)}:{last.lineno}"
     for frame in reversed(frames):
         for names in _conditions(frame.filename, frame.lineno or 0):
-            fields = [
-                f"{section}.{name}"
-                for name in names
-                for section in sections
-                if name in sections[section]
-            ]
+            fields = _fields(names, sections)
             if fields:
                 return where, fields
     return where, []
 
 
+def _fields(names: list[str], sections: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Return section.field of each name that is a field of a section."""
+    fields = []
+    for name in names:
+        for section, values in sections.items():
+            if name in values:
+                fields.append(f"{section}.{name}")
+    return fields
+
+
 def _place(file: str) -> str:
     """Return a file's path from its package on, empty for a file of another package."""
     parts = Path(file).parts
-    starts = [
-        place
-        for place, part in enumerate(parts)
-        if part in PACKAGES and parts[place - 1] != "bridge"
-    ]
-    return "/".join(parts[starts[0] :]) if starts else ""
+    for place, part in enumerate(parts):
+        if part in PACKAGES and parts[place - 1] != "bridge":
+            return "/".join(parts[place:])
+    return ""
 
 
 def _conditions(file: str, line: int) -> Iterator[list[str]]:
-    """Yield the attributes that each condition around a line reads, the innermost condition first."""
+    """Yield the attributes that each condition around a line reads, the innermost first."""
     try:
         tree = ast.parse("".join(linecache.getlines(file)))
     except SyntaxError:
         return
-    around = [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If | ast.Assert)
-        and node.lineno <= line <= (node.end_lineno or node.lineno)
-    ]
-    for holder in sorted(around, key=lambda node: -node.lineno):
-        yield list(
-            dict.fromkeys(
-                node.attr for node in ast.walk(holder.test) if isinstance(node, ast.Attribute)
-            )
-        )
+    around = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.If | ast.Assert):
+            last = node.end_lineno or node.lineno
+            if node.lineno <= line <= last:
+                around.append(node)
+    for condition in sorted(around, key=lambda node: -node.lineno):
+        names: dict[str, None] = {}
+        for node in ast.walk(condition.test):
+            if isinstance(node, ast.Attribute):
+                names[node.attr] = None
+        yield list(names)

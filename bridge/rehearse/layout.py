@@ -1,4 +1,4 @@
-"""The layout of a run at size 2: its kinds of parallelism, the launches of them, and its layers over two stages."""
+"""The layout of a run at size 2: its kinds of parallelism, the launches, and two stages."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ class Round:
     @classmethod
     def of(cls, parallel: Parallel, *, is_sharded: bool) -> Round:
         """Return all kinds of a run's layout."""
+        kinds = []
+        for kind in KINDS:
+            if getattr(parallel, kind) > 1 or (kind == "data" and is_sharded):
+                kinds.append(kind)
         return cls(
-            kinds=tuple(
-                kind
-                for kind in KINDS
-                if getattr(parallel, kind) > 1 or (kind == "data" and is_sharded)
-            ),
+            kinds=tuple(kinds),
             sequence_parallel=parallel.sequence_parallel,
             virtual=min(parallel.virtual, TWO),
             expert_tensor=min(parallel.expert_tensor, TWO),
@@ -43,7 +43,9 @@ class Round:
 
     def size(self, kind: str) -> int:
         """Return the ranks of a kind."""
-        return TWO if kind in self.kinds else 1
+        if kind in self.kinds:
+            return TWO
+        return 1
 
     @property
     def processes(self) -> int:
@@ -54,66 +56,88 @@ class Round:
 
     def fields(self) -> dict[str, Any]:
         """Return the model fields of the layout."""
-        interleaved = self.virtual > 1 and "pipeline" in self.kinds
-        return {
+        fields: dict[str, Any] = {
             "tensor_model_parallel_size": self.size("tensor"),
             "sequence_parallel": self.sequence_parallel and "tensor" in self.kinds,
             "pipeline_model_parallel_size": self.size("pipeline"),
-            "virtual_pipeline_model_parallel_size": self.virtual if interleaved else None,
+            "virtual_pipeline_model_parallel_size": None,
             "context_parallel_size": self.size("context"),
             "expert_model_parallel_size": self.size("expert"),
-            "expert_tensor_parallel_size": self.expert_tensor if "tensor" in self.kinds else 1,
-            # Megatron's two interleaved stages take messages of both directions for each other without it.
-            **({"overlap_p2p_comm": True, "batch_p2p_comm": False} if interleaved else {}),
-            **(self.split if "pipeline" in self.kinds else {}),
+            "expert_tensor_parallel_size": 1,
         }
+        if "tensor" in self.kinds:
+            fields["expert_tensor_parallel_size"] = self.expert_tensor
+        if "pipeline" not in self.kinds:
+            return fields
+        if self.virtual > 1:
+            fields["virtual_pipeline_model_parallel_size"] = self.virtual
+            # Without it Megatron's two interleaved stages take messages of both directions for
+            # each other.
+            fields["overlap_p2p_comm"] = True
+            fields["batch_p2p_comm"] = False
+        return {**fields, **self.split}
 
     def __str__(self) -> str:
-        names = {
-            "tensor": "TP 2 with SP" if self.sequence_parallel else "TP 2",
-            "pipeline": f"PP 2 x VPP {self.virtual}" if self.virtual > 1 else "PP 2",
-            "context": "CP 2",
-            "data": "DP 2",
-            "expert": "EP 2",
-        }
+        names = {"tensor": "TP 2", "pipeline": "PP 2"}
+        if self.sequence_parallel:
+            names["tensor"] = "TP 2 with SP"
+        if self.virtual > 1:
+            names["pipeline"] = f"PP 2 x VPP {self.virtual}"
+        names |= {"context": "CP 2", "data": "DP 2", "expert": "EP 2"}
         return " x ".join(names[kind] for kind in names if kind in self.kinds) or "one process"
 
     def without(self, kind: str) -> Round:
         """Return the launch without a kind; experts need another kind's ranks to be spread over."""
-        left = tuple(known for known in self.kinds if known != kind)
-        if not {"tensor", "data", "context"} & {*left}:
-            left = tuple(known for known in left if known != "expert")
-        return replace(self, kinds=left)
+        left = list(self.kinds)
+        if kind in left:
+            left.remove(kind)
+        if "expert" in left and not {"tensor", "data", "context"} & {*left}:
+            left.remove("expert")
+        return replace(self, kinds=tuple(left))
 
     def rounds(self, processes: int, split: Mapping[str, Any]) -> tuple[Round, ...]:
-        """Return launches of at most so many processes that together have every kind: one where there is none.
+        """Return launches of at most so many processes that together have every kind.
 
-        Experts are spread over the data-parallel ranks, or else over those of a kind that the run has; and over
-        tensor-parallel ranks that do not split an expert, since Megatron does not reduce the gradients of experts that
-        are all on each of them. `split` is that of the launches.
+        There is one where the run has no kind. Experts are spread over the data-parallel ranks, or
+        else over those of a kind that the run has; and over tensor-parallel ranks that do not split
+        an expert, since Megatron does not reduce the gradients of experts that are all on each of
+        them. `split` is that of the launches.
         """
         at_once = max(0, processes.bit_length() - 1)
-        free = [kind for kind in self.kinds if kind != "expert"] if at_once else []
-        parts = [free[start : start + at_once] for start in range(0, len(free), at_once or 1)] or [
-            []
-        ]
-        if "expert" in self.kinds and at_once:
-            hosts = [
-                part for kind in ("data", "tensor", "context") for part in parts if kind in part
-            ]
-            if not hosts:
-                parts.append(["data", "expert"])
-            for part in hosts:
-                is_host = part is hosts[0] or ("tensor" in part and self.expert_tensor == 1)
-                if is_host and "expert" not in part:
-                    part.append("expert")
+        if not at_once:
+            return (self._part((), split),)
+        parts: list[list[str]] = []
+        for kind in self.kinds:
+            if kind == "expert":
+                continue
+            if not parts or len(parts[-1]) == at_once:
+                parts.append([])
+            parts[-1].append(kind)
+        if not parts:
+            parts.append([])
+        if "expert" in self.kinds:
+            self._spread_experts(parts)
         return tuple(self._part(tuple(part), split) for part in parts)
 
+    def _spread_experts(self, parts: list[list[str]]) -> None:
+        """Add the experts to the launches whose ranks they are spread over."""
+        hosts = []
+        for kind in ("data", "tensor", "context"):
+            for part in parts:
+                if kind in part:
+                    hosts.append(part)
+        if not hosts:
+            parts.append(["data", "expert"])
+        for part in hosts:
+            is_host = part is hosts[0] or ("tensor" in part and self.expert_tensor == 1)
+            if is_host and "expert" not in part:
+                part.append("expert")
+
     def _part(self, kinds: tuple[str, ...], split: Mapping[str, Any]) -> Round:
-        is_whole = "expert" not in kinds or "data" in kinds
-        return replace(
-            self, kinds=kinds, split=split, expert_tensor=self.expert_tensor if is_whole else 1
-        )
+        expert_tensor = 1
+        if "expert" not in kinds or "data" in kinds:
+            expert_tensor = self.expert_tensor
+        return replace(self, kinds=kinds, split=split, expert_tensor=expert_tensor)
 
 
 FIRST, LAST = "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage"
@@ -133,11 +157,17 @@ class Split:
     """Model chunks of each of the two stages."""
 
     def shares(self, size: int) -> bool:
-        """Return whether the chunks can share so many layers; a layout of the run's own gives each what it likes."""
+        """Return whether the chunks can share so many layers.
+
+        A layout of the run's own gives each chunk any number.
+        """
         if self.parallel.pipeline == 1 or self.parallel.layout is not None:
             return True
         places = size + self.parallel.embedding_counts + self.parallel.loss_counts
-        return places % (self.virtual * (1 if self._ends else 2)) == 0
+        chunks = 2 * self.virtual
+        if self._ends:
+            chunks = self.virtual
+        return places % chunks == 0
 
     @property
     def least(self) -> int:
@@ -147,58 +177,81 @@ class Split:
         if self.parallel.layout is not None:
             return 2 * self.virtual
         before, after = self._ends or (1, 1)
-        return self.virtual * (2 if before == after else 3)
+        if before == after:
+            return 2 * self.virtual
+        return 3 * self.virtual
 
     @property
     def _ends(self) -> tuple[int, int] | None:
-        """Return the layers of two stages of the run of which one has a number of its own; None where none has."""
+        """Return the layers of two stages of the run, where one has a number of its own.
+
+        Else None.
+        """
         first, last = self.parallel.first_stage_layers, self.parallel.last_stage_layers
         if self.parallel.pipeline == 1 or (first is None and last is None):
             return None
-        held = [0] * self.parallel.pipeline
+        counts = [0] * self.parallel.pipeline
         for place in self.parallel.places(self.num_layers):
-            held[place.stage] += len(place.layers)
+            counts[place.stage] += len(place.layers)
         if first is None:
-            return held[-2], held[-1]
-        return held[0], held[-1] if last is not None else held[1]
+            return counts[-2], counts[-1]
+        if last is None:
+            return counts[0], counts[1]
+        return counts[0], counts[-1]
 
     def fields(self, size: int) -> dict[str, Any]:
-        """Return the model fields that split so many layers over two stages; none for equal stages."""
+        """Return the model fields that split so many layers over two stages.
+
+        None for equal stages.
+        """
         parallel = self.parallel
         if parallel.pipeline == 1:
             return {}
         if parallel.layout is not None:
             return {LAYOUT: self._layout(size)}
         if self._ends is None:
-            counted = {EMBEDDING: parallel.embedding_counts, LOSS: parallel.loss_counts}
-            return {name: True for name, is_on in counted.items() if is_on}
+            counted = {}
+            if parallel.embedding_counts:
+                counted[EMBEDDING] = True
+            if parallel.loss_counts:
+                counted[LOSS] = True
+            return counted
         before, after = self._ends
         few = self.virtual
-        first = few if before < after else size - few
+        first = size - few
         if before == after:
             first = size // few // 2 * few
-        stated = {
-            FIRST: (parallel.first_stage_layers, first),
-            LAST: (parallel.last_stage_layers, size - first),
-        }
-        return {name: here for name, (there, here) in stated.items() if there is not None}
+        elif before < after:
+            first = few
+        fields = {}
+        if parallel.first_stage_layers is not None:
+            fields[FIRST] = first
+        if parallel.last_stage_layers is not None:
+            fields[LAST] = size - first
+        return fields
 
     def _layout(self, size: int) -> list[list[str]]:
-        """Return the content of each chunk: first and last as in the run, with one layer where they have some."""
-        given = self.parallel.layout or ()
+        """Return the content of each chunk.
+
+        First and last have one layer where the run's have some.
+        """
+        layout = self.parallel.layout or ()
         counts = [0] * (2 * self.virtual)
-        counts[0], counts[-1] = (
-            min(1, given[0].count("decoder")),
-            min(1, given[-1].count("decoder")),
-        )
-        between = list(range(1, len(counts) - 1)) or [0 if counts[0] else 1]
+        counts[0] = min(1, layout[0].count("decoder"))
+        counts[-1] = min(1, layout[-1].count("decoder"))
+        between = list(range(1, len(counts) - 1))
+        if not between and counts[0]:
+            between = [0]
+        elif not between:
+            between = [1]
         for number in range(size - counts[0] - counts[-1]):
             counts[between[number % len(between)]] += 1
         chunks = [["decoder"] * count for count in counts]
         chunks[0].insert(0, "embedding")
-        stands_alone = "mtp" not in given[-1] and self.virtual > 1
-        chunks[-2 if stands_alone else -1] += [
-            part for chunk in given for part in chunk if part == "mtp"
-        ][:2]
+        of_prediction = chunks[-1]
+        if "mtp" not in layout[-1] and self.virtual > 1:
+            of_prediction = chunks[-2]
+        predictions = sum(chunk.count("mtp") for chunk in layout)
+        of_prediction += ["mtp"] * min(2, predictions)
         chunks[-1].append("loss")
         return chunks

@@ -1,4 +1,4 @@
-"""`rehearse`: a shrunk run, launched in a few processes for each part of its layout, and what came of it."""
+"""`rehearse`: a shrunk run, launched in a few processes for each part of its layout."""
 
 import json
 import os
@@ -35,7 +35,10 @@ ATTENTION = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
 """Variables that Megatron compares with `attention_backend`."""
 STATELESS = "PB436"
 """The rule of the fault by which megatron-core before 0.19 does not save grouped experts."""
-CORRECTED = f"{STATELESS}, which the target does not have: grouped experts were saved here as its releases save them."
+CORRECTED = (
+    f"{STATELESS}, which the target does not have: "
+    "grouped experts were saved here as its releases save them."
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,28 +80,36 @@ class Rehearsal:
     @property
     def findings(self) -> tuple[Finding, ...]:
         """Everything that went wrong, each once."""
-        return tuple(
-            {
-                (one.path, one.rule): one for launch in self.launches for one in launch.findings
-            }.values()
-        )
+        by_text: dict[tuple[str, str], Finding] = {}
+        for launch in self.launches:
+            for finding in launch.findings:
+                by_text[finding.path, finding.rule] = finding
+        return tuple(by_text.values())
 
     @property
     def verdict(self) -> str:
         """The outcome as one sentence."""
         errors = sum(finding.severity == "error" for finding in self.findings)
+        if errors == 1:
+            return "1 error"
         if errors:
-            return f"{errors} error{'s' if errors > 1 else ''}"
+            return f"{errors} errors"
         planned = sum(launch.planned or 0 for launch in self.launches)
-        left = f", {len(self.left_out)} left out" if self.left_out else ""
-        launches = "1 launch" if len(self.launches) == 1 else f"{len(self.launches)} launches"
-        return f"plan = record in all {planned} GEMMs of {launches}{left}"
+        launches = f"{len(self.launches)} launches"
+        if len(self.launches) == 1:
+            launches = "1 launch"
+        verdict = f"plan = record in all {planned} GEMMs of {launches}"
+        if self.left_out:
+            verdict = f"{verdict}, {len(self.left_out)} left out"
+        return verdict
 
     def exit_code(self, *, strict: bool = False) -> int:
         """Return 2 with errors, 1 where something was left out and that counts, else 0."""
         if any(finding.severity == "error" for finding in self.findings):
             return 2
-        return 1 if strict and (self.left_out or self.findings) else 0
+        if strict and (self.left_out or self.findings):
+            return 1
+        return 0
 
 
 def rehearse(
@@ -106,8 +117,9 @@ def rehearse(
 ) -> Rehearsal:
     """Shrink a run and launch it on a backend for CPUs.
 
-    `processes` is the most of one launch, `max_layers` as for `shrink`. RunConfigError: no such model can be built, or
-    planned. BackendUnavailableError: the process that imports Megatron ended without an answer.
+    `processes` is the most of one launch, `max_layers` as for `shrink`. RunConfigError: no such
+    model can be built, or planned. BackendUnavailableError: the process that imports Megatron ended
+    without an answer.
     """
     run.prediction.refuse_unplanned()
     target = run.prediction.target
@@ -123,33 +135,36 @@ def rehearse(
         max_layers=max_layers,
     )
     answer = _answer(run, small, backend, release)
-    versions = {
-        name: version for name, version in answer["versions"].items() if version is not None
-    }
+    found = answer["versions"]
+    versions = {name: version for name, version in found.items() if version is not None}
+    label = "the configs' own precision"
+    if run.precision is not None:
+        label = nearest_label(run.precision)
+    launches = []
+    for launch in answer["launches"]:
+        launches.append(_launched(small, launch, release, run.reading.environment))
+    left_out = list(small.left_out)
+    for entry in answer["left_out"]:
+        left_out.append(Finding(**entry, remedy="", severity="warning"))
     return Rehearsal(
-        label=nearest_label(run.precision)
-        if run.precision is not None
-        else "the configs' own precision",
+        label=label,
         target=_declared(run),
         backend=backend,
         versions=versions,
         kept=_kept(run, small),
         layers=small.shape.num_layers,
         small=small,
-        launches=tuple(
-            _launched(small, launch, release, run.reading.environment)
-            for launch in answer["launches"]
-        ),
-        left_out=(
-            *small.left_out,
-            *(Finding(**one, remedy="", severity="warning") for one in answer["left_out"]),
-        ),
+        launches=tuple(launches),
+        left_out=tuple(left_out),
         unknown=_unknown(target, versions, small, answer),
     )
 
 
 def _declared(run: Run) -> str:
-    """Return the target as it was declared, without the installed release, which is written into that of a file."""
+    """Return the target as it was declared, without the installed release.
+
+    That release is written into the target of a file.
+    """
     declared = str(run.sections.get("target") or "")
     if run.reading.is_release_installed:
         declared = declared.removesuffix(f"mcore{run.reading.release}").rstrip(",")
@@ -157,137 +172,143 @@ def _declared(run: Run) -> str:
 
 
 def _kept(run: Run, small: SmallRun) -> str:
+    """Return the numbers of fields that the rehearsal has as the run has them, as a clause."""
     changed = {change.field for change in small.changes}
-    counts = {
-        name: sum(
-            f"{name}.{key}" not in changed and value not in (None, DEFAULTS[name].get(key))
-            for key, value in small.sections[name].items()
-        )
-        for name in ("model", "optimizer", "ddp")
-    }
-    fields = f"all {len(small.precision or {})} fields of " if run.precision is not None else ""
-    return f"{fields}the precision, and {', '.join(f'{count} of {name}' for name, count in counts.items())}"
+    counts = []
+    for name in ("model", "optimizer", "ddp"):
+        count = 0
+        for key, value in small.sections[name].items():
+            is_set = value not in (None, DEFAULTS[name].get(key))
+            count += is_set and f"{name}.{key}" not in changed
+        counts.append(f"{count} of {name}")
+    precision = "the precision"
+    if run.precision is not None:
+        precision = f"all {len(small.precision or {})} fields of the precision"
+    return f"{precision}, and {', '.join(counts)}"
 
 
 def _unknown(
     target: Target, versions: Mapping[str, str], small: SmallRun, answer: dict[str, Any]
 ) -> tuple[str, ...]:
-    found = [
-        "CUDA kernels, cuBLAS's sums, fused attention, overlapped communication, memory and speed: none of them runs.",
+    sentences = [
+        "CUDA kernels, cuBLAS's sums, fused attention, overlapped communication, memory and speed: "
+        "none of them runs.",
         "Convergence: a few steps of a small model say nothing of it.",
     ]
     for name, theirs in (("mcore", target.mcore), ("te", target.te)):
         ours = versions.get(name)
-        if (
-            theirs is not None
-            and ours is not None
-            and theirs.release[:2] != parse_version(ours).release[:2]
-        ):
-            found.append(f"{TITLES[name]} {theirs}, which the target declares: {ours} ran here.")
-    found += small.dropped
+        if theirs is None or ours is None:
+            continue
+        if theirs.release[:2] != parse_version(ours).release[:2]:
+            declared = f"{TITLES[name]} {theirs}, which the target declares"
+            sentences.append(f"{declared}: {ours} ran here.")
+    sentences += small.dropped
     if _saves_without_state(target) and small.sections["model"].get("moe_grouped_gemm"):
-        found.append(CORRECTED)
-    fails = any(
-        "error" in outcome for launch in answer["launches"] for outcome in launch["outcomes"]
-    )
-    if fails and answer["left_out"]:
-        found.append("Whether the run has the same error with the settings that were left out.")
-    return tuple(found)
+        sentences.append(CORRECTED)
+    if answer["left_out"] and any(map(_has_error, answer["launches"])):
+        sentences.append("Whether the run has the same error with the settings that were left out.")
+    return tuple(sentences)
+
+
+def _has_error(launch: dict[str, Any]) -> bool:
+    """Return whether a rank of a launch ended with an error."""
+    return any("error" in outcome for outcome in launch["outcomes"])
 
 
 def _saves_without_state(target: Target) -> bool:
     """Return whether the target is known to save grouped experts that have no extra state."""
-    return any(
-        one.holds(getattr(target, one.product)) is False for one in BY_ID[STATELESS].versions
-    )
+    rows = BY_ID[STATELESS].versions
+    return any(row.holds(getattr(target, row.product)) is False for row in rows)
 
 
 def _answer(run: Run, small: SmallRun, backend: str, release: Release) -> dict[str, Any]:
-    made_by = (
-        {MADE_BY: recipe_name(run.precision)}
-        if run.precision is not None and recipe_name(run.precision)
-        else {}
-    )
-    precision = None if small.precision is None else {**small.precision, **made_by}
-    keys = {
+    """Return the answer of the process that imports Megatron."""
+    precision = small.precision
+    if precision is not None and run.precision is not None and recipe_name(run.precision):
+        precision = {**precision, MADE_BY: recipe_name(run.precision)}
+    sections = {
+        **small.sections,
         "mixed_precision": precision,
         "target": run.sections.get("target"),
         "precision_backend": backend,
     }
-    chosen = any(change.field == "model.attention_backend" for change in small.changes)
-    own = {
-        name: value for name, value in run.reading.environment.items() if name.startswith("NVTE_")
-    }
-    variables = {name: value for name, value in own.items() if not (chosen and name in ATTENTION)}
+    variables = _variables(run, small)
     plan = {
-        "sections": {**small.sections, **keys},
-        "rounds": [asdict(one) for one in small.rounds],
+        "sections": sections,
+        "rounds": list(map(asdict, small.rounds)),
         "steps": STEPS,
         "variables": variables,
         "saves_without_state": _saves_without_state(run.prediction.target),
     }
+    # Threads of a region do not outlive a fork; nothing is compiled, and Dynamo is half of the
+    # imports.
+    environment = {
+        **os.environ,
+        **variables,
+        **release.environment(),
+        "OMP_NUM_THREADS": "1",
+        "TORCHDYNAMO_DISABLE": "1",
+    }
     with tempfile.TemporaryDirectory(prefix="precision-bridge-rehearse-") as name:
-        folder = Path(name)
-        (folder / "plan.json").write_text(json.dumps(plan, default=str), encoding="utf-8")
-        done = subprocess.run(  # noqa: S603 our own module
-            [
-                sys.executable,
-                "-W",
-                "ignore",
-                "-m",
-                "bridge.rehearse.worker",
-                str(folder / "plan.json"),
-            ],
-            capture_output=True,
-            text=True,
-            check=False,
-            # Threads of a region do not outlive a fork; nothing is compiled, and Dynamo is half of the imports.
-            env={
-                **os.environ,
-                **variables,
-                **release.environment(),
-                "OMP_NUM_THREADS": "1",
-                "TORCHDYNAMO_DISABLE": "1",
-            },
+        return _work(plan, Path(name), environment)
+
+
+def _variables(run: Run, small: SmallRun) -> dict[str, str]:
+    """Return the run's variables of Transformer Engine.
+
+    Those of attention are left out where the rehearsal has another attention.
+    """
+    environment = run.reading.environment
+    variables = {name: value for name, value in environment.items() if name.startswith("NVTE_")}
+    if any(change.field == "model.attention_backend" for change in small.changes):
+        for name in ATTENTION:
+            variables.pop(name, None)
+    return variables
+
+
+def _work(plan: dict[str, Any], folder: Path, environment: dict[str, str]) -> dict[str, Any]:
+    """Run the worker on a plan, in a folder of its own, and return what it wrote."""
+    file = folder / "plan.json"
+    file.write_text(json.dumps(plan, default=str), encoding="utf-8")
+    command = [sys.executable, "-W", "ignore", "-m", "bridge.rehearse.worker", str(file)]
+    done = subprocess.run(  # noqa: S603 our own module
+        command, capture_output=True, text=True, check=False, env=environment
+    )
+    if done.returncode:
+        last = "nothing was printed"
+        for line in done.stderr.splitlines():
+            if line.strip():
+                last = line
+        raise BackendUnavailableError(
+            f"rehearse: the process that imports Megatron ended without an answer: {last}"
         )
-        if done.returncode:
-            last = next(
-                (line for line in reversed(done.stderr.splitlines()) if line.strip()),
-                "nothing was printed",
-            )
-            raise BackendUnavailableError(
-                f"rehearse: the process that imports Megatron ended without an answer: {last}"
-            )
-        answer: dict[str, Any] = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
-        if "refused" in answer:
-            raise BackendUnavailableError(answer["refused"])
-        return answer
+    answer: dict[str, Any] = json.loads((folder / "answer.json").read_text(encoding="utf-8"))
+    if "refused" in answer:
+        raise BackendUnavailableError(answer["refused"])
+    return answer
 
 
 def _launched(
     small: SmallRun, launch: dict[str, Any], release: Release, environment: Mapping[str, str]
 ) -> Launched:
-    one = Round(**{**launch["round"], "kinds": tuple(launch["round"]["kinds"])})
+    layout = launch["round"]
+    small_round = Round(**{**layout, "kinds": tuple(layout["kinds"])})
     first = launch["outcomes"][0]
     findings = _errors(launch["outcomes"])
     planned = equal = None
     if "records" in first:
-        plan = _plan(small, one, release, environment)
-        modules = [
-            module for layer in plan.layers for module in layer.modules if module.kind in MULTIPLIES
-        ]
-        planned = sum(row.item in GEMMS for module in modules for row in module.rows)
-        different, found = _compared(plan, first["records"])
+        plan = _plan(small, small_round, release, environment)
+        planned = 0
+        for layer in plan.layers:
+            for module in layer.modules:
+                if module.kind in MULTIPLIES:
+                    planned += sum(row.item in GEMMS for row in module.rows)
+        different, of_records = _compared(plan, first["records"])
         equal = planned - different
-        findings += found
-        if first.get("resumed_loss", first["loss"]) != first["loss"]:
-            rule = f"the step after a resume has the loss of the same step without a break, {first['loss']:.6f}"
-            resumed = f"{first['resumed_loss']:.6f}"
-            findings.append(
-                Finding(path="checkpoint", rule=rule, value=resumed, remedy="", severity="warning")
-            )
+        findings += of_records
+        findings += _resumed_otherwise(first)
     return Launched(
-        round=one,
+        round=small_round,
         seconds=launch["seconds"],
         planned=planned,
         equal=equal,
@@ -298,29 +319,40 @@ def _launched(
     )
 
 
+def _resumed_otherwise(outcome: dict[str, Any]) -> list[Finding]:
+    """Return a finding where the step after a resume has another loss than without a break."""
+    loss = outcome["loss"]
+    resumed = outcome.get("resumed_loss", loss)
+    if resumed == loss:
+        return []
+    same = "the step after a resume has the loss of the same step without a break"
+    rule, value = f"{same}, {loss:.6f}", f"{resumed:.6f}"
+    return [Finding(path="checkpoint", rule=rule, value=value, remedy="", severity="warning")]
+
+
 def _compared(plan: PrecisionPlan, records: list[dict[str, Any]]) -> tuple[int, list[Finding]]:
     """Return how many planned GEMMs ran otherwise in some recorded step, and the findings."""
     different: set[tuple[str, str, str]] = set()
-    found: dict[str, Finding] = {}
-    for record in records:
-        gemms = tuple(GemmRow(**row) for row in record["gemms"])
-        census = tuple(CensusRow(**row) for row in record["census"])
-        for one in compare(plan, Record(gemms=gemms, census=census)):
-            if one.column != "unplanned":
-                different |= {*product(one.layers, one.modules, one.gemms)}
-            found.setdefault(
-                str(one), Finding(path=f"step {record['step']}", rule=str(one), remedy="")
-            )
-    return len(different), list(found.values())
+    findings: dict[str, Finding] = {}
+    for content in records:
+        gemms = tuple(GemmRow(**row) for row in content["gemms"])
+        census = tuple(CensusRow(**row) for row in content["census"])
+        for mismatch in compare(plan, Record(gemms=gemms, census=census)):
+            if mismatch.column != "unplanned":
+                different.update(product(mismatch.layers, mismatch.modules, mismatch.gemms))
+            rule = str(mismatch)
+            path = f"step {content['step']}"
+            findings.setdefault(rule, Finding(path=path, rule=rule, remedy=""))
+    return len(different), list(findings.values())
 
 
 def _plan(
-    small: SmallRun, one: Round, release: Release, environment: Mapping[str, str]
+    small: SmallRun, launch: Round, release: Release, environment: Mapping[str, str]
 ) -> PrecisionPlan:
-    precision = (
-        MixedPrecisionConfig.from_dict(small.precision) if small.precision is not None else None
-    )
-    model = {**small.sections["model"], **one.fields()}
+    precision = None
+    if small.precision is not None:
+        precision = MixedPrecisionConfig.from_dict(small.precision)
+    model = {**small.sections["model"], **launch.fields()}
     return precision_plan(
         precision,
         model,
@@ -332,25 +364,24 @@ def _plan(
 
 
 def _errors(outcomes: list[dict[str, Any]]) -> list[Finding]:
-    """Return the errors of the rank that failed first; others lose the connection to it, or are ended."""
-    failed = sorted(
-        (one for one in outcomes if "error" in one),
-        key=lambda outcome: float(outcome["error"]["at"]),
-    )
+    """Return the errors of the rank that failed first; others lose its connection, or are ended."""
+    failed = [outcome for outcome in outcomes if "error" in outcome]
     if failed:
-        error, phase = failed[0]["error"], failed[0]["phase"]
-        if "findings" in error:
-            return [Finding(**finding) for finding in error["findings"]]
-        where = f", {error['where']}" if error["where"] else ""
-        rule = f"{error['type']} when {phase}{where}"
-        return [
-            Finding(
-                path=", ".join(error["fields"]) or "run",
-                rule=rule,
-                value=error["message"],
-                remedy="",
-            )
-        ]
-    ended = sorted({outcome["ended"] for outcome in outcomes if "ended" in outcome})
+        return _error_findings(min(failed, key=lambda outcome: float(outcome["error"]["at"])))
+    ended = {outcome["ended"] for outcome in outcomes if "ended" in outcome}
+    if not ended:
+        return []
     rule, remedy = "the ranks ended without an answer", "Rehearse with fewer processes."
-    return [Finding(path="run", rule=rule, value=", ".join(ended), remedy=remedy)] if ended else []
+    return [Finding(path="run", rule=rule, value=", ".join(sorted(ended)), remedy=remedy)]
+
+
+def _error_findings(outcome: dict[str, Any]) -> list[Finding]:
+    """Return the findings of an error, or the error as one finding."""
+    error = outcome["error"]
+    if "findings" in error:
+        return [Finding(**finding) for finding in error["findings"]]
+    rule = f"{error['type']} when {outcome['phase']}"
+    if error["where"]:
+        rule = f"{rule}, {error['where']}"
+    path = ", ".join(error["fields"]) or "run"
+    return [Finding(path=path, rule=rule, value=error["message"], remedy="")]

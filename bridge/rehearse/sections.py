@@ -13,7 +13,10 @@ from bridge.precision.schemes import SCHEMES
 from bridge.rehearse.layout import Round
 
 LEAST_ALIGNMENT = 16
-"""Multiple of widths where no scheme needs a larger one: tensor cores and Transformer Engine's FP8 GEMMs take it."""
+"""Multiple of widths where no scheme needs a larger one.
+
+Tensor cores and Transformer Engine's FP8 GEMMs take it.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,24 +67,29 @@ class SmallRun:
     @cached_property
     def unit(self) -> int:
         """The largest multiple that a scheme of the plan needs of a dimension."""
-        rows = [row for row in SCHEMES if row.name in self.plan.schemes()]
-        return max(
-            [LEAST_ALIGNMENT, *(multiple for row in rows for multiple in row.alignment or ())]
-        )
+        largest = LEAST_ALIGNMENT
+        names = self.plan.schemes()
+        for row in SCHEMES:
+            if row.name in names and row.alignment:
+                largest = max(largest, *row.alignment)
+        return largest
 
     def set(self, path: str, value: Any, reason: str) -> None:
         """Give a setting another value, and note the change where it is one."""
         section, _, name = path.partition(".")
-        held = self.precision if section == "mixed_precision" else self.sections[section]
-        if held is None:
+        if section == "mixed_precision":
+            values = self.precision
+        else:
+            values = self.sections[section]
+        if values is None:
             return
-        before = held.get(name)
+        before = values.get(name)
         if before == value:
             return
         if value is None:
-            held.pop(name, None)
+            values.pop(name, None)
         else:
-            held[name] = value
+            values[name] = value
         self.note(path, before, value, reason)
 
     def note(self, path: str, before: Any, after: Any, reason: str) -> None:
@@ -90,8 +98,9 @@ class SmallRun:
 
     def leave_out(self, name: str, reason: str) -> None:
         """Take a switch out of the precision and of every config, and note it where it was on."""
-        for section, held in (("mixed_precision", self.precision or {}), *self.sections.items()):
-            if held.pop(name, None):
+        sections = {"mixed_precision": self.precision or {}, **self.sections}
+        for section, values in sections.items():
+            if values.pop(name, None):
                 self.note_left_out(f"{section}.{name}", True, reason)
 
     def note_left_out(self, path: str, value: Any, reason: str) -> None:
@@ -101,9 +110,14 @@ class SmallRun:
         )
 
     def fitted(self, size: int, wanted: float, ranks: int = 1, small_ranks: int = 1) -> int:
-        """Return a width near `wanted` that one of `small_ranks` holds a part of as one of `ranks` does of `size`."""
+        """Return a width near `wanted` for `small_ranks` ranks.
+
+        One of them has a part of it that is aligned as the part of `size` on one of `ranks`.
+        """
         if size % ranks:
             return small_ranks * self.unit + 1
         common = gcd(size // ranks, self.unit)
-        whole = max(1, round(wanted / small_ranks / self.unit)) * self.unit
-        return small_ranks * (whole + (common if common < self.unit else 0))
+        part = max(1, round(wanted / small_ranks / self.unit)) * self.unit
+        if common < self.unit:
+            part += common
+        return small_ranks * part

@@ -1,11 +1,12 @@
-"""A run made small enough for a laptop, with its precision, its kinds of layers and its layout left as they are.
+"""A run made small enough for a laptop, with its precision, kinds of layers and layout.
 
     small = shrink(run_values.sections, run_values.precision, gpus=64)
     small.sections["model"]["hidden_size"], small.changes[0].reason, small.rounds[0].processes
 
-Every number is the smallest that Megatron and Transformer Engine treat as they treat the one of the run: sizes keep
-their ratio, and the width or the tokens of a rank keep the greatest common divisor with the scaling scheme's multiple.
-So a size that the scheme refuses in the run is refused in the rehearsal too.
+Every number is the smallest that Megatron and Transformer Engine treat as they treat the one of the
+run: sizes keep their ratio, and the width or the tokens of a rank keep the greatest common divisor
+with the scaling scheme's multiple. So a size that the scheme refuses in the run is refused in the
+rehearsal too.
 """
 
 from collections.abc import Mapping
@@ -46,8 +47,9 @@ FSDP = ("megatron_fsdp_", "fsdp_", "data_parallel_sharding_strategy", "outer_dp_
 INITIALISERS = ("init_method", "output_layer_init_method", "embedding_init_method")
 """Functions, saved as text, which Megatron makes of other fields."""
 GRAPHS = ("cuda_graph_scope", "cuda_graph_modules")
-"""Parts of a run that its CUDA graphs capture, without effect where none is captured. Of the scope ``full_iteration``
-megatron-core 0.19.2 makes another `cuda_graph_impl` (transformer_config.py:2412)."""
+"""Parts of a run that its CUDA graphs capture, without effect where none is captured. Of the scope
+``full_iteration`` megatron-core 0.19.2 makes another `cuda_graph_impl`
+(transformer_config.py:2412)."""
 
 
 def shrink(
@@ -61,18 +63,21 @@ def shrink(
 ) -> SmallRun:
     """Return a run made small, in launches of at most so many processes.
 
-    `here` is the Megatron Core that will run; None: the installed one. Without GPUs in the target they are the least
-    that the parallel sizes need. There are more than `max_layers` where first and last layers and the pipeline need
-    more. RunConfigError: no such model can be built, or planned.
+    `here` is the Megatron Core that will run; None: the installed one. Without GPUs in the target
+    they are the least that the parallel sizes need. There are more than `max_layers` where first
+    and last layers and the pipeline need more. RunConfigError: no such model can be built, or
+    planned.
     """
-    given = {
-        name: dict(sections.get(name) or {}) for name in ("model", "optimizer", "ddp", "train")
-    }
+    given = {}
+    for name in ("model", "optimizer", "ddp", "train"):
+        given[name] = dict(sections.get(name) or {})
     place = target or Target()
     whole = predict(precision, given, target=Target(count=place.count))
     plan = plan_of(whole)
     layout = Round.of(whole.parallel, is_sharded=plan.settings.distributed)
-    stated = precision.to_dict() if precision is not None else None
+    stated = None
+    if precision is not None:
+        stated = precision.to_dict()
     run = SmallRun(
         sections=given, precision=stated, plan=plan, parallel=whole.parallel, layout=layout
     )
@@ -82,13 +87,9 @@ def shrink(
     _replace_schedule(run)
     _replace_optimizer(run)
     _replace_kernels(run)
-    for name in (
-        *INITIALISERS,
-        *GRAPHS,
-        *Round().fields(),
-        "overlap_p2p_comm",
-        "batch_p2p_comm",
-    ):  # each launch has its own
+    # Each launch has its own layout and communication.
+    of_launch = (*Round().fields(), "overlap_p2p_comm", "batch_p2p_comm")
+    for name in (*INITIALISERS, *GRAPHS, *of_launch):
         run.model.pop(name, None)
     _leave_out(run, sections, place, here or installed("mcore"))
     run.rounds = layout.rounds(processes, split)
@@ -113,25 +114,20 @@ def _leave_out(
     for name, reason in NOT_HERE.items():
         run.leave_out(name, reason)
     has_buffers = FIELDS["ddp"]["fp4_param_gather"].has
-    is_later = (
-        has_buffers is not None and has_buffers.holds(target.mcore) and not has_buffers.holds(here)
-    )
-    is_sharded = run.plan.settings.distributed or run.sections["ddp"].get(
-        "use_distributed_optimizer"
-    )
+    is_later = False
+    if has_buffers is not None:
+        is_later = bool(has_buffers.holds(target.mcore)) and not has_buffers.holds(here)
+    is_sharded = run.plan.settings.distributed
+    if run.sections["ddp"].get("use_distributed_optimizer"):
+        is_sharded = True
     if is_later and is_sharded:
+        why = "this Megatron Core cannot keep NVFP4 weights in the distributed optimizer's buffers"
         for name in ("fp4_param", "fp4_param_gather"):
-            run.leave_out(
-                name,
-                "this Megatron Core cannot keep NVFP4 weights in the distributed optimizer's buffers",
-            )
+            run.leave_out(name, why)
     dtype = run.model.get("moe_router_dtype")
     if dtype not in (None, "fp32", "fp64"):
-        run.note_left_out(
-            "model.moe_router_dtype",
-            run.model.pop("moe_router_dtype"),
-            "the router does not know it",
-        )
+        del run.model["moe_router_dtype"]
+        run.note_left_out("model.moe_router_dtype", dtype, "the router does not know it")
     if sections.get("peft"):
         run.note_left_out("peft", sections["peft"], "a run trains all weights")
 
@@ -146,33 +142,32 @@ def _shrink_tokens(run: SmallRun) -> None:
     def residues(tokens: int, samples: int, context: int, tensor: int) -> tuple[object, ...]:
         rows = tokens // context
         shares = context == 1 or tokens % (2 * context) == 0
-        return (
-            shares,
-            not parallel.sequence_parallel or rows % tensor == 0,
-            gcd(rows * samples, run.unit),
-        )
+        splits = not parallel.sequence_parallel or rows % tensor == 0
+        return shares, splits, gcd(rows * samples, run.unit)
 
     wanted = residues(length, batch, parallel.context, parallel.tensor)
-    start = TOKENS * layout.size("context")
-    lengths = (
-        tokens
-        for tokens in range(start, start + 8 * run.unit * layout.size("context"))
-        if residues(tokens, few, layout.size("context"), layout.size("tensor")) == wanted
-    )
-    run.set("model.seq_length", next(lengths, start), "keeps the alignment of a rank's tokens")
+    context, tensor = layout.size("context"), layout.size("tensor")
+    fitting = TOKENS * context
+    for tokens in range(fitting, fitting + 8 * run.unit * context):
+        if residues(tokens, few, context, tensor) == wanted:
+            fitting = tokens
+            break
+    run.set("model.seq_length", fitting, "keeps the alignment of a rank's tokens")
     model.pop("max_position_embeddings", None)
     run.set("train.micro_batch_size", few, "samples of a micro-batch are alike")
 
 
 def _replace_schedule(run: SmallRun) -> None:
-    """Replace the schedule by one of a few steps; what it was is of no interest to a reader."""
+    """Replace the schedule by one of a few steps; the schedule of the run is not reported."""
+    samples = run.sections["train"]["micro_batch_size"]
     run.sections["train"] = {
         "train_iters": STEPS,
         "lr_decay_iters": STEPS + 1,
-        **dict.fromkeys(
-            ("micro_batch_size", "global_batch_size"), run.sections["train"]["micro_batch_size"]
-        ),
-        **dict.fromkeys(("lr_warmup_iters", "eval_iters", "eval_interval"), 0),
+        "micro_batch_size": samples,
+        "global_batch_size": samples,
+        "lr_warmup_iters": 0,
+        "eval_iters": 0,
+        "eval_interval": 0,
     }
     for name, value in {"lr": 1e-4, "min_lr": 0.0}.items():  # a schedule of Megatron's needs both
         if run.sections["optimizer"].get(name) is None:
@@ -180,27 +175,25 @@ def _replace_schedule(run: SmallRun) -> None:
 
 
 def _replace_optimizer(run: SmallRun) -> None:
-    """Let Adam stand for Muon, and the distributed optimizer for Megatron-FSDP and for Muon's own sharding."""
-    ddp, optimizer = run.sections["ddp"], run.sections["optimizer"]
-    has_fsdp, has_muon = (
-        bool(ddp.get("use_megatron_fsdp")),
-        "muon" in str(optimizer.get("optimizer")),
-    )
-    for section, held, inert in (("ddp", ddp, FSDP), ("optimizer", optimizer, ("muon_",))):
-        run.sections[section] = {
-            name: value for name, value in held.items() if not name.startswith(inert)
-        }
+    """Let Adam stand for Muon, and the distributed optimizer for the sharding of FSDP and Muon."""
+    has_fsdp = bool(run.sections["ddp"].get("use_megatron_fsdp"))
+    has_muon = "muon" in str(run.sections["optimizer"].get("optimizer"))
+    for section, inert in (("ddp", FSDP), ("optimizer", ("muon_",))):
+        values = dict(run.sections[section])
+        for name in run.sections[section]:
+            if name.startswith(inert):
+                del values[name]
+        run.sections[section] = values
     if has_muon:
         run.set("optimizer.optimizer", "adam", "no package of Muon is here")
     if not (has_fsdp or has_muon):
         return
-    why = f"stands for {'Megatron-FSDP' if has_fsdp else 'the sharding of Muon'}"
+    why = "stands for the sharding of Muon"
+    if has_fsdp:
+        why = "stands for Megatron-FSDP"
     for section in ("ddp", "optimizer"):
         run.set(f"{section}.use_distributed_optimizer", True, why)
     settings = run.plan.settings
     if settings.low_parameters and settings.scheme == "mxfp8":
-        run.set(
-            "mixed_precision.reuse_grad_buf_for_mxfp8_param_ag",
-            True,
-            f"the distributed optimizer, which {why}",
-        )
+        reused = "mixed_precision.reuse_grad_buf_for_mxfp8_param_ag"
+        run.set(reused, True, f"the distributed optimizer, which {why}")

@@ -15,43 +15,44 @@ from bridge.target.versions import TITLES
 
 if TYPE_CHECKING:
     from bridge.rehearse.rehearse import Launched, Rehearsal
+    from bridge.rehearse.sections import Change
 
 LONGEST = 36
 """Characters of a value that are shown; JSON has all."""
 
 
 def rehearsal_text(rehearsal: Rehearsal) -> RenderableType:
-    """Return what was kept and shrunk, each launch, every finding, and what a rehearsal cannot know."""
+    """Return the answer as a text: kept, shrunk, each launch, every finding, and open questions."""
     small = rehearsal.small
-    versions = ", ".join(
-        f"{TITLES[name]} {version}" for name, version in rehearsal.versions.items()
-    )
+    versions = []
+    for name, version in rehearsal.versions.items():
+        versions.append(f"{TITLES[name]} {version}")
+    title = f"{rehearsal.label} for {rehearsal.target}, rehearsed with {rehearsal.backend}"
     lines: list[RenderableType] = [
-        Text(
-            f"{rehearsal.label} for {rehearsal.target}, rehearsed with {rehearsal.backend}: {versions}"
-        ),
+        Text(f"{title}: {', '.join(versions)}"),
         Text(f"  kept: {rehearsal.kept}", style="dim"),
         Text(f"  layers: {', '.join(small.layers)} of the run's {rehearsal.layers}", style="dim"),
     ]
-    changes = [
-        {
-            "shrunk": one.field,
-            "run": _value(one.before),
-            "rehearsal": _value(one.after),
-            "why": one.reason,
-        }
-        for one in small.changes
-    ]
+    changes = []
+    for change in small.changes:
+        changes.append(
+            {
+                "shrunk": change.field,
+                "run": _value(change.before),
+                "rehearsal": _value(change.after),
+                "why": change.reason,
+            }
+        )
     lines.append(table(changes, wraps=("run", "why")))
-    launches = [_launch(launch) for launch in rehearsal.launches]
+    launches = list(map(_launch, rehearsal.launches))
     lines.append(table(launches, numbers={*launches[0]} - {"launch"}))
-    lines += [
-        Text(f"left out {one.path} = {plain(one.value)!r}: {one.rule}.")
-        for one in rehearsal.left_out
-    ]
-    lines += [_finding(finding) for finding in rehearsal.findings]
+    for setting in rehearsal.left_out:
+        value = plain(setting.value)
+        lines.append(Text(f"left out {setting.path} = {value!r}: {setting.rule}."))
+    lines += map(_finding, rehearsal.findings)
     lines.append(Text("A rehearsal cannot know:"))
-    lines += [Text(f"  - {sentence}") for sentence in rehearsal.unknown]
+    for sentence in rehearsal.unknown:
+        lines.append(Text(f"  - {sentence}"))
     lines.append(Text(rehearsal.verdict))
     return Group(*lines)
 
@@ -65,53 +66,59 @@ def rehearsal_dict(rehearsal: Rehearsal, *, strict: bool = False) -> dict[str, A
         "versions": dict(rehearsal.versions),
         "kept": rehearsal.kept,
         "layers": list(rehearsal.small.layers),
-        "shrunk": [
-            {
-                "field": one.field,
-                "run": plain(one.before),
-                "rehearsal": plain(one.after),
-                "reason": one.reason,
-            }
-            for one in rehearsal.small.changes
-        ],
-        "launches": [
-            {
-                "layout": str(launch.round),
-                "processes": launch.round.processes,
-                "seconds": round(launch.seconds, 1),
-            }
-            | {
-                name: getattr(launch, name)
-                for name in ("planned", "equal", "loss", "resumed_loss", "parameters")
-            }
-            for launch in rehearsal.launches
-        ],
-        "left_out": [
-            {"path": one.path, "value": plain(one.value), "reason": one.rule}
-            for one in rehearsal.left_out
-        ],
-        "findings": [
-            {
-                "severity": one.severity,
-                "path": one.path,
-                "rule": one.rule,
-                "value": plain(one.value),
-            }
-            for one in rehearsal.findings
-        ],
+        "shrunk": list(map(_change_dict, rehearsal.small.changes)),
+        "launches": list(map(_launch_dict, rehearsal.launches)),
+        "left_out": list(map(_left_out_dict, rehearsal.left_out)),
+        "findings": list(map(_finding_dict, rehearsal.findings)),
         "unknown": list(rehearsal.unknown),
         "verdict": rehearsal.verdict,
         "exit_code": rehearsal.exit_code(strict=strict),
     }
 
 
+def _change_dict(change: Change) -> dict[str, Any]:
+    return {
+        "field": change.field,
+        "run": plain(change.before),
+        "rehearsal": plain(change.after),
+        "reason": change.reason,
+    }
+
+
+def _launch_dict(launch: Launched) -> dict[str, Any]:
+    return {
+        "layout": str(launch.round),
+        "processes": launch.round.processes,
+        "seconds": round(launch.seconds, 1),
+        "planned": launch.planned,
+        "equal": launch.equal,
+        "loss": launch.loss,
+        "resumed_loss": launch.resumed_loss,
+        "parameters": launch.parameters,
+    }
+
+
+def _left_out_dict(setting: Finding) -> dict[str, Any]:
+    return {"path": setting.path, "value": plain(setting.value), "reason": setting.rule}
+
+
+def _finding_dict(finding: Finding) -> dict[str, Any]:
+    return {
+        "severity": finding.severity,
+        "path": finding.path,
+        "rule": finding.rule,
+        "value": plain(finding.value),
+    }
+
+
 def _launch(launch: Launched) -> dict[str, str]:
+    equal = "-"
+    if launch.planned is not None:
+        equal = f"{launch.equal} of {launch.planned}"
     return {
         "launch": str(launch.round),
         "processes": str(launch.round.processes),
-        "plan = record": f"{launch.equal} of {launch.planned}"
-        if launch.planned is not None
-        else "-",
+        "plan = record": equal,
         "loss of the last step": cell(launch.loss),
         "after the resume": cell(launch.resumed_loss),
         "seconds": f"{launch.seconds:.0f}",
@@ -119,13 +126,17 @@ def _launch(launch: Launched) -> dict[str, str]:
 
 
 def _value(value: object) -> str:
-    text = "-" if value is None else str(plain(value))
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]} ..."
+    if value is None:
+        return "-"
+    text = str(plain(value))
+    if len(text) > LONGEST:
+        return f"{text[:LONGEST]} ..."
+    return text
 
 
 def _finding(finding: Finding) -> Text:
-    got = f", got {plain(finding.value)}" if finding.value is not None else ""
-    text = (
-        f" {finding.path}: {finding.rule.rstrip('.')}{got.rstrip('.')}. {finding.remedy}".rstrip()
-    )
+    text = f" {finding.path}: {finding.rule.rstrip('.')}"
+    if finding.value is not None:
+        text += f", got {plain(finding.value)}".rstrip(".")
+    text = f"{text}. {finding.remedy}".rstrip()
     return Text.assemble((finding.severity, STYLES[finding.severity]), text)

@@ -57,11 +57,15 @@ def _heads(run: SmallRun) -> tuple[int, int]:
     heads, groups = run.shape.num_attention_heads, run.shape.num_query_groups
     tp, small = run.parallel.tensor, run.layout.size("tensor")
     if run.shape.latent is not None or heads == groups:
-        few = min(4, small * max(1, heads // small)) + (heads % tp != 0)
+        few = min(4, small * max(1, heads // small))
+        if heads % tp:
+            few += 1
         return few, few
     few = small
-    if groups % tp:
-        few = small + 1 if groups > tp else 1
+    if groups > tp and groups % tp:
+        few = small + 1
+    elif groups % tp:
+        few = 1
     each = min(heads // groups, HEADS_PER_GROUP)
     if heads % tp == 0 and few * each % small:
         each += 1
@@ -69,23 +73,22 @@ def _heads(run: SmallRun) -> tuple[int, int]:
 
 
 def _channels(run: SmallRun, heads: int, groups: int) -> int:
-    """Return the smallest channels of a head that leave the projections of a rank aligned as they are."""
+    """Return the smallest channels of a head whose projections keep their alignment on a rank."""
     shape, tp, small = run.shape, run.parallel.tensor, run.layout.size("tensor")
     is_stated = read_field(run.model, "kv_channels") is not None
 
     def residues(width: int, queries: int, keys: int, channels: int, ranks: int) -> tuple[int, ...]:
-        sizes = (queries * channels, (queries + 2 * keys) * channels)
-        return (
-            gcd(width, run.unit),
-            channels % 2,
-            *(gcd(size // ranks, run.unit) for size in sizes),
-        )
+        of_queries = gcd(queries * channels // ranks, run.unit)
+        of_all = gcd((queries + 2 * keys) * channels // ranks, run.unit)
+        return gcd(width, run.unit), channels % 2, of_queries, of_all
 
     wanted = residues(
         shape.hidden_size, shape.num_attention_heads, shape.num_query_groups, shape.kv_channels, tp
     )
     for channels in range(LEAST_ALIGNMENT, 4 * run.unit + 1):
-        width = shape.hidden_size if is_stated else heads * channels
+        width = heads * channels
+        if is_stated:
+            width = shape.hidden_size
         if residues(width, heads, groups, channels, small) == wanted:
             return channels
     return run.unit
@@ -93,13 +96,14 @@ def _channels(run: SmallRun, heads: int, groups: int) -> int:
 
 def _latent(run: SmallRun, latent: Latent, heads: int, ratio: float) -> int:
     """Make the widths of latent attention small; return the hidden size."""
-    dims = {
-        name: getattr(latent, name) for name in ("qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim")
-    }
-    scale = 2 * run.unit / min(size for size in dims.values() if size)
-    for name, size in dims.items():
+    dims = {}
+    for name in ("qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"):
+        size = getattr(latent, name)
         if size:
-            run.set(f"model.{name}", run.fitted(size, size * scale), "keeps the alignment")
+            dims[name] = size
+    scale = 2 * run.unit / min(dims.values())
+    for name, size in dims.items():
+        run.set(f"model.{name}", run.fitted(size, size * scale), "keeps the alignment")
     value = ratio * run.shape.kv_channels / latent.v_head_dim * heads * latent.v_head_dim * scale
     hidden = run.fitted(run.shape.hidden_size, value)
     for name in ("q_lora_rank", "kv_lora_rank"):
@@ -110,64 +114,66 @@ def _latent(run: SmallRun, latent: Latent, heads: int, ratio: float) -> int:
 
 
 def _state_space(run: SmallRun, mixer: StateSpace) -> None:
-    """Make the heads of Mamba small: the fewest whose projections on a rank are aligned as they are."""
+    """Make the heads of Mamba small: the fewest whose projections keep their alignment."""
     tp, small = run.parallel.tensor, run.layout.size("tensor")
-    groups = small + (mixer.num_groups % tp != 0)
-    least = StateSpace(
-        num_heads=0, head_dim=4, state_dim=run.fitted(mixer.state_dim, 16), num_groups=groups
-    )
+    groups = small
+    if mixer.num_groups % tp:
+        groups += 1
 
-    def residues(one: StateSpace, ranks: int) -> tuple[object, ...]:
-        sizes = (gcd(size // ranks, run.unit) for size in (one.inner, one.projected))
-        return (one.num_heads % one.num_groups, one.num_heads % ranks == 0, *sizes)
+    def residues(space: StateSpace, ranks: int) -> tuple[object, ...]:
+        inner = gcd(space.inner // ranks, run.unit)
+        projected = gcd(space.projected // ranks, run.unit)
+        return space.num_heads % space.num_groups, space.num_heads % ranks == 0, inner, projected
 
     wanted = residues(mixer, tp)
-    heads = (replace(least, num_heads=count) for count in range(groups, 8 * groups * run.unit + 1))
-    found = next(
-        (one for one in heads if residues(one, small) == wanted),
-        replace(least, num_heads=groups * run.unit),
-    )
+    state_dim = run.fitted(mixer.state_dim, 16)
+    least = StateSpace(num_heads=0, head_dim=4, state_dim=state_dim, num_groups=groups)
+    fitting = replace(least, num_heads=groups * run.unit)
+    for count in range(groups, 8 * groups * run.unit + 1):
+        space = replace(least, num_heads=count)
+        if residues(space, small) == wanted:
+            fitting = space
+            break
+    why = "keeps the alignment of Mamba's projections on a rank"
     for name in ("num_heads", "head_dim", "state_dim", "num_groups"):
-        run.set(
-            f"model.mamba_{name}",
-            getattr(found, name),
-            "keeps the alignment of Mamba's projections on a rank",
-        )
+        run.set(f"model.mamba_{name}", getattr(fitting, name), why)
 
 
 def _delta_net(run: SmallRun, net: DeltaNet) -> None:
-    """Make the heads of a gated delta net small: the fewest whose projections on a rank are aligned as they are."""
+    """Make the heads of a gated delta net small.
+
+    They are the fewest whose projections keep their alignment on a rank.
+    """
     tp, small = run.parallel.tensor, run.layout.size("tensor")
     each = net.num_value_heads // net.num_key_heads
 
-    def residues(one: DeltaNet, ranks: int) -> tuple[object, ...]:
-        sizes = (gcd(size // ranks, run.unit) for size in (one.value, one.projected))
-        return (one.num_key_heads % ranks == 0, *sizes)
+    def residues(sizes: DeltaNet, ranks: int) -> tuple[object, ...]:
+        value = gcd(sizes.value // ranks, run.unit)
+        projected = gcd(sizes.projected // ranks, run.unit)
+        return sizes.num_key_heads % ranks == 0, value, projected
 
     wanted = residues(net, tp)
-    counts = range(small, 8 * small * run.unit + 1)
-    nets = (
-        replace(net, num_key_heads=count, num_value_heads=count * each, **DELTA_CHANNELS)
-        for count in counts
-    )
-    found = next((one for one in nets if residues(one, small) == wanted), net)
+    fitting = net
+    for count in range(small, 8 * small * run.unit + 1):
+        heads = {"num_key_heads": count, "num_value_heads": count * each}
+        few = replace(net, **heads, **DELTA_CHANNELS)
+        if residues(few, small) == wanted:
+            fitting = few
+            break
+    why = "keeps the alignment of the projections on a rank"
     for name in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim"):
-        run.set(
-            f"model.linear_{name}",
-            getattr(found, name),
-            "keeps the alignment of the projections on a rank",
-        )
+        run.set(f"model.linear_{name}", getattr(fitting, name), why)
 
 
 def _indexer(run: SmallRun, indexer: Indexer) -> None:
-    """Make the indexer of sparse attention small: its queries of a head are rotated with those of the model."""
+    """Make the indexer of sparse attention small.
+
+    The queries of a head are rotated with those of the model.
+    """
     rotated = run.model.get("qk_pos_emb_head_dim") or 0
     width = 1 << (max(run.unit, 2 * rotated) - 1).bit_length()
-    run.set(
-        "model.dsa_indexer_head_dim",
-        min(indexer.head_dim, width),
-        "a power of two, which the rotation takes",
-    )
+    why = "a power of two, which the rotation takes"
+    run.set("model.dsa_indexer_head_dim", min(indexer.head_dim, width), why)
     run.set("model.dsa_indexer_n_heads", min(indexer.num_heads, run.unit), WIDTH)
     run.set("model.dsa_indexer_topk", min(indexer.topk, TOPK), "the tokens are fewer")
 
@@ -175,9 +181,8 @@ def _indexer(run: SmallRun, indexer: Indexer) -> None:
 def _feed_forward(run: SmallRun, hidden: int) -> None:
     shape = run.shape
     tp, small = run.parallel.tensor, run.layout.size("tensor")
-    width = run.fitted(
-        shape.ffn_hidden_size, shape.ffn_hidden_size / shape.hidden_size * hidden, tp, small
-    )
+    ratio = shape.ffn_hidden_size / shape.hidden_size
+    width = run.fitted(shape.ffn_hidden_size, ratio * hidden, tp, small)
     is_stated = read_field(run.model, "ffn_hidden_size") is not None
     if is_stated or width != 4 * hidden:
         run.set("model.ffn_hidden_size", width, WIDTH)
@@ -188,18 +193,13 @@ def _experts(run: SmallRun, hidden: int) -> None:
     experts = run.shape.experts
     if experts is None:
         return
-    count = (
-        4
-        if run.layout.size("expert") == 1
-        else 2 * min(2, max(1, experts.num_experts // run.parallel.expert))
-    )
+    count = 4
+    if run.layout.size("expert") > 1:
+        count = 2 * min(2, max(1, experts.num_experts // run.parallel.expert))
     if experts.num_experts % run.parallel.expert:
         count += 1
-    run.set(
-        "model.num_moe_experts",
-        min(count, experts.num_experts),
-        "two experts on each of two ranks, or four on one",
-    )
+    why = "two experts on each of two ranks, or four on one"
+    run.set("model.num_moe_experts", min(count, experts.num_experts), why)
     # Megatron's router takes one expert a token only where it applies its softmax before it chooses
     run.set("model.moe_router_topk", min(experts.topk, max(2, count // 2)), "the experts are fewer")
     model = run.model
@@ -208,18 +208,13 @@ def _experts(run: SmallRun, hidden: int) -> None:
         run.set("model.moe_router_group_topk", 1, "the groups are fewer")
     if read_field(model, "moe_token_dispatcher_type") == "flex":
         run.set("model.moe_token_dispatcher_type", "alltoall", "the kernels of flex need a GPU")
-        for name in (
-            "moe_flex_dispatcher_backend",
-            "moe_enable_deepep",
-        ):  # Megatron refuses them without flex
-            model.pop(name, None)
+        # Megatron refuses these two without flex.
+        model.pop("moe_flex_dispatcher_backend", None)
+        model.pop("moe_enable_deepep", None)
     ratio = hidden / run.shape.hidden_size
     if experts.latent_size:
-        run.set(
-            "model.moe_latent_size",
-            run.fitted(experts.latent_size, experts.latent_size * ratio),
-            WIDTH,
-        )
+        width = run.fitted(experts.latent_size, experts.latent_size * ratio)
+        run.set("model.moe_latent_size", width, WIDTH)
     routed = run.parallel.expert_tensor, run.layout.expert_tensor
     if read_field(model, "moe_ffn_hidden_size") is not None:
         width = run.fitted(experts.ffn_hidden_size, experts.ffn_hidden_size * ratio, *routed)

@@ -1,7 +1,8 @@
 """The process of a rehearsal that imports Megatron: ``python -m bridge.rehearse.worker PLAN.json``.
 
-It imports once, and each launch is forks of it, one a rank: they train a few steps with a checkpoint and resume from it
-for one step. Errors of Megatron Core and of Transformer Engine are part of the answer, so every exception ends in it.
+It imports once, and each launch is forks of it, one a rank: they train a few steps with a
+checkpoint and resume from it for one step. Errors of Megatron Core and of Transformer Engine are
+part of the answer, so every exception ends in it.
 """
 
 import dataclasses
@@ -11,6 +12,7 @@ import multiprocessing
 import os
 import sys
 import time
+from collections.abc import Iterable
 from importlib import import_module
 from multiprocessing import connection
 from multiprocessing.context import ForkProcess
@@ -40,12 +42,11 @@ from bridge.target.fields import DEFAULTS
 from bridge.target.versions import installed_text
 
 ANOTHER_MODEL = (
-    *(
-        "model.heterogeneous_block_specs",
-        "model.experimental_attention_variant",
-        "model.linear_attention_freq",
-    ),
-    *("model.dsa_indexer_topk_freq", "model.use_kitchen"),
+    "model.heterogeneous_block_specs",
+    "model.experimental_attention_variant",
+    "model.linear_attention_freq",
+    "model.dsa_indexer_topk_freq",
+    "model.use_kitchen",
 )
 """Fields without which the model would be another one: a run that has one is not rehearsed."""
 IN_EVERY_RANK = ("bridge.training.loop", "megatron.core.models.gpt.gpt_model")
@@ -58,7 +59,8 @@ SAVED = "checkpoints"
 OF_A_FINDING = tuple(field.name for field in dataclasses.fields(Finding))
 Plan = dict[str, Any]
 PHASES = {"train": "it trains", "alone": "it trains", "resume": "it resumes from its checkpoint"}
-"""Part of a rank's work (to train and save, to train alone, to resume) -> the phase of an error in it."""
+"""Part of a rank's work (to train and save, to train alone, to resume) -> the phase of its
+errors."""
 
 
 def main(file: Path) -> None:
@@ -75,23 +77,27 @@ def _answer(plan: Plan, folder: Path) -> dict[str, Any]:
     sections = plan["sections"]
     is_te = sections["precision_backend"] == te_cpu.BACKEND
     if is_te:  # before Megatron is imported
-        low = sections["model"] | (sections.get("mixed_precision") or {})
-        own = low.get("fp4_recipe") if low.get("fp4") else low.get("fp8_recipe")
-        te_cpu.declare(sections.get("target"), schemes=[own, *schemes_of_rows(low.get("modules"))])
-    rounds = [Round(**{**one, "kinds": tuple(one["kinds"])}) for one in plan["rounds"]]
+        model = sections["model"] | (sections.get("mixed_precision") or {})
+        scheme = model.get("fp8_recipe")
+        if model.get("fp4"):
+            scheme = model.get("fp4_recipe")
+        schemes = [scheme, *schemes_of_rows(model.get("modules"))]
+        te_cpu.declare(sections.get("target"), schemes=schemes)
+    rounds = []
+    for layout in plan["rounds"]:
+        rounds.append(Round(**{**layout, "kinds": tuple(layout["kinds"])}))
     left_out = _leave_out(sections, rounds)
     for entry in left_out:
         if entry["path"] in ANOTHER_MODEL:
             rule = f"a rehearsal without it would be one of another model ({entry['rule']})"
-            raise RunConfigError.of(
-                entry["path"], rule, entry["value"], "Use `precision-bridge check` for this run."
-            )
-    left_out += [
-        {"path": name, "value": value, "rule": f"a CPU needs {os.environ[name]}"}
-        for name, value in plan["variables"].items()
-        if os.environ[name] != value
-    ]
-    gone = [kind for kind, path in SIZES.items() if path in {entry["path"] for entry in left_out}]
+            remedy = "Use `precision-bridge check` for this run."
+            raise RunConfigError.of(entry["path"], rule, entry["value"], remedy)
+    for name, value in plan["variables"].items():
+        if os.environ[name] != value:
+            rule = f"a CPU needs {os.environ[name]}"
+            left_out.append({"path": name, "value": value, "rule": rule})
+    paths = {entry["path"] for entry in left_out}
+    gone = [kind for kind, path in SIZES.items() if path in paths]
     for name in IN_EVERY_RANK:
         import_module(name)
     if is_te and plan["saves_without_state"]:
@@ -100,49 +106,49 @@ def _answer(plan: Plan, folder: Path) -> dict[str, Any]:
         save_without_state()
     gc.freeze()  # a fork would copy the memory of every module to collect garbage
     launches: list[Plan] = []
-    for one in _without(rounds, gone):
+    for launch in _without(rounds, gone):
         place = folder / f"launch-{len(launches)}"
         place.mkdir()
         began = time.perf_counter()
-        outcomes = _launch(plan, one, place)
+        outcomes = _launch(plan, launch, place)
         seconds = time.perf_counter() - began
-        launches.append(
-            {"round": dataclasses.asdict(one), "seconds": seconds, "outcomes": outcomes}
-        )
-    from bridge.runtime.megatron.te_cpu.install import installed_te
+        layout = dataclasses.asdict(launch)
+        launches.append({"round": layout, "seconds": seconds, "outcomes": outcomes})
+    versions = {"mcore": installed_text("mcore"), "te": None}
+    if is_te:
+        from bridge.runtime.megatron.te_cpu.install import installed_te
 
-    te = installed_te() if is_te else None
-    versions = {"mcore": installed_text("mcore"), "te": te.version if te is not None else None}
+        te = installed_te()
+        if te is not None:
+            versions["te"] = te.version
     return {"left_out": left_out, "launches": launches, "versions": versions}
 
 
 def _leave_out(sections: dict[str, Any], rounds: list[Round]) -> list[dict[str, Any]]:
-    """Remove the fields that Megatron's classes here have not, and those that a run here does not honour."""
+    """Remove the fields that Megatron's classes here have not, and those not honoured here."""
     from bridge.runtime.megatron.deferred import (
         MegatronDistributedDataParallelConfig,
         MegatronOptimizerConfig,
     )
     from bridge.runtime.megatron.gpt import GPTConfig
 
-    found = []
+    removed: list[dict[str, Any]] = []
     owners = {
         "model": GPTConfig,
         "optimizer": MegatronOptimizerConfig,
         "ddp": MegatronDistributedDataParallelConfig,
     }
+    backend = sections["precision_backend"]
     for name, owner in owners.items():
-        held = sections[name]
-        sizes = {
-            key: value
-            for one in rounds
-            for key, value in one.fields().items()
-            if value not in (1, None, False)
-        }
-        values = {**held, **(sizes if name == "model" else {})}
+        section = sections[name]
+        values = dict(section)
+        if name == "model":
+            values |= _sizes(rounds)
         defaults = {field.name: default_of(field) for field in dataclasses.fields(owner)}
-        backend = sections["precision_backend"]
-        for key in [key for key in held if held[key] is None and defaults.get(key) is not None]:
-            del held[key]  # a file of a later release has null where this class takes none
+        for key in list(section):
+            # A file of a later release has null where this class takes none.
+            if section[key] is None and defaults.get(key) is not None:
+                del section[key]
         faults = [
             *unhonoured(name, values, backend=backend),
             *unaccepted(name, values, backend=backend),
@@ -150,78 +156,90 @@ def _leave_out(sections: dict[str, Any], rounds: list[Round]) -> list[dict[str, 
         if name == "model":
             faults += without_context_parallel(values, backend=backend)
         refused = {str(fault.path): fault.words["clause"] for fault in faults}
-        absent = "the configs of this Megatron Core have no such field"
-        refused |= {f"{name}.{key}": absent for key in held if key not in defaults}
+        for key in section:
+            if key not in defaults:
+                refused[f"{name}.{key}"] = "the configs of this Megatron Core have no such field"
         for path, reason in refused.items():
             key = path.partition(".")[2]
-            held.pop(key, None)
+            section.pop(key, None)
             if values.get(key) not in (None, False, [], DEFAULTS[name].get(key)):
-                found.append({"path": path, "value": values.get(key), "rule": reason})
-    return found
+                removed.append({"path": path, "value": values.get(key), "rule": reason})
+    return removed
+
+
+def _sizes(rounds: list[Round]) -> dict[str, Any]:
+    """Return the model fields of the launches' layouts that are on."""
+    sizes: dict[str, Any] = {}
+    for launch in rounds:
+        fields = launch.fields().items()
+        sizes |= {name: value for name, value in fields if value not in (1, None, False)}
+    return sizes
 
 
 def _without(rounds: list[Round], gone: list[str]) -> list[Round]:
     for kind in gone:
-        rounds = [one.without(kind) for one in rounds]
-    return [one for one in rounds if one.kinds] or [rounds[0]]
+        rounds = [launch.without(kind) for launch in rounds]
+    return [launch for launch in rounds if launch.kinds] or [rounds[0]]
 
 
-def _launch(plan: Plan, one: Round, folder: Path) -> list[Plan]:
-    outcomes = _forked("train", plan, one, folder)
-    if _failed(outcomes):  # the formats are of interest where only the checkpoint is at fault
-        alone = _forked("alone", plan, one, folder)
-        if _failed(alone):
-            return outcomes
-        saving = {"phase": "it saves its checkpoint"}
-        return [done | failed | saving for done, failed in zip(alone, outcomes, strict=True)]
-    resumed = _forked("resume", plan, one, folder)
-    return [first | second for first, second in zip(outcomes, resumed, strict=True)]
+def _launch(plan: Plan, launch: Round, folder: Path) -> list[Plan]:
+    """Train, save and resume in a launch, and return the outcome of each rank."""
+    outcomes = _forked("train", plan, launch, folder)
+    if not _failed(outcomes):
+        resumed = _forked("resume", plan, launch, folder)
+        return [first | second for first, second in zip(outcomes, resumed, strict=True)]
+    # The formats are of interest where only the checkpoint is at fault.
+    alone = _forked("alone", plan, launch, folder)
+    if _failed(alone):
+        return outcomes
+    saving = {"phase": "it saves its checkpoint"}
+    return [done | failed | saving for done, failed in zip(alone, outcomes, strict=True)]
 
 
 def _failed(outcomes: list[Plan]) -> bool:
     return any("error" in outcome or "ended" in outcome for outcome in outcomes)
 
 
-def _forked(work: str, plan: Plan, one: Round, folder: Path) -> list[Plan]:
+def _forked(work: str, plan: Plan, launch: Round, folder: Path) -> list[Plan]:
     """Run a part of the work in a fork for each rank; return what each wrote."""
     from torch._C._distributed_c10d import TCPStore  # torch.distributed re-exports it untyped
 
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
-    size = str(one.processes)
+    size = str(launch.processes)
     job = {
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": str(store.port),
         "WORLD_SIZE": size,
         "LOCAL_WORLD_SIZE": size,
+        # The ranks are clients of this store, as under torchrun.
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
-    job["TORCHELASTIC_USE_AGENT_STORE"] = (
-        "True"  # the ranks are clients of this store, as under torchrun
-    )
     fork = multiprocessing.get_context("fork")
-    files = [folder / f"{work}-{rank}.json" for rank in range(one.processes)]
-    ranks = [
-        fork.Process(
-            target=_rank,
-            args=(work, plan, one, file, {**job, "RANK": str(rank), "LOCAL_RANK": str(rank)}),
-        )
-        for rank, file in enumerate(files)
-    ]
+    files = [folder / f"{work}-{rank}.json" for rank in range(launch.processes)]
+    ranks = []
+    for rank, file in enumerate(files):
+        of_rank = {**job, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        ranks.append(fork.Process(target=_rank, args=(work, plan, launch, file, of_rank)))
     for process in ranks:
         process.start()
     _wait(ranks)
-    return [
-        json.loads(file.read_text(encoding="utf-8"))
-        if file.is_file()
-        else {"ended": f"exit code {process.exitcode}"}
-        for file, process in zip(files, ranks, strict=True)
-    ]
+    outcomes = []
+    for file, process in zip(files, ranks, strict=True):
+        outcome: Plan = {"ended": f"exit code {process.exitcode}"}
+        if file.is_file():
+            outcome = json.loads(file.read_text(encoding="utf-8"))
+        outcomes.append(outcome)
+    return outcomes
 
 
 def _wait(ranks: list[ForkProcess]) -> None:
     """Wait for all ranks; where one fails, the others, which may wait for it forever, are ended."""
     until = time.monotonic() + LAUNCH_SECONDS
-    while any(rank.is_alive() for rank in ranks) and time.monotonic() < until:
-        connection.wait([rank.sentinel for rank in ranks if rank.is_alive()], timeout=1.0)
+    while time.monotonic() < until:
+        alive = [rank.sentinel for rank in ranks if rank.is_alive()]
+        if not alive:
+            break
+        connection.wait(alive, timeout=1.0)
         if any(rank.exitcode for rank in ranks):
             until = min(until, time.monotonic() + GRACE_SECONDS)
     for rank in ranks:
@@ -230,11 +248,11 @@ def _wait(ranks: list[ForkProcess]) -> None:
         rank.join()
 
 
-def _rank(work: str, plan: Plan, one: Round, file: Path, job: dict[str, str]) -> None:
+def _rank(work: str, plan: Plan, launch: Round, file: Path, job: dict[str, str]) -> None:
     os.environ.update(job)
     outcome: Plan = {}
     try:
-        _run(work, plan, one, file.parent, outcome)
+        _run(work, plan, launch, file.parent, outcome)
     except Exception as error:  # noqa: BLE001 an error of Megatron's is what a rehearsal looks for
         outcome["error"] = {"at": time.time(), **_described(error, plan["sections"])}
     file.write_text(json.dumps(outcome, default=str), encoding="utf-8")
@@ -245,23 +263,14 @@ def _rank(work: str, plan: Plan, one: Round, file: Path, job: dict[str, str]) ->
 def _described(error: Exception, sections: Plan) -> Plan:
     first = first_of(error)
     if isinstance(first, PrecisionConfigError | SyncError | CheckError):
-        return {
-            "findings": [
-                {name: getattr(finding, name) for name in OF_A_FINDING}
-                for finding in first.findings
-            ]
-        }
+        return {"findings": [_attributes(finding, OF_A_FINDING) for finding in first.findings]}
     if isinstance(first, BridgeError):
-        path = getattr(first, "path", "")
-        parts = (
-            {name: getattr(first, name) for name in ("path", "rule", "value", "remedy")}
-            if path
-            else {}
-        )
-        return {"findings": [parts or {"path": "run", "rule": str(first), "remedy": ""}]}
-    where, fields = cause_of(
-        first, {name: sections[name] for name in ("model", "optimizer", "ddp")}
-    )
+        parts = {"path": "run", "rule": str(first), "remedy": ""}
+        if getattr(first, "path", ""):
+            parts = _attributes(first, ("path", "rule", "value", "remedy"))
+        return {"findings": [parts]}
+    configs = {name: sections[name] for name in ("model", "optimizer", "ddp")}
+    where, fields = cause_of(first, configs)
     return {
         "type": type(first).__name__,
         "message": " ".join(str(first).split()),
@@ -270,7 +279,11 @@ def _described(error: Exception, sections: Plan) -> Plan:
     }
 
 
-def _run(work: str, plan: Plan, one: Round, folder: Path, outcome: Plan) -> None:
+def _attributes(value: object, names: Iterable[str]) -> Plan:
+    return {name: getattr(value, name) for name in names}
+
+
+def _run(work: str, plan: Plan, launch: Round, folder: Path, outcome: Plan) -> None:
     from bridge.preflight.last_sync import last_sync
     from bridge.training.loop import pretrain
 
@@ -278,8 +291,10 @@ def _run(work: str, plan: Plan, one: Round, folder: Path, outcome: Plan) -> None
     saving = {"save": saved, "save_interval": plan["steps"], "save_last": False}
     files = {"train": saving, "alone": {}, "resume": {"load": saved}}
     is_resumed = work == "resume"
-    outcome["phase"] = PHASES[work] if is_resumed else "the configs are built"
-    run, problems = run_of(GivenRun(sections=_sections(plan, one, files[work])))
+    outcome["phase"] = "the configs are built"
+    if is_resumed:
+        outcome["phase"] = PHASES[work]
+    run, problems = run_of(GivenRun(sections=_sections(plan, launch, files[work])))
     config = container(run, problems)
     last_sync(config, config.mixed_precision)
     outcome["phase"] = PHASES[work]
@@ -291,30 +306,34 @@ def _run(work: str, plan: Plan, one: Round, folder: Path, outcome: Plan) -> None
     if os.environ["RANK"] == "0":
         last = Record.read(folder / work / FILE)
         steps = {1: (summary.gemms, summary.census), last.step: (last.gemms, last.census)}
-        outcome["records"] = [
-            {
+        outcome["records"] = []
+        for step, (gemms, census) in steps.items():
+            content = {
                 "step": step,
-                "gemms": [*map(dataclasses.asdict, gemms)],
-                "census": [*map(dataclasses.asdict, census)],
+                "gemms": list(map(dataclasses.asdict, gemms)),
+                "census": list(map(dataclasses.asdict, census)),
             }
-            for step, (gemms, census) in steps.items()
-        ]
+            outcome["records"].append(content)
 
 
-def _sections(plan: Plan, one: Round, checkpoint: Plan) -> Plan:
-    """Return the sections of a launch: its layout, its batch and its checkpoints; a step more than is resumed from."""
-    held = plan["sections"]
-    sizes = {name: value for name, value in one.fields().items() if value is not None}
-    batch = (
-        held["train"]["micro_batch_size"] * one.size("data") * (4 if "pipeline" in one.kinds else 2)
-    )
+def _sections(plan: Plan, launch: Round, checkpoint: Plan) -> Plan:
+    """Return the sections of a launch: its layout, its batch and its checkpoints.
+
+    It takes a step more than the checkpoint has.
+    """
+    sections = plan["sections"]
+    sizes = {name: value for name, value in launch.fields().items() if value is not None}
+    micro_batches = 2
+    if "pipeline" in launch.kinds:
+        micro_batches = 4
+    samples = sections["train"]["micro_batch_size"] * launch.size("data")
     return {
-        **held,
-        "model": {**held["model"], **sizes},
+        **sections,
+        "model": {**sections["model"], **sizes},
         "train": {
-            **held["train"],
+            **sections["train"],
             "train_iters": plan["steps"] + 1,
-            "global_batch_size": batch,
+            "global_batch_size": samples * micro_batches,
             "audit": "warn",
         },
         "checkpoint": checkpoint,

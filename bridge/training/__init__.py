@@ -1,16 +1,18 @@
 """The run: its configuration, and the face that is compatible with Megatron Bridge.
 
-    ConfigContainer   everything a run is configured with: Megatron's own sections (model, optimizer, ddp) and ours;
-                      made by `front` from files and overrides, or by a script
-    Run               what `build_run` makes of it: splits of the data, a `Trainer`, telemetry, how far it has come
+    ConfigContainer   everything a run is configured with: Megatron's own sections (model,
+                      optimizer, ddp) and ours; made by `front`, or by a script
+    Run               a built run: splits of the data, a `Trainer`, telemetry, its progress
       PhaseRecord       a phase of a precision schedule as it ran
-    TrainRecord, ValidationRecord   a logged step, a validation -> `Metrics` writes `metrics.jsonl` and the sinks
+    TrainRecord, ValidationRecord
+                      a logged step, a validation; `Metrics` writes them to files and sinks
     Audit             the record of single steps against the plan; ends the run where they differ
     RunSummary        the figures at the end, `summary.json`
     value_faults      numbers and names that no run can begin with
-    fingerprint       every setting as text: equal on all ranks, and kept in the manifest of a checkpoint
+    fingerprint       every setting as text: equal on all ranks, and kept in a checkpoint's manifest
 
-`runtime_config_update` writes the precision into the sections, then `pretrain` builds and runs: loop.py takes the
-steps, console.py shows them. `check_gradients` and `measure_quantisation` build the same `Run` for a few passes.
-mixed_precision.py is the face of Megatron Bridge, and loads nothing of the others.
+`runtime_config_update` writes the precision into the sections, then `pretrain` builds and runs:
+loop.py takes the steps, console.py shows them. `check_gradients` and `measure_quantisation` build
+the same `Run` for a few passes. mixed_precision.py is the face of Megatron Bridge, and loads
+nothing of the others.
 """

@@ -1,4 +1,4 @@
-"""The audit of a run: its first two steps, the last, the first of each phase, and one every so many steps."""
+"""The audit of a run: its first two steps, the last, the first of a phase, and some between."""
 
 import logging
 import os
@@ -11,7 +11,7 @@ from bridge.errors import AuditError, TrainingError
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.registry.schedule import Phase
-from bridge.runtime.audit.compare import compare, format_gemms
+from bridge.runtime.audit.compare import Mismatch, compare, format_gemms
 from bridge.runtime.audit.record import FILE, Record
 from bridge.runtime.megatron.record.census import take_census
 from bridge.runtime.megatron.record.copies import Copy, watch_copies, wrong_copies
@@ -41,17 +41,19 @@ class Audit:
         step = run.iteration + 1
         if settings.audit == "off":
             return False
-        is_second = (
-            len(run.step_seconds) == 1
-        )  # the first in which a weight can be older than its master
+        # The second step is the first in which a weight can be older than its master.
+        is_second = len(run.step_seconds) == 1
         interval = settings.audit_interval
         return is_second or step == settings.train_iters or bool(interval and step % interval == 0)
 
     @contextmanager
     def recording(self, phase: Phase | None) -> Iterator[None]:
-        """Record the step of a ``with`` block and compare it with the plan, where it is due or begins a phase.
+        """Record the step of a ``with`` block and compare it with the plan.
 
-        AuditError where the first step of the run or of a phase is not what was planned, under ``audit=error``.
+        That is done where the step is due or begins a phase.
+
+        AuditError where the first step of the run or of a phase is not what was planned, under
+        ``audit=error``.
         """
         is_first = not self._run.step_seconds or phase is not None
         self._phase = phase or self._phase
@@ -63,16 +65,19 @@ class Audit:
         with watch.watching(), watch_copies(model, self._run.trainer.optimizer) as copies:
             yield
         run = self._run
-        own = take_census(model, run.trainer.optimizer, run.activations)
-        everywhere = gathered(watch, own)
-        self.record = replace(everywhere, census=own, backend=run.backend, step=run.iteration + 1)
+        census = take_census(model, run.trainer.optimizer, run.activations)
+        everywhere = gathered(watch, census)
+        step = run.iteration + 1
+        self.record = replace(everywhere, census=census, backend=run.backend, step=step)
         if run.config.train.audit != "off":
             self._compare(everywhere, copies, must_raise=is_first)
 
     def plan(self) -> PrecisionPlan:
         """Return the plan of the precision that the run is in."""
         config, model = self._run.config, self._run.trainer.config
-        precision = config.mixed_precision if self._phase is None else self._phase.precision
+        precision = config.mixed_precision
+        if self._phase is not None:
+            precision = self._phase.precision
         if precision is not None:
             precision = get_mixed_precision_config(precision)
         owners = {"optimizer": config.optimizer, "ddp": config.ddp}
@@ -82,28 +87,21 @@ class Audit:
 
     def _compare(self, everywhere: Record, copies: list[Copy], *, must_raise: bool) -> None:
         plan = self.plan()
-        found = wrong_copies(copies)
-        is_whole = not found  # else a weight that is not its master's has this cause, and no other
-        found = (
-            *(one for one in compare(plan, everywhere) if is_whole or one.column != "stale"),
-            *found,
-        )
-        # The error of a healthy layer is bounded at the start alone: of a run, its second step too, which is the first
-        # with the recipe's own scales under delayed scaling.
-        if not must_raise and len(self._run.step_seconds) > 1:
-            found = tuple(one for one in found if one.column != "error")
-        fault = _without_low_precision(plan, self.record) if must_raise else None
+        findings = self._findings(plan, everywhere, copies, must_raise=must_raise)
+        fault = None
+        if must_raise:
+            fault = _without_low_precision(plan, self.record)
         if self._run.process.is_first:
-            replace(self.record, audit=(*map(str, found), *([fault] if fault else ()))).write(
-                self._path
-            )
+            sentences = list(map(str, findings))
+            if fault:
+                sentences.append(fault)
+            replace(self.record, audit=tuple(sentences)).write(self._path)
         if fault:
             raise TrainingError(fault)
-        if not found:
+        if not findings:
             return
-        error = AuditError(
-            f"step {self.record.step} must run what is planned (train.audit=warn goes on)", found
-        )
+        rule = "must run what is planned (train.audit=warn goes on)"
+        error = AuditError(f"step {self.record.step} {rule}", findings)
         if self._run.config.train.audit == "warn":
             if self._run.process.is_first:
                 log.warning(str(error))
@@ -112,9 +110,32 @@ class Audit:
         else:
             self.failure = error
 
+    def _findings(
+        self, plan: PrecisionPlan, everywhere: Record, copies: list[Copy], *, must_raise: bool
+    ) -> tuple[Mismatch, ...]:
+        """Return where the step differs from the plan."""
+        of_copies = wrong_copies(copies)
+        # The error of a healthy layer is bounded at the start alone: of a run, its second step too,
+        # which is the first with the recipe's own scales under delayed scaling.
+        has_bound = must_raise or len(self._run.step_seconds) <= 1
+        findings = []
+        for mismatch in compare(plan, everywhere):
+            # A weight that is not its master's explains a stale one: it is no other fault.
+            is_explained = mismatch.column == "stale" and bool(of_copies)
+            is_unbounded = mismatch.column == "error" and not has_bound
+            if not is_explained and not is_unbounded:
+                findings.append(mismatch)
+        for mismatch in of_copies:
+            if mismatch.column != "error" or has_bound:
+                findings.append(mismatch)
+        return tuple(findings)
+
 
 def _without_low_precision(plan: PrecisionPlan, record: Record) -> str | None:
-    """Return why a run that asks for low precision and multiplies nothing in it has to end, though it was planned."""
+    """Return why a run that multiplies nothing in low precision has to end.
+
+    None where low precision is not asked for, or ran. It has to end though it was planned.
+    """
     is_asked = plan.settings.family is not None and plan.settings.reaches_layers
     if not is_asked or plan.linears()[0] or any(row.scheme != "none" for row in record.gemms):
         return None

@@ -1,8 +1,9 @@
 """The one object that describes a run: `ConfigContainer` and its sections.
 
-The sections of Megatron Core (`model`, `optimizer`, `ddp`) are Megatron's own dataclasses or subclasses of them, as the
-two named here, whose checks wait for `finalize`; the others are ours and use Megatron's names for what Megatron has a
-name for (`train_iters`, `micro_batch_size`, `lr_warmup_iters`, ...).
+The sections of Megatron Core (`model`, `optimizer`, `ddp`) are Megatron's own dataclasses or
+subclasses of them, as the two named here, whose checks wait for `finalize`; the others are ours and
+use Megatron's names for what Megatron has a name for (`train_iters`, `micro_batch_size`,
+`lr_warmup_iters`, ...).
 """
 
 from __future__ import annotations
@@ -45,15 +46,18 @@ class DataConfig:
     """The training data."""
 
     path: str | None = None
-    """A text file, or the prefix of a Megatron ``.bin``/``.idx`` pair; None: the text of CPython's documentation."""
+    """A text file, or the prefix of a Megatron ``.bin``/``.idx`` pair; None: the text of CPython's
+    documentation."""
     vocab_size: int | None = None
-    """Vocabulary of an existing ``.bin``/``.idx`` pair; required there, and never used for text (bytes: 256)."""
+    """Vocabulary of an existing ``.bin``/``.idx`` pair; required there, and never used for text
+    (bytes: 256)."""
     split: str = "90,5,5"
     """Parts of the documents for training, validation and test, as Megatron writes them."""
     seed: int = 1234
     """Seed of the sample order."""
     cache_dir: str | None = None
-    """Where tokenised text and sample indices are kept; None: ``precision-bridge`` in the user's cache folder."""
+    """Where tokenised text and sample indices are kept; None: ``precision-bridge`` in the user's
+    cache folder."""
     num_workers: int = 0
     """DataLoader worker processes per rank."""
 
@@ -67,7 +71,8 @@ class TrainConfig:
     micro_batch_size: int = 8
     """Sequences per forward pass on one data-parallel rank."""
     global_batch_size: int = 8
-    """Sequences per optimizer step over all ranks; the rest of the factor is gradient accumulation."""
+    """Sequences per optimizer step over all ranks; the rest of the factor is gradient
+    accumulation."""
     eval_interval: int = 100
     """Steps between two validations; 0: only after the last step."""
     eval_iters: int = 8
@@ -81,11 +86,14 @@ class TrainConfig:
     seed: int = 1234
     """Seed of the weights and of dropout."""
     distributed_timeout_minutes: float = 30.0
-    """How long a collective waits for a rank that stalls, in validation and in a save too; then all ranks end."""
+    """How long a collective waits for a rank that stalls, in validation and in a save too; then all
+    ranks end."""
     check_for_nan_in_loss: bool = True
-    """Stop at a loss that is not finite. Off under FP16 with a dynamic loss scale, which overflows by design."""
+    """Stop at a loss that is not finite. Off under FP16 with a dynamic loss scale, which overflows
+    by design."""
     audit: str = "error"
-    """End the run where a step does not multiply and keep what the plan says: error, warn (log it and go on) or off."""
+    """End the run where a step does not multiply and keep what the plan says: error, warn (log it
+    and go on) or off."""
     audit_interval: int = 0
     """Steps between two audits; 0: only the first and the last step."""
 
@@ -103,9 +111,11 @@ class CheckpointConfig:
     load: str | None = None
     """Folder to resume from (its newest checkpoint); None: start fresh."""
     checksum: bool = True
-    """Write a checksum of every file into the manifest, and compare it before a file is read; off: sizes alone."""
+    """Write a checksum of every file into the manifest, and compare it before a file is read; off:
+    sizes alone."""
     trust: bool = False
-    """Load a checkpoint without a manifest, which another program wrote. Code in it is refused all the same."""
+    """Load a checkpoint without a manifest, which another program wrote. Code in it is refused all
+    the same."""
 
 
 @dataclass(kw_only=True)
@@ -121,15 +131,18 @@ class LoggingConfig:
     """The files that a run writes about itself."""
 
     run_dir: str | None = None
-    """Folder for metrics, plots, configs and reports; None: Hydra's run folder, or ``runs/<time>`` without Hydra."""
+    """Folder for metrics, plots, configs and reports; None: Hydra's run folder, or ``runs/<time>``
+    without Hydra."""
     log_interval: int = 10
-    """Steps between two records in ``metrics.jsonl``, TensorBoard and (without a terminal) the log."""
+    """Steps between two records in ``metrics.jsonl``, TensorBoard and (without a terminal) the
+    log."""
     tensorboard: bool = True
     """Write TensorBoard events."""
     plots: bool = True
     """Draw the curves of the run as pictures."""
     mlflow: str | None = None
-    """Tracking store of MLflow that gets the same values, ``http://tracking:5000`` say; None: none."""
+    """Tracking store of MLflow that gets the same values, ``http://tracking:5000`` say; None:
+    none."""
     wandb: str | None = None
     """Project of Weights & Biases that gets the same values; None: none."""
     quantisation_interval: int = 50
@@ -151,41 +164,51 @@ class ConfigContainer:
     resume: ResumeConfig = field(default_factory=ResumeConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     mixed_precision: str | MixedPrecisionConfig | None = None
-    """A recipe's name, a config (of Megatron Bridge's class, too), or None: the owners keep their own settings."""
+    """A recipe's name, a config (of Megatron Bridge's class, too), or None: the owners keep their
+    own settings."""
     precision_backend: str = "auto"
-    """Who runs FP8 and FP4 matmuls: auto, te (Transformer Engine), emulated (the same values, on any machine) or te_cpu
-    (Transformer Engine's Python on a CPU: slow, and proves the emulation)."""
+    """Who runs FP8 and FP4 matmuls: auto, te (Transformer Engine), emulated (the same values, on
+    any machine) or te_cpu (Transformer Engine's Python on a CPU: slow, and proves the
+    emulation)."""
     precision_schedule: list[Any] | PrecisionSchedule | None = None
-    """Later phases of the run in another recipe, ``[{until: 0.9}, {recipe: bf16_mixed}]`` say; None: one precision."""
+    """Later phases of the run in another recipe, ``[{until: 0.9}, {recipe: bf16_mixed}]`` say;
+    None: one precision."""
     target: str | None = None
     """The GPUs and versions of the run, ``h100x8,te2.8`` say; None: this machine."""
     silence: dict[str, str] = field(default_factory=dict)
     """Id of a rule of the check -> why it may be broken."""
     precision_choice: dict[str, Any] | None = None
-    """The recipe that ``mixed_precision=auto`` was resolved to, why, and the rejected ones; None without ``auto``."""
+    """The recipe that ``mixed_precision=auto`` was resolved to, why, and the rejected ones; None
+    without ``auto``."""
     set_by: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Dotted key -> each file, and the command line, that set it, the last one in effect -> its value."""
+    """Dotted key -> each file, and the command line, that set it, the last one in effect -> its
+    value."""
 
 
 def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
-    """Resolve the container's precision and write it into model, optimizer, DDP and training config.
+    """Resolve the container's precision and write it into its sections.
 
-    This is the strict path: what Megatron is known to refuse later is refused here. Switches of sharding that are on in
-    one of optimizer and DDP are turned on in both, and the two are finalized where their checks waited for that.
+    Those are model, optimizer, DDP and training config.
+
+    This is the strict path: what Megatron is known to refuse later is refused here. Switches of
+    sharding that are on in one of optimizer and DDP are turned on in both, and the two are
+    finalized where their checks waited for that.
 
     Args:
         config: The container; `config.mixed_precision` is the resolved config afterwards.
 
     Returns:
-        Every field with its old and new value and the reason; None where no precision is set and the owners keep
-            their own settings. A warning is logged for each value of an owner's own that was replaced.
+        Every field with its old and new value and the reason; None where no precision is set and
+            the owners keep their own settings. A warning is logged for each value of an owner's own
+            that was replaced.
 
     Raises:
         UnknownRecipeError: No such recipe.
-        PrecisionTypeError: No container, one without model, optimizer and DDP config, or owners that are none.
+        PrecisionTypeError: No container, one without model, optimizer and DDP config, or owners
+            that are none.
         PrecisionConfigError: The precision can never be right.
-        SyncError: It cannot be written into these configs, or without one model and optimizer disagree. Nothing was
-            changed.
+        SyncError: It cannot be written into these configs, or without one model and optimizer
+            disagree. Nothing was changed.
     """
     if not hasattr(config, "mixed_precision"):
         raise PrecisionTypeError.of(
@@ -193,16 +216,15 @@ def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
         )
     precision: Any = config.mixed_precision
     if is_auto(precision):
-        precision, choice = resolve_precision(
-            precision, config.model, target_of(config.target or "auto")
-        )
-        config.precision_choice = choice.to_dict() if choice is not None else None
+        target = target_of(config.target or "auto")
+        precision, choice = resolve_precision(precision, config.model, target)
+        config.precision_choice = None
+        if choice is not None:
+            config.precision_choice = choice.to_dict()
     if precision is not None:
         precision = get_mixed_precision_config(precision)
         precision.finalize()
-    from bridge.preflight.last_sync import (
-        last_sync,
-    )  # the classes of this module do without the sync
+    from bridge.preflight.last_sync import last_sync  # the classes of this module do without it
 
     report = last_sync(config, precision)
     if report is not None:
@@ -211,10 +233,13 @@ def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
 
 
 def __getattr__(name: str) -> Any:
-    """Return the configs of Megatron's classes on first use, so that importing this module does not import Megatron.
+    """Return the configs of Megatron's classes on first use.
+
+    So importing this module does not import Megatron.
 
     Raises:
-        ImportError: A section of Megatron Bridge's trainer; `from ... import` would hide the text of any other error.
+        ImportError: A section of Megatron Bridge's trainer; `from ... import` would hide the text
+            of any other error.
         AttributeError: Any other name.
     """
     if name in ("OptimizerConfig", "DistributedDataParallelConfig"):
@@ -223,8 +248,8 @@ def __getattr__(name: str) -> Any:
         return getattr(deferred, name)
     if name[:1].isupper() and name.endswith(("Config", "Provider", "Context")):
         raise ImportError(
-            f"{name} is not provided by {__name__}: the trainer's sections stay with Megatron Bridge. Import it from "
-            f"there; {PAGE} says what is here.",
+            f"{name} is not provided by {__name__}: the trainer's sections stay with "
+            f"Megatron Bridge. Import it from there; {PAGE} says what is here.",
             name=__name__,
         )
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}; {PAGE} says what is here")

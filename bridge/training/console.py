@@ -32,7 +32,9 @@ logger = logging.getLogger("bridge.training")
 def _line(record: TrainRecord | ValidationRecord) -> str:
     if isinstance(record, ValidationRecord):
         return f"validation loss {record.loss:.4f}"
-    grad_norm = "-" if record.grad_norm is None else f"{record.grad_norm:.3f}"
+    grad_norm = "-"
+    if record.grad_norm is not None:
+        grad_norm = f"{record.grad_norm:.3f}"
     parts = [
         f"loss {record.loss:.4f}",
         f"{record.tokens_per_second:,.0f} tokens/s",
@@ -46,19 +48,18 @@ def _line(record: TrainRecord | ValidationRecord) -> str:
 
 
 class Display:
-    """Display of a run in progress: a bar with the last record next to it, or a log line per record.
+    """Display of a run in progress: a bar with the last record, or a log line per record.
 
-    Without steps it shows nothing, on all ranks but the first. Skipped steps and validations stay above the bar.
+    Without steps it shows nothing, on all ranks but the first. Skipped steps and validations stay
+    above the bar.
     """
 
     def __init__(self, total: int = 0, *, start: int = 0, progress: Progress | None = None) -> None:
         self._total = total
         self._bar = progress
-        self._task = (
-            TaskID(0)
-            if progress is None
-            else progress.add_task("", total=total, completed=start, record="")
-        )
+        self._task = TaskID(0)
+        if progress is not None:
+            self._task = progress.add_task("", total=total, completed=start, record="")
 
     def note(self, sentence: str) -> None:
         """Show one sentence."""
@@ -100,7 +101,10 @@ def display(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSummary:
-    """The result of `pretrain`; equal on all ranks except for the census, which is each rank's own."""
+    """The result of `pretrain`.
+
+    Equal on all ranks except for the census, which is each rank's own.
+    """
 
     run_dir: Path
     precision: str
@@ -110,11 +114,14 @@ class RunSummary:
     steps: int
     """Steps done in this process."""
     skipped_steps: int
-    """Steps with NaN or Inf in the gradients, which updated nothing; those before a resumed checkpoint included."""
+    """Steps with NaN or Inf in the gradients, which updated nothing; those before a resumed
+    checkpoint included."""
     failure: str | None
-    """Why a run that went to its end is no success: most of its steps were skipped; None for a success."""
+    """Why a run that went to its end is no success: most of its steps were skipped; None for a
+    success."""
     stop_signal: int | None
-    """Number of the signal that ended the run before its last step, Ctrl-C's 2 say; 128 + it is the exit code."""
+    """Number of the signal that ended the run before its last step, Ctrl-C's 2 say; 128 + it is the
+    exit code."""
     train_loss: float | None
     """Mean over the last `logging.log_interval` steps, in nats per token; None without a step."""
     validation_loss: float | None
@@ -124,11 +131,13 @@ class RunSummary:
     unigram_entropy: float
     """Loss of the best model without context on the validation tokens, in nats per token."""
     tokens_per_second: float | None
-    """Over all steps but the first, without validation and checkpoints; None with fewer than two steps."""
+    """Over all steps but the first, without validation and checkpoints; None with fewer than two
+    steps."""
     seconds: float
     """From the start of `pretrain` to its end."""
     peak_memory_bytes: int | None
-    """Most memory of this rank: allocated on its GPU, or else resident in its process; None where neither is known."""
+    """Most memory of this rank: allocated on its GPU, or else resident in its process; None where
+    neither is known."""
     parameters: int
     """Parameters of the whole model, padding of the vocabulary included."""
     gemms: tuple[GemmRow, ...]
@@ -154,16 +163,20 @@ def show_summary(
     """Print the closing tables."""
     console = console or Console()
     show(_result_table(summary), console)
-    census = [
-        {"tensors": row.kind, "dtype": row.dtype, "MiB": mib(row.bytes), "read from": row.read_from}
-        for row in summary.census
-    ]
+    census = []
+    for row in summary.census:
+        size = mib(row.bytes)
+        census.append(
+            {"tensors": row.kind, "dtype": row.dtype, "MiB": size, "read from": row.read_from}
+        )
     if census:
         show(table(census, title="Tensors of the run (first rank)", numbers=("MiB",)), console)
-    ran = [(f"from step {phase.first}, {phase.precision}", phase.gemms) for phase in summary.phases]
-    if summary.gemms and not ran:
-        ran = [("of the first step", summary.gemms)]
-    for when, gemms in ran:
+    matmuls = []
+    for phase in summary.phases:
+        matmuls.append((f"from step {phase.first}, {phase.precision}", phase.gemms))
+    if summary.gemms and not matmuls:
+        matmuls.append(("of the first step", summary.gemms))
+    for when, gemms in matmuls:
         console.print(f"Matmuls {when}: {format_gemms(gemms)}.", highlight=False, soft_wrap=True)
     if quantisation:
         show(worst_table(quantisation), console)
@@ -171,18 +184,19 @@ def show_summary(
 
 
 def _result_table(summary: RunSummary) -> RenderableType:
-    is_old = summary.validation_step not in (None, summary.iteration)
-    resumed = f" of {summary.iteration:,}" if summary.steps != summary.iteration else ""
+    validation = "validation loss"
+    if summary.validation_step not in (None, summary.iteration):
+        validation = f"validation loss, step {summary.validation_step}"
+    steps = f"{summary.steps:,}"
+    if summary.steps != summary.iteration:
+        steps = f"{steps} of {summary.iteration:,}"
     rows = [
         ("training loss (nats/token)", cell(summary.train_loss)),
-        (
-            f"validation loss{f', step {summary.validation_step}' * is_old}",
-            cell(summary.validation_loss),
-        ),
+        (validation, cell(summary.validation_loss)),
         ("unigram entropy", cell(summary.unigram_entropy)),
         ("tokens/s", cell(summary.tokens_per_second, ",.0f")),
         ("parameters", f"{summary.parameters:,}"),
-        ("steps", f"{summary.steps:,}{resumed}"),
+        ("steps", steps),
         ("skipped steps", f"{summary.skipped_steps:,}"),
         ("seconds", f"{summary.seconds:,.0f}"),
     ]

@@ -1,8 +1,8 @@
-"""The run: builds everything from a synchronised `ConfigContainer`, trains, validates, saves and sums up.
+"""The run: builds from a synchronised `ConfigContainer`, trains, validates, saves and sums up.
 
-Nothing here decides about precision: Megatron gets the configs as they are. The dtypes of the tensors are read from the
-tensors themselves (`bridge.runtime.megatron.record`) and reported together with the result.
-Ctrl-C or the scheduler's signal ends a run between two steps.
+Nothing here decides about precision: Megatron gets the configs as they are. The dtypes of the
+tensors are read from the tensors themselves (`bridge.runtime.megatron.record`) and reported
+together with the result. Ctrl-C or the scheduler's signal ends a run between two steps.
 """
 
 import logging
@@ -17,7 +17,7 @@ import torch
 
 from bridge.errors import TrainingError
 from bridge.precision.mode import label_of
-from bridge.report.curves import plot_loss, points
+from bridge.report.curves import Points, plot_loss, points
 from bridge.report.quantisation import plot_quantisation
 from bridge.runtime.audit.early_warnings import Signs, early_warnings
 from bridge.runtime.checkpoint.lock import folder_lock
@@ -58,16 +58,19 @@ MAX_STUCK_STEPS = 10
 
 
 def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
-    """Train as the config says, whose precision is written into the sections already, and return the summary.
+    """Train as the config says, and return the summary.
 
-    The first rank writes the files of the run into `run_dir`, also when the run ends early.
+    Its precision is written into the sections already. The first rank writes the files of the run
+    into `run_dir`, also when the run ends early.
 
     Raises:
-        BackendUnavailableError: The recipe's matrix multiplications cannot run here; nothing was built.
+        BackendUnavailableError: The recipe's matrix multiplications cannot run here; nothing was
+            built.
         RunConfigError: A section is missing or settings contradict each other.
         DataError: The data cannot be used.
         CheckpointError: The checkpoint cannot be loaded, or its folder cannot be written to.
-        TrainingError: The loss or a weight is not finite, gradients are not in ten steps in a row, or a write failed.
+        TrainingError: The loss or a weight is not finite, gradients are not in ten steps in a row,
+            or a write failed.
     """
     began = time.perf_counter()
     start_peak_memory()
@@ -75,7 +78,9 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
     backend = choose_backend_of_phases(config.precision_backend, models_of(config), os.environ)
     warn_of_untested(installed("mcore"))
     tf32 = getattr(config.mixed_precision, "tf32", None)
-    applied = [] if tf32 is None else [apply_tf32(tf32)]
+    applied = []
+    if tf32 is not None:
+        applied.append(apply_tf32(tf32))
     started = training_process(
         config.model,
         seed=config.train.seed,
@@ -94,9 +99,10 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
 def _locked(
     stack: ExitStack, key: str, folder: Path | str | None, *, held: str | None = None
 ) -> str | None:
-    """Lock a folder that the first rank writes into, up to the end of a stack; a sentence where a lock was taken over.
+    """Lock a folder that the first rank writes into, up to the end of a stack.
 
-    `key` is the setting that names the folder, and `held` a folder whose lock this run holds already.
+    `key` is the setting that names the folder, and `held` a folder whose lock this run holds
+    already. Return a sentence where a lock was taken over.
     """
 
     def lock() -> str | None:
@@ -146,14 +152,15 @@ def warn_of_untested(version: Version | None) -> None:
 
 
 def _draw(run: Run, metrics: Metrics, run_dir: Path) -> None:
+    loss_scale: Points = ()
+    if getattr(run.config.optimizer, "fp16", False):
+        loss_scale = points(metrics.train, "loss_scale")
     plot_loss(
         run_dir / "loss.png",
         title=precision_label(run.config),
         train=points(metrics.train, "loss"),
         validation=points(metrics.validation, "loss"),
-        loss_scale=points(metrics.train, "loss_scale")
-        if getattr(run.config.optimizer, "fp16", False)
-        else (),
+        loss_scale=loss_scale,
         unigram_entropy=run.entropy,
     )
     if metrics.quantisation:
@@ -165,26 +172,27 @@ def _draw(run: Run, metrics: Metrics, run_dir: Path) -> None:
 def _warn(
     run: Run, audit: Audit, metrics: Metrics, screen: Display, standing: Collection[str]
 ) -> Collection[str]:
-    """Show the early warnings that did not stand at the look before, and return the names of those that stand."""
+    """Show the early warnings that are new since the look before, and return all names."""
     optimizer = run.config.optimizer
-    is_dynamic = (
-        getattr(optimizer, "fp16", False) and getattr(optimizer, "loss_scale", None) is None
-    )
+    smallest_scale = None
+    if getattr(optimizer, "fp16", False) and getattr(optimizer, "loss_scale", None) is None:
+        smallest_scale = getattr(optimizer, "min_loss_scale", None)
     signs = Signs(
         train=metrics.train,
         quantisation=metrics.quantisation,
         health=audit.record.health,
-        smallest_scale=getattr(optimizer, "min_loss_scale", None) if is_dynamic else None,
+        smallest_scale=smallest_scale,
         silenced=run.config.silence,
     )
-    found = dict(early_warnings(signs))
-    for name in (one for one in found if one not in standing):
-        screen.note(f"Early warning {name}: {found[name]}")
-    return found
+    warnings = dict(early_warnings(signs))
+    for name, sentence in warnings.items():
+        if name not in standing:
+            screen.note(f"Early warning {name}: {sentence}")
+    return warnings
 
 
 def _train(run: Run, audit: Audit, metrics: Metrics, screen: Display) -> None:
-    """Take the remaining steps, with validations and checkpoints at their intervals and at the end."""
+    """Take the remaining steps, with validations and checkpoints where they are due."""
     source = run.batches_of(run.splits.train, start=run.start.consumed_samples)
     standing: Collection[str] = ()
     while not run.is_over:
@@ -218,14 +226,12 @@ def _train(run: Run, audit: Audit, metrics: Metrics, screen: Display) -> None:
     if failure is not None:
         screen.note(failure)
     if run.stop_signal is not None:
-        lost = (
-            ""
-            if run.config.checkpoint.save
-            else " Nothing was saved: checkpoint.save names no folder."
+        sentence = (
+            f"Stopped on request after step {run.iteration} of {run.config.train.train_iters}."
         )
-        screen.note(
-            f"Stopped on request after step {run.iteration} of {run.config.train.train_iters}.{lost}"
-        )
+        if not run.config.checkpoint.save:
+            sentence += " Nothing was saved: checkpoint.save names no folder."
+        screen.note(sentence)
 
 
 def _is_due(run: Run, interval: int | None) -> bool:
@@ -234,10 +240,15 @@ def _is_due(run: Run, interval: int | None) -> bool:
 
 
 def _timed_step(run: Run, audit: Audit, source: Iterator[dict[str, torch.Tensor]]) -> StepResult:
-    """Take one step; the first one also records the activations' dtypes, and some are audited or measured."""
+    """Take one step.
+
+    The first one also records the activations' dtypes, and some are audited or measured.
+    """
     began = time.perf_counter()
-    first, phase = not run.step_seconds, run.enter_phase()
-    interval, coming = run.config.logging.quantisation_interval, run.iteration + 1
+    first = not run.step_seconds
+    phase = run.enter_phase()
+    interval = run.config.logging.quantisation_interval
+    coming = run.iteration + 1
     is_measured = interval and (coming % interval == 0 or coming == run.config.train.train_iters)
     with ExitStack() as stack:
         stack.enter_context(audit.recording(phase))
@@ -253,9 +264,8 @@ def _timed_step(run: Run, audit: Audit, source: Iterator[dict[str, torch.Tensor]
     run.gemms = run.gemms or gemms
     if phase:
         label = label_of(phase.precision)
-        run.phases.append(
-            PhaseRecord(first=phase.first, last=phase.last, precision=label, gemms=gemms)
-        )
+        record = PhaseRecord(first=phase.first, last=phase.last, precision=label, gemms=gemms)
+        run.phases.append(record)
     return result
 
 
@@ -271,13 +281,14 @@ def _require_sound(run: Run, result: StepResult, metrics: Metrics) -> None:
         rule = f"the loss must be finite, got {result.loss} at step {run.iteration} ({facts})"
         message = f"train.check_for_nan_in_loss: {rule}. {wider}"
     elif not is_finite and not run.trainer.has_finite_state():
-        rule = f"the weights must be finite, got NaN or Inf at step {run.iteration} (loss {result.loss:g}, {facts})"
-        message = f"optimizer: {rule}. {wider}"
+        got = f"NaN or Inf at step {run.iteration} (loss {result.loss:g}, {facts})"
+        message = f"optimizer: the weights must be finite, got {got}. {wider}"
     elif run.stuck_in_a_row >= MAX_STUCK_STEPS:
         message = (
-            f"optimizer: gradients must be finite, got NaN or Inf in {run.stuck_in_a_row} steps in a row, the last one "
-            f"step {run.iteration} (loss {result.loss:g}, {facts}). These steps changed no weight, and no lower loss "
-            f"scale is left. {lower}, look at the data of these steps, or choose a recipe with a wider range."
+            f"optimizer: gradients must be finite, got NaN or Inf in {run.stuck_in_a_row} steps "
+            f"in a row, the last one step {run.iteration} (loss {result.loss:g}, {facts}). "
+            f"These steps changed no weight, and no lower loss scale is left. {lower}, "
+            "look at the data of these steps, or choose a recipe with a wider range."
         )
     else:
         return
@@ -286,29 +297,35 @@ def _require_sound(run: Run, result: StepResult, metrics: Metrics) -> None:
 
 
 def _failure(run: Run) -> str | None:
-    """Return why a run is no success although it ended as asked, or None: more than half of its steps were skipped."""
+    """Return why a run is no success although it ended as asked; None for a success.
+
+    More than half of its steps were skipped.
+    """
     skipped = run.skipped_steps - skipped_before(run.start)
     if 2 * skipped <= run.steps:
         return None
-    headline = "NOTHING WAS LEARNED" if skipped == run.steps else "MOST STEPS WERE SKIPPED"
+    headline = "MOST STEPS WERE SKIPPED"
+    if skipped == run.steps:
+        headline = "NOTHING WAS LEARNED"
     fact = f"{skipped} of {run.steps} steps had NaN or Inf in their gradients and updated nothing"
     scale = run.trainer.loss_scale
     remedy = "Lower optimizer.lr, or look at the data of these steps"
     if run.trainer.loss_scale_may_fall:
-        remedy = f"The loss scale is {scale:g} and still falling: train longer, or lower initial_loss_scale"
+        state = f"The loss scale is {scale:g} and still falling"
+        remedy = f"{state}: train longer, or lower initial_loss_scale"
     elif getattr(run.config.optimizer, "loss_scale", None):
         remedy = f"The loss scale is constant at {scale:g}: lower it"
     elif scale != 1 or getattr(run.config.optimizer, "fp16", False):
-        remedy = f"The loss scale is at its floor, {scale:g}: lower optimizer.lr, or choose a recipe with a wider range"
+        state = f"The loss scale is at its floor, {scale:g}"
+        remedy = f"{state}: lower optimizer.lr, or choose a recipe with a wider range"
     return f"{headline}: {fact}. {remedy}."
 
 
 def _validate(run: Run, metrics: Metrics, screen: Display) -> None:
     """Compute the validation loss, on the same samples every time, if there are any."""
     if run.splits.validation is not None:
-        loss = run.trainer.evaluate(
-            run.batches_of(run.splits.validation, start=0), run.config.train.eval_iters
-        )
+        source = run.batches_of(run.splits.validation, start=0)
+        loss = run.trainer.evaluate(source, run.config.train.eval_iters)
         run.validation = ValidationRecord(step=run.iteration, loss=loss)
         metrics.add(run.validation)
         screen.logged(run.validation)
@@ -327,6 +344,15 @@ def _save(run: Run, screen: Display) -> None:
 
 def _summarise(run: Run, run_dir: Path, seconds: float) -> RunSummary:
     timed = run.step_seconds[1:]
+    tokens_per_second = None
+    if timed:
+        tokens_per_second = run.tokens_per_step * len(timed) / sum(timed)
+    train_loss = None
+    if run.recent_losses:
+        train_loss = sum(run.recent_losses) / len(run.recent_losses)
+    validation_loss, validation_step = None, None
+    if run.validation is not None:
+        validation_loss, validation_step = run.validation.loss, run.validation.step
     return RunSummary(
         run_dir=run_dir,
         precision=precision_label(run.config),
@@ -335,11 +361,11 @@ def _summarise(run: Run, run_dir: Path, seconds: float) -> RunSummary:
         skipped_steps=run.skipped_steps,
         failure=_failure(run),
         stop_signal=run.stop_signal,
-        train_loss=sum(run.recent_losses) / len(run.recent_losses) if run.recent_losses else None,
-        validation_loss=run.validation.loss if run.validation is not None else None,
-        validation_step=run.validation.step if run.validation is not None else None,
+        train_loss=train_loss,
+        validation_loss=validation_loss,
+        validation_step=validation_step,
         unigram_entropy=run.entropy,
-        tokens_per_second=run.tokens_per_step * len(timed) / sum(timed) if timed else None,
+        tokens_per_second=tokens_per_second,
         seconds=seconds,
         peak_memory_bytes=peak_memory(),
         parameters=run.parameters,

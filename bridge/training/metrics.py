@@ -1,4 +1,4 @@
-"""Records of a run in progress, and where they go: ``metrics.jsonl``, ``quantisation.csv`` and the sinks."""
+"""Records of a run in progress: ``metrics.jsonl``, ``quantisation.csv`` and the sinks."""
 
 import json
 import logging
@@ -56,15 +56,16 @@ def open_sinks(config: LoggingConfig, run_dir: Path, *, resumed_at: int) -> Iter
 def _tensorboard(run_dir: Path, resumed_at: int) -> Sink:
     from torch.utils.tensorboard import SummaryWriter  # heavy, and only the first rank writes
 
-    events: Any = SummaryWriter(
-        str(run_dir / "tensorboard"), purge_step=resumed_at + 1 if resumed_at else None
-    )
+    purge_step = None
+    if resumed_at:
+        purge_step = resumed_at + 1
+    events: Any = SummaryWriter(str(run_dir / "tensorboard"), purge_step=purge_step)
 
     def write(values: Values, distributions: Distributions, step: int) -> None:
         for name, value in values.items():
             events.add_scalar(name, value, step)
-        for name, each in distributions.items():
-            events.add_histogram(name, np.array(each), step)
+        for name, samples in distributions.items():
+            events.add_histogram(name, np.array(samples), step)
 
     return Sink("tensorboard", write, events.close)
 
@@ -75,34 +76,44 @@ def _mlflow(store: str, run_dir: Path) -> Sink:
     from mlflow.entities import Metric
 
     client = MlflowClient(tracking_uri=store)
-    found = client.get_experiment_by_name(EXPERIMENT)
-    experiment = found.experiment_id if found else client.create_experiment(EXPERIMENT)
+    stored = client.get_experiment_by_name(EXPERIMENT)
+    if stored:
+        experiment = stored.experiment_id
+    else:
+        experiment = client.create_experiment(EXPERIMENT)
     run = client.create_run(experiment, run_name=run_dir.name).info.run_id
 
     def write(values: Values, _distributions: Distributions, step: int) -> None:
-        client.log_batch(
-            run, metrics=[Metric(name, value, 0, step) for name, value in values.items()]
-        )
+        metrics = [Metric(name, value, 0, step) for name, value in values.items()]
+        client.log_batch(run, metrics=metrics)
 
     return Sink("mlflow", write, lambda: client.set_terminated(run))
 
 
 def _wandb(project: str, run_dir: Path) -> Sink:
-    """Return a run of a project; W&B's own variables, WANDB_MODE=offline say, decide about the network."""
+    """Return a run of a project.
+
+    W&B's own variables, WANDB_MODE=offline say, decide about the network.
+    """
     import wandb
 
     run = wandb.init(project=project, name=run_dir.name, dir=str(run_dir))
 
     def write(values: Values, distributions: Distributions, step: int) -> None:
-        histograms = {name: wandb.Histogram(list(each)) for name, each in distributions.items()}
-        run.log({**values, **histograms}, step=step)
+        content: dict[str, Any] = dict(values)
+        for name, samples in distributions.items():
+            content[name] = wandb.Histogram(list(samples))
+        run.log(content, step=step)
 
     return Sink("wandb", write, run.finish)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainRecord:
-    """One logged step. A skipped step is always logged, the others every `logging.log_interval` steps."""
+    """One logged step.
+
+    A skipped step is always logged, the others every `logging.log_interval` steps.
+    """
 
     kind: ClassVar = "train"
     step: int
@@ -130,11 +141,15 @@ class ValidationRecord:
     kind: ClassVar = "validation"
     step: int
     loss: float
-    """Mean over `train.eval_iters` global batches, in nats per token; the same batches every time."""
+    """Mean over `train.eval_iters` global batches, in nats per token; the same batches every
+    time."""
 
 
 class Metrics:
-    """Writes records as they come and keeps the curves; without a file, on all ranks but the first, it does nothing."""
+    """Writes records as they come and keeps the curves.
+
+    Without a file, on all ranks but the first, it does nothing.
+    """
 
     def __init__(
         self, run_dir: Path | None = None, lines: IO[str] | None = None, sinks: Sequence[Sink] = ()
@@ -155,12 +170,11 @@ class Metrics:
         self._lines.write(json.dumps(values) + "\n")
         self._lines.flush()
         self.keep(values)
-        names = [
-            name
-            for name, value in values.items()
-            if name != "step" and isinstance(value, int | float)
-        ]
-        self._send({f"{record.kind}/{name}": values[name] for name in names}, {}, record.step)
+        scalars = {}
+        for name, value in values.items():
+            if name != "step" and isinstance(value, int | float):
+                scalars[f"{record.kind}/{name}"] = value
+        self._send(scalars, {}, record.step)
 
     def add_quantisation(self, rows: Sequence[QuantisationRow]) -> None:
         """Write the errors of the quantisers at one step."""
@@ -168,40 +182,45 @@ class Metrics:
             return
         write_rows(self._run_dir / FILE, rows, append=bool(self.quantisation))
         self.quantisation += rows
-        scalars, distributions = {}, {}
-        for operand, own in by_operand(rows).items():
-            ratios = [row.sqnr_db for row in own if math.isfinite(row.sqnr_db)]
+        scalars: dict[str, float] = {}
+        distributions: dict[str, list[float]] = {}
+        for operand, of_operand in by_operand(rows).items():
+            name = f"quantisation/{operand}"
+            ratios = [row.sqnr_db for row in of_operand if math.isfinite(row.sqnr_db)]
             if ratios:
-                distributions[f"quantisation/{operand}_db"] = ratios
-                scalars[f"quantisation/{operand}_db_mean"] = sum(ratios) / len(ratios)
-            scalars[f"quantisation/{operand}_underflow_max"] = max(row.underflow for row in own)
-            scalars[f"quantisation/{operand}_saturated_max"] = max(row.saturated for row in own)
+                distributions[f"{name}_db"] = ratios
+                scalars[f"{name}_db_mean"] = sum(ratios) / len(ratios)
+            scalars[f"{name}_underflow_max"] = max(row.underflow for row in of_operand)
+            scalars[f"{name}_saturated_max"] = max(row.saturated for row in of_operand)
         self._send(scalars, distributions, rows[0].step)
 
     def _send(self, values: Values, distributions: Distributions, step: int) -> None:
         for sink in tuple(self._sinks):
             try:
                 sink.write(values, distributions, step)
-            except Exception as error:  # noqa: BLE001  any error of a server or a client must not end a training run
-                log.warning(
-                    "logging.%s: takes no values from step %d on: %s", sink.name, step, error
-                )
+            except Exception as error:  # noqa: BLE001  no error of a server or a client ends a run
+                message = "logging.%s: takes no values from step %d on: %s"
+                log.warning(message, sink.name, step, error)
                 self._sinks.remove(sink)
 
     def keep(self, values: dict[str, Any]) -> None:
         """Keep a record for the curves."""
-        (self.train if values["kind"] == "train" else self.validation).append(values)
+        if values["kind"] == "train":
+            self.train.append(values)
+        else:
+            self.validation.append(values)
 
 
 @contextmanager
 def metrics_log(run_dir: Path, *, resumed_at: int, config: LoggingConfig) -> Iterator[Metrics]:
     """Open the run's metrics; a resumed run keeps the earlier records up to where it begins."""
     path = run_dir / METRICS
-    earlier, rows, run = list[dict[str, Any]](), list[QuantisationRow](), RunFolder(run_dir)
+    run = RunFolder(run_dir)
+    earlier: list[dict[str, Any]] = []
+    rows: list[QuantisationRow] = []
     if resumed_at:
-        torn = partial(
-            log.warning, "%s:%d: is no record and is left out. A crash can leave a line torn.", path
-        )
+        message = "%s:%d: is no record and is left out. A crash can leave a line torn."
+        torn = partial(log.warning, message, path)
         earlier = [values for values in run.records(torn) if values["step"] <= resumed_at]
         rows = [row for row in run.quantisation if row.step <= resumed_at]
     scratch = path.with_suffix(".tmp")  # a crash here leaves the old file as it was

@@ -1,9 +1,10 @@
 """Drop-in for `megatron.bridge.training.mixed_precision`: change the import line, keep the code.
 
-    from bridge.training.mixed_precision import MixedPrecisionConfig, get_mixed_precision_config, register
+    from bridge.training.mixed_precision import MixedPrecisionConfig, get_mixed_precision_config
+    from bridge.training.mixed_precision import register
 
-Beyond the peer: what was stated is remembered, nothing is overridden without a report, and the built-in recipes can be
-imported from here by name, as there.
+Beyond the peer: what was stated is remembered, nothing is overridden without a report, and the
+built-in recipes can be imported from here by name, as there.
 """
 
 import logging
@@ -42,7 +43,8 @@ __all__ = [
     "update_config_with_precision_overrides",
 ]
 
-# The peer's recipes, which `__getattr__` finds in the registry: declared for type checkers and `import *`.
+# The peer's recipes, which `__getattr__` finds in the registry: declared for type checkers and
+# `import *`.
 bf16_mixed: RecipeFunction
 bf16_with_fp8_current_scaling_mixed: RecipeFunction
 bf16_with_fp8_delayed_scaling_mixed: RecipeFunction
@@ -71,23 +73,20 @@ def update_config_with_precision_overrides(
 
     Args:
         mixed_precision_config: The precision, of our class or of Megatron Bridge's.
-        config: A model, optimizer or DDP config of Megatron's, or any object with same-named attributes.
+        config: A model, optimizer or DDP config of Megatron's, or any object with same-named
+            attributes.
 
     Returns:
-        The same object, with a warning for each value that was overridden or kept, and for each finding. An object
-        without any field of a precision is left alone, as at the peer.
+        The same object, with a warning for each value that was overridden or kept, and for each
+        finding. An object without any field of a precision is left alone, as at the peer.
 
     Raises:
         PrecisionConfigError: The precision can never be right.
         PrecisionTypeError: `config` is no config object.
         SyncCheckError: The result would not pass Megatron's validation; the object is as it was.
     """
-    from bridge.sync.owner import (
-        NO_CONFIGS,
-        Owner,
-        has_a_precision_field,
-        role_of,
-    )  # an import does without the sync
+    # An import of this module does without the sync.
+    from bridge.sync.owner import NO_CONFIGS, Owner, has_a_precision_field, role_of
     from bridge.sync.synchroniser import write
 
     precision = get_mixed_precision_config(mixed_precision_config)
@@ -108,5 +107,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """Return the module's names with those of the registered recipes, as the peer's module has them."""
+    """Return the module's names with those of the registered recipes, as the peer's has them."""
     return sorted({*globals(), *REGISTRY.names()})

@@ -1,8 +1,8 @@
-"""A few passes of a built run: the errors of its quantisers, and one batch with the same weights in two precisions."""
+"""A few passes of a built run: errors of its quantisers, and one batch in two precisions."""
 
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 from typing import Any, NamedTuple
 
@@ -33,7 +33,8 @@ SHUFFLE_SEED = 1
 SAME_WEIGHTS = 2**-6
 """Relative error up to which weights are the same in two dtypes."""
 LOSS_SCALE = 2.0**12
-"""A dynamic loss scale begins at most here: the one that a run begins with overflows until it has fallen."""
+"""A dynamic loss scale begins at most here: the one that a run begins with overflows until it has
+fallen."""
 MEASUREMENTS = 8
 """Steps that are measured, at most; the last one is always among them."""
 WARM_UP = 2
@@ -55,9 +56,9 @@ def _warm_up(run: Run, batches: Callable[[], Iterator[dict[str, torch.Tensor]]])
 def measure_quantisation(config: ConfigContainer, *, steps: int) -> list[QuantisationRow]:
     """Build a run, take some steps, and return the quantisation error of its operands.
 
-    The recipe is not yet written into the sections; `checkpoint.load` says which weights to begin with. Some of the
-    steps are measured; 0 measures forward and backward passes alone, on the weights as they are. RunConfigError where
-    the recipe has no low-precision matmuls.
+    The recipe is not yet written into the sections; `checkpoint.load` says which weights to begin
+    with. Some of the steps are measured; 0 measures forward and backward passes alone, on the
+    weights as they are. RunConfigError where the recipe has no low-precision matmuls.
     """
     require_sane_values(config)
     if steps < 0:
@@ -65,14 +66,14 @@ def measure_quantisation(config: ConfigContainer, *, steps: int) -> list[Quantis
             f"--steps: must not be negative, got {steps}. Use 0 for the weights as they are."
         )
     config.train.train_iters = max(config.train.train_iters, steps)
-    config.resume.allow_precision_change = (
-        True  # the weights of a checkpoint are measured as they are
-    )
+    # The weights of a checkpoint are measured as they are.
+    config.resume.allow_precision_change = True
     runtime_config_update(config)
     backend = choose_backend("emulated", config.model)
     if backend.name != "emulated":
         raise RunConfigError(
-            f"mixed_precision: must have FP8 or FP4 matmuls to be measured, got {precision_label(config)!r}. "
+            "mixed_precision: must have FP8 or FP4 matmuls to be measured, "
+            f"got {precision_label(config)!r}. "
             "`precision-bridge recipes` lists those that have."
         )
     with _built(config, backend) as run:
@@ -84,8 +85,10 @@ def _measure(run: Run, steps: int) -> None:
     source = run.batches_of(run.splits.train, start=run.start.consumed_samples)
     every = max(1, steps // MEASUREMENTS)
     for step in range(1, steps + 1):
-        measured = (steps - step) % every == 0
-        with run.telemetry.measuring(run.start.iteration + step) if measured else nullcontext():
+        measuring: AbstractContextManager[object] = nullcontext()
+        if (steps - step) % every == 0:
+            measuring = run.telemetry.measuring(run.start.iteration + step)
+        with measuring:
             run.trainer.step(source)
     if not steps:
         _warm_up(run, lambda: source)
@@ -94,30 +97,27 @@ def _measure(run: Run, steps: int) -> None:
 
 
 def check_gradients(first: ConfigContainer, second: ConfigContainer) -> Band:
-    """Return the errors of the second precision against the first, with their bounds and the negative control.
+    """Return the errors of the second precision against the first, with bounds and a control.
 
     Both are runs as `pretrain` takes them, their recipes not yet written into the sections.
     """
-    routes, again = Routes(), deepcopy(first)
-    reference, shuffled, other = (
-        _pass(first, routes),
-        _pass(again, routes, shuffle=True),
-        _pass(second, routes),
-    )
+    routes = Routes()
+    again = deepcopy(first)
+    reference = _pass(first, routes)
+    shuffled = _pass(again, routes, shuffle=True)
+    other = _pass(second, routes)
     differs = reference.weights.shape != other.weights.shape
     if differs or relative_error(reference.weights, other.weights) > SAME_WEIGHTS:
         rule, remedy = "needs the same weights in both runs", "Use one model and one seed."
         raise RunConfigError.of("gradients", rule, "weights that differ", remedy)
-    roundings = [
-        rounding(one) + rounding(two)
-        for one, two in zip(reference.formats, other.formats, strict=True)
-    ]
+    model: Any = first.model
+    forward, backward = zip(reference.formats, other.formats, strict=True)
     return band(
         relative_errors(reference.results, other.results),
         relative_errors(reference.results, shuffled.results),
-        num_layers=int(first.model.num_layers),  # type: ignore[union-attr]  # `require_sane_values` has seen it
-        forward=roundings[0],
-        backward=roundings[1],
+        num_layers=int(model.num_layers),
+        forward=rounding(forward[0]) + rounding(forward[1]),
+        backward=rounding(backward[0]) + rounding(backward[1]),
         rerouted=routes.rerouted,
     )
 
@@ -137,9 +137,15 @@ def _require_routes(model: Any) -> None:
         or model.moe_expert_capacity_factor is not None
     )
     if model.num_moe_experts and takes_none:
-        rule = "needs routers that send each token to the experts with the highest scores, and drop none"
+        rule = (
+            "needs routers that send each token to the experts with the highest scores, "
+            "and drop none"
+        )
         got = f"{model.moe_router_load_balancing_type}, capacity {model.moe_expert_capacity_factor}"
-        remedy = "Set model.moe_router_load_balancing_type=aux_loss and model.moe_expert_capacity_factor=null."
+        remedy = (
+            "Set model.moe_router_load_balancing_type=aux_loss and "
+            "model.moe_expert_capacity_factor=null."
+        )
         raise RunConfigError.of("gradients", rule, got, remedy)
 
 
@@ -169,29 +175,39 @@ def _pass(config: ConfigContainer, routes: Routes, *, shuffle: bool = False) -> 
 def _shuffled(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return a micro-batch with its tokens in another order; a token keeps its label."""
     tokens = batch["tokens"]
-    order = torch.randperm(
-        tokens.numel(), generator=torch.Generator().manual_seed(SHUFFLE_SEED)
-    ).to(tokens.device)
-    return batch | {
-        name: batch[name].reshape(-1)[order].view_as(tokens) for name in ("tokens", "labels")
-    }
+    generator = torch.Generator().manual_seed(SHUFFLE_SEED)
+    order = torch.randperm(tokens.numel(), generator=generator).to(tokens.device)
+    shuffled = dict(batch)
+    for name in ("tokens", "labels"):
+        shuffled[name] = batch[name].reshape(-1)[order].view_as(tokens)
+    return shuffled
 
 
 def _embeddings(model: list[torch.nn.Module]) -> torch.Tensor:
     """Return a sample of the parameters that no recipe stores in another format."""
-    named = [pair for chunk in model for pair in chunk.named_parameters()]
-    chosen = [
-        parameter for name, parameter in named if "embedding" in name or "output_layer" in name
-    ]
-    return torch.cat([sample(parameter) for parameter in chosen] or [torch.zeros(1)])
+    samples = []
+    for chunk in model:
+        for name, parameter in chunk.named_parameters():
+            if "embedding" in name or "output_layer" in name:
+                samples.append(sample(parameter))
+    return torch.cat(samples or [torch.zeros(1)])
 
 
 def formats_of(model: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Return the formats that a model config multiplies in: forward, and forward and backward."""
-    chosen = [getattr(model, "fp8", None), getattr(model, "fp4", None)]
-    matchers = matchers_in(getattr(model, "quant_recipe", None))
-    chosen += [one.training.format for one in matchers if one.training is not None]
-    pairs = [OPERAND_FORMATS[name] for name in chosen if name]
-    mode = "bf16" if model.bf16 or model.enable_autocast else "fp32"
-    forward = ("fp16" if model.fp16 else mode, *(pair[0] for pair in pairs))
-    return forward, (*forward, *(pair[1] for pair in pairs))
+    names = [getattr(model, "fp8", None), getattr(model, "fp4", None)]
+    for matcher in matchers_in(getattr(model, "quant_recipe", None)):
+        if matcher.training is not None:
+            names.append(matcher.training.format)
+    mode = "fp32"
+    if model.fp16:
+        mode = "fp16"
+    elif model.bf16 or model.enable_autocast:
+        mode = "bf16"
+    forward, backward = [mode], []
+    for name in names:
+        if name:
+            of_forward, of_backward = OPERAND_FORMATS[name]
+            forward.append(of_forward)
+            backward.append(of_backward)
+    return tuple(forward), (*forward, *backward)

@@ -1,4 +1,4 @@
-"""A run that has been built: data, model, optimizer and schedule from a synchronised `ConfigContainer`."""
+"""A run that has been built from a synchronised `ConfigContainer`: data, model and optimizer."""
 
 import os
 from collections import deque
@@ -133,13 +133,18 @@ class Run:
         return self.start.consumed_samples + self.steps * self.config.train.global_batch_size
 
     def enter_phase(self) -> Phase | None:
-        """Switch to the precision of the coming step; return its phase where this process was not in it before."""
+        """Switch to the precision of the coming step.
+
+        Return its phase where this process was not in it before.
+        """
         if self.schedule is None:
             return None
         phase = self.schedule.apply(self.iteration + 1)
         if phase is not None and self.backend == "emulated":
             switch_precision(self.trainer.model, self.trainer.config)
-        return self.schedule.phase_at(self.iteration + 1) if not self.step_seconds else phase
+        if not self.step_seconds:
+            return self.schedule.phase_at(self.iteration + 1)
+        return phase
 
     def batches_of(self, dataset: Any, *, start: int) -> Iterator[dict[str, torch.Tensor]]:
         """Yield this rank's micro-batches of a split, from a sample on."""
@@ -158,7 +163,10 @@ class Run:
         """Count a step."""
         self.iteration += 1
         self.skipped_steps += result.skipped
-        self.stuck_in_a_row = self.stuck_in_a_row + 1 if result.is_stuck else 0
+        if result.is_stuck:
+            self.stuck_in_a_row += 1
+        else:
+            self.stuck_in_a_row = 0
         self.recent_losses.append(result.loss)
         self.step_seconds.append(seconds)
 
@@ -187,27 +195,35 @@ def skipped_before(start: Position) -> int:
 
 
 def precision_label(config: ConfigContainer) -> str:
-    """Return the recipe's name with the fields stated over it, or the configs' own dtypes where there is no recipe."""
+    """Return the recipe's name with the fields stated over it.
+
+    Without a recipe it is the configs' own dtypes.
+    """
     precision, schedule = config.mixed_precision, config.precision_schedule
     if isinstance(schedule, PrecisionSchedule):
         return "; then ".join(label_of(phase.precision) for phase in schedule.phases)
+    if isinstance(precision, str):
+        return precision
     if precision is not None:
-        return (
-            precision
-            if isinstance(precision, str)
-            else label_of(get_mixed_precision_config(precision))
-        )
+        return label_of(get_mixed_precision_config(precision))
     model: Any = config.model
-    weights = next((name for name in ("bf16", "fp16") if getattr(model, name)), "fp32")
+    weights = "fp32"
+    if model.bf16:
+        weights = "bf16"
+    elif model.fp16:
+        weights = "fp16"
     if model.enable_autocast:
-        return f"{weights} weights, {str(model.autocast_dtype).removeprefix('torch.')} autocast"
+        autocast = str(model.autocast_dtype).removeprefix("torch.")
+        return f"{weights} weights, {autocast} autocast"
     return weights
 
 
 def models_of(config: ConfigContainer) -> list[Any]:
     """Return the model config of each phase of the run; without a schedule there is one."""
     schedule = config.precision_schedule
-    return schedule.models() if isinstance(schedule, PrecisionSchedule) else [config.model]
+    if isinstance(schedule, PrecisionSchedule):
+        return schedule.models()
+    return [config.model]
 
 
 def build_run(config: ConfigContainer, process: Process, *, backend: Backend) -> Run:
@@ -218,11 +234,9 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend) ->
     fault = batch_fault(config.train, ranks=process.data_parallel_size)
     if fault is not None:
         raise RunConfigError(str(fault))
-    schedule = (
-        config.precision_schedule
-        if isinstance(config.precision_schedule, PrecisionSchedule)
-        else None
-    )
+    schedule = None
+    if isinstance(config.precision_schedule, PrecisionSchedule):
+        schedule = config.precision_schedule
     phases = models_of(config)
     require_honoured(config, phases, backend=backend.name)
     corpus = open_corpus(
@@ -239,6 +253,8 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend) ->
     files = config.checkpoint
     if files.save is not None:
         require_free(Path(files.save), start, checksum=files.checksum, trust=files.trust)
+    sentences = [*process.notes, *backend.notes, *notes, *resumed]
+    sentences.append(f"Data: {corpus.name} ({corpus.prefix}).")
     return Run(
         config=config,
         process=process,
@@ -246,13 +262,7 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend) ->
         splits=splits,
         entropy=unigram_entropy(splits, corpus.vocab_size),
         parameters=parameter_count(trainer.model),
-        notes=[
-            *process.notes,
-            *backend.notes,
-            *notes,
-            *resumed,
-            f"Data: {corpus.name} ({corpus.prefix}).",
-        ],
+        notes=sentences,
         start=start,
         backend=backend.name,
         schedule=schedule,
@@ -265,9 +275,10 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend) ->
 
 def _splits(config: ConfigContainer, corpus: Corpus) -> Splits:
     train = config.train
+    model: Any = config.model
     return build_splits(
         corpus,
-        seq_length=config.model.seq_length,  # type: ignore[union-attr]  # `require_sane_values` has seen it
+        seq_length=model.seq_length,
         split=config.data.split,
         seed=config.data.seed,
         train_samples=train.train_iters * train.global_batch_size,
@@ -278,15 +289,17 @@ def _splits(config: ConfigContainer, corpus: Corpus) -> Splits:
 def _resume(
     config: ConfigContainer, trainer: Trainer, schedule: PrecisionSchedule | None, backend: Backend
 ) -> tuple[Position, list[str]]:
-    """Continue from the newest checkpoint of `checkpoint.load`, if any; return how far it had come, and sentences."""
+    """Continue from the newest checkpoint of `checkpoint.load`, if any.
+
+    Return how far it had come, and sentences.
+    """
     if config.checkpoint.load is None:
         return Position(), []
     files, label = config.checkpoint, precision_label(config)
     folder = Path(str(files.load))
     saved = newest_sound(folder, checksum=files.checksum, trust=files.trust)
-    if (
-        schedule is not None
-    ):  # a checkpoint holds the delayed scales of the phase in which it was written
+    # A checkpoint holds the delayed scales of the phase in which it was written.
+    if schedule is not None:
         schedule.apply(max(1, saved))
         label = label_of(schedule.phase_at(max(1, saved)).precision)
         if backend.name == "emulated":
@@ -297,11 +310,12 @@ def _resume(
     _require_allowed(changes, checkpoint, is_allowed=config.resume.allow_precision_change)
     start = load_checkpoint(trainer, folder, saved, is_rounded_anew=bool(changes))
     before = start.extra.get("precision", "an unknown precision")
-    other = f", which was saved in {before} and goes on in {label}" if before != label else ""
-    notes = [
-        f"Resumed from step {start.iteration} of {folder}{other}.",
-        *(f"{change}." for change in changes),
-    ]
+    other = ""
+    if before != label:
+        other = f", which was saved in {before} and goes on in {label}"
+    notes = [f"Resumed from step {start.iteration} of {folder}{other}."]
+    for change in changes:
+        notes.append(f"{change}.")
     if start.iteration >= config.train.train_iters:
         notes.append(
             f"There is nothing left to do: train.train_iters is {config.train.train_iters}."
@@ -310,18 +324,22 @@ def _resume(
 
 
 def _require_allowed(changes: Sequence[Change], source: Path, *, is_allowed: bool) -> None:
-    """Refuse changes of precision that lose something, unless they were asked for, and those that cannot be."""
-    refused = (IMPOSSIBLE,) if is_allowed else (IMPOSSIBLE, ASKED)
+    """Refuse changes of precision that lose something, unless they were asked for.
+
+    Changes that cannot be are refused in any case.
+    """
+    refused = [IMPOSSIBLE]
+    if not is_allowed:
+        refused.append(ASKED)
     graver = [change for change in changes if change.outcome in refused]
     if not graver:
         return
     remedy = "Set resume.allow_precision_change=true, or use the precision that wrote it"
     if graver[0].outcome == IMPOSSIBLE:
         remedy = "Use the precision that wrote it"
-    lines = [
-        f"checkpoint.load: {source} was saved in another precision. {remedy}:",
-        *(f"  {one}" for one in graver),
-    ]
+    lines = [f"checkpoint.load: {source} was saved in another precision. {remedy}:"]
+    for change in graver:
+        lines.append(f"  {change}")
     raise CheckpointError("\n".join(lines))
 
 

@@ -1,4 +1,4 @@
-"""Values that no run can begin with: numbers out of range, names that nothing knows, batches that cannot be shared."""
+"""Values that no run can begin with: numbers out of range, unknown names, unequal batches."""
 
 from __future__ import annotations
 
@@ -84,69 +84,86 @@ OF_EMULATION = ("PB615", "PB616")
 
 
 def early_faults(config: ConfigContainer, origin_of: Callable[[str], str]) -> list[Finding]:
-    """Return everything that shows before data and model are built; `origin_of` says who set a dotted key."""
+    """Return everything that shows before data and model are built.
+
+    `origin_of` says who set a dotted key.
+    """
     faults = value_faults(config, origin_of)
     found: list[Finding | None] = []
     if not {fault.path for fault in faults} & {"train.micro_batch_size", "train.global_batch_size"}:
-        model: Any = config.model
-        sizes = (
-            model.tensor_model_parallel_size,
-            model.pipeline_model_parallel_size,
-            model.context_parallel_size,
-        )
-        world = os.environ.get("WORLD_SIZE", "")
-        ranks = int(world) // max(1, math.prod(sizes)) if world.isdecimal() else 1
-        found.append(
-            batch_fault(config.train, ranks=ranks if ranks > 1 else None, origin_of=origin_of)
-        )
+        found.append(batch_fault(config.train, ranks=_ranks(config.model), origin_of=origin_of))
     if config.data.path is not None:
         found.append(path_fault(config.data.path))
     if config.checkpoint.load is not None:
         found.append(load_fault(Path(config.checkpoint.load)))
-    return [*faults, *(fault for fault in found if fault is not None), *_refused_fields(config)]
+    for fault in found:
+        if fault is not None:
+            faults.append(fault)
+    return [*faults, *_refused_fields(config)]
+
+
+def _ranks(model: Any) -> int | None:
+    """Return the data-parallel ranks of this launch; None for one, or where it is not known."""
+    world = os.environ.get("WORLD_SIZE", "")
+    if not world.isdecimal():
+        return None
+    sizes = (
+        model.tensor_model_parallel_size,
+        model.pipeline_model_parallel_size,
+        model.context_parallel_size,
+    )
+    ranks: int = int(world) // max(1, math.prod(sizes))
+    if ranks < 2:
+        return None
+    return ranks
 
 
 def _refused_fields(config: ConfigContainer) -> list[RuleFinding]:
-    """Return the fields that the build refuses; it asks again once the precision is written into the sections."""
-    scheme = (
-        scheme_of(config.mixed_precision)
-        if isinstance(config.mixed_precision, MixedPrecisionConfig)
-        else None
-    )
+    """Return the fields that the build refuses.
+
+    It asks again once the precision is written into the sections.
+    """
+    scheme = None
+    if isinstance(config.mixed_precision, MixedPrecisionConfig):
+        scheme = scheme_of(config.mixed_precision)
     backend = config.precision_backend
     if backend == "auto":
-        backend = "emulated" if missing_for_te(scheme) else "te"
+        backend = "te"
+        if missing_for_te(scheme):
+            backend = "emulated"
     return refusals(config, backend=backend, rules=OF_CONFIGS)
 
 
 def refusals(
     config: Any, *, backend: str, rules: Iterable[str], model: Any = None
 ) -> list[RuleFinding]:
-    """Return the faults that some rules find in model, optimizer and DDP config as they are, or with another model."""
-    sections = {
-        "model": config.model if model is None else model,
-        "optimizer": config.optimizer,
-        "ddp": config.ddp,
-    }
+    """Return the faults that some rules find in model, optimizer and DDP config.
+
+    The model is that of the config, or another one.
+    """
+    if model is None:
+        model = config.model
+    sections = {"model": model, "optimizer": config.optimizer, "ddp": config.ddp}
     run = Run.of(**sections, target=target_of(None), program=Program(is_own=True))
     context = CheckContext(run, backend=backend)
-    return [
-        found
-        for found in ask([BY_ID[name] for name in rules], context)
-        if found.severity == "error"
-    ]
+    asked = [BY_ID[name] for name in rules]
+    return [finding for finding in ask(asked, context) if finding.severity == "error"]
 
 
 def require_honoured(config: Any, phases: Sequence[Any], *, backend: str) -> None:
-    """Refuse a run whose configs ask for what would be left out or cannot run, in the model config of any phase."""
-    rules = (*OF_PHASES, *(OF_EMULATION if backend == "emulated" else ()))
-    faults = [
-        one
-        for model in phases
-        for one in refusals(config, backend=backend, rules=rules, model=model)
-    ]
-    if faults:
-        raise RunConfigError("\n".join(dict.fromkeys(f"{fault.id} {fault}" for fault in faults)))
+    """Refuse a run whose configs ask for what would be left out or cannot run.
+
+    The model config of every phase is asked.
+    """
+    rules = list(OF_PHASES)
+    if backend == "emulated":
+        rules += OF_EMULATION
+    lines: dict[str, None] = {}
+    for model in phases:
+        for fault in refusals(config, backend=backend, rules=rules, model=model):
+            lines[f"{fault.id} {fault}"] = None
+    if lines:
+        raise RunConfigError("\n".join(lines))
     Parallel.of(config.model).places(config.model.num_layers)
 
 
@@ -154,24 +171,7 @@ def value_faults(
     config: ConfigContainer, origin_of: Callable[[str], str] | None = None
 ) -> list[Finding]:
     """Return the numbers that no run can begin with; `origin_of` says who set a dotted key."""
-    faults = []
-    for path, bound in BOUNDS.items():
-        section, _, name = path.partition(".")
-        value: Any = getattr(getattr(config, section), name, None)
-        if value is None:
-            continue
-        if not value >= bound.least:  # NaN is not either
-            faults.append(
-                _fault(
-                    path, f"must be at least {bound.least}", value, f"Use {bound.least} or more."
-                )
-            )
-        elif math.isinf(value) and not bound.takes_infinity:
-            faults.append(_fault(path, "must be finite", value, "Use a number."))
-        elif value >= bound.below and not math.isinf(value):
-            faults.append(
-                _fault(path, f"must be less than {bound.below}", value, "Use a smaller number.")
-            )
+    faults = _bound_faults(config)
     faults += _checkpoint_faults(config)
     for path, known in CHOICES.items():
         value = attrgetter(path)(config)
@@ -186,21 +186,34 @@ def value_faults(
         value = getattr(config.logging, name)
         if value is not None and find_spec(name) is None:
             rule = f"needs the package {package}, which is not installed"
-            faults.append(
-                _fault(
-                    f"logging.{name}",
-                    rule,
-                    value,
-                    "Install precision-bridge[sinks], or leave it out.",
-                )
-            )
+            remedy = "Install precision-bridge[sinks], or leave it out."
+            faults.append(_fault(f"logging.{name}", rule, value, remedy))
     train = config.train
-    steps = "train.lr_decay_iters" if train.lr_decay_iters else "train.train_iters"
-    length = train.lr_decay_iters or train.train_iters
+    steps, length = "train.train_iters", train.train_iters
+    if train.lr_decay_iters:
+        steps, length = "train.lr_decay_iters", train.lr_decay_iters
     is_derived = {fault.path for fault in faults} & {steps, "train.lr_warmup_iters"}
     if train.lr_warmup_iters > length and not is_derived:
         rule = f"must not be longer than the schedule of {length} steps{_by(origin_of, steps)}"
         faults.append(_fault("train.lr_warmup_iters", rule, train.lr_warmup_iters, "Shorten it."))
+    return faults
+
+
+def _bound_faults(config: ConfigContainer) -> list[Finding]:
+    faults = []
+    for path, bound in BOUNDS.items():
+        section, _, name = path.partition(".")
+        value: Any = getattr(getattr(config, section), name, None)
+        if value is None:
+            continue
+        if not value >= bound.least:  # NaN is not either
+            rule, remedy = f"must be at least {bound.least}", f"Use {bound.least} or more."
+            faults.append(_fault(path, rule, value, remedy))
+        elif math.isinf(value) and not bound.takes_infinity:
+            faults.append(_fault(path, "must be finite", value, "Use a number."))
+        elif value >= bound.below and not math.isinf(value):
+            rule = f"must be less than {bound.below}"
+            faults.append(_fault(path, rule, value, "Use a smaller number."))
     return faults
 
 
@@ -214,13 +227,15 @@ def _checkpoint_faults(config: ConfigContainer) -> Iterator[Finding]:
                 f"checkpoint.{name}", "has no effect without checkpoint.save", value, remedy
             )
     for key, folder in (("checkpoint.load", files.load), ("checkpoint.save", files.save)):
-        fault = None if folder is None else pointer_fault(Path(folder), key)
+        if folder is None:
+            continue
+        fault = pointer_fault(Path(folder), key)
         if fault is not None:
             yield fault
 
 
 def require_sane_values(config: ConfigContainer) -> None:
-    """Refuse a container without a section that a run needs, and all numbers at once that no run can begin with."""
+    """Refuse a container without a section that a run needs, and numbers that no run can have."""
     missing = [name for name in ("model", "optimizer", "ddp") if getattr(config, name) is None]
     if missing:
         raise RunConfigError(
@@ -228,7 +243,8 @@ def require_sane_values(config: ConfigContainer) -> None:
         )
     if not hasattr(config.model, "seq_length"):
         raise RunConfigError(
-            f"model: must be a bridge.runtime.megatron.gpt.GPTConfig, got {type(config.model).__name__}. "
+            "model: must be a bridge.runtime.megatron.gpt.GPTConfig, "
+            f"got {type(config.model).__name__}. "
             "A TransformerConfig alone does not say how long sequences are."
         )
     faults = value_faults(config)
@@ -239,21 +255,25 @@ def require_sane_values(config: ConfigContainer) -> None:
 def batch_fault(
     train: TrainConfig, *, ranks: int | None = None, origin_of: Callable[[str], str] | None = None
 ) -> Finding | None:
-    """Return the fault of a global batch that is not a whole number of micro-batches on every rank, or None."""
+    """Return the fault of a global batch, or None.
+
+    It has to be a whole number of micro-batches on every rank.
+    """
     samples = train.micro_batch_size * (ranks or 1)
     if train.global_batch_size % samples == 0:
         return None
     size = f"micro_batch_size {train.micro_batch_size}{_by(origin_of, 'train.micro_batch_size')}"
-    rule = f"must be a multiple of {size}" + (
-        f" x {ranks} data-parallel ranks" if ranks is not None else ""
-    )
-    return _fault(
-        "train.global_batch_size", rule, train.global_batch_size, f"Use {samples}, for example."
-    )
+    rule = f"must be a multiple of {size}"
+    if ranks is not None:
+        rule = f"{rule} x {ranks} data-parallel ranks"
+    remedy = f"Use {samples}, for example."
+    return _fault("train.global_batch_size", rule, train.global_batch_size, remedy)
 
 
 def _by(origin_of: Callable[[str], str] | None, path: str) -> str:
-    return f" ({origin_of(path)})" if origin_of is not None else ""
+    if origin_of is None:
+        return ""
+    return f" ({origin_of(path)})"
 
 
 def _fault(path: str, rule: str, value: object, remedy: str) -> Finding:

@@ -1,1 +1,1 @@
-"""`precision-bridge compare`: losses of a sweep, the gradients of one batch, and the twin of a run."""
+"""`precision-bridge compare`: losses of a sweep, gradients of one batch, and the twin of a run."""

@@ -1,4 +1,4 @@
-"""`precision-bridge compare`: several recipes and their losses, in Hydra's words; one batch; or a run and its twin."""
+"""`precision-bridge compare`: several recipes in Hydra's words; one batch; a run's twin."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from bridge.cli.run_arguments import add_run_arguments
 OF_TWIN = ("--base", "--output")
 EPILOG = """Without --gradients and --twin the words are those of scripts/compare.py.
 
---gradients takes two words without =: the recipes, the reference first. A recipe with other values is one word
-in quotes: 'fp8_delayed fp8_margin=8'. Exit code: 0 inside, 1 outside, 3 cannot tell."""
+--gradients takes two words without =: the recipes, the reference first. A recipe with other values
+is one word in quotes: 'fp8_delayed fp8_margin=8'. Exit code: 0 inside, 1 outside, 3 cannot tell."""
 OTHER_FORMS = """
-    precision-bridge compare --gradients bf16_mixed fp8_current       one batch in two precisions
-    precision-bridge compare --twin NAME --output twin.yaml           the same run in another precision
+    precision-bridge compare --gradients bf16_mixed fp8_current   one batch in two precisions
+    precision-bridge compare --twin NAME --output twin.yaml       the same run in another precision
 
 `precision-bridge compare --gradients --help` lists the options of both.
 """
 
 
 def run_words(words: list[str]) -> None:
-    """Compare the losses of several recipes as Hydra's words say, and end the process with an exit code."""
+    """Compare the losses of several recipes as Hydra's words say, and end the process."""
     from bridge.front.compare import main_compare  # Hydra is heavy
 
     main_compare(words)
@@ -42,7 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--base", metavar="NAME", help=f"with --twin: the twin's recipe (default: {BASE})"
     )
-    text = "with --twin: the file to write (default: standard output; --json prints the proof and needs a file)"
+    text = (
+        "with --twin: the file to write "
+        "(default: standard output; --json prints the proof and needs a file)"
+    )
     parser.add_argument("--output", metavar="FILE", help=text)
     parser.epilog = EPILOG
 

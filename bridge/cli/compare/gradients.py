@@ -1,7 +1,10 @@
-"""`precision-bridge compare --gradients A B`: do one batch's activations and gradients differ by roundings alone?"""
+"""`precision-bridge compare --gradients A B`: does one batch differ by roundings alone?"""
+
+from __future__ import annotations
 
 import argparse
 import logging
+from typing import TYPE_CHECKING
 
 from bridge.cli.output import print_json, show
 from bridge.cli.run_arguments import RunWords, read_run
@@ -9,35 +12,47 @@ from bridge.errors import RunConfigError
 from bridge.extras import require_extra
 from bridge.precision.mode import label_of
 
+if TYPE_CHECKING:
+    from bridge.training.config import ConfigContainer
+
 EXIT_CODES = {"inside": 0, "outside": 1, "cannot tell": 3}
 
 
 def check_gradients(chosen: argparse.Namespace) -> int:
-    """Print where one batch differs by more than roundings; return 1 where it does, 3 where that is not decided."""
+    """Print where the activations and gradients of one batch differ by more than roundings.
+
+    Return 1 where it does, 3 where that is not decided.
+    """
     require_extra("train", "precision-bridge compare --gradients")
     from bridge.front.decode import container
     from bridge.report.gradients import band_dict, band_sentence, band_table
     from bridge.training.passes import check_gradients as check
 
     logging.getLogger("megatron").setLevel(logging.ERROR)
-    recipes = [word for word in RunWords.of(chosen).overrides if "=" not in word.partition(" ")[0]]
+    recipes = []
+    for word in RunWords.of(chosen).overrides:
+        if "=" not in word.partition(" ")[0]:
+            recipes.append(word)
     if len(recipes) != 2:
         remedy = "Write precision-bridge compare --gradients bf16_mixed fp8_current."
         raise RunConfigError.of("--gradients", "compares two recipes", recipes, remedy)
     others = [word for word in chosen.overrides if word not in recipes]
-    runs = []
+    labels: list[str] = []
+    configs: list[ConfigContainer] = []
     for name, *values in map(str.split, recipes):
-        words = [
-            *others,
-            f"mixed_precision={name}",
-            *(f"mixed_precision.{value}" for value in values),
-        ]
-        runs.append(read_run(argparse.Namespace(**{**vars(chosen), "overrides": words})))
-    labels = [label_of(run.precision) if run.precision is not None else "no recipe" for run in runs]
-    found = check(*map(container, runs))
+        words = [*others, f"mixed_precision={name}"]
+        for value in values:
+            words.append(f"mixed_precision.{value}")
+        run = read_run(argparse.Namespace(**{**vars(chosen), "overrides": words}))
+        label = "no recipe"
+        if run.precision is not None:
+            label = label_of(run.precision)
+        labels.append(label)
+        configs.append(container(run))
+    band = check(*configs)
     if chosen.json:
-        print_json({"recipes": labels, **band_dict(found)})
+        print_json({"recipes": labels, **band_dict(band)})
     else:
-        show(band_table(found, title=f"{labels[1]} against {labels[0]}"))
-        print(band_sentence(found))
-    return EXIT_CODES[found.verdict]
+        show(band_table(band, title=f"{labels[1]} against {labels[0]}"))
+        print(band_sentence(band))
+    return EXIT_CODES[band.verdict]

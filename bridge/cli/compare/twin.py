@@ -1,9 +1,10 @@
-"""`precision-bridge compare --twin`: a config that differs in precision fields only, and the proof that it does.
+"""`precision-bridge compare --twin`: a config that differs in precision only, and the proof.
 
-A low-precision run is judged by the same run in BF16. The twin has every section of the run as it is, and another
-recipe in the place of `mixed_precision`. Two kinds of values are left out: precision fields that other sections state
-themselves (such as model.fp8), so that the recipe decides, and the folders of checkpoints, which both must not share.
-The file is read back and compared field by field before the command reports it.
+A low-precision run is judged by the same run in BF16. The twin has every section of the run as it
+is, and another recipe in the place of `mixed_precision`. Two kinds of values are left out:
+precision fields that other sections state themselves (such as model.fp8), so that the recipe
+decides, and the folders of checkpoints, which both must not share. The file is read back and
+compared field by field before the command reports it.
 """
 
 from __future__ import annotations
@@ -31,11 +32,8 @@ SECTIONS = ("model", "optimizer", "ddp", "train", "data", "checkpoint")
 FOLDERS = ("checkpoint.save", "checkpoint.load")
 """Left out: the twin would write over the run's own checkpoints, or resume from them."""
 PRECISION = "mixed_precision"
-ROUTED = frozenset(
-    f"{route.owner}.{route.attribute}"
-    for route in ROUTES
-    if route.attribute and (route.rule != "stated" or route.family)
-)
+_OF_PRECISION = [route for route in ROUTES if route.rule != "stated" or route.family]
+ROUTED = frozenset(f"{route.owner}.{route.attribute}" for route in _OF_PRECISION if route.attribute)
 """Precision fields of other sections: "model.fp8", for example."""
 BASE = "bf16_mixed"
 """Recipe of a twin."""
@@ -48,9 +46,8 @@ def write_twin(chosen: argparse.Namespace) -> None:
     name = chosen.base or BASE
     base = REGISTRY.get(name)
     if chosen.json and not chosen.output:
-        raise RunConfigError(
-            "--json: prints the proof, so the twin needs a file, got no --output. Give --output FILE."
-        )
+        rule = "prints the proof, so the twin needs a file, got no --output"
+        raise RunConfigError(f"--json: {rule}. Give --output FILE.")
     text = _text(values, recipe_name(base) or name)
     if not chosen.output:
         print(text, end="")
@@ -74,35 +71,41 @@ def _difference(values: Run, twin: Run) -> Iterator[dict[str, Any]]:
     before, after = _flat(values), _flat(twin)
     for field in before | after:
         if before.get(field) != after.get(field):
-            precision = field.startswith(f"{PRECISION}.") or field in ROUTED
             yield {
                 "field": field,
                 "run": before.get(field),
                 "twin": after.get(field),
-                "precision": precision,
+                "precision": field.startswith(f"{PRECISION}.") or field in ROUTED,
             }
 
 
 def _flat(values: Run) -> dict[str, Any]:
+    """Return "section.field" -> the value, of the twin's sections and of the precision."""
     sections = {name: _section(values, name) for name in SECTIONS}
-    sections[PRECISION] = (
-        values.precision.to_dict(full=True) if values.precision is not None else {}
-    )
-    return {
-        f"{name}.{key}": value
-        for name, section in sections.items()
-        for key, value in section.items()
-    }
+    sections[PRECISION] = {}
+    if values.precision is not None:
+        sections[PRECISION] = values.precision.to_dict(full=True)
+    flat = {}
+    for name, section in sections.items():
+        for key, value in section.items():
+            flat[f"{name}.{key}"] = value
+    return flat
 
 
 def _section(values: Run, name: str) -> dict[str, Any]:
-    """Return a section without the folders of checkpoints; that of checkpoints whole, so that the twin can be saved."""
+    """Return a section without the folders of checkpoints.
+
+    The section of checkpoints is whole, so that the twin can be saved.
+    """
     section = dict(values.section(name))
     if name == "checkpoint":
         from bridge.training.config import CheckpointConfig
 
         section = dataclasses.asdict(CheckpointConfig()) | section
-    return {key: None if f"{name}.{key}" in FOLDERS else value for key, value in section.items()}
+    for key in section:
+        if f"{name}.{key}" in FOLDERS:
+            section[key] = None
+    return section
 
 
 def _text(values: Run, recipe: str) -> str:
@@ -111,20 +114,27 @@ def _text(values: Run, recipe: str) -> str:
 
     whole: dict[str, Any] = {PRECISION: recipe}
     for name in SECTIONS:
-        whole[name] = {
-            key: one for key, one in _section(values, name).items() if f"{name}.{key}" not in ROUTED
-        }
-    whole = {
-        name: one
-        for name, one in (whole | {"target": values.sections.get("target")}).items()
-        if one
-    }
-    label = label_of(values.precision) if values.precision is not None else "its own settings"
-    return f"# The twin of {values.name} ({label}) in {recipe}.\n{yaml.safe_dump(whole, sort_keys=False)}"
+        section = _section(values, name)
+        for key in list(section):
+            if f"{name}.{key}" in ROUTED:
+                del section[key]
+        if section:
+            whole[name] = section
+    target = values.sections.get("target")
+    if target:
+        whole["target"] = target
+    label = "its own settings"
+    if values.precision is not None:
+        label = label_of(values.precision)
+    content = yaml.safe_dump(whole, sort_keys=False)
+    return f"# The twin of {values.name} ({label}) in {recipe}.\n{content}"
 
 
 def _plans(values: Run, twin: Run) -> dict[str, Any]:
-    """Return how many linear layers compute in FP8 or FP4 in each of the two, None where the model has no plan."""
+    """Return how many linear layers compute in FP8 or FP4 in each of the two.
+
+    None where the model has no plan.
+    """
     counts: dict[str, str | None] = {}
     for name, each in (("run", values), ("twin", twin)):
         counts[f"{name}_low_precision_linears"] = None
@@ -138,12 +148,13 @@ def _proof(path: Path, values: Run, twin: Run, differences: list[dict[str, Any]]
     same = len(_flat(values).keys() | _flat(twin).keys()) - len(differences)
     counts = _plans(values, twin)
     lines = [
-        f"{path}: differs in {len(differences)} precision fields and in nothing else ({same} fields are the same).",
-        *(
-            f"  {row['field']:<50} {text_of(row['run'])} -> {text_of(row['twin'])}"
-            for row in differences
-        ),
-        f"  linear layers in FP8 or FP4: {counts['run_low_precision_linears'] or UNPLANNED} -> "
-        f"{counts['twin_low_precision_linears'] or UNPLANNED}",
+        f"{path}: differs in {len(differences)} precision fields and in nothing else "
+        f"({same} fields are the same)."
     ]
+    for row in differences:
+        change = f"{text_of(row['run'])} -> {text_of(row['twin'])}"
+        lines.append(f"  {row['field']:<50} {change}")
+    before = counts["run_low_precision_linears"] or UNPLANNED
+    after = counts["twin_low_precision_linears"] or UNPLANNED
+    lines.append(f"  linear layers in FP8 or FP4: {before} -> {after}")
     return "\n".join(lines)

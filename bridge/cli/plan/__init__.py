@@ -1,1 +1,1 @@
-"""`precision-bridge plan`: formats per layer, the dimensions of GEMMs, and the modules that rows take."""
+"""`precision-bridge plan`: formats per layer, dimensions of GEMMs, and modules that rows take."""

@@ -1,4 +1,4 @@
-"""`precision-bridge plan --align`: the dimensions of every GEMM of a rank, and the tokens to pad to."""
+"""`precision-bridge plan --align`: the dimensions of a rank's GEMMs, and the tokens to pad to."""
 
 from __future__ import annotations
 

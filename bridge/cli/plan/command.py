@@ -1,4 +1,4 @@
-"""`precision-bridge plan [FILE ...] [OVERRIDES]`: what each layer computes, keeps and sends, in which format."""
+"""`precision-bridge plan [FILE ...] [OVERRIDES]`: the formats that a run computes and stores in."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     answer.add_argument("--csv", action="store_true", help=text)
     text = "draw it: layers down, tensors across (png, svg or pdf)"
     answer.add_argument("--picture", metavar="FILE", help=text)
-    text = "with --modules: a file for --te-precision-config-file, as it stands, in a run without rows of modules"
+    text = (
+        "with --modules: a file for --te-precision-config-file, as it stands, "
+        "in a run without rows of modules"
+    )
     parser.add_argument("--file", metavar="FILE", help=text)
     text = "with --modules: write that file for this run, one per stage where they differ"
     parser.add_argument("--write", metavar="FILE", help=text)

@@ -1,4 +1,4 @@
-"""`precision-bridge plan --modules`: the modules that each row of `modules`, or each matcher of a file, takes."""
+"""`precision-bridge plan --modules`: the modules that each row or matcher takes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bridge.cli.planned_answer import planned_code, print_planned, show_planned
 from bridge.cli.run_arguments import read_run
 from bridge.errors import RunConfigError
 from bridge.precision.module_schemes import stage_recipes
-from bridge.precision.modules import module_rows
+from bridge.precision.modules import ModuleRow, module_rows
 from bridge.precision.statements import field_value
 from bridge.rules.topics import modules as module_rules
 
@@ -32,11 +32,10 @@ def _write(plan: PrecisionPlan, path: Path) -> None:
     files = [recipe.to_file() for recipe in plan.settings.recipes]
     named = {str(path): files[0]}
     if len(files) > 1:
-        stages = enumerate(stage_recipes(files, plan.parallel.pipeline))
-        named = {
-            str(path.with_stem(f"{path.stem}.stage{stage}")): _of_stage(file, stage)
-            for stage, file in stages
-        }
+        named = {}
+        for stage, file in enumerate(stage_recipes(files, plan.parallel.pipeline)):
+            name = str(path.with_stem(f"{path.stem}.stage{stage}"))
+            named[name] = _of_stage(file, stage)
     for name, file in named.items():
         write_file(name, as_yaml(file), "--write")
     print(f"wrote {', '.join(named)}")
@@ -45,23 +44,28 @@ def _write(plan: PrecisionPlan, path: Path) -> None:
 def _of_stage(file: dict[str, Any] | None, stage: int) -> dict[str, Any]:
     if file is not None:
         return file
-    rule = f"one file serves all model chunks of a stage, and those of stage {stage} need different ones"
-    raise RunConfigError.of(
-        "--write", rule, stage, "Use virtual_pipeline_model_parallel_size=null, or no layers."
+    rule = (
+        f"one file serves all model chunks of a stage, and those of stage {stage} "
+        "need different ones"
     )
+    remedy = "Use virtual_pipeline_model_parallel_size=null, or no layers."
+    raise RunConfigError.of("--write", rule, stage, remedy)
 
 
 def show_modules(chosen: argparse.Namespace) -> int:
-    """Print the selection and what the rules say of it; return 2 where the run's check finds an error, else 0."""
+    """Print the selection and what the rules say of it.
+
+    Return 2 where the run's check finds an error, else 0.
+    """
     run = read_run(chosen)
     if chosen.file:
         run = _with_file(run, chosen.file)
     from bridge.preflight.check import report_of
 
     plan = run.plan
-    found = plan.selection
+    selection = plan.selection
     findings = [finding for finding in report_of(run).findings if finding.id in IDS]
-    if not found.rows:
+    if not selection.rows:
         _list(run, plan, findings, as_json=chosen.json)
         return planned_code(run)
     if chosen.write:
@@ -71,28 +75,29 @@ def show_modules(chosen: argparse.Namespace) -> int:
 
     layout, mode = _layout(plan), plan.settings.mode
     if chosen.json:
-        print_planned(
-            run, {"precision": plan.label, "layout": layout, **selection_dict(found, findings)}
-        )
+        content = {"precision": plan.label, "layout": layout}
+        print_planned(run, {**content, **selection_dict(selection, findings)})
     else:
-        show(
-            module_table(
-                found, findings, layout=layout, run=plan.settings.scheme or mode, mode=mode
-            )
-        )
+        scheme = plan.settings.scheme or mode
+        show(module_table(selection, findings, layout=layout, run=scheme, mode=mode))
         show_planned(run, shown=IDS)
     return planned_code(run)
 
 
 def _with_file(run: Run, path: str) -> Run:
-    """Return the run with a file's recipe as it stands; RunConfigError for a run with rows of `modules`."""
+    """Return the run with a file's recipe as it stands.
+
+    RunConfigError for a run with rows of `modules`.
+    """
     from bridge.read.megatron_lm.precision_file import FIELD
     from bridge.read.megatron_lm.te_precision_file import read
 
-    rows = module_rows(field_value(run.precision, "modules")) if run.precision is not None else ()
+    rows: tuple[ModuleRow, ...] = ()
+    if run.precision is not None:
+        rows = module_rows(field_value(run.precision, "modules"))
     if rows:
         rule, remedy = "takes the place of mixed_precision.modules", "Give the file or the rows."
-        raise RunConfigError.of("--file", rule, [str(row) for row in rows], remedy)
+        raise RunConfigError.of("--file", rule, list(map(str, rows)), remedy)
     reading = run.reading
     if reading.unplanned is not None and reading.unplanned.startswith(FIELD):
         reading = replace(reading, unplanned=None)
@@ -104,22 +109,33 @@ def _layout(plan: PrecisionPlan) -> str:
     """Return the sizes that decide about names: PP 4, VPP 2, EP 8."""
     parallel = plan.parallel
     sizes = (("PP", parallel.pipeline), ("VPP", parallel.virtual), ("EP", parallel.expert))
-    return ", ".join(f"{name}={size}" for name, size in sizes if size > 1 or name == "PP")
+    shown = []
+    for name, size in sizes:
+        if size > 1 or name == "PP":
+            shown.append(f"{name}={size}")
+    return ", ".join(shown)
 
 
 def _list(run: Run, plan: PrecisionPlan, findings: Sequence[RuleFinding], *, as_json: bool) -> None:
-    """Print the modules of a run that chooses nothing per module, as rows of `modules` would name them."""
+    """Print the modules of a run that chooses nothing per module, as rows would name them."""
     names = [module.path for module in plan.selection.left]
     if as_json:
         from bridge.report.module_table import findings_of  # rich is heavy
 
-        own = {"rows": [], "left": names, "findings": findings_of(findings)}
-        print_planned(run, {"precision": plan.label, "layout": _layout(plan), **own})
+        content = {
+            "precision": plan.label,
+            "layout": _layout(plan),
+            "rows": [],
+            "left": names,
+            "findings": findings_of(findings),
+        }
+        print_planned(run, content)
         return
-    for one in findings:
-        print(f"{one.severity} {one.id} {one}")
+    for finding in findings:
+        print(f"{finding.severity} {finding.id} {finding}")
     print(
-        f"{plan.label}: nothing is chosen per module. Megatron's names of the linear layers (layers.0 is layer 1):"
+        f"{plan.label}: nothing is chosen per module. "
+        "Megatron's names of the linear layers (layers.0 is layer 1):"
     )
     for name in names:
         print(f"  {name}")

@@ -1,4 +1,4 @@
-"""`precision-bridge plan` of several files: the share of the linear layers of each run that compute in FP8 or FP4."""
+"""`precision-bridge plan` of several files: the share of linear layers in FP8 or FP4 per run."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ def _share(run: Run) -> RunAnswer:
     setup = report_of(run).context
     _, linears = plan.linears()
     schemes = plan.schemes()
-    parts = [f"{count} of {linears} linear layers in {scheme}" for scheme, count in schemes.items()]
+    parts = []
+    for scheme, count in schemes.items():
+        parts.append(f"{count} of {linears} linear layers in {scheme}")
     unknown = run.rests_on(lambda: plan_of(run))
     if not parts:
         parts = [f"all {linears} linear layers in {setup.mode}"]

@@ -1,4 +1,4 @@
-"""`precision-bridge plan`: a run's formats per layer, as a table, as CSV, as a picture, or against another recipe."""
+"""`precision-bridge plan`: a run's formats as a table, CSV or picture, or against a recipe."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ PICTURES = (".png", ".svg", ".pdf")
 
 
 def show_plan(chosen: argparse.Namespace) -> int:
-    """Print the plan of a run; return 2 where it is shown with an error of the run's check, else 0."""
+    """Print the plan of a run.
+
+    Return 2 where it is shown with an error of the run's check, else 0.
+    """
     return answer_runs(chosen, _answer, _show)
 
 
@@ -63,12 +66,15 @@ def show_difference(chosen: argparse.Namespace) -> None:
     else:
         other = plan_of(read_run(chosen, recipe=chosen.against))
     rows = plan.diff(other)
-    content = {"a": plan.label, "b": other.label, "differences": [asdict(row) for row in rows]}
+    content = {"a": plan.label, "b": other.label, "differences": list(map(asdict, rows))}
     answer(chosen, content, difference_table(plan.label, other.label, rows))
 
 
 def _first_plan(run: Run) -> PrecisionPlan:
-    """Return the plan of a run; of a precision schedule that of its first phase, which a line on stderr says."""
+    """Return the plan of a run.
+
+    The plan of a precision schedule is that of its first phase, which a line on stderr says.
+    """
     plan = plan_of(run)
     if _later_plans(run):
         print("Phase 1 of the precision schedule.", file=sys.stderr)
@@ -77,7 +83,10 @@ def _first_plan(run: Run) -> PrecisionPlan:
 
 def _later_plans(run: Run) -> list[tuple[Phase, PrecisionPlan]]:
     """Return the later phases of the run's precision schedule, each with its plan."""
-    return [(phase, plan_of(run, phase.precision)) for phase in run.phases[1:]]
+    plans = []
+    for phase in run.phases[1:]:
+        plans.append((phase, plan_of(run, phase.precision)))
+    return plans
 
 
 def _answer(run: Run) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""`precision-bridge recipes`: the list, one recipe, the difference of two, and the GPUs that each runs on."""
+"""`precision-bridge recipes`: the list, one recipe, the difference of two, and their GPUs."""

@@ -1,4 +1,4 @@
-"""`precision-bridge recipes [NAME [OTHER]]`: the list of recipes, the fields of one, or how two differ."""
+"""`precision-bridge recipes [NAME [OTHER]]`: the list of recipes, one, or how two differ."""
 
 from __future__ import annotations
 
@@ -17,7 +17,10 @@ from bridge.registry.registry import REGISTRY
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    text = "recipe, in any spelling, or an alias: show the fields that it states, and those that follow from them"
+    text = (
+        "recipe, in any spelling, or an alias: show the fields that it states, "
+        "and those that follow from them"
+    )
     parser.add_argument("name", metavar="NAME", nargs="?", help=text)
     text = "another recipe: show the fields in which the two differ"
     parser.add_argument("other", metavar="OTHER", nargs="?", help=text)
@@ -74,41 +77,61 @@ def _refuse_without_effect(chosen: argparse.Namespace) -> None:
             raise RunConfigError(
                 f"--{option}: is about one recipe. Write precision-bridge recipes NAME --{option}."
             )
+    lists = "--tag"
+    if chosen.support:
+        lists = "--support"
     if chosen.name is not None and (chosen.support or chosen.tag is not None):
-        option = "--support" if chosen.support else "--tag"
         raise RunConfigError(
-            f"{option}: lists recipes, got the name {chosen.name!r} too. Leave one of them out."
+            f"{lists}: lists recipes, got the name {chosen.name!r} too. Leave one of them out."
         )
     if chosen.schema is not None and (chosen.name is not None or chosen.support):
         raise RunConfigError(
             "--schema: is about no recipe by its name. Write precision-bridge recipes --schema."
         )
-    if chosen.support and (chosen.tag is not None or chosen.config_dir is not None):
-        option = "--tag" if chosen.tag is not None else "--config-dir"
-        raise RunConfigError(f"{option}: has no effect with --support. Leave it out.")
+    if chosen.support and chosen.tag is not None:
+        raise RunConfigError("--tag: has no effect with --support. Leave it out.")
+    if chosen.support and chosen.config_dir is not None:
+        raise RunConfigError("--config-dir: has no effect with --support. Leave it out.")
 
 
 def _list(chosen: argparse.Namespace) -> None:
     """Print the list; the registry logs each source that it could not load."""
     keys = ("name", "summary", "tags", "aliases", "place")
-    found = [{key: getattr(recipe, key) for key in keys} for recipe in REGISTRY.recipes()]
-    found += _of_folder(chosen.config_dir)
-    tags = sorted({tag for recipe in found for tag in recipe["tags"]})
-    if chosen.tag is not None and chosen.tag not in tags:
-        hint = did_you_mean(close_matches(chosen.tag, tags)) or f"Tags: {', '.join(tags)}."
-        raise UnknownRecipeError(f"--tag: no recipe has the tag {chosen.tag!r}. {hint}")
-    listed = [recipe for recipe in found if chosen.tag in (None, *recipe["tags"])]
+    rows = []
+    for recipe in REGISTRY.recipes():
+        rows.append({key: getattr(recipe, key) for key in keys})
+    rows += _of_folder(chosen.config_dir)
+    if chosen.tag is not None:
+        rows = _tagged(rows, chosen.tag)
     if chosen.json:
-        print_json(listed)
+        print_json(rows)
         return
-    width = max((len(recipe["name"]) for recipe in listed), default=0)
-    for recipe in listed:
-        aliases = f" (also {', '.join(recipe['aliases'])})" if recipe["aliases"] else ""
-        print(f"{recipe['name']:<{width}}  {recipe['summary']}{aliases}")
+    width = max((len(row["name"]) for row in rows), default=0)
+    for row in rows:
+        aliases = ""
+        if row["aliases"]:
+            aliases = f" (also {', '.join(row['aliases'])})"
+        print(f"{row['name']:<{width}}  {row['summary']}{aliases}")
+
+
+def _tagged(rows: list[dict[str, Any]], tag: str) -> list[dict[str, Any]]:
+    """Return the rows of the recipes with a tag; UnknownRecipeError where none has it."""
+    tagged = [row for row in rows if tag in row["tags"]]
+    if tagged:
+        return tagged
+    tags: set[str] = set()
+    for row in rows:
+        tags.update(row["tags"])
+    known = sorted(tags)
+    hint = did_you_mean(close_matches(tag, known)) or f"Tags: {', '.join(known)}."
+    raise UnknownRecipeError(f"--tag: no recipe has the tag {tag!r}. {hint}")
 
 
 def _of_folder(config_dir: str | None) -> list[dict[str, Any]]:
-    """Return the YAML recipes of a team's folder as rows of the list; the summary is the file's first comment."""
+    """Return the YAML recipes of a team's folder as rows of the list.
+
+    The summary is the file's first comment.
+    """
     if config_dir is None:
         return []
     if not Path(config_dir).is_dir():

@@ -11,7 +11,10 @@ from bridge.registry.config import MixedPrecisionConfig
 
 
 def show_difference(a: str, b: str, *, config_dir: str | None, as_json: bool) -> None:
-    """Print one line per field in which two recipes differ: values, and whether each side states them."""
+    """Print one line per field in which two recipes differ, with the values of both.
+
+    A value that a side does not state is marked as a default.
+    """
     one = NamedRecipe.of(a, config_dir).config
     two = NamedRecipe.of(b, config_dir).config
     rows = field_differences(one, two)
@@ -29,7 +32,9 @@ def show_difference(a: str, b: str, *, config_dir: str | None, as_json: bool) ->
 def _side(row: dict[str, Any], side: str) -> str:
     """Return the value of a field in one of the two recipes, and whether it is a default."""
     text = text_of(row[side])
-    return text if row[f"{side}_stated"] else f"{text} (default)"
+    if row[f"{side}_stated"]:
+        return text
+    return f"{text} (default)"
 
 
 def field_differences(one: MixedPrecisionConfig, two: MixedPrecisionConfig) -> list[dict[str, Any]]:

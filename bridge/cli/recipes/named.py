@@ -13,7 +13,7 @@ from bridge.registry.registry import REGISTRY
 
 @dataclass(frozen=True, kw_only=True)
 class NamedRecipe:
-    """A recipe by its name: a registered one, or a YAML file of the group `mixed_precision` in a team's folder."""
+    """A recipe by its name: a registered one, or a YAML file of a team's folder."""
 
     name: str
     config: MixedPrecisionConfig
@@ -25,7 +25,10 @@ class NamedRecipe:
 
     @classmethod
     def of(cls, name: str, config_dir: str | None) -> NamedRecipe:
-        """Return the recipe of a name; UnknownRecipeError where neither the registry nor the folder has it."""
+        """Return the recipe of a name.
+
+        UnknownRecipeError where neither the registry nor the folder has it.
+        """
         path = Path(config_dir or "") / "mixed_precision" / f"{name}.yaml"
         if config_dir is not None and (name not in REGISTRY or path.is_file()):
             from bridge.front.loader import load_run, shipped_folder  # Hydra is heavy

@@ -1,4 +1,4 @@
-"""`precision-bridge recipes NAME`: the fields that a recipe states, and those that follow from them."""
+"""`precision-bridge recipes NAME`: the fields that a recipe states, and those that follow."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ from bridge.rules.inert import inert_fields
 
 
 def fields_by_subject() -> str:
-    """Return the names of the fields as a list for a command's help, a paragraph for each subject."""
+    """Return the fields' names as a list for a command's help, a paragraph for each subject."""
     lines = ["fields by subject:"]
     for subject, names in GROUPS.items():
-        lines.extend(
-            textwrap.wrap(f"  {subject}: {', '.join(names)}", 110, subsequent_indent="    ")
-        )
+        paragraph = f"  {subject}: {', '.join(names)}"
+        lines.extend(textwrap.wrap(paragraph, 110, subsequent_indent="    "))
     return "\n".join(lines)
 
 
@@ -30,7 +29,7 @@ def show_recipe(chosen: argparse.Namespace, name: str) -> None:
     """Print a recipe: its description, and its fields by subject."""
     named = NamedRecipe.of(name, chosen.config_dir)
     config = named.config
-    faults = [str(fault) for fault in faults_of(config)]
+    faults = list(map(str, faults_of(config)))
     if chosen.json:
         stated = [field for field in field_names(config) if is_stated(config, field)]
         content = {
@@ -50,18 +49,16 @@ def show_recipe(chosen: argparse.Namespace, name: str) -> None:
     shown = _shown(config, chosen)
     width = max(map(len, shown), default=0)
     for subject, names in GROUPS.items():
-        lines = [
-            f"    {field:<{width}}  {shown[field]}  {docs[field].text}"
-            for field in names
-            if field in shown
-        ]
-        if lines:
-            print("\n".join([f"  {subject}", *lines]))
+        lines = [f"  {subject}"]
+        for field in names:
+            if field in shown:
+                lines.append(f"    {field:<{width}}  {shown[field]}  {docs[field].text}")
+        if len(lines) > 1:
+            print("\n".join(lines))
     others = len(field_names(config)) - len(shown)
     if others and not chosen.stated:
-        print(
-            f"\n  {others} more fields are not stated and off, or without effect here: --all lists them."
-        )
+        why = "not stated and off, or without effect here"
+        print(f"\n  {others} more fields are {why}: --all lists them.")
     for fault in faults:
         print(f"fault: {fault}")
 
@@ -69,13 +66,19 @@ def show_recipe(chosen: argparse.Namespace, name: str) -> None:
 def _shown(config: MixedPrecisionConfig, chosen: argparse.Namespace) -> dict[str, str]:
     """Return each field that is to be printed with its value and what decides it."""
     values = config.to_dict(full=True)
-    values |= {name: values[name] or mode_of(config) for name in ("params_dtype", "pipeline_dtype")}
+    for name in ("params_dtype", "pipeline_dtype"):
+        values[name] = values[name] or mode_of(config)
     inert = inert_fields(config)
-    found = {}
+    shown = {}
     for name, value in values.items():
-        kind = "default" if name in inert or value in (None, False) else "follows"
-        kind = "owner's" if name in MEGATRON_FIELDS else kind
-        kind = "stated" if is_stated(config, name) else kind
+        if is_stated(config, name):
+            kind = "stated"
+        elif name in MEGATRON_FIELDS:
+            kind = "owner's"
+        elif name in inert or value in (None, False):
+            kind = "default"
+        else:
+            kind = "follows"
         if kind == "stated" or chosen.all or (kind == "follows" and not chosen.stated):
-            found[name] = f"{text_of(value):<12} {kind:<7}"
-    return found
+            shown[name] = f"{text_of(value):<12} {kind:<7}"
+    return shown

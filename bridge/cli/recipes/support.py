@@ -1,4 +1,4 @@
-"""`precision-bridge recipes --support`: which recipe runs on which GPU, with which CUDA and Transformer Engine."""
+"""`precision-bridge recipes --support`: which recipe runs on which GPU, CUDA and TE."""
 
 from __future__ import annotations
 
@@ -24,23 +24,21 @@ def show_support(chosen: argparse.Namespace) -> None:
 
     if chosen.json and chosen.markdown:
         raise RunConfigError("--json: not allowed together with --markdown, got both. Give one.")
+    rows: list[dict[str, str]] = []
+    content: Any
     if chosen.target:
         target = parse_target(chosen.target)
-        found = {name: support(name, target) for name in REGISTRY.names()}
-        content: Any = {
-            "target": str(target),
-            "recipes": {name: _plain(one) for name, one in found.items()},
-        }
-        rows = [
-            {"recipe": name, str(target): _cell(one), "why": one.reason}
-            for name, one in found.items()
-        ]
+        recipes = {}
+        for name in REGISTRY.names():
+            found = support(name, target)
+            recipes[name] = _plain(found)
+            rows.append({"recipe": name, str(target): _cell(found), "why": found.reason})
+        content = {"target": str(target), "recipes": recipes}
     else:
         whole = matrix(REGISTRY.names())
-        content = {
-            name: {column: _plain(one) for column, one in row.items()}
-            for name, row in whole.items()
-        }
+        content = {}
+        for name, row in whole.items():
+            content[name] = {column: _plain(found) for column, found in row.items()}
         rows = support_rows(whole)
     from bridge.report.table import markdown, table  # rich is heavy
 
@@ -52,10 +50,13 @@ def show_support(chosen: argparse.Namespace) -> None:
 
 def support_rows(whole: Mapping[str, Mapping[str, Support]]) -> list[dict[str, str]]:
     """Return the rows of the matrix: the recipe, and the words of a cell for each target."""
-    return [
-        {"recipe": name, **{column: _cell(one) for column, one in row.items()}}
-        for name, row in whole.items()
-    ]
+    rows = []
+    for name, cells in whole.items():
+        row = {"recipe": name}
+        for column, found in cells.items():
+            row[column] = _cell(found)
+        rows.append(row)
+    return rows
 
 
 def _cell(found: Support) -> str:
@@ -63,7 +64,9 @@ def _cell(found: Support) -> str:
     needs = " ".join(f"{TITLES[product]} {least}" for product, least in found.needs)
     if found.verdict == "emulated" and needs:
         return f"emulated, {needs}"
-    return needs if found.verdict == "unknown" and needs else WORDS[found.verdict]
+    if found.verdict == "unknown" and needs:
+        return needs
+    return WORDS[found.verdict]
 
 
 def _plain(found: Support) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`precision-bridge report RUN [RUN ...]`: the page about some runs; with ``--watch`` a run in progress."""
+"""`precision-bridge report RUN [RUN ...]`: a page about runs; `--watch`: a run in progress."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help=text)
     text = "html (default) needs no network; md is for a comment"
     parser.add_argument("--format", choices=FORMATS, help=text)
-    text = "show a run in progress instead: step, loss, loss scale, speed, early warnings; 1 where a warning stands"
+    text = (
+        "show a run in progress instead: step, loss, loss scale, speed, early warnings; "
+        "1 where a warning stands"
+    )
     parser.add_argument("--watch", action="store_true", help=text)
     parser.add_argument("--once", action="store_true", help="with --watch: print the state and end")
     text = f"with --watch: time between two looks (default {SECONDS:g})"

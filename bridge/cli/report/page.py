@@ -54,20 +54,29 @@ def write_page(chosen: argparse.Namespace) -> None:
 
 
 def _compared(paths: Sequence[Path]) -> dict[Path, dict[str, str]]:
-    """Return what the comparison of these runs says of each; nothing of a run that has no twin among them."""
+    """Return the answers of the comparison of these runs, by the run's folder.
+
+    A run that has no twin among them has none.
+    """
     from bridge.report.comparison import answers
     from bridge.runtime.compare.comparison import compare, read_arm
 
     arms = []
     for path in dict.fromkeys(paths):
         with suppress(RunConfigError):  # not every run is one of a training that can be compared
-            arms.append(read_arm(path))
-    known = [arm for arm in arms if arm is not None]
-    return answers(compare(known)) if len(known) > 1 else {}
+            arm = read_arm(path)
+            if arm is not None:
+                arms.append(arm)
+    if len(arms) < 2:
+        return {}
+    return answers(compare(arms))
 
 
 def _planned(path: Path) -> PlannedRun | None:
-    """Return the run of a folder as the calculators take it; None where it cannot be planned here."""
+    """Return the run of a folder as the calculators take it.
+
+    None where it cannot be planned here.
+    """
     from bridge.front.loader import load_run
     from bridge.plan.run import PlannedRun
 
@@ -80,12 +89,14 @@ def _planned(path: Path) -> PlannedRun | None:
 
 
 def _base(precision: PrecisionConfig | None) -> dict[str, Any] | None:
-    """Return the plain recipe of a precision's mode, and the fields in which the precision differs from it."""
+    """Return the plain recipe of a precision's mode, and the fields in which the two differ."""
     if not isinstance(precision, MixedPrecisionConfig):
         return None
     base = get_mixed_precision_config(BASES[mode_of(precision)])
-    rows = [row for row in field_differences(base, precision) if row["a"] != row["b"]]
-    fields = [
-        {"field": row["field"], "base": text_of(row["a"]), "run": text_of(row["b"])} for row in rows
-    ]
+    fields = []
+    for row in field_differences(base, precision):
+        if row["a"] != row["b"]:
+            fields.append(
+                {"field": row["field"], "base": text_of(row["a"]), "run": text_of(row["b"])}
+            )
     return {"name": recipe_name(base), "fields": fields}

@@ -1,4 +1,4 @@
-"""`precision-bridge report --watch RUN`: a run in progress, by its files alone, so that SSH is enough."""
+"""`precision-bridge report --watch RUN`: a run in progress by its files, so that SSH is enough."""
 
 import argparse
 import time
@@ -15,13 +15,17 @@ SECONDS = 2.0
 
 def warnings_by_threshold() -> str:
     """Return the early warnings with their thresholds, as a list for the command's help."""
-    return "warnings:\n" + "\n".join(
-        f"  {name:<25} {row.threshold}" for name, row in WARNINGS.items()
-    )
+    lines = ["warnings:"]
+    for name, row in WARNINGS.items():
+        lines.append(f"  {name:<25} {row.threshold}")
+    return "\n".join(lines)
 
 
 def watch_run(chosen: argparse.Namespace) -> int | None:
-    """Print the state of the run, on a terminal until it ends or Ctrl-C; exit code 1 where a warning stands then."""
+    """Print the state of the run, on a terminal until it ends or Ctrl-C.
+
+    Exit code 1 where a warning stands then.
+    """
     from rich.console import Console
     from rich.live import Live
 
@@ -29,11 +33,13 @@ def watch_run(chosen: argparse.Namespace) -> int | None:
 
     for name in chosen.silence:
         if name not in WARNINGS:
-            remedy = (
-                did_you_mean(close_matches(name, WARNINGS)) or f"Warnings: {', '.join(WARNINGS)}."
-            )
+            remedy = did_you_mean(close_matches(name, WARNINGS))
+            if not remedy:
+                remedy = f"Warnings: {', '.join(WARNINGS)}."
             raise RunConfigError.of("--silence", "must be the name of a warning", name, remedy)
-    every = SECONDS if chosen.every is None else chosen.every
+    every = chosen.every
+    if every is None:
+        every = SECONDS
     if not every > 0:
         raise RunConfigError.of("--every", "must be more than 0 seconds", every, "Use 2.")
     if len(chosen.runs) > 1:
@@ -42,7 +48,9 @@ def watch_run(chosen: argparse.Namespace) -> int | None:
     warnings = early_warnings(Signs.of(run, silenced=chosen.silence))
     if chosen.json:
         last = {kind: run.metrics(kind)[-1:] for kind in ("train", "validation")}
-        audit = list(run.record.audit) if run.record is not None else None
+        audit = None
+        if run.record is not None:
+            audit = list(run.record.audit)
         end = {"ended": run.has_ended(), "stopped": run.stopped}
         print_json({**last, "audit": audit, "warnings": dict(warnings), **end})
     elif chosen.once or run.has_ended() or not Console().is_terminal:
@@ -56,4 +64,4 @@ def watch_run(chosen: argparse.Namespace) -> int | None:
                 time.sleep(every)
                 live.update(watch_view(run, silenced=chosen.silence), refresh=True)
         warnings = early_warnings(Signs.of(run, silenced=chosen.silence))
-    return 1 if warnings else None
+    return int(bool(warnings))

@@ -1,1 +1,1 @@
-"""A trained model handed over to a system that serves it: names, manifest, quantisation configs, comparison."""
+"""A trained model for the system that serves it: names, manifest, configs, comparison."""

@@ -1,7 +1,7 @@
-"""Scaling schemes in the dialects of the systems that serve a model: rows of `rows/serving.yaml`, read both ways.
+"""Scaling schemes in the dialects of serving systems: rows of `rows/serving.yaml`, both ways.
 
-Serving multiplies forward alone: of a hybrid recipe the E4M3 of inputs and weights counts. A scheme without a row, a
-team's own quantizer factory, has no form in any dialect.
+Serving multiplies forward alone: of a hybrid recipe the E4M3 of inputs and weights counts. A scheme
+without a row, a team's own quantizer factory, has no form in any dialect.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,30 +21,49 @@ SYSTEMS: dict[str, dict[str, Any]] = ROWS["systems"]
 
 
 def scheme_where(fits: Callable[[Mapping[str, Any]], object], words: str) -> str:
-    """Return the scheme whose row fits, a key of `SERVED`, or a few words for one that has no row."""
-    return next((name for name, row in SERVED.items() if fits(row)), words)
+    """Return the scheme whose row fits, a key of `SERVED`, or the words for one without a row."""
+    for name, row in SERVED.items():
+        if fits(row):
+            return name
+    return words
 
 
 def title_of(scheme: str | None, mode: str = "") -> str:
-    """Return a scheme in words: the title of its row, the words that stand for it, or the dtype of high precision."""
+    """Return a scheme in words.
+
+    The words are the title of its row, words that stand for it, or the dtype of high precision.
+    """
     if scheme is None:
         return mode or "not quantised"
-    return str(SERVED[scheme]["title"]) if scheme in SERVED else scheme
+    if scheme not in SERVED:
+        return scheme
+    return str(SERVED[scheme]["title"])
 
 
 def compared(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what decides the values in compressed-tensors' arguments; nothing where there are none."""
-    given = {
-        name: value for name, value in arguments.items() if name in COMPARED and value is not None
-    }
-    return COMPARED | given if arguments else {}
+    """Return what decides the values in compressed-tensors' arguments.
+
+    Nothing where there are none.
+    """
+    if not arguments:
+        return {}
+    values = {}
+    for name, default in COMPARED.items():
+        value = arguments.get(name)
+        values[name] = value
+        if value is None:
+            values[name] = default
+    return values
 
 
 def words_of(arguments: Mapping[str, Any]) -> str:
     """Return compressed-tensors' arguments in words: "dynamic 8-bit float per token"."""
-    found = compared(arguments)
-    size = found["group_size"] or found["block_structure"]
-    per = f"{found['strategy'] or 'tensor'}{f' {size}' if size else ''}"
-    return (
-        f"{'dynamic ' if found['dynamic'] else ''}{found['num_bits']}-bit {found['type']} per {per}"
-    )
+    values = compared(arguments)
+    per = values["strategy"] or "tensor"
+    size = values["group_size"] or values["block_structure"]
+    if size:
+        per = f"{per} {size}"
+    words = f"{values['num_bits']}-bit {values['type']} per {per}"
+    if values["dynamic"]:
+        words = f"dynamic {words}"
+    return words

@@ -1,9 +1,10 @@
-"""The manifest of a trained model: the format of each linear layer's forward GEMM, and its name where it is served.
+"""The manifest of a trained model: each linear layer's forward format, and its served name.
 
     manifest = Manifest.of(plan, model_type="qwen3_moe")
     manifest.rows[0].served          # ('model.layers.0.self_attn.q_proj', ...)
 
-It is derived from the plan. The record of a run, where there is one, overrules it: that is what the run multiplied.
+It is derived from the plan. The record of a run, where there is one, overrules it: that is what the
+run multiplied.
 """
 
 import json
@@ -11,17 +12,20 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from bridge.convert.serving.names import BY_TYPE, Family, family_of, place_of
 from bridge.errors import RunConfigError, listed
 from bridge.plan.precision_plan import LOW, PlanLayer, PlanModule, PrecisionPlan
 from bridge.precision import strict_yaml
-from bridge.runtime.audit.record import Record
+from bridge.runtime.audit.record import GemmRow, Record
 
 KINDS = frozenset({"linear", "router", "gate", "head"})
 """Kinds of modules that a quantisation config could take: they multiply an input by a weight."""
-ATTENTION = "The attention core runs in FP8 in training, which no quantisation config of weights and inputs states."
+ATTENTION = (
+    "The attention core runs in FP8 in training, "
+    "which no quantisation config of weights and inputs states."
+)
 LARGEST = 64 * 2**20
 """Bytes of the largest manifest or serving config that is read."""
 
@@ -47,16 +51,17 @@ class ManifestRow:
 
     @property
     def role(self) -> str:
-        """The module's name without its layer: "mlp.router", "self_attention.linear_qkv", "output_layer"."""
+        """The module's name without its layer: "mlp.router", "output_layer"."""
         return place_of(self.module)[-1]
 
     def each(self) -> Iterator[str]:
         """Yield the name of every copy in the checkpoint."""
         for name in self.served:
-            yield from (
-                name.replace("*", str(number))
-                for number in range(self.copies if "*" in name else 1)
-            )
+            copies = 1
+            if "*" in name:
+                copies = self.copies
+            for number in range(copies):
+                yield name.replace("*", str(number))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,33 +85,30 @@ class Manifest:
     ) -> Self:
         """Return the manifest of a plan; a record of what the run multiplied overrules it.
 
-        The family of the names is that of `model_type`, or the only one that the shape fits. RunConfigError where no
-        family has this model type.
+        The family of the names is that of `model_type`, or the only one that the shape fits.
+        RunConfigError where no family has this model type.
         """
         family = family_of(plan.shape, model_type)
-        ran = (
-            {(row.layer, row.module): row for row in record.gemms if row.gemm == "fprop"}
-            if record
-            else {}
-        )
+        ran: dict[tuple[str, str], GemmRow] = {}
+        if record is not None:
+            ran = {(row.layer, row.module): row for row in record.gemms if row.gemm == "fprop"}
         rows: list[ManifestRow] = []
         changed = 0
-        modules = [
-            (layer, one) for layer in plan.layers for one in layer.modules if one.kind in KINDS
-        ]
-        for layer, module in modules:
-            row, found = _planned(plan, family, layer, module), ran.get((layer.label, module.name))
-            if found is not None:
-                planned, scheme = row, None if found.scheme == "none" else found.scheme
-                row = replace(planned, scheme=scheme, format=found.right)
+        for layer in plan.layers:
+            for module in layer.modules:
+                if module.kind not in KINDS:
+                    continue
+                planned = _planned(plan, family, layer, module)
+                row = _as_run(planned, ran.get((layer.label, module.name)))
                 changed += row != planned
-            rows.append(row)
-        notes = [*([ATTENTION] if plan.settings.attention else []), *plan.settings.notes]
-        notes += (
-            [f"The record of the run overrules the plan in {changed} of {len(rows)} rows."]
-            if changed
-            else []
-        )
+                rows.append(row)
+        notes = []
+        if plan.settings.attention:
+            notes.append(ATTENTION)
+        notes += plan.settings.notes
+        if changed:
+            overruled = f"{changed} of {len(rows)} rows"
+            notes.append(f"The record of the run overrules the plan in {overruled}.")
         return cls(
             precision=plan.label,
             mode=plan.settings.mode,
@@ -120,27 +122,30 @@ class Manifest:
     def read(cls, path: Path) -> Self:
         """Return the manifest of a file with one as plain data."""
         try:
-            found = json.loads(strict_yaml.read_bytes(path, error=RunConfigError, limit=LARGEST))
-            rows = tuple(
-                ManifestRow(**{**row, "served": tuple(row["served"])}) for row in found.pop("rows")
-            )
-            lists: dict[str, Any] = {name: tuple(found.pop(name)) for name in ("plain", "notes")}
-            return cls(rows=rows, **found, **lists)
+            content = json.loads(strict_yaml.read_bytes(path, error=RunConfigError, limit=LARGEST))
+            rows = []
+            for row in content.pop("rows"):
+                rows.append(ManifestRow(**{**row, "served": tuple(row["served"])}))
+            for name in ("plain", "notes"):
+                content[name] = tuple(content[name])
+            return cls(rows=tuple(rows), **content)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-            rule, remedy = (
-                "must be a folder of a run, or a manifest",
-                "Write one with `manifest NAME --json`.",
-            )
+            rule = "must be a folder of a run, or a manifest"
+            remedy = "Write one with `manifest NAME --json`."
             raise RunConfigError.of("--run", rule, str(path), remedy) from None
 
     def require_names(self) -> None:
         """Refuse modules whose names where the model is served are not known."""
         roles = list(dict.fromkeys(row.role for row in self.rows if not row.served))
-        if roles:
-            rule = f"the Hugging Face names of {listed(roles[:4])} are not known"
-            rule += f" in family {self.family}" if self.family else " from the model's shape alone"
-            remedy = f"State one of --model-type {', '.join(BY_TYPE)}, if the model is exported as one of these."
-            raise RunConfigError(f"model: {rule}. {remedy}", path="model", rule=rule, remedy=remedy)
+        if not roles:
+            return
+        where = "from the model's shape alone"
+        if self.family:
+            where = f"in family {self.family}"
+        rule = f"the Hugging Face names of {listed(roles[:4])} are not known {where}"
+        types = ", ".join(BY_TYPE)
+        remedy = f"State one of --model-type {types}, if the model is exported as one of these."
+        raise RunConfigError(f"model: {rule}. {remedy}", path="model", rule=rule, remedy=remedy)
 
     @property
     def schemes(self) -> tuple[str, ...]:
@@ -149,19 +154,36 @@ class Manifest:
         return tuple(scheme for scheme, _ in counts.most_common())
 
 
+def _as_run(planned: ManifestRow, gemm: GemmRow | None) -> ManifestRow:
+    """Return a row as the run multiplied; as planned where the record has no such GEMM."""
+    if gemm is None:
+        return planned
+    scheme = None
+    if gemm.scheme != "none":
+        scheme = gemm.scheme
+    return replace(planned, scheme=scheme, format=gemm.right)
+
+
 def _planned(
     plan: PrecisionPlan, family: Family, layer: PlanLayer, module: PlanModule
 ) -> ManifestRow:
     path = plan.paths.path(layer.label, (layer.number or 1) - 1, module.name)
     forward = module.row("fprop") or module.row("forward")
-    multiplied = forward.format if forward is not None else plan.settings.mode
-    experts = plan.shape.experts if module.name.startswith("experts.") else None
+    multiplied = plan.settings.mode
+    if forward is not None:
+        multiplied = forward.format
+    scheme = None
+    if multiplied in LOW:
+        scheme = module.scheme
+    copies = 1
+    if module.name.startswith("experts.") and plan.shape.experts is not None:
+        copies = plan.shape.experts.num_experts
     return ManifestRow(
         layer=layer.label,
         module=path,
         kind=module.kind,
-        scheme=module.scheme if multiplied in LOW else None,
+        scheme=scheme,
         format=multiplied,
-        copies=1 if experts is None else experts.num_experts,
+        copies=copies,
         served=family.served(path, plan.shape.num_layers),
     )

@@ -1,8 +1,10 @@
 """Names of a trained model's linear layers in its Hugging Face checkpoint, by family of models.
 
-    family_of(shape, "qwen3_moe").served("decoder.layers.3.mlp.router", 48)     # ("model.layers.3.mlp.gate",)
+    family = family_of(shape, "qwen3_moe")
+    family.served("decoder.layers.3.mlp.router", 48)     # ("model.layers.3.mlp.gate",)
 
-Each of the many experts of a layer is written ``experts.*``. A module without a row has no name: none is guessed.
+Each of the many experts of a layer is written ``experts.*``. A module without a row has no name:
+none is guessed.
 """
 
 import re
@@ -25,13 +27,14 @@ _PARENT = re.compile(r"model\.layers\.(\d+)\.(?!.*\bexperts\b)(.+)")
 
 
 def place_of(path: str) -> tuple[str, int, str]:
-    """Return block, layer and name within it by Megatron's name of a module; no block: it is in no layer."""
-    found = _PLACE.fullmatch(path)
-    return (
-        (found[1], int(found[2]), _ONE_EXPERT.sub("", found[3]))
-        if found is not None
-        else ("", 0, path)
-    )
+    """Return block, layer and name within it by Megatron's name of a module.
+
+    No block: it is in no layer.
+    """
+    match = _PLACE.fullmatch(path)
+    if match is None:
+        return "", 0, path
+    return match[1], int(match[2]), _ONE_EXPERT.sub("", match[3])
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,75 +45,94 @@ class Family:
     names: Mapping[str, tuple[str, ...]]
     """Megatron's name within a layer -> the names there."""
     plain: tuple[str, ...] = ()
-    """Megatron's names of modules that the code of the serving systems never quantises, whatever a config says."""
+    """Megatron's names of modules that the code of the serving systems never quantises, whatever a
+    config says."""
 
     def served(self, path: str, num_layers: int) -> tuple[str, ...]:
-        """Return the names of a module by its name in the whole model, each expert written ``*``; empty: none is known.
+        """Return the names of a module by its name in the whole model, each expert written ``*``.
+
+        Empty: none is known.
 
         Layers of DeepSeek's multi-token prediction follow the `num_layers` of the decoder.
         """
         block, number, inner = place_of(path)
         if not block:
-            return (HEAD,) if self.names and inner == "output_layer" else ()
+            if self.names and inner == "output_layer":
+                return (HEAD,)
+            return ()
         if block == "mtp" and "eh_proj" not in self.names:
             return ()
-        layer = number + num_layers if block == "mtp" else number
+        layer = number
+        if block == "mtp":
+            layer += num_layers
         return tuple(f"model.layers.{layer}.{name}" for name in self.names.get(inner, ()))
 
 
 def _family(row: Mapping[str, Any]) -> Family:
-    known = {**LLAMA, **(DEEPSEEK if row.get("latent") else {}), **row.get("names", {})}
+    known = dict(LLAMA)
+    if row.get("latent"):
+        known |= DEEPSEEK
+    known |= row.get("names", {})
     names = {name: tuple(theirs) for name, theirs in known.items() if theirs is not None}
     return Family(name=row["model_types"][0], names=names, plain=tuple(row.get("plain", ())))
 
 
-BY_TYPE = {
-    name: family
-    for row in ROWS["families"]
-    for family in (_family(row),)
-    for name in row["model_types"]
-}
+def _by_type() -> dict[str, Family]:
+    families = {}
+    for row in ROWS["families"]:
+        families.update(dict.fromkeys(row["model_types"], _family(row)))
+    return families
+
+
+BY_TYPE = _by_type()
 """Value of `model_type` in a Hugging Face config.json -> family."""
 NONE = Family(name=None, names={})
 """The family of a model whose names are not known."""
 
 
 def family_of(shape: ModelShape, model_type: str | None = None) -> Family:
-    """Return the family of a `model_type` of the Hugging Face config, else the only one that fits the shape, or `NONE`.
+    """Return the family of a `model_type` of the Hugging Face config.
 
-    RunConfigError where no family has this model type.
+    Without a type it is the only family that fits the shape, or `NONE`. RunConfigError where no
+    family has this model type.
     """
     if model_type in BY_TYPE:
         return BY_TYPE[model_type]
     if model_type is not None:
-        rule, remedy = (
-            f"must be one of {', '.join(BY_TYPE)}",
-            "The names of its modules are not known.",
-        )
-        raise RunConfigError.of(
-            "--model-type", rule, model_type, remedy, close_matches(model_type, BY_TYPE)
-        )
+        rule = f"must be one of {', '.join(BY_TYPE)}"
+        remedy = "The names of its modules are not known."
+        matches = close_matches(model_type, BY_TYPE)
+        raise RunConfigError.of("--model-type", rule, model_type, remedy, matches)
     if shape.is_hybrid or not shape.gated_linear_unit or shape.attention_output_gate:
         return NONE
     if shape.latent is not None:
         return BY_TYPE["deepseek_v3"]
     if shape.experts is None:
         return BY_TYPE["llama"]
-    return BY_TYPE["qwen2_moe"] if shape.experts.shared_gate else NONE
+    if shape.experts.shared_gate:
+        return BY_TYPE["qwen2_moe"]
+    return NONE
 
 
 def split(schemes: Mapping[str, str | None]) -> Iterator[str]:
-    """Yield a sentence for each group of modules that vLLM loads as one and that gets more than one scheme.
+    """Yield a sentence for each group of modules that vLLM loads as one, with several schemes.
 
     `schemes`: name of a module in the checkpoint -> its scheme; None: not quantised.
     """
-    found: dict[tuple[str, str], list[str]] = {}
+    refused: dict[tuple[str, str], list[str]] = {}
     for group, name in product(ROWS["fused"], schemes):
-        parent, _, own = name.rpartition(".")
-        place = _PARENT.fullmatch(parent) if own == group[0] else None
-        given = [schemes[f"{parent}.{each}"] for each in group if f"{parent}.{each}" in schemes]
-        if place is not None and len(given) == len(group) and len({*given}) > 1:
+        parent, _, last = name.rpartition(".")
+        if last != group[0]:
+            continue
+        place = _PARENT.fullmatch(parent)
+        if place is None:
+            continue
+        siblings = [f"{parent}.{sibling}" for sibling in group]
+        if not schemes.keys() >= set(siblings):
+            continue
+        if len(set(map(schemes.__getitem__, siblings))) > 1:
             fused = f"{', '.join(group[:-1])} and {group[-1]}"
-            found.setdefault((fused, place[2]), []).append(str(int(place[1]) + 1))
-    for (fused, inner), layers in found.items():
-        yield f"vLLM refuses the config: it fuses {fused}, whose schemes differ in {inner} of layers {compact(layers)}."
+            refused.setdefault((fused, place[2]), []).append(str(int(place[1]) + 1))
+    for (fused, inner), layers in refused.items():
+        differ = f"whose schemes differ in {inner} of layers {compact(layers)}"
+        yield f"vLLM refuses the config: it fuses {fused}, {differ}."

@@ -1,12 +1,14 @@
-"""The quantisation config of a served model, read from a file: the scheme that it gives to a module, by its name.
+"""The quantisation config of a served model, read from a file: the scheme of each module.
 
-Read are `config.json` with a `quantization_config`, that block alone, and ModelOpt's `hf_quant_config.json`. Each is a
-list of entries that stay in high precision, and rows of a target and its scheme. The same entry means different modules
-in different systems: `TAKES` has each system's rule.
+Read are `config.json` with a `quantization_config`, that block alone, and ModelOpt's
+`hf_quant_config.json`. Each is a list of entries that stay in high precision, and rows of a target
+and its scheme. The same entry means different modules in different systems: `TAKES` has each
+system's rule.
 
-Source: vLLM 4de0dd6 layers/quantization/utils/quant_utils.py (is_layer_skipped) and 00155cd modelopt.py
-(is_layer_excluded); SGLang pull request 23467 layers/quantization/utils.py; transformers 5.23.0
-quantizers/quantizers_utils.py (should_convert_module) and quantizers/base.py; compressed-tensors 0.20.0 utils/match.py.
+Source: vLLM 4de0dd6 layers/quantization/utils/quant_utils.py (is_layer_skipped) and 00155cd
+modelopt.py (is_layer_excluded); SGLang pull request 23467 layers/quantization/utils.py;
+transformers 5.23.0 quantizers/quantizers_utils.py (should_convert_module) and quantizers/base.py;
+compressed-tensors 0.20.0 utils/match.py.
 """
 
 import re
@@ -35,7 +37,9 @@ READERS: Mapping[str, list[str]] = ROWS["readers"]
 LINEAR = "Linear"
 """The class that compressed-tensors takes every linear layer for, in any system."""
 EXPRESSION = "re:"
-ALGORITHMS = {name: scheme for scheme, row in SERVED.items() for name in row.get("algorithms", ())}
+ALGORITHMS: dict[str, str] = {}
+for _scheme, _row in SERVED.items():
+    ALGORITHMS.update(dict.fromkeys(_row.get("algorithms", ()), _scheme))
 
 
 def _named(entry: str, name: str, _place: str = "") -> bool:
@@ -55,7 +59,8 @@ TAKES: Mapping[str, Callable[[str, str, str], bool]] = {
 }
 """Method, or reader of the fp8 dialect -> whether an entry of a list takes a module.
 
-The function is given the entry, the module's name and, for one of the experts of a layer, the name of what holds them.
+The function is given the entry, the module's name and, for one of the experts of a layer, the name
+of what holds them.
 """
 
 
@@ -85,44 +90,47 @@ class ServingConfig:
     def of(cls, found: Any, path: str = "config") -> Self:
         """Return the config of parsed JSON; errors as for `read`."""
         outer = _mapping(found)
-        model_type = outer["model_type"] if isinstance(outer.get("model_type"), str) else None
-        block = outer.get("quantization_config", outer.get("compression_config"))
-        if isinstance(outer.get("quantization"), Mapping):
-            block = block or {"quant_method": MODELOPT, **outer["quantization"]}
-        block = outer if block is None and "quant_method" in outer else block
+        model_type = outer.get("model_type")
+        if not isinstance(model_type, str):
+            model_type = None
+        block = _block(outer)
         if block is None and ("architectures" in outer or model_type):
             return cls(path=path, model_type=model_type)
         if not isinstance(block, Mapping):
             rule = "must be a config.json, its quantization_config, or an hf_quant_config.json"
             raise PayloadError(f"{path}: {rule}. Give the file next to the served weights.")
         stated = str(block.get("quant_method", ""))
-        method = MODELOPT if stated.startswith(MODELOPT) else stated
+        method = stated
+        if stated.startswith(MODELOPT):
+            method = MODELOPT
         if method not in READERS:
-            raise PayloadError.of(
-                f"{path}: quant_method", f"must be one of {', '.join(READERS)}", stated
-            )
-        cache = _mapping(block.get("kv_cache_scheme"))
+            rule = f"must be one of {', '.join(READERS)}"
+            raise PayloadError.of(f"{path}: quant_method", rule, stated)
+        targets = sorted(_targets(block, method, path), key=lambda target: target[0] == LINEAR)
         config = cls(
             path=path,
             method=method,
             model_type=model_type,
-            kept=next((_texts(block[key]) for key in ROWS["lists"] if block.get(key)), ()),
-            targets=tuple(sorted(_targets(block, method, path), key=lambda row: row[0] == LINEAR)),
-            kv_cache=words_of(cache)
-            if cache
-            else str(block.get("kv_cache_quant_algo") or "") or None,
+            kept=_kept(block),
+            targets=tuple(targets),
+            kv_cache=_kv_cache(block),
         )
-        for entry in (*config.kept, *(target for target, _ in config.targets)):
+        config.require_expressions()
+        return config
+
+    def require_expressions(self) -> None:
+        """Refuse an entry of a list of modules that is used as an expression and is none."""
+        entries = list(self.kept)
+        for target, _ in self.targets:
+            entries.append(target)
+        for entry in entries:
+            if not self.is_fp8 and not entry.startswith(EXPRESSION):
+                continue
             try:
-                re.compile(
-                    entry.removeprefix(EXPRESSION)
-                    if config.is_fp8 or entry.startswith(EXPRESSION)
-                    else ""
-                )
+                re.compile(entry.removeprefix(EXPRESSION))
             except re.error as error:
                 rule = f"must be a regular expression ({error})"
-                raise PayloadError.of(f"{path}: list of modules", rule, entry) from None
-        return config
+                raise PayloadError.of(f"{self.path}: list of modules", rule, entry) from None
 
     @property
     def readers(self) -> list[str]:
@@ -136,71 +144,119 @@ class ServingConfig:
 
     def scheme_of(self, name: str, reader: str) -> str | None:
         """Return the scheme of a linear layer, as `formats` names it; None: it is not quantised."""
-        place = re.sub(
-            r"(\.experts)\.\d+\..*", r"\1", name
-        )  # what holds all experts of a layer, for one of them
-        takes, kept = TAKES[reader if self.is_fp8 else self.method], self.kept
-        if self.is_fp8 and not (kept and reader == "hf"):
-            kept = (
-                *kept,
-                HEAD,
-            )  # a list replaces it in transformers; it is no linear layer to the others
+        # The name of what holds all experts of a layer, for one of them.
+        place = re.sub(r"(\.experts)\.\d+\..*", r"\1", name)
+        dialect = self.method
+        kept = self.kept
+        if self.is_fp8:
+            dialect = reader
+            # A list replaces the head in transformers; it is no linear layer to the others.
+            if not kept or reader != "hf":
+                kept = (*kept, HEAD)
+        takes = TAKES[dialect]
         if any(takes(entry, name, place) for entry in kept):
             return None
-        own = {LINEAR, place if self.method == MODELOPT else name}
-        return next(
-            (scheme for target, scheme in self.targets if target in own or _named(target, name)),
-            None,
-        )
+        exact = {LINEAR, name}
+        if self.method == MODELOPT:
+            exact = {LINEAR, place}
+        for target, scheme in self.targets:
+            if target in exact or _named(target, name):
+                return scheme
+        return None
+
+
+def _block(outer: Mapping[str, Any]) -> Any:
+    """Return the quantisation block of a file; None where it has none."""
+    block = outer.get("quantization_config", outer.get("compression_config"))
+    if not block and isinstance(outer.get("quantization"), Mapping):
+        block = {"quant_method": MODELOPT, **outer["quantization"]}
+    if block is None and "quant_method" in outer:
+        block = outer
+    return block
+
+
+def _kept(block: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the entries of the first list of modules that stay in high precision."""
+    for key in ROWS["lists"]:
+        if block.get(key):
+            return _texts(block[key])
+    return ()
+
+
+def _kv_cache(block: Mapping[str, Any]) -> str | None:
+    """Return the format of stored keys and values in words; None: they are not quantised."""
+    scheme = _mapping(block.get("kv_cache_scheme"))
+    if scheme:
+        return words_of(scheme)
+    algorithm = block.get("kv_cache_quant_algo")
+    if not algorithm:
+        return None
+    return str(algorithm)
 
 
 def _targets(block: Mapping[str, Any], method: str, path: str) -> Iterator[tuple[str, str | None]]:
-    """Yield the targets of a config, each with its scheme; PayloadError for groups that are none."""
+    """Yield the targets of a config, each with its scheme.
+
+    PayloadError for groups that are none.
+    """
     if method == MODELOPT:
         layers = block.get("quantized_layers")
-        for name, row in (layers if isinstance(layers, Mapping) else {LINEAR: block}).items():
+        if not isinstance(layers, Mapping):
+            layers = {LINEAR: block}
+        for name, row in layers.items():
             stated = str(_mapping(row).get("quant_algo", ""))
-            yield name, ALGORITHMS.get(stated.upper(), f"ModelOpt's {stated}") if stated else None
+            scheme = None
+            if stated:
+                scheme = ALGORITHMS.get(stated.upper(), f"ModelOpt's {stated}")
+            yield name, scheme
     elif method != COMPRESSED:
         yield LINEAR, _of_fp8(block)
     elif not isinstance(block.get("config_groups"), Mapping):
-        raise PayloadError(
-            f"{path}: config_groups: must be a mapping of groups. Give a config with its groups."
-        )
+        rule = "config_groups: must be a mapping of groups"
+        raise PayloadError(f"{path}: {rule}. Give a config with its groups.")
     else:
         for group in map(_mapping, block["config_groups"].values()):
-            scheme = _of_group(
-                _mapping(group.get("weights")), _mapping(group.get("input_activations"))
-            )
-            yield from ((target, scheme) for target in _texts(group.get("targets")))
+            weights = _mapping(group.get("weights"))
+            scheme = _of_group(weights, _mapping(group.get("input_activations")))
+            for target in _texts(group.get("targets")):
+                yield target, scheme
 
 
 def _of_fp8(block: Mapping[str, Any]) -> str:
-    method, inputs = str(block["quant_method"]), str(block.get("activation_scheme", "dynamic"))
-    sizes = (
-        [1, 32] if method == "mxfp8" else block.get("weight_block_size")
-    )  # SGLang and MXFP8 allow no other
+    method = str(block["quant_method"])
+    inputs = str(block.get("activation_scheme", "dynamic"))
+    sizes = block.get("weight_block_size")
+    if method == "mxfp8":
+        sizes = [1, 32]  # SGLang and MXFP8 allow no other
     stated: dict[str, Any] = {"quant_method": method, "activation_scheme": inputs}
-    stated |= {} if sizes is None else {"weight_block_size": sizes}
-    blocks = f" in blocks of {sizes}" if sizes else ""
-    return scheme_where(
-        lambda row: row.get("fp8") == stated, f"{method} weights{blocks}, {inputs} inputs"
-    )
+    if sizes is not None:
+        stated["weight_block_size"] = sizes
+    weights = f"{method} weights"
+    if sizes:
+        weights = f"{weights} in blocks of {sizes}"
+    return scheme_where(lambda row: row.get("fp8") == stated, f"{weights}, {inputs} inputs")
 
 
 def _of_group(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> str | None:
     if not weights:
         return None
-    found = compared(weights), compared(inputs)
-    words = f"{words_of(weights)} weights, {words_of(inputs) if inputs else 'unquantised'} inputs"
+    values = compared(weights), compared(inputs)
+    of_inputs = "unquantised"
+    if inputs:
+        of_inputs = words_of(inputs)
+    words = f"{words_of(weights)} weights, {of_inputs} inputs"
     return scheme_where(
-        lambda row: found == (compared(row["weights"]), compared(row["inputs"])), words
+        lambda row: values == (compared(row["weights"]), compared(row["inputs"])), words
     )
 
 
 def _texts(value: object) -> tuple[str, ...]:
-    return tuple(map(str, value)) if isinstance(value, list) else ()
+    if not isinstance(value, list):
+        return ()
+    return tuple(map(str, value))
 
 
 def _mapping(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, Mapping) else {}
+    if not isinstance(value, Mapping):
+        return {}
+    return value

@@ -1,4 +1,4 @@
-"""The hand-over of a trained model for people: its manifest, and a serving config held against it."""
+"""The hand-over of a trained model for people: its manifest, and a serving config against it."""
 
 import re
 
@@ -7,7 +7,7 @@ from rich.text import Text
 
 from bridge.convert.serving.comparison import ServingComparison
 from bridge.convert.serving.formats import title_of
-from bridge.convert.serving.manifest import Manifest
+from bridge.convert.serving.manifest import Manifest, ManifestRow
 from bridge.plan.precision_plan import compact
 from bridge.report.table import NUMBERED, table
 
@@ -15,48 +15,58 @@ _LAYER = re.compile(r"model\.layers\.\d+\.")
 
 
 def manifest_table(manifest: Manifest) -> RenderableType:
-    """Return the manifest as something rich can print: modules of one name, scheme and place together."""
-    found: dict[tuple[str, str, str], list[tuple[str, int]]] = {}
+    """Return the manifest as something rich can print.
+
+    Modules of one name, scheme and place stand together.
+    """
+    groups: dict[tuple[str, str, str], list[ManifestRow]] = {}
     for row in manifest.rows:
         names = " ".join(_LAYER.sub("", name) for name in row.served) or "not known"
         title = title_of(row.scheme, manifest.mode)
-        found.setdefault((row.role, title, names), []).append(
-            (row.layer, row.copies * max(1, len(row.served)))
-        )
+        groups.setdefault((row.role, title, names), []).append(row)
     served = f"served, in its layer, as ({manifest.family or 'family not known'})"
-    rows = [
-        {
-            "module": role,
-            "format": title,
-            "layers": compact([layer for layer, _ in places]),
-            "modules": str(sum(count for _, count in places)),
-            served: names,
-        }
-        for (role, title, names), places in found.items()
-    ]
-    shown = table(
-        rows, title=manifest.precision + NUMBERED, numbers=("modules",), wraps=("format", served)
-    )
-    return Group(shown, *(Text(note) for note in manifest.notes))
+    shown = []
+    for (role, title, names), rows in groups.items():
+        modules = sum(row.copies * max(1, len(row.served)) for row in rows)
+        layers = [row.layer for row in rows]
+        shown.append(
+            {
+                "module": role,
+                "format": title,
+                "layers": compact(layers),
+                "modules": str(modules),
+                served: names,
+            }
+        )
+    title = manifest.precision + NUMBERED
+    grid = table(shown, title=title, numbers=("modules",), wraps=("format", served))
+    return Group(grid, *map(Text, manifest.notes))
 
 
 def comparison_table(found: ServingComparison, precision: str, path: str) -> RenderableType:
-    """Return the comparison as something rich can print: every kind of module, then each difference as a sentence."""
-    rows = [
-        {
-            "": "differs" if row.differs else "same",
-            "module": row.role,
-            "training": row.training or found.mode,
-            "serving": row.serving or "not quantised",
-            "modules": str(row.modules),
-            "read by": ", ".join(row.readers) or "all",
-        }
-        for row in found.rows
-    ]
+    """Return the comparison as something rich can print.
+
+    It has every kind of module, then each difference as a sentence.
+    """
+    rows = []
+    for row in found.rows:
+        verdict = "same"
+        if row.differs:
+            verdict = "differs"
+        rows.append(
+            {
+                "": verdict,
+                "module": row.role,
+                "training": row.training or found.mode,
+                "serving": row.serving or "not quantised",
+                "modules": str(row.modules),
+                "read by": ", ".join(row.readers) or "all",
+            }
+        )
     title = f"training: {precision}\nserving: {path}"
     shown = table(rows, title=title, numbers=("modules",), wraps=("training", "serving"))
-    sentences = [Text(row.sentence(found.mode)) for row in found.differences]
-    sentences += [Text(refused) for refused in found.refused]
+    sentences = [row.sentence(found.mode) for row in found.differences]
+    sentences += found.refused
     if not sentences:
-        sentences = [Text("Serving quantises what training quantises, in the same scheme.")]
-    return Group(shown, *sentences)
+        sentences = ["Serving quantises what training quantises, in the same scheme."]
+    return Group(shown, *map(Text, sentences))

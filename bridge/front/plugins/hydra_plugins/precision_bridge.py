@@ -1,4 +1,4 @@
-"""Hydra scans the namespace package `hydra_plugins`: here it finds the source of recipes, in every application.
+"""The source of recipes for every Hydra application, found in `hydra_plugins`, a namespace package.
 
 The folder has no ``__init__.py`` on purpose: with one it would hide the plugins of other packages.
 """
