@@ -207,13 +207,13 @@ def test_an_override_is_misspelt_where_it_resembles_a_field_of_its_section(tmp_p
 def test_a_saved_run_may_have_fields_that_no_known_release_has(tmp_path: Path) -> None:
     newest = known_releases()[-1]
     saved = saved_model(newest)
-    run = read(tmp_path, container(saved | {"o_lora_rank": 4}))
+    run = read(tmp_path, container(saved | {"p_lora_rank": 4}))
     assert run.reading.unknown == (
-        "model.o_lora_rank: no known release of Megatron Core has these fields, and nothing here reads them.",
+        "model.p_lora_rank: no known release of Megatron Core has these fields, and nothing here reads them.",
     )
     del saved["q_lora_rank"]
-    with pytest.raises(RunConfigError, match="model.o_lora_rank: no such field"):
-        read(tmp_path, container(saved | {"o_lora_rank": 4}))
+    with pytest.raises(RunConfigError, match="model.p_lora_rank: no such field"):
+        read(tmp_path, container(saved | {"p_lora_rank": 4}))
 
 
 def test_a_precision_by_itself_is_checked_as_convert_reads_it(tmp_path: Path) -> None:
