@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.cli.output import print_json, show, write_file
 from bridge.cli.parser import add_json
 from bridge.cli.planned_answer import plan_of
+from bridge.cli.rollout_answer import add_rollout, answer_rollout, refuse_run_folder
 from bridge.cli.run_arguments import add_run_arguments, read_run, read_saved
 from bridge.convert.serving.formats import SYSTEMS
 
@@ -34,6 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Path,
         help="a config.json or hf_quant_config.json to compare",
     )
+    add_rollout(parser)
     parser.add_argument(
         "--model-type",
         metavar="NAME",
@@ -45,10 +47,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
+<<<<<<< HEAD
     """Print the manifest, the config of a system, or the comparison.
 
     Return 1 where that finds differences.
     """
+=======
+    """Print the manifest, the config of a system, or the comparison; return 1 where that finds differences."""
+    if chosen.rollout is not None:
+        refuse_run_folder(chosen)
+        return answer_rollout(chosen)
+>>>>>>> h-rollout
     if chosen.against is not None:
         from bridge.convert.serving.reader import ServingConfig
 

@@ -34,15 +34,11 @@ ROW = QuantisationRow(
     ],
     ids=["unknown column", "cell without a column", "cell without an end", "text for a number"],
 )
-def test_a_damaged_table_of_quantisation_is_one_sentence(
-    before: str, after: str, tmp_path: Path
-) -> None:
+def test_a_damaged_table_of_quantisation_is_one_sentence(before: str, after: str, tmp_path: Path) -> None:
     path = tmp_path / FILE
     write_rows(path, [ROW])
     assert RunFolder(tmp_path).quantisation[0].sqnr_db == 31.5
     path.write_text(path.read_text().replace(before, after, 1))
     with pytest.raises(RunConfigError) as caught:
         _ = RunFolder(tmp_path).quantisation
-    assert str(caught.value).startswith(
-        f"{path}: must be a table as the training command writes it ("
-    )
+    assert str(caught.value).startswith(f"{path}: must be a table as the training command writes it (")

@@ -1,0 +1,86 @@
+"""`precision-bridge manifest RUN --rollout`: training against rollout, and the config that would agree."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bridge.cli.output import print_json, show
+from bridge.cli.planned_answer import answer_dict, show_reading
+from bridge.cli.run_arguments import read_run
+from bridge.errors import RunConfigError
+
+if TYPE_CHECKING:
+    from bridge.convert.rollout.engine import Rollout
+    from bridge.preflight.run import Run
+
+IN_THE_RUN = ""
+"""Value of the option where the run's file states its rollout."""
+FILES = (".json",)
+
+
+def add_rollout(parser: argparse.ArgumentParser) -> None:
+    """Add the option that asks for the comparison with a rollout."""
+    parser.add_argument(
+        "--rollout",
+        nargs="?",
+        const=IN_THE_RUN,
+        metavar="CONFIG|FLAGS",
+        help="compare training with rollout: that of the run's file, a config.json, or 'vllm serve --quantization fp8'",
+    )
+
+
+def answer_rollout(chosen: argparse.Namespace) -> int:
+    """Print how rollout differs from training; return 2 where it does, else 0."""
+    from bridge.convert.rollout.agreement import agreements
+    from bridge.convert.rollout.comparison import DIFFERS, compare_rollout
+
+    run = read_run(chosen, strict=False)
+    found = compare_rollout(run, _rollout(chosen, run), _model_type(chosen))
+    agreeing = agreements(found)
+    if chosen.json:
+        content = {**found.to_dict(), "agreeing": [one.to_dict() for one in agreeing]}
+        print_json(answer_dict(run, content))
+    else:
+        from bridge.convert.rollout.table import rollout_table
+
+        show(rollout_table(found, run.name, agreeing))
+        show_reading(run)
+    return 2 if found.verdict == DIFFERS else 0
+
+
+def _rollout(chosen: argparse.Namespace, run: Run) -> Rollout:
+    from bridge.convert.rollout.frameworks import rollout_of
+    from bridge.convert.rollout.serving import of_flags, served_alone, with_config
+
+    words = chosen.rollout
+    if words == IN_THE_RUN:
+        return rollout_of(run)
+    if not words.endswith(FILES):
+        return of_flags(words, chosen.system)
+    stated = served_alone(chosen.system)
+    if run.reading.generation:
+        stated = rollout_of(run)
+    return with_config(stated, Path(words))
+
+
+def _model_type(chosen: argparse.Namespace) -> str | None:
+    """Return the `model_type` of the command line, else that of the config.json."""
+    if chosen.model_type is not None or not chosen.rollout.endswith(FILES):
+        return str(chosen.model_type) if chosen.model_type is not None else None
+    from bridge.convert.rollout.serving import model_type_of
+    from bridge.convert.serving.names import BY_TYPE
+
+    found = model_type_of(Path(chosen.rollout))
+    return found if found in BY_TYPE else None
+
+
+def refuse_run_folder(chosen: argparse.Namespace) -> None:
+    """Refuse options of the other answers of `manifest`."""
+    for option in ("run_folder", "against", "out"):
+        value = getattr(chosen, option)
+        if value is not None:
+            name = {"run_folder": "--run"}.get(option, f"--{option}")
+            rule = "is no option of the comparison with a rollout"
+            raise RunConfigError.of(name, rule, str(value), "Drop it, or drop --rollout.")

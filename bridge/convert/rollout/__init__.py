@@ -1,0 +1,1 @@
+"""Training against rollout: what training computes with, and what the engine that generates its samples will use."""

@@ -1,0 +1,400 @@
+"""Training against rollout: for each kind of module and tensor what either side uses, and whether they agree.
+
+A row is equal, differs, or cannot be known. The last has what decides it: a setting that the file leaves open, the
+checkpoint, the engine's release, or the GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from bridge.convert.rollout.engine import (
+    CACHE,
+    FP32,
+    MODEL_DTYPE,
+    POWERS_OF_TWO,
+    VLLM,
+    Rollout,
+    schemes_in,
+)
+from bridge.convert.rollout.stand_in import Training, training_of, unmatched_parts
+from bridge.convert.serving.formats import title_of
+from bridge.convert.serving.manifest import ManifestRow
+from bridge.convert.serving.names import split
+from bridge.convert.serving.reader import MODELOPT, ServingConfig
+from bridge.plan.precision_plan import compact
+from bridge.preflight.run import Run
+
+EQUAL = "equal"
+DIFFERS = "differs"
+UNKNOWN = "cannot be known"
+FP32_SCALES = "NVTE_FP8_BLOCK_SCALING_FP32_SCALES"
+"""Variable of Transformer Engine: 1 has FP32 scales in blocks of 128, else they are powers of two."""
+HEAD = "output_layer"
+ROUTERS = ("mlp.router", "mlp.shared_experts.gate")
+CACHE_SUBJECT = "keys and values (cache)"
+OTHERS = "embedding, norms and others"
+STORED = "Training stores weights in {mode}, and quantises them in each step."
+STORED_QUANTISED = "Training stores the weights of quantised layers in their quantised form."
+NOT_KNOWN = "not known"
+STAND_IN = (
+    "The run states no sizes: the comparison is by kinds of modules, and a kind that the model "
+    "does not have does not count."
+)
+BY_ROUTER = "the engine's release: its code of the model may give a router no quantization config"
+BY_LOGITS = "the engine's release: its code of the model has the dtype of the router's logits"
+BY_READER = (
+    "the engine: vLLM, SGLang and transformers read this list of modules differently (--for NAME)"
+)
+BY_CUTLASS = "the GPU and the engine's release: where CUTLASS runs, inputs have a scale per token"
+BY_HEAD = "the engine's release: with a config of ModelOpt's form it may quantise the output layer"
+BY_ENVIRONMENT = f"{FP32_SCALES} of the training processes, which the run does not state"
+MXFP8_FAULT = (
+    "An entry of the list takes vLLM's name of merged projections, of which it is a part (verl pull "
+    "request 7918). Write names that are no part of another, or leave routers out of a dense model's list."
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutRow:
+    """One kind of module or tensor in training and in rollout."""
+
+    subject: str
+    """Megatron's name within a layer, or a tensor in words."""
+    layers: str = ""
+    modules: int | None = None
+    """Modules of the checkpoint, each expert counted; None: the sizes are not known, or it is no module."""
+    training: str
+    rollout: str
+    verdict: str
+    """One of `EQUAL`, `DIFFERS` and `UNKNOWN`."""
+    decided_by: str = ""
+    """What decides a verdict that cannot be known."""
+
+    def sentence(self) -> str:
+        """Return the row as a sentence."""
+        where = self.subject
+        if self.layers:
+            where = f"{where} ({self.layers})"
+        if self.verdict == DIFFERS:
+            return f"{where}: training has {self.training}; rollout {self.rollout}."
+        return f"{where}: cannot be known; {self.decided_by} decides."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Sides:
+    """The two sides of a comparison."""
+
+    run: Run
+    training: Training
+    rollout: Rollout
+    config: ServingConfig | None
+    """The quantization config with its list of modules; None: not known."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RolloutComparison:
+    """Training and rollout of one run."""
+
+    training: Training
+    rollout: Rollout
+    rows: tuple[RolloutRow, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def verdict(self) -> str:
+        """The verdict over all rows: they differ where one does, and are equal where every one is."""
+        verdicts = {row.verdict for row in self.rows}
+        for verdict in (DIFFERS, UNKNOWN):
+            if verdict in verdicts:
+                return verdict
+        return EQUAL
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the comparison as plain data."""
+        return {
+            "verdict": self.verdict,
+            "engine": self.rollout.engine,
+            "by_kinds_alone": self.training.is_stand_in,
+            "rows": [asdict(row) for row in self.rows],
+            "weights_sent": self.rollout.sent,
+            "notes": list(self.notes),
+        }
+
+
+_INPUTS_PER_TOKEN = RolloutRow(
+    subject="scales of inputs",
+    training="one for the tensor",
+    rollout="one for the tensor, or for each token",
+    verdict=UNKNOWN,
+    decided_by=BY_CUTLASS,
+)
+
+
+def compare_rollout(run: Run, rollout: Rollout, model_type: str | None = None) -> RolloutComparison:
+    """Return the comparison of a run's training with its rollout; errors as for `training_of`."""
+    training = training_of(run, rollout, model_type)
+    if not training.is_stand_in:
+        training.manifest.require_names()
+    names = _names(training)
+    config = rollout.config_for(names)
+    sides = _Sides(run=run, training=training, rollout=rollout, config=config)
+    rows = list(_module_rows(sides))
+    rows.extend(_unmatched_rows(rollout, names))
+    if _has(training, config, "blockwise"):
+        rows.extend(_scale_rows(run, rollout))
+    if _has(training, config, "tensorwise"):
+        rows.append(_INPUTS_PER_TOKEN)
+    rows.append(_cache_row(training, rollout))
+    rows.append(_dtype_row(run, training, rollout))
+    notes = [*_stored(run, training), *rollout.notes]
+    if training.is_stand_in:
+        notes.append(STAND_IN)
+    notes.extend(training.manifest.notes)
+    if config is not None:
+        notes.extend(_faults(sides, config, rows))
+    return RolloutComparison(
+        training=training, rollout=rollout, rows=tuple(rows), notes=tuple(notes)
+    )
+
+
+def _stored(run: Run, training: Training) -> list[str]:
+    """Return in which dtype training stores the weights of quantised layers, as a sentence; none where none are."""
+    if not training.manifest.schemes or run.reading.mode_decided_by is not None:
+        return []
+    if training.plan.settings.low_parameters:
+        return [STORED_QUANTISED]
+    return [STORED.format(mode=training.manifest.mode)]
+
+
+def _names(training: Training) -> dict[str, tuple[int, int]]:
+    """Return each name of the checkpoint -> its layer, 0 outside the layers, and the number of layers."""
+    names = {}
+    for row in training.manifest.rows:
+        layer = int(row.layer) if row.layer.isdigit() else 0
+        for name in row.each():
+            names[name] = (layer, training.num_layers)
+    return names
+
+
+def _module_rows(sides: _Sides) -> Iterator[RolloutRow]:
+    """Yield a row for each kind of module, and for each pair of schemes that its layers have."""
+    run, training, rollout = sides.run, sides.training, sides.rollout
+    found: dict[tuple[str, str | None, frozenset[str | None]], list[str]] = {}
+    for row in training.manifest.rows:
+        for name in row.each():
+            schemes = frozenset(_schemes_of(sides, row, name))
+            found.setdefault((row.role, row.scheme, schemes), []).append(row.layer)
+    for (role, trained, schemes), layers in found.items():
+        verdict, decided_by = _judged(sides, role, trained, schemes)
+        titles = [title_of(scheme, rollout.dtype or NOT_KNOWN) for scheme in schemes]
+        rolled = " or ".join(sorted(titles))
+        if sides.config is None:
+            rolled = NOT_KNOWN
+        computed = title_of(trained, _mode(run, training))
+        router_dtype = training.plan.settings.router
+        if role == ROUTERS[0] and router_dtype is not None:
+            computed = f"{computed}, logits in {router_dtype}"
+        if decided_by == BY_ROUTER:
+            rolled = f"{rolled}, or not quantised"
+        yield RolloutRow(
+            subject=role,
+            layers=_layers_text(training, rollout, role, list(dict.fromkeys(layers))),
+            modules=None if training.is_stand_in else len(layers),
+            training=computed,
+            rollout=rolled,
+            verdict=verdict,
+            decided_by=decided_by,
+        )
+
+
+def _unmatched_rows(rollout: Rollout, names: Iterable[str]) -> Iterator[RolloutRow]:
+    """Yield a row for each part of names that rollout keeps and that is in no name that is known."""
+    for part in unmatched_parts(rollout, names):
+        yield RolloutRow(
+            subject=f"modules with {part} in their names",
+            training=NOT_KNOWN,
+            rollout=rollout.dtype or NOT_KNOWN,
+            verdict=UNKNOWN,
+            decided_by="the model: it has modules of that name or not",
+        )
+
+
+def _schemes_of(sides: _Sides, row: ManifestRow, name: str) -> set[str | None]:
+    if sides.config is None or row.role in sides.training.manifest.plain:
+        return {None}
+    return schemes_in(sides.config, name, sides.rollout.engine)
+
+
+def _judged(
+    sides: _Sides, role: str, trained: str | None, schemes: frozenset[str | None]
+) -> tuple[str, str]:
+    """Return the verdict over modules of one kind, and what decides it where it cannot be known."""
+    run, rollout, config = sides.run, sides.rollout, sides.config
+    if config is None:
+        return UNKNOWN, rollout.quantization_decided_by
+    decider = _decider_of_scheme(run, trained)
+    if decider:
+        return UNKNOWN, decider
+    if len(schemes) > 1:
+        return UNKNOWN, BY_READER
+    served = next(iter(schemes))
+    if served is not None and role in ROUTERS:
+        return UNKNOWN, BY_ROUTER
+    if served is not None and role == HEAD and config.method == MODELOPT:
+        return UNKNOWN, BY_HEAD
+    if trained != served:
+        return DIFFERS, ""
+    if role == ROUTERS[0] and sides.training.plan.settings.router is not None:
+        return UNKNOWN, BY_LOGITS
+    if trained is None:
+        return _judged_dtype(run, rollout)
+    return EQUAL, ""
+
+
+def _decider_of_scheme(run: Run, trained: str | None) -> str:
+    """Return what decides the scheme of training where it is assumed or open; empty where it is known."""
+    paths = ["model.fp8"]
+    if trained is not None:
+        paths = ["model.fp8", "model.fp8_recipe", "model.fp4"]
+    for path in paths:
+        decider = run.weakness(path)
+        if decider is not None:
+            return f"{decider.rstrip(',')}, for {path},"
+    return ""
+
+
+def _judged_dtype(run: Run, rollout: Rollout) -> tuple[str, str]:
+    """Return the verdict over what neither side quantises."""
+    decider = run.reading.mode_decided_by
+    if decider is not None:
+        return UNKNOWN, decider.rstrip(",")
+    if rollout.dtype is None:
+        return UNKNOWN, "the engine's dtype, which is not stated"
+    if rollout.dtype != _mode_of(run):
+        return DIFFERS, ""
+    return EQUAL, ""
+
+
+def _mode_of(run: Run) -> str:
+    from bridge.plan.settings import Settings
+
+    return Settings.of(run.prediction).mode
+
+
+def _mode(run: Run, training: Training) -> str:
+    if run.reading.mode_decided_by is not None:
+        return NOT_KNOWN
+    return training.manifest.mode
+
+
+def _layers_text(training: Training, rollout: Rollout, role: str, labels: list[str]) -> str:
+    """Return which layers rows are of: by their numbers, or where the sizes are not known by their place."""
+    if role == HEAD:
+        return ""
+    if not training.is_stand_in:
+        return f"layers {compact(labels)}"
+    first, last = max(training.first, rollout.first), max(training.last, rollout.last)
+    numbers = [int(label) for label in labels if label.isdigit()]
+    at_start = [number for number in numbers if number <= first]
+    at_end = [number for number in numbers if number > training.num_layers - last]
+    has_others = len(numbers) > len(at_start) + len(at_end)
+    parts = []
+    if has_others and len(numbers) == training.num_layers:
+        return "all layers"
+    if at_start:
+        parts.append(f"first {compact([str(number) for number in at_start])}")
+    if has_others:
+        parts.append("layers between first and last" if first or last else "all layers")
+    if at_end:
+        counted = [str(training.num_layers - number + 1) for number in reversed(at_end)]
+        parts.append(f"last {compact(counted)}")
+    return ", ".join(parts)
+
+
+def _has(training: Training, config: ServingConfig | None, scheme: str) -> bool:
+    """Return whether both sides have modules of a scheme."""
+    if config is None or scheme not in training.manifest.schemes:
+        return False
+    return any(target_scheme == scheme for _, target_scheme in config.targets)
+
+
+def _scale_rows(run: Run, rollout: Rollout) -> Iterator[RolloutRow]:
+    """Yield the rows about the numbers that scales of 128 are: powers of two, or any FP32."""
+    stated = run.stated_environment.get(FP32_SCALES)
+    trained, by = NOT_KNOWN, BY_ENVIRONMENT
+    if stated is not None:
+        trained, by = FP32 if stated == "1" else POWERS_OF_TWO, ""
+    both = (
+        ("scales of weights", rollout.scales.weights),
+        ("scales of inputs", rollout.scales.inputs),
+    )
+    for subject, served in both:
+        verdict, decided_by = EQUAL, ""
+        if by or served is None:
+            verdict, decided_by = UNKNOWN, by or rollout.scales.decided_by
+        elif trained != served:
+            verdict = DIFFERS
+        yield RolloutRow(
+            subject=subject,
+            training=trained,
+            rollout=served or NOT_KNOWN,
+            verdict=verdict,
+            decided_by=decided_by,
+        )
+
+
+def _cache_row(training: Training, rollout: Rollout) -> RolloutRow:
+    trained = "attention in FP8, nothing stored"
+    if not training.plan.settings.attention:
+        trained = f"{training.manifest.mode}, nothing stored"
+    cache = rollout.cache
+    verdict, decided_by, served = EQUAL, "", "in the dtype of the model"
+    if cache is None or cache not in CACHE:
+        served = cache or NOT_KNOWN
+        verdict, decided_by = UNKNOWN, "the engine, by the dtype of its cache,"
+    elif cache == MODEL_DTYPE and training.plan.shape.indexer is not None:
+        served = cache
+        verdict, decided_by = UNKNOWN, "the engine: its cache of sparse attention may be FP8"
+    elif training.plan.settings.attention:
+        served = cache
+        verdict, decided_by = UNKNOWN, "the engine's attention, next to that of Transformer Engine,"
+    elif CACHE[cache]:
+        served, verdict = cache, DIFFERS
+    return RolloutRow(
+        subject=CACHE_SUBJECT,
+        training=trained,
+        rollout=served,
+        verdict=verdict,
+        decided_by=decided_by,
+    )
+
+
+def _dtype_row(run: Run, training: Training, rollout: Rollout) -> RolloutRow:
+    verdict, decided_by = _judged_dtype(run, rollout)
+    return RolloutRow(
+        subject=OTHERS,
+        training=_mode(run, training),
+        rollout=rollout.dtype or NOT_KNOWN,
+        verdict=verdict,
+        decided_by=decided_by,
+    )
+
+
+def _faults(sides: _Sides, config: ServingConfig, rows: list[RolloutRow]) -> Iterator[str]:
+    """Yield known faults of lists, as sentences."""
+    if config.method != MODELOPT:
+        schemes: dict[str, str | None] = {}
+        for row in sides.training.manifest.rows:
+            for name in row.each():
+                served = _schemes_of(sides, row, name)
+                schemes[name] = next(iter(served)) if len(served) == 1 else None
+        if sides.rollout.engine == VLLM:
+            yield from split(schemes)
+        return
+    is_merged = any(row.subject == "mlp.linear_fc1" and row.verdict == DIFFERS for row in rows)
+    takes_gate = any(entry.endswith(".mlp.gate") for entry in config.kept)
+    if is_merged and takes_gate:
+        yield MXFP8_FAULT

@@ -1,0 +1,118 @@
+"""The rollout by a serving config: the served checkpoint's config.json, or the flags of vLLM or SGLang."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from bridge.convert.rollout.engine import MODEL_DTYPE, SGLANG, VLLM, Rollout, Scales
+from bridge.convert.rollout.frameworks import BY_CHECKPOINT, BY_GPU, DTYPES
+from bridge.convert.serving.manifest import LARGEST
+from bridge.convert.serving.reader import ServingConfig
+from bridge.errors import PayloadError, RunConfigError
+from bridge.precision import strict_yaml
+from bridge.read.text import strict_json
+
+FLAGS = {
+    "--quantization": "quantization",
+    "-q": "quantization",
+    "--kv-cache-dtype": "cache",
+    "--dtype": "dtype",
+}
+"""Flags of both engines that bear on the precision."""
+ONLINE = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+"""Weights that vLLM quantises while it loads a checkpoint in BF16 (--quantization fp8): a scale per tensor.
+
+Source: vLLM 0071b24b model_executor/layers/quantization/fp8.py (Fp8LinearMethod.process_weights_after_loading).
+"""
+NOT_READ = "--quantization {method} of {engine}, which is not read,"
+NO_ENGINE = "an engine"
+
+
+def with_config(rollout: Rollout, path: Path) -> Rollout:
+    """Return the rollout with the quantization config of the checkpoint that is served.
+
+    Raises:
+        PayloadError: No config.json, or one with a method that is not read.
+    """
+    data = strict_yaml.read_bytes(path, error=PayloadError, limit=LARGEST)
+    content = strict_json.loads(data.decode(errors="replace"), str(path))
+    config = ServingConfig.of(content, str(path))
+    outer: Mapping[str, Any] = content if isinstance(content, Mapping) else {}
+    cache = rollout.cache
+    if config.kv_cache is not None:
+        cache = "fp8"
+    dtype = rollout.dtype
+    if dtype is None:
+        dtype = DTYPES.get(str(outer.get("dtype") or outer.get("torch_dtype")))
+    return replace(rollout, quantization=_block_of(outer), dtype=dtype, cache=cache)
+
+
+def _block_of(outer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the quantization config of a file that `ServingConfig` reads; empty: nothing is quantised."""
+    for name in ("quantization_config", "compression_config"):
+        if isinstance(outer.get(name), Mapping):
+            return dict(outer[name])
+    if isinstance(outer.get("quantization"), Mapping):
+        return {"quant_method": "modelopt", **outer["quantization"]}
+    return dict(outer) if "quant_method" in outer else {}
+
+
+def model_type_of(path: Path) -> str | None:
+    """Return the `model_type` of a config.json; None where it has none."""
+    return ServingConfig.read(path).model_type
+
+
+def served_alone(engine: str | None) -> Rollout:
+    """Return a rollout of which only the engine is known; a config.json or flags say the rest."""
+    return Rollout(
+        engine=engine or "",
+        quantization=None,
+        quantization_decided_by=BY_CHECKPOINT.format(checkpoint="the served checkpoint"),
+        cache=None,
+        scales=Scales(decided_by=BY_GPU.format(engine=engine or NO_ENGINE)),
+    )
+
+
+def of_flags(words: str, engine: str | None) -> Rollout:
+    """Return the rollout of an engine's command line.
+
+    Raises:
+        RunConfigError: The words name no engine, and none is given.
+    """
+    tokens = shlex.split(words)
+    name = engine or ""
+    if "vllm" in words:
+        name = VLLM
+    elif "sglang" in words:
+        name = SGLANG
+    if not name:
+        remedy = "Begin with `vllm serve` or `sglang.launch_server`, or add --for vllm."
+        raise RunConfigError.of("--rollout", "must name the engine of its flags", words, remedy)
+    stated = _stated(tokens)
+    rollout = replace(
+        served_alone(name),
+        cache=stated.get("cache", MODEL_DTYPE),
+        dtype=DTYPES.get(stated.get("dtype", "")),
+    )
+    method = stated.get("quantization")
+    if method is None:
+        return rollout
+    if method == "fp8" and name == VLLM:
+        return replace(rollout, quantization=ONLINE)
+    return replace(rollout, quantization_decided_by=NOT_READ.format(method=method, engine=name))
+
+
+def _stated(tokens: list[str]) -> dict[str, str]:
+    stated = {}
+    for index, token in enumerate(tokens):
+        flag, has_value, value = token.partition("=")
+        if flag not in FLAGS:
+            continue
+        if not has_value and index + 1 < len(tokens):
+            value = tokens[index + 1]
+        stated[FLAGS[flag]] = value
+    return stated

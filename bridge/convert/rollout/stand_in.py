@@ -1,0 +1,192 @@
+"""The training side by kinds of modules, where the run states no sizes: the checkpoint decides them.
+
+The precision of a run does not depend on its sizes, but for the number of layers, from which the last ones are counted.
+Small models stand in for the one that is not known: a dense one, one with experts, and one with multi-latent attention
+where the rollout names modules of it. They have as many layers as the two sides need to have first, last and other
+layers. Their numbers of layers and modules are never shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from bridge.convert.rollout.engine import Rollout
+from bridge.convert.serving.manifest import Manifest
+from bridge.convert.serving.names import BY_TYPE, Family
+from bridge.errors import RunConfigError
+from bridge.plan.precision_plan import PrecisionPlan, plan_of
+from bridge.preflight.run import Run
+
+SIZES = ("num_layers", "hidden_size", "num_attention_heads")
+"""Settings without which a model has no plan."""
+OF_THE_PRECISION = (
+    "bf16",
+    "fp16",
+    "params_dtype",
+    "fp8",
+    "fp8_recipe",
+    "fp8_param",
+    "fp8_margin",
+    "fp8_amax_history_len",
+    "fp8_amax_compute_algo",
+    "fp8_wgrad",
+    "fp8_dot_product_attention",
+    "fp8_multi_head_attention",
+    "fp4",
+    "fp4_recipe",
+    "fp4_param",
+    "first_last_layers_bf16",
+    "num_layers_at_start_in_bf16",
+    "num_layers_at_end_in_bf16",
+    "moe_router_dtype",
+    "quant_recipe",
+)
+"""Fields of the model that the plan of a stand-in is made of."""
+SMALL = {
+    "hidden_size": 512,
+    "ffn_hidden_size": 1024,
+    "num_attention_heads": 4,
+    "gated_linear_unit": True,
+    "add_bias_linear": False,
+    "transformer_impl": "transformer_engine",
+}
+EXPERTS = {
+    "num_moe_experts": 2,
+    "moe_ffn_hidden_size": 512,
+    "moe_shared_expert_intermediate_size": 512,
+    "moe_grouped_gemm": True,
+}
+LATENT = {
+    "multi_latent_attention": True,
+    "q_lora_rank": 256,
+    "kv_lora_rank": 128,
+    "qk_head_dim": 64,
+    "qk_pos_emb_head_dim": 32,
+    "v_head_dim": 64,
+}
+DENSE_FAMILY = "llama"
+MOE_FAMILY = "qwen2_moe"
+LATENT_FAMILY = "deepseek_v3"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Training:
+    """The training side of a comparison."""
+
+    manifest: Manifest
+    plan: PrecisionPlan
+    num_layers: int
+    first: int
+    """First layers that training keeps in high precision."""
+    last: int
+    is_stand_in: bool
+    """Whether small models stand in for one whose sizes are not stated."""
+
+
+def training_of(run: Run, rollout: Rollout, model_type: str | None = None) -> Training:
+    """Return the training side of a run.
+
+    Args:
+        run: Its sizes may be unstated.
+        rollout: What it is compared with: layers and modules that it names are among those of the stand-in.
+        model_type: `model_type` of the Hugging Face config, for the names of modules.
+
+    Raises:
+        RunConfigError: The run has no plan for another reason than its sizes.
+    """
+    absent = [name for name in SIZES if run.model.get(name) is None]
+    if not absent:
+        plan = plan_of(run.prediction)
+        manifest = Manifest.of(plan, model_type=model_type)
+        return _training(manifest, plan, is_stand_in=False)
+    if run.reading.unplanned is not None:
+        raise RunConfigError(f"{run.name}: {run.reading.unplanned}")
+    at_start, at_end = _edges(run)
+    num_layers = max(rollout.first, at_start) + max(rollout.last, at_end) + 1
+    dense = _plan_of_stand_in(run, num_layers, {})
+    manifests = [Manifest.of(dense, model_type=DENSE_FAMILY)]
+    family = Family(name=None, names={}) if model_type is None else BY_TYPE[model_type]
+    if model_type is None or "mlp.router" in family.names:
+        with_experts = _plan_of_stand_in(run, num_layers, EXPERTS)
+        manifests.append(Manifest.of(with_experts, model_type=MOE_FAMILY))
+    latent = _plan_of_stand_in(run, num_layers, LATENT)
+    with_latent = Manifest.of(latent, model_type=LATENT_FAMILY)
+    if model_type is not None:
+        has_latent = "self_attention.linear_kv_down_proj" in family.names
+    else:
+        known = _served(manifests)
+        has_latent = unmatched_parts(rollout, known) != unmatched_parts(
+            rollout, [*known, *_served([with_latent])]
+        )
+    if has_latent:
+        manifests.append(with_latent)
+    manifest = _union(manifests)
+    return _training(manifest, dense, is_stand_in=True)
+
+
+def unmatched_parts(rollout: Rollout, names: Iterable[str]) -> list[str]:
+    """Return the parts of names that the rollout keeps and that no name has."""
+    unmatched = []
+    for part in rollout.kept_parts:
+        if not any(part in name for name in names):
+            unmatched.append(part)
+    return unmatched
+
+
+def _served(manifests: Sequence[Manifest]) -> list[str]:
+    names: list[str] = []
+    for manifest in manifests:
+        for row in manifest.rows:
+            names.extend(row.served)
+    return names
+
+
+def _union(manifests: Sequence[Manifest]) -> Manifest:
+    """Return the first manifest with the roles that only the others have."""
+    rows = list(manifests[0].rows)
+    for manifest in manifests[1:]:
+        roles = {row.role for row in rows}
+        for row in manifest.rows:
+            if row.role not in roles:
+                rows.append(row)
+    return replace(manifests[0], rows=tuple(rows))
+
+
+def _training(manifest: Manifest, plan: PrecisionPlan, *, is_stand_in: bool) -> Training:
+    """Return the training side of a plan, with its first and last layers in high precision where others are not."""
+    numbered = [layer for layer in plan.layers if layer.number is not None and not layer.is_mtp]
+    first, last = 0, 0
+    if any(layer.low for layer in numbered):
+        while not numbered[first].low:
+            first += 1
+        while not numbered[-1 - last].low:
+            last += 1
+    return Training(
+        manifest=manifest,
+        plan=plan,
+        num_layers=plan.shape.num_layers,
+        first=first,
+        last=last,
+        is_stand_in=is_stand_in,
+    )
+
+
+def _edges(run: Run) -> tuple[int, int]:
+    """Return how many first and last layers training keeps in high precision."""
+    owner = run.prediction.sections["model"]
+    if not owner.given("first_last_layers_bf16"):
+        return 0, 0
+    edges = []
+    for name in ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"):
+        number = owner.given(name)
+        edges.append(1 if number is None else int(number))
+    return edges[0], edges[1]
+
+
+def _plan_of_stand_in(run: Run, num_layers: int, more: Mapping[str, object]) -> PrecisionPlan:
+    kept = {name: run.model[name] for name in OF_THE_PRECISION if name in run.model}
+    model = {**kept, **SMALL, **more, "num_layers": num_layers}
+    sections = {**run.sections, "model": model, "peft": None}
+    reading = replace(run.reading, uncounted=())
+    return plan_of(replace(run, sections=sections, reading=reading).prediction)
