@@ -47,17 +47,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int:
-<<<<<<< HEAD
     """Print the manifest, the config of a system, or the comparison.
 
-    Return 1 where that finds differences.
+    Return 1 where that finds differences; 2 where training and rollout differ.
     """
-=======
-    """Print the manifest, the config of a system, or the comparison; return 1 where that finds differences."""
     if chosen.rollout is not None:
         refuse_run_folder(chosen)
         return answer_rollout(chosen)
->>>>>>> h-rollout
     if chosen.against is not None:
         from bridge.convert.serving.reader import ServingConfig
 
