@@ -147,7 +147,6 @@ def run_of(given: GivenRun, *, resolve: bool = True) -> tuple[Run, Problems]:
     Without `resolve` a run with ``mixed_precision=auto`` has no precision.
     """
     target = given.sections.get("target")
-    target = given.sections.get("target")
     if isinstance(target, list):  # target=[h100x8,te2.8] is what Hydra takes without quotes
         target = ",".join(map(str, target))
     elif target is not None:
@@ -214,9 +213,10 @@ def _stated(given: GivenRun, problems: Problems) -> MixedPrecisionConfig | None:
     if not isinstance(fields, dict):
         problems.add(PRECISION, "must be a recipe's name or a mapping of fields", fields)
         return None
-    config = MixedPrecisionConfig()
     if given.recipe is not None:
         config = with_only(given.recipe, fields)
+    else:
+        config = MixedPrecisionConfig()
     layers = _layers_over(config, fields, problems)
     of_recipe: list[str] = []
     over_recipe: list[str] = []

@@ -96,10 +96,10 @@ def test_an_editable_install_has_hydras_plugin_too(tmp_path: Path) -> None:
         "import bridge, hydra_plugins.of_another_package\n"
         f"assert bridge.__file__.startswith({str(source)!r}), bridge.__file__\n"
         "from hydra.core.plugins import Plugins\n"
-        "from hydra.plugins.search_path_plugin import SearchPathPlugin\n"
-        "print([found.__name__ for found in Plugins.instance().discover(SearchPathPlugin)])\n"
+        "from hydra.plugins.config_source import ConfigSource\n"
+        "print([found.__name__ for found in Plugins.instance().discover(ConfigSource)])\n"
     )
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     found = done([sys.executable, "-S", "-c", code], cwd=tmp_path, env=environment)
     assert (found.returncode, found.stderr) == (0, "")
-    assert "RecipeSearchPath" in found.stdout
+    assert "RecipeSource" in found.stdout

@@ -11,6 +11,7 @@ import pytest
 from bridge.errors import RunConfigError
 from bridge.front.loader import load_run
 from bridge.front.main import _prepared
+from bridge.preflight.problems import Problems
 
 CFG = ("--cfg", "job")
 TINY = ("model=gpt_tiny", "train=smoke")
@@ -224,7 +225,7 @@ def test_a_run_folder_that_cannot_be_written_is_refused(monkeypatch, tmp_path: P
     run = load_run([*TINY, f"logging.run_dir={tmp_path}"])
     monkeypatch.setattr(os, "access", lambda path, mode: path != str(tmp_path))
     with pytest.raises(RunConfigError, match=r"^logging.run_dir: cannot be written, got '.*'. Give another folder."):
-        _prepared(run, lambda _config: print)
+        _prepared(run, Problems(run.origins), lambda _config: print)
 
 
 def test_an_unknown_rule_in_silence_leaves_no_run_folder(refused) -> None:
