@@ -182,7 +182,7 @@ def proof_of(page: Path) -> Proof:
     gpu = " ".join(facts["GPU"].split()[:2])
     sentence = (
         f"The last column is of [the proof on an {facts['GPU']}](docs/explain/gpu-proof.md) of {facts['date'][:10]}, "
-        f"with Transformer Engine {facts['transformer-engine']}."
+        f"with Transformer Engine {facts['transformer-engine']}, in the schemes that this GPU runs."
     )
     return Proof(title=f"{facts['megatron-core']} te, {gpu}", sentence=sentence, kinds=frozenset(kinds))
 

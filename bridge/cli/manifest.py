@@ -49,7 +49,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(chosen: argparse.Namespace) -> int:
     """Print the manifest, the config of a system, or the comparison.
 
-    Return 1 where that finds differences; 2 where training and rollout differ.
+    Return 1 where that finds differences.
     """
     if chosen.rollout is not None:
         refuse_run_folder(chosen)

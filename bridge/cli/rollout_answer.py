@@ -32,7 +32,7 @@ def add_rollout(parser: argparse.ArgumentParser) -> None:
 
 
 def answer_rollout(chosen: argparse.Namespace) -> int:
-    """Print how rollout differs from training; return 2 where it does, else 0."""
+    """Print how rollout differs from training; return 1 where it does, else 0."""
     from bridge.convert.rollout.agreement import agreements
     from bridge.convert.rollout.comparison import DIFFERS, compare_rollout
 
@@ -47,7 +47,7 @@ def answer_rollout(chosen: argparse.Namespace) -> int:
 
         show(rollout_table(found, run.name, agreeing))
         show_reading(run)
-    return 2 if found.verdict == DIFFERS else 0
+    return 1 if found.verdict == DIFFERS else 0
 
 
 def _rollout(chosen: argparse.Namespace, run: Run) -> Rollout:

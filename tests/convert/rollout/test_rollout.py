@@ -139,7 +139,7 @@ def test_a_rollout_in_fp8_of_training_in_bf16_differs_and_either_agreeing_config
     off = "policy.megatron_cfg.fp8_cfg.enabled=false"
     words = ("--rollout", "--model-type", "llama")
     code, answer = asked(capsys, nemo(tmp_path, off), *words)
-    assert code == 2
+    assert code == 1
     assert verdicts(answer)[ATTENTION] == {"differs"}
     assert verdicts(answer)["output_layer"] == {"equal"}
     for side in ("rollout", "training"):
@@ -159,7 +159,7 @@ def test_first_and_last_layers_differ_by_their_place_without_sizes(
         f"{block}.num_last_layers_in_bf16=1",
     )
     code, answer = asked(capsys, path, "--rollout", "--model-type", "llama")
-    assert code == 2
+    assert code == 1
     places = {}
     for row in answer["rows"]:
         if row["subject"] == ATTENTION:
@@ -182,7 +182,7 @@ def test_first_and_last_layers_differ_by_their_place_without_sizes(
 def test_scales_differ_where_one_side_has_powers_of_two(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = nemo(tmp_path, "policy.generation.vllm_cfg.pow2_weight_scaling_factors=true")
     code, answer = asked(capsys, path, "--rollout", "--model-type", "llama")
-    assert code == 2
+    assert code == 1
     assert verdicts(answer)["scales of weights"] == {"differs"}
     assert verdicts(answer)["scales of inputs"] == {"equal"}
 
@@ -198,7 +198,7 @@ def test_scales_cannot_be_known_where_no_variable_is_stated(tmp_path: Path, caps
 def test_a_cache_in_fp8_differs_and_no_training_removes_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = nemo(tmp_path, "policy.generation.vllm_cfg.kv_cache_dtype=fp8")
     code, answer = asked(capsys, path, "--rollout", "--model-type", "llama")
-    assert code == 2
+    assert code == 1
     assert words_for(answer, "rollout") == ["policy.generation.vllm_cfg.kv_cache_dtype=auto"]
     assert words_for(answer, "training") == []
 
@@ -208,7 +208,7 @@ def test_modules_of_latent_attention_that_rollout_keeps_differ(
 ) -> None:
     path = nemo(tmp_path, parts=("a_proj", "b_proj"))
     code, answer = asked(capsys, path, "--rollout")
-    assert code == 2
+    assert code == 1
     found = verdicts(answer)
     assert found["self_attention.linear_q_down_proj"] == {"differs"}
     assert found["self_attention.linear_kv_up_proj"] == {"differs"}
@@ -267,7 +267,7 @@ def test_verl_that_quantises_the_rollout_alone_differs(tmp_path: Path, capsys: p
     for engine in FRAMEWORKS["verl"]["engines"]:
         path = verl(tmp_path, engine, "actor_rollout_ref.rollout.quantization=fp8")
         code, answer = asked(capsys, path, "--rollout")
-        assert code == 2, engine
+        assert code == 1, engine
         assert words_for(answer, "rollout") == ["actor_rollout_ref.rollout.quantization=null"]
         agreeing = " ".join(words_for(answer, "training"))
         path = verl(tmp_path, engine, f"{agreeing} actor_rollout_ref.rollout.quantization=fp8")
@@ -286,7 +286,7 @@ def test_the_checkpoint_of_verl_decides_a_rollout_without_quantization(
     code, answer = asked(capsys, path, "--rollout", plain)
     assert (code, answer["verdict"]) == (0, "equal")
     code, answer = asked(capsys, path, "--rollout", served(tmp_path, BLOCKS))
-    assert (code, answer["verdict"]) == (2, "differs")
+    assert (code, answer["verdict"]) == (1, "differs")
 
 
 def test_the_checkpoint_of_slime_decides_and_its_config_answers(
@@ -304,14 +304,14 @@ def test_the_checkpoint_of_slime_decides_and_its_config_answers(
     assert found[ATTENTION]["modules"] == 12
     assert found["output_layer"]["verdict"] == "equal"
     code, answer = asked(capsys, slime(tmp_path), "--rollout", served(tmp_path, BLOCKS))
-    assert code == 2
+    assert code == 1
     assert words_for(answer, "training") == in_fp8.replace(" --fp8-r", "|--fp8-r").split("|")
 
 
 def test_a_cache_of_sglang_in_fp8_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = slime(tmp_path, "--sglang-kv-cache-dtype fp8_e4m3")
     code, answer = asked(capsys, path, "--rollout", served(tmp_path, None))
-    assert code == 2
+    assert code == 1
     assert words_for(answer, "rollout") == ["--sglang-kv-cache-dtype auto"]
 
 
@@ -325,7 +325,7 @@ def test_a_list_for_routers_leaves_56_projections_of_a_dense_model_in_bf16(
     config = {"quant_method": "modelopt", "quant_algo": "MXFP8", "ignore": ["lm_head", *routers]}
     path = served(tmp_path, config, "qwen3")
     code, answer = asked(capsys, str(run), "--rollout", path, "--for", "vllm")
-    assert code == 2
+    assert code == 1
     different = [row for row in answer["rows"] if row["verdict"] == "differs"]
     assert [(row["subject"], row["modules"]) for row in different] == [("mlp.linear_fc1", 56)]
     assert (different[0]["training"], different[0]["rollout"]) == ("MXFP8", "bf16")
@@ -346,7 +346,7 @@ def test_lists_that_engines_read_differently_cannot_be_known_without_the_engine(
     assert code == 0
     assert verdicts(answer)[ATTENTION] == {"cannot be known"}
     code, answer = asked(capsys, str(run), "--rollout", path, "--for", "sglang")
-    assert code == 2
+    assert code == 1
     code, answer = asked(capsys, str(run), "--rollout", path, "--for", "vllm")
     assert verdicts(answer)[ATTENTION] == {"equal"}
 
@@ -356,7 +356,7 @@ def test_flags_of_vllm_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[st
     run.write_text(OWN.replace("bf16_with_mxfp8_mixed", "bf16_mixed"))
     flags = "vllm serve Qwen/Qwen3-1.7B --dtype bfloat16 --quantization fp8 --kv-cache-dtype=fp8"
     code, answer = asked(capsys, str(run), "--rollout", flags, "--model-type", "qwen3")
-    assert code == 2
+    assert code == 1
     found = verdicts(answer)
     assert found[ATTENTION] == found["keys and values (cache)"] == {"differs"}
     assert found["output_layer"] == {"equal"}
@@ -381,7 +381,7 @@ def test_the_table_names_the_differences_and_what_would_agree(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = nemo(tmp_path, "policy.megatron_cfg.fp8_cfg.enabled=false")
-    assert main(["manifest", path, "--rollout", "--model-type", "llama"]) == 2
+    assert main(["manifest", path, "--rollout", "--model-type", "llama"]) == 1
     out = capsys.readouterr().out
     assert "Training and rollout differ." in out
     assert "mlp.linear_fc2 (all layers): training has bf16; rollout FP8, weights in" in out
