@@ -1,4 +1,4 @@
-"""`Run`: a run before it starts, made once and asked by every command.
+"""`Run`: a run before it starts, as every command asks about it.
 
     run = load_run(config_file="run_config.yaml")      # of a file, by `bridge.front.loader`
     run = Run.of("bf16_mixed", model={"num_layers": 80}, target=parse_target("h100x8"))

@@ -21,5 +21,9 @@ honour.
 
     owner_values.py     the types of the fields      sync_row.py    a value that a sync writes
     inert.py            fields without effect        storing.py     the setting that stores weights
+    module_selection.py the modules that rows take   variables.py   variables of the environment
+    own_run_fields.py   the fields that scripts/train.py honours
+    without_effect.py   violations about settings that change nothing
+    unknown.py          the sentences about values that are assumed or open
     facts/              facts about a run that rules of several topics read
 """

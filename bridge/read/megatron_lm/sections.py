@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from bridge.errors import WrongValueError
-from bridge.precision.values import NO, YES, coerce, number_of_text
+from bridge.precision.values import NO, coerce, number_of_text
 from bridge.read.launch.word import Word, joined
 from bridge.read.megatron_lm import flags
 from bridge.read.megatron_lm.arguments import Option, is_late
@@ -59,7 +59,7 @@ def values_of(options: Iterable[Option]) -> Values:
 def _set_by(option: Option) -> Iterator[tuple[str, Any]]:
     """Yield the argument that an option sets, and the value.
 
-    None for a switch with a value that says no.
+    A switch whose value turns it off sets nothing.
     """
     name = flags.dest(option.name)
     flag = flags.BY_NAME.get(name)
@@ -148,9 +148,5 @@ def _value(name: str, kind: str, value: Any) -> Any:
 
 
 def _says_yes(value: Any) -> bool:
-    """Return whether a value behind a switch leaves it on.
-
-    A word that says neither is a word of its own.
-    """
-    text = str(value).lower()
-    return text in YES or text not in NO
+    """Return whether a value behind a switch leaves it on: every value but those of `NO`."""
+    return str(value).lower() not in NO

@@ -25,7 +25,7 @@ from bridge.runtime.megatron.record.telemetry import global_layer_names
 from bridge.runtime.megatron.replacement import replaced
 
 SAMPLED = 2**16
-"""Elements of one result that are kept."""
+"""About how many elements of a result are kept: fewer than twice as many, at even distances."""
 
 Captured = dict[Place, torch.Tensor]
 
@@ -107,10 +107,7 @@ def sample(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def relative_errors(first: Captured, second: Captured) -> dict[Place, float]:
-    """Return |a - b| / |a| of each result that both have, in the order of the first.
-
-    Infinite where a is zero.
-    """
+    """Return |a - b| / |a| of each result that both have, in the order of the first."""
     errors = {}
     for place, result in first.items():
         if place in second:
@@ -120,7 +117,10 @@ def relative_errors(first: Captured, second: Captured) -> dict[Place, float]:
 
 
 def relative_error(one: torch.Tensor, other: torch.Tensor) -> float:
-    """Return |a - b| / |a|, Frobenius norms; NaN where a number is not finite."""
+    """Return |a - b| / |a| in Frobenius norms.
+
+    It is 0 where both are zero, infinite where a alone is, and not finite where a number is not.
+    """
     difference = float(torch.linalg.vector_norm(one.double() - other.double()))
     norm = float(torch.linalg.vector_norm(one.double()))
     if norm:
