@@ -16,6 +16,8 @@ from bridge.target.versions import Version, newer_megatron, parse_version
 PRECISION_BRIDGE = "Precision Bridge"
 MEGATRON_BRIDGE = "Megatron Bridge"
 MEGATRON_LM = "Megatron-LM"
+MEGATRON_CORE = "Megatron Core"
+"""Whose settings the files of a framework have that makes the configs itself."""
 NEWEST = "assumed: no release is read from the file, and this is the newest known one"
 """Reason of a release that is assumed."""
 INSTALLED = "installed here"

@@ -23,6 +23,7 @@ from bridge.precision.fields import COMMAND_LINE
 from bridge.precision.statements import field_names
 from bridge.preflight.file_reading import (
     MEGATRON_BRIDGE,
+    MEGATRON_CORE,
     MEGATRON_LM,
     OF_DETERMINISM,
     SETS_VARIABLES,
@@ -214,6 +215,7 @@ class Run:
         return Program(
             is_own=is_own,
             is_bridge=self.reading.settings_of == MEGATRON_BRIDGE,
+            is_without_parser=self.reading.settings_of == MEGATRON_CORE,
             # Ours reads its own checkpoints so that no variable is needed.
             is_resumed=loads and not is_own,
             refused=self.reading.refused,

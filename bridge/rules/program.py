@@ -46,6 +46,8 @@ class Program:
     """It is scripts/train.py, whose build does not honour every field."""
     is_bridge: bool = False
     """It is Megatron Bridge, which wrote the run's file."""
+    is_without_parser: bool = False
+    """It makes Megatron Core's configs itself, so that no parser of Megatron-LM checks them."""
     is_resumed: bool = False
     """It reads a checkpoint."""
     refused: Sequence[Finding] = ()

@@ -31,6 +31,26 @@ def states_without_precision_aware(run: RuleContext) -> Iterator[Violation]:
             yield Violation(f"optimizer.{name}")
 
 
+def offloaded_without_precision_aware(run: RunContext) -> Iterator[Violation]:
+    """Yield an offloaded optimizer that is not precision-aware."""
+    is_offloaded = run.has_optimizer and run.optimizer.optimizer_cpu_offload
+    if is_offloaded and not run.has_precision_aware:
+        yield Violation(severity=_severity_of_parser(run))
+
+
+def offloaded_with_fp8_weights(run: RunContext) -> Iterator[Violation]:
+    """Yield an offloaded optimizer whose weights are stored in FP8 with scales of the present."""
+    if run.gathers_fp8 and run.optimizer.optimizer_cpu_offload and not run.is_delayed:
+        yield Violation(severity=_severity_of_parser(run))
+
+
+def _severity_of_parser(run: RunContext) -> str | None:
+    """Return "warning" where no parser of Megatron-LM checks the run, and the row's elsewhere."""
+    if run.program.is_without_parser:
+        return "warning"
+    return None
+
+
 def unread_states(run: RuleContext) -> Iterator[Violation]:
     """Yield the state dtypes that an offloaded optimizer does not read."""
     if not run.has_precision_aware or not run.optimizer.optimizer_cpu_offload:
@@ -139,11 +159,7 @@ RULES = (
         id="PB341",
         title="offloaded optimizer that is not precision-aware",
         setting="optimizer.optimizer_cpu_offload",
-        when=lambda run: (
-            run.has_optimizer
-            and run.optimizer.optimizer_cpu_offload
-            and not run.has_precision_aware
-        ),
+        when=offloaded_without_precision_aware,
         message="an offloaded optimizer reuses the code of the precision-aware one",
         remedies=(
             "set optimizer.use_precision_aware_optimizer=True",
@@ -155,9 +171,7 @@ RULES = (
         id="PB342",
         title="offloaded optimizer with FP8 weights",
         setting="optimizer.optimizer_cpu_offload",
-        when=lambda run: (
-            run.gathers_fp8 and run.optimizer.optimizer_cpu_offload and not run.is_delayed
-        ),
+        when=offloaded_with_fp8_weights,
         message="an offloaded optimizer updates FP8 weights under delayed scaling only",
         remedies=(
             "set fp8_param_gather=False",

@@ -46,6 +46,12 @@ def test_overrides_reach_the_configs_of_megatron(run_of) -> None:
     assert [one for one in check(run).findings if one.severity == "error"] == []
 
 
+def test_a_check_of_megatron_lms_parser_is_a_warning_where_no_such_parser_runs(run_of) -> None:
+    offloaded = "+actor_rollout_ref.actor.optim.override_optimizer_config.optimizer_cpu_offload=True"
+    run = run_of(script(offloaded), "run.sh")
+    assert [one.severity for one in check(run).findings if one.id == "PB341"] == ["warning"]
+
+
 def test_defaults_of_its_own_files_are_set_at_start(run_of) -> None:
     run = run_of(script(), "run.sh")
     wanted = {
