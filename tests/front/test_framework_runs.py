@@ -33,7 +33,7 @@ ROLLOUT_ARGS=(--hf-checkpoint /data/tiny --load /data/tiny_slime/ --num-rollout 
 PERF_ARGS=(--tensor-model-parallel-size 2 --sequence-parallel --context-parallel-size 2 --use-dynamic-batch-size
    --max-tokens-per-gpu 4608)
 SGLANG_ARGS=(--rollout-num-gpus-per-engine 2 --sglang-mem-fraction-static 0.7 --sglang-cuda-graph-bs 1 $(seq 2 8))
-JOB="{\\"env_vars\\": {\\"PYTHONPATH\\": \\"/root/Megatron-LM/\\"}}"
+JOB="{\\"env_vars\\": {\\"PYTHONPATH\\": \\"/opt/Megatron-LM/\\"}}"
 ray job submit --address=http://127.0.0.1:8265 --runtime-env-json="${JOB}" -- python3 train.py --actor-num-nodes 2 \\
    --actor-num-gpus-per-node 4 ${MODEL_ARGS[@]} ${ROLLOUT_ARGS[@]} ${PERF_ARGS[@]} ${SGLANG_ARGS[@]} MORE
 """

@@ -933,7 +933,7 @@ def neighbour(path: str, word: Word) -> str | None:
 
 
 def _in_the_clone(script: Path, name: str) -> Path | None:
-    """Return the file of an absolute path (`/root/slime/a/b.sh`) in the clone of a script.
+    """Return the file of an absolute path (`/opt/slime/a/b.sh`) in the clone of a script.
 
     The clone is the folder around the script whose name is a part of the path.
     """

@@ -47,7 +47,7 @@ IN_FP8 = (
 SLIME = """\
 ray job submit --address=http://127.0.0.1:8265 \\
    --runtime-env-json='{"env_vars": {"NVTE_FP8_BLOCK_SCALING_FP32_SCALES": "1"}}' -- python3 train.py \\
-   --hf-checkpoint /root/Tiny-FP8 --ref-load /root/tiny --num-layers 4 --hidden-size 512 --ffn-hidden-size 1024 \\
+   --hf-checkpoint /models/Tiny-FP8 --ref-load /models/tiny --num-layers 4 --hidden-size 512 --ffn-hidden-size 1024 \\
    --num-attention-heads 8 --swiglu --disable-bias-linear --normalization RMSNorm --vocab-size 32000 --bf16 \\
    --transformer-impl transformer_engine --rollout-num-gpus-per-engine 2 --sglang-mem-fraction-static 0.7 MORE
 """
@@ -296,7 +296,7 @@ def test_the_checkpoint_of_slime_decides_and_its_config_answers(
     path = slime(tmp_path, in_fp8)
     code, answer = asked(capsys, path, "--rollout")
     assert code == 0
-    assert "/root/Tiny-FP8" in answer["rows"][0]["decided_by"]
+    assert "/models/Tiny-FP8" in answer["rows"][0]["decided_by"]
     code, answer = asked(capsys, path, "--rollout", served(tmp_path, BLOCKS))
     assert code == 0
     found = {row["subject"]: row for row in answer["rows"]}
