@@ -98,6 +98,7 @@ def _answer(values: Run, *, fits: bool) -> dict[str, Any]:
         "gpu_bytes": run.memory_bytes,
         "activations_by_recompute": _activations(run),
         "not_counted": list(run.missing),
+        "may_keep_less": list(run.uncounted),
         "rests_on_unknown": values.rests_on(lambda: run.memory),
     }
     if fits:

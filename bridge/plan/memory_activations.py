@@ -18,8 +18,8 @@ attention.
 Attention without a fused kernel (`transformer_impl=local`, `attention_backend=unfused`, FP32) also
 keeps its scores.
 
-Memory that lives only inside one operator is not counted. Mixture-of-experts layers assume an even
-load.
+Memory that lives only inside one operator is not counted, except for that of the loss, whose tensors
+are as large as the vocabulary. Mixture-of-experts layers assume an even load.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from bridge.model.modules import Module
 from bridge.model.section import Section, read_section
 from bridge.model.shape import Experts, Latent, StateSpace
 from bridge.model.variants import DeltaNet, Indexer
-from bridge.plan.memory_parameters import element_bytes, operand_bytes
+from bridge.plan.memory_parameters import FP32_BYTES, element_bytes, operand_bytes
 from bridge.plan.precision_plan import LOW, PlanLayer, PlanModule, PrecisionPlan
 
 Rows = Iterator[tuple[str, float]]
@@ -101,10 +101,11 @@ class Workload:
     """`LOCAL` computes the softmax in FP32 where its kernel does not run."""
     fused_softmax: bool = True
     """`LOCAL` may run its kernel for scale, mask and softmax."""
-    compact_loss: bool = False
-    """The cross-entropy is Transformer Engine's.
+    loss: str = "unfused"
+    """The cross-entropy: unfused, native or te.
 
-    It keeps the logits in their own dtype, and not the softmax in FP32.
+    Megatron's two (`unfused`, and `native` of `cross_entropy_fusion_impl`) keep the softmax in FP32,
+    Transformer Engine's (`te`) the logits in their own dtype.
     """
 
     @classmethod
@@ -126,7 +127,9 @@ class Workload:
             modules = tuple(map(str, names))
         elif recompute != "full":
             recompute = "none"
-        loss = model.values["cross_entropy_loss_fusion"], model.values["cross_entropy_fusion_impl"]
+        loss = "unfused"
+        if model.values["cross_entropy_loss_fusion"]:
+            loss = str(model.values["cross_entropy_fusion_impl"])
         stages = _count("model.pipeline_model_parallel_size", model, 1)
         return cls(
             seq_length=_count("model.seq_length", model, 0, least=0),
@@ -145,7 +148,7 @@ class Workload:
             attention_dropout=model.values["attention_dropout"] > 0,
             softmax_in_fp32=bool(model.values["attention_softmax_in_fp32"]),
             fused_softmax=bool(model.values["masked_softmax_fusion"]),
-            compact_loss=loss == (True, "te"),
+            loss=loss,
         )
 
 
@@ -182,7 +185,7 @@ class Segment(NamedTuple):
     kept: float
     """Bytes that it leaves to its backward pass."""
     again: float = 0.0
-    """Further bytes while it is recomputed in the backward pass."""
+    """Further bytes in its backward pass: what it recomputes, and the gradient of the logits."""
 
 
 def attention_core(plan: PrecisionPlan, workload: Workload) -> str:
@@ -233,7 +236,7 @@ def segments(plan: PrecisionPlan, place: Place, workload: Workload) -> list[Segm
     else:
         for start in range(0, len(layers), workload.layers):
             parts.append(count.group(layers[start : start + workload.layers]))
-    head = Segment(count.head())
+    head = count.head()
     if place.output:
         parts.append(Segment(count.norm()))
     if place.mtp and plan.shape.mtp_num_layers:
@@ -311,16 +314,30 @@ class _Counting:
         """Return token ids, and the dropout behind the embedding."""
         return self.tokens * 8 + self._dropout()
 
-    def head(self) -> float:
-        """Return the output layer's input, and the softmax over the vocabulary, or the logits."""
+    def head(self) -> Segment:
+        """Return the output layer with the loss.
+
+        Its input and the softmax over the vocabulary are kept, or the logits with Transformer
+        Engine's loss. In its backward pass the gradient of the logits is there too: Megatron
+        computes it in the softmax, in FP32, and casts it.
+
+        Source: Megatron-LM of 2026-08-22, megatron/core/tensor_parallel/cross_entropy.py and
+        fusions/fused_cross_entropy.py, whose compiled functions hold a second tensor in FP32.
+        docs/explain/memory-measured.md has what GPUs measured.
+        """
         inputs = 0.0
         if self.plan.trains_weights:
             inputs = self.width * self.element
-        bytes_of_logit, bytes_of_token = 4.0, 9
-        if self.workload.compact_loss:
-            bytes_of_logit, bytes_of_token = self.element, 16
-        logits = self.shape.padded_vocab_size(self.tensor) // self.tensor
-        return inputs + self.tokens * (logits * bytes_of_logit + bytes_of_token)
+        logits = self.tokens * (self.shape.padded_vocab_size(self.tensor) // self.tensor)
+        if self.workload.loss == "te":
+            # Its gradient replaces the logits.
+            return Segment(inputs + logits * self.element + self.tokens * 16)
+        gradient = 0.0
+        if self.element < FP32_BYTES:
+            gradient = logits * self.element
+        if self.workload.loss == "native":
+            gradient += logits * FP32_BYTES
+        return Segment(inputs + logits * FP32_BYTES + self.tokens * 9, gradient)
 
     def _rows(self, modules: Mapping[str, PlanModule]) -> Rows:
         shape = self.shape

@@ -24,6 +24,7 @@ from bridge.plan.precision_plan import (
     compact,
 )
 from bridge.plan.rows import PlanRow
+from bridge.plan.run import WORKSPACES
 from bridge.report.table import NUMBERED, Cell, Row, table
 
 HOST = "on the host"
@@ -374,6 +375,9 @@ def fit_sentence(
         return f"{needed}; not counted: {', '.join(missing)}"
     if memory_bytes is None:
         return needed
+    left = memory_bytes - rank.total
+    if left < max(WORKSPACES):
+        return f"{needed}: may not fit, with {size(left)} left for what is not counted"
     return f"{needed}: fits"
 
 
@@ -393,7 +397,15 @@ def _fits(
         return Text(f"{needed}: does not fit.", style="red")
     if missing:
         return Text(f"{needed}; not counted: {', '.join(missing)}.", style="yellow")
-    return Text(f"{needed}: {size(memory_bytes - rank.total)} are left for what is not counted.")
+    left = memory_bytes - rank.total
+    smallest, largest = WORKSPACES
+    if left < largest:
+        text = (
+            f"{needed}: may not fit. {size(left)} are left for what is not counted, of which "
+            f"workspaces alone take {size(smallest)} to {size(largest)}."
+        )
+        return Text(text, style="yellow")
+    return Text(f"{needed}: {size(left)} are left for what is not counted.")
 
 
 def fit_table(report: FitReport, missing: Sequence[str] = ()) -> RenderableType:

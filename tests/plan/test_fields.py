@@ -43,11 +43,13 @@ COMPRESSED = {
     "enable_hyper_connections": True,
 }
 STREAMS = {**DENSE, "enable_mhc_connections": True}
+FUSED_LOSS = {**DENSE, "cross_entropy_loss_fusion": True}
 MODELS = (
     DELTA,
     SPARSE,
     COMPRESSED,
     STREAMS,
+    FUSED_LOSS,
     DENSE,
     ROTARY,
     EXPERTS,

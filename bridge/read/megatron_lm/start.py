@@ -145,7 +145,9 @@ ROWS: tuple[Row, ...] = (
             "model.share_embeddings_and_output_weights": True,
         }
     ),
-    *_default({"model.attention_softmax_in_fp32": False}, _is_local),
+    *_default(
+        {"model.attention_softmax_in_fp32": False, "model.masked_softmax_fusion": True}, _is_local
+    ),
     *_default(
         {"model.q_lora_rank": None, "model.kv_lora_rank": 32}, "model.multi_latent_attention"
     ),
