@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.precision.yaml_text import to_yaml
-from bridge.read import frameworks
+from bridge.read import framework_signs
 from bridge.read.contract import Unmapped
 from bridge.read.meaning import semantics_of
 from bridge.read.systems import candidates, detect, system
@@ -81,7 +81,7 @@ def runs_of(
     if document.kind == "shell":
         return _of_script(document, chosen, context or {}, targets)
     if chosen is None:
-        framework = frameworks.recognise(document)
+        framework = framework_signs.recognise_file(document)
         if framework is not None and not framework.is_converted:
             raise PayloadError(framework.refusal(document.path))
     detected = []
@@ -159,7 +159,7 @@ def _of_script(
     if not runs:
         framework = None
         if chosen is None:
-            framework = frameworks.of_launches(started)
+            framework = framework_signs.recognise_first(started)
         if framework is not None and not framework.is_converted:
             raise PayloadError(framework.refusal(document.path))
         raise _nothing(document, started, chosen, left)

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from bridge.read import frameworks
+from bridge.read import framework_signs
 from bridge.read.contract import Unmapped
-from bridge.read.frameworks import Framework
+from bridge.read.framework_signs import Framework
 from bridge.read.launch.launches import (
     HOLDS_ARGUMENTS,
     MEGATRON_ARGUMENTS,
@@ -147,7 +147,7 @@ def read(launch: Launch, chosen: str | None = None) -> CommandLine | None:
     is_forced = chosen is not None
     framework = None
     if not is_forced:
-        framework = frameworks.of_launch(launch)
+        framework = framework_signs.recognise_launch(launch)
     unread = None
     if framework is not None and framework.table:
         return None
@@ -230,7 +230,7 @@ def _recipe_of_bridge(line: Line) -> str:
 
     It is empty for other programs.
     """
-    framework = frameworks.of_launch(line.launch)
+    framework = framework_signs.recognise_launch(line.launch)
     if framework is None or framework.name != BRIDGE:
         return ""
     for option, noun in (("recipe", "the recipe"), ("model", "the recipe of the model")):

@@ -1,6 +1,6 @@
 """Files that `check`, `plan` and `memory` do not read: refused in one sentence, which says whose they look like.
 
-A framework that no command reads has a row in `bridge.read.frameworks`; `convert` reads those of the systems in
+A framework that no command reads has a row in `bridge.read.framework_signs`; `convert` reads those of the systems in
 `bridge.read.systems`. Both are asked here.
 """
 
@@ -11,7 +11,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError, UnreadFileError
-from bridge.read import frameworks
+from bridge.read import framework_signs
 from bridge.read.keys import KEYS, OWNERS, SECTIONS, fields_of
 from bridge.read.text.document import Document
 from bridge.rules.facts.near_names import near_names
@@ -37,7 +37,7 @@ SHOWN = 4
 def refuse_framework(document: Document) -> None:
     """Raise UnreadFileError for a file of a framework that is not read, and for a Python program."""
     try:
-        found = frameworks.recognise(document)
+        found = framework_signs.recognise_file(document)
     except PayloadError as error:
         raise UnreadFileError(str(error)) from None
     if found is not None:
@@ -84,7 +84,7 @@ def _fields_in(sections: Mapping[Any, Any]) -> list[tuple[str, str]]:
 
 def _has_classes(document: Document) -> bool:
     """Return whether a class is named, which is refused by itself."""
-    return bool(list(frameworks.classes_in(document.mapping)))
+    return bool(list(framework_signs.classes_in(document.mapping)))
 
 
 def _no_run(path: str, unknown: Sequence[str]) -> UnreadFileError:
@@ -112,7 +112,7 @@ def _refuse_system(document: Document) -> None:
 
 def no_run_of_megatron(path: str, started: Sequence[Launch]) -> UnreadFileError:
     """Return the refusal of a launch script that starts no run of Megatron-LM."""
-    found = frameworks.of_launches(started)
+    found = framework_signs.recognise_first(started)
     if found is not None:
         return UnreadFileError(found.refusal(path), kind=f"looks like {found.name}")
     names = (

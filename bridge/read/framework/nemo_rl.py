@@ -15,7 +15,7 @@ from pathlib import Path, PurePosixPath
 
 from bridge.errors import Finding, PayloadError, UnreadFileError
 from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading
-from bridge.read import frameworks
+from bridge.read import framework_signs
 from bridge.read.framework.checkpoint import checkpoint_settings
 from bridge.read.framework.table import FrameworkTable, framework_table
 from bridge.read.framework.tree import TreeReading, read_tree
@@ -128,7 +128,7 @@ def _refuse_other_backends(values: Tree, path: Path, missing: list[str]) -> None
     if is_megatron is True:
         return
     document = Document(path=str(path), text="", kind="yaml", of=values)
-    other = frameworks.recognise(document)
+    other = framework_signs.recognise_file(document)
     if is_dtensor is True or not missing:
         if other is not None:
             raise UnreadFileError(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bridge.errors import Finding, UnreadFileError
 from bridge.preflight.file_reading import FileReading
-from bridge.read import frameworks
+from bridge.read import framework_signs
 from bridge.read.framework.checkpoint import checkpoint_settings
 from bridge.read.framework.table import framework_table
 from bridge.read.framework.tree import TreeReading, is_late, read_tree
@@ -67,7 +67,9 @@ def read(whole: Mapping[str, object], path: Path) -> FileReading:
     values = resolved(dict(whole))
     strategy = at(values, f"{ACTOR}.strategy")
     if strategy != "megatron":
-        found = frameworks.recognise(Document(path=str(path), text="", kind="yaml", of=whole))
+        found = framework_signs.recognise_file(
+            Document(path=str(path), text="", kind="yaml", of=whole)
+        )
         if found is not None:
             raise UnreadFileError(
                 replace(found, tree="").refusal(str(path)), kind=f"looks like {found.name}"

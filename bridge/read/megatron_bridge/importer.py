@@ -24,7 +24,7 @@ from bridge.precision.config import FIELD_DEFAULTS, PEER_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.statements import is_stated
 from bridge.precision.values import SPELLINGS
-from bridge.read import frameworks
+from bridge.read import framework_signs
 from bridge.read.builders import MODES, ImportBuilder
 from bridge.read.contract import ContextKey, ImportReport, Recognised, System, as_yaml
 from bridge.read.meaning import meaning, recipe_named
@@ -324,7 +324,7 @@ def _plain(value: Any) -> Any:
 def recognise(document: Document) -> Recognised | None:
     """Return why a document is taken for Megatron Bridge's, or None."""
     if document.kind == "python":
-        framework = frameworks.recognise(document)
+        framework = framework_signs.recognise_file(document)
         if framework is None or framework.name != "Megatron Bridge":
             return None
         return Recognised(0.95, framework.evidence)

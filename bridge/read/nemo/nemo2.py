@@ -15,7 +15,7 @@ from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.mode import mode_of
 from bridge.precision.statements import is_stated
 from bridge.precision.values import TORCH_NAMES
-from bridge.read import frameworks
+from bridge.read import framework_signs
 from bridge.read.amp import report_dropped_autocast
 from bridge.read.builders import ExportBuilder, ImportBuilder
 from bridge.read.contract import ExportReport, ImportReport, Recognised, System, as_yaml
@@ -213,7 +213,7 @@ def recognise(document: Document) -> Recognised | None:
 
 
 def _imports_nemo(text: str) -> bool:
-    return any(name.split(".")[0] == "nemo" for name in frameworks.imports_of(text))
+    return any(name.split(".")[0] == "nemo" for name in framework_signs.imports_of(text))
 
 
 def read(document: Document) -> Any:

@@ -199,7 +199,7 @@ def _rows() -> tuple[_Row, ...]:
     return tuple(_Row(name, columns) for name, columns in rows("frameworks")["frameworks"].items())
 
 
-def recognise(document: Document) -> Framework | None:
+def recognise_file(document: Document) -> Framework | None:
     """Return the framework whose file a document is; None for a launch script, which may start several programs."""
     if document.kind == "python":
         return _of_imports(imports_of(document.text))
@@ -211,7 +211,7 @@ def recognise(document: Document) -> Framework | None:
     return None
 
 
-def of_launch(launch: Launch) -> Framework | None:
+def recognise_launch(launch: Launch) -> Framework | None:
     """Return the framework of which a launch is a start."""
     for row in _rows():
         found = row.of_launch(launch)
@@ -220,10 +220,10 @@ def of_launch(launch: Launch) -> Framework | None:
     return None
 
 
-def of_launches(launches: Iterable[Launch]) -> Framework | None:
+def recognise_first(launches: Iterable[Launch]) -> Framework | None:
     """Return the framework of the first launch that has one."""
     for launch in launches:
-        found = of_launch(launch)
+        found = recognise_launch(launch)
         if found is not None:
             return found
     return None
