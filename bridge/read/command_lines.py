@@ -12,7 +12,6 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from bridge.read import framework_signs
-from bridge.read.contract import Unmapped
 from bridge.read.framework_signs import Framework
 from bridge.read.launch.launches import (
     HOLDS_ARGUMENTS,
@@ -23,7 +22,8 @@ from bridge.read.launch.launches import (
 )
 from bridge.read.launch.word import Word
 from bridge.read.megatron_lm.flags import bears_on_precision
-from bridge.read.table import record_named
+from bridge.read.reports import Unmapped
+from bridge.read.table import sentence_named
 from bridge.read.text.command_words import CommandWords, nested
 from bridge.read.text.trainer_words import arguments_of
 from bridge.registry.registry import REGISTRY
@@ -135,7 +135,7 @@ def _left_open(words: CommandWords, files: Sequence[str]) -> Iterator[Unmapped]:
 
 def lost(row: str, name: str, value: object, **facts: object) -> Unmapped:
     """Return the record of a row, "SYSTEM.SENTENCE"."""
-    return Unmapped(name, value, *record_named(row, **facts))
+    return Unmapped(name, value, *sentence_named(row, **facts))
 
 
 def read(launch: Launch, chosen: str | None = None) -> CommandLine | None:

@@ -10,7 +10,7 @@ from bridge.errors import PayloadError
 from bridge.precision.statements import stated_values
 from bridge.read import framework_signs
 from bridge.read.launch.alternatives import launches
-from bridge.read.table import rows
+from bridge.read.row_files import rows
 from bridge.read.text.document import Document
 
 NEMO_RL = (

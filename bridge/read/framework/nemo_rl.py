@@ -21,8 +21,9 @@ from bridge.read.framework.table import FrameworkTable, framework_table
 from bridge.read.framework.tree import TreeReading, read_tree
 from bridge.read.launch.launches import Launch
 from bridge.read.launch.word import Word
-from bridge.read.text.composed import Tree, at, composed, is_open, resolved
+from bridge.read.text.composed import Tree, composed, is_open, resolved
 from bridge.read.text.document import Document
+from bridge.read.text.dotted import value_at as at
 from bridge.read.text.hydra_words import HydraWord, hydra_words, write_over
 from bridge.read.text.neighbours import found_above
 from bridge.target.versions import parse_version

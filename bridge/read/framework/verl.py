@@ -21,8 +21,9 @@ from bridge.read.framework.table import framework_table
 from bridge.read.framework.tree import TreeReading, is_late, read_tree
 from bridge.read.launch.launches import Launch
 from bridge.read.launch.word import Word
-from bridge.read.text.composed import Tree, at, resolved
+from bridge.read.text.composed import Tree, resolved
 from bridge.read.text.document import Document
+from bridge.read.text.dotted import value_at as at
 from bridge.read.text.hydra_words import HydraWord, hydra_words, write_over
 from bridge.target.versions import parse_version
 

@@ -18,8 +18,10 @@ from bridge.precision.values import TORCH_NAMES
 from bridge.read import framework_signs
 from bridge.read.amp import report_dropped_autocast
 from bridge.read.builders import ExportBuilder, ImportBuilder
-from bridge.read.contract import ExportReport, ImportReport, Recognised, System, as_yaml
+from bridge.read.document_signs import Recognised
 from bridge.read.meaning import recipe_named
+from bridge.read.reports import ExportReport, ImportReport
+from bridge.read.system import System, as_yaml
 from bridge.read.table import table
 from bridge.read.text.document import Document
 from bridge.read.text.python_calls import Call, program_of
@@ -224,5 +226,12 @@ def read(document: Document) -> Any:
 
 
 SYSTEM = System(
-    "nemo2", "NeMo 2.x", TABLE.version, export, import_, recognise, as_yaml, read, (), import_all
+    name="nemo2",
+    title="NeMo 2.x",
+    version=TABLE.version,
+    export=export,
+    import_=import_,
+    write=as_yaml,
+    read=read,
+    import_all=import_all,
 )
