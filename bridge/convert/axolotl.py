@@ -18,8 +18,9 @@ from bridge.errors import PayloadError, RunConfigError
 from bridge.precision.mode import mode_of
 from bridge.read.amp import assume_torch_scaler, export_as_cast, report_scaler
 from bridge.read.builders import ExportBuilder, ImportBuilder
-from bridge.read.contract import ContextKey, ExportReport, ImportReport, System, as_yaml
 from bridge.read.meaning import semantics_of
+from bridge.read.reports import ExportReport, ImportReport
+from bridge.read.system import ContextKey, System, as_yaml
 from bridge.read.table import table
 from bridge.read.text.settings import Settings
 from bridge.registry.config import MixedPrecisionConfig
@@ -266,12 +267,11 @@ CONTEXT = (
     ),
 )
 SYSTEM = System(
-    "axolotl",
-    TABLE.title,
-    TABLE.version,
-    export,
-    import_,
-    TABLE.recognise,
-    as_yaml,
+    name="axolotl",
+    title=TABLE.title,
+    version=TABLE.version,
+    export=export,
+    import_=import_,
+    write=as_yaml,
     context=CONTEXT,
 )

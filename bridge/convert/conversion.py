@@ -7,19 +7,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from bridge.convert.systems import detect, system
 from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.precision.yaml_text import to_yaml
-from bridge.read import frameworks
-from bridge.read.contract import Unmapped
+from bridge.read import framework_signs
 from bridge.read.meaning import semantics_of
-from bridge.read.systems import candidates, detect, system
+from bridge.read.reports import Unmapped
+from bridge.read.system_signs import KINDS, candidates
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from bridge.read.command_lines import CommandLine
-    from bridge.read.contract import ExportReport, ImportReport, System
     from bridge.read.launch.launches import Launch
+    from bridge.read.reports import ExportReport, ImportReport
+    from bridge.read.system import System
     from bridge.read.text.document import Document
 
 OURS = "recipe"
@@ -74,14 +76,14 @@ def runs_of(
     """
     kinds: tuple[str, ...] = ("python",)
     if chosen is not None:
-        kinds = system(chosen).kinds
+        kinds = KINDS[system(chosen).name]
     if document.kind == "python" and "python" not in kinds:
         rule = f"{chosen} takes {' or '.join(kinds)}, and this is a Python program"
         raise PayloadError(f"{document.path}: {rule}. Give its configuration.")
     if document.kind == "shell":
         return _of_script(document, chosen, context or {}, targets)
     if chosen is None:
-        framework = frameworks.recognise(document)
+        framework = framework_signs.recognise_file(document)
         if framework is not None and not framework.is_converted:
             raise PayloadError(framework.refusal(document.path))
     detected = []
@@ -159,7 +161,7 @@ def _of_script(
     if not runs:
         framework = None
         if chosen is None:
-            framework = frameworks.of_launches(started)
+            framework = framework_signs.recognise_first(started)
         if framework is not None and not framework.is_converted:
             raise PayloadError(framework.refusal(document.path))
         raise _nothing(document, started, chosen, left)
@@ -175,7 +177,7 @@ def _evidence(document: Document, started: Sequence[Launch], chosen: str | None)
         return "was named with --from"
     looks = candidates(document)
     if looks:
-        return looks[0][1].evidence
+        return looks[0].evidence
     if any(launch.line for launch in started):
         return "starts a program of Megatron-LM's"
     return "holds arguments, and starts no program"

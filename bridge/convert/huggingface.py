@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 from bridge.read.amp import amp_fields, assume_torch_scaler, export_as_amp, report_scaler
 from bridge.read.builders import ExportBuilder, ImportBuilder
-from bridge.read.contract import ContextKey, ExportReport, ImportReport, System, as_json
-from bridge.read.table import at, table
+from bridge.read.reports import ExportReport, ImportReport
+from bridge.read.system import ContextKey, System, as_json
+from bridge.read.table import table
+from bridge.read.text.dotted import value_at
 from bridge.read.text.settings import Settings, half_or_fp32
 from bridge.read.text.trainer_words import SWITCHES
 from bridge.registry.config import MixedPrecisionConfig
@@ -130,7 +132,7 @@ def _environment(builder: ImportBuilder, environment: str, compute: str) -> str:
 def _sharding(top: Settings) -> str | None:
     """Return "deepspeed" or "fsdp" where the Trainer, or its launch block, shards so."""
     for name in SHARDED:
-        is_launched = at(top.values, f"accelerate_launch_args.use_{name}") is True
+        is_launched = value_at(top.values, f"accelerate_launch_args.use_{name}") is True
         if top.values.get(name) or is_launched:
             return name
     return None
@@ -144,7 +146,7 @@ def _loaded(builder: ImportBuilder, top: Settings, stated: str | None) -> Loaded
     adapter = _adapter(top)
     dtypes = {}
     for name in DTYPES:
-        value = at(top.values, name)
+        value = value_at(top.values, name)
         if value is not None:
             dtypes[name] = value
     setting: str = "weights_dtype"
@@ -278,5 +280,11 @@ CONTEXT = (
 )
 TITLE = f"Hugging Face {TABLE.title}"
 SYSTEM = System(
-    "huggingface", TITLE, TABLE.version, export, import_, TABLE.recognise, as_json, context=CONTEXT
+    name="huggingface",
+    title=TITLE,
+    version=TABLE.version,
+    export=export,
+    import_=import_,
+    write=as_json,
+    context=CONTEXT,
 )

@@ -19,9 +19,9 @@ from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.mode import mode_of, scheme_of
 from bridge.precision.statements import field_names
-from bridge.read.contract import ExportReport, ImportReport, Unmapped
 from bridge.read.meaning import recipe_named, semantics_of, unread_fields
-from bridge.read.table import Unwritten, record_named
+from bridge.read.reports import ExportReport, ImportReport, Unmapped
+from bridge.read.table import UnwrittenFields, sentence_named
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.runtime.pytorch.loop import checked
 from bridge.target.fields import DEFAULTS
@@ -106,7 +106,7 @@ class ImportBuilder:
         the same.
         """
         self.fields.update(state)
-        words = record_named(row, **{"system": self.system, "value": value, **facts})
+        words = sentence_named(row, **{"system": self.system, "value": value, **facts})
         self.report(setting, value, words.reason, words.detail, words.remedy)
 
     def implied(self, setting: str, value: object, why: str = "", /, **fields: Any) -> None:
@@ -240,7 +240,7 @@ class ExportBuilder:
 
     def record(self, row: str, field: str, /, **facts: object) -> None:
         """Record that `field` cannot be converted exactly, stated or not, in the words of a row."""
-        words = record_named(row, system=self.system, **facts)
+        words = sentence_named(row, system=self.system, **facts)
         self.report(field, words.reason, words.detail, words.remedy)
 
     def record_if_stated(self, row: str, /, *fields: str, **facts: object) -> None:
@@ -250,7 +250,7 @@ class ExportBuilder:
                 self.record(row, field, **facts)
 
     def finish(
-        self, payload: Any, unwritten: Sequence[Unwritten] = (), **facts: object
+        self, payload: Any, unwritten: Sequence[UnwrittenFields] = (), **facts: object
     ) -> ExportReport:
         """Return the report, after stated fields not mentioned so far are mapped or reported, by a row of `unwritten`.
 
@@ -269,7 +269,7 @@ class ExportBuilder:
                 continue
             why, value = unread.get(field), self.values[field]
             about = [
-                row.words
+                row.sentence
                 for row in unwritten
                 if field in row.fields and (row.when is None or known[row.when])
             ]
@@ -287,7 +287,7 @@ class ExportBuilder:
                     field, "dead knob", why, "Drop it: it changes nothing in this recipe either."
                 )
             elif about:
-                self.report(field, *about[0].about(known))
+                self.report(field, *about[0].filled(known))
             else:
                 detail, remedy = ABSENT.get(field, ("has no such setting", "Do without it there."))
                 reason = "semantics" if field == "modules" else "unsupported"

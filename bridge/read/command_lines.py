@@ -11,9 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from bridge.read import frameworks
-from bridge.read.contract import Unmapped
-from bridge.read.frameworks import Framework
+from bridge.read import framework_signs
+from bridge.read.framework_signs import Framework
 from bridge.read.launch.launches import (
     HOLDS_ARGUMENTS,
     MEGATRON_ARGUMENTS,
@@ -23,7 +22,8 @@ from bridge.read.launch.launches import (
 )
 from bridge.read.launch.word import Word
 from bridge.read.megatron_lm.flags import bears_on_precision
-from bridge.read.table import record_named
+from bridge.read.reports import Unmapped
+from bridge.read.table import sentence_named
 from bridge.read.text.command_words import CommandWords, nested
 from bridge.read.text.trainer_words import arguments_of
 from bridge.registry.registry import REGISTRY
@@ -135,7 +135,7 @@ def _left_open(words: CommandWords, files: Sequence[str]) -> Iterator[Unmapped]:
 
 def lost(row: str, name: str, value: object, **facts: object) -> Unmapped:
     """Return the record of a row, "SYSTEM.SENTENCE"."""
-    return Unmapped(name, value, *record_named(row, **facts))
+    return Unmapped(name, value, *sentence_named(row, **facts))
 
 
 def read(launch: Launch, chosen: str | None = None) -> CommandLine | None:
@@ -147,7 +147,7 @@ def read(launch: Launch, chosen: str | None = None) -> CommandLine | None:
     is_forced = chosen is not None
     framework = None
     if not is_forced:
-        framework = frameworks.of_launch(launch)
+        framework = framework_signs.recognise_launch(launch)
     unread = None
     if framework is not None and framework.table:
         return None
@@ -230,7 +230,7 @@ def _recipe_of_bridge(line: Line) -> str:
 
     It is empty for other programs.
     """
-    framework = frameworks.of_launch(line.launch)
+    framework = framework_signs.recognise_launch(line.launch)
     if framework is None or framework.name != BRIDGE:
         return ""
     for option, noun in (("recipe", "the recipe"), ("model", "the recipe of the model")):

@@ -17,8 +17,9 @@ from bridge.precision.mode import mode_of
 from bridge.precision.values import TORCH_NAMES
 from bridge.read.amp import export_as_amp, report_scaler
 from bridge.read.builders import MODES, ExportBuilder, ImportBuilder
-from bridge.read.contract import ContextKey, ExportReport, ImportReport, System, as_json
 from bridge.read.meaning import semantics_of
+from bridge.read.reports import ExportReport, ImportReport
+from bridge.read.system import ContextKey, System, as_json
 from bridge.read.table import table
 from bridge.read.text.settings import Settings
 from bridge.registry.config import MixedPrecisionConfig
@@ -215,12 +216,11 @@ CONTEXT = (
     ),
 )
 SYSTEM = System(
-    "deepspeed",
-    TABLE.title,
-    TABLE.version,
-    export,
-    import_,
-    TABLE.recognise,
-    as_json,
+    name="deepspeed",
+    title=TABLE.title,
+    version=TABLE.version,
+    export=export,
+    import_=import_,
+    write=as_json,
     context=CONTEXT,
 )

@@ -1,7 +1,13 @@
-"""Files that `check`, `plan` and `memory` do not read: refused in one sentence, which says whose they look like.
+"""Refusals of files that `check`, `plan` and `memory` do not read.
 
-A framework that no command reads has a row in `bridge.read.frameworks`; `convert` reads those of the systems in
-`bridge.read.systems`. Both are asked here.
+A refusal is one sentence, which says whose file it looks like:
+
+    refuse_framework(document)           # "a.py: looks like Automodel (it imports `nemo_automodel`), which ..."
+    refuse_sections(sections, path)      # "a.yaml: must have the sections of a run, ..., got 'foo'. ..."
+    no_run_of_megatron(path, launches)   # "a.sh: must start a run of Megatron-LM, got 'train.py'. ..."
+
+The signs of frameworks are in `bridge.read.framework_signs`, and those of the systems that `convert`
+reads in `bridge.read.system_signs`.
 """
 
 from __future__ import annotations
@@ -11,7 +17,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError, UnreadFileError
-from bridge.read import frameworks
+from bridge.read import framework_signs
 from bridge.read.keys import KEYS, OWNERS, SECTIONS, fields_of
 from bridge.read.text.document import Document
 from bridge.rules.facts.near_names import near_names
@@ -27,21 +33,33 @@ CONVERTED = (
 )
 PROGRAM = "{path}: must be a run's file, got a Python program. Give the launch script or the configuration of the run."
 TOML = "{path}: must be a run's file, got TOML. Write it as YAML."
-RUNS = "Give a run's file of Precision Bridge, Megatron Bridge or Megatron-LM."
-CERTAIN = 0.5
-"""The least certainty with which a system is named."""
-SHOWN = 4
-"""Sections that a refusal names; the others are counted."""
+NO_RUN = (
+    "{path}: must have the sections of a run, such as model and mixed_precision, got {keys}. "
+    "Give a run's file of Precision Bridge, Megatron Bridge or Megatron-LM."
+)
+OTHER_LAUNCHES = (
+    "{path}: must start a run of Megatron-LM, got {programs!r:.80}. "
+    "Give its launch script, or the configuration that this one starts with."
+)
+LEAST_CERTAINTY = 0.5
+"""The certainty from which on a system is named."""
+MOST_KEYS = 4
+"""Keys that a refusal names; the others are counted."""
 
 
 def refuse_framework(document: Document) -> None:
-    """Raise UnreadFileError for a file of a framework that is not read, and for a Python program."""
+    """Refuse the file of a framework that is not read, a Python program, and TOML.
+
+    Raises:
+        UnreadFileError: The document is one of these.
+    """
     try:
-        found = frameworks.recognise(document)
+        framework = framework_signs.recognise_file(document)
     except PayloadError as error:
         raise UnreadFileError(str(error)) from None
-    if found is not None:
-        raise UnreadFileError(found.refusal(document.path), kind=f"looks like {found.name}")
+    if framework is not None:
+        sentence = framework.refusal(document.path)
+        raise UnreadFileError(sentence, kind=f"looks like {framework.name}")
     if document.kind == "python":
         _refuse_system(document)
         raise UnreadFileError(PROGRAM.format(path=document.path), kind="a Python program")
@@ -51,75 +69,81 @@ def refuse_framework(document: Document) -> None:
 
 
 def refuse_sections(sections: Mapping[Any, Any], path: Path) -> None:
-    """Raise UnreadFileError for sections of another framework, or of none; a misspelt one is left to others."""
+    """Refuse sections of another framework, or of none; a misspelt key is left to the check of the sections.
+
+    Raises:
+        UnreadFileError: The sections are not those of a run.
+    """
     document = Document(path=str(path), text="", kind="yaml", of=sections)
     refuse_framework(document)
     _refuse_no_run(document)
 
 
 def _refuse_no_run(document: Document) -> None:
+    """Refuse a mapping whose keys, or whose fields, are not those of a run."""
     _refuse_system(document)
-    named = [
-        str(key) for key in document.mapping if not str(key).startswith("_")
-    ]  # `_target_` is refused by itself
-    unknown = [key for key in named if key not in KEYS]
+    keys: list[str] = []
+    for key in map(str, document.mapping):
+        if not key.startswith("_"):  # `_target_` is refused by itself
+            keys.append(key)
+    unknown = [key for key in keys if key not in KEYS]
     foreign = [key for key in unknown if not near_names(key, KEYS)]
-    if len(foreign) > len(named) - len(unknown):
+    known_count = len(keys) - len(unknown)
+    if len(foreign) > known_count:
         raise _no_run(document.path, unknown)
     fields = _fields_in(document.mapping)
-    is_known = any(
-        name in fields_of(key) or near_names(name, fields_of(key)) for key, name in fields
-    )
-    if unknown == foreign and fields and not is_known and not _has_classes(document):
-        raise _no_run(document.path, [*unknown, *(f"{key}.{name}" for key, name in fields)])
+    is_run = any(_is_field_of_a_run(section, name) for section, name in fields)
+    names_classes = any(framework_signs.classes_in(document.mapping))  # refused by themselves
+    if unknown == foreign and fields and not is_run and not names_classes:
+        dotted = [f"{section}.{name}" for section, name in fields]
+        raise _no_run(document.path, [*unknown, *dotted])
 
 
 def _fields_in(sections: Mapping[Any, Any]) -> list[tuple[str, str]]:
     """Return section and name of each field in the sections of a run."""
-    held = ((key, sections.get(key)) for key in (*OWNERS, *SECTIONS))
-    return [
-        (key, str(name)) for key, fields in held if isinstance(fields, Mapping) for name in fields
-    ]
+    fields: list[tuple[str, str]] = []
+    for section in (*OWNERS, *SECTIONS):
+        values = sections.get(section)
+        if isinstance(values, Mapping):
+            fields += [(section, str(name)) for name in values]
+    return fields
 
 
-def _has_classes(document: Document) -> bool:
-    """Return whether a class is named, which is refused by itself."""
-    return bool(list(frameworks.classes_in(document.mapping)))
+def _is_field_of_a_run(section: str, name: str) -> bool:
+    """Return whether a section has a field of this name, or of a near one."""
+    fields = fields_of(section)
+    return name in fields or bool(near_names(name, fields))
 
 
 def _no_run(path: str, unknown: Sequence[str]) -> UnreadFileError:
-    named = ", ".join(repr(key) for key in unknown[:SHOWN])
-    more = f" and {len(unknown) - SHOWN} more" if len(unknown) > SHOWN else ""
-    rule = "must have the sections of a run, such as model and mixed_precision"
-    return UnreadFileError(
-        f"{path}: {rule}, got {named}{more}. {RUNS}", kind="no sections of a run"
-    )
+    """Return the refusal of a file with unknown keys."""
+    keys = ", ".join(repr(key) for key in unknown[:MOST_KEYS])
+    if len(unknown) > MOST_KEYS:
+        keys += f" and {len(unknown) - MOST_KEYS} more"
+    return UnreadFileError(NO_RUN.format(path=path, keys=keys), kind="no sections of a run")
 
 
 def _refuse_system(document: Document) -> None:
-    from bridge.read.systems import candidates  # imports every system
+    """Refuse the file of a system that `convert` reads."""
+    from bridge.read.system_signs import candidates  # imports the modules of every system
 
-    for system, seen in candidates(document)[:1]:
-        if seen.certainty >= CERTAIN:
+    for candidate in candidates(document)[:1]:
+        if candidate.certainty >= LEAST_CERTAINTY:
             sentence = CONVERTED.format(
                 path=document.path,
                 quoted=quote(document.path),
-                title=system.title,
-                evidence=seen.evidence,
+                title=candidate.title,
+                evidence=candidate.evidence,
             )
-            raise UnreadFileError(sentence, kind=f"looks like a file of {system.title}")
+            raise UnreadFileError(sentence, kind=f"looks like a file of {candidate.title}")
 
 
-def no_run_of_megatron(path: str, started: Sequence[Launch]) -> UnreadFileError:
+def no_run_of_megatron(path: str, launches: Sequence[Launch]) -> UnreadFileError:
     """Return the refusal of a launch script that starts no run of Megatron-LM."""
-    found = frameworks.of_launches(started)
-    if found is not None:
-        return UnreadFileError(found.refusal(path), kind=f"looks like {found.name}")
-    names = (
-        ", ".join(dict.fromkeys(launch.name for launch in started if launch.line)) or "no program"
-    )
-    rule = "must start a run of Megatron-LM"
-    remedy = "Give its launch script, or the configuration that this one starts with."
-    return UnreadFileError(
-        f"{path}: {rule}, got {names!r:.80}. {remedy}", kind="starts no run of Megatron-LM"
-    )
+    framework = framework_signs.recognise_first(launches)
+    if framework is not None:
+        return UnreadFileError(framework.refusal(path), kind=f"looks like {framework.name}")
+    names = [launch.name for launch in launches if launch.line]
+    programs = ", ".join(dict.fromkeys(names)) or "no program"
+    sentence = OTHER_LAUNCHES.format(path=path, programs=programs)
+    return UnreadFileError(sentence, kind="starts no run of Megatron-LM")

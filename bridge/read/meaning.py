@@ -87,7 +87,7 @@ def _without(values: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
 
 
 def semantics_of(config: MixedPrecisionConfig) -> str:
-    """Return which of `contract.SEMANTICS` a config asks of Megatron Core.
+    """Return which of `reports.SEMANTICS` a config asks of Megatron Core.
 
     FP32 weights under autocast are O1. In FP16 that is `fp16=True` with `params_dtype="fp32"`,
     which keeps the loss scale; in BF16 it is `fp32=True`, as in the recipe `bf16_autocast_mixed`.

@@ -7,7 +7,7 @@ import yaml
 
 from bridge.errors import BridgeError
 from bridge.read.builders import ExportBuilder, ImportBuilder
-from bridge.read.contract import ImportReport
+from bridge.read.reports import ImportReport
 from bridge.read.table import Table
 from bridge.read.text.document import Document
 from bridge.read.text.settings import Settings

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bridge.errors import PayloadError, RunConfigError, UnreadFileError
 from bridge.preflight.file_reading import FileReading, RunChoice
-from bridge.read import frameworks
+from bridge.read import framework_signs
 from bridge.read.framework import ms_swift, nemo_rl, verl
 from bridge.read.launch.alternatives import launches
 from bridge.read.launch.launches import Launch
@@ -56,7 +56,7 @@ def _launches_of(started: Sequence[Launch]) -> list[tuple[Launch, str]]:
     """Return the launches of such frameworks, each with the table of its framework."""
     found = []
     for launch in started:
-        framework = frameworks.of_launch(launch)
+        framework = framework_signs.recognise_launch(launch)
         if framework is not None and framework.tree in READERS:
             found.append((launch, framework.tree))
     return found

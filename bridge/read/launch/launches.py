@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from bridge.read.launch.job import SUBMIT
 from bridge.read.launch.script import MODES
 from bridge.read.launch.word import Word
-from bridge.read.table import rows
+from bridge.read.row_files import rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from bridge.errors import PayloadError
 from bridge.precision.values import NO, YES
-from bridge.read import frameworks
+from bridge.read import framework_signs
 from bridge.read.framework.table import FrameworkTable, framework_table
 from bridge.read.launch.launches import (
     HOLDS_ARGUMENTS,
@@ -174,7 +174,7 @@ def _of_launch(launch: Launch) -> Arguments:
     run = _of_words(launch.arguments)
     run.launch = launch
     run.label = launch.label
-    framework = frameworks.of_launch(launch)
+    framework = framework_signs.recognise_launch(launch)
     if framework is not None and framework.table:
         run.framework = framework_table(framework.table)
     if launch.line:

@@ -63,7 +63,7 @@ def engine(
     if written is None:
         builder.record("megatron_deepspeed.the-engine-scales-the-loss", "--deepspeed", True)
     elif stated is None:
-        builder.report(written.name, written.shown, *OTHER_SETTINGS[DEEPSPEED_FILE].record)
+        builder.report(written.name, written.shown, *OTHER_SETTINGS[DEEPSPEED_FILE].sentence)
     else:
         for name in (*MODES, "params_dtype", "pipeline_dtype"):
             builder.fields.pop(name, None)

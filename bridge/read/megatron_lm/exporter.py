@@ -9,10 +9,11 @@ from bridge.precision.mode import mode_of
 from bridge.precision.statements import is_stated
 from bridge.read.amp import report_dropped_autocast
 from bridge.read.builders import DELAYED, ExportBuilder
-from bridge.read.contract import ExportReport, as_yaml
 from bridge.read.meaning import meaning
 from bridge.read.megatron_lm.flags import FLAGS
 from bridge.read.megatron_lm.stage_files import FILE, shared_file
+from bridge.read.reports import ExportReport
+from bridge.read.system import as_yaml
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.inert import SCALER_SCHEDULE
 from bridge.target.fields import FUSED_RECIPES

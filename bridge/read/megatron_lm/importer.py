@@ -14,16 +14,17 @@ from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.precision.config import MEGATRON_FIELDS
 from bridge.precision.mode import mode_of
 from bridge.read.builders import ImportBuilder
-from bridge.read.contract import ContextKey, ImportReport, System
 from bridge.read.launch.alternatives import launches
 from bridge.read.megatron_lm import effects, flags, te_precision_file
 from bridge.read.megatron_lm.arguments import TRUTH, Arguments, Written, runs_of, runs_printed
 from bridge.read.megatron_lm.engine_file import EngineFile, engine_file, stated_by
 from bridge.read.megatron_lm.exporter import TITLE, export
 from bridge.read.megatron_lm.printed import START, printed_arguments
-from bridge.read.megatron_lm.recognition import is_per_module, recognise
+from bridge.read.megatron_lm.recognition import is_per_module
 from bridge.read.megatron_lm.refused import refused_words
 from bridge.read.megatron_lm.stage_files import LAYOUT
+from bridge.read.reports import ImportReport
+from bridge.read.system import ContextKey, System
 from bridge.read.text.document import Document
 from bridge.registry.config import MixedPrecisionConfig
 
@@ -187,7 +188,7 @@ def _setting(key: str, written: Written, builder: ImportBuilder) -> None:
     elif flag is not None:
         builder.map(written.name, **_fields(flag, written))
     elif row is not None and str(written.value).lower() != str(row.harmless[0]).lower():
-        builder.report(written.name, written.shown, *row.record)
+        builder.report(written.name, written.shown, *row.sentence)
     elif row is not None or (flags.bears_on_precision(key) and written.value is False):
         builder.map(written.name)
     elif flags.bears_on_precision(key):
@@ -250,14 +251,13 @@ CONTEXT = (
     *LAYOUT,
 )
 SYSTEM = System(
-    "megatron-lm",
-    "Megatron-LM",
-    "0.20.0",
-    export,
-    import_,
-    recognise,
-    write,
-    read,
-    CONTEXT,
-    import_all,
+    name="megatron-lm",
+    title="Megatron-LM",
+    version="0.20.0",
+    export=export,
+    import_=import_,
+    write=write,
+    read=read,
+    context=CONTEXT,
+    import_all=import_all,
 )

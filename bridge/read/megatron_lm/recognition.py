@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from bridge.read import frameworks
-from bridge.read.contract import Recognised
+from bridge.read import framework_signs
+from bridge.read.document_signs import Recognised
 from bridge.read.launch.launches import MEGATRON_ARGUMENTS, Launch
 from bridge.read.launch.script import MODES
 from bridge.read.megatron_lm.arguments import PROGRAMS, argument_groups
@@ -41,7 +41,7 @@ def is_megatron(launch: Launch) -> bool:
     One flag that others have too says nothing: not `--seq-length`, and neither `--bf16` or `--fp16`
     without a value.
     """
-    framework = frameworks.of_launch(launch)
+    framework = framework_signs.recognise_launch(launch)
     if framework is not None and framework.table:
         return True
     if framework is not None and not framework.yields:
@@ -99,7 +99,7 @@ def _of_mapping(document: Document) -> Recognised | None:
         return Recognised(
             0.95, "has `language_model` and `model_parallel`, as files for --yaml-cfg do"
         )
-    framework = frameworks.recognise(document)
+    framework = framework_signs.recognise_file(document)
     if framework is not None and framework.name == FLAGSCALE and framework.is_converted:
         return Recognised(0.9, framework.evidence)
     groups = argument_groups(top)

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from bridge.errors import Finding, PayloadError, RunConfigError, UnreadFileError
 from bridge.precision.values import number_of_text
 from bridge.preflight.file_reading import MEGATRON_LM, NEWEST, FileReading, RunChoice
-from bridge.read.contract import ImportReport
 from bridge.read.field_names import release_of
 from bridge.read.foreign import no_run_of_megatron
 from bridge.read.framework.miles import model_arguments
@@ -35,6 +34,7 @@ from bridge.read.megatron_lm.recognition import is_megatron
 from bridge.read.megatron_lm.refused import refused_words
 from bridge.read.megatron_lm.sections import Values, sections_of, values_of
 from bridge.read.megatron_lm.start import ARGUMENT
+from bridge.read.reports import ImportReport
 from bridge.read.text.document import Document
 from bridge.target.fields import known_releases
 from bridge.target.versions import Version, parse_version
@@ -321,7 +321,7 @@ def _refused(run: _Run) -> tuple[Finding, ...]:
         return ()  # its parser drops what it does not know
     for refused in refused_words(run.written):
         facts = {"system": MEGATRON_LM, **refused.facts}
-        words = TABLE.sentences[refused.row].about(facts)
+        words = TABLE.sentences[refused.row].filled(facts)
         finding = Finding(
             path=refused.setting,
             rule=words.detail,

@@ -20,11 +20,14 @@ from bridge.errors import PayloadError
 from bridge.precision.mode import mode_of
 from bridge.read.amp import amp_fields, export_as_amp
 from bridge.read.builders import DELAYED, ExportBuilder, ImportBuilder
-from bridge.read.contract import ExportReport, ImportReport, Recognised, System, as_yaml
+from bridge.read.document_signs import Recognised
 from bridge.read.meaning import meaning, semantics_of
 from bridge.read.megatron_lm.flags import report_other
-from bridge.read.table import at, table
+from bridge.read.reports import ExportReport, ImportReport
+from bridge.read.system import System, as_yaml
+from bridge.read.table import table
 from bridge.read.text.document import Document
+from bridge.read.text.dotted import value_at
 from bridge.read.text.settings import Settings, half_or_fp32
 from bridge.registry.config import MixedPrecisionConfig
 
@@ -62,7 +65,7 @@ def _followed(value: Any, payload: Mapping[Any, Any], where: str = "", depth: in
     if reference[1]:
         folders = where.split(".")[: -len(reference[1])]
         path = ".".join([*folders, path])
-    target = at(payload, path)
+    target = value_at(payload, path)
     if target is None or isinstance(target, Mapping | list):
         return value
     return _followed(target, payload, path, depth + 1)
@@ -94,10 +97,10 @@ def import_(payload: object) -> ImportReport:
     _reduction(file, dtype, builder, semantics, fsdp=bool(model.switch("fsdp")))
     _settings(model, dtype, builder)
     for path, part in OTHER_SECTIONS.items():
-        other = at(file, path)
+        other = value_at(file, path)
         if isinstance(other, Mapping):
             TABLE.read(builder, Settings(other, builder.system, path), part)
-    return builder.finish(semantics, is_whole=at(file, "quantization.algorithm") is None)
+    return builder.finish(semantics, is_whole=value_at(file, "quantization.algorithm") is None)
 
 
 def _is_of_megatron(file: Mapping[Any, Any], model: Mapping[Any, Any]) -> bool:
@@ -105,7 +108,7 @@ def _is_of_megatron(file: Mapping[Any, Any], model: Mapping[Any, Any]) -> bool:
     keys = {key for key in (*model, *file) if isinstance(key, str) and MEGATRON.fullmatch(key)}
     if not keys and "precision" not in model:
         return False
-    is_refused_by_megatron = at(file, "trainer.precision") in ("bf16-true", "16-true")
+    is_refused_by_megatron = value_at(file, "trainer.precision") in ("bf16-true", "16-true")
     return not (is_refused_by_megatron and keys <= {"data"})
 
 
@@ -165,7 +168,7 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
 def _precision(file: Mapping[str, Any], builder: ImportBuilder) -> str:
     stated: dict[str, Any] = {}
     for name in NAMES:
-        value = at(file, name)
+        value = value_at(file, name)
         if value is not None:
             stated[name] = value
     if not stated:
@@ -234,8 +237,8 @@ def _reduction(
     other = "model.fsdp_grad_reduce_dtype"
     if fsdp:
         decides, other = other, decides
-    value = at(file, decides)
-    unread = at(file, other)
+    value = value_at(file, decides)
+    unread = value_at(file, other)
     _check_stated(decides, value)
     if _is_fp32(unread) and not fsdp:
         builder.map(other)
@@ -288,4 +291,11 @@ def _settings(given: Settings, dtype: str, builder: ImportBuilder) -> None:
 
 
 TITLE = f"{TABLE.title}, read as {TABLE.version}"
-SYSTEM = System("nemo1", TITLE, TABLE.version, export, import_, recognise, as_yaml)
+SYSTEM = System(
+    name="nemo1",
+    title=TITLE,
+    version=TABLE.version,
+    export=export,
+    import_=import_,
+    write=as_yaml,
+)

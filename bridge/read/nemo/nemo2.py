@@ -15,11 +15,13 @@ from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.mode import mode_of
 from bridge.precision.statements import is_stated
 from bridge.precision.values import TORCH_NAMES
-from bridge.read import frameworks
+from bridge.read import framework_signs
 from bridge.read.amp import report_dropped_autocast
 from bridge.read.builders import ExportBuilder, ImportBuilder
-from bridge.read.contract import ExportReport, ImportReport, Recognised, System, as_yaml
+from bridge.read.document_signs import Recognised
 from bridge.read.meaning import recipe_named
+from bridge.read.reports import ExportReport, ImportReport
+from bridge.read.system import System, as_yaml
 from bridge.read.table import table
 from bridge.read.text.document import Document
 from bridge.read.text.python_calls import Call, program_of
@@ -213,7 +215,7 @@ def recognise(document: Document) -> Recognised | None:
 
 
 def _imports_nemo(text: str) -> bool:
-    return any(name.split(".")[0] == "nemo" for name in frameworks.imports_of(text))
+    return any(name.split(".")[0] == "nemo" for name in framework_signs.imports_of(text))
 
 
 def read(document: Document) -> Any:
@@ -224,5 +226,12 @@ def read(document: Document) -> Any:
 
 
 SYSTEM = System(
-    "nemo2", "NeMo 2.x", TABLE.version, export, import_, recognise, as_yaml, read, (), import_all
+    name="nemo2",
+    title="NeMo 2.x",
+    version=TABLE.version,
+    export=export,
+    import_=import_,
+    write=as_yaml,
+    read=read,
+    import_all=import_all,
 )

@@ -145,16 +145,6 @@ def merged(below: Tree, above: Mapping[str, object]) -> Tree:
     return values
 
 
-def at(values: Mapping[str, object], path: str) -> object:
-    """Return the value at a dotted path; None where there is none."""
-    held: object = values
-    for name in path.split("."):
-        if not isinstance(held, Mapping):
-            return None
-        held = held.get(name)
-    return held
-
-
 def is_open(value: object) -> bool:
     """Return whether only the run knows a value: an interpolation that was left, or a mandatory value."""
     return isinstance(value, str) and ("${" in value or value == MANDATORY)

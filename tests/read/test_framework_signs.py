@@ -8,9 +8,9 @@ from bridge.cli.main import main
 from bridge.convert.conversion import runs_of
 from bridge.errors import PayloadError
 from bridge.precision.statements import stated_values
-from bridge.read import frameworks
+from bridge.read import framework_signs
 from bridge.read.launch.alternatives import launches
-from bridge.read.table import rows
+from bridge.read.row_files import rows
 from bridge.read.text.document import Document
 
 NEMO_RL = (
@@ -181,7 +181,7 @@ def test_the_trainer_of_transformers_in_ms_swift_is_converted_and_not_planned(fo
 
 @pytest.mark.parametrize("command", LEFT_ALONE)
 def test_a_launch_that_only_resembles_one_of_a_framework_is_left_alone(command: str) -> None:
-    assert frameworks.of_launches(launches(f"#!/bin/bash\n{command}\n")) is None
+    assert framework_signs.recognise_first(launches(f"#!/bin/bash\n{command}\n")) is None
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_a_launch_that_only_resembles_one_of_a_framework_is_left_alone(command: 
     ],
 )
 def test_a_part_of_a_word_is_no_import(text: str) -> None:
-    assert frameworks.recognise(Document.of_text(text, "a.py")) is None
+    assert framework_signs.recognise_file(Document.of_text(text, "a.py")) is None
 
 
 def test_a_launch_of_a_framework_next_to_one_that_is_read_is_named_in_its_report() -> None:
@@ -261,6 +261,6 @@ def test_the_reference_lists_the_frameworks_as_they_are() -> None:
 def test_every_row_of_the_table_can_be_recognised() -> None:
     for name, row in rows("frameworks")["frameworks"].items():
         for package in row["modules"].split():
-            found = frameworks.recognise(Document.of_text(f"import {package}.x\n", "a.py"))
+            found = framework_signs.recognise_file(Document.of_text(f"import {package}.x\n", "a.py"))
             assert found is not None
             assert found.name == name
