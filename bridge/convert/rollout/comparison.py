@@ -15,15 +15,14 @@ from bridge.convert.rollout.engine import (
     FP32,
     MODEL_DTYPE,
     POWERS_OF_TWO,
-    VLLM,
     Rollout,
     schemes_in,
 )
 from bridge.convert.rollout.stand_in import Training, training_of, unmatched_parts
-from bridge.convert.serving.formats import title_of
+from bridge.convert.serving.formats import MODELOPT, VLLM, title_of
 from bridge.convert.serving.manifest import ManifestRow
 from bridge.convert.serving.names import split
-from bridge.convert.serving.reader import MODELOPT, ServingConfig
+from bridge.convert.serving.reader import ServingConfig
 from bridge.plan.precision_plan import compact
 from bridge.preflight.run import Run
 

@@ -9,16 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bridge.convert.rollout.engine import (
-    FP32,
-    MODEL_DTYPE,
-    POWERS_OF_TWO,
-    ROWS,
-    SGLANG,
-    VLLM,
-    Rollout,
-    Scales,
-)
+from bridge.convert.rollout.engine import FP32, MODEL_DTYPE, POWERS_OF_TWO, ROWS, Rollout, Scales
+from bridge.convert.serving.formats import SGLANG, VLLM
 from bridge.errors import RunConfigError
 from bridge.preflight.run import Run
 
