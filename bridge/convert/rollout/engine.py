@@ -56,6 +56,11 @@ class Rollout:
     cache: str | None = MODEL_DTYPE
     """Dtype of keys and values as the engine is given it; None: not known."""
     scales: Scales = Scales()
+    quantised_by_name: frozenset[str] = frozenset()
+    """Megatron's names of modules whose weights training quantises before it sends them.
+
+    It does so for a config of the fp8 dialect, whatever the config's list of modules keeps.
+    """
     sent: str = ""
     """The form that weights are sent in, as a sentence."""
     notes: tuple[str, ...] = ()

@@ -169,6 +169,7 @@ def _slime(run: Run, options: Mapping[str, Any]) -> Rollout:
         dtype=None if dtype is None else DTYPES.get(str(dtype)),
         cache=str(cache),
         scales=Scales(decided_by=BY_GPU.format(engine="SGLang")),
+        quantised_by_name=frozenset(FRAMEWORKS["slime"]["quantised_by_name"]),
         sent="Weights are quantised by training before they are sent, where the checkpoint is quantised.",
     )
 
