@@ -13,7 +13,7 @@ from bridge.cli.output import print_json, write_file
 from bridge.cli.parser import add_json
 from bridge.errors import RunConfigError
 from bridge.precision.mode import mode_of
-from bridge.registry.faults import faults_of
+from bridge.registry.config import faults_of
 
 if TYPE_CHECKING:
     from bridge.convert.conversion import Run

@@ -16,4 +16,15 @@
     load_all           YAML as plain data, bounded                            strict_yaml.py
 
 `bridge.registry.config.MixedPrecisionConfig` is the public class on top.
+
+To add a field of the precision:
+
+- a line in config.py: its kind, subject, family and schemes, whether a schedule may change it, and
+  Megatron-LM's flag. The string below the line is its documentation;
+- its route in `bridge/sync/routes.py`, with a note in `routes.yaml`;
+- `scripts/write_reference.py` writes the reference pages, and `tests/sync/test_routes.py` names what
+  is missing.
+
+A scaling scheme is a row of schemes.py and a number format a row of formats.py; both need a quantiser
+in `bridge/runtime/numerics/`.
 """

@@ -12,7 +12,8 @@ from bridge.errors import Finding, SyncCheckError
 from bridge.rules.context import PRECISION_OWNERS
 from bridge.rules.inert import BUFFER
 from bridge.sync.owner import Owner
-from bridge.sync.prediction import Prediction, sharding_rows, under_fsdp
+from bridge.sync.plan import sharding_rows, under_fsdp
+from bridge.sync.prediction import Prediction
 from bridge.sync.report import SyncReport
 from bridge.sync.synchroniser import sync_findings, write
 from bridge.sync.trial import NO_TRANSFORMER_ENGINE, reason_of, refusal

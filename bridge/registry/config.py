@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import PrecisionConfigError
+from bridge.errors import Finding, PrecisionConfigError
 from bridge.precision.config import FIELDS, PEER_FIELDS, PrecisionConfig
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.mode import low_format_of, mode_of
@@ -24,7 +24,6 @@ from bridge.precision.owners import DdpOwner, ModelOwner, OptimizerOwner
 from bridge.precision.statements import field_names, field_value, is_stated, recipe_name
 from bridge.precision.subjects import SCALER
 from bridge.precision.values import torch_dtype
-from bridge.registry.faults import faults_of
 
 if TYPE_CHECKING:
     from bridge.sync.report import SyncReport
@@ -122,6 +121,15 @@ class MixedPrecisionConfig(PrecisionConfig):
         if name in LAYER_COUNTS and self.first_last_layers_bf16:
             value = 1
         return reference(OWNER_OF[name], name, json.dumps(value).strip('"'))
+
+
+def faults_of(precision: PrecisionConfig) -> Sequence[Finding]:
+    """Return everything that can never be right about a precision, in any run, in the order of the rules."""
+    from bridge.rules.context import RuleContext  # a list of recipes does without the rules
+    from bridge.rules.rule import ask
+    from bridge.rules.rulebook import ALONE
+
+    return sorted(ask(ALONE, RuleContext.of_precision(precision)), key=lambda fault: fault.id)
 
 
 REFERENCE = "${oc.select:"

@@ -31,7 +31,7 @@ from bridge.precision.values import plain
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config, is_auto
 from bridge.sync.owner import Owner, OwnerValues, same
-from bridge.sync.prediction import plan
+from bridge.sync.plan import plan
 
 SWITCHED = tuple(name for name, field in FIELDS.items() if field.is_live)
 """Fields of the model config that decide again in every forward pass.

@@ -35,7 +35,8 @@ from bridge.sync.owner import (
     refuse_wrong_objects,
     same,
 )
-from bridge.sync.prediction import Prediction, plan, scheme_after_sync
+from bridge.sync.plan import plan, scheme_after_sync
+from bridge.sync.prediction import Prediction
 from bridge.sync.report import OVERRIDE, SyncReport
 from bridge.sync.trial import try_on_copies
 from bridge.target.fields import DEFAULTS

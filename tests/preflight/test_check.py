@@ -12,8 +12,7 @@ from bridge.model.section import ROLES
 from bridge.precision.statements import field_names
 from bridge.preflight.check import check
 from bridge.preflight.run import Run
-from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.faults import faults_of
+from bridge.registry.config import MixedPrecisionConfig, faults_of
 from bridge.registry.registry import REGISTRY
 from bridge.rules.rulebook import RULES
 from bridge.target.fields import FIELDS

@@ -11,10 +11,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from bridge.convert.rollout.comparison import CACHE_SUBJECT, DIFFERS, RolloutComparison
-from bridge.convert.rollout.engine import SGLANG, VLLM
 from bridge.convert.rollout.frameworks import FRAMEWORKS
 from bridge.convert.serving.exporter import export
-from bridge.convert.serving.formats import SERVED, title_of
+from bridge.convert.serving.formats import SERVED, SGLANG, VLLM, title_of
 from bridge.convert.serving.reader import ServingConfig
 
 NONE = "none"

@@ -15,15 +15,14 @@ from bridge.convert.rollout.engine import (
     FP32,
     MODEL_DTYPE,
     POWERS_OF_TWO,
-    VLLM,
     Rollout,
     schemes_in,
 )
 from bridge.convert.rollout.stand_in import Training, training_of, unmatched_parts
-from bridge.convert.serving.formats import title_of
+from bridge.convert.serving.formats import MODELOPT, VLLM, title_of
 from bridge.convert.serving.manifest import ManifestRow
 from bridge.convert.serving.names import split
-from bridge.convert.serving.reader import MODELOPT, ServingConfig
+from bridge.convert.serving.reader import ServingConfig
 from bridge.plan.precision_plan import compact
 from bridge.preflight.run import Run
 
@@ -50,6 +49,10 @@ BY_READER = (
 )
 BY_CUTLASS = "the GPU and the engine's release: where CUTLASS runs, inputs have a scale per token"
 BY_HEAD = "the engine's release: with a config of ModelOpt's form it may quantise the output layer"
+BY_SENT_VALUES = (
+    "the engine: its config keeps the module, and training sends FP8 values for it, "
+    "since {framework} does not read the list of modules"
+)
 BY_ENVIRONMENT = f"{FP32_SCALES} of the training processes, which the run does not state"
 MXFP8_FAULT = (
     "An entry of the list takes vLLM's name of merged projections, of which it is a part (verl pull "
@@ -245,6 +248,9 @@ def _judged(
         return UNKNOWN, BY_ROUTER
     if served is not None and role == HEAD and config.method == MODELOPT:
         return UNKNOWN, BY_HEAD
+    is_sent_in_fp8 = config.method == "fp8" and role in rollout.quantised_by_name
+    if served is None and is_sent_in_fp8:
+        return UNKNOWN, BY_SENT_VALUES.format(framework=rollout.framework)
     if trained != served:
         return DIFFERS, ""
     if role == ROUTERS[0] and sides.training.plan.settings.router is not None:

@@ -9,16 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bridge.convert.rollout.engine import (
-    FP32,
-    MODEL_DTYPE,
-    POWERS_OF_TWO,
-    ROWS,
-    SGLANG,
-    VLLM,
-    Rollout,
-    Scales,
-)
+from bridge.convert.rollout.engine import FP32, MODEL_DTYPE, POWERS_OF_TWO, ROWS, Rollout, Scales
+from bridge.convert.serving.formats import SGLANG, VLLM
 from bridge.errors import RunConfigError
 from bridge.preflight.run import Run
 
@@ -177,6 +169,7 @@ def _slime(run: Run, options: Mapping[str, Any]) -> Rollout:
         dtype=None if dtype is None else DTYPES.get(str(dtype)),
         cache=str(cache),
         scales=Scales(decided_by=BY_GPU.format(engine="SGLang")),
+        quantised_by_name=frozenset(FRAMEWORKS["slime"]["quantised_by_name"]),
         sent="Weights are quantised by training before they are sent, where the checkpoint is quantised.",
     )
 

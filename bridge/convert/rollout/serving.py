@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bridge.convert.rollout.engine import MODEL_DTYPE, SGLANG, VLLM, Rollout, Scales
+from bridge.convert.rollout.engine import MODEL_DTYPE, Rollout, Scales
 from bridge.convert.rollout.frameworks import BY_CHECKPOINT, BY_GPU, DTYPES
+from bridge.convert.serving.formats import SGLANG, VLLM
 from bridge.convert.serving.manifest import LARGEST
 from bridge.convert.serving.reader import ServingConfig
 from bridge.errors import PayloadError, RunConfigError

@@ -13,11 +13,17 @@ ROWS = rows("serving")
 """Schemes, families of models, fused modules and systems; the file describes their columns."""
 COMPRESSED = "compressed-tensors"
 """`quant_method` of that dialect."""
+MODELOPT = "modelopt"
+"""`quant_method` of ModelOpt's dialect; those of its formats begin with it."""
+VLLM = "vllm"
+SGLANG = "sglang"
 COMPARED: dict[str, object] = ROWS["compared"]
 SERVED: dict[str, dict[str, Any]] = ROWS["schemes"]
 """Megatron's name of a scheme -> its form in each dialect."""
 SYSTEMS: dict[str, dict[str, Any]] = ROWS["systems"]
 """Name of a system, as in `--for NAME` -> what it reads."""
+FUSED: dict[str, list[str]] = ROWS["fused"]
+"""vLLM's name of modules that it loads as one -> their names in the checkpoint, within one parent."""
 
 
 def scheme_where(fits: Callable[[Mapping[str, Any]], object], words: str) -> str:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from bridge.convert.serving.formats import ROWS
+from bridge.convert.serving.formats import FUSED, ROWS
 from bridge.errors import RunConfigError, close_matches
 from bridge.model.shape import ModelShape
 from bridge.plan.precision_plan import compact
@@ -120,7 +120,7 @@ def split(schemes: Mapping[str, str | None]) -> Iterator[str]:
     `schemes`: name of a module in the checkpoint -> its scheme; None: not quantised.
     """
     refused: dict[tuple[str, str], list[str]] = {}
-    for group, name in product(ROWS["fused"], schemes):
+    for group, name in product(FUSED.values(), schemes):
         parent, _, last = name.rpartition(".")
         if last != group[0]:
             continue

@@ -359,7 +359,7 @@ RULES = (
         message="no config that the recipe is written into has a field of this "
         "name, so it changes nothing",
         remedies=("add the field to the config that reads it", "drop it"),
-        source="this project: bridge.sync.prediction",
+        source="this project: bridge.sync.plan",
     ),
     info(
         id="PB132",
