@@ -20,7 +20,7 @@ from bridge.read.recipe_sources import recipe_sources, trusted_sources
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto, load_recipes_from
 from bridge.rules.facts.near_names import near_names
-from bridge.rules.topics.mode import MODES
+from bridge.rules.topics.precision.mode import MODES
 from bridge.target.fields import FIELDS
 from bridge.target.target import Target, parse_target
 

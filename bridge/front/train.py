@@ -32,7 +32,7 @@ from bridge.read.keys import MADE_BY, OWNERS, SECTIONS
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.report.findings import findings_dict, verdict_line
 from bridge.report.sync_table import render_sync
-from bridge.rules.own_run import RULES
+from bridge.rules.topics.system.train_script import RULES
 from bridge.runtime.audit.setting import FILE as ORIGINS
 from bridge.sync.report import SyncReport
 from bridge.training.config import ConfigContainer

@@ -26,7 +26,7 @@ from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.context import PRECISION_OWNERS, RuleContext, reading_of
 from bridge.rules.rule import RuleFinding, ask, without_run
 from bridge.rules.rulebook import BY_ID
-from bridge.rules.topics.target import BLOCKWISE_ON_BLACKWELL, is_blockwise_on_blackwell
+from bridge.rules.topics.system.target import BLOCKWISE_ON_BLACKWELL, is_blockwise_on_blackwell
 from bridge.target.fields import DEFAULTS
 from bridge.target.target import EXAMPLE, GPUS, Gpu, Target, detect_target
 from bridge.target.versions import TITLES, at_least, dotted

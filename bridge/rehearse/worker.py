@@ -36,7 +36,7 @@ from bridge.preflight import te_cpu
 from bridge.read.given_run import GivenRun
 from bridge.rehearse.cause import cause_of, first_of
 from bridge.rehearse.layout import Round
-from bridge.rules.own_run import unaccepted, unhonoured, without_context_parallel
+from bridge.rules.topics.system.train_script import unaccepted, unhonoured, without_context_parallel
 from bridge.runtime.audit.record import FILE, Record
 from bridge.target.fields import DEFAULTS
 from bridge.target.versions import installed_text

@@ -10,7 +10,14 @@ from bridge.errors import RunConfigError
 from bridge.front.loader import load_run
 from bridge.rules.rule import te
 from bridge.target import versions
-from bridge.target.target import GPUS, Target, _detected, _gpu_called, gpu_of_capability, parse_target
+from bridge.target.target import (
+    GPUS,
+    Target,
+    _detected,
+    _gpu_called,
+    gpu_of_capability,
+    parse_target,
+)
 from bridge.target.versions import Version, at_least, installed, parse_version
 
 
