@@ -23,7 +23,8 @@ from bridge.read.meaning import semantics_of
 from bridge.read.table import table
 from bridge.read.text.settings import Settings
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.target.target import Gpu, parse_target
+from bridge.target.declaration import parse_target
+from bridge.target.gpus import Gpu
 
 TABLE = table("axolotl")
 SWITCHES = {

@@ -27,8 +27,11 @@ from bridge.rules.context import PRECISION_OWNERS, RuleContext, reading_of
 from bridge.rules.rule import RuleFinding, ask, without_run
 from bridge.rules.rulebook import BY_ID
 from bridge.rules.topics.system.target import BLOCKWISE_ON_BLACKWELL, is_blockwise_on_blackwell
+from bridge.target.declaration import EXAMPLE
 from bridge.target.fields import DEFAULTS
-from bridge.target.target import EXAMPLE, GPUS, Gpu, Target, detect_target
+from bridge.target.gpus import GPUS, Gpu
+from bridge.target.machine import detect_target
+from bridge.target.target import Target
 from bridge.target.versions import TITLES, at_least, dotted
 
 SMALL = 100_000_000

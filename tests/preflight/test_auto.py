@@ -3,11 +3,18 @@
 import pytest
 
 from bridge.errors import BackendUnavailableError, RunConfigError
-from bridge.preflight.auto import POLICIES, count_parameters, generations, matrix, resolve_auto, support
+from bridge.preflight.auto import (
+    POLICIES,
+    count_parameters,
+    generations,
+    matrix,
+    resolve_auto,
+    support,
+)
 from bridge.preflight.check import check
 from bridge.preflight.run import Run
 from bridge.registry.registry import REGISTRY, is_auto
-from bridge.target.target import parse_target
+from bridge.target.declaration import parse_target
 
 CURRENT = "bf16_with_fp8_current_scaling_mixed"
 DELAYED = "bf16_with_fp8_delayed_scaling_mixed"
