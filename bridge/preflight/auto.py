@@ -203,10 +203,14 @@ def resolve_auto(
 
 def _fastest(request: str, policy: Policy, target: Target) -> Choice:
     recipe, rejected = _first(policy.fastest, target)
+    reason = f"it is the fastest that trains well on {policy.title}"
+    if recipe is None:
+        recipe = policy.safe
+        reason = f"no faster recipe for {policy.title} runs well with the packages of the target"
     return Choice(
         request=request,
-        recipe=recipe or policy.safe,
-        reason=f"it is the fastest that trains well on {policy.title}",
+        recipe=recipe,
+        reason=reason,
         rejected=tuple(rejected),
         target=str(target),
     )

@@ -72,6 +72,13 @@ def test_a_choice_tells_why_and_what_was_rejected() -> None:
     )
 
 
+def test_where_every_faster_recipe_is_refused_the_reason_says_so() -> None:
+    choice = resolve_auto("auto:fastest", target=parse_target("h100x8,te-none"), parameters=BIG)
+    assert choice.recipe == "bf16_mixed"
+    assert choice.reason == "no faster recipe for Hopper runs well with the packages of the target"
+    assert [name for name, _ in choice.rejected] == [CURRENT, DELAYED]
+
+
 def test_a_small_model_is_trained_in_fp32_unless_fp8_was_asked_for() -> None:
     target = parse_target("h100x8,te2.8,cuda12.9")
     for request in ("auto", "auto:stable", "auto:fastest"):

@@ -11,8 +11,10 @@ from bridge.rules.rule import (
     info,
     mcore,
     sync_error,
+    te,
     warning,
 )
+from bridge.rules.run_context import RunContext
 from bridge.rules.storing import storing
 from bridge.rules.violation import Violation
 from bridge.target.versions import at_least
@@ -22,6 +24,11 @@ LAYER_WISE_FP8 = "0.19"
 
 Source: distributed/param_and_grad_buffer.py start_param_sync; Megatron-LM's parser asserts the
 distributed optimizer before it turns it into the layer-wise one.
+"""
+UNSLICED_NVFP4 = "2.15"
+"""First Transformer Engine whose NVFP4 tensors refuse to be sliced.
+
+Earlier ones dequantise them first. Source: its commit 549f5ba4, pytorch/tensor/nvfp4_tensor.py.
 """
 FORMATS = {"fp8": "e4m3", "fp4": "e2m1"}
 """Family -> the format that a remedy states."""
@@ -106,6 +113,25 @@ def stored_without_format(run: RuleContext) -> Iterator[Violation]:
                 words = {"family": family, "name": family.upper(), "chosen": chosen}
                 yield Violation(name, value=True, **words)
                 break
+
+
+def unsaved_projections(run: RunContext) -> Iterator[Violation]:
+    """Yield the setting that stores input projections in NVFP4, which no checkpoint can split.
+
+    A checkpoint of Megatron-FSDP does not split them.
+    """
+    if not run.gathers_fp4 or not run.calls_te or run.has_fsdp or not run.has_model:
+        return
+    if run.shape.state_space is not None:
+        mixers = "Mamba layers"
+    elif run.shape.delta_net is not None:
+        mixers = "gated delta nets"
+    else:
+        return
+    if FORMATS["fp4"] in run.stored_formats("in_proj"):
+        violation = storing(run, "fp4")
+        violation.words["mixers"] = mixers
+        yield violation
 
 
 RULES = (
@@ -263,5 +289,22 @@ RULES = (
         "weights. A gather that is forced before a validation or a checkpoint marks the weights "
         "as gathered (0.16.1: distributed_data_parallel.py:491, param_and_grad_buffer.py:300), so "
         "that the loop has to finish it too.",
+    ),
+    warning(
+        id="PB311",
+        title="NVFP4 weights that cannot be saved",
+        setting="fp4_param_gather",
+        versions=(te(since=UNSLICED_NVFP4),),
+        when=unsaved_projections,
+        message="a checkpoint of {mixers} splits the weight of their input projection, and "
+        "Transformer Engine cannot slice an NVFP4 weight: saving ends in a NotImplementedError",
+        remedies=("set fp4_param_gather=False", "save no checkpoint"),
+        source="megatron-core 0.16.1 ssm/mamba_mixer.py:1149 and ssm/gated_delta_net.py:474, "
+        "0.19.2 ssm/mamba_mixer.py:1418 and ssm/gated_delta_net/common.py:525; Transformer Engine "
+        "2.15 to 2.20.2 and main of 2026-08-22 pytorch/tensor/nvfp4_tensor.py __torch_dispatch__; "
+        "measured on a rehearsal of Nemotron 3 with megatron-core 0.19.2",
+        explanation="The rows of the projection are saved as z, x, B, C and dt, or as query, key, "
+        "value and gates, so that a model of another tensor-parallel size can read them. "
+        "Transformer Engine before 2.15 writes the parts in the mode of the run.",
     ),
 )

@@ -7,6 +7,7 @@ from tests.rules.cases.runs import (
     DENSE,
     FP32_DDP,
     H100,
+    HYBRID,
     MXFP8,
     NVFP4,
     OVERLAP,
@@ -15,10 +16,12 @@ from tests.rules.cases.runs import (
     run,
 )
 
+TE_2_15 = "b200x8,te2.15,cuda12.9,cudnn9.14,mcore0.19.2"
 H200 = "h200x8,te2.9,cuda12.9,cudnn9.14,mcore0.19.2"
 FP8_MODEL = dict(BF16_MODEL, fp8="hybrid", fp8_recipe="tensorwise")
 FP8_OPTIMIZER = dict(OVERLAP, bf16=True, fp8_recipe="tensorwise")
 FP32_WITH_FP8 = {"fp32": True, "fp8": "hybrid", "fp8_param_gather": True}
+MAMBA = dict(HYBRID, hybrid_layer_pattern="M" * DENSE["num_layers"])
 SHARDED = {"use_distributed_optimizer": True}
 
 CASES = {
@@ -50,4 +53,5 @@ CASES = {
         full(dict(FP32_WITH_FP8, fp8_recipe="delayed"), H100),
     ),
     "PB310": (full(MXFP8, B200), full(MXFP8, B200, ddp=SHARDED, optimizer=SHARDED)),
+    "PB311": (full(NVFP4, TE_2_15, model=MAMBA), full(NVFP4, B200, model=MAMBA)),
 }
