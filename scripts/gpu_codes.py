@@ -16,7 +16,14 @@ from gpu_report import Record, skipped_record
 
 from bridge.precision.formats import FORMATS
 from bridge.runtime.megatron.te.machine import missing_for_te
-from bridge.runtime.numerics import GemmPrecision, Quantised, QuantSpec, padded_scales, quantise, update_scaling_factors
+from bridge.runtime.numerics import (
+    GemmPrecision,
+    Quantised,
+    QuantSpec,
+    padded_scales,
+    quantise,
+    update_scaling_factors,
+)
 
 CASES = (
     *product(("delayed", "tensorwise"), ("hybrid", "e4m3")),

@@ -32,7 +32,7 @@ from bridge.rules.rule import EVIDENCE, SYNC, Rule
 from bridge.rules.rulebook import RULES, TOPICS
 from bridge.rules.run_context import RunContext
 from bridge.sync.routes import notes
-from bridge.target.target import GPUS
+from bridge.target.gpus import GPUS
 from bridge.target.versions import dotted
 
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "reference"

@@ -24,7 +24,8 @@ from bridge.read.system import ContextKey, System, as_yaml
 from bridge.read.table import table
 from bridge.read.text.settings import Settings
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.target.target import Gpu, parse_target
+from bridge.target.declaration import parse_target
+from bridge.target.gpus import Gpu
 
 TABLE = table("axolotl")
 SWITCHES = {

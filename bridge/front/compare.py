@@ -21,9 +21,10 @@ import yaml
 
 from bridge.errors import BridgeError, RunConfigError, TrainingError
 from bridge.extras import require_extra
+from bridge.front.job import StartRun, is_first_process
 from bridge.front.loader import config_folder
-from bridge.front.main import AroundSweep, Work, is_first_process, main
-from bridge.front.train import plain_container, prepared, report_sweep
+from bridge.front.main import AroundSweep, main
+from bridge.front.train import check_and_sync, plain_container, report_sweep
 from bridge.runtime.compare.comparison import FAILED, Comparison
 from bridge.runtime.compare.gap import GATE, too_short
 from bridge.training.config import ConfigContainer
@@ -64,7 +65,13 @@ def main_compare(words: Sequence[str] | None = None, *, config_path: Path | None
         made.extend(report_sweep(folder, runs, gate=gate))
 
     around = AroundSweep(before=before, after=after)
-    main(arm, config_path=config_path or config_folder(), name="train", words=rest, around=around)
+    main(
+        check_arm,
+        config_path=config_path or config_folder(),
+        name="train",
+        words=rest,
+        around=around,
+    )
     verdicts: set[str] = set()
     for comparison in made:
         verdicts.update(comparison.verdicts)
@@ -118,13 +125,13 @@ def _sweep_words(words: Sequence[str]) -> tuple[list[str], float]:
     return rest, share
 
 
-def arm(config: ConfigContainer) -> Work:
-    """Prepare one run of the sweep.
+def check_arm(config: ConfigContainer) -> StartRun:
+    """Check a run of the sweep, and write its precision into the configs.
 
     RunConfigError where the runs are too short to tell anything.
     """
     require_enough_steps(vars(config.train), vars(config.logging))
-    return partial(_run, config, prepared(config))
+    return partial(_train_unless_finished, config, check_and_sync(config))
 
 
 def require_enough_steps(train: Mapping[str, Any], logging: Mapping[str, Any]) -> None:
@@ -135,8 +142,8 @@ def require_enough_steps(train: Mapping[str, Any], logging: Mapping[str, Any]) -
         raise RunConfigError(f"train.train_iters: a comparison could not tell anything: {reason}")
 
 
-def _run(config: ConfigContainer, work: Work, run_dir: Path) -> None:
-    """Train one run of the sweep, unless it is finished.
+def _train_unless_finished(config: ConfigContainer, start: StartRun, run_dir: Path) -> None:
+    """Train a run of the sweep, unless it is finished.
 
     A run that ends with an error is a result, too.
     """
@@ -145,7 +152,7 @@ def _run(config: ConfigContainer, work: Work, run_dir: Path) -> None:
         return
     (run_dir / FAILED).unlink(missing_ok=True)
     try:
-        work(run_dir)
+        start(run_dir)
     except TrainingError as error:
         log.warning("%s: %s", run_dir, error)
         if is_first_process():

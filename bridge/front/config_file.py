@@ -20,9 +20,10 @@ from bridge.read.recipe_sources import recipe_sources, trusted_sources
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto, load_recipes_from
 from bridge.rules.facts.near_names import near_names
-from bridge.rules.topics.mode import MODES
+from bridge.rules.topics.precision.mode import MODES
+from bridge.target.declaration import parse_target
 from bridge.target.fields import FIELDS
-from bridge.target.target import Target, parse_target
+from bridge.target.target import Target
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override

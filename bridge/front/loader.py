@@ -37,8 +37,8 @@ from bridge.read.kinds import FILES, file_in, refuse_without_sizes
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto
 from bridge.rules.facts.near_names import nearest_fields
+from bridge.target.declaration import target_of
 from bridge.target.fields import NAMES
-from bridge.target.target import target_of
 
 
 def load_run(

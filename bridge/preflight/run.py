@@ -36,7 +36,8 @@ from bridge.registry.registry import get_mixed_precision_config, is_auto
 from bridge.rules.context import PRECISION_OWNERS
 from bridge.rules.program import Program
 from bridge.sync.prediction import Prediction, predict
-from bridge.target.target import Target, target_of
+from bridge.target.declaration import target_of
+from bridge.target.target import Target
 from bridge.target.versions import at_least
 
 if TYPE_CHECKING:

@@ -104,6 +104,13 @@ class RunContext(RuleContext, ABC):
     def prediction_schemes(self) -> Sequence[str | None]:
         """The scheme of each linear layer of multi-token prediction; none without a plan."""
 
+    @abstractmethod
+    def stored_formats(self, module: str) -> frozenset[str]:
+        """Return the formats that the weights of the modules of a name are kept in between steps.
+
+        Without a plan there are none.
+        """
+
     @property
     @abstractmethod
     def overflow(self) -> Violation | None:

@@ -16,7 +16,7 @@ from bridge.errors import PrecisionTypeError
 from bridge.precision.owners import ModelOwner
 from bridge.preflight.run import resolve_precision
 from bridge.registry.registry import get_mixed_precision_config, is_auto
-from bridge.target.target import target_of
+from bridge.target.declaration import target_of
 
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig

@@ -23,7 +23,7 @@ from bridge.runtime.checkpoint.folder import load_fault, pointer_fault
 from bridge.runtime.megatron.backend import BACKENDS
 from bridge.runtime.megatron.data.corpus import path_fault
 from bridge.runtime.megatron.te.machine import missing_for_te
-from bridge.target.target import target_of
+from bridge.target.declaration import target_of
 from bridge.training.config import ConfigContainer, TrainConfig
 from bridge.training.metrics import PACKAGES
 

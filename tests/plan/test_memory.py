@@ -175,7 +175,10 @@ def megatron_parameters(given: dict) -> list[int]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from megatron.core.models.gpt import GPTModel
-        from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_mtp_block_spec
+        from megatron.core.models.gpt.gpt_layer_specs import (
+            get_gpt_decoder_block_spec,
+            get_gpt_mtp_block_spec,
+        )
         from megatron.core.transformer import TransformerConfig
     own = ("seq_length", "make_vocab_size_divisible_by", "share_embeddings_and_output_weights")
     config = TransformerConfig(

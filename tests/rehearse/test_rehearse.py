@@ -16,6 +16,7 @@ from bridge.front.loader import load_run
 from bridge.rehearse.cause import cause_of
 from bridge.rehearse.release import releases_at_hand
 from bridge.rehearse.shrink import shrink
+from bridge.rehearse.worker import leave_out
 from bridge.runtime.megatron.gpt import GPTConfig
 from tests import warm
 from tests.front.test_megatron_bridge import container
@@ -124,3 +125,15 @@ def test_an_error_of_megatron_is_a_finding_with_its_field(tmp_path):
     assert code == 2
     (finding,) = answer["findings"]
     assert "model.moe_router_topk" in finding["path"]
+
+
+def test_a_null_that_megatron_takes_as_a_value_reaches_its_config():
+    """Source: megatron-core 0.16.1 multi_latent_attention.py, `if self.config.q_lora_rank is None`."""
+    sections = {
+        "model": {"num_layers": 1, "q_lora_rank": None, "fp8_margin": None},
+        "optimizer": {},
+        "ddp": {},
+        "precision_backend": "te_cpu",
+    }
+    assert leave_out(sections, []) == []
+    assert sections["model"] == {"num_layers": 1, "q_lora_rank": None}

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from bridge.cli.main import main
 from bridge.precision.formats import FORMATS
 from bridge.report.comparison import answers
 from bridge.report.html.chart import MOST_POINTS, line_chart
@@ -102,3 +103,13 @@ def _arm(folder: Path, label: str, seed: int) -> Arm:
         curve=Curve(steps=tuple(range(1, 11)), losses=losses),
         summary={"iteration": 10},
     )
+
+
+def test_a_dash_as_the_file_prints_the_report_and_writes_none(capsys, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("train: {train_iters: 3}\n")
+    assert main(["report", "run", "--format", "json", "--out", "-"]) == 0
+    (content,) = json.loads(capsys.readouterr().out)
+    assert content["figures"]["train_iters"] == 3
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["config.yaml"]

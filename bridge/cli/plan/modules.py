@@ -15,7 +15,7 @@ from bridge.errors import RunConfigError
 from bridge.precision.module_schemes import stage_recipes
 from bridge.precision.modules import ModuleRow, module_rows
 from bridge.precision.statements import field_value
-from bridge.rules.topics import modules as module_rules
+from bridge.rules.topics.precision import modules as module_rules
 
 if TYPE_CHECKING:
     from bridge.plan.precision_plan import PrecisionPlan

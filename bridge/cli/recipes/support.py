@@ -20,7 +20,7 @@ WORDS = {"native": "yes", "emulated": "emulated", "unknown": "?", "no": "no"}
 def show_support(chosen: argparse.Namespace) -> None:
     """Print the matrix of recipes and GPUs, or a target's column with the reasons."""
     from bridge.preflight.auto import matrix, support
-    from bridge.target.target import parse_target
+    from bridge.target.declaration import parse_target
 
     if chosen.json and chosen.markdown:
         raise RunConfigError("--json: not allowed together with --markdown, got both. Give one.")

@@ -16,7 +16,7 @@ OF_WATCH = ("--once", "--every", "--silence", "--json")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     parser.add_argument("runs", nargs="+", metavar="RUN", type=Path, help="folder of a run")
-    text = "file to write (default: report.FORMAT in the first run)"
+    text = "file to write (default: report.FORMAT in the first run); - prints the report"
     parser.add_argument("--out", type=Path, metavar="FILE", help=text)
     text = "html (default) needs no network; md is for a comment"
     parser.add_argument("--format", choices=FORMATS, help=text)

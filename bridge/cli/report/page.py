@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from bridge.plan.run import PlannedRun
     from bridge.precision.config import PrecisionConfig
 
+STANDARD_OUTPUT = "-"
+"""The name of a file that stands for standard output."""
 FORMATS = ("html", "md", "json")
 """Formats of a report, the usual one first."""
 BASES = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp32": "fp32"}
@@ -29,7 +31,7 @@ BASES = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp32": "fp32"}
 
 
 def write_page(chosen: argparse.Namespace) -> None:
-    """Write a report of some runs, and print the files."""
+    """Write a report of some runs and print the names of its files; or print the report itself."""
     require_extra("train", "precision-bridge report")
     from bridge.report.html.content import run_content
     from bridge.report.html.page import content_json, render_markdown, render_page
@@ -44,8 +46,12 @@ def write_page(chosen: argparse.Namespace) -> None:
             more["base"] = _base(planned.prediction.precision)
         runs.append(run_content(folder, compared=compared.get(path), **more))
     form = chosen.format or FORMATS[0]
+    render = {"html": render_page, "md": render_markdown, "json": content_json}[form]
+    if str(chosen.out) == STANDARD_OUTPUT:
+        print(render(runs))
+        return
     out = chosen.out or chosen.runs[0] / f"report.{form}"
-    texts = {out: {"html": render_page, "md": render_markdown, "json": content_json}[form](runs)}
+    texts = {out: render(runs)}
     if form == "html":
         texts[out.with_suffix(".json")] = content_json(runs)
     for file, text in texts.items():

@@ -25,7 +25,8 @@ from bridge.runtime.megatron.optimizer import separate_gathers
 from bridge.runtime.megatron.replacement import fitting, replaced
 from bridge.runtime.megatron.te.machine import missing_for_te
 from bridge.runtime.megatron.te_cpu.install import TOO_LATE, installed_te
-from bridge.target.target import Target, gpu_of_capability
+from bridge.target.gpus import gpu_of_capability
+from bridge.target.target import Target
 from bridge.target.versions import dotted, parse_version
 
 OVERRIDE = "NVTE_BACKWARD_OVERRIDE"

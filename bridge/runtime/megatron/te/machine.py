@@ -10,7 +10,8 @@ from collections.abc import Iterator
 import torch
 
 from bridge.precision.schemes import Scheme, scheme_row
-from bridge.target.target import Target, detect_target
+from bridge.target.machine import detect_target
+from bridge.target.target import Target
 from bridge.target.versions import Version, at_least, dotted
 
 
