@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -147,12 +147,13 @@ def rehearse(
     label = "the configs' own precision"
     if run.precision is not None:
         label = nearest_label(run.precision)
+    left_out_here = [
+        Finding(**entry, remedy="", severity="warning") for entry in answer["left_out"]
+    ]
+    planned = replace(small, sections=_without(small.sections, left_out_here))
     launches = []
     for launch in answer["launches"]:
-        launches.append(_launched(small, launch, release, run.reading.environment))
-    left_out = list(small.left_out)
-    for entry in answer["left_out"]:
-        left_out.append(Finding(**entry, remedy="", severity="warning"))
+        launches.append(_launched(planned, launch, release, run.reading.environment))
     return Rehearsal(
         label=label,
         target=_declared(run),
@@ -162,9 +163,24 @@ def rehearse(
         layers=small.shape.num_layers,
         small=small,
         launches=tuple(launches),
-        left_out=tuple(left_out),
+        left_out=(*small.left_out, *left_out_here),
         unknown=_unknown(target, versions, small, answer),
     )
+
+
+def _without(sections: Mapping[str, Any], left_out: Sequence[Finding]) -> dict[str, Any]:
+    """Return sections without the settings that the rehearsal left out.
+
+    The record is compared with the plan of what ran. An offloaded optimizer for example keeps FP32
+    masters, and the precision-aware optimizer that runs in its place keeps remainders of 16 bits.
+    """
+    paths = {finding.path for finding in left_out}
+    rest: dict[str, Any] = dict(sections)
+    for name in ("model", "optimizer", "ddp"):
+        rest[name] = {
+            key: value for key, value in sections[name].items() if f"{name}.{key}" not in paths
+        }
+    return rest
 
 
 def _declared(run: Run) -> str:

@@ -107,6 +107,20 @@ def test_a_run_folder_is_rehearsed_and_resumes_without_the_distributed_optimizer
     assert launch["resumed_loss"] == launch["loss"]
 
 
+@needs_te
+@pytest.mark.slow
+def test_a_setting_that_is_left_out_is_not_in_the_plan_of_the_rehearsal(tmp_path):
+    """An offloaded optimizer keeps FP32 masters; the optimizer that is rehearsed in its place keeps remainders."""
+    offloaded = ["optimizer_cpu_offload", "use_precision_aware_optimizer", "use_distributed_optimizer"]
+    words = [f"optimizer.{name}=true" for name in offloaded]
+    words += ["optimizer.optimizer_offload_fraction=1.0", "ddp.use_distributed_optimizer=true"]
+    code, answer = rehearsed(
+        "--processes", "1", "mixed_precision=bf16_mixed", "model=gpt_tiny", *words, folder=tmp_path
+    )
+    assert "optimizer.optimizer_cpu_offload" in [setting["path"] for setting in answer["left_out"]]
+    assert (code, answer["findings"]) == (0, [])
+
+
 @pytest.mark.slow
 def test_a_file_that_leaves_its_release_open_is_rehearsed_on_the_newest_at_hand(tmp_path):
     file = tmp_path / "run.yaml"

@@ -16,7 +16,7 @@ from bridge.runtime.megatron.emulation.stored_weight import StoredWeight
 from bridge.runtime.megatron.gpt import bucket_groups, unwrapped
 from bridge.runtime.megatron.optimizer import inner_optimizers
 from bridge.runtime.pytorch.record.modules import dtype_of
-from bridge.runtime.pytorch.record.te import describe, is_quantised, stored_bytes
+from bridge.runtime.pytorch.record.operand_format import is_quantised, operand_format, stored_bytes
 
 LINEAR = (ColumnParallelLinear, RowParallelLinear, torch.nn.Linear)
 
@@ -98,7 +98,7 @@ def _rows(kind: str, tensors: Iterable[torch.Tensor], read_from: str) -> list[Ce
     sizes: Counter[str] = Counter()
     for tensor in tensors:
         if is_quantised(tensor):
-            codes = describe(tensor, columnwise=False)
+            codes = operand_format(tensor, columnwise=False)
             sizes[f"{codes.format} {codes.scheme}"] += stored_bytes(tensor)
         else:
             sizes[dtype_of(tensor)] += tensor.nbytes

@@ -20,9 +20,9 @@ from bridge.runtime.audit.record import layer_order
 from bridge.runtime.megatron.agreement import from_all_ranks
 from bridge.runtime.megatron.gpt import unwrapped
 from bridge.runtime.megatron.optimizer import parts
-from bridge.runtime.pytorch.record.health import error_limit, in_range, scale_of
+from bridge.runtime.pytorch.record.health import error_limit, saturated, scale_of
 from bridge.runtime.pytorch.record.modules import places
-from bridge.runtime.pytorch.record.te import describe, is_quantised
+from bridge.runtime.pytorch.record.operand_format import is_quantised, operand_format
 
 SAMPLE = 4096
 """Elements of a weight that are compared between ranks, in equal distances."""
@@ -149,9 +149,9 @@ def _is_own(parameter: Any, values: torch.Tensor, part: slice | None, *, is_stor
     own_values = values[part]
     if not is_stored:
         return torch.equal(own_values, master.to(own_values.dtype))
-    row = describe(parameter, columnwise=False)
-    wanted = in_range(master, row.format, scale_of(parameter))
+    codes = operand_format(parameter, columnwise=False)
+    wanted = saturated(master, codes.format, scale_of(parameter))
     norm = wanted.norm()
     error = (own_values.float() - wanted).norm()
-    is_near = bool(error <= error_limit(row.format, row.scheme) * norm)
+    is_near = bool(error <= error_limit(codes) * norm)
     return is_near or not norm > 0

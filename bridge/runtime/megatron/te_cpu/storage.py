@@ -30,7 +30,7 @@ from bridge.runtime.numerics import (
     stored_operand,
 )
 from bridge.runtime.numerics.backend import laid_out
-from bridge.runtime.pytorch.record.te import SCHEME_OF_QUANTIZER, TILE_SIZES, tile_of
+from bridge.runtime.pytorch.record.operand_format import SCHEME_OF_QUANTIZER, TILE_SIZES, tile_of
 
 TORCH_DTYPES: dict[int, torch.dtype] = {
     DType.kByte: torch.uint8,
