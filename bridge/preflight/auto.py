@@ -296,11 +296,11 @@ def _too_early(name: str, target: Target) -> str | None:
 
 _VERDICT_OF = {
     **dict.fromkeys(("PB602", "PB603", "PB621", "PB622", "PB608", "PB606", "PB610", "PB605"), "no"),
-    **dict.fromkeys(("PB611", "PB609", "PB617", "PB604"), "emulated"),
+    **dict.fromkeys(("PB611", "PB609", "PB617", "PB604", "PB623"), "emulated"),
     **dict.fromkeys(("PB614", "PB607"), "unknown"),
 }
 """Rule -> the verdict where it speaks; the first verdict counts."""
-_WHATEVER_VERSIONS = ("PB602", "PB603", "PB608", "PB611", "PB614", "PB621", "PB622")
+_WHATEVER_VERSIONS = ("PB602", "PB603", "PB608", "PB611", "PB614", "PB621", "PB622", "PB623")
 """Rules whose verdict no version changes."""
 _RULES = without_run(BY_ID[name] for name in _VERDICT_OF)
 

@@ -100,6 +100,8 @@ def gpu_without_the_format(run: RuleContext) -> Iterator[Violation]:
     needed = FORMATS.get(run.scheme or "")
     if not run.needs_gpu_formats or gpu is None or run.capability is not None or needed is None:
         return
+    if nvfp4_on_rocm(run):
+        return
     if needed not in gpu.formats:
         yield Violation(formats=", ".join(gpu.formats))
 
@@ -115,11 +117,24 @@ def blockwise_on_rocm(run: RuleContext) -> bool:
     )
 
 
+def nvfp4_on_rocm(run: RuleContext) -> bool:
+    """Return whether ROCm's Transformer Engine would have to run NVFP4."""
+    gpu = run.target.gpu
+    return (
+        run.scheme == "nvfp4"
+        and gpu is not None
+        and gpu.generation.startswith("CDNA")
+        and not run.is_emulated
+    )
+
+
 def another_vendor(run: RuleContext) -> bool:
     """Return whether the scheme is not known to be refused on a GPU that is not NVIDIA's."""
     if not run.needs_gpu_formats or run.capability is not None or run.target.gpu is None:
         return False
-    return not [*gpu_without_the_format(run)] and not blockwise_on_rocm(run)
+    if blockwise_on_rocm(run) or nvfp4_on_rocm(run):
+        return False
+    return not [*gpu_without_the_format(run)]
 
 
 def te_without_gpu(run: RuleContext) -> Iterator[Violation]:
@@ -397,8 +412,8 @@ RULES = (
             "choose a recipe that they run (`precision-bridge recipes --support`)",
         ),
         source="AMD CDNA 3 and CDNA 4 white papers; ROCm/TransformerEngine pull requests 167 "
-        "(2025-04-16: FP8 on gfx94x and gfx95x) and 234 (2025-07-18: MXFP8 on gfx950); "
-        "meta-pytorch/MSLK pull request 381 (2026-06-10: NVFP4 on none)",
+        "(2025-04-16: FP8 on gfx94x and gfx95x) and 234 (2025-07-18: MXFP8 on gfx950), and its "
+        "030b7921 of 2026 transformer_engine/pytorch/quantization.py check_mxfp8_support",
     ),
     error(
         id="PB622",
@@ -409,8 +424,20 @@ RULES = (
         "scaling on MI300X to MI355X, and MXFP8 on MI350X and MI355X, where "
         "NVTE_ROCM_ENABLE_MXFP8 is 1",
         remedies=("choose current scaling",),
-        source="ROCm/TransformerEngine 04a84095 transformer_engine/pytorch/fp8.py "
-        "check_fp8_block_scaling_support, check_mxfp8_support, fp8_autocast_enter; its pull "
-        "request 460, 2026-02-25",
+        source="ROCm/TransformerEngine 04a84095 transformer_engine/pytorch/fp8.py and 030b7921 of "
+        "2026 pytorch/quantization.py check_fp8_block_scaling_support, check_mxfp8_support; its "
+        "pull request 460, 2026-02-25",
+    ),
+    warning(
+        id="PB623",
+        title="NVFP4 on a GPU of AMD",
+        setting="target.gpu",
+        when=nvfp4_on_rocm,
+        message="ROCm's Transformer Engine of 2026 rounds to NVFP4 there and multiplies in BF16, "
+        "without a gain in speed; earlier releases refuse NVFP4",
+        remedies=("choose current scaling", "use it to study the rounding alone"),
+        source="ROCm/TransformerEngine 030b7921 of 2026 transformer_engine/pytorch/quantization.py "
+        "check_nvfp4_support (gfx94x and gfx95x); its pull request 675, 2026-07-20: GPUs other than "
+        "gfx1250 multiply in BF16",
     ),
 )

@@ -49,6 +49,7 @@ CASES = {
         full("bf16_mixed", H100, DENSE),
     ),
     "PB620": (full(CURRENT, "h100x8,te2.6,cuda12.9,mcore0.19.2"), full(CURRENT, H100)),
+    "PB623": (full(NVFP4, "mi355xx8,mcore0.19.2"), full(NVFP4, "b200x8,mcore0.19.2")),
     "PB622": (run(BLOCKWISE, "mi300xx8"), run(BLOCKWISE, "h100x8,te2.9,cuda12.9")),
     "PB621": (full(MXFP8_COMPUTE, "mi325xx8,mcore0.19.2"), full(MXFP8_COMPUTE, "mi355xx8,mcore0.19.2")),
 }
