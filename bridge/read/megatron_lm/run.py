@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 from bridge.errors import Finding, PayloadError, RunConfigError, UnreadFileError
 from bridge.precision.values import number_of_text
 from bridge.preflight.file_reading import MEGATRON_LM, NEWEST, FileReading, RunChoice
-from bridge.read.field_names import release_of
+from bridge.read.assumed_release import release_of
 from bridge.read.foreign import no_run_of_megatron
 from bridge.read.framework.miles import model_arguments
 from bridge.read.framework.names import OwnReading, own_names, ranks_of, variables_of, write_own
