@@ -17,7 +17,8 @@ from typing import Any
 from bridge.errors import PayloadError, RunConfigError
 from bridge.precision.mode import mode_of
 from bridge.read.amp import assume_torch_scaler, export_as_cast, report_scaler
-from bridge.read.builders import ExportBuilder, ImportBuilder
+from bridge.read.export_builder import ExportBuilder
+from bridge.read.import_builder import ImportBuilder
 from bridge.read.meaning import semantics_of
 from bridge.read.reports import ExportReport, ImportReport
 from bridge.read.system import ContextKey, System, as_yaml

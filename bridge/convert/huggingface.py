@@ -12,7 +12,8 @@ without it nothing is cast. Its settings and sentences, with their sources, are
 from typing import Any, NamedTuple
 
 from bridge.read.amp import amp_fields, assume_torch_scaler, export_as_amp, report_scaler
-from bridge.read.builders import ExportBuilder, ImportBuilder
+from bridge.read.export_builder import ExportBuilder
+from bridge.read.import_builder import ImportBuilder
 from bridge.read.reports import ExportReport, ImportReport
 from bridge.read.system import ContextKey, System, as_json
 from bridge.read.table import table

@@ -16,7 +16,8 @@ from typing import Any
 from bridge.precision.mode import mode_of
 from bridge.precision.values import TORCH_NAMES
 from bridge.read.amp import export_as_amp, report_scaler
-from bridge.read.builders import MODES, ExportBuilder, ImportBuilder
+from bridge.read.export_builder import ExportBuilder
+from bridge.read.import_builder import MODES, ImportBuilder
 from bridge.read.meaning import semantics_of
 from bridge.read.reports import ExportReport, ImportReport
 from bridge.read.system import ContextKey, System, as_json

@@ -43,7 +43,8 @@ from bridge.read.setting_row import Part, SettingRow
 from bridge.read.text.settings import Settings
 
 if TYPE_CHECKING:
-    from bridge.read.builders import ExportBuilder, ImportBuilder
+    from bridge.read.export_builder import ExportBuilder
+    from bridge.read.import_builder import ImportBuilder
     from bridge.read.text.document import Document
 
 Facts = Mapping[str, object]

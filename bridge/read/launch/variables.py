@@ -58,7 +58,7 @@ class Variables:
         They are never changed, only replaced, so that a copy of the mapping is a copy of all
         variables. No element: known to be unset."""
 
-    def held(self, name: str) -> list[str]:
+    def elements_of(self, name: str) -> list[str]:
         """Return the elements of a variable in their order; none for one that nothing sets."""
         return [*self.values.get(name, {}).values()]
 
@@ -156,7 +156,7 @@ class Variables:
         if not is_split:
             array = JOINED.fullmatch(piece)
             if array is not None and array["name"] in self.values:
-                yield array["sign"].join(self.held(array["name"]))
+                yield array["sign"].join(self.elements_of(array["name"]))
                 return
             shown = HEREDOC.fullmatch(piece)
             if shown is not None:
@@ -217,7 +217,7 @@ class Variables:
 
     def _is_separated(self, value: str) -> bool:
         """Return whether the script splits a value in another way than at blanks."""
-        separators = "".join(self.held("IFS"))
+        separators = "".join(self.elements_of("IFS"))
         if not separators or variable_of(separators) or separators in (" \t\n", "$' \\t\\n'"):
             return False  # with `IFS=$OLD_IFS` a script restores it
         return any(char.isspace() or char in separators for char in value)

@@ -12,7 +12,7 @@ from bridge.precision.mode import mode_of
 from bridge.precision.statements import is_stated
 from bridge.precision.values import TORCH_NAMES
 from bridge.read.amp import report_dropped_autocast
-from bridge.read.builders import ExportBuilder
+from bridge.read.export_builder import ExportBuilder
 from bridge.read.meaning import recipe_named
 from bridge.read.megatron_lm.stage_files import shared_file
 from bridge.read.reports import ExportReport

@@ -25,8 +25,8 @@ from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.statements import is_stated
 from bridge.precision.values import SPELLINGS
 from bridge.read import framework_signs
-from bridge.read.builders import MODES, ImportBuilder
 from bridge.read.document_signs import Recognised
+from bridge.read.import_builder import MODES, ImportBuilder
 from bridge.read.meaning import meaning, recipe_named
 from bridge.read.megatron_bridge.exporter import DTYPES, ELSEWHERE, TABLE, TWINS, export
 from bridge.read.megatron_bridge.program import ATTRIBUTE, Stated, runs_in

@@ -13,7 +13,8 @@ from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.mode import mode_of
 from bridge.precision.statements import is_stated
 from bridge.read.amp import report_dropped_autocast
-from bridge.read.builders import DELAYED, ExportBuilder
+from bridge.read.export_builder import ExportBuilder
+from bridge.read.import_builder import DELAYED
 from bridge.read.meaning import meaning
 from bridge.read.megatron_lm.flags import FLAGS
 from bridge.read.megatron_lm.stage_files import FILE, shared_file

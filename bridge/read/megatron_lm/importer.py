@@ -13,7 +13,7 @@ from typing import Any
 from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.precision.config import MEGATRON_FIELDS
 from bridge.precision.mode import mode_of
-from bridge.read.builders import ImportBuilder
+from bridge.read.import_builder import ImportBuilder
 from bridge.read.launch.alternatives import launches
 from bridge.read.megatron_lm import effects, flags, te_precision_file
 from bridge.read.megatron_lm.arguments import (

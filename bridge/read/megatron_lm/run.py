@@ -16,7 +16,7 @@ from typing import Any
 
 from bridge.errors import Finding, PayloadError, RunConfigError, UnreadFileError
 from bridge.preflight.file_reading import MEGATRON_LM, NEWEST, FileReading, RunChoice
-from bridge.read.field_names import release_of
+from bridge.read.assumed_release import release_of
 from bridge.read.framework.names import OwnReading, own_names, ranks_of, variables_of, write_own
 from bridge.read.launch.word import variable_of
 from bridge.read.megatron_lm.arguments import Arguments, argument_groups

@@ -19,8 +19,9 @@ from typing import Any
 from bridge.errors import PayloadError
 from bridge.precision.mode import mode_of
 from bridge.read.amp import amp_fields, export_as_amp
-from bridge.read.builders import DELAYED, ExportBuilder, ImportBuilder
 from bridge.read.document_signs import Recognised
+from bridge.read.export_builder import ExportBuilder
+from bridge.read.import_builder import DELAYED, ImportBuilder
 from bridge.read.meaning import meaning, semantics_of
 from bridge.read.megatron_lm.flags import report_other
 from bridge.read.reports import ExportReport, ImportReport

@@ -17,8 +17,9 @@ from bridge.precision.statements import is_stated
 from bridge.precision.values import TORCH_NAMES
 from bridge.read import framework_signs
 from bridge.read.amp import report_dropped_autocast
-from bridge.read.builders import ExportBuilder, ImportBuilder
 from bridge.read.document_signs import Recognised
+from bridge.read.export_builder import ExportBuilder
+from bridge.read.import_builder import ImportBuilder
 from bridge.read.meaning import recipe_named
 from bridge.read.reports import ExportReport, ImportReport
 from bridge.read.system import System, as_yaml
