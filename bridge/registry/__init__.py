@@ -2,7 +2,7 @@
 
     MixedPrecisionConfig   a precision with what was stated of it          config.py
     register, Registry     names of recipes and their functions            registry.py
-      definitions            functions of recipes, and where they are        definition.py
+      Place                  where the function of a recipe is defined       definition.py
     synchronize            a precision, written into Megatron's configs    synchronize.py
     PrecisionSchedule      the precisions of a run in phases               schedule.py
     to_config              a node of a composed config as a precision      composed.py

@@ -41,12 +41,13 @@ class MixedPrecisionConfig(PrecisionConfig):
 
     def finalize(self) -> None:
         """Check the config against itself; PrecisionConfigError with every fault where it can never be right."""
-        found = faults_of(self)
-        if found:
-            name = f" {recipe_name(self)!r}" if recipe_name(self) else ""
-            raise PrecisionConfigError(
-                f"The mixed-precision config{name} can never be right:", found
-            )
+        faults = faults_of(self)
+        if not faults:
+            return
+        subject = "The mixed-precision config"
+        if recipe_name(self):
+            subject = f"{subject} {recipe_name(self)!r}"
+        raise PrecisionConfigError(f"{subject} can never be right:", faults)
 
     def setup(
         self,
@@ -91,9 +92,10 @@ class MixedPrecisionConfig(PrecisionConfig):
             ``_target_`` and every field of the peer's class, dtypes as `torch.dtype`. The fields from `tf32` on have no
             place there: Megatron's own configs in the same run hold them once `setup` has written them.
         """
-        without_place = [
-            name for name in field_names(self) if name not in PEER_FIELDS and is_stated(self, name)
-        ]
+        without_place: list[str] = []
+        for name in field_names(self):
+            if name not in PEER_FIELDS and is_stated(self, name):
+                without_place.append(name)
         if without_place and not vars(self).get("_held"):
             names = ", ".join(without_place)
             log.warning(
@@ -156,16 +158,22 @@ def without_references(fields: Mapping[Any, Any]) -> dict[Any, Any]:
 PEER_TARGET = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
 """Import path of Megatron Bridge's class of the same fields."""
 DTYPES_OF_THE_MODE = ("params_dtype", "pipeline_dtype")
-OWNER_OF = {
-    **{name: "optimizer" for name, field in FIELDS.items() if field.subject is SCALER},
-    **{
-        name: "model"
-        for name, field in FIELDS.items()
-        if field.family and field.twin is None and "recipe" not in name
-    },
-    **dict.fromkeys((*LAYER_COUNTS, "first_last_layers_bf16"), "model"),
-    **dict.fromkeys(
-        ("fp8_param_gather", "fp4_param_gather", "reuse_grad_buf_for_mxfp8_param_ag"), "ddp"
-    ),
-}
+
+
+def _owner_of_each_field() -> dict[str, str]:
+    owner_of: dict[str, str] = {}
+    for name, field in FIELDS.items():
+        if field.subject is SCALER:
+            owner_of[name] = "optimizer"
+    for name, field in FIELDS.items():
+        if field.family and field.twin is None and "recipe" not in name:
+            owner_of[name] = "model"
+    for name in (*LAYER_COUNTS, "first_last_layers_bf16"):
+        owner_of[name] = "model"
+    for name in ("fp8_param_gather", "fp4_param_gather", "reuse_grad_buf_for_mxfp8_param_ag"):
+        owner_of[name] = "ddp"
+    return owner_of
+
+
+OWNER_OF = _owner_of_each_field()
 """Field that an owner keeps where it is unstated -> that owner; an unstated scheme reads as at the peer."""

@@ -17,36 +17,41 @@ from bridge.read.row_files import rows
 ROWS = rows("rollout")
 """Frameworks and dtypes of the cache; the file describes its columns."""
 MODEL_DTYPE = "auto"
+"""The engines' word for a cache in the dtype of the model."""
 CACHE: Mapping[str, bool] = ROWS["cache"]
+"""Dtype of keys and values in an engine's word -> whether it has fewer bits than the model's dtype."""
 POWERS_OF_TWO = "powers of two"
 FP32 = "FP32"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scales:
-    """The numbers that scales are, in blocks of 128; None: not known."""
+    """The numbers that scales of blocks of 128 are: `FP32` or `POWERS_OF_TWO`."""
 
     weights: str | None = None
+    """The scales of weights; None: not known."""
     inputs: str | None = None
+    """The scales of inputs; None: not known."""
     decided_by: str = ""
     """What decides a number that is not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rollout:
-    """What the engine of a run will use to generate samples."""
+    """The precision of the engine that generates the samples of a run."""
 
     engine: str
     """vllm, sglang, or another engine's name; empty: not known."""
     framework: str = ""
-    """The framework that starts it; empty: a serving config alone is known."""
+    """The framework that starts the engine; empty: a serving config alone is known."""
     quantization: Mapping[str, Any] | None = None
-    """The quantization config that it is handed; empty: none; None: not known."""
+    """The quantization config that the engine is handed; empty: nothing is quantised; None: not known."""
     quantization_decided_by: str = ""
     """What decides the quantization config where it is not known."""
     first: int = 0
     """First layers in high precision."""
     last: int = 0
+    """Last layers in high precision."""
     kept_parts: tuple[str, ...] = ()
     """Parts of names that stay in high precision."""
     kept_ends: tuple[str, ...] = ()
@@ -54,7 +59,7 @@ class Rollout:
     dtype: str | None = None
     """Dtype of what is not quantised: bf16, fp16, fp32; None: not known."""
     cache: str | None = MODEL_DTYPE
-    """Dtype of keys and values as the engine is given it; None: not known."""
+    """Dtype of keys and values in the engine's word, a key of `CACHE`; None: not known."""
     scales: Scales = Scales()
     quantised_by_name: frozenset[str] = frozenset()
     """Megatron's names of modules whose weights training quantises before it sends them.
@@ -78,11 +83,14 @@ class Rollout:
         block = dict(self.quantization)
         kept = [name for name, place in names.items() if self._keeps(name, *place)]
         if kept:
-            key = "ignore" if block.get("quant_method") == MODELOPT else "ignored_layers"
+            key = "ignored_layers"
+            if block.get("quant_method") == MODELOPT:
+                key = "ignore"
             block[key] = [*block.get(key, ()), *kept]
         return ServingConfig.of({"quantization_config": block}, self.framework or "rollout")
 
     def _keeps(self, name: str, layer: int, num_layers: int) -> bool:
+        """Return whether a module stays in high precision: by its layer, or by a part of its name."""
         if layer and (layer <= self.first or layer > num_layers - self.last):
             return True
         for part in self.kept_parts:

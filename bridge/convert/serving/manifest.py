@@ -52,7 +52,7 @@ class ManifestRow:
     @property
     def role(self) -> str:
         """The module's name without its layer: "mlp.router", "output_layer"."""
-        return place_of(self.module)[-1]
+        return place_of(self.module).role
 
     def each(self) -> Iterator[str]:
         """Yield the name of every copy in the checkpoint."""
