@@ -46,8 +46,6 @@ class Framework:
     """What a run of it trains on, as a clause behind "which"."""
     is_converted: bool = False
     """`convert` reads what the file states of the precision."""
-    instead: str = ""
-    """What to give the other commands, a sentence."""
     yields: bool = False
     """A system that reads the command line goes before it."""
     is_read: bool = False
@@ -66,9 +64,7 @@ class Framework:
         elif self.is_converted:
             sentence = CONVERTED
         words = {"name": self.name, "evidence": self.evidence, "runs": self.runs}
-        return " ".join(
-            filter(None, (sentence.format(path=path, quoted=quote(path), **words), self.instead))
-        )
+        return sentence.format(path=path, quoted=quote(path), **words)
 
 
 class _Row:
@@ -78,7 +74,6 @@ class _Row:
         self.name = name
         self.runs: str = columns["runs"]
         self.is_converted: bool = columns.get("converts", False)
-        self.instead: str = columns.get("instead", "")
         self.shown = tuple(str(columns.get("shows", "")).split())
         self.yields: bool = columns.get("yields", False)
         self.table: str = columns.get("table", "")
@@ -99,7 +94,6 @@ class _Row:
             name=self.name,
             evidence=evidence,
             runs=self.runs,
-            instead=self.instead,
             is_converted=self.is_converted,
             yields=self.yields,
             table=self.table,
