@@ -53,8 +53,6 @@ class Framework:
     """What a run of it trains on, as a clause behind "which"."""
     is_converted: bool = False
     """Whether `convert` reads what the file states of the precision."""
-    instead: str = ""
-    """What to give the other commands, as a sentence."""
     yields: bool = False
     """Whether a system that reads the command line goes before it."""
     is_read: bool = False
@@ -71,10 +69,9 @@ class Framework:
             template = READ
         elif self.is_converted:
             template = CONVERTED
-        sentence = template.format(
+        return template.format(
             path=path, quoted=quote(path), name=self.name, evidence=self.evidence, runs=self.runs
         )
-        return f"{sentence} {self.instead}".rstrip()
 
 
 class _FileSign:
@@ -99,7 +96,6 @@ class _FrameworkSigns:
         self.name = name
         self.runs: str = columns["runs"]
         self.is_converted: bool = columns.get("converts", False)
-        self.instead: str = columns.get("instead", "")
         self.shown_options = _words(columns, "shows")
         self.yields: bool = columns.get("yields", False)
         self.table: str = columns.get("table", "")
@@ -121,7 +117,6 @@ class _FrameworkSigns:
             name=self.name,
             evidence=evidence,
             runs=self.runs,
-            instead=self.instead,
             is_converted=self.is_converted,
             yields=self.yields,
             table=self.table,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bridge.errors import RunConfigError, UnreadFileError
 from bridge.precision import strict_yaml
@@ -32,6 +32,9 @@ from bridge.read.keys import (
 from bridge.read.layer_source import unplanned_kitchen
 from bridge.read.megatron_bridge import run as megatron_bridge
 from bridge.target.target import Target
+
+if TYPE_CHECKING:
+    from bridge.read.text.document import Document
 
 MAPPINGS = (*OWNERS, *SECTIONS)
 OURS = (".yaml", ".yml")
@@ -72,7 +75,7 @@ def read_file(path: Path, choice: RunChoice | None = None) -> FileReading:
         from bridge.read.megatron_lm import run as megatron_lm
 
         document = megatron_lm.document_of(data, path)
-        found = maybe_read(document, choice or RunChoice())
+        found = _of_program(document, choice) or maybe_read(document, choice or RunChoice())
         if found is not None:
             return found
         foreign.refuse_framework(document)
@@ -88,6 +91,19 @@ def read_file(path: Path, choice: RunChoice | None = None) -> FileReading:
 
         foreign.refuse_sections(whole, path)
     return FileReading(sections=_own(whole, path.name))
+
+
+def _of_program(document: Document, choice: RunChoice | None) -> FileReading | None:
+    """Return what a Python program of Megatron Bridge says of a run; None for any other document."""
+    if document.kind != "python":
+        return None
+    from bridge.read import framework_signs
+    from bridge.read.megatron_bridge.recipes import read_program  # few files are programs
+
+    framework = framework_signs.recognise_file(document)
+    if framework is None or framework.name != MEGATRON_BRIDGE:
+        return None
+    return read_program(document, choice or RunChoice())
 
 
 def _states_a_run(whole: Mapping[str, Any]) -> bool:

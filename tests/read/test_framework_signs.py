@@ -209,14 +209,13 @@ def test_a_launch_of_a_framework_next_to_one_that_is_read_is_named_in_its_report
 
 
 @pytest.mark.parametrize("given", ["--recipe llama3_8b_config", "--recipe=llama3_8b_config"])
-def test_the_launcher_of_megatron_bridge_is_named_with_its_recipe(given: str, folder: Path, capsys) -> None:
+def test_the_recipe_of_a_launcher_of_megatron_bridge_decides_the_mode(given: str, folder: Path, capsys) -> None:
     (folder / "run.sh").write_text(
         f"#!/bin/bash\ntorchrun scripts/training/run_recipe.py {given} --step_func gpt_step\n"
     )
-    assert main(["check", "--config", "run.sh"]) == 2
+    assert main(["plan", "--config", "run.sh"]) == 2
     printed = capsys.readouterr().err
-    assert "looks like Megatron Bridge (it starts `run_recipe.py --recipe llama3_8b_config`)" in printed
-    assert printed.endswith("Give them the run_config.yaml of a checkpoint of the run.\n")
+    assert "the mode is not stated; the recipe llama3_8b_config, which is not at hand, decides." in printed
 
 
 def test_a_file_of_flagscale_is_converted_and_planned_by_none(folder: Path, capsys) -> None:

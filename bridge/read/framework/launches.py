@@ -16,11 +16,13 @@ from bridge.read import framework_signs
 from bridge.read.framework import ms_swift, nemo_rl, verl
 from bridge.read.launch.alternatives import launches
 from bridge.read.launch.launches import Launch
+from bridge.read.megatron_bridge import launch as megatron_bridge
 from bridge.read.text.document import Document
 
 SIGNS = re.compile(r"policy\.|--config|run_\w+\.py|actor_rollout_ref|verl|megatron\s|swift")
 """Words without which a script is none of these frameworks'."""
 READERS = {
+    "megatron_bridge": megatron_bridge.read_launch,
     "ms_swift": ms_swift.read_launch,
     "nemo_rl": nemo_rl.read_launch,
     "verl": verl.read_launch,
