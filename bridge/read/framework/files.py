@@ -30,7 +30,7 @@ class FrameworkReader(Protocol):
 
 
 READERS: Sequence[FrameworkReader] = (primus,)
-TREES: Mapping[str, Callable[[Mapping[str, Any], Path], FileReading]] = {
+TREES: Mapping[str, Callable[[Mapping[str, Any], Path, RunChoice], FileReading]] = {
     "ms_swift": ms_swift.read,
     "nemo_rl": nemo_rl.read,
     "verl": verl.read,
@@ -42,6 +42,7 @@ def read_framework(whole: Mapping[str, Any], path: Path, choice: RunChoice) -> F
     """Return what a framework's file says of a run; None for a file of no framework that is read here."""
     for reader in READERS:
         if reader.is_of(whole):
+            choice.refuse_checkpoint(path)
             return reader.read(whole, path, choice)
     found = _recognised(whole, path)
     if found is None and DEFAULTS in whole:
@@ -51,7 +52,7 @@ def read_framework(whole: Mapping[str, Any], path: Path, choice: RunChoice) -> F
     if found is None or found.tree not in TREES:
         return None
     choice.refuse_for(path)
-    return TREES[found.tree](whole, path)
+    return TREES[found.tree](whole, path, choice)
 
 
 def _recognised(whole: Mapping[str, Any], path: Path) -> frameworks.Framework | None:
