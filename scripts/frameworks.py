@@ -61,6 +61,10 @@ NeMo-RL, verl and ms-swift make the model of a checkpoint of Hugging Face, by th
 not state its sizes. Where its `config.json` is at hand, by the name in the file, among the downloads of Hugging Face or
 as `--context checkpoint=FOLDER`, `plan` and `memory` answer with its sizes, for the families of
 `bridge/read/rows/hf_config.yaml`. They are counted here without it.
+
+Scripts of Megatron-DeepSpeed, that of BigScience among them, are read as Megatron-LM's: their program is a fork from
+before Megatron Core, so that each answer names what its parser and DeepSpeed's JSON may decide otherwise. GPT-NeoX,
+nanotron, OLMo, lingua, LLM Foundry, NeMo Automodel and torchtitan do not run Megatron Core: one sentence says so.
 """
 KINDS = ("answered", "checked", "refused", "named")
 OF_A_RUN = ("its file is not found", "names no file of the run")

@@ -42,7 +42,7 @@ SIZES = ("num_layers", "hidden_size", "num_attention_heads")
 ARGUMENTS = re.compile(rb"ARGS\w*[\"']?\s*:|^\s*[\"']?--[a-z]", re.MULTILINE)
 """In a file of Megatron-LM's arguments."""
 FRAMEWORK = re.compile(
-    rb"^['\"]?(?:modules|policy|actor_rollout_ref|defaults|micro_batch_size)['\"]?\s*:",
+    rb"^['\"]?(?:modules|policy|actor_rollout_ref|defaults|micro_batch_size|system)['\"]?\s*:",
     re.MULTILINE,
 )
 """In a file of a framework on top of Megatron Core."""

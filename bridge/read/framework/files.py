@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from bridge.errors import PayloadError, UnreadFileError
 from bridge.preflight.file_reading import FileReading, RunChoice
 from bridge.read import frameworks
-from bridge.read.framework import ms_swift, nemo_rl, primus, verl
+from bridge.read.framework import flagscale, ms_swift, nemo_rl, primus, verl
 from bridge.read.text.composed import DEFAULTS, composed
 from bridge.read.text.document import Document
 
@@ -29,7 +29,7 @@ class FrameworkReader(Protocol):
         """Return what the file says of a run; RunConfigError for one that cannot be read."""
 
 
-READERS: Sequence[FrameworkReader] = (primus,)
+READERS: Sequence[FrameworkReader] = (primus, flagscale)
 TREES: Mapping[str, Callable[[Mapping[str, Any], Path, RunChoice], FileReading]] = {
     "ms_swift": ms_swift.read,
     "nemo_rl": nemo_rl.read,
