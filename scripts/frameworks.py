@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
@@ -42,7 +43,10 @@ NOTE = (
     "<!-- Written by scripts/frameworks.py from the tables in bridge/read/framework; change those, not this page. -->\n"
 )
 MOST_REASONS = 8
-"""Reasons of refusals that the page has for a framework."""
+"""Reasons that the page has for a framework; the files of the others are one line."""
+OTHER = "other reasons"
+NO_DOWNLOADS = "HF_HUB_CACHE"
+"""Variable with the folder of downloaded checkpoints: none counts, so that the counts are those of any machine."""
 HEAD = """# Where Megatron Core runs
 
 Frameworks on top of Megatron Core have files of their own. A framework is a table here: how its files are recognised,
@@ -51,8 +55,16 @@ names the file of the framework that it was read in, at one commit. `check`, `pl
 those of Megatron-LM, with the framework as the origin of what it sets ("slime at start").
 
 A file is *answered* where `plan` answers it, *checked* where `check` answers it and `plan` does not, *refused* where it
-is a run and a reason is given, and *named* where it is no run of Megatron Core, or a part of one. NeMo-RL, verl and
-ms-swift make the model of a checkpoint of Hugging Face: their files do not state its sizes, which `plan` asks for.
+is a run and a reason is given, and *named* where it is no run of Megatron Core, or a part of one.
+
+NeMo-RL, verl and ms-swift make the model of a checkpoint of Hugging Face, by the bridge that they use: their files do
+not state its sizes. Where its `config.json` is at hand, by the name in the file, among the downloads of Hugging Face or
+as `--context checkpoint=FOLDER`, `plan` and `memory` answer with its sizes, for the families of
+`bridge/read/rows/hf_config.yaml`. They are counted here without it.
+
+Scripts of Megatron-DeepSpeed, that of BigScience among them, are read as Megatron-LM's: their program is a fork from
+before Megatron Core, so that each answer names what its parser and DeepSpeed's JSON may decide otherwise. GPT-NeoX,
+nanotron, OLMo, lingua, LLM Foundry, NeMo Automodel and torchtitan do not run Megatron Core: one sentence says so.
 """
 KINDS = ("answered", "checked", "refused", "named")
 OF_A_RUN = ("its file is not found", "names no file of the run")
@@ -85,6 +97,7 @@ def counted(table: FrameworkTable, clone: Path) -> dict[str, Any]:
     verdicts: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
     slowest = 0.0
+    os.environ[NO_DOWNLOADS] = os.devnull
     files = list(files_of(table, clone))
     for file in files[:1]:
         verdict_of(table, file)
@@ -100,9 +113,18 @@ def counted(table: FrameworkTable, clone: Path) -> dict[str, Any]:
         "commit": commit.strip(),
         "date": datetime.now(UTC).date().isoformat(),
         "verdicts": dict(verdicts),
-        "reasons": dict(reasons.most_common(MOST_REASONS)),
+        "reasons": _most_common(reasons),
         "slowest_seconds": round(slowest, 2),
     }
+
+
+def _most_common(reasons: Counter[str]) -> dict[str, int]:
+    """Return the most common reasons, and how many files have another one."""
+    shown = dict(reasons.most_common(MOST_REASONS))
+    others = reasons.total() - sum(shown.values())
+    if others:
+        shown[OTHER] = others
+    return shown
 
 
 def files_of(table: FrameworkTable, clone: Path) -> Iterator[Path]:
@@ -158,7 +180,7 @@ def _general(reason: str, file: Path, clone: Path) -> str:
         "the mode is not stated; WORDS OF THE SCRIPT decide.",
         text,
     )
-    text = re.sub(r"the checkpoint .*? decides", "the checkpoint NAME decides", text)
+    text = re.sub(r"config.json of .*? decides", "config.json of the checkpoint decides", text)
     text = re.sub(r"starts \S+ with the file .*?, which", "starts PROGRAM with the file NAME, which", text)
     text = re.sub(r"the torch_dtype of .*? decides\.", "the torch_dtype of the checkpoint decides.", text)
     text = re.sub(r"^(?:named: )?\S+\.yaml: looks", "FILE: looks", text)
@@ -224,7 +246,8 @@ def _section_of(table: FrameworkTable, count: Mapping[str, Any]) -> Iterator[str
         yield ""
         yield "| files | why they are not planned |"
         yield "|---|---|"
-        for reason, number in count["reasons"].items():
+        reasons = count["reasons"].items()
+        for reason, number in sorted(reasons, key=lambda row: (row[0] == OTHER, -row[1], row[0])):
             yield f"| {number} | {reason} |"
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -97,7 +96,10 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", metavar="FILE", help="a run's file or folder")
     text = "the run that is meant, by its number, where the file is a script that starts several"
     parser.add_argument("--launch", type=int, dest="number", metavar="N", help=text)
-    text = "what a launch script leaves to its environment: variables='NAME=value NAME=value'"
+    text = (
+        "what the file leaves open: variables='NAME=value NAME=value' of a launch script's "
+        "environment; checkpoint=FOLDER with the config.json that its model is made of"
+    )
     parser.add_argument("--context", action="append", default=[], metavar="KEY=VALUE", help=text)
     parser.add_argument(
         "--trust", action="store_true", help="run the Python that recipes_from names in a config"
@@ -244,19 +246,18 @@ def _run_choice(
         option, value = "--context", " ".join(chosen.context)
         if number is not None:
             option, value = "--launch", str(number)
-        raise RunConfigError(
-            f"{option}: is about a launch script, got {value!r}. Give the script, too."
-        )
-    return RunChoice(number=number, variables=variables_of(_variables(chosen.context)))
-
-
-def _variables(context: Sequence[str]) -> str:
-    """Return the variables that the command line sets: "NAME=value NAME=value"."""
-    values = []
-    for word in context:
+        raise RunConfigError(f"{option}: is about a file, got {value!r}. Give the file, too.")
+    variables: list[str] = []
+    checkpoint = None
+    for word in chosen.context:
         key, _, value = word.partition("=")
-        if key != "variables":
-            remedy = "Write --context variables='NAME=value'."
-            raise RunConfigError.of("--context", "must be variables='NAME=value'", word, remedy)
-        values.append(value)
-    return " ".join(values)
+        if key == "variables":
+            variables.append(value)
+        elif key == "checkpoint":
+            checkpoint = value
+        else:
+            rule = "must be variables='NAME=value' or checkpoint=FOLDER"
+            raise RunConfigError.of("--context", rule, word, "Write one of them.")
+    return RunChoice(
+        number=number, variables=variables_of(" ".join(variables)), checkpoint=checkpoint
+    )

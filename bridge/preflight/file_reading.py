@@ -72,6 +72,18 @@ class RunChoice:
     """The number of the run, from 1; None: the first."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Variables of a launch script, as its environment or command line would set them."""
+    checkpoint: str | None = None
+    """The folder, or the config.json, of the checkpoint that the run starts from.
+
+    None where the file's own name of it counts.
+    """
+
+    def refuse_checkpoint(self, path: Path) -> None:
+        """Refuse a checkpoint for a file that states the sizes of its model itself."""
+        if self.checkpoint is not None:
+            rule = f"is the checkpoint that makes a model, and that of {path} follows from the file"
+            remedy = "Drop it, or give a file of NeMo-RL, verl or ms-swift."
+            raise RunConfigError.of("--context checkpoint", rule, self.checkpoint, remedy)
 
     def refuse_for(self, path: Path) -> None:
         """Refuse the choice of a run, or variables, for a file that has neither."""

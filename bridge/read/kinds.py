@@ -45,7 +45,7 @@ SIZES = ("num_layers", "hidden_size", "num_attention_heads")
 ARGUMENTS = re.compile(rb"ARGS\w*[\"']?\s*:|^\s*[\"']?--[a-z]", re.MULTILINE)
 """In a file of Megatron-LM's arguments."""
 FRAMEWORK = re.compile(
-    rb"^['\"]?(?:modules|policy|actor_rollout_ref|defaults|micro_batch_size)['\"]?\s*:",
+    rb"^['\"]?(?:modules|policy|actor_rollout_ref|defaults|micro_batch_size|system)['\"]?\s*:",
     re.MULTILINE,
 )
 """In a file of a framework on top of Megatron Core."""
@@ -80,9 +80,12 @@ def read_file(path: Path, choice: RunChoice | None = None) -> FileReading:
             return found
         foreign.refuse_framework(document)
         if megatron_lm.is_of(document):
+            if choice is not None:
+                choice.refuse_checkpoint(path)
             return megatron_lm.read(document, choice or RunChoice())
     if choice is not None:
         choice.refuse_for(path)
+        choice.refuse_checkpoint(path)
     whole = _mapping(data, path)
     if megatron_bridge.is_of(whole):
         return megatron_bridge.read(whole, path)
@@ -203,4 +206,6 @@ def refuse_without_sizes(reading: FileReading, model: Mapping[str, Any], path: s
     decider = reading.opened.get(f"model.{SIZES[0]}")
     if absent and decider is not None:
         rule = f"does not state {', '.join(absent)}, which {decider} decides"
-        raise RunConfigError(f"{path}: {rule}. Add {' '.join(f'{one}=VALUE' for one in absent)}.")
+        sizes = " ".join(f"{name}=VALUE" for name in absent)
+        remedy = f"Add --context checkpoint=FOLDER, which has that file; or {sizes}"
+        raise RunConfigError(f"{path}: {rule}. {remedy}.")

@@ -130,7 +130,7 @@ def test_a_branch_a_variable_or_an_override_chooses_one_answer(
         ),
         (
             ("--context", "lang=en"),
-            "--context: must be variables='NAME=value', got 'lang=en'. Write --context variables='NAME=value'.",
+            "--context: must be variables='NAME=value' or checkpoint=FOLDER, got 'lang=en'. Write one of them.",
         ),
     ],
 )

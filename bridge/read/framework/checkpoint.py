@@ -1,133 +1,162 @@
-"""`checkpoint_settings`: the settings of a model that a checkpoint of Hugging Face decides, where nothing states them.
+"""What a checkpoint of Hugging Face says of a run: the settings of its model, and the dtype of its weights.
+
+    checkpoint = read_checkpoint("Qwen/Qwen3-8B", path, choice, MEGATRON_BRIDGE)
+    sections["model"] |= checkpoint.unstated(sections["model"])
 
 A framework that converts such a checkpoint makes the model's config of the checkpoint's own `config.json`. So its sizes
-are not known from the framework's file, and neither are the fields that a converter sets for one family of models.
-
-Source: Megatron Bridge 8c46dc42, src/megatron/bridge/models: the fields of Megatron Core that its bridges and providers
-set; mcore-bridge 1.6.5 config/parser.py sets a part of them.
+are not known from the framework's file, and neither are the fields that a bridge sets for one family of models. Where
+that `config.json` is at hand, it is read; where it is not, the settings are open.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
 
-FIELDS = (
-    *(
-        "num_layers",
-        "hidden_size",
-        "ffn_hidden_size",
-        "num_attention_heads",
-        "num_query_groups",
-        "kv_channels",
-    ),
-    *(
-        "vocab_size",
-        "make_vocab_size_divisible_by",
-        "max_position_embeddings",
-        "position_embedding_type",
-    ),
-    *(
-        "share_embeddings_and_output_weights",
-        "normalization",
-        "layernorm_epsilon",
-        "layernorm_zero_centered_gamma",
-    ),
-    *("activation_func", "activation_func_clamp_value", "gated_linear_unit", "glu_linear_offset"),
-    *("add_bias_linear", "add_qkv_bias", "qk_layernorm", "qk_l2_norm", "attention_output_gate"),
-    *(
-        "hidden_dropout",
-        "attention_dropout",
-        "softmax_scale",
-        "softmax_type",
-        "window_size",
-        "window_attn_skip_freq",
-    ),
-    *(
-        "rotary_base",
-        "rotary_percent",
-        "rotary_interleaved",
-        "rotary_scaling_factor",
-        "rope_type",
-        "mscale",
-    ),
-    *(
-        "multi_latent_attention",
-        "q_lora_rank",
-        "kv_lora_rank",
-        "qk_head_dim",
-        "qk_pos_emb_head_dim",
-        "v_head_dim",
-    ),
-    *(
-        "experimental_attention_variant",
-        "linear_attention_freq",
-        "linear_conv_kernel_dim",
-        "linear_key_head_dim",
-    ),
-    *(
-        "linear_num_key_heads",
-        "linear_num_value_heads",
-        "linear_value_head_dim",
-        "dsa_indexer_n_heads",
-    ),
-    *(
-        "is_hybrid_model",
-        "hybrid_layer_pattern",
-        "hybrid_override_pattern",
-        "hybrid_attention_ratio",
-    ),
-    *(
-        "hybrid_mlp_ratio",
-        "mamba_head_dim",
-        "mamba_num_groups",
-        "mamba_num_heads",
-        "mamba_state_dim",
-    ),
-    *(
-        "num_moe_experts",
-        "moe_ffn_hidden_size",
-        "moe_layer_freq",
-        "moe_latent_size",
-        "moe_grouped_gemm",
-    ),
-    *(
-        "moe_shared_expert_intermediate_size",
-        "moe_shared_expert_gate",
-        "moe_router_topk",
-        "moe_router_num_groups",
-    ),
-    *(
-        "moe_router_group_topk",
-        "moe_router_pre_softmax",
-        "moe_router_score_function",
-        "moe_router_dtype",
-    ),
-    *(
-        "moe_router_topk_scaling_factor",
-        "moe_router_enable_expert_bias",
-        "moe_router_load_balancing_type",
-    ),
-    *("moe_aux_loss_coeff", "moe_z_loss_coeff", "mtp_num_layers", "mtp_use_repeated_layer"),
-    *("apply_query_key_layer_scaling", "attention_softmax_in_fp32", "fp32_residual_connection"),
-    *("first_last_layers_bf16", "num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"),
-    *(
-        "bias_dropout_fusion",
-        "masked_softmax_fusion",
-        "persist_layer_norm",
-        "cross_entropy_loss_fusion",
-    ),
+from bridge.errors import PayloadError, RunConfigError, UnreadFileError
+from bridge.preflight.file_reading import RunChoice
+from bridge.read.framework.hf_config import (
+    MBRIDGE,
+    BridgedModel,
+    decided_fields,
+    model_of,
+    read_config,
 )
-"""Fields of a model that depend on its family or its checkpoint."""
+from bridge.read.text.neighbours import found_above
+
+CONFIG = "config.json"
+UNNAMED = "the checkpoint"
+"""A checkpoint whose name no file states."""
+READ = "{name}: {file} decides the model's sizes, by {bridge}."
+NOT_FOLLOWED = "{file}: {why}; the sizes of the model are not known from it."
+HUB = "HF_HUB_CACHE"
+"""Variable with the folder of downloaded checkpoints; HF_HOME has that folder in it."""
+HUB_FOLDER = Path("~/.cache/huggingface")
+HOME = ("${HOME}", "$HOME")
 
 
-def checkpoint_settings(
-    source: str, model: Mapping[str, object], known: Collection[str] = ()
-) -> dict[str, str]:
-    """Return each setting that a checkpoint decides -> the checkpoint, as a noun.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Checkpoint:
+    """A checkpoint of Hugging Face, and the model in it."""
+
+    source: str
+    """What decides the model's settings, as a noun: "config.json of Qwen/Qwen3-8B"."""
+    model: BridgedModel = field(default_factory=BridgedModel)
+    """The model of its `config.json`; one without fields where that is not at hand, or not followed."""
+    bridge: str = ""
+    """The bridge that makes the model."""
+    read_too: tuple[str, ...] = ()
+    unknown: tuple[str, ...] = ()
+    """As in `FileReading`."""
+
+    @property
+    def uncounted(self) -> tuple[str, ...]:
+        """Parts that bear on the bytes and are not counted, as in `FileReading`."""
+        if self.model.other_parts is None:
+            return ()
+        return (self.source,)
+
+    def unstated(self, section: Mapping[str, object]) -> dict[str, object]:
+        """Return the model's fields that a section does not state."""
+        return {name: value for name, value in self.model.fields.items() if name not in section}
+
+    def opened(self, section: Mapping[str, object], known: Collection[str] = ()) -> dict[str, str]:
+        """Return each setting that the checkpoint decides and whose value is not known -> the checkpoint.
+
+        Args:
+            section: The fields of the model that are known.
+            known: Other fields, whose values the framework sets itself.
+        """
+        fields = decided_fields(is_read=bool(self.model.fields))
+        if self.bridge == MBRIDGE:
+            fields.append("moe_router_dtype")
+        opened = {}
+        for name in fields:
+            if name not in section and name not in known:
+                opened[f"model.{name}"] = self.source
+        return opened
+
+
+def read_checkpoint(
+    name: object,
+    path: Path,
+    choice: RunChoice,
+    bridge: str,
+    overrides: Mapping[str, object] | None = None,
+) -> Checkpoint:
+    """Return what is known of the checkpoint that a run starts from.
 
     Args:
-        source: The checkpoint.
-        model: The fields that the file states.
-        known: Other fields whose values the framework sets itself.
+        name: Its name or path in the framework's file; None where the file states none.
+        path: The framework's file, from whose folder a relative path is looked up too.
+        choice: The folder of the checkpoint that the command line states is in it.
+        bridge: The bridge that makes the model.
+        overrides: Keys that the framework writes over those of `config.json`.
+
+    Raises:
+        RunConfigError: The stated folder has no `config.json`.
+        UnreadFileError: The file cannot be read.
     """
-    return {f"model.{name}": source for name in FIELDS if name not in model and name not in known}
+    shown = UNNAMED
+    if name:
+        shown = str(name)
+    source = f"{CONFIG} of {shown}"
+    file = _stated(choice.checkpoint) or _at_hand(shown, path)
+    if file is None:
+        return Checkpoint(source=source, bridge=bridge)
+    try:
+        config = read_config(file)
+    except PayloadError as error:
+        raise UnreadFileError(str(error)) from None
+    model = model_of({**config, **(overrides or {})}, bridge)
+    unknown = []
+    read_too = []
+    if model.unread is not None:
+        unknown.append(NOT_FOLLOWED.format(file=file, why=model.unread))
+    else:
+        read_too.append(READ.format(name=shown, file=file, bridge=bridge))
+    if model.other_parts is not None:
+        unknown.append(f"{file}, {model.other_parts}")
+    return Checkpoint(
+        source=source,
+        model=model,
+        bridge=bridge,
+        read_too=tuple(read_too),
+        unknown=tuple(unknown),
+    )
+
+
+def _stated(folder: str | None) -> Path | None:
+    """Return the `config.json` that the command line states; None where it states none."""
+    if folder is None:
+        return None
+    file = Path(folder).expanduser()
+    if file.suffix != ".json":
+        file /= CONFIG
+    if not file.is_file():
+        rule = f"must be a folder with a {CONFIG}"
+        remedy = "Give the folder of the checkpoint."
+        raise RunConfigError.of("--context checkpoint", rule, folder, remedy)
+    return file
+
+
+def _at_hand(name: str, path: Path) -> Path | None:
+    """Return the `config.json` of a checkpoint; None where it is not at hand."""
+    for variable in HOME:
+        if name.startswith(f"{variable}/"):
+            name = f"~{name.removeprefix(variable)}"
+    local = found_above(f"{Path(name).expanduser()}/{CONFIG}", path)
+    return local or _downloaded(name)
+
+
+def _downloaded(name: str) -> Path | None:
+    """Return the `config.json` of a checkpoint that was downloaded from Hugging Face; None where it was not."""
+    if name.count("/") != 1 or name.startswith((".", "~", "$", "/")):
+        return None
+    home = Path(os.environ.get("HF_HOME", HUB_FOLDER)).expanduser()
+    hub = Path(os.environ.get(HUB, home / "hub")).expanduser()
+    snapshots = hub / f"models--{name.replace('/', '--')}" / "snapshots"
+    found = sorted(snapshots.glob(f"*/{CONFIG}"), key=lambda file: file.stat().st_mtime)
+    return found[-1] if found else None

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from bridge.errors import PayloadError, UnreadFileError
 from bridge.preflight.file_reading import FileReading, RunChoice
 from bridge.read import framework_signs
-from bridge.read.framework import ms_swift, nemo_rl, primus, verl
+from bridge.read.framework import flagscale, ms_swift, nemo_rl, primus, verl
 from bridge.read.text.composed import DEFAULTS, composed
 from bridge.read.text.document import Document
 
@@ -29,8 +29,8 @@ class FrameworkReader(Protocol):
         """Return what the file says of a run; RunConfigError for one that cannot be read."""
 
 
-READERS: Sequence[FrameworkReader] = (primus,)
-TREES: Mapping[str, Callable[[Mapping[str, Any], Path], FileReading]] = {
+READERS: Sequence[FrameworkReader] = (primus, flagscale)
+TREES: Mapping[str, Callable[[Mapping[str, Any], Path, RunChoice], FileReading]] = {
     "ms_swift": ms_swift.read,
     "nemo_rl": nemo_rl.read,
     "verl": verl.read,
@@ -42,6 +42,7 @@ def read_framework(whole: Mapping[str, Any], path: Path, choice: RunChoice) -> F
     """Return what a framework's file says of a run; None for a file of no framework that is read here."""
     for reader in READERS:
         if reader.is_of(whole):
+            choice.refuse_checkpoint(path)
             return reader.read(whole, path, choice)
     found = _recognised(whole, path)
     if found is None and DEFAULTS in whole:
@@ -51,7 +52,7 @@ def read_framework(whole: Mapping[str, Any], path: Path, choice: RunChoice) -> F
     if found is None or found.tree not in TREES:
         return None
     choice.refuse_for(path)
-    return TREES[found.tree](whole, path)
+    return TREES[found.tree](whole, path, choice)
 
 
 def _recognised(whole: Mapping[str, Any], path: Path) -> framework_signs.Framework | None:

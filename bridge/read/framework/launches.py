@@ -49,7 +49,7 @@ def maybe_read(document: Document, choice: RunChoice) -> FileReading | None:
         rule = f"must be from 1 to {len(found)}, the runs of {document.path}"
         raise RunConfigError.of("--launch", rule, number, "Give the number of one of them.")
     launch, table = found[number - 1]
-    reading = READERS[table](launch, Path(document.path))
+    reading = READERS[table](launch, Path(document.path), choice)
     labels = tuple(one.label for one, _ in found) if len(found) > 1 else ()
     return replace(reading, runs=labels, number=number)
 

@@ -14,8 +14,9 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from bridge.errors import PayloadError, UnreadFileError
-from bridge.preflight.file_reading import FileReading
-from bridge.read.framework.checkpoint import checkpoint_settings
+from bridge.preflight.file_reading import FileReading, RunChoice
+from bridge.read.framework.checkpoint import Checkpoint, read_checkpoint
+from bridge.read.framework.hf_config import MCORE_BRIDGE
 from bridge.read.framework.table import FrameworkTable, framework_table
 from bridge.read.framework.tree import TreeReading, is_late, read_tree
 from bridge.read.framework.verl import CORE
@@ -43,21 +44,24 @@ DECIDES = "the torch_dtype of {checkpoint}"
 FP32 = (
     "torch_dtype=float32: ms-swift trains in fp16 with it, where neither bf16 nor fp16 is stated."
 )
+OF_THE_CHECKPOINT = (
+    "The mode is {mode}, since {source} has torch_dtype={dtype} and no argument states a mode."
+)
 GPUS = "The number of GPUs: {stated}. Add --target h100x{all}, for example."
 FILES = (".yaml", ".yml", ".json")
 
 
-def read(whole: Mapping[str, object], _path: Path) -> FileReading:
+def read(whole: Mapping[str, object], path: Path, choice: RunChoice) -> FileReading:
     """Return what a YAML file of arguments says of a run."""
     variables = whole.get(VARIABLES)
     environment = {}
     if isinstance(variables, Mapping):
         environment = {str(name): str(value) for name, value in variables.items()}
     given = {str(name): value for name, value in whole.items() if name != VARIABLES}
-    return _reading(given, environment)
+    return _reading(given, environment, read_checkpoint(_name(given), path, choice, MCORE_BRIDGE))
 
 
-def read_launch(launch: Launch, script: Path) -> FileReading:
+def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     """Return what one launch of a script says: its arguments, and the file that stands before them.
 
     Raises:
@@ -87,7 +91,8 @@ def read_launch(launch: Launch, script: Path) -> FileReading:
         environment = {**variables, **environment}
         read_too.append(f"{name}: read from {path}.")
     given |= _arguments(words)
-    reading = _reading(given, environment)
+    checkpoint = read_checkpoint(_name(given), script, choice, MCORE_BRIDGE)
+    reading = _reading(given, environment, checkpoint)
     late = [
         f"{word}: may hold further arguments, which are not read."
         for word in words
@@ -139,18 +144,24 @@ def _value(words: list[Word]) -> object:
     return values[0] if len(values) == 1 else values
 
 
-def _reading(given: Mapping[str, object], environment: Mapping[str, str]) -> FileReading:
+def _name(given: Mapping[str, object]) -> object:
+    """Return the name of the checkpoint that arguments state; None where they state none."""
+    return given.get("model", given.get("mcore_model"))
+
+
+def _reading(
+    given: Mapping[str, object], environment: Mapping[str, str], checkpoint: Checkpoint
+) -> FileReading:
     table = framework_table(TABLE)
     found = _read(table, given)
-    checkpoint = str(given.get("model", given.get("mcore_model", "")))
-    source = f"the checkpoint {checkpoint}" if checkpoint else "the checkpoint of the run"
-    decider = _read_mode(found, given, source)
+    decider = _read_mode(found, given, checkpoint)
     _read_batch(found, given)
     for role in OWNERS:
         found.sections.setdefault(role, {})
-    opened = checkpoint_settings(
-        source, found.sections["model"], known=("moe_router_dtype", "moe_grouped_gemm")
-    )
+    model = found.sections["model"]
+    added = checkpoint.unstated(model)
+    model |= added
+    opened = checkpoint.opened(model, known=("moe_router_dtype", "moe_grouped_gemm"))
     if decider is not None:
         opened |= dict.fromkeys(
             ("model.params_dtype", "model.pipeline_dtype", "ddp.grad_reduce_in_fp32"), decider
@@ -160,15 +171,23 @@ def _reading(given: Mapping[str, object], environment: Mapping[str, str]) -> Fil
         base=CORE,
         sections=found.sections,
         names=found.names,
+        origins={f"model.{name}": checkpoint.source for name in added},
         own_fields={"argument.recompute_granularity": str(given.get("recompute_granularity"))},
         environment=environment,
-        unknown=(*_unknown(given, environment), *found.unknown),
+        unknown=(
+            *_unknown(given, environment, checkpoint),
+            *found.unknown,
+            *checkpoint.unknown,
+        ),
         unplanned=found.unplanned,
-        uncounted=tuple(found.uncounted),
+        uncounted=(*found.uncounted, *checkpoint.uncounted),
         opened={**opened, **found.opened},
         open_values=found.open_values,
         generation=found.generation,
-        read_too=(f"Read as a run of {table.title}, by its code ({table.code}).",),
+        read_too=(
+            f"Read as a run of {table.title}, by its code ({table.code}).",
+            *checkpoint.read_too,
+        ),
         release=parse_version(table.release["megatron_core"]),
         release_reason=table.release["because"],
         mode_decided_by=decider,
@@ -196,7 +215,9 @@ def _plain(name: str, value: object) -> object:
     return value
 
 
-def _read_mode(found: TreeReading, given: Mapping[str, object], source: str) -> str | None:
+def _read_mode(
+    found: TreeReading, given: Mapping[str, object], checkpoint: Checkpoint
+) -> str | None:
     """Write the switches of the mode, and return what decides it where nothing states it."""
     stated = [given.get(name) for name in ("bf16", "fp16")]
     if any(value is True for value in stated):
@@ -204,21 +225,29 @@ def _read_mode(found: TreeReading, given: Mapping[str, object], source: str) -> 
             found.put(f"model.{name}", given.get(name) is True)
             found.put(f"optimizer.{name}", given.get(name) is True)
         return None
-    dtype = given.get("torch_dtype")
-    if dtype is not None and not is_late(dtype) and str(dtype) in MODES:
+    if any(is_late(value) for value in (*stated, given.get("torch_dtype"))):
+        return _first_late(*stated, given.get("torch_dtype"))
+    dtype = _dtype(given, checkpoint)
+    if dtype in MODES:
         for name in ("bf16", "fp16"):
-            is_on = MODES[str(dtype)] == name and given.get(name) is not False
+            is_on = MODES[dtype] == name and given.get(name) is not False
             found.put(f"model.{name}", is_on, "torch_dtype")
             found.put(f"optimizer.{name}", is_on)
         return None
     if stated == [False, False]:
         return None
-    late = [str(value) for value in (*stated, dtype) if is_late(value)]
-    return (
-        late[0]
-        if late
-        else DECIDES.format(checkpoint=source.removeprefix("the checkpoint ") or source)
-    )
+    return DECIDES.format(checkpoint=_name(given) or "the checkpoint of the run")
+
+
+def _first_late(*values: object) -> str:
+    """Return the first of values that only the run knows."""
+    late = [str(value) for value in values if is_late(value)]
+    return late[0]
+
+
+def _dtype(given: Mapping[str, object], checkpoint: Checkpoint) -> str:
+    """Return the dtype of the weights: that of the arguments, or that of the checkpoint; empty where none is known."""
+    return str(given.get("torch_dtype") or checkpoint.model.dtype or "")
 
 
 def _read_batch(found: TreeReading, given: Mapping[str, object]) -> None:
@@ -228,11 +257,19 @@ def _read_batch(found: TreeReading, given: Mapping[str, object]) -> None:
         found.put("model.seq_length", length)
 
 
-def _unknown(given: Mapping[str, object], environment: Mapping[str, str]) -> list[str]:
+def _unknown(
+    given: Mapping[str, object], environment: Mapping[str, str], checkpoint: Checkpoint
+) -> list[str]:
     """Return what the run leaves open, as sentences."""
     sentences = []
-    if given.get("torch_dtype") == "float32" and given.get("bf16") is not True:
+    dtype = _dtype(given, checkpoint)
+    is_stated = given.get("bf16") is True or given.get("fp16") is True
+    if dtype == "float32" and not is_stated:
         sentences.append(FP32)
+    elif dtype in MODES and not is_stated and given.get("torch_dtype") is None:
+        sentences.append(
+            OF_THE_CHECKPOINT.format(mode=MODES[dtype], dtype=dtype, source=checkpoint.source)
+        )
     each, nodes = environment.get("NPROC_PER_NODE", ""), environment.get("NNODES", "1")
     if each.isdecimal() and nodes.isdecimal():
         stated = f"NPROC_PER_NODE={each} and NNODES={nodes}"

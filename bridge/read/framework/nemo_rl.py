@@ -14,9 +14,10 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from bridge.errors import Finding, PayloadError, UnreadFileError
-from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading
+from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading, RunChoice
 from bridge.read import framework_signs
-from bridge.read.framework.checkpoint import checkpoint_settings
+from bridge.read.framework import hf_config
+from bridge.read.framework.checkpoint import read_checkpoint
 from bridge.read.framework.table import FrameworkTable, framework_table
 from bridge.read.framework.tree import TreeReading, read_tree
 from bridge.read.launch.launches import Launch
@@ -62,13 +63,17 @@ GENERATES = "{key}={value}: {engine} generates samples in it, and trains nothing
 
 
 def read(
-    whole: Mapping[str, object], path: Path, words: list[HydraWord] | None = None
+    whole: Mapping[str, object],
+    path: Path,
+    choice: RunChoice,
+    words: list[HydraWord] | None = None,
 ) -> FileReading:
     """Return what a file says of a run.
 
     Args:
         whole: The file's mapping.
         path: Its path, from whose folder `defaults` are looked up.
+        choice: What the command line says of it.
         words: Overrides of a command line, which are written over it.
 
     Raises:
@@ -86,9 +91,20 @@ def read(
     _read_mode(found, values)
     _read_recomputation(found, values)
     _read_batch(found, values)
-    checkpoint = str(at(values, "policy.model_name"))
-    source = f"the checkpoint {checkpoint}"
-    opened = checkpoint_settings(source, found.sections.get("model", {}))
+    checkpoint = read_checkpoint(
+        at(values, table.checkpoint["named"]),
+        path,
+        choice,
+        hf_config.MEGATRON_BRIDGE,
+        _block(_block(values, "policy"), "hf_config_overrides"),
+    )
+    model = found.sections.setdefault("model", {})
+    added = checkpoint.unstated(model)
+    model |= added
+    origins = {f"model.{name}": checkpoint.source for name in added}
+    for key, ours in found.names.items():
+        if key in config.origins:
+            origins[ours] = config.origins[key]
     missing = ", ".join(config.missing)
     release = table.release
     return FileReading(
@@ -96,20 +112,19 @@ def read(
         base=MEGATRON_BRIDGE,
         sections=found.sections,
         names=found.names,
-        origins={
-            ours: config.origins[key] for key, ours in found.names.items() if key in config.origins
-        },
+        origins=origins,
         environment=_environment(values),
-        unknown=(*_unknown(found, values), *found.unknown),
+        unknown=(*_unknown(found, values), *found.unknown, *checkpoint.unknown),
         unplanned=found.unplanned,
-        uncounted=tuple(found.uncounted),
-        opened={**opened, **found.opened},
+        uncounted=(*found.uncounted, *checkpoint.uncounted),
+        opened={**checkpoint.opened(model), **found.opened},
         open_values=found.open_values,
         generation=found.generation,
         dropped=tuple(found.dropped),
         read_too=(
             _read_as(table),
             *(f"defaults: {name} is read below the file." for name in config.read),
+            *checkpoint.read_too,
         ),
         release=parse_version(release["megatron_core"]),
         release_reason=release["because"],
@@ -260,7 +275,7 @@ def _read_as(table: FrameworkTable) -> str:
     return f"Read as a run of {table.title}, by its code ({table.code})."
 
 
-def read_launch(launch: Launch, script: Path) -> FileReading:
+def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     """Return what one launch of a script says: its YAML file, and the overrides on its command line.
 
     Raises:
@@ -283,7 +298,7 @@ def read_launch(launch: Launch, script: Path) -> FileReading:
         whole = Document.load(path).mapping
     except PayloadError as error:
         raise UnreadFileError(str(error)) from None
-    reading = read(whole, path, hydra_words(launch.arguments))
+    reading = read(whole, path, choice, hydra_words(launch.arguments))
     late = [word for word in launch.arguments if word.startswith("$") and word != given]
     return replace(
         reading,

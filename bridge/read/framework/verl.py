@@ -14,9 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from bridge.errors import Finding, UnreadFileError
-from bridge.preflight.file_reading import FileReading
+from bridge.preflight.file_reading import FileReading, RunChoice
 from bridge.read import framework_signs
-from bridge.read.framework.checkpoint import checkpoint_settings
+from bridge.read.framework.checkpoint import Checkpoint, read_checkpoint
+from bridge.read.framework.hf_config import MBRIDGE, MEGATRON_BRIDGE
 from bridge.read.framework.table import framework_table
 from bridge.read.framework.tree import TreeReading, is_late, read_tree
 from bridge.read.launch.launches import Launch
@@ -31,6 +32,7 @@ TABLE = "verl"
 CORE = "Megatron Core"
 """The framework below it, whose classes it constructs itself."""
 ACTOR = "actor_rollout_ref.actor"
+MODEL = "actor_rollout_ref.model"
 DTYPE = f"{ACTOR}.megatron.dtype"
 MODES = {"bfloat16": "bf16", "float16": "fp16"}
 """Value of `megatron.dtype` -> the switch of the model that is on."""
@@ -59,7 +61,7 @@ ROLLOUT = (
 )
 
 
-def read(whole: Mapping[str, object], path: Path) -> FileReading:
+def read(whole: Mapping[str, object], path: Path, choice: RunChoice) -> FileReading:
     """Return what a YAML file with verl's whole configuration says of a run.
 
     Raises:
@@ -75,10 +77,10 @@ def read(whole: Mapping[str, object], path: Path) -> FileReading:
             raise UnreadFileError(
                 replace(found, tree="").refusal(str(path)), kind=f"looks like {found.name}"
             )
-    return _reading(values)
+    return _reading(values, path, choice)
 
 
-def read_launch(launch: Launch, script: Path) -> FileReading:
+def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     """Return what one launch of a script says.
 
     Raises:
@@ -102,7 +104,7 @@ def read_launch(launch: Launch, script: Path) -> FileReading:
     write_over(values, settings, is_whole=False)
     if SUPERVISED.search(launch.program):
         values = _as_actor(values)
-    reading = _reading(values)
+    reading = _reading(values, script, choice)
     late = [word for word in launch.arguments if word.startswith("$")]
     sources = [f"{word}: may hold further overrides, which are not read." for word in late]
     sources += [f"{note}: is not read." for note in launch.notes]
@@ -148,19 +150,20 @@ def _as_actor(values: Tree) -> Tree:
     return {**values, "actor_rollout_ref": {"actor": actor, "model": model}}
 
 
-def _reading(values: Tree) -> FileReading:
+def _reading(values: Tree, path: Path, choice: RunChoice) -> FileReading:
     table = framework_table(TABLE)
     found = read_tree(table, values)
     _read_mode(found, values)
     _read_batch(found, values)
-    checkpoint = at(values, table.checkpoint["named"])
-    source = (
-        f"the checkpoint {checkpoint}" if checkpoint is not None else "the checkpoint of the run"
-    )
+    checkpoint = _checkpoint(values, path, choice)
     model = found.sections.setdefault("model", {})
     found.sections.setdefault("optimizer", {})
     found.sections.setdefault("ddp", {})
-    opened = checkpoint_settings(source, model, known=("moe_router_load_balancing_type",))
+    added = checkpoint.unstated(model)
+    if at(values, f"{MODEL}.mtp.enable") is not True:
+        added.pop("mtp_num_layers", None)
+    model |= added
+    opened = checkpoint.opened(model, known=("moe_router_load_balancing_type",))
     optim = at(values, f"{ACTOR}.optim")
     own: dict[str, object] = dict(STATES)
     if isinstance(optim, Mapping):
@@ -170,20 +173,37 @@ def _reading(values: Tree) -> FileReading:
         base=CORE,
         sections=found.sections,
         names=found.names,
+        origins={f"model.{name}": checkpoint.source for name in added},
         own_fields=own,
-        unknown=(*_unknown(found, values), *found.unknown),
+        unknown=(*_unknown(found, values), *found.unknown, *checkpoint.unknown),
         unplanned=found.unplanned,
-        uncounted=tuple(found.uncounted),
+        uncounted=(*found.uncounted, *checkpoint.uncounted),
         opened={**opened, **found.opened},
         open_values=found.open_values,
         generation=found.generation,
         dropped=tuple(found.dropped),
-        read_too=(f"Read as a run of {table.title}, by its code ({table.code}).",),
+        read_too=(
+            f"Read as a run of {table.title}, by its code ({table.code}).",
+            *checkpoint.read_too,
+        ),
         release=parse_version(table.release["megatron_core"]),
         release_reason=table.release["because"],
         mode_decided_by=f"{DTYPE}={at(values, DTYPE)}" if is_late(at(values, DTYPE)) else None,
         refused=tuple(_refused(values)),
     )
+
+
+def _checkpoint(values: Tree, path: Path, choice: RunChoice) -> Checkpoint:
+    """Return what is known of the checkpoint that the actor starts from."""
+    table = framework_table(TABLE)
+    bridge = MEGATRON_BRIDGE
+    if at(values, f"{ACTOR}.megatron.vanilla_mbridge") is True:
+        bridge = MBRIDGE
+    overrides = at(values, f"{MODEL}.override_config")
+    if not isinstance(overrides, Mapping):
+        overrides = {}
+    name = at(values, table.checkpoint["named"])
+    return read_checkpoint(name, path, choice, bridge, overrides)
 
 
 def _read_mode(found: TreeReading, values: Tree) -> None:

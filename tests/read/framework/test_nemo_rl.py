@@ -148,16 +148,16 @@ def test_sizes_are_the_checkpoints_and_the_plan_rests_on_it(child: Path, capsys)
     assert main(["plan", "--config", str(child)]) == 2
     printed = capsys.readouterr().err
     assert "does not state model.num_layers, model.hidden_size, model.num_attention_heads" in printed
-    assert "which the checkpoint org/a-model decides" in printed
+    assert "which config.json of org/a-model decides" in printed
     for command in ("plan", "memory"):
         assert main([command, "--config", str(child), *SIZES, "optimizer.fp8_recipe=mxfp8", "--target", "b200x16"]) == 0
-        assert "the checkpoint org/a-model may" in capsys.readouterr().out
+        assert "config.json of org/a-model may" in capsys.readouterr().out
 
 
 def test_explain_names_the_key_that_is_not_forwarded(child: Path, capsys) -> None:
     assert main(["explain", "model.first_last_layers_bf16", "--config", str(child)]) == 0
     printed = capsys.readouterr().out
-    assert "the checkpoint org/a-model may set it" in printed
+    assert "config.json of org/a-model may set it" in printed
     assert "NeMo-RL does not forward policy.megatron_cfg.first_last_layers_bf16=True." in printed
 
 

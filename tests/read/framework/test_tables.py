@@ -2,8 +2,8 @@
 
 import pytest
 
-from bridge.read.framework.checkpoint import FIELDS as OF_THE_CHECKPOINT
 from bridge.read.framework.files import TREES
+from bridge.read.framework.hf_config import decided_fields
 from bridge.read.framework.launches import READERS
 from bridge.read.framework.table import framework_table
 from bridge.read.framework_signs import recognise_first
@@ -35,8 +35,8 @@ def test_each_row_has_a_file_and_the_table_a_commit(name: str) -> None:
 
 
 def test_a_setting_of_the_checkpoint_is_a_field_of_the_model() -> None:
-    assert set(OF_THE_CHECKPOINT) <= FIELDS["model"].keys()
-    assert len(set(OF_THE_CHECKPOINT)) == len(OF_THE_CHECKPOINT)
+    assert set(decided_fields(is_read=False)) <= FIELDS["model"].keys()
+    assert len(set(decided_fields(is_read=False))) == len(decided_fields(is_read=False))
 
 
 def test_a_framework_that_reads_files_reads_launches_too() -> None:

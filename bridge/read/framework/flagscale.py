@@ -1,0 +1,98 @@
+"""FlagScale: the YAML of a training, whose `system`, `model` and `data` become arguments of Megatron-LM.
+
+    system: {tensor_model_parallel_size: 2, precision: {bf16: true}}
+    model: {num_layers: 24, hidden_size: 2048, optimizer: {clip_grad: 1.0}}
+
+A mapping within them only groups arguments: its own name does not count. A list is several values, `true` is a switch,
+and what is `false` is not given. The experiment's file names such a file in its `defaults`.
+
+Source: flagos-ai/FlagScale 16a2dd5b flagscale/runner/runner_train.py _get_args_megatron; flagscale/runner/utils.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from bridge.preflight.file_reading import FileReading, RunChoice
+from bridge.read.framework.arguments import reading_of_arguments
+from bridge.read.framework.table import framework_table
+from bridge.read.megatron_lm.arguments import runs_of
+from bridge.target.fields import whole_number
+
+BLOCKS = ("system", "model", "data")
+"""Blocks of arguments, of which a later one goes over an earlier one."""
+ROUNDED = "ffn_hidden_size is {width}: the width of SwiGLU, rounded up to multiple_of={multiple}."
+OVER_IT = "The experiment's file, which names this one in its defaults, may set further arguments."
+
+
+def is_of(whole: Mapping[str, Any]) -> bool:
+    """Return whether a file of these contents has the arguments of a training."""
+    model = whole.get("model")
+    is_sized = isinstance(model, Mapping) and "num_layers" in model
+    return is_sized and isinstance(whole.get("system"), Mapping)
+
+
+def read(whole: Mapping[str, Any], path: Path, choice: RunChoice) -> FileReading:
+    """Return what a file says of its run; RunConfigError for one that has no arguments of a training."""
+    choice.refuse_for(path)
+    arguments: dict[str, Any] = {}
+    for block in BLOCKS:
+        content = whole.get(block)
+        if isinstance(content, Mapping):
+            arguments |= dict(_flat(content))
+    read_too = []
+    width = _rounded_width(arguments)
+    if width is not None:
+        arguments["ffn_hidden_size"] = width
+        read_too.append(ROUNDED.format(width=width, multiple=arguments["multiple_of"]))
+    (run,) = runs_of([*_words(arguments)])
+    run.framework = framework_table("flagscale")
+    return reading_of_arguments(
+        run,
+        run.framework,
+        str(path),
+        origins=dict.fromkeys(arguments, path.name),
+        read_too=read_too,
+        unknown=[OVER_IT],
+    )
+
+
+def _flat(block: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield each argument of a block with its value; those of a mapping within it too, without its name."""
+    for name, value in block.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value)
+        elif value is not None:
+            yield str(name), value
+
+
+def _words(arguments: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the words of a command line with these arguments."""
+    for name, value in arguments.items():
+        if value is False:
+            continue
+        yield f"--{name.replace('_', '-')}"
+        if isinstance(value, list):
+            yield from map(str, value)
+        elif value is not True:
+            yield str(value)
+
+
+def _rounded_width(arguments: Mapping[str, Any]) -> int | None:
+    """Return the width of an MLP that `multiple_of` rounds up; None where it does not decide it.
+
+    Source: flagscale/backends/Megatron-LM/megatron/training/arguments.py.patch validate_args.
+    """
+    multiple = whole_number(arguments.get("multiple_of"))
+    hidden = whole_number(arguments.get("hidden_size"))
+    if "ffn_hidden_size" in arguments or arguments.get("swiglu") is not True:
+        return None
+    if not multiple or hidden is None:
+        return None
+    width = int(4 * hidden * 2 / 3)
+    factor = arguments.get("hidden_dim_multiplier")
+    if isinstance(factor, int | float):
+        width = int(width * factor)
+    return multiple * ((width + multiple - 1) // multiple)

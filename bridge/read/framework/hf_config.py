@@ -1,0 +1,203 @@
+"""`model_of`: the model's config that a framework's bridge makes of a Hugging Face `config.json`.
+
+    made = model_of({"model_type": "qwen3", "num_hidden_layers": 36, ...}, bridge=MEGATRON_BRIDGE)
+    made.fields["num_layers"]    # 36
+
+`rows/hf_config.yaml` has the keys and the families of models, with their sources. A family that it lacks has no fields
+here: whether a bridge makes such a model, and of which layers, is not known then.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+
+from bridge.errors import PayloadError
+from bridge.precision import strict_yaml
+from bridge.read.table import rows
+from bridge.target.fields import whole_number
+
+MEGATRON_BRIDGE, MBRIDGE, MCORE_BRIDGE = "Megatron Bridge", "mbridge", "mcore-bridge"
+"""The bridges: those of NeMo-RL and verl, of verl with `vanilla_mbridge`, and of ms-swift."""
+DTYPES = ("torch_dtype", "dtype")
+"""Keys with the dtype of the weights: before transformers 4.56, and since."""
+DENSE_FIRST = "first_k_dense_replace"
+SHARED = "n_shared_experts"
+LINEAR = "linear_attention"
+"""A kind of `layer_types`."""
+MTP_PATTERN = "mtp_hybrid_override_pattern"
+REPEATED = "mtp_use_repeated_layer"
+UNKNOWN_FAMILY = "its model_type {family} is none whose layers are known here"
+NO_LAYERS = "it states no {key}"
+OTHER_BRIDGE = "{bridge} makes no model of its model_type {family}"
+TWO_PARTS = "{inner}: the other parts of the model, such as a vision tower, are neither planned nor counted."
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class BridgedModel:
+    """The model that a bridge makes of a `config.json`."""
+
+    fields: Mapping[str, object] = field(default_factory=dict)
+    """Field of Megatron's model config -> its value."""
+    dtype: str | None = None
+    """The dtype of the checkpoint's weights ("bfloat16"); None where it has no key for it."""
+    unread: str | None = None
+    """Why the fields are not known, as a clause; None: they are."""
+    other_parts: str | None = None
+    """What stands in front of the language model, as a sentence; None: nothing does."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Family:
+    """A row of `families`, with those of the families that it is like."""
+
+    fields: Mapping[str, Sequence[str]]
+    without: Sequence[str]
+    sets: Mapping[str, object]
+    absent: Mapping[str, object]
+    inner: str
+    adds: Mapping[str, object]
+    needs: str
+    bridges: Sequence[str]
+
+
+def read_config(path: Path) -> Mapping[str, object]:
+    """Return what a `config.json` holds.
+
+    Raises:
+        PayloadError: It cannot be read, or holds no mapping.
+    """
+    text = strict_yaml.decoded(
+        strict_yaml.read_bytes(path, error=PayloadError), str(path), error=PayloadError
+    )
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise PayloadError(f"{path}: must hold JSON ({error}). Correct it there.") from None
+    if not isinstance(content, dict):
+        raise PayloadError(f"{path}: must hold a mapping. Give the config.json of a checkpoint.")
+    return content
+
+
+def decided_fields(*, is_read: bool) -> list[str]:
+    """Return the fields of a model that its checkpoint decides and that are not known.
+
+    Args:
+        is_read: Whether its `config.json` is read.
+    """
+    table = rows("hf_config")
+    names: list[str] = table["unread"].split()
+    if not is_read:
+        names = [*table["decided"].split(), *names]
+    return names
+
+
+def model_of(config: Mapping[str, object], bridge: str) -> BridgedModel:
+    """Return the model that a bridge makes of the contents of a `config.json`."""
+    name = str(config.get("model_type"))
+    family = _families().get(name)
+    inner = _block(config, family.inner if family is not None else "")
+    dtype = _dtype(config) or _dtype(inner)
+    if family is None:
+        return BridgedModel(dtype=dtype, unread=UNKNOWN_FAMILY.format(family=name))
+    if bridge not in family.bridges:
+        return BridgedModel(dtype=dtype, unread=OTHER_BRIDGE.format(bridge=bridge, family=name))
+    if family.needs and not inner.get(family.needs):
+        return BridgedModel(dtype=dtype, unread=NO_LAYERS.format(key=family.needs))
+    other_parts = None
+    if family.inner:
+        other_parts = TWO_PARTS.format(inner=family.inner)
+        tied = "tie_word_embeddings"
+        inner = {**inner, tied: config.get(tied, inner.get(tied, False))}
+    fields = _fields(inner, family)
+    if bridge == MEGATRON_BRIDGE:
+        fields |= family.adds
+    if bridge == MCORE_BRIDGE:
+        fields.pop("mtp_num_layers", None)
+    return BridgedModel(fields=fields, dtype=dtype, other_parts=other_parts)
+
+
+def _fields(config: Mapping[str, object], family: _Family) -> dict[str, object]:
+    """Return the fields of the language model that a mapping of keys describes."""
+    found: dict[str, object] = {}
+    for name, keys in family.fields.items():
+        stated = [config[key] for key in keys if config.get(key) is not None]
+        if stated:
+            found[name] = stated[0]
+        elif name in family.absent:
+            found[name] = family.absent[name]
+    found |= family.sets
+    for name in family.without:
+        found.pop(name, None)
+    kinds = config.get("layer_types")
+    if "linear_attention_freq" in found and isinstance(kinds, list):
+        found["linear_attention_freq"] = [int(kind == LINEAR) for kind in kinds]
+    _put_experts(found, config)
+    if not found.get("mtp_num_layers"):
+        found.pop("mtp_num_layers", None)
+    if config.get(MTP_PATTERN):
+        found["mtp_hybrid_override_pattern"] = config[MTP_PATTERN]
+        found["mtp_use_repeated_layer"] = config.get(REPEATED, True)
+    # No bridge pads the vocabulary.
+    found["make_vocab_size_divisible_by"] = 1
+    return found
+
+
+def _put_experts(found: dict[str, object], config: Mapping[str, object]) -> None:
+    """Write which layers have experts, and the width of those that are shared; without experts, nothing."""
+    if found.get("num_moe_experts") is None:
+        for name in ("num_moe_experts", "moe_ffn_hidden_size", "moe_router_topk"):
+            found.pop(name, None)
+        return
+    layers, dense = whole_number(found.get("num_layers")), whole_number(config.get(DENSE_FIRST))
+    if layers is not None and dense is not None:
+        found["moe_layer_freq"] = [0] * min(dense, layers) + [1] * (layers - dense)
+    shared, width = (
+        whole_number(config.get(SHARED)),
+        whole_number(found.get("moe_ffn_hidden_size")),
+    )
+    if shared and width is not None:
+        found.setdefault("moe_shared_expert_intermediate_size", shared * width)
+
+
+def _dtype(config: Mapping[str, object]) -> str | None:
+    for key in DTYPES:
+        if config.get(key) is not None:
+            return str(config[key]).removeprefix("torch.")
+    return None
+
+
+def _block(config: Mapping[str, object], path: str) -> Mapping[str, object]:
+    """Return the mapping at a path with dots; the whole one at an empty path, an empty one where there is none."""
+    block: object = config
+    for name in path.split(".") if path else ():
+        block = block.get(name) if isinstance(block, Mapping) else None
+    return block if isinstance(block, Mapping) else {}
+
+
+@cache
+def _families() -> dict[str, _Family]:
+    table = rows("hf_config")
+    everywhere = {name: _listed(keys) for name, keys in table["fields"].items()}
+    families: dict[str, _Family] = {}
+    for name, columns in table["families"].items():
+        below = families.get(columns.get("like", ""))
+        fields = {key: _listed(keys) for key, keys in columns.get("fields", {}).items()}
+        families[name] = _Family(
+            fields={**(below.fields if below is not None else everywhere), **fields},
+            without=columns.get("without", ()),
+            sets=columns.get("sets", below.sets if below is not None else {}),
+            absent=columns.get("absent", below.absent if below is not None else {}),
+            inner=columns.get("inner", ""),
+            adds=columns.get("adds", {}),
+            needs=columns.get("needs", ""),
+            bridges=columns.get("bridges", (MEGATRON_BRIDGE, MBRIDGE, MCORE_BRIDGE)),
+        )
+    return families
+
+
+def _listed(keys: str | Sequence[str]) -> tuple[str, ...]:
+    return (keys,) if isinstance(keys, str) else tuple(keys)

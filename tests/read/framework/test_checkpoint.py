@@ -1,0 +1,141 @@
+"""The `config.json` of a checkpoint as the source of a model's sizes, where it is at hand.
+
+`megatron_bridge_0_6_2.json` holds, for each family, the keys of a config of transformers 5.23 and the values that
+Megatron Bridge 0.6.2 gave its provider of them, with megatron-core 0.19.2.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bridge.cli.main import main
+from bridge.errors import RunConfigError
+from bridge.front.loader import load_run
+from bridge.preflight.file_reading import RunChoice
+from bridge.preflight.run import Run
+from bridge.read.framework.hf_config import MBRIDGE, MCORE_BRIDGE, MEGATRON_BRIDGE, model_of
+from bridge.target.fields import DEFAULTS
+
+MADE = json.loads(Path(__file__).with_name("megatron_bridge_0_6_2.json").read_text(encoding="utf-8"))
+QWEN3 = {
+    "model_type": "qwen3",
+    "num_hidden_layers": 4,
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "vocab_size": 32001,
+    "torch_dtype": "bfloat16",
+}
+SWIFT = "#!/bin/bash\nmegatron sft --model org/a-model --dataset d --micro_batch_size 1 --max_length 2048\n"
+VERL = (
+    "#!/bin/bash\npython3 -m verl.trainer.main_ppo model_engine=megatron"
+    " actor_rollout_ref.model.path=${HOME}/org/a-model actor_rollout_ref.actor.use_dynamic_bsz=True"
+    " actor_rollout_ref.actor.ppo_max_token_len_per_gpu=4096\n"
+)
+
+
+def write(folder: Path, **keys: object) -> Path:
+    """Write a checkpoint's `config.json`; return its folder."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({**QWEN3, **keys}))
+    return folder
+
+
+def read(script: Path, text: str, checkpoint: Path | None = None) -> Run:
+    script.write_text(text)
+    choice = RunChoice(checkpoint=str(checkpoint)) if checkpoint is not None else None
+    return load_run(config_file=script, strict=False, choice=choice)
+
+
+@pytest.mark.parametrize("family", MADE)
+def test_a_family_has_the_values_that_megatron_bridge_gives_it(family: str) -> None:
+    made = model_of(MADE[family]["config"], MEGATRON_BRIDGE)
+    for name, value in MADE[family]["provider"].items():
+        default = DEFAULTS["model"].get(name)
+        read = made.fields.get(name, default)
+        is_of_no_layer = name in ("kv_channels", "num_query_groups") and family == "deepseek_v3"
+        assert is_of_no_layer or read == value or (not read and not value), f"{name}: {read} and not {value}"
+    assert (made.other_parts is not None) == ("text_config" in str(MADE[family]["config"]))
+
+
+def test_the_bridges_differ_where_their_code_does() -> None:
+    predicts = MADE["deepseek_v3"]["config"]
+    assert model_of(predicts, MEGATRON_BRIDGE).fields["mtp_num_layers"] == 1
+    assert "mtp_num_layers" not in model_of(predicts, MCORE_BRIDGE).fields
+    assert model_of(MADE["nemotron_h"]["config"], MEGATRON_BRIDGE).fields["first_last_layers_bf16"] is True
+    assert "first_last_layers_bf16" not in model_of(MADE["nemotron_h"]["config"], MCORE_BRIDGE).fields
+    assert model_of(MADE["gpt_oss"]["config"], MBRIDGE).unread == "mbridge makes no model of its model_type gpt_oss"
+
+
+def test_a_family_that_is_not_known_has_no_sizes() -> None:
+    made = model_of({**QWEN3, "model_type": "new_one"}, MEGATRON_BRIDGE)
+    assert (made.fields, made.dtype) == ({}, "bfloat16")
+    assert made.unread == "its model_type new_one is none whose layers are known here"
+    hybrid = {**QWEN3, "model_type": "nemotron_h"}
+    assert model_of(hybrid, MEGATRON_BRIDGE).unread == "it states no hybrid_override_pattern"
+
+
+def test_a_stated_checkpoint_has_the_sizes_and_the_mode(tmp_path) -> None:
+    run = read(tmp_path / "run.sh", SWIFT, write(tmp_path / "here"))
+    assert run.plan.shape.kinds == ("transformer",) * 4
+    assert run.plan.shape.padded_vocab_size() == 32001
+    assert run.origin_of("model.num_layers") == "config.json of org/a-model"
+    assert run.model["bf16"] is True
+    assert run.reading.mode_decided_by is None
+    assert any(
+        "The mode is bf16, since config.json of org/a-model has torch_dtype=bfloat16" in line
+        for line in run.reading.unknown
+    )
+
+
+def test_a_checkpoint_of_fp32_trains_in_fp16_and_that_is_reported(tmp_path) -> None:
+    run = read(tmp_path / "run.sh", SWIFT, write(tmp_path / "here", torch_dtype="float32"))
+    assert run.model["fp16"] is True
+    assert any("ms-swift trains in fp16 with it" in line for line in run.reading.unknown)
+
+
+@pytest.mark.parametrize("place", ["org/a-model", "hub/models--org--a-model/snapshots/5c1"])
+def test_a_checkpoint_is_found_next_to_the_script_and_among_downloads(tmp_path, monkeypatch, place: str) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    write(tmp_path / place)
+    run = read(tmp_path / "run.sh", SWIFT)
+    assert run.model["num_layers"] == 4
+    assert any(str(tmp_path / place / "config.json") in line for line in run.reading.read_too)
+
+
+def test_a_size_that_the_script_states_stays(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path / "org/a-model")
+    stated = " +actor_rollout_ref.actor.megatron.override_transformer_config.num_layers=2"
+    run = read(tmp_path / "run.sh", f"{VERL.rstrip()}{stated}\n")
+    assert (run.model["num_layers"], run.model["hidden_size"]) == (2, 512)
+    assert run.origin_of("model.num_layers") == "run.sh"
+
+
+def test_a_vision_tower_leaves_memory_without_a_verdict(tmp_path) -> None:
+    folder = write(tmp_path / "here", model_type="qwen3_vl", text_config=QWEN3)
+    run = read(tmp_path / "run.sh", VERL, folder)
+    assert run.plan.shape.num_layers == 4
+    assert run.reading.uncounted
+    assert any("such as a vision tower, are neither planned nor counted" in line for line in run.reading.unknown)
+
+
+def test_without_the_file_the_answer_says_which_one_decides(tmp_path, capsys) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(VERL)
+    assert main(["plan", str(script)]) == 2
+    printed = capsys.readouterr().err
+    assert "which config.json of ${HOME}/org/a-model decides. Add --context checkpoint=FOLDER" in printed
+    folder = write(tmp_path / "here")
+    assert main(["plan", str(script), "--context", f"checkpoint={folder}"]) == 0
+
+
+def test_a_checkpoint_is_refused_where_it_makes_no_model(tmp_path) -> None:
+    with pytest.raises(RunConfigError, match=r"must be a folder with a config\.json"):
+        read(tmp_path / "run.sh", SWIFT, tmp_path / "gone")
+    folder = write(tmp_path / "here")
+    with pytest.raises(RunConfigError, match="is the checkpoint that makes a model"):
+        read(tmp_path / "lm.sh", "#!/bin/bash\ntorchrun pretrain_gpt.py --bf16 --num-layers 2\n", folder)

@@ -1,0 +1,57 @@
+"""FlagScale's files of a training: blocks of Megatron-LM's arguments, which are flattened into a command line."""
+
+import pytest
+
+from bridge.preflight.check import check
+
+TRAINING = """\
+system:
+  tensor_model_parallel_size: 2
+  sequence_parallel: true
+  use_distributed_optimizer: true
+  precision: {bf16: true, attention_softmax_in_fp32: true, accumulate_allreduce_grads_in_fp32: false}
+  MORE
+model:
+  num_layers: 4
+  hidden_size: 512
+  num_attention_heads: 8
+  seq_length: 1024
+  swiglu: true
+  multiple_of: 256
+  disable_bias_linear: true
+  micro_batch_size: 2
+  optimizer: {clip_grad: 1.0, lr_scheduler: {lr: 3.0e-4}}
+data:
+  tokenizer: {tokenizer_type: QwenTokenizerFS, vocab_size: 32000}
+"""
+
+
+def test_blocks_become_arguments_of_megatron_lm(run_of) -> None:
+    run = run_of(TRAINING.replace("MORE", "recompute_granularity: full"), "7b.yaml")
+    assert (run.reading.framework, run.reading.settings_of) == ("FlagScale", "Megatron-LM")
+    assert run.model["bf16"] is True
+    assert run.model["add_bias_linear"] is False
+    assert run.section("ddp")["grad_reduce_in_fp32"] is True  # Megatron-LM's checks, under bf16
+    assert run.section("optimizer")["clip_grad"] == 1.0
+    assert run.origin_of("model.num_layers") == "7b.yaml"
+    assert run.plan.shape.vocab_size == 32000
+    assert [one for one in check(run).findings if one.severity == "error"] == []
+
+
+def test_the_width_of_swiglu_is_rounded_up(run_of) -> None:
+    assert run_of(TRAINING.replace("  MORE\n", ""), "7b.yaml").model["ffn_hidden_size"] == 1536
+    scaled = TRAINING.replace("MORE", "hidden_dim_multiplier: 1.3")
+    assert run_of(scaled, "7b.yaml").model["ffn_hidden_size"] == 1792
+
+
+@pytest.mark.parametrize(
+    ("line", "path"),
+    [
+        ("hetero: {enable_hetero: true}", "model.tensor_model_parallel_size"),
+        ("use_dualpipev: true", "model.virtual_pipeline_model_parallel_size"),
+    ],
+)
+def test_a_name_of_its_own_leaves_memory_without_a_verdict(run_of, line: str, path: str) -> None:
+    run = run_of(TRAINING.replace("MORE", line), "7b.yaml")
+    assert run.reading.uncounted
+    assert path in run.reading.opened
