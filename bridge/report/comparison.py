@@ -124,9 +124,11 @@ def _row_dict(row: RecipeRow) -> dict[str, Any]:
 
 def _title(comparison: Comparison) -> str:
     title = f"Compared with {comparison.baseline.label}"
-    where = ", ".join(f"{name}={value}" for name, value in comparison.where.items())
+    where = []
+    for name, value in comparison.where.items():
+        where.append(f"{name}={value}")
     if where:
-        title += f", where {where}"
+        title += f", where {', '.join(where)}"
     return title
 
 
@@ -143,11 +145,11 @@ def _table_of(comparison: Comparison) -> list[dict[str, str]]:
     rows = list(map(_cells, comparison.rows))
     if not comparison.notes:
         return rows
-    shown = []
-    for heading in rows[0]:
-        if any(row[heading] != "-" for row in rows):
-            shown.append(heading)
-    return [{heading: row[heading] for heading in shown} for row in rows]
+    for heading in list(rows[0]):
+        if {row[heading] for row in rows} == {"-"}:
+            for row in rows:
+                del row[heading]
+    return rows
 
 
 def _cells(row: RecipeRow) -> dict[str, str]:

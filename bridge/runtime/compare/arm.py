@@ -124,7 +124,10 @@ def _curve_of(run: RunFolder) -> Curve:
 
 def _sqnr_of(run: RunFolder) -> dict[str, float]:
     """Return the mean ratio of each operand in the last measured step, of the finite ones."""
-    finite = [row for row in last_measured(run.quantisation) if math.isfinite(row.sqnr_db)]
+    finite = []
+    for row in last_measured(run.quantisation):
+        if math.isfinite(row.sqnr_db):
+            finite.append(row)
     means = {}
     for operand, rows in by_operand(finite).items():
         ratios = [row.sqnr_db for row in rows]

@@ -26,7 +26,11 @@ class RecipeRow:
     @property
     def curves(self) -> list[Curve]:
         """The training losses that have a record."""
-        return [arm.curve for arm in self.arms if arm.curve.steps]
+        curves = []
+        for arm in self.arms:
+            if arm.curve.steps:
+                curves.append(arm.curve)
+        return curves
 
     @property
     def failures(self) -> list[str]:
@@ -45,7 +49,9 @@ class RecipeRow:
 
         They are means, the sum of the skipped steps, and the largest peak of memory.
         """
-        seconds = [arm.step_seconds for arm in self.arms]
+        seconds = []
+        for arm in self.arms:
+            seconds.append(arm.step_seconds)
         skipped = self._of_summaries("skipped_steps")
         skipped_steps = None
         if skipped:
@@ -120,7 +126,11 @@ class Comparison:
     @property
     def verdicts(self) -> set[str]:
         """The verdicts on all other recipes."""
-        return {row.gap.verdict for row in self.rows if row.gap is not None}
+        verdicts: set[str] = set()
+        for row in self.rows:
+            if row.gap is not None:
+                verdicts.add(row.gap.verdict)
+        return verdicts
 
 
 OUTSIDE, CANNOT_TELL = 1, 3
@@ -152,7 +162,9 @@ def compare(
     sets: dict[str, list[Arm]] = {}
     for arm in arms:
         sets.setdefault(_key(arm.rest), []).append(arm)
-    rests = [twins[0].rest for twins in sets.values()]
+    rests = []
+    for twins in sets.values():
+        rests.append(twins[0].rest)
     varied = varied_names(rests)
     baseline = _key(arms[0].precision)
     comparisons = []
@@ -173,11 +185,13 @@ def _rows(twins: list[Arm], baseline: str, gate: float, interval_setting: str) -
     first = recipes.pop(baseline, None)
     if first is None:
         first = recipes.pop(_key(twins[0].precision))
-    others = list(recipes.values())
-    labels = _labels([first[0], *(arms[0] for arms in others)])
+    examples = [first[0]]
+    for arms in recipes.values():
+        examples.append(arms[0])
+    labels = _labels(examples)
     judged = []
     baseline_losses = []
-    for label, arms in zip(labels[1:], others, strict=True):
+    for label, arms in zip(labels[1:], recipes.values(), strict=True):
         gap = _gap(arms, first, gate, interval_setting)
         baseline_losses.append(gap.baseline_loss)
         differs_in = varied_names([first[0].precision, arms[0].precision])
@@ -202,16 +216,20 @@ def _rows(twins: list[Arm], baseline: str, gate: float, interval_setting: str) -
 
 def _gap(arms: list[Arm], baseline: list[Arm], gate: float, interval_setting: str) -> Gap:
     """Return the gap of a recipe: each seed is paired with the same seed of the baseline."""
-    failed = [arm for arm in arms if arm.failure is not None]
+    failed = 0
+    for arm in arms:
+        if arm.failure is not None:
+            failed += 1
     if failed:
-        reason = f"The run failed in {len(failed)} of {len(arms)} seeds."
+        reason = f"The run failed in {failed} of {len(arms)} seeds."
         return Gap(verdict="outside", reason=reason, seeds=len(arms), gate=gate)
     baseline_of_seed = {arm.seed: arm for arm in baseline if arm.is_whole}
     pairs = []
+    warm_up = 0
     for arm in arms:
         if arm.seed in baseline_of_seed and arm.is_whole:
             pairs.append((baseline_of_seed[arm.seed].curve, arm.curve))
-    warm_up = max(arm.warm_up for arm in arms)
+        warm_up = max(warm_up, arm.warm_up)
     return judge(pairs, warm_up=warm_up, gate=gate, interval_setting=interval_setting)
 
 
@@ -245,7 +263,10 @@ def _key(fields: Mapping[str, Any]) -> str:
 
 def mean_of(values: Iterable[float | None]) -> float | None:
     """Return the mean of the values that are there, None without any."""
-    known = [value for value in values if value is not None]
+    known = []
+    for value in values:
+        if value is not None:
+            known.append(value)
     if not known:
         return None
     return fmean(known)

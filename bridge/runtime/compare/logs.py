@@ -13,7 +13,7 @@ from typing import Any
 from bridge.runtime.audit.run_log import RunLog
 from bridge.runtime.compare.arm import Arm, is_of_precision
 from bridge.runtime.compare.comparison import Comparison, RecipeRow, compare, varied_names
-from bridge.runtime.compare.gap import GATE, Curve, Gap, common_steps
+from bridge.runtime.compare.gap import GATE, Curve, common_steps
 
 INTERVAL_SETTING = "--log-interval"
 """Megatron-LM's setting that decides how often a loss is printed."""
@@ -22,6 +22,11 @@ LABEL, LOG = "label", "log"
 row with no other."""
 MOST_NAMES = 8
 """Arguments that a sentence names."""
+POLICY = (
+    "The loss of a policy gradient need not fall, and its gap is no measure of the policy. "
+    "Compare the rewards."
+)
+"""Why a loss is not judged."""
 FIELD_GATE = 0.01
 """In nats per token; see `gate_sentence`."""
 
@@ -47,14 +52,9 @@ def compare_logs(runs: Sequence[LoggedRun], *, gate: float = GATE) -> Comparison
     """
     arms = _arms(runs)
     comparison = compare(arms, gate=gate, interval_setting=INTERVAL_SETTING)[0]
-    has_policy_loss = any(run.log.is_policy for run in runs)
     rows = []
     for row in comparison.rows:
-        differs_in = [name for name in row.differs_in if name not in (LABEL, LOG)]
-        gap = row.gap
-        if gap is not None and has_policy_loss:
-            gap = _of_policy(gap)
-        rows.append(replace(row, differs_in=tuple(differs_in), gap=gap))
+        rows.append(_row_of_logs(row, runs))
     notes = [
         _twins_sentence(runs),
         *_steps_sentences(comparison),
@@ -64,14 +64,29 @@ def compare_logs(runs: Sequence[LoggedRun], *, gate: float = GATE) -> Comparison
     return replace(comparison, rows=tuple(rows), notes=tuple(notes))
 
 
+def _row_of_logs(row: RecipeRow, runs: Sequence[LoggedRun]) -> RecipeRow:
+    """Return a row without the keys that are no fields; the loss of a policy is not judged."""
+    differs_in = []
+    for name in row.differs_in:
+        if name not in (LABEL, LOG):
+            differs_in.append(name)
+    gap = row.gap
+    if gap is not None and any(run.log.is_policy for run in runs):
+        gap = replace(gap, verdict="cannot tell", reason=POLICY)
+    return replace(row, differs_in=tuple(differs_in), gap=gap)
+
+
 def _arms(runs: Sequence[LoggedRun]) -> list[Arm]:
     """Return an arm for each log; logs of one recipe have the same precision, and a seed each.
 
     Where a seed is unknown, every log has the same, so that each is a pair with the first.
     """
-    seeds = [run.log.seed() for run in runs]
-    knows_seeds = all(seed is not None for seed in seeds)
-    precisions = [run.precision for run in runs]
+    seeds: list[int | None] = []
+    precisions: list[str] = []
+    for run in runs:
+        seeds.append(run.log.seed())
+        precisions.append(run.precision)
+    knows_seeds = None not in seeds
     are_grouped = knows_seeds and len({*precisions}) > 1 and "" not in precisions
     seen: set[tuple[str, object]] = set()
     arms = []
@@ -95,8 +110,9 @@ def _arms(runs: Sequence[LoggedRun]) -> list[Arm]:
 def place_of(run: LoggedRun, runs: Sequence[LoggedRun]) -> Path:
     """Return the path of a run's log; that of one of several runs in a file ends with its name."""
     path = run.log.path
-    if [other.log.path for other in runs].count(path) > 1:
-        return path / run.name
+    for other in runs:
+        if other is not run and other.log.path == path:
+            return path / run.name
     return path
 
 
@@ -162,30 +178,31 @@ def warm_up_of(log: RunLog) -> int | None:
     return None
 
 
-def _of_policy(gap: Gap) -> Gap:
-    reason = (
-        "The loss of a policy gradient need not fall, and its gap is no measure of the policy. "
-        "Compare the rewards."
-    )
-    return replace(gap, verdict="cannot tell", reason=reason)
-
-
 def _twins_sentence(runs: Sequence[LoggedRun]) -> str:
     """Return how far the arguments of the logs show that the runs are twins."""
-    unknown = [run.name for run in runs if not run.fields]
+    unknown: list[str] = []
+    fields: list[Mapping[str, Any]] = []
+    every: set[str] = set()
+    for run in runs:
+        if not run.fields:
+            unknown.append(run.name)
+        fields.append(run.fields)
+        every.update(run.fields)
     if unknown:
         names = listed_names(unknown)
         return f"Whether the runs are twins is not known: no arguments of {names}."
-    fields = [run.fields for run in runs]
-    varied = varied_names(fields)
-    of_precision = [name for name in varied if is_of_precision(name)]
-    others = [name for name in varied if not is_of_precision(name)]
-    every = {*fields[0]}.union(*fields[1:])
-    equal = len(every) - len(varied)
+    of_precision: list[str] = []
+    others: list[str] = []
+    for name in varied_names(fields):
+        if is_of_precision(name):
+            of_precision.append(name)
+        else:
+            others.append(name)
+    equal = len(every) - len(of_precision) - len(others)
     if others:
         return (
-            f"No twins: {listed_names(others)} differ too, so that a gap need not be that of the "
-            f"precision. {equal} arguments are equal."
+            f"No twins, as these arguments differ too: {listed_names(others)}. A gap need not be "
+            f"that of the precision. {equal} arguments are equal."
         )
     names = listed_names(of_precision) or "none"
     return (
@@ -208,14 +225,21 @@ def _steps_sentences(comparison: Comparison) -> list[str]:
             f"{row.label} is compared with {baseline.label} at the {len(steps)} steps from "
             f"{steps[0]} to {steps[-1]} that both have."
         )
-        # A record of each step is both.
-        kinds = {curve.is_sampled for curve in curves if len(curve.steps) < curve.steps[-1]}
-        if len(kinds) > 1:
+        if len(_kinds_of_loss(curves)) > 1:
             sentences.append(
                 f"One of {row.label} and {baseline.label} has the loss of single steps, and the "
                 "other the mean since the record before: their losses differ for this reason too."
             )
     return sentences
+
+
+def _kinds_of_loss(curves: Sequence[Curve]) -> set[bool]:
+    """Return whether losses are of single steps; a curve with a record of each step is both."""
+    kinds: set[bool] = set()
+    for curve in curves:
+        if len(curve.steps) < curve.steps[-1]:
+            kinds.add(curve.is_sampled)
+    return kinds
 
 
 def _left_out(runs: Sequence[LoggedRun]) -> list[str]:

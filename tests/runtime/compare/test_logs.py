@@ -74,7 +74,8 @@ def test_seeds_that_differ_are_no_pair() -> None:
 def test_arguments_that_differ_and_are_not_of_the_precision_are_named() -> None:
     runs = [run(log("a", seed=1), "bf16"), run(log("b", seed=1), "fp8", model__fp8="hybrid", optimizer__lr=1e-3)]
     assert compare_logs(runs).notes[0] == (
-        "No twins: optimizer.lr differ too, so that a gap need not be that of the precision. 1 arguments are equal."
+        "No twins, as these arguments differ too: optimizer.lr. A gap need not be that of the precision. "
+        "1 arguments are equal."
     )
 
 
