@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from bridge.cli.logged_runs import DescribedLog, described_log, is_log
 from bridge.cli.output import print_json
 from bridge.cli.parser import add_json
 from bridge.cli.recipes.named import NamedRecipe
@@ -33,7 +34,13 @@ from bridge.rules.rule import EVIDENCE, Rule
 from bridge.rules.rulebook import BY_ID, RULES
 from bridge.rules.run_context import RunContext
 from bridge.runtime.audit.run_folder import RunFolder
-from bridge.runtime.audit.setting import Setting, effect_in
+from bridge.runtime.audit.setting import (
+    LOSS_SCALE,
+    Setting,
+    effect_in,
+    loss_scale_trace,
+    trace_of,
+)
 from bridge.sync.routes import OWNERS, ROUTES, Route, notes, routes_of
 from bridge.target.fields import FIELDS as VALUES
 
@@ -74,9 +81,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust", action="store_true", help="run the Python that recipes_from names in a config"
     )
-    parser.add_argument(
-        "--run", dest="run_folder", metavar="RUN", help="folder of a run: what the field was in it"
-    )
+    text = "folder of a run, or a log of another trainer: what the field was in it"
+    parser.add_argument("--run", dest="run_folder", metavar="RUN", help=text)
 
 
 def run(chosen: argparse.Namespace) -> None:
@@ -91,6 +97,10 @@ def run(chosen: argparse.Namespace) -> None:
     elif re.fullmatch(r"[Pp][Bb]\d+", chosen.field):
         content = rule_dict(_rule(chosen.field))
         text = _rule_text(content)
+    elif chosen.run_folder is not None and is_log(Path(chosen.run_folder)):
+        described = described_log(Path(chosen.run_folder))
+        content = in_log(chosen.field, described, chosen.name, config_dir=chosen.config_dir)
+        text = _log_text(content, described)
     elif chosen.run_folder is not None:
         folder = Path(chosen.run_folder)
         content = in_run(chosen.field, folder, chosen.name, config_dir=chosen.config_dir)
@@ -238,6 +248,48 @@ def in_file(word: str, run: Run) -> dict[str, Any]:
         "settings": settings,
         "reading": run.reading.to_dict(),
     }
+
+
+def in_log(
+    word: str, described: DescribedLog, recipe: str | None = None, *, config_dir: str | None = None
+) -> dict[str, Any]:
+    """Return the values that a field had in a run by its log, as plain data.
+
+    They are those of `in_file` where the log has arguments, and else the field's `explanation`.
+    Under `in_log` stands the trace of the field in the log, empty where there is none.
+    """
+    if described.run is None:
+        content = explanation(word, recipe, config_dir=config_dir)
+    else:
+        content = in_file(word, described.run)
+    name = word.rpartition(".")[2]
+    log = described.log
+    trace = ""
+    is_of_scale = False
+    if name in FIELDS:
+        subject = FIELDS[name].subject
+        is_of_scale = subject is not None and subject.title == LOSS_SCALE
+    if is_of_scale and log.values("loss_scale"):
+        trace = loss_scale_trace(log.records())
+    elif name in ("lr", "min_lr") and log.values("learning_rate"):
+        trace = trace_of(f"optimizer.{name}", log.records())
+    elif name == "train_iters":
+        trace = trace_of("train.train_iters", log.records())
+    return {**content, "in_log": {"log": str(log.path), "source": log.source, "ran": trace}}
+
+
+def _log_text(content: dict[str, Any], described: DescribedLog) -> str:
+    """Return the sentences about a field in a log."""
+    log = described.log
+    if described.run is None:
+        text = _field_text(content)
+        lines = [text, f"  Its value in {log.path} is not known: {log.source} without arguments."]
+    else:
+        lines = [_file_text(content, described.run.reading.lines)]
+    trace = content["in_log"]["ran"]
+    if trace:
+        lines.append(f"  {trace}.")
+    return "\n".join(lines)
 
 
 def _homes_of(name: str) -> list[tuple[str, str]]:

@@ -9,7 +9,6 @@ A run that is finished in the sweep's folder is not run again.
 
 import json
 import logging
-import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -25,8 +24,9 @@ from bridge.front.job import StartRun, is_first_process
 from bridge.front.loader import config_folder
 from bridge.front.main import AroundSweep, main
 from bridge.front.train import check_and_sync, plain_container, report_sweep
-from bridge.runtime.compare.comparison import FAILED, Comparison
-from bridge.runtime.compare.gap import GATE, too_short
+from bridge.runtime.compare.arm import FAILED
+from bridge.runtime.compare.comparison import Comparison, exit_code
+from bridge.runtime.compare.gap import GATE, gate_of, too_short
 from bridge.training.config import ConfigContainer
 
 SEEDS = 3
@@ -35,8 +35,6 @@ FOLDER = "outputs/comparison"
 LENGTH = ("train", r"train\.train_iters", r"train\.lr_warmup_iters", r"logging\.log_interval")
 """Settings that decide whether a run is long enough; where a sweep goes over one, each of its runs
 is judged."""
-OUTSIDE, CANNOT_TELL = 1, 3
-"""Exit codes: a recipe is outside the gate; none is, and of one nothing can be told."""
 
 log = logging.getLogger("compare")
 
@@ -72,13 +70,9 @@ def main_compare(words: Sequence[str] | None = None, *, config_path: Path | None
         words=rest,
         around=around,
     )
-    verdicts: set[str] = set()
-    for comparison in made:
-        verdicts.update(comparison.verdicts)
-    if "outside" in verdicts:
-        sys.exit(OUTSIDE)
-    if "cannot tell" in verdicts:
-        sys.exit(CANNOT_TELL)
+    code = exit_code(made)
+    if code:
+        sys.exit(code)
 
 
 def _sweep_words(words: Sequence[str]) -> tuple[list[str], float]:
@@ -103,14 +97,7 @@ def _sweep_words(words: Sequence[str]) -> tuple[list[str], float]:
         raise RunConfigError.of(
             "seeds", "counts the seeds that train.seed names", seeds, "Give one of the two."
         )
-    gate = settings.get("gate", f"{100 * GATE:g}%")
-    share = math.nan
-    if re.fullmatch(r"\d*\.?\d+%", gate):
-        share = float(gate[:-1]) / 100
-    if not 0 < share < 1:
-        raise RunConfigError.of(
-            "gate", "must be a share of the baseline's loss", gate, "Write gate=1%."
-        )
+    share = gate_of(settings.get("gate", f"{100 * GATE:g}%"))
     excluded = "[recipes_from,data.path,data.cache_dir,data.seed]"
     defaults = {
         "hydra.sweep.dir": FOLDER,

@@ -88,7 +88,8 @@ def report_sweep(
     The comparisons are written to the folder, and returned.
     """
     from bridge.report.comparison import show_comparisons, write_comparisons
-    from bridge.runtime.compare.comparison import compare, read_arm  # SciPy is heavy
+    from bridge.runtime.compare.arm import read_arm
+    from bridge.runtime.compare.comparison import compare  # SciPy is heavy
 
     if not is_first_process():
         return []

@@ -14,6 +14,7 @@ or decides.
     Band                              compare.band              gradients.py
     QuantisationRow                   audit.quantisation        quantisation.py: tables, a heat map
     RunFolder                         audit.run_folder          watch.py; html/: data, then the page
+    RunLog                            audit.run_log             log.py: a view, data for the page
     Contents, Difference, RoundTrip   checkpoint, numerics      checkpoint.py
 
 `table.py` lays columns and rows out for a terminal or a file, and every table goes through it.

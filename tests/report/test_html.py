@@ -16,7 +16,8 @@ from bridge.report.html.chart import MOST_POINTS, line_chart
 from bridge.report.html.page import render_markdown, render_page
 from bridge.runtime.audit.early_warnings import Signs, early_warnings
 from bridge.runtime.audit.run_folder import RunFolder
-from bridge.runtime.compare.comparison import Arm, compare
+from bridge.runtime.compare.arm import Arm
+from bridge.runtime.compare.comparison import compare
 from bridge.runtime.compare.gap import Curve
 from bridge.runtime.numerics import GemmPrecision, quantise
 
@@ -26,6 +27,7 @@ EMPTY = {name: [] for name in (*LISTS, "validation")} | {
     "warnings": {},
     "environment": {},
     "base": None,
+    "source": None,
     "compared": None,
     "ran": "",
     "backend": "",

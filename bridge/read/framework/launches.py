@@ -6,7 +6,7 @@ Scripts of a framework that takes Megatron-LM's arguments are read with those of
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +21,9 @@ from bridge.read.text.document import Document
 
 SIGNS = re.compile(r"policy\.|--config|run_\w+\.py|actor_rollout_ref|verl|megatron\s|swift")
 """Words without which a script is none of these frameworks'."""
-READERS = {
+Reader = Callable[[Launch, Path, RunChoice], FileReading]
+
+READERS: Mapping[str, Reader] = {
     "megatron_bridge": megatron_bridge.read_launch,
     "ms_swift": ms_swift.read_launch,
     "nemo_rl": nemo_rl.read_launch,

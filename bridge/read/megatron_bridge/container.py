@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bridge.preflight.file_reading import FileReading
-from bridge.read.framework.checkpoint import checkpoint_settings
+from bridge.read.framework.checkpoint import Checkpoint
 from bridge.read.keys import OWNERS, PRECISION
 from bridge.read.megatron_bridge import run
 from bridge.read.megatron_bridge.evaluator import Evaluator
@@ -194,7 +194,8 @@ def _opened(key: str, decider: str, fields: Mapping[str, object]) -> dict[str, s
     """Return the settings that something else decides than the file, each with what decides it."""
     if key == "model" and decider.startswith(CHECKPOINT):
         names = [name for name in CONVERTED_TOO if name not in fields]
-        return checkpoint_settings(decider, fields) | {f"model.{name}": decider for name in names}
+        opened = Checkpoint(source=decider).opened(fields)
+        return opened | {f"model.{name}": decider for name in names}
     return {f"{key}.{name}": decider for name in FIELDS[key] if name not in fields}
 
 

@@ -15,7 +15,7 @@ from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
-from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading
+from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading, RunChoice
 from bridge.read.keys import OWNERS, PRECISION
 from bridge.read.launch.launches import Launch
 from bridge.read.launch.word import Word
@@ -73,7 +73,7 @@ AT_HAND = "The recipe is {name} of {module}."
 PRECISION_MODES = ("fp32", "fp16", "bf16")
 
 
-def read_launch(launch: Launch, script: Path) -> FileReading:
+def read_launch(launch: Launch, script: Path, _choice: RunChoice) -> FileReading:
     """Return what one launch of a script says: its recipe's function, with its command line over it."""
     words = CommandWords(launch.arguments)
     name = _recipe_of(words)
