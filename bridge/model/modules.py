@@ -586,6 +586,25 @@ class ModulePaths:
             return f"{outer}.{module}"
         return f"{outer}.{self.inside_mtp}.{self._inner(module)}"
 
+    def debug_name(self, label: str, module: str) -> str:
+        """Return the name that Transformer Engine's debugger has for a linear layer.
+
+        It begins with the wrappers of a chunk, Megatron's DDP and Float16Module, and counts layers
+        over the whole model from 1 on. Source: nvdlfw-inspect 0.2.2 api.py,
+        infer_and_assign_layer_names; Megatron Bridge 0.6.2 training/tensor_inspect.py.
+
+        Args:
+            label: Label of the layer in the plan.
+            module: Name of the linear layer in the plan.
+        """
+        if label.isdecimal():
+            return f"model.module.module.{self.path(label, int(label), module)}"
+        name = self.path(label, 0, module)
+        if label.startswith("mtp"):
+            depth = int(label.partition(" ")[2].partition(".")[0])
+            name = name.replace(f"mtp.layers.{depth - 1}.", f"mtp.layers.{depth}.", 1)
+        return f"model.module.module.{name}"
+
     def _inner(self, module: str) -> str:
         """Return the name of a module within its layer."""
         expert = module.removeprefix("experts.")
