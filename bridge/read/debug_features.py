@@ -10,9 +10,14 @@ Source: Megatron Bridge 0.6.2 training/config.py, TensorInspectConfig.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
 from bridge.errors import RunConfigError
+from bridge.precision import strict_yaml
+
+if TYPE_CHECKING:
+    from bridge.preflight.run import Run
 
 SECTION, FEATURES, ENABLED = "tensor_inspect", "features", "enabled"
 NOT_FOUND = (
@@ -23,6 +28,22 @@ CHANGES = (
     "{path}: {names} changes the precision of layers, and the plan does not follow it. {remedy}"
 )
 REMEDY = f"Set {SECTION}.{ENABLED}=false to plan the run without it."
+
+
+def with_features(run: Run, file: str) -> Run:
+    """Return a run with a features file of the debugger, in the place of its own.
+
+    Raises:
+        RunConfigError: The file cannot be read, or the plan does not follow its features.
+    """
+    text = strict_yaml.decoded(strict_yaml.read_bytes(file, error=RunConfigError), file)
+    documents = strict_yaml.load_all(text, file, error=RunConfigError)
+    content = documents[0] if documents else None
+    sections = {**run.sections, SECTION: {ENABLED: True, FEATURES: content}}
+    reason = unfollowed_features(sections)
+    if reason is not None:
+        raise RunConfigError(reason.removesuffix(REMEDY).rstrip())
+    return replace(run, sections=sections)
 
 
 def unfollowed_features(sections: Mapping[str, Any]) -> str | None:
