@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.cli.output import show, write_file
 from bridge.cli.parser import add_json
 from bridge.cli.planned_answer import answer_dict, print_branch, print_first, show_reading
-from bridge.cli.run_arguments import add_run_arguments, file_of, read_branches
+from bridge.cli.run_arguments import add_debug_features, add_run_arguments, file_of, read_branches
 from bridge.cli.several import (
     RunAnswer,
     add_several_arguments,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_run_arguments(parser)
+    add_debug_features(parser)
     add_several_arguments(parser)
     add_json(parser)
     parser.add_argument(

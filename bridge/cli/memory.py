@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.cli.output import show
 from bridge.cli.parser import add_json
 from bridge.cli.planned_answer import answer_runs, planned_code, show_assumed, show_planned
-from bridge.cli.run_arguments import add_run_arguments
+from bridge.cli.run_arguments import add_debug_features, add_run_arguments
 from bridge.cli.several import (
     RunAnswer,
     add_several_arguments,
@@ -34,6 +34,7 @@ RECOMPUTE = {"none": ("none", ()), "selective (mlp)": ("selective", ("mlp",)), "
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_run_arguments(parser)
+    add_debug_features(parser)
     add_several_arguments(parser)
     add_json(parser, "print JSON, in bytes")
     parser.add_argument(

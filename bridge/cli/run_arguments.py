@@ -108,6 +108,12 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", metavar="TARGET", help=text)
 
 
+def add_debug_features(parser: argparse.ArgumentParser) -> None:
+    """Add the argument for the features of a debugger, in commands that follow them."""
+    text = "what the run computes with this features file of Transformer Engine's debugger"
+    parser.add_argument("--debug-features", metavar="FILE", help=text)
+
+
 def file_of(chosen: argparse.Namespace) -> str | None:
     """Return the file or folder that the command line names.
 
@@ -158,7 +164,7 @@ def read_file(
     """Return the run of one file, or of the config tree, with overrides written over it."""
     from bridge.front.loader import load_run
 
-    return load_run(
+    run = load_run(
         _overrides(chosen, recipe),
         chosen.config_path,
         file,
@@ -168,6 +174,12 @@ def read_file(
         trust=chosen.trust,
         choice=_run_choice(chosen, file, number),
     )
+    features = getattr(chosen, "debug_features", None)
+    if features is None:
+        return run
+    from bridge.read.debug_features import with_features
+
+    return with_features(run, features)
 
 
 def read_branches(chosen: argparse.Namespace, *, strict: bool = True) -> list[Run]:

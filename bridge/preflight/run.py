@@ -258,7 +258,7 @@ class Run:
         data = self.section("data")
         if data and self.sections.get("precision_backend") is not None:  # text of our own runs
             given["data"] = {**data, "vocab_size": data.get("vocab_size") or BYTES}
-        return predict(
+        predicted = predict(
             self.precision,
             given,
             target=self.target,
@@ -266,6 +266,13 @@ class Run:
             uncounted=self.reading.uncounted,
             environment=self.stated_environment,
         )
+        debugger = self.sections.get("tensor_inspect")
+        is_on = isinstance(debugger, Mapping) and bool(debugger.get("enabled"))
+        if not is_on or self.reading.unplanned is not None:
+            return predicted
+        from bridge.precision.debug_features import DebugFeatures  # few runs have a debugger
+
+        return replace(predicted, features=DebugFeatures.of(debugger["features"]))
 
     @cached_property
     def planned(self) -> PlannedRun:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bridge.errors import Finding, RunConfigError
 from bridge.model.layout import Parallel, read_parallel
@@ -27,6 +27,9 @@ from bridge.sync.owner import OwnerValues, own_values, seen_through
 from bridge.sync.plan import plan
 from bridge.target.fields import DEFAULTS
 from bridge.target.target import Target
+
+if TYPE_CHECKING:
+    from bridge.precision.debug_features import DebugFeatures
 
 WRITTEN_INTO = ("model", "optimizer", "ddp", "train")
 """The sections that a sync writes into."""
@@ -53,6 +56,8 @@ class Prediction:
     """Options of the run that are not read, and may bear on its layout, its layers or its bytes."""
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
     """Environment variables of the run, as far as they are known."""
+    features: DebugFeatures | None = None
+    """The features of Transformer Engine's debugger; None: it is off."""
 
     def under(self, precision: PrecisionConfig | None) -> Prediction:
         """Return the same run in another precision."""
@@ -70,6 +75,7 @@ class Prediction:
             unplanned=self.unplanned,
             uncounted=self.uncounted,
             environment=self.environment,
+            features=self.features,
         )
 
     def refuse_unplanned(self) -> None:

@@ -54,9 +54,17 @@ def fingerprint(
     """
     if model is not None:
         config = dataclasses.replace(config, model=model)
-    settings: dict[str, str] = {}
+    sections = {}
     for field in dataclasses.fields(config):
-        leaves = _leaves(getattr(config, field.name), field.name)
+        sections[field.name] = getattr(config, field.name)
+    return fingerprint_of(sections, environment)
+
+
+def fingerprint_of(sections: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return setting -> value as text, of configs by the names of their sections."""
+    settings: dict[str, str] = {}
+    for section, value in sections.items():
+        leaves = _leaves(value, section)
         settings.update(leaf for leaf in leaves if not leaf[0].startswith(OF_ONE_MACHINE))
     for name in PACKAGES:
         settings[f"package {name}"] = _version_of(name)

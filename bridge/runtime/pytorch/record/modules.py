@@ -148,6 +148,8 @@ class Running:
             self._entered(module, arguments)
 
     def _leave(self, module: torch.nn.Module, arguments: Any, named: Any, output: Any) -> None:
+        if not self._stack:
+            return  # a module that ran already when the hooks were registered
         self._stack.pop()
         _mark(module, _nodes((arguments, named)), _nodes(output))
 
