@@ -22,7 +22,7 @@ from bridge.runtime.megatron.emulation.delayed import checkpoint
 from bridge.runtime.megatron.emulation.linear import backward_overridden, gemm_precision, scheme_of
 from bridge.runtime.megatron.emulation.stored_weight import megatron_stores
 from bridge.runtime.megatron.optimizer import separate_gathers
-from bridge.runtime.megatron.replacement import fitting, replaced
+from bridge.runtime.megatron.replacement import Change, fitting, replaced
 from bridge.runtime.megatron.te.machine import missing_for_te
 from bridge.runtime.megatron.te_cpu.install import TOO_LATE, installed_te
 from bridge.target.target import Target, gpu_of_capability
@@ -246,7 +246,7 @@ def running(backend: Backend) -> Iterator[None]:
         yield
 
 
-def _checkpoints() -> list[tuple[Any, str, Any]]:
+def _checkpoints() -> list[Change]:
     """Return the changes that put the emulation's recomputation in the place of `te_checkpoint`."""
     changes = []
     for name in _TE_CHECKPOINTS:

@@ -28,7 +28,7 @@ from bridge.runtime.megatron.hybrid.model import build_hybrid
 from bridge.runtime.megatron.initial_weights import draw_weights, marked_weights
 from bridge.runtime.megatron.layer_spec import block_spec, mtp_spec
 from bridge.runtime.megatron.process import release_at_end
-from bridge.runtime.megatron.replacement import fitting, replaced
+from bridge.runtime.megatron.replacement import Change, fitting, replaced
 from bridge.runtime.megatron.without_te import OF_CONFIGS
 
 ACTIVATIONS = {
@@ -270,7 +270,7 @@ def _build_chunk(
     arguments = _model_arguments(config, vp_stage)
     model: torch.nn.Module
     recipe: Any = getattr(config, "quant_recipe", None)
-    recipe_of_chunk: list[tuple[Any, str, Any]] = []
+    recipe_of_chunk: list[Change] = []
     if vp_stage is not None and hasattr(recipe, "of_chunk"):
         recipe_of_chunk = [(config, "quant_recipe", recipe.of_chunk(vp_stage))]
     # the chunk's recipe is there while the chunk is built and matched

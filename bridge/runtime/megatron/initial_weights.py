@@ -26,7 +26,7 @@ from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.dict_utils import dict_list_map_outplace, nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 
-from bridge.runtime.megatron.replacement import replaced
+from bridge.runtime.megatron.replacement import Change, replaced
 
 Marks = dict[float, "Callable[[torch.Tensor], Any]"]
 
@@ -44,7 +44,7 @@ scaling keeps the larger one of.
 def marked_weights(config: Any) -> Iterator[Marks]:
     """Let a config's initialisation functions write their marks; yield mark -> function."""
     marks: Marks = {}
-    changes: list[tuple[Any, str, Any]] = []
+    changes: list[Change] = []
     for name, mark in _MARKS.items():
         method = getattr(config, name, None)
         if method is not None:

@@ -22,7 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from bridge.runtime.compare.band import Place
 from bridge.runtime.megatron.record.telemetry import global_layer_names
-from bridge.runtime.megatron.replacement import replaced
+from bridge.runtime.megatron.replacement import Change, replaced
 
 SAMPLED = 2**16
 """About how many elements of a result are kept: fewer than twice as many, at even distances."""
@@ -187,7 +187,7 @@ class Routes:
         The block is one pass.
         """
         is_first = not self._of
-        changes: list[tuple[Any, str, Any]] = []
+        changes: list[Change] = []
         for module, where in global_layer_names(model).items():
             if isinstance(module, TopKRouter):
                 route = self._of.setdefault(where, _Route())

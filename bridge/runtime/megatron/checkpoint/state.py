@@ -24,7 +24,7 @@ from bridge.runtime.megatron.emulation.model import delayed_updates
 from bridge.runtime.megatron.emulation.stored_weight import StoredWeight
 from bridge.runtime.megatron.gpt import padded_vocab_size, unwrapped
 from bridge.runtime.megatron.optimizer import parts
-from bridge.runtime.megatron.replacement import fitting, replaced
+from bridge.runtime.megatron.replacement import Change, fitting, replaced
 from bridge.runtime.megatron.step import Trainer
 
 SHARDING: dict[str, Any] = {
@@ -185,9 +185,9 @@ def _padded(tensor: torch.Tensor, sizes: Sequence[tuple[int, int]]) -> torch.Ten
     return torch.cat(pieces)
 
 
-def _padded_gathers(optimizer: Any) -> list[tuple[Any, str, Any]]:
+def _padded_gathers(optimizer: Any) -> list[Change]:
     """Return the changes that put the padding back, none where this megatron-core wants none."""
-    changes: list[tuple[Any, str, Any]] = []
+    changes: list[Change] = []
     if not _wants_padding():
         return changes
     name = "get_parameter_state_dp_zero"
