@@ -33,10 +33,10 @@ class Audit:
         self.record = Record(gemms=())
         """The last record."""
         self.failure: AuditError | None = None
-        """Why a step after the first was not what was planned; the run ends once it has saved."""
+        """The mismatch of a step after the first; the run saves a checkpoint and ends with it."""
 
     def _is_due(self) -> bool:
-        """Return whether the coming step, which is not the first one, is audited."""
+        """Return whether the next step, which is not the first, is audited."""
         run, settings = self._run, self._run.config.train
         step = run.iteration + 1
         if settings.audit == "off":
@@ -48,12 +48,14 @@ class Audit:
 
     @contextmanager
     def recording(self, phase: Phase | None) -> Iterator[None]:
-        """Record the step of a ``with`` block and compare it with the plan.
+        """Record the step of a ``with`` block and compare it with the plan, if it is audited.
 
-        That is done where the step is due or begins a phase.
+        Args:
+            phase: The phase that the step begins, or None.
 
-        AuditError where the first step of the run or of a phase is not what was planned, under
-        ``audit=error``.
+        Raises:
+            AuditError: The first step of the run or of a phase differs from the plan, under
+                ``train.audit=error``.
         """
         is_first = not self._run.step_seconds or phase is not None
         self._phase = phase or self._phase
@@ -66,11 +68,11 @@ class Audit:
             yield
         run = self._run
         census = take_census(model, run.trainer.optimizer, run.activations)
-        everywhere = gathered(watch, census)
+        of_all_ranks = gathered(watch, census)
         step = run.iteration + 1
-        self.record = replace(everywhere, census=census, backend=run.backend, step=step)
+        self.record = replace(of_all_ranks, census=census, backend=run.backend, step=step)
         if run.config.train.audit != "off":
-            self._compare(everywhere, copies, must_raise=is_first)
+            self._compare(of_all_ranks, copies, must_raise=is_first)
 
     def plan(self) -> PrecisionPlan:
         """Return the plan of the precision that the run is in."""
@@ -85,9 +87,10 @@ class Audit:
             precision, model, **owners, mcore=installed("mcore"), environment=os.environ
         )
 
-    def _compare(self, everywhere: Record, copies: list[Copy], *, must_raise: bool) -> None:
+    def _compare(self, of_all_ranks: Record, copies: list[Copy], *, must_raise: bool) -> None:
+        """Write the record with its mismatches, and raise, keep or log the error about them."""
         plan = self.plan()
-        findings = self._findings(plan, everywhere, copies, must_raise=must_raise)
+        findings = self._findings(plan, of_all_ranks, copies, must_raise=must_raise)
         fault = None
         if must_raise:
             fault = _without_low_precision(plan, self.record)
@@ -111,16 +114,16 @@ class Audit:
             self.failure = error
 
     def _findings(
-        self, plan: PrecisionPlan, everywhere: Record, copies: list[Copy], *, must_raise: bool
+        self, plan: PrecisionPlan, of_all_ranks: Record, copies: list[Copy], *, must_raise: bool
     ) -> tuple[Mismatch, ...]:
-        """Return where the step differs from the plan."""
+        """Return the differences of the step from the plan."""
         of_copies = wrong_copies(copies)
-        # The error of a healthy layer is bounded at the start alone: of a run, its second step too,
-        # which is the first with the recipe's own scales under delayed scaling.
+        # The error of a healthy layer has a bound in the first two steps alone. The second step is
+        # the first with scales of the recipe under delayed scaling.
         has_bound = must_raise or len(self._run.step_seconds) <= 1
         findings = []
-        for mismatch in compare(plan, everywhere):
-            # A weight that is not its master's explains a stale one: it is no other fault.
+        for mismatch in compare(plan, of_all_ranks):
+            # A weight that differs from its master explains a stale operand.
             is_explained = mismatch.column == "stale" and bool(of_copies)
             is_unbounded = mismatch.column == "error" and not has_bound
             if not is_explained and not is_unbounded:
@@ -132,12 +135,14 @@ class Audit:
 
 
 def _without_low_precision(plan: PrecisionPlan, record: Record) -> str | None:
-    """Return why a run that multiplies nothing in low precision has to end.
+    """Return why a run in FP8 or FP4 ends whose plan has no low-precision GEMM, or None.
 
-    None where low precision is not asked for, or ran. It has to end though it was planned.
+    Such a plan is equal to its record, and so shows no mismatch. The result is None where the
+    recipe has no low precision, or a GEMM ran in it.
     """
-    is_asked = plan.settings.family is not None and plan.settings.reaches_layers
-    if not is_asked or plan.linears()[0] or any(row.scheme != "none" for row in record.gemms):
+    asks_for_low = plan.settings.family is not None and plan.settings.reaches_layers
+    ran_low = any(row.scheme != "none" for row in record.gemms)
+    if not asks_for_low or plan.linears()[0] or ran_low:
         return None
     return (
         f"precision_backend: the first step of {plan.label} ran no matmul in low precision, got "
