@@ -186,7 +186,7 @@ def _pass(config: ConfigContainer, routes: Routes, *, shuffle: bool = False) -> 
         if scheme_of(model) == "delayed":  # whose scales begin at 1
             _warm_up(run, lambda: iter(batches))
         chunks = run.trainer.model
-        with routes.taken(chunks), capture(chunks, loss_scale=run.trainer.loss_scale) as results:
+        with routes.followed(chunks), capture(chunks, loss_scale=run.trainer.loss_scale) as results:
             run.trainer.forward_backward(iter(batches))
         return _Pass(results, weights, formats_of(model))
 
