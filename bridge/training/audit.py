@@ -31,10 +31,10 @@ class Audit:
         self.record = Record(gemms=())
         """The last record."""
         self.failure: AuditError | None = None
-        """Why a step after the first was not what was planned; the run ends once it has saved."""
+        """The mismatch of a step after the first; the run saves a checkpoint and ends with it."""
 
     def _is_due(self) -> bool:
-        """Return whether the coming step, which is not the first one, is audited."""
+        """Return whether the next step, which is not the first, is audited."""
         run, settings = self._run, self._run.config.train
         step = run.iteration + 1
         if settings.audit == "off":
@@ -46,12 +46,14 @@ class Audit:
 
     @contextmanager
     def recording(self, phase: Phase | None) -> Iterator[None]:
-        """Record the step of a ``with`` block and compare it with the plan.
+        """Record the step of a ``with`` block and compare it with the plan, if it is audited.
 
-        That is done where the step is due or begins a phase.
+        Args:
+            phase: The phase that the step begins, or None.
 
-        AuditError where the first step of the run or of a phase is not what was planned, under
-        ``audit=error``.
+        Raises:
+            AuditError: The first step of the run or of a phase differs from the plan, under
+                ``train.audit=error``.
         """
         is_first = not self._run.step_seconds or phase is not None
         self._phase = phase or self._phase
@@ -64,11 +66,11 @@ class Audit:
         with recording.watching():
             yield
         census = take_census(model, optimizer, run.activations)
-        everywhere = recording.gathered(census)
+        of_all_ranks = recording.gathered(census)
         step = run.iteration + 1
-        self.record = replace(everywhere, census=census, backend=run.backend, step=step)
+        self.record = replace(of_all_ranks, census=census, backend=run.backend, step=step)
         if run.config.train.audit != "off":
-            self._compare(recording, everywhere, must_raise=is_first)
+            self._compare(recording, of_all_ranks, must_raise=is_first)
 
     def plan(self) -> PrecisionPlan:
         """Return the plan of the precision that the run is in."""
@@ -83,12 +85,13 @@ class Audit:
             precision, model, **owners, mcore=installed("mcore"), environment=os.environ
         )
 
-    def _compare(self, recording: StepRecording, everywhere: Record, *, must_raise: bool) -> None:
+    def _compare(self, recording: StepRecording, of_all_ranks: Record, *, must_raise: bool) -> None:
+        """Write the record with its mismatches, and raise, keep or log the error about them."""
         plan = self.plan()
-        # The error of a healthy layer is bounded at the start alone: of a run, its second step too,
-        # which is the first with the recipe's own scales under delayed scaling.
+        # The error of a healthy layer has a bound in the first two steps alone. The second step is
+        # the first with scales of the recipe under delayed scaling.
         is_bounded = must_raise or len(self._run.step_seconds) <= 1
-        findings = recording.mismatches(plan, everywhere, is_error_bounded=is_bounded)
+        findings = recording.mismatches(plan, of_all_ranks, is_error_bounded=is_bounded)
         fault = None
         if must_raise:
             fault = _without_low_precision(plan, self.record)
@@ -113,9 +116,10 @@ class Audit:
 
 
 def _without_low_precision(plan: PrecisionPlan, record: Record) -> str | None:
-    """Return why a run that multiplies nothing in low precision has to end.
+    """Return why a run in FP8 or FP4 ends whose plan has no low-precision GEMM, or None.
 
-    None where low precision is not asked for, or ran. It has to end though it was planned.
+    Such a plan is equal to its record, and so shows no mismatch. The result is None where the
+    recipe has no low precision, or a GEMM ran in it.
     """
     if not lacks_low_precision(plan, record):
         return None

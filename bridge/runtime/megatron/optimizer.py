@@ -14,7 +14,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from bridge.runtime.megatron.emulation.stored_weight import StoredWeight
-from bridge.runtime.megatron.replacement import fitting, replaced
+from bridge.runtime.megatron.replacement import Change, fitting, replaced
 
 
 class TorchAdamDistributedOptimizer(DistributedOptimizer):  # type: ignore[misc]  # Megatron is untyped
@@ -177,7 +177,7 @@ def separate_gathers() -> AbstractContextManager[None]:
         named.pop("async_op", None)
         return gather(*parts, **named)
 
-    one_by_one: list[tuple[Any, str, Any]] = [
+    one_by_one: list[Change] = [
         (param_and_grad_buffer, "_coalescing_manager", lambda *_, **_named: ended),
         (param_and_grad_buffer, "dist_all_gather_func", gather_now),
     ]

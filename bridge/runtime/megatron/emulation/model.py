@@ -171,11 +171,8 @@ def unrecorded(model: Sequence[torch.nn.Module]) -> Iterator[None]:
         yield
 
 
-def round_masters_anew(optimizer: Any) -> None:
-    """Write the optimizer's FP32 master weights into the weights, as after a step.
-
-    A collective call.
-    """
+def round_masters_to_weights(optimizer: Any) -> None:
+    """Round the optimizer's FP32 masters to the weights, as after a step; a collective call."""
     for part in parts(optimizer):
         if hasattr(part, "model_chunks"):
             _requantise_as_after_a_step(part)

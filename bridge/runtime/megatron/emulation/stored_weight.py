@@ -24,7 +24,7 @@ from megatron.core import fp4_utils, fp8_utils
 from megatron.core.distributed import distributed_data_parallel, param_and_grad_buffer
 from megatron.core.optimizer import distrib_optimizer
 
-from bridge.runtime.megatron.replacement import first_of, fitting, replaced
+from bridge.runtime.megatron.replacement import Change, first_of, fitting, replaced
 from bridge.runtime.numerics import DelayedScaling, Quantised, QuantSpec, quantise
 
 
@@ -264,7 +264,7 @@ def megatron_stores() -> AbstractContextManager[None]:
     """Let Megatron's DDP and distributed optimizer treat a `StoredWeight` as an FP8 parameter."""
     fp8 = _with_class(fp8_utils.FP8_TENSOR_CLASS, StoredWeight)
     mxfp8 = _with_class(getattr(fp8_utils, "MXFP8Tensor", None), GatheredAsIs)
-    changes: list[tuple[Any, str, Any]] = [
+    changes: list[Change] = [
         (fp8_utils, "FP8_TENSOR_CLASS", fp8),
         (fp8_utils, "HAVE_TE_FP8_TENSOR_CLASS", True),
         (fp8_utils, "MXFP8Tensor", mxfp8),
