@@ -267,8 +267,9 @@ class Run:
             environment=self.stated_environment,
         )
         debugger = self.sections.get("tensor_inspect")
-        is_on = isinstance(debugger, Mapping) and bool(debugger.get("enabled"))
-        if not is_on or self.reading.unplanned is not None:
+        if not isinstance(debugger, Mapping) or not debugger.get("enabled"):
+            return predicted
+        if self.reading.unplanned is not None:
             return predicted
         from bridge.precision.debug_features import DebugFeatures  # few runs have a debugger
 

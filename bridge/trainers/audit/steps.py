@@ -23,7 +23,7 @@ from bridge.runtime.audit.record import FILE, CensusRow, Record
 from bridge.runtime.megatron.agreement import require_agreement
 from bridge.runtime.megatron.record.census import Activations, take_census, watch_activations
 from bridge.runtime.megatron.record.step_recording import StepRecording
-from bridge.runtime.pytorch.record.te import is_te
+from bridge.runtime.pytorch.record.operand_format import is_te
 from bridge.target.versions import installed
 from bridge.training.fingerprint import fingerprint_of
 
