@@ -35,7 +35,7 @@ from bridge.read.framework.table import (
     framework_table,
     table_names,
 )
-from bridge.read.kinds import read_file
+from bridge.read.run_file import read_file
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "explain" / "where-megatron-core-runs.md"
 COUNTS = PAGE.with_suffix(".json")

@@ -17,7 +17,6 @@ from typing import Any, Self
 
 from bridge.errors import RunConfigError, UnreadFileError
 from bridge.precision.values import number_of_text
-from bridge.read.foreign import no_run_of_megatron
 from bridge.read.framework.miles import model_arguments
 from bridge.read.framework.table import table_of_clone
 from bridge.read.launch.alternatives import launches
@@ -33,6 +32,7 @@ from bridge.read.megatron_lm.elsewhere import is_named
 from bridge.read.megatron_lm.flags import fields_of
 from bridge.read.megatron_lm.printed import START, printed_arguments
 from bridge.read.megatron_lm.recognition import is_megatron
+from bridge.read.refusals import no_run_of_megatron
 from bridge.read.text.document import Document
 
 GROUP = "MODEL_ARGS"
