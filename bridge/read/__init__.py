@@ -1,7 +1,8 @@
 """Files that describe a run or a precision, each read by the table of the program that it is for.
 
-    kinds.py           the framework that a run's file is for, and its reader
-    systems.py         the systems of `convert`, a row each
+    run_file.py        the framework that a run's file is for, and its reader
+    system_signs.py    the signs of the systems of `convert`, a row each
+    logs/              what a run left: losses, norms and throughput in logs of other trainers
     launch/            shell scripts: the programs that they start, with arguments and environment
     text/              documents: YAML, JSON, Python and logs as plain data
     rows/              the table of each system: settings, fields and sentences
@@ -16,5 +17,6 @@ To add a framework on top of Megatron Core:
 - a module in `READERS` of `framework/files.py` where its files are YAML;
 - `scripts/frameworks.py NAME=CLONE` checks the table against a clone of the framework.
 
-A system that does not run Megatron Core has a file in `bridge/convert/` and a row in systems.py.
+A system that does not run Megatron Core has a file in `bridge/convert/`, and a row in system_signs.py and in
+`bridge/convert/systems.py`.
 """

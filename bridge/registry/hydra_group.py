@@ -172,9 +172,9 @@ class RecipeSource(ConfigSource):
             return self.made[name]
         with own_environment():
             before = dict(os.environ)
-            config = REGISTRY.get(name)
-            variables = _set_since(before)
-        self.made[name] = _MadeRecipe(recipe=recipe, config=config, variables=variables)
+            self.made[name] = _MadeRecipe(
+                recipe=recipe, config=REGISTRY.get(name), variables=_set_since(before)
+            )
         return self.made[name]
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:

@@ -266,11 +266,8 @@ def planned_phases(
             path = f"{_WHERE}, phase {number}, until"
             last = _last_step(row["until"], path, after=after, train_iters=train_iters)
         precision.finalize()
-        planned: list[SyncRow] = []
-        for planned_row in plan(precision, owners, is_last=True):
-            if planned_row.verdict != "absent":
-                planned.append(planned_row)
-        values = {(item.owner, item.attribute): item.new for item in planned}
+        planned = _planned(precision, owners)
+        values = {(sync_row.owner, sync_row.attribute): sync_row.new for sync_row in planned}
         built = built or values
         if _leaves_modules_open(precision, built):
             values.pop(_MODULES, None)
@@ -282,11 +279,20 @@ def planned_phases(
             values=_switched(values),
         )
         phases.append(phase)
-        held = {item.field for item in planned}
+        held = {sync_row.field for sync_row in planned}
         _refuse_what_no_config_holds(own, precision, held, number=number)
         _refuse_what_is_fixed(built, values, phase)
         after = last
     return tuple(phases)
+
+
+def _planned(precision: MixedPrecisionConfig, owners: Sequence[OwnerValues]) -> list[SyncRow]:
+    """Return the rows of a plan whose attribute is there."""
+    rows: list[SyncRow] = []
+    for row in plan(precision, owners, is_last=True):
+        if row.verdict != "absent":
+            rows.append(row)
+    return rows
 
 
 def _switched(values: _Values) -> dict[str, Any]:

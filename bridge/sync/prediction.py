@@ -42,7 +42,7 @@ class Prediction:
     precision: PrecisionConfig | None
     """The precision that is written into the sections; None: they keep their own settings."""
     sections: Mapping[str, Section]
-    """Every section of `ROLES` as it was given."""
+    """Every section of `ROLES`, before the sync."""
     target: Target
     owners: tuple[OwnerValues, ...]
     """The values that the plan starts from."""
@@ -61,15 +61,16 @@ class Prediction:
 
     def under(self, precision: PrecisionConfig | None) -> Prediction:
         """Return the same run in another precision."""
-        return self._again(precision, self.sections, self.target)
+        return self._predicted(precision, self.sections, self.target)
 
     def on(self, target: Target) -> Prediction:
         """Return the same run on another target."""
-        return self._again(self.precision, self.sections, target)
+        return self._predicted(self.precision, self.sections, target)
 
-    def _again(
+    def _predicted(
         self, precision: PrecisionConfig | None, sections: Mapping[str, Section], target: Target
     ) -> Prediction:
+        """Return the same run with another precision, other sections or another target."""
         return replace(
             _predicted(precision, sections, target),
             unplanned=self.unplanned,
@@ -94,7 +95,7 @@ class Prediction:
         for path, value in changes.items():
             role, _, name = path.partition(".")
             sections[role] = sections[role].changed({name: value})
-        return self._again(self.precision, sections, self.target)
+        return self._predicted(self.precision, sections, self.target)
 
     @kept_property
     def absent(self) -> Mapping[str, Mapping[str, str]]:
@@ -125,17 +126,17 @@ class Prediction:
 
     @kept_property
     def shape_and_faults(self) -> tuple[ModelShape, tuple[Finding, ...]]:
-        """The model, and every reason why there is none, or no plan of it."""
+        """The model, and every reason why it has no plan."""
         return read_shape(self.model)
 
     @kept_property
     def layout_and_faults(self) -> tuple[Parallel, tuple[Finding, ...]]:
-        """The layout on as few GPUs as it needs, and every reason why there is none."""
+        """The layout on as few GPUs as it needs, and every reason why the settings have no layout."""
         return read_parallel(self.model)
 
     @property
     def shape(self) -> ModelShape:
-        """The model; RunConfigError with every reason why there is none, or no plan of it."""
+        """The model; RunConfigError with every reason why it has no plan."""
         self.refuse_unplanned()
         shape, faults = self.shape_and_faults
         if faults:
@@ -144,7 +145,7 @@ class Prediction:
 
     @property
     def layout(self) -> Parallel:
-        """The layout on as few GPUs as it needs; RunConfigError where there is none."""
+        """The layout on as few GPUs as it needs; RunConfigError where the settings have no layout."""
         layout, faults = self.layout_and_faults
         if faults:
             raise RunConfigError(str(faults[0]))
@@ -152,10 +153,7 @@ class Prediction:
 
     @kept_property
     def parallel(self) -> Parallel:
-        """The layout on the GPUs of the target, or on the next number that it fills.
-
-        RunConfigError where there is none.
-        """
+        """The layout on the GPUs of the target, or on the next number that it fills; it raises as `layout`."""
         return self.layout.on_enough(self.target.count)
 
     def read(self, role: str) -> dict[str, Any]:
@@ -182,8 +180,8 @@ def predict(
     Args:
         precision: The precision that is written into the sections; None: they keep their own
             settings.
-        given: Section -> Megatron's object, a mapping of its fields, or a `Section`. One that is
-            absent has Megatron's defaults. An object that a sync has written to counts with the
+        given: Section -> Megatron's object, a mapping of its fields, or a `Section`. An absent
+            section has Megatron's defaults. An object that a sync has written to counts with the
             values that it had before.
         target: The GPUs and versions of the run; without a version of megatron-core every field is
             there.
@@ -208,6 +206,7 @@ def predict(
 
 
 def _section(role: str, owner: Any, *, is_synced: bool) -> Section:
+    """Return an owner as a section; under a precision, with its values before any sync."""
     if owner is None or isinstance(owner, Mapping | Section):
         return read_section(role, owner)
     config = seen_through(owner)
@@ -219,6 +218,7 @@ def _section(role: str, owner: Any, *, is_synced: bool) -> Section:
 def _predicted(
     precision: PrecisionConfig | None, sections: Mapping[str, Section], target: Target
 ) -> Prediction:
+    """Return the prediction of a run by the plan of its sync."""
     values: dict[str, dict[str, Any]] = {}
     for role, section in sections.items():
         values[role] = Values(role, section.values)

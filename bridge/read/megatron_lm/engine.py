@@ -11,7 +11,7 @@ Megatron-DeepSpeed of 2025-07-16 megatron/arguments.py and megatron/model/gpt_mo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -160,42 +160,48 @@ def engine_of(run: Arguments, arguments: Mapping[str, Any], mode: str, path: str
     """
     file = engine_file(run, path)
     stated = stated_by(file.content)
-    fields = stated.fields
-    if fields is None and mode == "fp16":
-        fields = dict(FP16)
+    precision = stated.fields
+    if precision is None and mode == "fp16":
+        precision = dict(FP16)
     stage = stated.stage
     if stage is None:
         stage = whole_number(_number(arguments.get("zero_stage")))
+    is_bf16 = mode == "bf16"
+    if precision is not None:
+        is_bf16 = bool(precision.get("bf16"))
     experts = _experts_left_open(arguments)
     opened: dict[str, str] = {}
     if stage is None:
         opened.update(dict.fromkeys(SHARDED, ENGINE))
     opened.update(dict.fromkeys(experts, FORK))
-    is_read = file.content is not None
-    if not is_read or fields is None:
+    if file.content is None or precision is None:
         opened[REDUCED] = ENGINE
-    is_bf16 = mode == "bf16"
-    if fields is not None:
-        is_bf16 = bool(fields.get("bf16"))
-    read_too: list[str] = []
-    if is_read:
-        read_too.append(f"--deepspeed_config {file.name}: read from {file.place}.")
-    unknown = list(_left_open(stage, file.name, is_read=is_read))
+    unknown = list(_left_open(stage, file))
     if experts:
         unknown.append(OF_EXPERTS)
-    unplanned = None
-    if stated.unfollowed:
-        settings = " and ".join(stated.unfollowed)
-        unplanned = NO_PLAN.format(file=file.name, settings=settings)
     return Engine(
-        precision=fields,
+        precision=precision,
         sections={"model": _recomputed(arguments), **_sharded(stage, is_bf16=is_bf16)},
         read=(*RECOMPUTED, "zero_stage"),
         opened=opened,
-        read_too=tuple(read_too),
+        read_too=_read_too(file),
         unknown=tuple(unknown),
-        unplanned=unplanned,
+        unplanned=_unplanned(file, stated.unfollowed),
     )
+
+
+def _read_too(file: EngineFile) -> tuple[str, ...]:
+    """Return the sentence about the engine's JSON where it was read."""
+    if file.content is None:
+        return ()
+    return (f"--deepspeed_config {file.name}: read from {file.place}.",)
+
+
+def _unplanned(file: EngineFile, unfollowed: Sequence[str]) -> str | None:
+    """Return why the run has no plan; None where the plan follows every setting of the JSON."""
+    if not unfollowed:
+        return None
+    return NO_PLAN.format(file=file.name, settings=" and ".join(unfollowed))
 
 
 def _experts_left_open(arguments: Mapping[str, Any]) -> list[str]:
@@ -218,13 +224,15 @@ def _sharded(stage: int | None, *, is_bf16: bool) -> dict[str, dict[str, Any]]:
     return sections
 
 
-def _left_open(stage: int | None, name: str, *, is_read: bool) -> Iterator[str]:
+def _left_open(stage: int | None, file: EngineFile) -> Iterator[str]:
     """Yield what the engine leaves open, as sentences."""
     yield NOT_COUNTED
-    if not is_read:
-        yield NOT_READ.format(file=name or "its name is not stated, and it")
+    if file.content is None:
+        yield NOT_READ.format(file=file.name or "its name is not stated, and it")
     if stage is not None and stage > 1:
-        sharded = "gradients" if stage == 2 else "gradients and weights"
+        sharded = "gradients and weights"
+        if stage == 2:
+            sharded = "gradients"
         yield f"{NAME}: ZeRO stage {stage} shards {sharded} too, and is counted as stage 1."
 
 

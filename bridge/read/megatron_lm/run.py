@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,27 +77,18 @@ def read(document: Document, choice: RunChoice) -> FileReading:
     run = FileRun.of(written, document)
     names = _framework_names(run, document.path)
     run.require_arguments(document.path)
-    kind = other_kind(written, run.values)
     own_fields = {**fields_of_no_config(run.values), **names.own_fields}
     sections = _argument_sections(run, document, report)
     other = elsewhere(written, run.values, document.path)
     sections = _with_other_sources(run, sections, other, names.own)
     release, reason = _release(written, sections)
-    unplanned = names.own.unplanned or other.unplanned
-    if kind is not None:
-        unplanned = kind.sentence(document.path)
-    labels: tuple[str, ...] = ()
-    if len(runs) > 1:
-        labels = tuple(run_of_file.label for run_of_file in runs)
-    return FileReading(
-        framework=MEGATRON_LM if written.framework is None else written.framework.title,
-        base="" if written.framework is None else MEGATRON_LM,
+    reading = FileReading(
+        framework=MEGATRON_LM,
         sections=sections,
         environment=names.environment,
         own_fields=own_fields,
         unknown=(*open_points(run), *other.unknown, *names.own.unknown),
-        unplanned=unplanned,
-        other_layers=None if kind is None else kind.title,
+        unplanned=names.own.unplanned or other.unplanned,
         uncounted=(*other.uncounted, *names.own.uncounted),
         opened={**other.opened, **names.own.opened},
         generation=names.own.generation,
@@ -110,10 +101,24 @@ def read(document: Document, choice: RunChoice) -> FileReading:
         variables=_variables(runs, written),
         refused=_refused(written),
         not_forwarded=names.own.not_forwarded,
-        runs=labels,
+        runs=_labels(runs),
         number=number,
         branches=_branches(runs, number),
     )
+    if written.framework is not None:
+        reading = replace(reading, framework=written.framework.title, base=MEGATRON_LM)
+    kind = other_kind(written, run.values)
+    if kind is not None:
+        unplanned = kind.sentence(document.path)
+        reading = replace(reading, unplanned=unplanned, other_layers=kind.title)
+    return reading
+
+
+def _labels(runs: Sequence[Arguments]) -> tuple[str, ...]:
+    """Return the labels of the runs of a file; empty for a single run."""
+    if len(runs) == 1:
+        return ()
+    return tuple(run.label for run in runs)
 
 
 def _runs(document: Document, variables: Mapping[str, str], number: int) -> list[Arguments]:
