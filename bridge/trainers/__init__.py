@@ -3,7 +3,7 @@
     arguments.py         `exported(system, recipe)`: the `ExportReport` of an exporter, with
                          everything refused that would compute in another format; its payload as
                          arguments of transformers and NeMo 2
-    megatron_bridge.py   registered recipes by name in Megatron Bridge's own table
+    megatron_bridge.py   registered recipes by name in Megatron Bridge's table
     megatron_lm.py       `--mixed-precision-recipe NAME` in Megatron-LM's parser, with a
                          `SyncReport` of what it set
     audit/               the audit of steps in the loops of Megatron Bridge, Megatron-LM and slime

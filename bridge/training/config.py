@@ -69,7 +69,7 @@ class TrainConfig:
     train_iters: int = 400
     """Optimizer steps."""
     micro_batch_size: int = 8
-    """Sequences per forward pass on one data-parallel rank."""
+    """Sequences per forward pass on a data-parallel rank."""
     global_batch_size: int = 8
     """Sequences per optimizer step over all ranks. Gradients are accumulated over `global_batch_size`
     / (`micro_batch_size` * data-parallel ranks) micro-batches."""

@@ -69,7 +69,7 @@ T = TypeVar("T")
 def update_config_with_precision_overrides(
     mixed_precision_config: MixedPrecisionConfig | PeerConfig, config: T
 ) -> T:
-    """Write the precision into one config object and return that object.
+    """Write the precision into a config object and return that object.
 
     Args:
         mixed_precision_config: The precision, of our class or of Megatron Bridge's.

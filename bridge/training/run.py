@@ -103,7 +103,7 @@ class Run:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of one global batch."""
+        """Tokens of a global batch."""
         return int(self.config.train.global_batch_size * self.trainer.config.seq_length)
 
     @property
@@ -226,7 +226,7 @@ def models_of(config: ConfigContainer) -> list[Any]:
 
 
 def build_run(config: ConfigContainer, process: Process, *, backend: Backend) -> Run:
-    """Build data, model, optimizer and schedule, and continue from a checkpoint if one is named.
+    """Build data, model, optimizer and schedule, and resume from `checkpoint.load` if it is set.
 
     The call is inside of a ``with bridge.runtime.megatron.backend.running(backend)``.
 

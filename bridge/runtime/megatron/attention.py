@@ -133,7 +133,7 @@ class LatentAttention(MLASelfAttention):  # type: ignore[misc]  # Megatron is un
 
     Megatron gives each rank's heads the gathered rotary key, and takes the gradient of that rank's
     heads alone for it (multi_latent_attention.py:605-614 in 0.16.1), so a run under tensor
-    parallelism trains otherwise than one process. Here the down projection returns its part of the
+    parallelism trains otherwise than a single process. Here the down projection returns its part of the
     sequence with the whole latent, as Transformer Engine's does; Megatron then gathers the rotary
     key itself, with the gradients of all ranks.
 

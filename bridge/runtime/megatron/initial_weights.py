@@ -1,17 +1,17 @@
 """Initial weights that are the same in every parallel layout.
 
-Megatron draws a rank's weights one after the other from the rank's own random state, so another
-pipeline stage, tensor-parallel shard or expert-parallel rank has other weights than the single
-process. Here each weight of the whole model is drawn by itself, from a seed made of the run's seed
-and its place: the name and the numbers of layer and expert under which Megatron's distributed
-checkpoints keep it. A rank takes its part of the tensor.
+Megatron draws the weights of a rank in sequence from the rank's random state. So the weights of a
+pipeline stage, tensor-parallel shard or expert-parallel rank differ from those of a single process.
+Here each weight of the whole model is drawn separately, from a seed made of the run's seed and the
+weight's place: its name, and the numbers of layer and expert, in Megatron's distributed checkpoints.
+A rank takes its part of the tensor.
 
-While Megatron builds a chunk, its initialisation functions write a mark, a small constant, in
-place of random values. A parameter that holds a mark afterwards is drawn with the function of
-that mark; norms and biases keep their values. Megatron draws the convolution, decays and steps
-of a Mamba layer or a gated delta net without such a function; they are drawn here from its
-distributions. On one kind of device the weights are equal in every layout; a CPU and a GPU draw
-other values from the same seed.
+While Megatron builds a chunk, its initialisation functions write a mark, a small constant, in place
+of random values. A parameter that has a mark afterwards is drawn with the function of that mark.
+Norms and biases keep their values. Megatron draws the convolution, decays and steps of a Mamba layer
+or a gated delta net without such a function; here they are drawn from the same distributions. The
+weights are equal in every layout on the same kind of device. A CPU and a GPU draw different values
+from the same seed.
 """
 
 import hashlib
@@ -103,7 +103,7 @@ def _drawn_by(module: Any) -> Iterator[tuple[torch.Tensor, Callable[[torch.Tenso
     for parameter in convolution:
         yield parameter, partial(torch.nn.init.uniform_, a=-bound, b=bound)
     yield module.A_log, lambda decays: decays.uniform_(1, 16).log_()
-    if hasattr(module, "D"):  # a delta net begins with steps of one value
+    if hasattr(module, "D"):  # the steps of a delta net begin with a constant
         yield module.dt_bias, _draw_steps
 
 

@@ -1,12 +1,12 @@
-"""Results of every GEMM of a model's linear layers in one forward and backward pass.
+"""Comparison of the GEMMs of a model's linear layers between two passes over the same batch.
 
-They are compared with those of another pass. `capture` two passes of one batch, then ask
-`relative_errors`. Hooks on tensors do it, so that the layers may be Megatron's own, Transformer
-Engine's or emulated. A result is sampled at fixed places, in FP32 on the CPU. Of several
-micro-batches the first counts, apart from weight gradients, which are summed.
+`capture` keeps the results of a forward and a backward pass, and `relative_errors` compares two of
+them. The results are read by hooks on tensors, so that the layers may be Megatron's, Transformer
+Engine's or emulated. A sample of each result is kept, at fixed places, in FP32 on the CPU. The
+results of the first micro-batch count; weight gradients are the sum over micro-batches.
 
-Each expert has a number of tokens of its own, to which FP8 adds rows of zeros, so the first
-elements of its results are kept. `Routes` gives the experts of two passes the same tokens.
+Experts have different numbers of tokens, and FP8 adds rows of zeros to them, so that the first
+elements of an expert's results are kept. `Routes` gives the experts of two passes the same tokens.
 """
 
 import math
@@ -116,13 +116,13 @@ def relative_errors(first: Captured, second: Captured) -> dict[Place, float]:
     return errors
 
 
-def relative_error(one: torch.Tensor, other: torch.Tensor) -> float:
+def relative_error(a: torch.Tensor, b: torch.Tensor) -> float:
     """Return |a - b| / |a| in Frobenius norms.
 
-    It is 0 where both are zero, infinite where a alone is, and not finite where a number is not.
+    It is 0 if both are zero, infinite if a alone is zero, and not finite if an element is not.
     """
-    difference = float(torch.linalg.vector_norm(one.double() - other.double()))
-    norm = float(torch.linalg.vector_norm(one.double()))
+    difference = float(torch.linalg.vector_norm(a.double() - b.double()))
+    norm = float(torch.linalg.vector_norm(a.double()))
     if norm:
         return difference / norm
     if difference:

@@ -1,11 +1,10 @@
-"""The ranks of a launch, asked outside of collectives.
+"""Search for the rank that ended or stalled, outside of collectives, after a collective failed.
 
-They say which rank ended or stalled when a collective failed. A rank that dies closes its
-connections, and one that stalls lets the collectives of the others time out. Either is an error of
-a collective on the others, which names no rank. The rank that has the error raises an alarm in the
-store of the launch. A thread of each rank looks there and answers. A rank without an answer is dead
-or stopped; one that answers and has not failed within the timeout is stalled. The first rank that
-knows writes the sentence, and all end with it.
+A rank that dies closes its connections, and a rank that stalls lets the collectives of other ranks
+time out. On the other ranks either is an error of a collective, which names no rank. A rank with
+such an error raises an alarm in the store of the launch, and a thread of each rank answers it. A rank
+without an answer is dead or stopped. A rank that answers and has no error within the timeout is
+stalled. The first rank that knows this writes the sentence with which all ranks end.
 
 Each rank asks the store once a second, and less often in a launch of more than 5000 ranks, so that
 the store answers at most 5000 questions a second.

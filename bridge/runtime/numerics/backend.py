@@ -34,7 +34,7 @@ def amax(x_MK: torch.Tensor, *, hadamard: bool = False) -> float:
 
 
 def run(x_MK: torch.Tensor, todo: TilePass) -> TileResult:
-    """Run one quantisation pass over a matrix."""
+    """Run a quantisation pass over a matrix."""
     kernel = native.kernel_for(x_MK)
     if kernel is not None and kernel.can_run(todo):
         return kernel.run(x_MK, todo)

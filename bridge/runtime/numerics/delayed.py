@@ -1,8 +1,8 @@
-"""Delayed scaling: today's scale comes from yesterday's amaxes.
+"""Delayed scaling: the scale of a step comes from the amaxes of earlier steps.
 
-A quantiser that knows its scale beforehand reads the tensor once. So each operand keeps a history
-of amaxes; a step quantises with the stored scale and maxes its amax into entry 0, and between steps
-(`update_scaling_factors`):
+A quantiser that knows its scale beforehand reads the tensor once. So each operand has a history of
+amaxes. A step quantises with the stored scale, and entry 0 becomes the maximum of itself and the
+step's amax. Between steps `update_scaling_factors` computes:
 
     last    = amax of this step, reduced over the ranks where there are several
     history = roll left by one, `last` at the end, 0 at entry 0
@@ -93,7 +93,7 @@ def update_together(
 
 
 class DelayedScaling(torch.nn.Module):
-    """Scales and amax histories of one linear layer's input, weight and grad_output.
+    """Scales and amax histories of a linear layer's input, weight and grad_output.
 
     Buffers (saved in checkpoints, always FP32, whatever the module is converted to):
         scale: (3,)
@@ -161,7 +161,7 @@ class DelayedScaling(torch.nn.Module):
         torch.maximum(pending, amaxes, out=pending)
 
     def update(self, which: str) -> None:
-        """Roll the histories and renew the scales of one pass.
+        """Roll the histories and renew the scales of a pass.
 
         "forward" has input and weight, "backward" has grad_output.
         """

@@ -1,12 +1,12 @@
 # ruff: noqa: N803, N806  (shape suffixes are capitals)
-"""Quantisation error of one tensor: noise, underflow and saturation.
+"""Quantisation error of a tensor: noise, underflow and saturation.
 
     noise     x - dequantised(x)
     SQNR      10 log10(sum x^2 / sum noise^2), in dB: 6 dB are one bit
     underflow share of the elements that are not zero and became zero
     saturated share of the elements beyond the format's largest value at their scale
 
-A tile's own scale follows its maximum, so under blockwise, MXFP8 and NVFP4 scaling only infinity
+The scale of a tile follows its maximum, so that under blockwise, MXFP8 and NVFP4 scaling only infinity
 saturates.
 
 A rounding to m mantissa bits, of numbers spread evenly over a binade's logarithm, has an SQNR of

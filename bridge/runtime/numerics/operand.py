@@ -1,5 +1,5 @@
 # ruff: noqa: N803  (shape suffixes are capitals)
-"""Operands of an emulated GEMM: a quantised tensor as BF16 numbers, and one factor for the result.
+"""Operands of an emulated GEMM: a quantised tensor as BF16 numbers, and a factor for the result.
 
 Everything a low-precision tensor can hold is a BF16 number, so multiplying in BF16 is exact:
 
@@ -11,7 +11,7 @@ Everything a low-precision tensor can hold is a BF16 number, so multiplying in B
 
 BF16 ends at 2^128 and has fewer bits below 2^-126. Block scales reach from 2^-127 to 2^127 and
 would leave it at both ends, so a tensor with scales out there is multiplied by a power of two
-(`shift_for`) that is taken out again on the result. A tensor that lives at *both* ends, more than
+(`shift_for`) that is divided out of the result. A tensor that lives at *both* ends, more than
 2^200 apart, keeps its large values and drops the tiny ones.
 """
 

@@ -173,7 +173,7 @@ def _amax(
 def _tile_pass(
     x_MK: torch.Tensor, spec: QuantSpec, *, columnwise: bool, scale: float
 ) -> TileResult:
-    """Return codes and scales of one copy, before they are laid out."""
+    """Return codes and scales of a copy, before they are laid out."""
     seed = None
     if spec.stochastic:
         seed = draw_seed()

@@ -1,6 +1,6 @@
 """Precision of GEMMs as plain values.
 
-There is one `QuantSpec` per operand, and one `GemmPrecision` per linear layer.
+An operand has a `QuantSpec`, and a linear layer has a `GemmPrecision`.
 """
 
 from dataclasses import dataclass
@@ -82,7 +82,7 @@ class QuantSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class GemmPrecision:
-    """The low-precision recipe of one linear layer, with the names of Megatron's config."""
+    """The low-precision recipe of a linear layer, with the names of Megatron's config."""
 
     scheme: str
     """Megatron's `fp8_recipe` (delayed, tensorwise, blockwise, mxfp8) or `fp4_recipe` (nvfp4)."""

@@ -43,7 +43,7 @@ DEVICE_CHUNK_BYTES = 1 << 26
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TilePass:
-    """Parameters of one pass."""
+    """Parameters of a pass."""
 
     spec: QuantSpec
     columnwise: bool
@@ -76,7 +76,7 @@ class TilePass:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TileResult:
-    """Result of one pass."""
+    """Result of a pass."""
 
     values: torch.Tensor
     """(M, K): codes in uint8, or operand values in BF16."""

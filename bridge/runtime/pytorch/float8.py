@@ -114,7 +114,7 @@ def convert_linears(
 
 
 def with_one_scheme(config: MixedPrecisionConfig, chosen: Chosen) -> MixedPrecisionConfig:
-    """Return the recipe with one scheme for all modules."""
+    """Return the recipe with the same scheme for all modules."""
     family = "fp8"
     if chosen.scheme in FP4_SCHEMES and chosen.format == "e2m1":
         family = "fp4"
@@ -270,6 +270,6 @@ def _torchao_object(settings: Mapping[str, Any], *, emulate: bool) -> Any:
             if "target_dtype" in value:
                 cast["target_dtype"] = torch_dtype(value["target_dtype"])
             arguments[name] = CastConfig(**cast)
-        elif name != "recipe_name":  # tensorwise is what the class's own defaults are
+        elif name != "recipe_name":  # the defaults of the class are tensorwise
             arguments[name] = value
     return Float8LinearConfig(**arguments)

@@ -117,7 +117,7 @@ def require_free(folder: Path, start: Position, *, checksum: bool, trust: bool) 
 
     def put_aside() -> None:
         for checkpoint in skipped:
-            if is_finished(checkpoint):  # a save makes room where one is not
+            if is_finished(checkpoint):  # a save renames an unfinished checkpoint
                 set_aside(checkpoint, "skipped")
 
     from_first_rank(put_aside)
@@ -283,7 +283,7 @@ def _load_optimizer(trainer: Trainer, loaded: dict[Any, Any], *, rounds_masters:
     if inner.get("state") and not counts_in_groups:
         # Megatron leaves the step of torch's Adam out where it is zero (optimizer.py:836)
         inner["state"].setdefault("common_step", torch.tensor(0.0))
-    # a constant loss scale has no state; a dynamic one refuses an empty one
+    # a constant loss scale has no state, and a dynamic loss scale refuses an empty state
     for state in (loaded, *loaded.values()):
         if isinstance(state, dict) and state.get("grad_scaler") == {}:
             del state["grad_scaler"]

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 
 class DelayedUpdates:
-    """Renews the scales of one model chunk."""
+    """Renews the scales of a model chunk."""
 
     def __init__(
         self, regions: Sequence[torch.nn.Module], layers: Sequence[EmulatedLinear], *, tp_only: bool

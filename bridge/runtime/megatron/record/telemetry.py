@@ -32,7 +32,7 @@ from bridge.runtime.numerics import (
 )
 
 TE_ROLES = {"scaling_fwd": "input", "scaling_bwd": "grad_output"}
-"""Transformer Engine's lists of quantizers -> operand of the first one."""
+"""Transformer Engine's list of quantizers -> operand of its first quantizer."""
 
 
 def global_layer_names(model: Sequence[torch.nn.Module]) -> dict[Any, tuple[int, str]]:

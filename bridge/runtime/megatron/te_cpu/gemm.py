@@ -1,5 +1,5 @@
 # ruff: noqa: N806  (cuBLAS's names, as in the extension)
-"""GEMMs of the extension: `generic_gemm`, and the grouped one as a loop over it.
+"""GEMMs of the extension: `generic_gemm`, and the grouped GEMM as a loop over it.
 
 Transformer Engine names the operands as cuBLAS does, in column-major order:
 `generic_gemm(A, transA, B, transB)` gives op(B) op(A) in row-major order. Its three layouts
@@ -9,9 +9,9 @@ are the three GEMMs of a linear layer:
     NN   dgrad   A weight, column-wise    B grad_output, row-wise
     NT   wgrad   A input, column-wise     B grad_output, column-wise
 
-`bridge.runtime.numerics` multiplies two quantised operands, as in the emulation. Where the
-result is FP32, or is added to another one, the product stays in FP32 until then. What no layer
-of Megatron asks for is not modelled.
+`bridge.runtime.numerics` multiplies two quantised operands, as in the emulation. The product stays in
+FP32 if the result is FP32 or is added to another tensor. Features that no layer of Megatron uses are
+refused.
 
 Source: pytorch/csrc/extensions/gemm.cpp, common/gemm/cublaslt_gemm.cu (the
 epilogue adds the bias in FP32).

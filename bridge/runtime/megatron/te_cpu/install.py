@@ -11,7 +11,7 @@ The order, and the failure of any other:
    `sys.modules`.
 3. `transformer_engine.common` alone, under an empty parent. In it `load_framework_extension`, which
    would load a shared object, is replaced.
-4. `transformer_engine.pytorch`, the real one.
+4. `transformer_engine.pytorch` itself.
 5. `megatron.core`, which imports it. Then the patches.
 """
 

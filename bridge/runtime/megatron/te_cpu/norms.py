@@ -1,7 +1,7 @@
 """LayerNorm and RMSNorm, computed in FP32; the result is rounded once, or quantised.
 
 Under delayed scaling the kernel quantises the FP32 result (`FUSED`). Every other scheme rounds it
-to the layer's dtype first, as a norm and a quantisation one after the other do.
+to the layer's dtype first, as a norm with a separate quantisation does.
 
 The arithmetic is that of torch's norms, operator by operator, so that Megatron's torch norms give the
 same bits. The backward pass of the extension gets the reciprocal deviation of the forward pass and

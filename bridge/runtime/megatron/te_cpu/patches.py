@@ -105,7 +105,7 @@ def save_without_state() -> None:
     # imported by `install`, with its patches
     from megatron.core.extensions.transformer_engine import TEGroupedLinear
 
-    split = TEGroupedLinear._split_extra_state  # noqa: SLF001 the one that Megatron calls
+    split = TEGroupedLinear._split_extra_state  # noqa: SLF001 a private method that Megatron calls
 
     def split_if_any(self: Any, state: Any, *others: Any, **named: Any) -> Any:
         if state.numel():

@@ -390,7 +390,7 @@ def bgrad_quantize(tensor: torch.Tensor, quantizer: Any) -> list[Any]:
 def split_quantize(
     tensor: torch.Tensor, sections: list[int], quantizers: list[Any], **_allocation: Any
 ) -> list[Any]:
-    """Return the parts of a tensor, each quantised by its own quantizer."""
+    """Return the parts of a tensor, each quantised by the quantizer at its position."""
     quantised = []
     for part, quantizer in zip(torch.split(tensor, sections), quantizers, strict=True):
         quantised.append(quantize(part, quantizer))

@@ -170,5 +170,5 @@ def autocast_scheme() -> str:
 
 
 def is_te(module: torch.nn.Module) -> bool:
-    """Return whether a module is of a class of Transformer Engine, or derived from one."""
+    """Return whether a module's class is one of Transformer Engine, or derived from such a class."""
     return hasattr(module, "fp8_meta")
