@@ -72,6 +72,8 @@ class RunChoice:
     """The number of the run, from 1; None: the first."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Variables of a launch script, as its environment or command line would set them."""
+    asks_megatron_bridge: bool = False
+    """Megatron Bridge itself makes the container of a recipe, in a process of its own."""
 
     def refuse_for(self, path: Path) -> None:
         """Refuse the choice of a run, or variables, for a file that has neither."""
@@ -82,6 +84,10 @@ class RunChoice:
         if self.variables:
             rule = f"sets variables of a launch script, and {path} is none"
             raise RunConfigError.of("--context", rule, dict(self.variables), remedy)
+        if self.asks_megatron_bridge:
+            rule = f"calls a recipe of Megatron Bridge, and {path} is none"
+            remedy = "Drop it, or give a recipe."
+            raise RunConfigError.of("--ask-megatron-bridge", rule, True, remedy)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -21,8 +21,9 @@ from bridge.read.text.document import Document
 
 SIGNS = re.compile(r"policy\.|--config|run_\w+\.py|actor_rollout_ref|verl|megatron\s|swift")
 """Words without which a script is none of these frameworks'."""
+BRIDGE = "megatron_bridge"
 READERS = {
-    "megatron_bridge": megatron_bridge.read_launch,
+    BRIDGE: megatron_bridge.read_launch,
     "ms_swift": ms_swift.read_launch,
     "nemo_rl": nemo_rl.read_launch,
     "verl": verl.read_launch,
@@ -49,7 +50,14 @@ def maybe_read(document: Document, choice: RunChoice) -> FileReading | None:
         rule = f"must be from 1 to {len(found)}, the runs of {document.path}"
         raise RunConfigError.of("--launch", rule, number, "Give the number of one of them.")
     launch, table = found[number - 1]
-    reading = READERS[table](launch, Path(document.path))
+    script = Path(document.path)
+    if not choice.asks_megatron_bridge:
+        reading = READERS[table](launch, script)
+    elif table == BRIDGE:
+        reading = megatron_bridge.read_launch(launch, script, asks=True)
+    else:
+        rule = f"calls a recipe of Megatron Bridge, and {launch.name} starts none"
+        raise RunConfigError.of("--ask-megatron-bridge", rule, True, "Drop it.")
     labels = tuple(one.label for one, _ in found) if len(found) > 1 else ()
     return replace(reading, runs=labels, number=number)
 
