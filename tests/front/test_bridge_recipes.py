@@ -151,6 +151,11 @@ def test_the_default_of_a_parameter_answers_a_condition(recipe: Recipe) -> None:
     [
         ("if wide:\n    cfg.model.ffn_hidden_size = 512", "model.ffn_hidden_size", "the value `wide`"),
         ("cfg.model.ffn_hidden_size = wide * 2", "model.ffn_hidden_size", "the value `wide * 2`"),
+        (
+            "try:\n    cfg.model.ffn_hidden_size = wide()\nexcept OSError:\n    cfg.model.ffn_hidden_size = 8",
+            "model.ffn_hidden_size",
+            "the value `try: cfg.model.ffn_hidden_size = wide()`",
+        ),
         ("for i in wide:\n    cfg.train.micro_batch_size = i", "train.micro_batch_size", "the value `wide`"),
     ],
 )
@@ -306,3 +311,45 @@ def test_a_precision_that_only_the_launch_knows_is_not_that_of_the_recipe(recipe
     run = launched(recipe, "mixed_precision=$PRECISION")
     with pytest.raises(RunConfigError, match=r"the mode is not stated; mixed_precision=\$PRECISION decides"):
         run.require_mode()
+
+
+SAVING = """\
+class Saved:
+    def to_yaml(self, path):
+        with open(path, "w") as file:
+            file.write("_target_: megatron.bridge.training.config.ConfigContainer\\n")
+            file.write("mixed_precision: bf16_with_mxfp8_mixed\\n")
+            file.write("model: {_target_: megatron.bridge.models.gpt_provider.GPTModelProvider, num_layers: 3}\\n")
+def saved_config() -> "ConfigContainer":
+    return Saved()
+def failing_config() -> "ConfigContainer":
+    raise OSError("no network")
+"""
+
+
+def test_megatron_bridge_itself_makes_the_container_on_request(recipe: Recipe) -> None:
+    path = recipe("x = 1\n")
+    path.write_text(f"if False:\n    import megatron.bridge\n{SAVING}")
+    run = load_run(config_file=path, strict=False, choice=RunChoice(asks_megatron_bridge=True))
+    assert run.model["num_layers"] == 3
+    assert run.precision.to_dict()["fp8_recipe"] == "mxfp8"
+    assert run.reading.read_too == (
+        f"Megatron Bridge itself made the container: saved_config of {path}, in a process of its own.",
+    )
+
+
+def test_a_recipe_that_fails_in_its_process_is_refused_with_the_error(recipe: Recipe) -> None:
+    path = recipe("x = 1\n")
+    path.write_text(f"if False:\n    import megatron.bridge\n{SAVING}")
+    with pytest.raises(RunConfigError) as error:
+        load_run(config_file=path, choice=RunChoice(number=2, asks_megatron_bridge=True))
+    assert str(error.value) == (
+        f"--ask-megatron-bridge: failing_config of {path} makes no container here; OSError: no network. "
+        "Drop the option: the file is read by its syntax then."
+    )
+
+
+def test_a_file_that_is_no_recipe_is_not_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("mixed_precision: bf16_mixed\n")
+    with pytest.raises(RunConfigError, match="--ask-megatron-bridge: calls a recipe of Megatron Bridge"):
+        load_run(config_file=tmp_path / "run.yaml", choice=RunChoice(asks_megatron_bridge=True))

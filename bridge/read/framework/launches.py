@@ -21,10 +21,11 @@ from bridge.read.text.document import Document
 
 SIGNS = re.compile(r"policy\.|--config|run_\w+\.py|actor_rollout_ref|verl|megatron\s|swift")
 """Words without which a script is none of these frameworks'."""
+BRIDGE = "megatron_bridge"
 Reader = Callable[[Launch, Path, RunChoice], FileReading]
 
 READERS: Mapping[str, Reader] = {
-    "megatron_bridge": megatron_bridge.read_launch,
+    BRIDGE: megatron_bridge.read_launch,
     "ms_swift": ms_swift.read_launch,
     "nemo_rl": nemo_rl.read_launch,
     "verl": verl.read_launch,
@@ -51,6 +52,9 @@ def maybe_read(document: Document, choice: RunChoice) -> FileReading | None:
         rule = f"must be from 1 to {len(found)}, the runs of {document.path}"
         raise RunConfigError.of("--launch", rule, number, "Give the number of one of them.")
     launch, table = found[number - 1]
+    if choice.asks_megatron_bridge and table != BRIDGE:
+        rule = f"calls a recipe of Megatron Bridge, and {launch.name} starts none"
+        raise RunConfigError.of("--ask-megatron-bridge", rule, True, "Drop it.")
     reading = READERS[table](launch, Path(document.path), choice)
     labels = tuple(one.label for one, _ in found) if len(found) > 1 else ()
     return replace(reading, runs=labels, number=number)

@@ -53,7 +53,7 @@ OF_HUB = "hf_model_id"
 """Field of a model's class with the name of its checkpoint."""
 OF_MODULES = "model.quant_recipe"
 UNREAD_ROWS = "{path}: {decider} makes the rows of single modules, which are not read, and they cannot be planned."
-BEARING = (*OWNERS, PRECISION, "train", "dataset", "tokenizer", "comm_overlap", "peft")
+BEARING = (*OWNERS, PRECISION, "train", "dataset", "data", "tokenizer", "comm_overlap", "peft")
 """Sections whose open values bear on an answer."""
 NO_PRECISION = "{decider}, as no mixed_precision is set,"
 
@@ -66,7 +66,6 @@ class Sections:
     origins: dict[str, str] = field(default_factory=dict)
     open_values: dict[str, str] = field(default_factory=dict)
     opened: dict[str, str] = field(default_factory=dict)
-    unknown: list[str] = field(default_factory=list)
     defaults: dict[str, object] = field(default_factory=dict)
     """Defaults of the owners' classes."""
     mode_decided_by: str | None = None
@@ -87,14 +86,6 @@ def reading_of(container: Thing, evaluator: Evaluator, path: Path, name: str) ->
         if key != PRECISION:
             _add(made, key, stated, evaluator)
     _add_precision(made, container)
-    for path_, thing in _things(container):
-        for function in dict.fromkeys(thing.strangers):
-            made.unknown.append(CHANGED.format(path=path_, function=function))
-    if evaluator.starts.is_overridden:
-        made.unknown.append(OVERRIDDEN)
-    benchmark = BENCHMARK.search(name)
-    if benchmark is not None:
-        made.unknown.append(GPUS.format(gpus=benchmark["gpus"], gpu=benchmark["gpu"]))
     reading = _with_defaults(run.read(made.whole, path), made.defaults)
     unplanned = reading.unplanned
     if OF_MODULES in made.open_values:
@@ -106,20 +97,29 @@ def reading_of(container: Thing, evaluator: Evaluator, path: Path, name: str) ->
         origins=origins,
         open_values=open_values,
         opened={**made.opened, **reading.opened},
-        unknown=(*made.unknown, *reading.unknown),
+        unknown=(*_unknown(container, evaluator, name), *reading.unknown),
         unplanned=unplanned,
         mode_decided_by=made.mode_decided_by,
         unstated_by=container.decider or None,
     )
 
 
-def _things(container: Thing) -> list[tuple[str, Thing]]:
-    """Return the container and the objects of its sections, each with its name."""
-    things = [("cfg", container)]
+def _unknown(container: Thing, evaluator: Evaluator, name: str) -> list[str]:
+    """Return what the program leaves open, as sentences."""
+    sentences: list[str] = []
+    things = {"cfg": container}
     for key, stated in container.fields.items():
         if isinstance(stated.value, Thing):
-            things.append((f"cfg.{key}", stated.value))
-    return things
+            things[f"cfg.{key}"] = stated.value
+    for path, thing in things.items():
+        for function in dict.fromkeys(thing.strangers):
+            sentences.append(CHANGED.format(path=path, function=function))
+    if evaluator.starts.is_overridden:
+        sentences.append(OVERRIDDEN)
+    benchmark = BENCHMARK.search(name)
+    if benchmark is not None:
+        sentences.append(GPUS.format(gpus=benchmark["gpus"], gpu=benchmark["gpu"]))
+    return sentences
 
 
 def _add(made: Sections, key: str, stated: Stated, evaluator: Evaluator) -> None:

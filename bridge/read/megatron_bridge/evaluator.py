@@ -151,6 +151,9 @@ class Evaluator(Expressions):
                 self._assign(target, self.value(expression, frame), frame)
             case ast.AugAssign(target=target):
                 self._assign(target, self.value(_sum_of(node), frame), frame)
+            case ast.Match(subject=subject, cases=cases):
+                for case in cases:
+                    self._open_all(case.body, frame, opened(subject).decider)
             case ast.Delete(targets=targets):
                 for target in targets:
                     self._assign(target, opened(target), frame)
@@ -179,12 +182,25 @@ class Evaluator(Expressions):
         self.value(expression, frame)
 
     def _tried(self, node: ast.Try, frame: Frame) -> Outcome:
-        """Follow the body of a `try`, and its first handler where the body raises."""
-        outcome = self._block(node.body, frame)
-        if isinstance(outcome, Raised) and node.handlers:
+        """Follow a `try`: its body, and the first handler where the body raises.
+
+        A handler that sets something, of a body that may raise, is a second branch.
+        """
+        body = [*node.body, *node.orelse]
+        outcome, changes = self.journal.branch(partial(self._block, body, frame))
+        if not node.handlers:
+            self.journal.repeat(changes)
+        elif isinstance(outcome, Raised):
             outcome = self._block(node.handlers[0].body, frame)
-        elif outcome is None:
-            outcome = self._block(node.orelse, frame)
+        else:
+            handler = node.handlers[0].body
+            handled, of_handler = self.journal.branch(partial(self._block, handler, frame))
+            if isinstance(handled, Raised) or not (of_handler or isinstance(handled, Returned)):
+                self.journal.repeat(changes)
+            else:
+                decider = f"`try: {source_of(node.body[0])}`"
+                self.journal.join(changes, of_handler, decider)
+                outcome = _joined(outcome, handled, decider)
         return self._block(node.finalbody, frame) or outcome
 
     def _loop(self, node: ast.For, frame: Frame) -> Outcome:

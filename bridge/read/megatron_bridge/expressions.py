@@ -22,10 +22,11 @@ from bridge.read.megatron_bridge.known_calls import (
     is_of_checkpoint,
     known_call,
 )
-from bridge.read.megatron_bridge.library import PACKAGE, Constant, Library, Module
+from bridge.read.megatron_bridge.library import PACKAGE, Library, Module
 from bridge.read.megatron_bridge.operations import Unknown
 from bridge.read.megatron_bridge.values import (
     Class,
+    Constant,
     Function,
     Method,
     Name,
@@ -133,6 +134,8 @@ class Expressions:
                 return self._text(parts, frame)
             case ast.ListComp(elt=element, generators=[ast.comprehension(ifs=[]) as rounds]):
                 return self._list(element, rounds, frame)
+            case ast.SetComp(elt=element, generators=[ast.comprehension(ifs=[]) as rounds]):
+                return set(_plain(self._list(element, rounds, frame)))
             case ast.Lambda():
                 return Function(module=frame.module, node=_named(node), closure=frame.visible)
         raise Unknown
@@ -272,7 +275,7 @@ class Expressions:
 
     def _list(self, element: ast.expr, rounds: ast.comprehension, frame: Frame) -> list[Value]:
         items = self.value(rounds.iter, frame)
-        if not isinstance(items, list | tuple) or not isinstance(rounds.target, ast.Name):
+        if not isinstance(items, list | tuple | str) or not isinstance(rounds.target, ast.Name):
             raise Unknown
         made: list[Value] = []
         for item in items:

@@ -9,16 +9,18 @@ Source: NVIDIA-NeMo/Megatron-Bridge 067f987d scripts/training/run_recipe.py, rec
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
 from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading, RunChoice
+from bridge.read.framework.table import framework_table
 from bridge.read.keys import OWNERS, PRECISION
 from bridge.read.launch.launches import Launch
 from bridge.read.launch.word import Word
+from bridge.read.megatron_bridge.asked import asked
+from bridge.read.megatron_bridge.container import BEARING
 from bridge.read.megatron_bridge.library import BENCHMARK, BENCHMARKS, Library, library_of
 from bridge.read.megatron_bridge.recipes import read_function
 from bridge.read.megatron_bridge.values import Function, Value
@@ -26,34 +28,7 @@ from bridge.read.text.command_words import CommandWords
 from bridge.read.text.hydra_words import HydraWord, hydra_words, write_over
 from bridge.registry.registry import REGISTRY
 
-OPTIONS = {
-    "max_steps": "train.train_iters",
-    "global_batch_size": "train.global_batch_size",
-    "micro_batch_size": "train.micro_batch_size",
-    "seq_length": "dataset.seq_length",
-    "tensor_model_parallel_size": "model.tensor_model_parallel_size",
-    "pipeline_model_parallel_size": "model.pipeline_model_parallel_size",
-    "context_parallel_size": "model.context_parallel_size",
-    "virtual_pipeline_model_parallel_size": "model.virtual_pipeline_model_parallel_size",
-    "expert_model_parallel_size": "model.expert_model_parallel_size",
-    "expert_tensor_parallel_size": "model.expert_tensor_parallel_size",
-    "lr": "optimizer.lr",
-    "min_lr": "optimizer.min_lr",
-}
-"""Option of `run_recipe.py` -> the field that it sets."""
-SHORT = {
-    "ms": "max_steps",
-    "gb": "global_batch_size",
-    "mb": "micro_batch_size",
-    "sl": "seq_length",
-    "tp": "tensor_model_parallel_size",
-    "pp": "pipeline_model_parallel_size",
-    "cp": "context_parallel_size",
-    "vp": "virtual_pipeline_model_parallel_size",
-    "ep": "expert_model_parallel_size",
-    "etp": "expert_tensor_parallel_size",
-}
-"""Option with one dash -> the option that it stands for."""
+TABLE = "megatron_bridge"
 TASKS = {"lora": "peft", "dora": "peft"}
 """Value of `--mode` -> the task in a recipe's name, where it has another word."""
 DATASET = {"dataset": "data"}
@@ -65,38 +40,38 @@ NOT_FOUND = (
     "The recipe {name} is looked up in a checkout of Megatron Bridge above the file, then in the installed package, "
     "and found in neither."
 )
+DETERMINISTIC = "--deterministic"
 LATE = "{word}: may hold further overrides, which are not read."
-DATA = "--dataset {name}: Megatron Bridge replaces the section data."
 OF_DATA = "{program} sets model.seq_length to that of the dataset"
 OF_BENCHMARK = "{program}, for a recipe of its benchmarks in BF16"
 AT_HAND = "The recipe is {name} of {module}."
 PRECISION_MODES = ("fp32", "fp16", "bf16")
 
 
-def read_launch(launch: Launch, script: Path, _choice: RunChoice) -> FileReading:
-    """Return what one launch of a script says: its recipe's function, with its command line over it."""
+def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
+    """Return what one launch of a script says: its recipe's function, with its command line over it.
+
+    Megatron Bridge itself calls the function where the choice asks for that.
+    """
     words = CommandWords(launch.arguments)
-    name = _recipe_of(words)
     library = library_of(script)
-    function = library.recipe(name)
+    function = library.recipe(_recipe_of(words))
     if function is None:
-        decider = NOT_AT_HAND.format(name=name or "of the run")
-        reading = FileReading(
-            framework=MEGATRON_BRIDGE,
-            sections={owner: {} for owner in OWNERS},
-            names=DATASET,
-            unknown=(NOT_FOUND.format(name=name or "of the run"),),
-            mode_decided_by=decider,
-            unstated_by=decider,
-        )
+        reading = _without_recipe(_recipe_of(words) or "of the run")
+    elif choice.asks_megatron_bridge:
+        reading = asked(library, function, script)
     else:
         reading = _of_recipe(library, function, words, script)
-        reading = replace(reading, names={**DATASET, **reading.names})
+    reading = replace(reading, names={**DATASET, **reading.names})
     overrides = [*_of_options(launch.arguments), *hydra_words(launch.arguments)]
     reading = written_over(reading, overrides, f"{script.name}:{launch.line}")
     if function is not None:
-        reading = _at_start(reading, function, launch.name)
-    sources = [LATE.format(word=word) for word in launch.arguments if word.startswith("$")]
+        reading = _with_length(reading, launch.name)
+        if _is_aware(function, reading, overrides):
+            origin = OF_BENCHMARK.format(program=launch.name)
+            reading = _with(reading, "optimizer", "use_precision_aware_optimizer", True, origin)
+    sources = _own_options(words)
+    sources += [LATE.format(word=word) for word in launch.arguments if word.startswith("$")]
     sources += [f"{note}: is not read." for note in launch.notes]
     exported = {
         key: str(value) for key, value in launch.environment.items() if not value.is_unknown
@@ -105,6 +80,18 @@ def read_launch(launch: Launch, script: Path, _choice: RunChoice) -> FileReading
         reading,
         environment={**reading.environment, **exported},
         unknown=(*reading.unknown, *dict.fromkeys(sources)),
+    )
+
+
+def _without_recipe(name: str) -> FileReading:
+    """Return what is known of a run whose recipe is not at hand: nothing."""
+    decider = NOT_AT_HAND.format(name=name)
+    return FileReading(
+        framework=MEGATRON_BRIDGE,
+        sections={owner: {} for owner in OWNERS},
+        unknown=(NOT_FOUND.format(name=name),),
+        mode_decided_by=decider,
+        unstated_by=decider,
     )
 
 
@@ -136,32 +123,37 @@ def _of_recipe(
             break
     reading = read_function(library, function, script, given)
     where = AT_HAND.format(name=function.node.name, module=function.module.name)
-    dataset = words.options.get("dataset")
-    unknown = reading.unknown
-    if isinstance(dataset, str):
-        unknown = (*unknown, DATA.format(name=dataset))
-    return replace(reading, read_too=(where, *reading.read_too), unknown=unknown)
+    return replace(reading, read_too=(where, *reading.read_too))
 
 
 def _of_options(words: Sequence[Word]) -> list[HydraWord]:
     """Return the options that set a field, as overrides."""
+    fields = framework_table(TABLE).fields
     found: list[HydraWord] = []
-    waiting = ""
+    waiting: Sequence[str] = ()
     for word in words:
         name, sign, value = word.partition("=")
         option = name.lstrip("-").replace("-", "_")
-        if name.startswith("-") and not name.startswith("--"):
-            option = SHORT.get(option, "")
         if waiting:
-            found += hydra_words([Word(f"{waiting}={word}")])
-            waiting = ""
-        elif name.startswith("-") and option in OPTIONS and sign:
-            found += hydra_words([Word(f"{OPTIONS[option]}={value}")])
-        elif name.startswith("-") and option in OPTIONS:
-            waiting = OPTIONS[option]
-        elif word == "--deterministic":
+            found += hydra_words([Word(f"{waiting[0]}={word}")])
+            waiting = ()
+        elif name.startswith("-") and option in fields and sign:
+            found += hydra_words([Word(f"{fields[option][0]}={value}")])
+        elif name.startswith("-") and option in fields:
+            waiting = fields[option]
+        elif word == DETERMINISTIC:
             found += hydra_words([Word("model.deterministic_mode=true")])
     return found
+
+
+def _own_options(words: CommandWords) -> list[str]:
+    """Return what the program's other options leave open, as sentences."""
+    sentences: list[str] = []
+    for row in framework_table(TABLE).own:
+        for name, value in words.options.items():
+            if row.names.fullmatch(name):
+                sentences.append(row.says.format(option=f"--{name}", value=value))
+    return sentences
 
 
 def written_over(reading: FileReading, overrides: Sequence[HydraWord], place: str) -> FileReading:
@@ -174,7 +166,8 @@ def written_over(reading: FileReading, overrides: Sequence[HydraWord], place: st
         key = reading.own_name(written.key)
         section = key.partition(".")[0]
         if written.is_late:
-            open_values[key] = str(written.value)
+            if section in BEARING:
+                open_values[key] = str(written.value)
             continue
         if key.startswith(f"{PRECISION}.") and isinstance(sections.get(PRECISION), str):
             sections[PRECISION] = REGISTRY.get(sections[PRECISION]).to_dict()
@@ -207,33 +200,34 @@ def _states_the_mode(key: str, value: object) -> bool:
     return key.rpartition(".")[2] in PRECISION_MODES and value is True
 
 
-def _at_start(reading: FileReading, function: Function, program: str) -> FileReading:
-    """Return a reading with what `run_recipe.py` sets behind the overrides."""
-    sections = deepcopy(dict(reading.sections))
-    origins = dict(reading.origins)
-    data = sections.get("data")
-    model = sections.get("model")
-    if isinstance(data, dict) and isinstance(model, dict):
-        length = data.get("seq_length") or data.get("sequence_length")
-        if isinstance(length, int) and length != model.get("seq_length"):
-            model["seq_length"] = length
-            origins["model.seq_length"] = OF_DATA.format(program=program)
-    optimizer = sections.get("optimizer")
-    if isinstance(optimizer, dict) and _is_aware(function, optimizer, reading):
-        optimizer["use_precision_aware_optimizer"] = True
-        origins["optimizer.use_precision_aware_optimizer"] = OF_BENCHMARK.format(program=program)
-    return replace(reading, sections=sections, origins=origins)
+def _with_length(reading: FileReading, program: str) -> FileReading:
+    """Return a reading whose model has the length of the dataset's samples, as `run_recipe.py` sets it."""
+    data = reading.sections.get("data")
+    model = reading.sections.get("model")
+    if not isinstance(data, dict) or not isinstance(model, dict):
+        return reading
+    length = data.get("seq_length") or data.get("sequence_length")
+    if not isinstance(length, int) or length == model.get("seq_length"):
+        return reading
+    return _with(reading, "model", "seq_length", length, OF_DATA.format(program=program))
 
 
-def _is_aware(function: Function, optimizer: dict[str, object], reading: FileReading) -> bool:
-    """Return whether `run_recipe.py` takes the precision-aware optimizer."""
+def _is_aware(function: Function, reading: FileReading, overrides: Sequence[HydraWord]) -> bool:
+    """Return whether `run_recipe.py` takes the precision-aware optimizer for a recipe of its benchmarks."""
     benchmark = BENCHMARK.search(function.node.name)
     if benchmark is None or not function.module.name.startswith(BENCHMARKS):
         return False
-    origin = reading.origins.get("optimizer.use_precision_aware_optimizer", "")
-    is_overridden = re.search(r"\.sh:\d+, ", origin) is not None
-    return (
-        benchmark["precision"] == "bf16"
-        and optimizer.get("optimizer") == "adam"
-        and not is_overridden
-    )
+    for word in overrides:
+        if word.key in ("optimizer", "optimizer.use_precision_aware_optimizer"):
+            return False
+    optimizer = reading.sections.get("optimizer")
+    is_adam = isinstance(optimizer, dict) and optimizer.get("optimizer") == "adam"
+    return is_adam and benchmark["precision"] == "bf16"
+
+
+def _with(reading: FileReading, section: str, name: str, value: object, origin: str) -> FileReading:
+    """Return a reading with one setting, and where it is from."""
+    fields = {**reading.sections[section], name: value}
+    sections = {**reading.sections, section: fields}
+    origins = {**reading.origins, f"{section}.{name}": origin}
+    return replace(reading, sections=sections, origins=origins)

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from bridge.read.megatron_bridge.values import Class, Function, Name, Value
+from bridge.read.megatron_bridge.values import Class, Constant, Function, Name, Value
 
 PACKAGE = "megatron.bridge"
 SOURCES = ("src", "")
@@ -193,14 +193,6 @@ class Library:
                     place = path.relative_to(self.root).with_suffix("")
                     modules.append(".".join(place.parts).removesuffix(".__init__"))
         return modules
-
-
-class Constant:
-    """A name that the top level of a module assigns."""
-
-    def __init__(self, *, module: Module, name: str) -> None:
-        self.module = module
-        self.name = name
 
 
 def library_of(path: Path) -> Library:

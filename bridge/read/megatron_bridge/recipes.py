@@ -12,6 +12,7 @@ from pathlib import Path
 
 from bridge.errors import PayloadError, RunConfigError, UnreadFileError
 from bridge.preflight.file_reading import FileReading, RunChoice
+from bridge.read.megatron_bridge.asked import OPTION, asked
 from bridge.read.megatron_bridge.container import reading_of
 from bridge.read.megatron_bridge.evaluator import Evaluator
 from bridge.read.megatron_bridge.library import Library, Module, library_of
@@ -30,7 +31,7 @@ NO_RUN = (
 )
 ALIASES = "It names recipes of other files: give one of those."
 PART = "Give the program, or the recipe, that uses it."
-NO_CONTAINER = "{path}: {label} makes no container that can be followed by its syntax: {decider} decides. {remedy}"
+NO_CONTAINER = "{path}: {label} makes no container that can be followed by its syntax; {decider} decides. {remedy}"
 INSTEAD = "Give the run_config.yaml of a checkpoint of the run."
 
 
@@ -57,7 +58,13 @@ def read_program(document: Document, choice: RunChoice) -> FileReading:
         rule = f"must be from 1 to {len(functions)}, the runs of {path}"
         raise RunConfigError.of("--launch", rule, number, "Give the number of one of them.")
     function = functions[number - 1]
-    reading = read_function(library, function, path)
+    if choice.asks_megatron_bridge:
+        if _starts(function.node):
+            rule = f"calls a recipe, and {function.node.name} starts a training"
+            raise RunConfigError.of(OPTION, rule, True, "Drop it, or give a recipe.")
+        reading = asked(library, function, path)
+    else:
+        reading = read_function(library, function, path)
     labels: tuple[str, ...] = ()
     if len(functions) > 1:
         labels = tuple(map(label_of, functions))
@@ -82,9 +89,7 @@ def read_function(
     label = label_of(function)
     if not isinstance(value, Thing) or not (value.kind.endswith(CONTAINER) or value.fields):
         decider = getattr(value, "decider", "") or "only the run"
-        message = NO_CONTAINER.format(
-            path=path, label=label, decider=decider.rstrip(","), remedy=INSTEAD
-        )
+        message = NO_CONTAINER.format(path=path, label=label, decider=decider, remedy=INSTEAD)
         raise UnreadFileError(message, kind="only the run knows its container")
     reading = reading_of(value, evaluator, path, function.node.name)
     source = WITHOUT_SOURCE if library.root is None else WITH_SOURCE

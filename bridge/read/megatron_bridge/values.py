@@ -67,6 +67,14 @@ class Class:
         return f"{self.module.name}.{self.node.name}"
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Constant:
+    """A name that the top level of a module assigns."""
+
+    module: Module
+    name: str
+
+
 @dataclass(frozen=True, slots=True)
 class Name:
     """A module, function, class or constant whose source is not followed, by its import path."""
