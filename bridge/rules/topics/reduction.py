@@ -16,7 +16,7 @@ def gradients_summed_in_bf16(run: RunContext) -> Iterator[Violation]:
     """Yield the violation of gradients that a BF16 run without a recipe sums in BF16."""
     if not run.is_bf16 or not run.has_ddp or run.precision is not None:
         return
-    if run.ddp.grad_reduce_in_fp32 or run.has_megatron_fsdp:
+    if run.ddp.grad_reduce_in_fp32 or run.has_megatron_fsdp or run.ddp.use_torch_fsdp2:
         return
     if run.optimizer.main_grads_dtype != "fp32":
         return
@@ -143,5 +143,19 @@ RULES = (
         source="megatron-core 0.19.2 tensor_parallel/layers.py "
         "LinearWithGradAccumulationAndAsyncCommunication; fixed in Megatron-LM main of 2026-08-22 "
         "(pull request 6624)",
+    ),
+    warning(
+        id="PB368",
+        title="gradients that FSDP2 reduces in BF16",
+        setting="ddp.use_torch_fsdp2",
+        when=lambda run: run.is_bf16 and run.has_ddp and bool(run.ddp.use_torch_fsdp2),
+        message="PyTorch's FSDP2 accumulates and reduces gradients in the dtype of the weights, "
+        "bf16, and does not read ddp.grad_reduce_in_fp32",
+        remedies=(
+            "use the distributed optimizer or Megatron-FSDP",
+            "silence this if BF16 is meant",
+        ),
+        source="megatron-core 0.16.1 and 0.19.2 distributed/torch_fully_sharded_data_parallel.py, "
+        "which hands fully_shard no policy of precision",
     ),
 )

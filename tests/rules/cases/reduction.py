@@ -9,6 +9,10 @@ CASES = {
         run(model=BF16_MODEL, optimizer=dict(OVERLAP, bf16=True), ddp=OVERLAP),
         run("bf16_mixed", model=BF16_MODEL, optimizer=dict(OVERLAP, bf16=True), ddp=OVERLAP),
     ),
+    "PB368": (
+        run("bf16_mixed", model=DENSE, ddp={"use_torch_fsdp2": True}),
+        run("bf16_mixed", model=DENSE, ddp={"use_torch_fsdp2": False}),
+    ),
     "PB362": (
         run(dict(BF16, grad_reduce_in_fp32=False), model=DENSE, ddp=OVERLAP),
         run(BF16, model=DENSE, ddp=OVERLAP),
