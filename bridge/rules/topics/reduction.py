@@ -42,6 +42,19 @@ def unread_accumulation(run: RuleContext) -> Iterator[Violation]:
             yield Violation(name, why=why)
 
 
+def moments_that_the_fp8_kernel_refuses(run: RuleContext) -> bool:
+    """Return whether the fused Adam steps on weights stored in FP8 with moments in BF16."""
+    optimizer = run.optimizer
+    if not run.is_delayed or not run.gathers_fp8 or not run.has_precision_aware:
+        return False
+    if run.has_megatron_fsdp or optimizer.optimizer_cpu_offload or optimizer.optimizer != "adam":
+        return False
+    # Under another recipe Megatron keeps FP32 masters itself, and the fused Adam steps on those.
+    if optimizer.fp8_recipe not in (None, "delayed"):
+        return False
+    return optimizer.exp_avg_dtype == optimizer.exp_avg_sq_dtype == "bf16"
+
+
 def half_precision_sums_of_the_output_head(run: RunContext) -> Iterator[Violation]:
     """Yield the violation of an output head that is sharded beyond tensor parallelism."""
     if not run.is_half or not run.ddp.grad_reduce_in_fp32 or run.has_megatron_fsdp:
@@ -157,5 +170,20 @@ RULES = (
         ),
         source="megatron-core 0.16.1 and 0.19.2 distributed/torch_fully_sharded_data_parallel.py, "
         "which hands fully_shard no policy of precision",
+    ),
+    error(
+        id="PB369",
+        title="moments in BF16 of weights stored in FP8",
+        setting="optimizer.exp_avg_dtype",
+        when=moments_that_the_fp8_kernel_refuses,
+        message="Transformer Engine's fused Adam takes FP32 moments alone for weights that delayed "
+        "scaling stores in FP8: the first step ends with an error",
+        remedies=(
+            "set exp_avg_dtype=fp32 and exp_avg_sq_dtype=fp32",
+            "set fp8_param_gather=False",
+        ),
+        source="NVIDIA/TransformerEngine 0608bdee common/multi_tensor/adam.cu "
+        "multi_tensor_adam_fp8_cuda, pytorch/optimizers/fused_adam.py (fuse_unscale); "
+        "modelscope/ms-swift issue 8001, 2026-02-06",
     ),
 )
