@@ -123,6 +123,14 @@ def test_slime_packs_samples_and_keeps_generation_apart(tmp_path: Path) -> None:
     assert run.plan.shape.experts is not None
 
 
+def test_a_sourced_file_that_is_not_there_may_state_the_mode(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "tiny.sh").write_text(f'source "${{ROOT}}/gone.sh"\n{MODEL}')
+    (tmp_path / "run.sh").write_text(SCRIPT.replace("MORE", ""))
+    run = load_run(config_file=tmp_path / "run.sh", strict=False)
+    assert str(run.reading.mode_decided_by).endswith("gone.sh, which the script sources,")
+
+
 def test_fp16_is_fp16_for_slime_too(tmp_path: Path) -> None:
     run = slime(tmp_path, "--fp16")
     assert run.model["fp16"] is True

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from bridge.errors import PayloadError
 from bridge.precision import strict_yaml
@@ -61,7 +62,7 @@ class _Family:
     inner: str
     adds: Mapping[str, object]
     needs: str
-    bridges: Sequence[str]
+    made_by: Sequence[str]
 
 
 def read_config(path: Path) -> Mapping[str, object]:
@@ -88,7 +89,7 @@ def decided_fields(*, is_read: bool) -> list[str]:
     Args:
         is_read: Whether its `config.json` is read.
     """
-    table = rows("hf_config")
+    table = _table()
     names: list[str] = table["unread"].split()
     if not is_read:
         names = [*table["decided"].split(), *names]
@@ -103,7 +104,7 @@ def model_of(config: Mapping[str, object], bridge: str) -> BridgedModel:
     dtype = _dtype(config) or _dtype(inner)
     if family is None:
         return BridgedModel(dtype=dtype, unread=UNKNOWN_FAMILY.format(family=name))
-    if bridge not in family.bridges:
+    if bridge not in family.made_by:
         return BridgedModel(dtype=dtype, unread=OTHER_BRIDGE.format(bridge=bridge, family=name))
     if family.needs and not inner.get(family.needs):
         return BridgedModel(dtype=dtype, unread=NO_LAYERS.format(key=family.needs))
@@ -113,6 +114,8 @@ def model_of(config: Mapping[str, object], bridge: str) -> BridgedModel:
         tied = "tie_word_embeddings"
         inner = {**inner, tied: config.get(tied, inner.get(tied, False))}
     fields = _fields(inner, family)
+    if not family.inner:
+        fields = {**_table()["bridges"][bridge], **fields}
     if bridge == MEGATRON_BRIDGE:
         fields |= family.adds
     if bridge == MCORE_BRIDGE:
@@ -179,8 +182,13 @@ def _block(config: Mapping[str, object], path: str) -> Mapping[str, object]:
 
 
 @cache
+def _table() -> Mapping[str, Any]:
+    return rows("hf_config")
+
+
+@cache
 def _families() -> dict[str, _Family]:
-    table = rows("hf_config")
+    table = _table()
     everywhere = {name: _listed(keys) for name, keys in table["fields"].items()}
     families: dict[str, _Family] = {}
     for name, columns in table["families"].items():
@@ -194,7 +202,7 @@ def _families() -> dict[str, _Family]:
             inner=columns.get("inner", ""),
             adds=columns.get("adds", {}),
             needs=columns.get("needs", ""),
-            bridges=columns.get("bridges", (MEGATRON_BRIDGE, MBRIDGE, MCORE_BRIDGE)),
+            made_by=columns.get("made_by", (MEGATRON_BRIDGE, MBRIDGE, MCORE_BRIDGE)),
         )
     return families
 

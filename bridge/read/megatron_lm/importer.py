@@ -175,7 +175,9 @@ def _mode(run: Arguments, builder: ImportBuilder, *, is_silent: bool) -> tuple[s
             builder.map(written.name, **_fields_of_mode(name))
     if modes:
         return modes[-1], False
-    if run.framework is not None and run.framework.mode and not run.undecided:
+    sources = [note for note in run.launch.notes if note.startswith("source ")]
+    is_whole = not run.undecided and not sources
+    if run.framework is not None and run.framework.mode and is_whole:
         mode = run.framework.mode
         facts = {"system": run.framework.title, "mode": mode.upper(), "code": run.framework.code}
         builder.record("megatron_lm.framework-sets-the-mode", f"--{mode}", True, **facts)

@@ -91,6 +91,15 @@ def test_a_stated_checkpoint_has_the_sizes_and_the_mode(tmp_path) -> None:
     )
 
 
+@pytest.mark.parametrize("text", [SWIFT, VERL], ids=["ms-swift", "verl"])
+def test_memory_rests_on_no_value_that_is_open(tmp_path, capsys, text: str) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(text)
+    folder = write(tmp_path / "here")
+    assert main(["memory", str(script), "--target", "h100x1", "--json", "--context", f"checkpoint={folder}"]) == 0
+    assert json.loads(capsys.readouterr().out)["rests_on_unknown"] == {}
+
+
 def test_a_checkpoint_of_fp32_trains_in_fp16_and_that_is_reported(tmp_path) -> None:
     run = read(tmp_path / "run.sh", SWIFT, write(tmp_path / "here", torch_dtype="float32"))
     assert run.model["fp16"] is True

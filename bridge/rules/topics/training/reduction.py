@@ -16,7 +16,7 @@ def gradients_summed_in_bf16(run: RunContext) -> Iterator[Violation]:
     """Yield the violation of gradients that a BF16 run without a recipe sums in BF16."""
     if not run.is_bf16 or not run.has_ddp or run.precision is not None:
         return
-    if run.ddp.grad_reduce_in_fp32 or run.has_megatron_fsdp:
+    if run.ddp.grad_reduce_in_fp32 or run.has_megatron_fsdp or run.ddp.use_torch_fsdp2:
         return
     if run.optimizer.main_grads_dtype != "fp32":
         return
@@ -40,6 +40,19 @@ def unread_accumulation(run: RuleContext) -> Iterator[Violation]:
         elif name == SENT_IN_FP32 and not run.is_sharded:
             why = "without the distributed optimizer gradients are all-reduced"
             yield Violation(name, why=why)
+
+
+def moments_that_the_fp8_kernel_refuses(run: RuleContext) -> bool:
+    """Return whether the fused Adam steps on weights stored in FP8 with moments in BF16."""
+    optimizer = run.optimizer
+    if not run.is_delayed or not run.gathers_fp8 or not run.has_precision_aware:
+        return False
+    if run.has_megatron_fsdp or optimizer.optimizer_cpu_offload or optimizer.optimizer != "adam":
+        return False
+    # Under another recipe Megatron keeps FP32 masters itself, and the fused Adam steps on those.
+    if optimizer.fp8_recipe not in (None, "delayed"):
+        return False
+    return optimizer.exp_avg_dtype == optimizer.exp_avg_sq_dtype == "bf16"
 
 
 def half_precision_sums_of_the_output_head(run: RunContext) -> Iterator[Violation]:
@@ -143,5 +156,34 @@ RULES = (
         source="megatron-core 0.19.2 tensor_parallel/layers.py "
         "LinearWithGradAccumulationAndAsyncCommunication; fixed in Megatron-LM main of 2026-08-22 "
         "(pull request 6624)",
+    ),
+    warning(
+        id="PB368",
+        title="gradients that FSDP2 reduces in BF16",
+        setting="ddp.use_torch_fsdp2",
+        when=lambda run: run.is_bf16 and run.has_ddp and bool(run.ddp.use_torch_fsdp2),
+        message="PyTorch's FSDP2 accumulates and reduces gradients in the dtype of the weights, "
+        "bf16, and does not read ddp.grad_reduce_in_fp32",
+        remedies=(
+            "use the distributed optimizer or Megatron-FSDP",
+            "silence this if BF16 is meant",
+        ),
+        source="megatron-core 0.16.1 and 0.19.2 distributed/torch_fully_sharded_data_parallel.py, "
+        "which hands fully_shard no policy of precision",
+    ),
+    error(
+        id="PB369",
+        title="moments in BF16 of weights stored in FP8",
+        setting="optimizer.exp_avg_dtype",
+        when=moments_that_the_fp8_kernel_refuses,
+        message="Transformer Engine's fused Adam takes FP32 moments alone for weights that delayed "
+        "scaling stores in FP8: the first step ends with an error",
+        remedies=(
+            "set exp_avg_dtype=fp32 and exp_avg_sq_dtype=fp32",
+            "set fp8_param_gather=False",
+        ),
+        source="NVIDIA/TransformerEngine 0608bdee common/multi_tensor/adam.cu "
+        "multi_tensor_adam_fp8_cuda, pytorch/optimizers/fused_adam.py (fuse_unscale); "
+        "modelscope/ms-swift issue 8001, 2026-02-06",
     ),
 )

@@ -1,6 +1,6 @@
 """Runs that break and that keep the rules of `bridge.rules.topics.training.reduction`."""
 
-from tests.rules.cases.runs import BF16, BF16_MODEL, DENSE, H100, OVERLAP, PRECISION_AWARE, run
+from tests.rules.cases.runs import BF16, BF16_MODEL, DELAYED, DENSE, H100, OVERLAP, PRECISION_AWARE, run
 
 BF16_SUMS = dict(BF16, grad_reduce_in_fp32=False)
 
@@ -8,6 +8,22 @@ CASES = {
     "PB361": (
         run(model=BF16_MODEL, optimizer=dict(OVERLAP, bf16=True), ddp=OVERLAP),
         run("bf16_mixed", model=BF16_MODEL, optimizer=dict(OVERLAP, bf16=True), ddp=OVERLAP),
+    ),
+    "PB369": (
+        run(
+            dict(DELAYED, fp8_param_gather=True),
+            model=DENSE,
+            optimizer=dict(PRECISION_AWARE, exp_avg_dtype="bf16", exp_avg_sq_dtype="bf16"),
+        ),
+        run(
+            dict(DELAYED, fp8_param_gather=True),
+            model=DENSE,
+            optimizer=dict(PRECISION_AWARE, exp_avg_dtype="bf16", exp_avg_sq_dtype="fp32"),
+        ),
+    ),
+    "PB368": (
+        run("bf16_mixed", model=DENSE, ddp={"use_torch_fsdp2": True}),
+        run("bf16_mixed", model=DENSE, ddp={"use_torch_fsdp2": False}),
     ),
     "PB362": (
         run(dict(BF16, grad_reduce_in_fp32=False), model=DENSE, ddp=OVERLAP),

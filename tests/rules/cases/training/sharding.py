@@ -4,6 +4,7 @@ from tests.rules.cases.runs import (
     B200,
     BF16,
     CURRENT,
+    CURRENT_PLAIN,
     DENSE,
     H100,
     MEGATRON_FSDP,
@@ -21,7 +22,10 @@ SENT_IN_BF16 = dict(MEGATRON_FSDP, megatron_fsdp_grad_comm_dtype="bf16")
 STEPS = {"micro_batch_size": 1, "global_batch_size": 64}
 
 CASES = {
-    "PB321": (full(CURRENT, H100, ddp={"use_torch_fsdp2": True}, optimizer={}), full(CURRENT, H100)),
+    "PB321": (
+        full(CURRENT, H100, ddp={"use_torch_fsdp2": True}, optimizer={}),
+        full(CURRENT_PLAIN, H100, ddp={"use_torch_fsdp2": True}, optimizer={}),
+    ),
     "PB323": (
         run("fp16_mixed", model=DENSE, ddp={"use_torch_fsdp2": True}),
         run("bf16_mixed", model=DENSE, ddp={"use_torch_fsdp2": True}),
