@@ -154,7 +154,7 @@ def test_a_log_is_watched_with_its_warnings_and_what_it_lacks(capsys: pytest.Cap
     assert main(["report", "--watch", log]) == 1
     out = capsys.readouterr().out
     assert "20 of 20" in out
-    assert "Not in a log of Megatron-LM: arguments (precision and seed)." in out
+    assert "Not in this log: arguments (precision and seed)." in out
     assert "loss-not-finite: the loss is not finite since step 15." in out
     assert main(["report", "--watch", log, "--json", "--silence", "loss-not-finite"]) == 0
     state = json.loads(capsys.readouterr().out)
