@@ -63,7 +63,7 @@ def run(chosen: argparse.Namespace) -> int:
     runs = read_branches(chosen, strict=False)
     reports = [check(run, silenced=silenced, backend=chosen.backend) for run in runs]
     if chosen.sarif:
-        from bridge.report.findings import sarif
+        from bridge.report.sarif import sarif
 
         _write(chosen.sarif, sarif(reports, file=_relative(_main_file(chosen)), version=_version()))
     if chosen.json:
@@ -114,7 +114,8 @@ def _check_several(
 ) -> int:
     """Print a line for each run of some files, and return the largest exit code."""
     from bridge.preflight.check import check
-    from bridge.report.findings import brief_line, findings_dict, sarif_of_files
+    from bridge.report.findings import brief_line, findings_dict
+    from bridge.report.sarif import sarif_of_files
 
     checked: list[tuple[str, Report]] = []
 

@@ -34,6 +34,7 @@ from bridge.rules.rule import EVIDENCE, Rule
 from bridge.rules.rulebook import BY_ID, RULES
 from bridge.rules.run_context import RunContext
 from bridge.runtime.audit.run_folder import RunFolder
+from bridge.runtime.audit.run_log import RunLog
 from bridge.runtime.audit.setting import (
     LOSS_SCALE,
     Setting,
@@ -258,31 +259,36 @@ def in_log(
     They are those of `in_file` where the log has arguments, and else the field's `explanation`.
     Under `in_log` stands the trace of the field in the log, empty where there is none.
     """
-    if described.run is None:
-        content = explanation(word, recipe, config_dir=config_dir)
-    else:
-        content = in_file(word, described.run)
-    name = word.rpartition(".")[2]
     log = described.log
-    trace = ""
-    is_of_scale = False
+    trace = _trace_in(log, word.rpartition(".")[2])
+    if described.run is not None:
+        content = in_file(word, described.run)
+    elif trace and word.rpartition(".")[2] not in FIELDS:
+        content = {"field": word}
+    else:
+        content = explanation(word, recipe, config_dir=config_dir)
+    return {**content, "in_log": {"log": str(log.path), "source": log.source, "ran": trace}}
+
+
+def _trace_in(log: RunLog, name: str) -> str:
+    """Return one sentence on the trace of a field in a log; empty without a trace."""
+    subject = None
     if name in FIELDS:
         subject = FIELDS[name].subject
-        is_of_scale = subject is not None and subject.title == LOSS_SCALE
-    if is_of_scale and log.values("loss_scale"):
-        trace = loss_scale_trace(log.records())
-    elif name in ("lr", "min_lr") and log.values("learning_rate"):
-        trace = trace_of(f"optimizer.{name}", log.records())
-    elif name == "train_iters":
-        trace = trace_of("train.train_iters", log.records())
-    return {**content, "in_log": {"log": str(log.path), "source": log.source, "ran": trace}}
+    if subject is not None and subject.title == LOSS_SCALE and log.values("loss_scale"):
+        return loss_scale_trace(log.records())
+    if name in ("lr", "min_lr") and log.values("learning_rate"):
+        return trace_of(f"optimizer.{name}", log.records())
+    if name == "train_iters":
+        return trace_of("train.train_iters", log.records())
+    return ""
 
 
 def _log_text(content: dict[str, Any], described: DescribedLog) -> str:
     """Return the sentences about a field in a log."""
     log = described.log
     if described.run is None:
-        text = _field_text(content)
+        text = _field_text(content) or content["field"]
         lines = [text, f"  Its value in {log.path} is not known: {log.source} without arguments."]
     else:
         lines = [_file_text(content, described.run.reading.lines)]

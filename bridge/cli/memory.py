@@ -60,7 +60,7 @@ def _brief(values: Run) -> RunAnswer:
     """Return the bytes of the fullest rank of a run, and whether they fit its GPU."""
     from bridge.front.loader import require_strict
     from bridge.preflight.check import report_of
-    from bridge.report.plan_table import fit_sentence
+    from bridge.report.memory_table import fit_sentence
 
     require_strict(values)
     setup = report_of(values).context
@@ -110,7 +110,7 @@ def _answer(values: Run, *, fits: bool) -> dict[str, Any]:
 def _show(values: Run, *, fits: bool) -> None:
     """Print the bytes of a run for people, with the changes that make it fit if asked for."""
     from bridge.plan.fit import fit, memory_to_fit
-    from bridge.report.plan_table import fit_table, memory_table
+    from bridge.report.memory_table import fit_table, memory_table
 
     run = values.planned
     if fits:

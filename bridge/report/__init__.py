@@ -4,10 +4,10 @@ A function takes a finished value of a room below and returns something to show;
 or decides.
 
     value                             made by                   shown by
-    Report of findings                preflight.check           findings.py: lines, data, SARIF
+    Report of findings                preflight.check           findings.py: lines, data; sarif.py
     PrecisionPlan, PlanDifference     plan.precision_plan       plan_table.py, plan_picture.py
-    MemoryReport, FitReport           plan.memory, plan.fit     plan_table.py
-    AlignmentReport                   plan.alignment            plan_table.py
+    MemoryReport, FitReport           plan.memory, plan.fit     memory_table.py
+    AlignmentReport                   plan.alignment            align_table.py
     ModuleSelection                   plan.selection            module_table.py
     SyncReport                        sync                      sync_table.py: plain text
     Comparison, RecipeRow             compare.comparison        comparison.py: table, files, picture

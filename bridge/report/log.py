@@ -48,7 +48,9 @@ def log_view(log: RunLog, *, silenced: Sequence[str] = (), precision: str = "") 
         rows.append(("ended", "yes"))
     for sentence in _about(log):
         rows.append(("note", sentence))
-    parts: list[RenderableType] = [facts(rows, title=f"{precision or log.name}: {log.path}")]
+    parts: list[RenderableType] = [
+        facts(rows, title=f"{precision or log.name}: {log.path}, {log.source}")
+    ]
     for name, sentence in early_warnings(signs_of_log(log, silenced=silenced)):
         parts.append(Text(f"{name}: {sentence}", style="yellow"))
     return Group(*parts)

@@ -128,6 +128,33 @@ def test_two_logs_with_arguments_are_labelled_by_their_precision(capsys: pytest.
     )
 
 
+def folder_of_ours(folder: Path, name: str, factor: float, *, fp8: str | None = None) -> Path:
+    run = folder / name
+    run.mkdir()
+    (run / "config.yaml").write_text(
+        "train: {lr_warmup_iters: 0, global_batch_size: 4, seed: 1}\ndata: {seed: 1}\n"
+        f"model: {{seq_length: 8, fp8: {json.dumps(fp8)}}}\nmixed_precision: {{_recipe_: {name}}}\n"
+    )
+    records = [{"kind": "train", "step": number, "loss": loss} for number, loss in losses(factor).items()]
+    (run / "metrics.jsonl").write_text("\n".join(map(json.dumps, records)))
+    (run / "summary.json").write_text(json.dumps({"iteration": 30, "precision": name, "tokens_per_second": 64.0}))
+    return run
+
+
+def test_folders_of_our_own_runs_are_compared_as_those_of_a_sweep(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, second = (folder_of_ours(tmp_path, name, 1.0, fp8=fp8) for name, fp8 in (("bf16", None), ("fp8", "hybrid")))
+    assert main(["compare", "--runs", str(first), str(second)]) == 0
+    out = capsys.readouterr().out
+    assert "Twins: 3 fields of the runs are equal, and 2 fields of precision differ." in out
+    assert "fp8: within 1 %. Every loss is the baseline's, bit for bit." in out
+    assert main(["compare", "--runs", str(first), BF16]) == 2
+    assert capsys.readouterr().err == (
+        "--runs: compares runs of ours with each other, or logs with each other, got both. Give the runs of one kind.\n"
+    )
+
+
 def test_a_log_that_lost_its_loss_is_outside(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", "--runs", BF16, str(SAMPLES / "megatron_lm_nan.log")]) == 1
     assert "megatron_lm_nan: outside 1 %. Its loss is not finite from step 15 on" in capsys.readouterr().out
@@ -154,7 +181,7 @@ def test_a_log_is_watched_with_its_warnings_and_what_it_lacks(capsys: pytest.Cap
     assert main(["report", "--watch", log]) == 1
     out = capsys.readouterr().out
     assert "20 of 20" in out
-    assert "Not in a log of Megatron-LM: arguments (precision and seed)." in out
+    assert "Not in this log: arguments (precision and seed)." in out
     assert "loss-not-finite: the loss is not finite since step 15." in out
     assert main(["report", "--watch", log, "--json", "--silence", "loss-not-finite"]) == 0
     state = json.loads(capsys.readouterr().out)
@@ -177,6 +204,7 @@ def test_a_report_of_a_log_has_the_plan_of_its_arguments(tmp_path: Path) -> None
         ("initial_loss_scale", "fp16", "  Loss scale: 256 in the first record and 256 in the last, 12 steps skipped."),
         ("lr", "fp8", "  Learning rate: 3e-05 in the first record, 0.0003 at most, 0.00015 in the last."),
         ("fp8_recipe", "fp8", f"model.fp8_recipe is 'tensorwise' in {FP8}: megatron_lm_fp8.log."),
+        ("lr", "nan", "  Learning rate: 3e-05 in the first record, 0.0003 at most, 0.000279904 in the last."),
         ("fp8", "nan", "  Its value in LOG is not known: a log of Megatron-LM without arguments."),
     ],
 )

@@ -3,7 +3,7 @@
 import pytest
 
 from bridge.plan.memory import KINDS, RankMemory
-from bridge.report.plan_table import fit_sentence
+from bridge.report.memory_table import fit_sentence
 
 GIB = 2**30
 

@@ -14,8 +14,7 @@ from typing import Any
 
 from bridge.errors import UnreadFileError
 from bridge.precision import strict_yaml
-from bridge.read.logs.rows import number
-from bridge.read.logs.series import log_of
+from bridge.read.logs.series import log_of, number, step_of
 from bridge.runtime.audit.run_log import RunLog
 
 SOURCE = "a file of golden values"
@@ -45,9 +44,9 @@ def read(content: Mapping[str, Any], path: Path) -> RunLog:
     for name, metric in content.items():
         values: dict[int, float] = {}
         for word, cell in metric["values"].items():
-            step, value = number(word), number(cell)
+            step, value = step_of(word), number(cell)
             if step is not None and value is not None and cell != ABSENT:
-                values[int(step)] = value
+                values[step] = value
         series[name] = values
     config = path.parent / CONFIG
     arguments = _arguments(config)

@@ -24,25 +24,29 @@ from pathlib import Path
 from typing import Any
 
 from bridge.read.logs.series import log_of
-from bridge.read.megatron_lm.printed import printed_arguments
+from bridge.read.megatron_lm.printed import START, printed_arguments
 from bridge.runtime.audit.run_log import RunLog
 
-LINE = re.compile(r"\biteration\s+(\d+)/\s*(\d+) \|(.*)")
+LINE = re.compile(r"\biteration\s+(\d{1,12})/\s*(\d{1,12}) \|(.*)")
 CELL = re.compile(r"\s*(.+?):\s+(\S+)\s*$")
 VALIDATION = re.compile(
-    r"validation loss at iteration (\d+)(?: on validation set)? +\|.*?\blm loss value: (\S+)"
+    r"validation loss at iteration (\d{1,12})(?: on validation set)? +\|.*?\blm loss value: (\S+)"
 )
 """The line about the test set has the same words, but for the name of the set."""
+LONGEST_CELL = 120
+"""Characters; a longer piece of a line is no figure."""
 LOSS, SKIPPED = "lm loss", "number of skipped iterations"
 BATCH, ELAPSED = "global batch size", "elapsed time per iteration (ms)"
 TOKENS = "throughput/tokens_per_sec"
+TITLE = " arguments --------"
+"""In the line above the arguments."""
 BRIDGE = re.compile(r"^.*Step Time : \S+s GPU utilization: ", re.MULTILINE)
 """A line of Megatron Bridge alone, in front of each line about an iteration."""
 
 
 def is_of(text: str) -> bool:
-    """Return whether a text has a line as Megatron-LM prints it."""
-    return LINE.search(text) is not None
+    """Return whether a text has a line as Megatron-LM prints it, or the arguments before the first."""
+    return LINE.search(text) is not None or START.search(text) is not None
 
 
 def read(text: str, path: Path) -> RunLog:
@@ -97,7 +101,9 @@ def read(text: str, path: Path) -> RunLog:
 def _cells(text: str) -> dict[str, float]:
     cells = {}
     for part in text.split("|"):
-        match = CELL.match(part)
+        match = None
+        if len(part) <= LONGEST_CELL:
+            match = CELL.match(part)
         if match is None:
             continue
         value = _number(match[2])
@@ -161,6 +167,8 @@ def _add_tokens(cells: dict[str, float], arguments: Mapping[str, Any]) -> None:
 
 def _arguments(text: str) -> dict[str, Any]:
     """Return the arguments of the last run that the log shows; empty without any."""
+    if TITLE not in text:  # a long log is searched in a hundredth of the time
+        return {}
     blocks = printed_arguments(text)
     if not blocks:
         return {}

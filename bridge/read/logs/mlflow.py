@@ -4,15 +4,14 @@
     RUN/metrics/lm loss        1756000000000 10.89 1      timestamp, value, step
     RUN/metrics/train/loss     a metric with a slash in its name
 
-Source: MLflow 3 mlflow/store/tracking/file_store.py FileStore._log_run_metric.
+Source: MLflow 3.17.2 mlflow/store/tracking/file_store.py FileStore._log_run_metric.
 """
 
 from pathlib import Path
 
 from bridge.errors import UnreadFileError
 from bridge.precision import strict_yaml
-from bridge.read.logs.rows import number
-from bridge.read.logs.series import has_loss, log_of, no_loss
+from bridge.read.logs.series import has_loss, log_of, no_loss, number, step_of
 from bridge.runtime.audit.run_log import RunLog
 
 SOURCE = "an MLflow run"
@@ -57,9 +56,9 @@ def _series(folder: Path) -> dict[str, dict[int, float]]:
             words = line.split()
             if len(words) < 3:  # a line that is being written
                 continue
-            value, step = number(words[1]), number(words[2])
+            value, step = number(words[1]), step_of(words[2])
             if value is not None and step is not None:
-                values[int(step)] = value
+                values[step] = value
         series[file.relative_to(folder).as_posix()] = values
     return series
 

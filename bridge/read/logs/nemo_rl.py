@@ -16,15 +16,15 @@ Source: NeMo-RL 7ea279ab nemo_rl/algorithms/sft.py, grpo.py, grpo_sync.py, dpo.p
 import re
 from pathlib import Path
 
-from bridge.read.logs.series import log_of
+from bridge.read.logs.series import log_of, number
 from bridge.runtime.audit.run_log import RunLog
 
-STEP = re.compile(r"={25} Step (\d+)/(-?\d+) ={25}")
-EPOCH = re.compile(r"={25} Epoch (\d+)/(-?\d+) ={25}")
+STEP = re.compile(r"={25} Step (\d{1,12})/(-?\d{1,12}) ={25}")
+EPOCH = re.compile(r"={25} Epoch (\d{1,12})/(-?\d{1,12}) ={25}")
 RESULTS = "Training Results:"
 VALIDATION = re.compile(r"Validation loss: (\S+)")
-FIGURE = re.compile(r"• ([\w ]+): (-?[\d.]+(?:e-?\d+)?|-?inf|nan)(s?)(?:\s|$)")
-FLOPS = re.compile(r"\(([\d.]+) TFLOPS per rank\)")
+FIGURE = re.compile(r"• ([\w ]+): (\S+?)s?(?:\s|$)")
+FLOPS = re.compile(r"\((\S+) TFLOPS per rank\)")
 
 
 def is_of(text: str) -> bool:
@@ -60,7 +60,7 @@ def read(text: str, path: Path) -> RunLog:
         else:
             found = VALIDATION.search(line)
             if found is not None:
-                series.setdefault("validation/val_loss", {})[step] = float(found[1])
+                _add(series, "validation/val_loss", step, found[1])
     train_iters = None
     if epoch == 1 and total > 0:
         train_iters = total
@@ -72,8 +72,14 @@ def read(text: str, path: Path) -> RunLog:
 def _add_figure(series: dict[str, dict[int, float]], line: str, step: int) -> None:
     found = FLOPS.search(line)
     if found is not None:
-        series.setdefault("TFLOPS per rank", {})[step] = float(found[1])
+        _add(series, "TFLOPS per rank", step, found[1])
         return
     found = FIGURE.search(line)
     if found is not None:
-        series.setdefault(found[1], {})[step] = float(found[2])
+        _add(series, found[1], step, found[2])
+
+
+def _add(series: dict[str, dict[int, float]], name: str, step: int, word: str) -> None:
+    value = number(word)
+    if value is not None:
+        series.setdefault(name, {})[step] = value

@@ -1,12 +1,15 @@
 """Histories that were exported as a table: those of W&B and of MLflow, as CSV or JSON.
 
     W&B, a chart's export    Step, RUN - METRIC, RUN - METRIC__MIN, RUN - METRIC__MAX; several runs
-    W&B, `run.history()`     _step and a column per metric, in a CSV, a list, or a line of JSON each
+    W&B, `run.scan_history`  _step and a column per metric, in a CSV, a list, or a line of JSON each
     MLflow, a chart's export run_id, key, value, timestamp, step: a row per value; several runs
     MLflow, its REST answer  {"metrics": [{"key": ..., "value": ..., "step": ...}]}
 
-Source: W&B 0.28 wandb/apis/public/runs.py Run.history, and exports of charts in public repositories
-(`RUN - METRIC__MIN`); MLflow 3 mlflow/server/js/.../MetricsPlotPanel.tsx convertMetricsToCsv.
+`run.history()` of W&B returns 500 of the rows, so that two runs may have no step in common.
+
+Source: W&B 0.31.0 wandb/apis/public/runs.py Run.history and scan_history, and exports of charts in
+public repositories (`RUN - METRIC__MIN`); MLflow 00b98f7d
+mlflow/server/js/src/experiment-tracking/components/MetricsPlotPanel.tsx convertMetricsToCsv.
 """
 
 import csv
@@ -17,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge.errors import UnreadFileError
-from bridge.read.logs.series import Series, has_loss, log_of, no_loss
+from bridge.read.logs.series import Series, has_loss, log_of, no_loss, number, step_of
 from bridge.runtime.audit.run_log import RunLog
 
 WANDB, MLFLOW = "a history of W&B", "a history of MLflow"
@@ -100,11 +103,11 @@ def _of_values(rows: Iterable[Row]) -> dict[str, Series]:
     """Return run -> its series, of rows with one value each."""
     runs: dict[str, dict[str, dict[int, float]]] = {}
     for row in rows:
-        step, value = number(row["step"]), number(row["value"])
+        step, value = step_of(row["step"]), number(row["value"])
         if step is None or value is None:
             continue
         of_run = runs.setdefault(str(row.get("run_id") or ""), {})
-        of_run.setdefault(str(row["key"]), {})[int(step)] = value
+        of_run.setdefault(str(row["key"]), {})[step] = value
     if len(runs) == 1:  # an id says nothing that the file's name does not
         return {"": next(iter(runs.values()))}
     return dict(runs)
@@ -116,7 +119,7 @@ def _of_columns(rows: Iterable[Row]) -> dict[str, Series]:
     for row in rows:
         step = None
         for name in STEPS:
-            step = number(row.get(name))
+            step = step_of(row.get(name))
             if step is not None:
                 break
         if step is None:
@@ -130,7 +133,7 @@ def _of_columns(rows: Iterable[Row]) -> dict[str, Series]:
             run, dash, metric = column.rpartition(" - ")
             if not dash:
                 run, metric = "", column
-            runs.setdefault(run, {}).setdefault(metric, {})[int(step)] = value
+            runs.setdefault(run, {}).setdefault(metric, {})[step] = value
     return dict(runs)
 
 
@@ -142,13 +145,3 @@ def _rows_of_columns(content: Mapping[str, Any]) -> list[Row]:
             for index, cell in cells.items():
                 rows.setdefault(index, {})[column] = cell
     return list(rows.values())
-
-
-def number(cell: object) -> float | None:
-    """Return a cell as a number; None for an empty cell and for text. "NaN" is a number."""
-    if isinstance(cell, bool) or not isinstance(cell, int | float | str):
-        return None
-    try:
-        return float(cell)
-    except (ValueError, OverflowError):
-        return None

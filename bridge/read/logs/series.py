@@ -4,6 +4,7 @@ A series is the values of one metric by step. Every format of a log is read as s
 them is the loss or the gradient norm is the table's matter.
 """
 
+import math
 from collections.abc import Mapping
 from functools import cache
 from importlib import resources
@@ -93,11 +94,8 @@ def log_of(
     for step in sorted(steps):
         values = {figure: by_step.get(step) for figure, by_step in figures.items()}
         skipped = values.pop("skipped")
-        count = None
-        if skipped is not None:
-            count = int(skipped)
-        records.append(LogRecord(step=step, skipped=count, **values))
-    if not records:
+        records.append(LogRecord(step=step, skipped=step_of(skipped), **values))
+    if all(record.loss is None for record in records):
         raise no_loss(path, source, series)
     validation = figure_in(series, "validation_loss")
     return RunLog(
@@ -113,6 +111,24 @@ def log_of(
         is_policy=bool(figure_in(series, "reward")),
         notes=notes,
     )
+
+
+def number(cell: object) -> float | None:
+    """Return a cell as a number; None for an empty cell and for text. "NaN" is a number."""
+    if isinstance(cell, bool) or not isinstance(cell, int | float | str):
+        return None
+    try:
+        return float(cell)
+    except (ValueError, OverflowError):
+        return None
+
+
+def step_of(cell: object) -> int | None:
+    """Return a cell as a step; None for one that is no finite number."""
+    value = number(cell)
+    if value is None or not math.isfinite(value):
+        return None
+    return int(value)
 
 
 def no_loss(path: Path, source: str, series: Series) -> UnreadFileError:

@@ -11,8 +11,11 @@ def signs_of_log(log: RunLog, *, silenced: Collection[str] = ()) -> Signs:
 
     The floor of a dynamic loss scale is an argument. Operands and weights are in no log.
     """
+    train = log.records()
     smallest_scale = None
     is_dynamic = log.arguments.get("fp16") is True and not log.arguments.get("loss_scale")
-    if is_dynamic and log.values("loss_scale"):
-        smallest_scale = log.arguments.get("min_loss_scale")
-    return Signs(train=log.records(), smallest_scale=smallest_scale, silenced=silenced)
+    if is_dynamic and train[-1]["loss_scale"] is not None:
+        floor = log.arguments.get("min_loss_scale")
+        if isinstance(floor, int | float):
+            smallest_scale = float(floor)
+    return Signs(train=train, smallest_scale=smallest_scale, silenced=silenced)

@@ -88,7 +88,7 @@ class RunLog:
         """The figures that the log lacks as a sentence; empty where it has them all."""
         if not self.missing:
             return ""
-        return f"Not in {self.source}: {', '.join(self.missing)}."
+        return f"Not in this log: {', '.join(self.missing)}."
 
     @property
     def last_step(self) -> int:

@@ -41,3 +41,12 @@ def test_a_history_with_no_step_above_zero_has_no_loss(tmp_path: Path) -> None:
     path.write_text("_step,lm loss\n0,3.0\n")
     with pytest.raises(UnreadFileError, match="must have a training loss"):
         read_logs(path)
+
+
+def test_a_log_whose_run_has_made_no_step_yet_has_no_loss(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("-------- arguments --------\n  bf16 ... True\n------ end of arguments ------\n")
+    with pytest.raises(
+        UnreadFileError, match=r"a log of Megatron-LM must have a training loss .* got the metrics none\."
+    ):
+        read_logs(path)

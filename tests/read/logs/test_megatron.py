@@ -84,7 +84,7 @@ def test_a_log_of_megatron_bridge_is_known_by_a_line_of_its_own() -> None:
     log = log_of("megatron_bridge.log")
     assert log.source == "a log of Megatron Bridge"
     assert [record.step for record in log.train] == [10, 20, 30, 40, 50, 60]
-    assert log.missing_sentence == "Not in a log of Megatron Bridge: arguments (precision and seed)."
+    assert log.missing_sentence == "Not in this log: arguments (precision and seed)."
 
 
 def test_a_run_that_was_started_again_counts_with_its_later_records(tmp_path: Path) -> None:

@@ -28,6 +28,17 @@ def test_a_run_has_a_file_for_each_metric_slashes_included(tmp_path: Path) -> No
         assert log.train[0].tflops_per_gpu == 450.5
 
 
+def test_a_run_that_mlflow_itself_wrote_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="needs the extra [sinks]")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    client = mlflow.MlflowClient(tracking_uri=f"file:{tmp_path}")
+    run = client.create_run(client.create_experiment("runs"), run_name="bf16-run").info.run_id
+    client.log_metric(run, "lm loss", 3.0, step=1)
+    client.log_metric(run, "grad-norm", 1.5, step=1)
+    (log,) = read_logs(tmp_path)
+    assert (log.name, log.train[0].loss, log.train[0].grad_norm) == ("bf16-run", 3.0, 1.5)
+
+
 def test_a_run_without_a_loss_is_refused(tmp_path: Path) -> None:
     write(tmp_path, accuracy="17 0.5 1\n")
     with pytest.raises(UnreadFileError, match="an MLflow run must have a training loss"):
