@@ -33,6 +33,7 @@ from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.rule import EVIDENCE, Rule
 from bridge.rules.rulebook import BY_ID, RULES
 from bridge.rules.run_context import RunContext
+from bridge.rules.sync_row import SyncRow
 from bridge.runtime.audit.run_folder import RunFolder
 from bridge.runtime.audit.run_log import RunLog
 from bridge.runtime.audit.setting import (
@@ -157,24 +158,24 @@ def explanation(
     """
     name = _field_name(field)
     default, doc = getattr(MixedPrecisionConfig, name), field_docs(MixedPrecisionConfig)[name]
-    found: dict[str, Any] = {
+    content: dict[str, Any] = {
         "field": name,
         "type": doc.annotation,
         "default": default,
         "meaning": doc.text,
     }
-    found["homes"] = [_home(route, default) for route in routes_of(name)]
-    found["read_by_schemes"] = sorted({*FIELDS[name].schemes})
+    content["homes"] = [_home(route, default) for route in routes_of(name)]
+    content["read_by_schemes"] = sorted({*FIELDS[name].schemes})
     if recipe is not None:
         named = NamedRecipe.of(recipe, config_dir)
         config = named.config
-        found["in_recipe"] = {
+        content["in_recipe"] = {
             "recipe": recipe_name(config) or named.name,
             "value": config.to_dict(full=True)[name],
             "stated": is_stated(config, name),
             "by": source_of(config, name),
         }
-    return found
+    return content
 
 
 def in_run(
@@ -207,7 +208,7 @@ def in_run(
 def in_file(word: str, run: Run) -> dict[str, Any]:
     """Return the values of a field of Megatron's configs in a file's run, and who set them.
 
-    A field of the precision by its own name is that of the config that holds it.
+    The name of a field of the precision stands for the fields of the configs that it is written to.
     """
     section, _, name = word.rpartition(".")
     homes = []
@@ -215,34 +216,11 @@ def in_file(word: str, run: Run) -> dict[str, Any]:
         if role in VALUES and section in ("", "mixed_precision", role):
             homes.append((role, field))
     if not homes:
-        known: list[str] = []
-        for fields in VALUES.values():
-            known.extend(fields)
-        matches = close_matches(name, known)
-        hint = did_you_mean(matches) or "Name one of Megatron."
-        raise UnknownFieldError(f"Unknown field {word!r}. {hint}", matches)
+        raise _unknown_setting(word, name)
     rows = {(row.owner, row.attribute): row for row in run.prediction.rows}
     settings = []
     for role, field in homes:
-        row = rows.get((role, field))
-        by = "default"
-        if row is not None:
-            by = row.by
-        elif run.section(role).get(field) is not None:
-            by = run.origin_of(f"{role}.{field}")
-        value = run.prediction.values[role].get(field)
-        decider = None
-        if row is None or row.by == role:
-            decider = run.weakness(f"{role}.{field}")
-        dropped = run.reading.dropped_of(f"{role}.{field}")
-        setting = {
-            "key": f"{role}.{field}",
-            "value": value,
-            "by": by,
-            "decided_by": decider,
-            "dropped": dropped,
-        }
-        settings.append(setting)
+        settings.append(_setting_dict(role, field, run, rows.get((role, field))))
     return {
         "field": word,
         "config": run.name,
@@ -298,8 +276,41 @@ def _log_text(content: dict[str, Any], described: DescribedLog) -> str:
     return "\n".join(lines)
 
 
+def _unknown_setting(word: str, name: str) -> UnknownFieldError:
+    """Return the error about a word that names no field of Megatron's configs."""
+    known: list[str] = []
+    for fields in VALUES.values():
+        known.extend(fields)
+    matches = close_matches(name, known)
+    hint = did_you_mean(matches) or "Name one of Megatron."
+    return UnknownFieldError(f"Unknown field {word!r}. {hint}", matches)
+
+
+def _setting_dict(role: str, field: str, run: Run, row: SyncRow | None) -> dict[str, Any]:
+    """Return the value of a field in a file's run, and what decides it, as plain data.
+
+    `row` is the row of the sync that writes the field; None: the sync does not write it.
+    """
+    path = f"{role}.{field}"
+    by = "default"
+    if row is not None:
+        by = row.by
+    elif run.section(role).get(field) is not None:
+        by = run.origin_of(path)
+    decider = None
+    if row is None or row.by == role:
+        decider = run.weakness(path)
+    return {
+        "key": path,
+        "value": run.prediction.values[role].get(field),
+        "by": by,
+        "decided_by": decider,
+        "dropped": run.reading.dropped_of(path),
+    }
+
+
 def _homes_of(name: str) -> list[tuple[str, str]]:
-    """Return (owner, field) of each config that holds a field of the precision, or its own."""
+    """Return (owner, field) of each config with a field, of the precision or of Megatron's own."""
     homes: list[tuple[str, str]] = []
     for route in ROUTES:
         if name == route.field and route.attribute:

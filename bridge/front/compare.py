@@ -90,26 +90,30 @@ def _sweep_words(words: Sequence[str]) -> tuple[list[str], float]:
     if not any(word.startswith("mixed_precision=") and "," in word for word in rest):
         remedy = "Write mixed_precision=bf16_mixed,fp8_current, the baseline first."
         raise RunConfigError(f"mixed_precision: a comparison needs two recipes or more. {remedy}")
-    seeds = settings.get("seeds", str(SEEDS))
-    if not re.fullmatch(r"[1-9]\d{0,2}", seeds):
-        raise RunConfigError.of("seeds", "must be a number from 1 to 999", seeds, "Write seeds=3.")
     if "train.seed" in keys and "seeds" in settings:
-        raise RunConfigError.of(
-            "seeds", "counts the seeds that train.seed names", seeds, "Give one of the two."
-        )
-    share = gate_of(settings.get("gate", f"{100 * GATE:g}%"))
+        rule, remedy = "counts the seeds that train.seed names", "Give one of the two."
+        raise RunConfigError.of("seeds", rule, settings["seeds"], remedy)
+    seeds = _number_of_seeds(settings.get("seeds", str(SEEDS)))
+    gate = gate_of(settings.get("gate", f"{100 * GATE:g}%"))
     excluded = "[recipes_from,data.path,data.cache_dir,data.seed]"
     defaults = {
         "hydra.sweep.dir": FOLDER,
         "hydra.job.config.override_dirname.exclude_keys": excluded,
-        "train.seed": ",".join(str(seed) for seed in range(1, int(seeds) + 1)),
+        "train.seed": ",".join(map(str, range(1, seeds + 1))),
         "data.seed": "${train.seed}",
         "hydra.mode": "MULTIRUN",
     }
     for key, default in defaults.items():
         if key not in keys:
             rest.append(f"{key}={default}")
-    return rest, share
+    return rest, gate
+
+
+def _number_of_seeds(text: str) -> int:
+    """Return the number that ``seeds=`` states."""
+    if not re.fullmatch(r"[1-9]\d{0,2}", text):
+        raise RunConfigError.of("seeds", "must be a number from 1 to 999", text, "Write seeds=3.")
+    return int(text)
 
 
 def check_arm(config: ConfigContainer) -> StartRun:

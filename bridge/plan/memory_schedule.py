@@ -18,8 +18,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from bridge.model.layout import Place
-from bridge.plan.memory_activations import Segment, Workload, segments, stream_bytes
+from bridge.plan.memory_activations import Segment, segments, stream_bytes
 from bridge.plan.precision_plan import PrecisionPlan
+from bridge.plan.workload import Workload
 
 
 class Moment(NamedTuple):

@@ -130,10 +130,10 @@ class PrecisionPlan:
 
         from bridge import Plan, load_run
 
-        plan = Plan.of("fp8_current", model=model_config) plan =
-        load_run(config_file="run_config.yaml").plan plan.format_of(3, "linear_qkv")  # of the
-        forward GEMM; also "dgrad", "wgrad", "weight", "save", ... plan.linears  # linear layers in
-        a low precision, and all of them
+        plan = Plan.of("fp8_current", model=model_config)
+        plan = load_run(config_file="run_config.yaml").plan
+        plan.format_of(3, "linear_qkv")  # of the forward GEMM; also "dgrad", "wgrad", "weight", ...
+        plan.linears()  # linear layers in a low precision, and all of them
 
     It follows from config values alone: neither a GPU nor Megatron Core is needed. `rows` are the
     plan as plain values.

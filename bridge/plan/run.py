@@ -9,8 +9,9 @@ from typing import Any
 from bridge.model.layout import Parallel
 from bridge.model.reads import kept_property
 from bridge.plan.memory import MemoryReport, memory_report
-from bridge.plan.memory_activations import Workload, uncounted_kernels
+from bridge.plan.memory_activations import uncounted_kernels
 from bridge.plan.precision_plan import PrecisionPlan, plan_of
+from bridge.plan.workload import Workload
 from bridge.rules.violation import Violation
 from bridge.sync.prediction import Prediction
 from bridge.target.fields import ENCODERS

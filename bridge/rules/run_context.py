@@ -64,7 +64,7 @@ class RunContext(RuleContext, ABC):
         super().__init__(
             precision,
             views=views,
-            given=frozenset(role for role, section in sections.items() if section.is_given),
+            present=frozenset(role for role, section in sections.items() if section.is_given),
             rows=rows,
             target=target,
             origins=origins,

@@ -445,7 +445,7 @@ def _one_answer(rows: list[SyncRow]) -> list[SyncRow]:
     row_of = {(row.owner, row.attribute): row for row in rows}
     answered = dict(row_of)
     for pair in PAIRS:
-        for place, other in ((pair.one, pair.two), (pair.two, pair.one)):
+        for place, other in ((pair.first, pair.second), (pair.second, pair.first)):
             kept = row_of.get(place)
             row = row_of.get(other)
             if kept is None or row is None or kept.verdict != "keep" or same(kept.new, row.new):

@@ -247,7 +247,7 @@ def sync_findings(
     context = RuleContext(
         config,
         views={role: View(of_role) for role, of_role in values.items()},
-        given=frozenset(owners),
+        present=frozenset(owners),
         rows=rows,
         scheme=scheme,
         target=Target(mcore=installed("mcore"), te=installed("te")),

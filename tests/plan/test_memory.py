@@ -10,9 +10,10 @@ import pytest
 from bridge.cli.main import main
 from bridge.model.layout import Parallel
 from bridge.plan.memory import memory_report
-from bridge.plan.memory_activations import Workload, segments
+from bridge.plan.memory_activations import segments
 from bridge.plan.memory_parameters import chunk_parameters
 from bridge.plan.precision_plan import precision_plan
+from bridge.plan.workload import Workload
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.runtime.megatron.process import training_process

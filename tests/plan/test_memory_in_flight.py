@@ -9,9 +9,10 @@ from megatron.core.pipeline_parallel.schedules import get_pp_rank_microbatches, 
 
 from bridge.model.layout import Parallel
 from bridge.plan import memory_activations
-from bridge.plan.memory_activations import Segment, Workload
+from bridge.plan.memory_activations import Segment
 from bridge.plan.memory_schedule import activation_bytes, moments
 from bridge.plan.precision_plan import precision_plan
+from bridge.plan.workload import Workload
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.target.versions import installed
 from tests.plan.test_memory_kept import BATCH, PAGE, WITHIN, case, recomputing

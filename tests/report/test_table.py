@@ -10,8 +10,8 @@ from rich.console import Console
 
 from bridge.plan.alignment import align_report
 from bridge.plan.memory import memory_report
-from bridge.plan.memory_activations import Workload
 from bridge.plan.precision_plan import precision_plan
+from bridge.plan.workload import Workload
 from bridge.registry.registry import REGISTRY
 from bridge.report.align_table import align_table
 from bridge.report.memory_table import memory_table

@@ -31,7 +31,7 @@ def softmax_dtype_of_te(run: RuleContext) -> Iterator[Violation]:
     """
     if run.model.transformer_impl != "transformer_engine" or run.is_emulated:
         return
-    if not run.stands_out("attention_softmax_in_fp32"):
+    if not run.differs_from_default("attention_softmax_in_fp32"):
         return
     if "attention_softmax_in_fp32" in run.stated:
         yield Violation()
@@ -101,7 +101,7 @@ RULES = (
         versions=(mcore(since="0.19"),),
         when=lambda run: (
             run.has_model
-            and run.stands_out("dsa_indexer_k_norm_fp32")
+            and run.differs_from_default("dsa_indexer_k_norm_fp32")
             and run.model.experimental_attention_variant != "dsa"
         ),
         message="has no effect: the model has no sparse attention of DeepSeek",

@@ -64,7 +64,7 @@ def settings_of_absent_experts(run: RuleContext) -> Iterator[Violation]:
     if not run.has_model or run.model.num_moe_experts:
         return
     for name in _OF_EXPERTS:
-        if run.stands_out(name):
+        if run.differs_from_default(name):
             yield Violation(name)
 
 

@@ -291,7 +291,7 @@ RULES = (
         title="BF16 sums outside BF16",
         setting="disable_bf16_reduced_precision_matmul",
         when=lambda run: (
-            run.stands_out("disable_bf16_reduced_precision_matmul") and not run.is_bf16
+            run.differs_from_default("disable_bf16_reduced_precision_matmul") and not run.is_bf16
         ),
         message="has no effect: Megatron sets the switch in bf16 runs only, "
         "and this one is {run.mode}",
@@ -304,7 +304,7 @@ RULES = (
         setting="mamba_training_ssm_states_dtype",
         versions=(mcore(since="0.19"),),
         when=lambda run: (
-            run.stands_out("mamba_training_ssm_states_dtype")
+            run.differs_from_default("mamba_training_ssm_states_dtype")
             and run.has_model
             and not run.shape.is_hybrid
         ),

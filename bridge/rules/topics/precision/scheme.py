@@ -24,7 +24,7 @@ from bridge.rules.without_effect import without_effect
 _FORMATS = {"fp8": ("e4m3", "hybrid"), "fp4": ("e2m1",)}
 _SCHEMES = {"fp8": tuple(FP8_SCHEMES), "fp4": tuple(FP4_SCHEMES)}
 _OTHER = {"fp8": "fp4", "fp4": "fp8"}
-"""Family -> the other one."""
+"""Family -> the other family."""
 _ALGORITHMS = ("most_recent", "max")
 ASKS_FOR_LESS = ("tp_only_amax_red", "fp8_wgrad")
 """Fields that ask for less than the default: without effect the outcome is as asked."""
@@ -52,7 +52,7 @@ def unknown_scheme(run: RuleContext) -> Iterator[Violation]:
     """Yield the schemes, read by the run or stated, that are none of their family's."""
     for family, known in _SCHEMES.items():
         name = f"{family}_recipe"
-        scheme = run.held(name)
+        scheme = run.value_of(name)
         is_read = run.format_of(family) or (name in run.stated and scheme is not None)
         if is_read and scheme not in known:
             yield Violation(name, known=listed(known), hint=_hint(scheme, known))
@@ -60,7 +60,7 @@ def unknown_scheme(run: RuleContext) -> Iterator[Violation]:
 
 def unknown_algorithm(run: RuleContext) -> Iterator[Violation]:
     """Yield the amax algorithm that delayed scaling does not know."""
-    algorithm = run.held("fp8_amax_compute_algo")
+    algorithm = run.value_of("fp8_amax_compute_algo")
     if algorithm not in _ALGORITHMS:
         yield Violation(hint=_hint(algorithm, _ALGORITHMS))
 
@@ -129,15 +129,15 @@ def _left_without_format(run: RuleContext, family: str) -> list[str]:
     """Return the stated scheme and stored weights of a family that the run leaves out."""
     if not _is_left_out(run, family):
         return []
-    found = []
+    settings = []
     if run.stated.get(f"{family}_recipe"):
-        found.append(f"{family}_recipe")
+        settings.append(f"{family}_recipe")
     for name in (f"{family}_param_gather", f"{family}_param"):
         if name in run.stated:
             if run.stated[name]:
-                found.append(name)
+                settings.append(name)
             break
-    return found
+    return settings
 
 
 def _is_left_out(run: RuleContext, family: str) -> bool:
@@ -356,7 +356,7 @@ RULES = (
         title="FP8 activation input without the fused activation",
         setting="activation_func_fp8_input_store",
         when=lambda run: (
-            run.stands_out("activation_func_fp8_input_store")
+            run.differs_from_default("activation_func_fp8_input_store")
             and run.has_model
             and not run.model.bias_activation_fusion
             and not run.model.use_te_activation_func

@@ -61,7 +61,7 @@ def _lacks_sharding(run: RuleContext, family: str) -> bool:
     """Return whether weights are stored in a family, and no optimizer is known to be sharded."""
     is_known = False
     for role in ("optimizer", "ddp"):
-        if role in run.given and run.views[role].use_distributed_optimizer is not None:
+        if role in run.present and run.views[role].use_distributed_optimizer is not None:
             is_known = True
             break
     is_sharded = run.is_sharded or run.has_fsdp

@@ -74,27 +74,27 @@ def disagreeing_owners(run: RuleContext) -> Iterator[Violation]:
     It may be None too where weights are stored in BF16: the distributed optimizer asks for it of
     FP8 weights alone.
     """
-    is_whole = isinstance(run, RunContext)
+    is_check = isinstance(run, RunContext)
     for pair in PAIRS:
-        if not _is_compared(run, pair, is_whole=is_whole):
+        if not _is_compared(run, pair, is_check=is_check):
             continue
-        role, name = pair.one
-        other_role, other_name = pair.two
+        role, name = pair.first
+        other_role, other_name = pair.second
         first = getattr(run.views[role], name)
         second = getattr(run.views[other_role], other_name)
-        is_known = is_whole or (first is not None and second is not None)
+        is_known = is_check or (first is not None and second is not None)
         if first != second and is_known:
             other = f"{other_role}.{other_name}"
             yield Violation(f"{role}.{name}", value=first, other=other, theirs=second)
 
 
-def _is_compared(run: RuleContext, pair: Pair, *, is_whole: bool) -> bool:
+def _is_compared(run: RuleContext, pair: Pair, *, is_check: bool) -> bool:
     """Return whether both configs of a pair are there, and this asker compares them."""
-    role, name = pair.one
-    other_role, _ = pair.two
-    if role == other_role or role not in run.given or other_role not in run.given:
+    role, name = pair.first
+    other_role, _ = pair.second
+    if role == other_role or role not in run.present or other_role not in run.present:
         return False
-    if is_whole and not pair.is_checked:
+    if is_check and not pair.is_checked:
         return False
     if name != "fp8_recipe":
         return True
@@ -118,9 +118,9 @@ def misnamed_recipe(run: RuleContext) -> Iterator[Violation]:
 def fields_without_home(run: RuleContext) -> Iterator[Violation]:
     """Yield the stated fields whose home this Megatron Core does not have."""
     for row in run.rows:
-        if row.since is None or row.owner not in run.given:
+        if row.since is None or row.owner not in run.present:
             continue
-        if run.stands_out(row.field or ""):
+        if run.differs_from_default(row.field or ""):
             yield Violation(row.field, home=row.path, since=row.since)
 
 

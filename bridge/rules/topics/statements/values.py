@@ -62,7 +62,7 @@ def sizes_below_one(run: RuleContext) -> Iterator[Violation]:
 def counts_below_their_least(run: RuleContext) -> Iterator[Violation]:
     """Yield the counts of a precision that are below their least value."""
     for name, least in LEAST.items():
-        if run.held(name) < least:
+        if run.value_of(name) < least:
             yield Violation(name, least=least)
 
 

@@ -128,7 +128,7 @@ def stored_blocks(run: RuleContext) -> Iterator[Violation]:
 
 def remainders_without_effect(run: RuleContext) -> Iterator[Violation]:
     """Yield the violation of param remainders that no optimizer keeps, with the reason."""
-    if not run.stands_out("store_param_remainders") or not run.has_optimizer:
+    if not run.differs_from_default("store_param_remainders") or not run.has_optimizer:
         return
     if not run.has_precision_aware:
         yield Violation(why="the optimizer is not precision-aware")
@@ -298,7 +298,7 @@ RULES = (
         title="precision of Muon without Muon",
         setting="muon_fp32_matmul_prec",
         when=lambda run: (
-            run.stands_out("muon_fp32_matmul_prec")
+            run.differs_from_default("muon_fp32_matmul_prec")
             and run.has_optimizer
             and "muon" not in str(run.optimizer.optimizer)
         ),

@@ -31,7 +31,7 @@ def unread_accumulation(run: RuleContext) -> Iterator[Violation]:
     """Yield each stated setting of FP32 accumulation that no reduction of the run reads."""
     if not run.has_ddp:
         return
-    stated = [name for name in (SENT_IN_FP32, KEPT_IN_FP32) if run.stands_out(name)]
+    stated = [name for name in (SENT_IN_FP32, KEPT_IN_FP32) if run.differs_from_default(name)]
     for name in stated:
         if run.has_megatron_fsdp:
             yield Violation(name, why="Megatron-FSDP has buffers of its own")

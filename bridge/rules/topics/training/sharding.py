@@ -40,7 +40,7 @@ def refused_by_v2(run: RuleContext) -> Iterator[Violation]:
 def switches_off_in_one_place(run: RuleContext) -> Iterator[Violation]:
     """Yield the switches of sharding that the last sync turns on, or that it would."""
     planned = [row for row in run.rows if row.attribute in SWITCHES and row.changes]
-    if not planned and run.given.issuperset(SHARDED):
+    if not planned and run.present.issuperset(SHARDED):
         for switch in off_switches(lambda role, name: getattr(run.views[role], name)):
             yield Violation(f"{switch.role}.{switch.attribute}", value=False, why=switch.why)
         return
@@ -78,7 +78,7 @@ def unread_reduction_dtype(run: RuleContext) -> Iterator[Violation]:
     main = run.ddp.megatron_fsdp_main_grads_dtype or run.mode
     sent = run.ddp.megatron_fsdp_grad_comm_dtype or main
     wanted = run.mode
-    if run.held("grad_reduce_in_fp32"):
+    if run.value_of("grad_reduce_in_fp32"):
         wanted = "fp32"
     but = f"; main gradients are {main} and sent in {sent}"
     steps = []
@@ -96,7 +96,7 @@ def narrow_main_gradients(run: RuleContext) -> Iterator[Violation]:
     """Yield the violation of main gradients in half precision; an info where that was asked for."""
     if not run.has_megatron_fsdp or not run.is_half or run.ddp.megatron_fsdp_main_grads_dtype:
         return
-    if "grad_reduce_in_fp32" in run.stated and not run.held("grad_reduce_in_fp32"):
+    if "grad_reduce_in_fp32" in run.stated and not run.value_of("grad_reduce_in_fp32"):
         yield Violation(severity="info")
     else:
         yield Violation()
@@ -106,7 +106,7 @@ def unread_by_ddp(run: RuleContext) -> Iterator[Violation]:
     """Yield the stated settings of Megatron-FSDP that the run does not read."""
     if not run.has_ddp:
         return
-    stated = [name for name in (*_OF_FSDP, CACHE) if run.stands_out(name)]
+    stated = [name for name in (*_OF_FSDP, CACHE) if run.differs_from_default(name)]
     if not run.has_megatron_fsdp:
         for name in stated:
             yield Violation(name, why="Megatron-FSDP does not shard this run")
