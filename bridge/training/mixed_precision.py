@@ -11,11 +11,11 @@ import logging
 from typing import Any, TypeVar
 
 from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.definition import RecipeFunction
 from bridge.registry.peer import PeerConfig
 from bridge.registry.registry import (
     MIXED_PRECISION_RECIPES,
     REGISTRY,
-    RecipeFunction,
     get_mixed_precision_config,
     register,
 )
