@@ -81,7 +81,7 @@ class MixedPrecisionConfig(PrecisionConfig):
         return report
 
     def to_cfg_dict(self) -> dict[str, Any]:
-        """Return what Megatron Bridge's container writes for this config into a run's YAML: its own class, its fields.
+        """Return this config as Megatron Bridge's container writes its own class into a run's YAML.
 
         Megatron's containers call a method of this name on what they do not know how to write, and Megatron Bridge
         builds only from targets of its own. Its class states every field, and ours leaves an unstated one to its owner:
@@ -107,7 +107,7 @@ class MixedPrecisionConfig(PrecisionConfig):
         return saved
 
     def _saved(self, name: str) -> Any:
-        """Return what a field of the peer's class has to be for the peer to write what our sync writes."""
+        """Return the value of a field of the peer's class with which the peer writes the values of our sync."""
         switches = {None: True, "fp8": self.fp8, "fp4": self.fp4, "low": low_format_of(self)}
         acts = bool(switches[FIELDS[name].family])
         if name == "fp8_recipe" and not acts:

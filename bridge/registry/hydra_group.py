@@ -115,7 +115,7 @@ class RecipeSource(ConfigSource):
 
     @staticmethod
     def scheme() -> str:
-        """Return what stands before ``://``."""
+        """Return the scheme of the entry, the text before ``://``."""
         return SCHEME
 
     def available(self) -> bool:

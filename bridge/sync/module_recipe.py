@@ -134,7 +134,7 @@ class _ModuleRecipe:
         return type(self)(files, len(files))
 
     def to_cfg_dict(self) -> dict[str, Any]:
-        """Return what Megatron Bridge's container writes for this recipe into a run's YAML.
+        """Return this recipe as Megatron Bridge's container writes it into a run's YAML.
 
         Megatron Bridge refuses a subclass of `RecipeConfig` without this method. A recipe for all
         stages is written as `RecipeConfig` itself. Several recipes name `made`, which its loader

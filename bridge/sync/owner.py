@@ -43,7 +43,7 @@ PLANNED = ATTRIBUTES | {
 """Every attribute that a plan reads."""
 
 COMPUTED = {"autocast_dtype": "params_dtype"}
-"""Attribute that Megatron fills in from another one where it is not given."""
+"""Attribute -> the attribute that Megatron fills it in from where it is None."""
 
 
 ABSENT: Any = dataclasses.MISSING

@@ -27,7 +27,7 @@ FUSED: dict[str, list[str]] = ROWS["fused"]
 
 
 def scheme_where(fits: Callable[[Mapping[str, Any]], object], words: str) -> str:
-    """Return the scheme whose row fits, a key of `SERVED`, or the words for one without a row."""
+    """Return the scheme of the first row that fits, a key of `SERVED`; the words where no row fits."""
     for name, row in SERVED.items():
         if fits(row):
             return name
@@ -35,9 +35,11 @@ def scheme_where(fits: Callable[[Mapping[str, Any]], object], words: str) -> str
 
 
 def title_of(scheme: str | None, mode: str = "") -> str:
-    """Return a scheme in words.
+    """Return a scheme in words: the title of its row, or the words in the place of a scheme without a row.
 
-    The words are the title of its row, words that stand for it, or the dtype of high precision.
+    Args:
+        scheme: The scheme; None: high precision.
+        mode: The dtype of high precision; empty: not known.
     """
     if scheme is None:
         return mode or "not quantised"
@@ -47,13 +49,10 @@ def title_of(scheme: str | None, mode: str = "") -> str:
 
 
 def compared(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what decides the values in compressed-tensors' arguments.
-
-    Nothing where there are none.
-    """
+    """Return the keys of compressed-tensors' arguments that decide the values; empty without arguments."""
     if not arguments:
         return {}
-    values = {}
+    values: dict[str, Any] = {}
     for name, default in COMPARED.items():
         value = arguments.get(name)
         values[name] = value
