@@ -87,7 +87,7 @@ def import_(
     model = _loaded(builder, top, stated)
     sharding = _sharding(top)
     semantics = _mode(builder, top, compute, model, sharding=sharding, program=program)
-    if top.values.get("torch_compile") and compute != "fp16" and not top.given("tf32"):
+    if top.values.get("torch_compile") and compute != "fp16" and not top.is_written("tf32"):
         builder.record("huggingface.compile-turns-tf32-on", "tf32", None, {"tf32": True})
     facts = {"fp16": compute == "fp16", "fsdp": bool(top.values.get("fsdp"))}
     for name in SHARDED:

@@ -45,7 +45,7 @@ def import_(payload: object, *, auto: str | None = None) -> ImportReport:
     top = Settings(payload, TABLE.title, lenient=True)
     above = Settings({"auto": auto}, TABLE.title).word("auto", MODES)
     builder = ImportBuilder(TABLE.title)
-    bf16_block = top.section("bf16" if top.given("bf16") else "bfloat16")
+    bf16_block = top.section("bf16" if top.is_written("bf16") else "bfloat16")
     blocks = {"fp16": top.section("fp16"), "bf16": bf16_block}
     mode = _mode(builder, blocks, above)
     autocast = top.section("torch_autocast").values.get("enabled")
@@ -58,7 +58,9 @@ def import_(payload: object, *, auto: str | None = None) -> ImportReport:
     _param_dtype(builder, top.section("data_types"), mode)
     if mode is None and "fp32" not in builder.fields:
         builder.leave_mode(_decider(blocks, autocast))
-    TABLE.read(builder, top, no_bf16=not top.given("bf16"), autocast=bool(autocast), never=False)
+    TABLE.read(
+        builder, top, no_bf16=not top.is_written("bf16"), autocast=bool(autocast), never=False
+    )
     if mode is None:
         return builder.finish("fp32")
     drops_masters = any(blocks[mode].values.get(key) is True for key in TABLE.data["low memory"])
@@ -75,7 +77,7 @@ def _read_blocks(builder: ImportBuilder, blocks: dict[str, Settings], mode: str 
                 block.values[key] = block.switch(key)
         facts = {"on": name == mode, "fp16": mode == "fp16", "dynamic": is_dynamic}
         TABLE.read(builder, block, name, **facts)
-    if is_dynamic and fp16.given("min_loss_scale"):
+    if is_dynamic and fp16.is_written("min_loss_scale"):
         name = fp16.name("min_loss_scale")
         builder.record("deepspeed.an-overflow-at-the-smallest", name, fp16["min_loss_scale"])
 
@@ -195,7 +197,7 @@ def _gradients(builder: ImportBuilder, top: Settings, mode: str | None) -> None:
     types = top.section("data_types")
     accumulated = DTYPE_NAMES.get(types.word("grad_accum_dtype", tuple(DTYPE_NAMES)) or "")
     sent = (top.text("communication_data_type") or "").lower()
-    if top.given("communication_data_type") and sent not in MODES:
+    if top.is_written("communication_data_type") and sent not in MODES:
         known = DTYPE_NAMES.get(sent, "fp32")
         raise TABLE.wrong("dtypes-of-communication", top, "communication_data_type", known=known)
     names = {types.name("grad_accum_dtype"): accumulated, "communication_data_type": sent or None}

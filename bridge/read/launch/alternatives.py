@@ -1,4 +1,8 @@
-"""`launches` returns what a script starts on the branch of bash, and on the other branches."""
+"""`launches`: the launches of a script, on the branch that bash takes and on the other branches.
+
+launches('if [ "$FP8" ]; then F=--fp8-format=hybrid; fi; torchrun pretrain_gpt.py --bf16 $F')
+# two launches: without $F, and with it where "line 1, if [ "$FP8" ]"
+"""
 
 from __future__ import annotations
 
@@ -28,11 +32,13 @@ def launches(
 ) -> tuple[Launch, ...]:
     """Return the launches of a script, first those of the branch that bash takes with nothing set.
 
-    A launch of another branch is listed where its precision differs, and names the branch. Without
-    any launch, one is made of the arguments that the script's variables hold.
+    A launch of another branch is listed where its precision differs, and names the branch. A script
+    without a launch has one that is made of the arguments in its variables.
 
-    Files that the script sources are read from the folder of `path`; `variables` is what the user
-    states of the environment.
+    Args:
+        text: The script.
+        path: Its path; files that it sources are read from its folder.
+        variables: Variables that its environment sets.
     """
     root = parse(text, path)
     stated = variables or {}
@@ -70,7 +76,7 @@ class _Branch:
     def label(self) -> str:
         """The name of the branch."""
         arm = self.question.arm
-        return arm.label(holds=not arm.test.holds)
+        return arm.label(holds=not arm.answer.holds)
 
 
 def _other_branches(
@@ -83,11 +89,11 @@ def _other_branches(
         if steps >= MAX_STEPS:
             break
         arm = question.arm
-        if arm.test.equal:
-            name, value = arm.test.equal
+        if arm.answer.equal:
+            name, value = arm.answer.equal
             reader = _read(root, path, {**stated, name: value}, {})
         else:
-            reader = _read(root, path, stated, {arm.text: not arm.test.holds})
+            reader = _read(root, path, stated, {arm.text: not arm.answer.holds})
         branches.append(_Branch(question=question, reader=reader))
         steps += reader.steps
     return branches

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bridge.read.launch.conditions import Test, matched
+from bridge.read.launch.conditions import Answer, matched
 from bridge.read.launch.reading import Arm
 from bridge.read.launch.script import WORDS, text_of
 from bridge.read.launch.walk import Walk
@@ -45,12 +45,12 @@ class Branches(Walk):
         left = node.children[0]
         right = node.children[-1]
         is_and = node.children[1].type == "&&"
-        test = self.answer(left)
-        if test is not None and is_and:
-            arm = self._arm(test, [left], [right])
+        answer = self.answer(left)
+        if answer is not None and is_and:
+            arm = self._arm(answer, [left], [right])
             self.has_failed = not self._branch([arm], [])
-        elif test is not None:
-            arm = self._arm(test, [left], [])
+        elif answer is not None:
+            arm = self._arm(answer, [left], [])
             self.has_failed = not self._branch([arm], [right])
         else:
             self.read(left)
@@ -83,20 +83,20 @@ class Branches(Walk):
             if child.is_named and child.type not in NO_BODY:
                 body.append(child)
         self.read_condition(condition)
-        test = None
+        answer = None
         if condition:
-            test = self.answer(condition[-1])
-        if test is None:
-            test = Test(holds=False)
-        return self._arm(test, condition or [clause], body, word)
+            answer = self.answer(condition[-1])
+        if answer is None:
+            answer = Answer(holds=False)
+        return self._arm(answer, condition or [clause], body, word)
 
     def _arm(
-        self, test: Test, condition: Sequence[Node], body: Sequence[Node], word: str = "if"
+        self, answer: Answer, condition: Sequence[Node], body: Sequence[Node], word: str = "if"
     ) -> Arm:
         """Return a condition with the commands that it decides about."""
         text = " ".join(" ".join(map(text_of, condition)).split())
         line = self.line_of(condition[0])
-        return Arm(test=test, text=text, line=line, body=body, word=word)
+        return Arm(answer=answer, text=text, line=line, body=body, word=word)
 
     def _case(self, node: Node) -> None:
         """Read a `case`."""
@@ -117,7 +117,7 @@ class Branches(Walk):
         head = " ".join(text_of(item).removeprefix("(").partition(")")[0].split())
         patterns = [self.text(value) for value in values if value.type in WORDS]
         return Arm(
-            test=matched(subject, patterns),
+            answer=matched(subject, patterns),
             text=f"case {name} in {head})",
             line=self.line_of(item),
             body=item.named_children[len(values) :],
@@ -130,7 +130,7 @@ class Branches(Walk):
         may take. A lenient reading takes it for a check that the run passes, also where the file
         decides its condition.
         """
-        free = [arm for arm in arms if arm.test.is_free]
+        free = [arm for arm in arms if arm.answer.is_free]
         ended: list[Arm | None] = []
         taken: Arm | None = None
         before = self.state()
@@ -171,6 +171,6 @@ class Branches(Walk):
 
     def holds(self, arm: Arm) -> bool:
         """Return whether a condition holds in this reading."""
-        if arm.test.is_free:
-            return self.answers.get(arm.text, arm.test.holds)
-        return arm.test.holds
+        if arm.answer.is_free:
+            return self.answers.get(arm.text, arm.answer.holds)
+        return arm.answer.holds

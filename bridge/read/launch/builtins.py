@@ -39,6 +39,7 @@ class Builtins(Shell):
         }
 
     def _unset(self, words: list[str]) -> None:
+        """Read `unset`, of variables, elements and functions."""
         options = "".join(word for word in words[1:] if word.startswith("-"))
         for word in words[1:]:
             element = ELEMENT.fullmatch(word)
@@ -89,6 +90,7 @@ class Builtins(Shell):
             self._forget_all([name])
 
     def _forget_all(self, names: Iterable[str]) -> None:
+        """Make variables, or the arrays of elements, unknown."""
         for name in names:
             if NAME.fullmatch(name):
                 self.forget(name)
@@ -117,6 +119,7 @@ class Builtins(Shell):
                 self.is_all_exported = word.startswith("-")
 
     def _shift(self, words: list[str]) -> None:
+        """Read `shift`, which moves the positional parameters."""
         count = 1
         if words[1:]:
             if not words[1].isdigit():

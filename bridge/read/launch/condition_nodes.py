@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bridge.read.launch.arithmetic import computed
-from bridge.read.launch.conditions import Test, answer
+from bridge.read.launch.conditions import Answer, answer_of_words
 from bridge.read.launch.script import WORDS, name_of, text_of
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ CONSTANTS = {"true": True, ":": True, "false": False}
 """Command with the same answer in each run -> the answer."""
 
 
-def answer_of(node: Node, variables: Variables) -> Test | None:
+def answer_of(node: Node, variables: Variables) -> Answer | None:
     """Return the answer of a condition; None for a command that is no condition."""
     kind = node.type
     first = ""
@@ -39,41 +39,41 @@ def answer_of(node: Node, variables: Variables) -> Test | None:
     if kind == "command":
         return _answer_of_command(node, variables)
     if kind == "test_command" and first in ("[", "[["):
-        return answer(_tested_texts(node, variables))
+        return answer_of_words(_tested_texts(node, variables))
     if first == "((":
         value = computed(f"${text_of(node)}", variables.values)
         if value is None:
-            return Test(holds=False)
-        return Test(holds=value != "0", is_free=False)
+            return Answer(holds=False)
+        return Answer(holds=value != "0", is_free=False)
     if kind == "test_command":
-        return Test(holds=False)
+        return Answer(holds=False)
     return None
 
 
-def _answer_of_command(node: Node, variables: Variables) -> Test | None:
+def _answer_of_command(node: Node, variables: Variables) -> Answer | None:
     """Return the answer of `test ...`, `true` and `false`; None for another command."""
     name = name_of(node)
     if name == "test":
         words = [child for child in node.children[1:] if child.type in WORDS]
-        return answer([variables.text(word) for word in words])
+        return answer_of_words([variables.text(word) for word in words])
     if name in CONSTANTS:
-        return Test(holds=CONSTANTS[name], is_free=False)
+        return Answer(holds=CONSTANTS[name], is_free=False)
     return None
 
 
-def _answer_of_pair(node: Node, variables: Variables) -> Test | None:
+def _answer_of_pair(node: Node, variables: Variables) -> Answer | None:
     """Return the answer of two conditions; only the run has it unless the file decides both."""
     left = answer_of(node.children[0], variables)
     right = answer_of(node.children[-1], variables)
     if left is None or right is None:
         return None
     if left.is_free or right.is_free:
-        return Test(holds=False)
+        return Answer(holds=False)
     if node.children[1].type == "&&":
         holds = left.holds and right.holds
     else:
         holds = left.holds or right.holds
-    return Test(holds, is_free=False)
+    return Answer(holds, is_free=False)
 
 
 def _tested_texts(node: Node, variables: Variables) -> list[str]:

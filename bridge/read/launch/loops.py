@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bridge.read.launch.branches import Branches
-from bridge.read.launch.conditions import Test
+from bridge.read.launch.conditions import Answer
 from bridge.read.launch.counted_loop import CountedLoop
 from bridge.read.launch.reading import Arm
 from bridge.read.launch.script import statements, text_of
@@ -73,9 +73,9 @@ class Loops(Branches):
 
     def _while(self, node: Node, body: Sequence[Node]) -> None:
         """Read `while CONDITION` or `until CONDITION`."""
-        test = self._condition(node)
-        has_a_turn = not test.is_free
-        if has_a_turn and not test.holds:
+        answer = self._condition(node)
+        has_a_turn = not answer.is_free
+        if has_a_turn and not answer.holds:
             return
         self._unknown_turns(node, body, has_a_turn=has_a_turn)
 
@@ -138,18 +138,18 @@ class Loops(Branches):
                 return None
         return words
 
-    def _condition(self, node: Node) -> Test:
+    def _condition(self, node: Node) -> Answer:
         """Read the condition of `while` or `until`; return whether the body is read."""
         condition = [child for child in statements(node) if child.type != "do_group"]
         self.read_condition(condition)
-        test = None
+        answer = None
         if condition:
-            test = self.answer(condition[-1])
-        if test is None or test.is_free:
-            return Test(holds=True)
+            answer = self.answer(condition[-1])
+        if answer is None or answer.is_free:
+            return Answer(holds=True)
         if node.children[0].type == "until":
-            return test.negated
-        return test
+            return answer.negated
+        return answer
 
     def _turn(self, body: Sequence[Node]) -> bool:
         """Read the body of a loop; return whether the loop goes on."""
@@ -226,7 +226,9 @@ class Loops(Branches):
         if has_a_turn:
             return
         header = " ".join(text_of(node).partition("\n")[0].partition(";")[0].split())
-        arm = Arm(test=Test(holds=True), text=header, line=self.line_of(node), body=body, word="in")
+        arm = Arm(
+            answer=Answer(holds=True), text=header, line=self.line_of(node), body=body, word="in"
+        )
         if not self.holds(arm):
             self.restore(before)
         self.reading.ask(arm, taken=arm.label(holds=True))

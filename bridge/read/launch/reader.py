@@ -1,6 +1,6 @@
 """`Reader`: a script, read once as bash would with only the stated variables set.
 
-Each class adds something to the one before:
+Each class adds to the class before it:
 
     Variables   values, and the words that bash makes of them        variables.py
     Shell       scopes, functions, environment, assignments          shell.py
@@ -80,7 +80,12 @@ class Reader(Loops):
     # -- commands ----------------------------------------------------------------------------------
 
     def _command(self, node: Node, behind: Sequence[Node] = ()) -> None:
-        """Read a command; `behind` are words of it that stand behind a redirection."""
+        """Read a command.
+
+        Args:
+            node: The command.
+            behind: Words of it that stand behind a redirection.
+        """
         self.executed.add(node.id)
         words = self.expanded(node) + self.words(behind)
         before = self.values.copy()
@@ -210,7 +215,7 @@ class Reader(Loops):
         self.leave_subshell(state)
 
     def _read_script(self, text: str | None, line: int, name: str) -> None:
-        """Read a text that is a script; note one that is not there, or is none."""
+        """Read a text that is a script; a text that is not there, or no bash, is noted."""
         root = None
         if text is not None:
             try:
@@ -254,12 +259,12 @@ class Reader(Loops):
         start = text_of(_first_child(redirect, "heredoc_start"))
         if start.startswith(("'", '"', "\\")):
             return text
-        return self._text(text, is_quoted=True)
+        return self.expanded_text(text, is_quoted=True)
 
     def _written(self, command: str, redirects: Sequence[Node]) -> None:
-        """Note the file that `cat` writes from a here-document.
+        """Note the text of a file that `cat` writes from a here-document.
 
-        A file that another command writes is unknown.
+        The text of a file that another command writes is unknown.
         """
         targets: list[Node] = []
         for redirect in redirects:

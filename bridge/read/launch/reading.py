@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from tree_sitter import Node
 
-    from bridge.read.launch.conditions import Test
+    from bridge.read.launch.conditions import Answer
     from bridge.read.launch.launches import Launch
     from bridge.read.launch.word import Word
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 class Arm:
     """A condition with its answer, and the commands that it decides about."""
 
-    test: Test
+    answer: Answer
     text: str
     """The condition as it is written."""
     line: int
@@ -62,7 +62,7 @@ class Reading:
 
     def ask(self, arm: Arm, *, taken: str) -> None:
         """Add a condition that the file does not decide, unless the same was asked before."""
-        self.questions.setdefault(arm.test.equal or arm.text, Question(arm=arm, taken=taken))
+        self.questions.setdefault(arm.answer.equal or arm.text, Question(arm=arm, taken=taken))
 
     def copy(self) -> Reading:
         """Return a copy that can be added to."""

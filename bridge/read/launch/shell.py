@@ -1,8 +1,8 @@
 """`Shell`: the state of bash at one point of a script, and what its assignments change.
 
-That are the variables with their scopes, the functions, and the environment of the programs that
-it starts. No variable keeps the value that it had before a change: the new value is computed, or
-the variable becomes one that only the run knows.
+The state is the variables with their scopes, the functions, and the environment of the programs
+that the script starts. No variable keeps the value that it had before a change: the new value is
+computed, or the variable becomes one that only the run knows.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Shell(Variables):
         """Whether `set -a` is on."""
 
     def state(self) -> State:
-        """Return a copy of what a subshell has of its own."""
+        """Return a copy of the state that a subshell can change."""
         return State(
             values=self.values.copy(),
             exported=self.exported.copy(),
@@ -124,6 +124,7 @@ class Shell(Variables):
         return name
 
     def _assign_array(self, name: str, array: Node, *, append: bool) -> None:
+        """Set an array; one with keys is unknown."""
         children = [child for child in array.named_children if child.type in WORDS]
         if any(KEYED.match(text_of(child)) for child in children):
             self.forget(name)
@@ -152,15 +153,9 @@ class Shell(Variables):
             if NAME.fullmatch(name) is None:
                 continue
             names[name] = None
-            is_new = is_local and name not in self.frames[-1]
-            if is_new:
-                self.frames[-1][name] = before.get(name)
-            if sign:
-                self.set(name, [value])
-            elif is_new:
-                self.values[name] = {}
-        for name in names:
-            if is_local:
+            self._declare_variable(name, value if sign else None, before, is_local=is_local)
+        if is_local:
+            for name in names:
                 self.frames[-1].setdefault(name, before.get(name))
         if RETYPED.intersection(options) and words[0] not in ("export", "readonly"):
             self._retype(names, is_reference="n" in options)
@@ -168,6 +163,23 @@ class Shell(Variables):
             self.exported = {name: None for name in self.exported if name not in names}
         elif words[0] == "export" or "x" in options:
             self.exported |= names
+
+    def _declare_variable(
+        self,
+        name: str,
+        value: str | None,
+        before: Mapping[str, dict[int, str]],
+        *,
+        is_local: bool,
+    ) -> None:
+        """Declare a variable that has a value, or none."""
+        is_new = is_local and name not in self.frames[-1]
+        if is_new:
+            self.frames[-1][name] = before.get(name)
+        if value is not None:
+            self.set(name, [value])
+        elif is_new:
+            self.values[name] = {}
 
     def _retype(self, names: Iterable[str], *, is_reference: bool) -> None:
         """Make variables unknown that get another type, and those that they refer to."""

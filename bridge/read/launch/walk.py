@@ -17,14 +17,15 @@ if TYPE_CHECKING:
 
     from tree_sitter import Node
 
-    from bridge.read.launch.conditions import Test
+    from bridge.read.launch.conditions import Answer
     from bridge.read.launch.shell import State
 
 MAX_STEPS = 12_000
-"""Commands."""
+"""Commands that are read of a script."""
 MAX_REPEATED = 1_500
 """Commands that are read again to know what a loop leaves behind."""
 CONTAINERS = frozenset({"compound_statement", "do_group", "else_clause", "ERROR"})
+"""Kinds of nodes whose commands are read in their order."""
 
 
 class Walk(Builtins):
@@ -73,9 +74,9 @@ class Walk(Builtins):
 
     def read(self, node: Node) -> None:
         """Read a command or a condition."""
-        test = self.answer(node)
-        if test is not None:
-            self.has_failed = not test.holds
+        answer = self.answer(node)
+        if answer is not None:
+            self.has_failed = not answer.holds
             if node.type == "command":
                 self.expanded(node)  # `: ${NAME:=value}` sets a variable
             else:
@@ -83,7 +84,7 @@ class Walk(Builtins):
         elif node.type in self.readers:
             self.readers[node.type](node)
 
-    def answer(self, node: Node) -> Test | None:
+    def answer(self, node: Node) -> Answer | None:
         """Return the answer of a condition; None for a command that is no condition."""
         return answer_of(node, self)
 
@@ -102,9 +103,9 @@ class Walk(Builtins):
         return words
 
     def read_condition(self, condition: Iterable[Node]) -> None:
-        """Read those commands of a condition that are no test.
+        """Read those commands of a condition that are no comparison.
 
-        Each is looked at when those before it were read: expanding a test may set a variable.
+        Each is looked at when those before it were read: expanding a comparison may set a variable.
         """
         for node in condition:
             if self.answer(node) is None:
@@ -146,7 +147,7 @@ class Walk(Builtins):
         self.end = ""
 
     def _arithmetic(self, node: Node) -> None:
-        """Read what `((A = 1))` changes; a test changes nothing."""
+        """Read what `((A = 1))` changes; a comparison changes nothing."""
         text = text_of(node)
         if text.startswith("((") and text.endswith("))"):
             self.compute(text[2:-2])

@@ -270,7 +270,7 @@ def _settings(model: Settings, dtype: str, builder: ImportBuilder) -> None:
     if acts:
         builder.map("model.fp8", fp8=formats[0])
         builder.map(f"model.fp8_{formats[0]}", fp8=formats[0])
-    if is_on and not model.given("transformer_engine"):
+    if is_on and not model.is_written("transformer_engine"):
         builder.implied("model.transformer_engine", False)
     facts = {
         "engine": engine,
@@ -279,7 +279,7 @@ def _settings(model: Settings, dtype: str, builder: ImportBuilder) -> None:
         "one format": len(formats) == 1,
         "fp16": dtype == "fp16",
         "raised on": model.switch("fp8_param"),
-        "amax apart": acts and model.given("reduce_amax") and not model.switch("reduce_amax"),
+        "amax apart": acts and model.is_written("reduce_amax") and not model.switch("reduce_amax"),
         "no scaling": on_core and dtype != "fp16" and model.switch("apply_query_key_layer_scaling"),
     }
     TABLE.read(builder, model, "model", report_other, mode=dtype.upper(), **facts)

@@ -188,7 +188,7 @@ def _check_gather(settings: Settings, builder: ImportBuilder) -> None:
     """Raise PayloadError where the two names of one argument have different values."""
     written: dict[str, object] = {}
     for name in GATHER:
-        if name in builder.mapped and settings.given(name):
+        if name in builder.mapped and settings.is_written(name):
             written[name] = settings[name]
     if len(written) > 1 and written[GATHER[0]] != written[GATHER[1]]:
         rule = "fp8_params and fp8_param_gather are one setting and NeMo raises where they differ"
@@ -197,7 +197,7 @@ def _check_gather(settings: Settings, builder: ImportBuilder) -> None:
 
 def _mode(settings: Settings, builder: ImportBuilder) -> str:
     """Map the mode, and return it; FP32 for a precision that NeMo does not know."""
-    if not settings.given("precision"):
+    if not settings.is_written("precision"):
         raise PayloadError(
             f"nemo2: {PLUGIN} needs `precision`, got none. Give 'bf16-mixed', '16-mixed' or '32'."
         )

@@ -64,7 +64,7 @@ class Settings:
         """Return the setting's name from the top of the document: "fsdp_config.mixed_precision_policy"."""
         return f"{self.path}.{key}" if self.path else key
 
-    def given(self, key: str) -> bool:
+    def is_written(self, key: str) -> bool:
         """Return whether a value is written; null does not count."""
         return self.values.get(key) is not None
 
