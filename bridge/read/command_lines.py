@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bridge.read import framework_signs
+from bridge.read.foreign.reports import Unmapped
 from bridge.read.framework_signs import Framework
 from bridge.read.launch.launches import (
     HOLDS_ARGUMENTS,
@@ -24,7 +25,6 @@ from bridge.read.launch.launches import (
 )
 from bridge.read.launch_words import LaunchWords, lost
 from bridge.read.megatron_lm.flags import bears_on_precision
-from bridge.read.reports import Unmapped
 from bridge.read.text.command_words import nested
 from bridge.read.text.trainer_words import arguments_of
 from bridge.registry.registry import REGISTRY

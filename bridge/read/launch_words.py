@@ -9,11 +9,11 @@ words.unread(read=("output_dir",))    # options, files and variables that were n
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import PurePosixPath
 
+from bridge.read.foreign.reports import Unmapped
+from bridge.read.foreign.table import sentence_named
 from bridge.read.launch.launches import ROWS, Launch, before_the_dashes
 from bridge.read.launch.word import Word
 from bridge.read.megatron_lm.flags import bears_on_precision
-from bridge.read.reports import Unmapped
-from bridge.read.table import sentence_named
 from bridge.read.text.command_words import CommandWords
 
 FILES = tuple(ROWS["files"].split())

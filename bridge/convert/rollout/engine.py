@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from bridge.convert.serving.reader import LINEAR, MODELOPT, ServingConfig
-from bridge.read.row_files import rows
+from bridge.read.foreign.row_files import rows
 
 ROWS = rows("rollout")
 """Frameworks, dtypes of the cache and fused names; the file describes its columns."""

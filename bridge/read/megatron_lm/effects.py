@@ -6,8 +6,8 @@ from typing import Any
 
 from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.fields import LAYER_COUNTS
-from bridge.read.import_builder import MODES, ImportBuilder
-from bridge.read.meaning import unread_fields
+from bridge.read.foreign.import_builder import MODES, ImportBuilder
+from bridge.read.foreign.meaning import unread_fields
 from bridge.read.megatron_lm.arguments import Arguments
 from bridge.read.megatron_lm.engine_file import DEEPSPEED_FILE, EngineFile
 from bridge.read.megatron_lm.flags import BY_NAME, OTHER_SETTINGS, bears_on_precision

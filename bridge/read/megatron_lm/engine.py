@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from bridge.read.import_builder import MODES
+from bridge.read.foreign.import_builder import MODES
 from bridge.read.megatron_lm.arguments import Arguments
 from bridge.read.megatron_lm.effects import REDUCTION, SCALER
 from bridge.read.megatron_lm.engine_file import engine_file, stated_by

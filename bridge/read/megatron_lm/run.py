@@ -17,6 +17,7 @@ from bridge.errors import Finding, PayloadError, RunConfigError, UnreadFileError
 from bridge.precision.values import number_of_text
 from bridge.preflight.file_reading import MEGATRON_LM, NEWEST, FileReading, RunChoice
 from bridge.read.assumed_release import release_of
+from bridge.read.foreign.reports import ImportReport
 from bridge.read.framework.miles import model_arguments
 from bridge.read.framework.names import OwnReading, own_names, ranks_of, variables_of, write_own
 from bridge.read.framework.table import table_of_clone
@@ -34,7 +35,6 @@ from bridge.read.megatron_lm.refused import refused_words
 from bridge.read.megatron_lm.sections import Values, sections_of, values_of
 from bridge.read.megatron_lm.start import ARGUMENT
 from bridge.read.refusals import no_run_of_megatron
-from bridge.read.reports import ImportReport
 from bridge.read.text.document import Document
 from bridge.target.fields import known_releases
 from bridge.target.versions import Version, parse_version
