@@ -17,7 +17,7 @@ from bridge.registry.config import faults_of
 
 if TYPE_CHECKING:
     from bridge.convert.conversion import Run
-    from bridge.read.reports import ExportReport, ImportReport, Unmapped
+    from bridge.read.foreign.reports import ExportReport, ImportReport, Unmapped
 
     Result = tuple[Run, ExportReport | None]
     """A run of the file, and what it is for the other system; None where nothing is asked."""
@@ -259,7 +259,7 @@ def _as_dict(read: Run, exported: ExportReport | None) -> dict[str, Any]:
 
 def _lines(read: Run, exported: ExportReport | None, chosen: argparse.Namespace) -> list[str]:
     """Return the report of one run: first the recipe that it amounts to, then what it loses."""
-    from bridge.read.reports import SEMANTICS
+    from bridge.read.foreign.reports import SEMANTICS
 
     source, imported = read.source, read.imported
     lines = [_headline(imported), f"{source['path']}: {read.system.title}; it {read.evidence}."]

@@ -16,13 +16,13 @@ from typing import Any, NamedTuple
 
 from bridge.errors import PayloadError, RunConfigError
 from bridge.precision.mode import mode_of
-from bridge.read.amp import assume_torch_scaler, export_as_cast, report_scaler
-from bridge.read.export_builder import ExportBuilder
-from bridge.read.import_builder import ImportBuilder
-from bridge.read.meaning import semantics_of
-from bridge.read.reports import ExportReport, ImportReport
-from bridge.read.system import ContextKey, System, as_yaml
-from bridge.read.table import table
+from bridge.read.foreign.amp import assume_torch_scaler, export_as_cast, report_scaler
+from bridge.read.foreign.export_builder import ExportBuilder
+from bridge.read.foreign.import_builder import ImportBuilder
+from bridge.read.foreign.meaning import semantics_of
+from bridge.read.foreign.reports import ExportReport, ImportReport
+from bridge.read.foreign.system import ContextKey, System, as_yaml
+from bridge.read.foreign.table import table
 from bridge.read.text.settings import Settings
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.target.declaration import parse_target

@@ -16,17 +16,17 @@ from bridge.convert.systems import detect, system
 from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.precision.yaml_text import to_yaml
 from bridge.read import framework_signs
-from bridge.read.meaning import semantics_of
-from bridge.read.reports import Unmapped
+from bridge.read.foreign.meaning import semantics_of
+from bridge.read.foreign.reports import Unmapped
 from bridge.read.system_signs import KINDS, candidates
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from bridge.read.command_lines import CommandLine
+    from bridge.read.foreign.reports import ExportReport, ImportReport
+    from bridge.read.foreign.system import System
     from bridge.read.launch.launches import Launch
-    from bridge.read.reports import ExportReport, ImportReport
-    from bridge.read.system import System
     from bridge.read.text.document import Document
 
 OURS = "recipe"

@@ -12,12 +12,12 @@ Settings and sentences, with their sources, are rows of `rows/huggingface.yaml`.
 
 from typing import Any, NamedTuple
 
-from bridge.read.amp import amp_fields, assume_torch_scaler, export_as_amp, report_scaler
-from bridge.read.export_builder import ExportBuilder
-from bridge.read.import_builder import ImportBuilder
-from bridge.read.reports import ExportReport, ImportReport
-from bridge.read.system import ContextKey, System, as_json
-from bridge.read.table import table
+from bridge.read.foreign.amp import amp_fields, assume_torch_scaler, export_as_amp, report_scaler
+from bridge.read.foreign.export_builder import ExportBuilder
+from bridge.read.foreign.import_builder import ImportBuilder
+from bridge.read.foreign.reports import ExportReport, ImportReport
+from bridge.read.foreign.system import ContextKey, System, as_json
+from bridge.read.foreign.table import table
 from bridge.read.text.dotted import value_at
 from bridge.read.text.settings import Settings, half_or_fp32
 from bridge.read.text.trainer_words import SWITCHES

@@ -13,7 +13,7 @@ from bridge.errors import PayloadError, close_matches, did_you_mean, listed
 from bridge.read.system_signs import candidates
 
 if TYPE_CHECKING:
-    from bridge.read.system import System
+    from bridge.read.foreign.system import System
     from bridge.read.text.document import Document
 
 MODULES = MappingProxyType(

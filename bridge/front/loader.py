@@ -32,7 +32,7 @@ from bridge.preflight.run import Run, resolve_precision
 from bridge.preflight.silence import refuse_unknown
 from bridge.read.given_run import GivenRun
 from bridge.read.keys import MADE_BY, PRECISION, SECTIONS
-from bridge.read.refusals import refuse_without_sizes
+from bridge.read.model_sizes import refuse_without_sizes
 from bridge.read.run_file import FILES, file_in
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto

@@ -10,38 +10,39 @@ itself. A precision that stands in another file is named, and never guessed.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from pathlib import PurePosixPath
 from typing import Any
 
 from bridge.read import framework_signs
+from bridge.read.foreign.reports import Unmapped
 from bridge.read.framework_signs import Framework
 from bridge.read.launch.launches import (
     HOLDS_ARGUMENTS,
     MEGATRON_ARGUMENTS,
     ROWS,
     Launch,
-    before_the_dashes,
 )
-from bridge.read.launch.word import Word
+from bridge.read.launch_words import LaunchWords, lost
 from bridge.read.megatron_lm.flags import bears_on_precision
-from bridge.read.reports import Unmapped
-from bridge.read.table import sentence_named
-from bridge.read.text.command_words import CommandWords, nested
+from bridge.read.text.command_words import nested
 from bridge.read.text.trainer_words import arguments_of
 from bridge.registry.registry import REGISTRY
 
 NEMO = re.compile(ROWS["nemo1"])
-FAIRSEQ = re.compile(ROWS["fairseq"])
-OF_TRAINING = frozenset(ROWS["of training"].split())
-TRAINER = OF_TRAINING.union(ROWS["of trainer"].split())
-TRAINING = OF_TRAINING.union(ROWS["with trainer"].split())
+"""Overrides that only NeMo 1 has."""
 OF_NEMOS_TRAINER = tuple(ROWS["nemo1 trainer"].split())
 SHARED_WITH_BRIDGE = tuple(ROWS["nemo1 shared"].split())
-BRIDGE = "Megatron Bridge"
-FILES = tuple(ROWS["files"].split())
+"""Overrides of Megatron Bridge that are NeMo 1's next to those of its trainer."""
+FAIRSEQ = re.compile(ROWS["fairseq"])
+"""Programs of fairseq."""
+OF_TRAINING = frozenset(ROWS["of training"].split())
+"""Arguments of transformers' Trainer that only a program that trains has."""
+TRAINER = OF_TRAINING.union(ROWS["of trainer"].split())
+TRAINING = OF_TRAINING.union(ROWS["with trainer"].split())
+"""Arguments of which a program with two of `TRAINER` needs one to train."""
 BATCH = "per_device_train_batch_size"
+BRIDGE = "Megatron Bridge"
 PRECISION = "mixed_precision"
 """Field of a run of Megatron Bridge."""
 PRECISIONS = ("no", "fp16", "bf16", "fp8")
@@ -68,85 +69,6 @@ class CommandLine:
     """The framework that is started and not read; there is neither a system nor a payload then."""
 
 
-class Line:
-    """A launch with its words sorted."""
-
-    def __init__(self, launch: Launch) -> None:
-        self.launch = launch
-        self.words = CommandWords(before_the_dashes(launch.arguments))
-        behind = _behind_accelerate(launch.runner)
-        self.is_accelerated = behind is not None
-        self.launcher = CommandWords(behind or ())
-
-    def unread(
-        self, *, read: Collection[str] | None = None, files: tuple[str, ...] = FILES
-    ) -> tuple[Unmapped, ...]:
-        """Return the records of what the line leaves open.
-
-        Args:
-            read: Options and overrides of the program that were read; None stands for all.
-            files: Options that name a file, which was not read.
-        """
-        records: list[Unmapped] = []
-        if read is not None:
-            records += self._other_options({*read, *files})
-        for words in (self.words, self.launcher):
-            records += _left_open(words, files)
-        records += self._of_the_script()
-        return tuple(records)
-
-    def _other_options(self, known: Collection[str]) -> Iterator[Unmapped]:
-        """Yield the records of options and overrides that bear on precision and are not known."""
-        written = self.words.written
-        for name, value in {**self.words.options, **self.words.overrides}.items():
-            is_off = value in (False, "False")
-            if name not in known and bears_on_precision(name) and not is_off:
-                yield lost("command_lines.option", written.get(name, name), value)
-
-    def _of_the_script(self) -> Iterator[Unmapped]:
-        """Yield the records of what the script leaves open."""
-        launch = self.launch
-        for decision in launch.decisions:
-            yield lost("megatron_lm.the-file-alone-does", decision, "taken")
-        for note in launch.notes:
-            yield lost("command_lines.file", note, None)
-        for name, default in launch.defaulted.items():
-            yield lost("megatron_lm.the-environment-or-the-command", f"${name}", default)
-        for name, variable in launch.environment.items():
-            if not bears_on_precision(name.lower()):
-                continue
-            if variable.is_unknown:
-                yield lost("megatron_lm.only-the-run-decides", name, variable)
-            else:
-                yield lost("command_lines.variable", name, variable)
-
-
-def _behind_accelerate(runner: Sequence[Word]) -> Sequence[Word] | None:
-    """Return the words of a runner behind Accelerate's launcher; None without it."""
-    for place, word in enumerate(runner):
-        if word == "accelerate.commands.launch" or PurePosixPath(word).name == "accelerate":
-            return runner[place + 1 :]
-    return None
-
-
-def _left_open(words: CommandWords, files: Sequence[str]) -> Iterator[Unmapped]:
-    """Yield the records of files that were not read, and of words that only the run decides."""
-    for name in files:
-        file = words.options.get(name)
-        if isinstance(file, str):
-            yield lost("command_lines.file", words.written[name], file)
-    for name, late in words.undecided.items():
-        if bears_on_precision(name) or name in (*FILES, *words.overrides):
-            yield lost("megatron_lm.only-the-run-decides", words.written.get(name, name), late)
-    for text in dict.fromkeys(words.loose):
-        yield lost("command_lines.loose-word", text, None)
-
-
-def lost(row: str, name: str, value: object, **facts: object) -> Unmapped:
-    """Return the record of a setting, in the words of a sentence, "SYSTEM.SENTENCE"."""
-    return Unmapped(name, value, *sentence_named(row, **facts))
-
-
 def read(launch: Launch, chosen: str | None = None) -> CommandLine | None:
     """Return a launch in the words of a system.
 
@@ -158,7 +80,7 @@ def read(launch: Launch, chosen: str | None = None) -> CommandLine | None:
         It is None for a launch of Megatron-LM, and for one that no system knows.
     """
     if chosen is not None:
-        return _read_as(Line(launch), [chosen], is_forced=True)
+        return _read_as(LaunchWords(launch), [chosen], is_forced=True)
     framework = framework_signs.recognise_launch(launch)
     unread = None
     if framework is not None and framework.table:
@@ -173,11 +95,11 @@ def read(launch: Launch, chosen: str | None = None) -> CommandLine | None:
         return None
     if FAIRSEQ.search(launch.program):
         return CommandLine(evidence="starts fairseq", elsewhere="options of fairseq")
-    line = Line(launch)
+    line = LaunchWords(launch)
     return _read_as(line, READERS, is_forced=False) or unread or _deepspeed_file(line)
 
 
-def _read_as(line: Line, systems: Iterable[str], *, is_forced: bool) -> CommandLine | None:
+def _read_as(line: LaunchWords, systems: Iterable[str], *, is_forced: bool) -> CommandLine | None:
     """Return a launch in the words of the first of several systems that knows it."""
     for name in systems:
         reader = READERS.get(name)
@@ -219,7 +141,7 @@ def left_out(launch: Launch, line: CommandLine | None) -> list[Unmapped]:
     return [lost("command_lines.unknown-program", launch.label, " ".join(words))]
 
 
-def _megatron_bridge(line: Line, is_forced: bool) -> CommandLine | None:
+def _megatron_bridge(line: LaunchWords, is_forced: bool) -> CommandLine | None:
     """Return a launch with overrides of Megatron Bridge, or of its program; None for another."""
     overrides = line.words.overrides
     fields = {key: value for key, value in overrides.items() if key.split(".")[0] == PRECISION}
@@ -243,7 +165,7 @@ def _megatron_bridge(line: Line, is_forced: bool) -> CommandLine | None:
     return CommandLine(evidence=evidence, payload={"mixed_precision": chosen}, unread=unread)
 
 
-def _recipe_of_bridge(line: Line) -> str:
+def _recipe_of_bridge(line: LaunchWords) -> str:
     """Return the recipe that a launch of Megatron Bridge's program names, as a noun.
 
     It is empty for other programs.
@@ -258,7 +180,7 @@ def _recipe_of_bridge(line: Line) -> str:
     return f"the recipe that {line.launch.name} loads"
 
 
-def _nemo1(line: Line, is_forced: bool) -> CommandLine | None:
+def _nemo1(line: LaunchWords, is_forced: bool) -> CommandLine | None:
     """Return a launch with overrides of NeMo 1; None for another."""
     overrides = line.words.overrides
     of_nemo = [key for key in overrides if NEMO.match(key)]
@@ -277,7 +199,7 @@ def _nemo1(line: Line, is_forced: bool) -> CommandLine | None:
     )
 
 
-def _huggingface(line: Line, is_forced: bool) -> CommandLine | None:
+def _huggingface(line: LaunchWords, is_forced: bool) -> CommandLine | None:
     """Return a launch with arguments of transformers' Trainer; None for another."""
     if not (is_forced or _is_trainers(line)):
         return None
@@ -309,7 +231,7 @@ def _huggingface(line: Line, is_forced: bool) -> CommandLine | None:
 
 
 def _is_decided_by_accelerate(
-    line: Line, payload: Mapping[str, Any], environment: str | None
+    line: LaunchWords, payload: Mapping[str, Any], environment: str | None
 ) -> bool:
     """Return whether Accelerate's launcher decides the mode, by FP8 or by a file that is not read."""
     if payload.get("bf16") or payload.get("fp16"):
@@ -318,7 +240,7 @@ def _is_decided_by_accelerate(
     return environment == "fp8" or (environment is None and has_file)
 
 
-def _trainer(line: Line) -> str | None:
+def _trainer(line: LaunchWords) -> str | None:
     """Return the program that reads the arguments, as a noun; None where nothing is started."""
     if not line.launch.line:
         return None
@@ -327,14 +249,14 @@ def _trainer(line: Line) -> str | None:
     return program
 
 
-def _evidence_of_trainer(line: Line, payload: Mapping[str, Any]) -> str:
+def _evidence_of_trainer(line: LaunchWords, payload: Mapping[str, Any]) -> str:
     """Return the clause about the argument of the Trainer that says most."""
     names = sorted(TRAINER & payload.keys(), key=lambda name: (name != BATCH, name))
     written = [line.words.written.get(name, name) for name in names]
     return _evidence(written, "an argument of transformers' Trainer")
 
 
-def _is_trainers(line: Line) -> bool:
+def _is_trainers(line: LaunchWords) -> bool:
     """Return whether options are those of transformers' Trainer."""
     options = line.words.options.keys()
     names = options | line.words.undecided.keys()
@@ -346,7 +268,7 @@ def _is_trainers(line: Line) -> bool:
     return has_a_switch and ("output_dir" in options or "model_name_or_path" in options)
 
 
-def _swift_switch(line: Line, payload: Mapping[str, Any]) -> str | None:
+def _swift_switch(line: LaunchWords, payload: Mapping[str, Any]) -> str | None:
     """Return the switch that ms-swift turns on for its dtype where none is written."""
     is_swift = line.launch.name == "swift" or "swift/cli/" in line.launch.program
     if not is_swift or {"bf16", "fp16"} & (line.words.options.keys() | line.words.undecided.keys()):
@@ -355,7 +277,7 @@ def _swift_switch(line: Line, payload: Mapping[str, Any]) -> str | None:
     return switches.get(str(payload.get("torch_dtype")))
 
 
-def _deepspeed_file(line: Line) -> CommandLine | None:
+def _deepspeed_file(line: LaunchWords) -> CommandLine | None:
     """Return a launch whose precision stands in a file of DeepSpeed; None for another."""
     options = line.words.options
     for name in ("deepspeed_config", "deepspeed"):
@@ -372,7 +294,7 @@ def _evidence(names: list[str], what: str) -> str:
     return f"was named with --from as {what.partition(' of ')[2]}"
 
 
-READERS: Mapping[str, Callable[[Line, bool], CommandLine | None]] = {
+READERS: Mapping[str, Callable[[LaunchWords, bool], CommandLine | None]] = {
     "megatron-bridge": _megatron_bridge,
     "nemo1": _nemo1,
     "huggingface": _huggingface,

@@ -15,13 +15,13 @@ from typing import Any
 
 from bridge.precision.mode import mode_of
 from bridge.precision.values import TORCH_NAMES
-from bridge.read.amp import export_as_amp, report_scaler
-from bridge.read.export_builder import ExportBuilder
-from bridge.read.import_builder import MODES, ImportBuilder
-from bridge.read.meaning import semantics_of
-from bridge.read.reports import ExportReport, ImportReport
-from bridge.read.system import ContextKey, System, as_json
-from bridge.read.table import table
+from bridge.read.foreign.amp import export_as_amp, report_scaler
+from bridge.read.foreign.export_builder import ExportBuilder
+from bridge.read.foreign.import_builder import MODES, ImportBuilder
+from bridge.read.foreign.meaning import semantics_of
+from bridge.read.foreign.reports import ExportReport, ImportReport
+from bridge.read.foreign.system import ContextKey, System, as_json
+from bridge.read.foreign.table import table
 from bridge.read.text.settings import Settings
 from bridge.registry.config import MixedPrecisionConfig
 

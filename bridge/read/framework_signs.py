@@ -20,8 +20,8 @@ from pathlib import PurePosixPath
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from bridge.read.document_signs import DocumentSign
-from bridge.read.row_files import rows
+from bridge.read.foreign.document_signs import DocumentSign
+from bridge.read.foreign.row_files import rows
 
 if TYPE_CHECKING:
     from bridge.read.launch.launches import Launch

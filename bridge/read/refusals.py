@@ -5,7 +5,6 @@ A refusal is one sentence, which says whose file it looks like:
     refuse_framework(document)           # "a.py: looks like Automodel (it imports `nemo_automodel`), which ..."
     refuse_sections(sections, path)      # "a.yaml: must have the sections of a run, ..., got 'foo'. ..."
     no_run_of_megatron(path, launches)   # "a.sh: must start a run of Megatron-LM, got 'train.py'. ..."
-    refuse_without_sizes(reading, model, path)    # "a.sh: does not state model.num_layers, ..."
 
 The signs of frameworks are in `bridge.read.framework_signs`, and those of the systems that `convert`
 reads in `bridge.read.system_signs`.
@@ -17,8 +16,7 @@ from collections.abc import Mapping, Sequence
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import PayloadError, RunConfigError, UnreadFileError
-from bridge.preflight.file_reading import MEGATRON_LM, FileReading
+from bridge.errors import PayloadError, UnreadFileError
 from bridge.read import framework_signs
 from bridge.read.keys import KEYS, OWNERS, SECTIONS, fields_of
 from bridge.read.text.document import Document
@@ -47,8 +45,6 @@ LEAST_CERTAINTY = 0.5
 """The certainty from which on a system is named."""
 MOST_KEYS = 4
 """Keys that a refusal names; the others are counted."""
-SIZES = ("num_layers", "hidden_size", "num_attention_heads")
-"""Sizes of a model without which nothing is known of it."""
 
 
 def refuse_framework(document: Document) -> None:
@@ -151,29 +147,3 @@ def no_run_of_megatron(path: str, launches: Sequence[Launch]) -> UnreadFileError
     programs = ", ".join(dict.fromkeys(names)) or "no program"
     sentence = OTHER_LAUNCHES.format(path=path, programs=programs)
     return UnreadFileError(sentence, kind="starts no run of Megatron-LM")
-
-
-def refuse_without_sizes(reading: FileReading, model: Mapping[str, Any], path: str) -> None:
-    """Refuse a model of another framework's file whose sizes are not stated.
-
-    Args:
-        reading: The file as it was read.
-        model: The section of the model, with the overrides.
-        path: The name of the file in messages.
-
-    Raises:
-        RunConfigError: A size is not stated, or the layers are not those that the file describes.
-    """
-    if reading.other_layers is not None:
-        raise RunConfigError(str(reading.unplanned))
-    absent = [f"model.{name}" for name in SIZES if model.get(name) is None]
-    if not absent:
-        return
-    names = ", ".join(absent)
-    sizes = " ".join(f"{name}=VALUE" for name in absent)
-    decider = reading.opened.get(f"model.{SIZES[0]}")
-    if reading.settings_of == MEGATRON_LM:
-        raise RunConfigError(f"{path}: does not state {names}, or only when it runs. Add {sizes}.")
-    if decider is not None:
-        remedy = f"Add --context checkpoint=FOLDER, which has that file; or {sizes}."
-        raise RunConfigError(f"{path}: does not state {names}, which {decider} decides. {remedy}")

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
-from bridge.read.table import table
+from bridge.read.foreign.table import table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from bridge.read.document_signs import Recognised
+    from bridge.read.foreign.document_signs import Recognised
     from bridge.read.text.document import Document
 
 KINDS = MappingProxyType(

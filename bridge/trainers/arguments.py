@@ -8,7 +8,7 @@ from bridge.convert.systems import system
 from bridge.errors import PayloadError
 from bridge.precision.mode import label_of
 from bridge.precision.values import torch_dtype
-from bridge.read.reports import ExportReport
+from bridge.read.foreign.reports import ExportReport
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
 

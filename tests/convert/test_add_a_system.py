@@ -10,8 +10,9 @@ import pytest
 
 from bridge.cli.main import main
 from bridge.convert import conversion, systems
-from bridge.read import system_signs, table
-from bridge.read.system import System
+from bridge.read import system_signs
+from bridge.read.foreign import table
+from bridge.read.foreign.system import System
 from bridge.registry.registry import REGISTRY
 from tests.read.properties import check_export, check_import, check_return
 

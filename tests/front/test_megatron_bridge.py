@@ -16,7 +16,7 @@ from bridge.precision.statements import is_stated
 from bridge.preflight.check import report_of
 from bridge.preflight.file_reading import INSTALLED_FOR_FILE, MEGATRON_BRIDGE, reason_of_installed
 from bridge.preflight.run import Run
-from bridge.read.meaning import meaning
+from bridge.read.foreign.meaning import meaning
 from bridge.read.megatron_bridge import importer as megatron_bridge
 from bridge.read.megatron_bridge import start as megatron_bridge_start
 from bridge.registry.registry import get_mixed_precision_config

@@ -8,8 +8,8 @@ import pytest
 
 from bridge.convert.systems import MODULES, all_systems, detect, system
 from bridge.errors import PayloadError
+from bridge.read.foreign.table import table
 from bridge.read.system_signs import KINDS, TITLES, Candidate, candidates
-from bridge.read.table import table
 from bridge.read.text.document import Document
 
 SAMPLES = Path(__file__).parent / "samples"

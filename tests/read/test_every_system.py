@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from bridge.convert import systems
 from bridge.errors import BridgeError, PrecisionConfigError, PrecisionTypeError
-from bridge.read.import_builder import ImportBuilder
+from bridge.read.foreign.import_builder import ImportBuilder
 from bridge.read.megatron_lm.stage_files import LAYOUT
 from bridge.read.system_signs import KINDS
 from bridge.registry.config import MixedPrecisionConfig

@@ -9,8 +9,8 @@ from bridge.convert.conversion import runs_of
 from bridge.errors import PayloadError
 from bridge.precision.statements import stated_values
 from bridge.read import framework_signs
+from bridge.read.foreign.row_files import rows
 from bridge.read.launch.alternatives import launches
-from bridge.read.row_files import rows
 from bridge.read.text.document import Document
 
 NEMO_RL = (

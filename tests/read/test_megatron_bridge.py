@@ -8,7 +8,7 @@ from hypothesis import given
 
 from bridge.errors import PayloadError, UnknownRecipeError
 from bridge.precision.config import MEGATRON_FIELDS
-from bridge.read.meaning import meaning
+from bridge.read.foreign.meaning import meaning
 from bridge.read.megatron_bridge import importer as megatron_bridge
 from bridge.read.text.document import Document
 from bridge.registry.config import MixedPrecisionConfig, faults_of

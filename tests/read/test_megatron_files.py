@@ -8,9 +8,9 @@ from bridge.convert.conversion import runs_of
 from bridge.convert.systems import detect
 from bridge.errors import PayloadError
 from bridge.precision.mode import mode_of
+from bridge.read.foreign.reports import ImportReport
 from bridge.read.megatron_lm import importer as megatron_lm
 from bridge.read.megatron_lm.recognition import recognise
-from bridge.read.reports import ImportReport
 from bridge.read.text.document import Document
 from tests.read.properties import reasons
 

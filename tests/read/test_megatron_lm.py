@@ -13,7 +13,7 @@ from hypothesis import given
 from bridge.errors import PayloadError, PrecisionConfigError, PrecisionTypeError
 from bridge.precision.config import MEGATRON_FIELDS
 from bridge.precision.mode import mode_of, scheme_of
-from bridge.read.meaning import meaning
+from bridge.read.foreign.meaning import meaning
 from bridge.read.megatron_lm import importer as megatron_lm
 from bridge.read.megatron_lm.flags import FLAGS, OTHER_SETTINGS, SWITCH, dest
 from bridge.read.text.document import Document

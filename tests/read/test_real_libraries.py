@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, given, settings
 
 from bridge.convert import huggingface
 from bridge.errors import BridgeError
+from bridge.read.foreign.table import table
 from bridge.read.launch.word import Word
-from bridge.read.table import table
 from bridge.read.text.command_words import CommandWords
 from bridge.read.text.trainer_words import arguments_of
 from bridge.registry.config import MixedPrecisionConfig

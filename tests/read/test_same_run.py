@@ -17,9 +17,9 @@ from bridge.convert.systems import all_systems, system
 from bridge.precision.mode import mode_of
 from bridge.precision.values import dtype_token
 from bridge.read import deepspeed
-from bridge.read.meaning import semantics_of
-from bridge.read.reports import ImportReport
-from bridge.read.system import System
+from bridge.read.foreign.meaning import semantics_of
+from bridge.read.foreign.reports import ImportReport
+from bridge.read.foreign.system import System
 from bridge.read.system_signs import KINDS
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY

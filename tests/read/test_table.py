@@ -6,10 +6,10 @@ import pytest
 import yaml
 
 from bridge.errors import BridgeError
-from bridge.read.export_builder import ExportBuilder
-from bridge.read.import_builder import ImportBuilder
-from bridge.read.reports import ImportReport
-from bridge.read.table import Table
+from bridge.read.foreign.export_builder import ExportBuilder
+from bridge.read.foreign.import_builder import ImportBuilder
+from bridge.read.foreign.reports import ImportReport
+from bridge.read.foreign.table import Table
 from bridge.read.text.document import Document
 from bridge.read.text.settings import Settings
 from bridge.registry.config import MixedPrecisionConfig

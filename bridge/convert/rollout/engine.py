@@ -12,7 +12,7 @@ from typing import Any
 
 from bridge.convert.serving.formats import MODELOPT
 from bridge.convert.serving.reader import ServingConfig
-from bridge.read.row_files import rows
+from bridge.read.foreign.row_files import rows
 
 ROWS = rows("rollout")
 """Frameworks and dtypes of the cache; the file describes its columns."""

@@ -15,7 +15,7 @@ from typing import Any
 from bridge.convert.serving.formats import COMPRESSED, SERVED, SYSTEMS, VLLM
 from bridge.convert.serving.manifest import Manifest, ManifestRow
 from bridge.convert.serving.names import split
-from bridge.read.reports import ExportReport, Unmapped
+from bridge.read.foreign.reports import ExportReport, Unmapped
 
 
 def export(manifest: Manifest, system: str) -> ExportReport:

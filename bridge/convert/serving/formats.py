@@ -7,7 +7,7 @@ without a row, a team's own quantizer factory, has no form in any dialect.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from bridge.read.row_files import rows
+from bridge.read.foreign.row_files import rows
 
 ROWS = rows("serving")
 """Schemes, families of models, fused modules and systems; the file describes their columns."""

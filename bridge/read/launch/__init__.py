@@ -1,1 +1,8 @@
-"""Launch scripts: the parser, the reader in source order, and the launches of a script."""
+"""Launch scripts: the starts of training programs in them, on each of its branches.
+
+alternatives.py   `launches`, of a script
+launches.py       `Launch`; recognition.py, the command that is one; job.py, jobs of Ray
+reader.py         reads the script once: walk.py, branches.py, loops.py; reading.py, what it found
+script.py         the syntax tree; word.py, its words; bash/, the state of the shell
+nested_script.py  scripts within the script; sourced_file.py, files next to it
+"""

@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from bridge.errors import PayloadError
+from bridge.read.launch.bash.variables import split
 from bridge.read.launch.launches import STATING, UNREADABLE, Launch
 from bridge.read.launch.reader import Reader
 from bridge.read.launch.script import broken_line, parse, unexecuted
-from bridge.read.launch.variables import split
 from bridge.read.launch.walk import MAX_STEPS
 from bridge.read.launch.word import Word
 

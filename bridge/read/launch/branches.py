@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bridge.read.launch.conditions import Answer, matched
+from bridge.read.launch.bash.conditions import Answer, matched
 from bridge.read.launch.reading import Arm
 from bridge.read.launch.script import WORDS, text_of
 from bridge.read.launch.walk import Walk

@@ -13,9 +13,9 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
+from bridge.read.foreign.row_files import rows
 from bridge.read.launch.script import MODES
 from bridge.read.launch.word import Word
-from bridge.read.row_files import rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

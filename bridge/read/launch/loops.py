@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from bridge.read.launch.bash.conditions import Answer
+from bridge.read.launch.bash.counted_loop import CountedLoop
 from bridge.read.launch.branches import Branches
-from bridge.read.launch.conditions import Answer
-from bridge.read.launch.counted_loop import CountedLoop
 from bridge.read.launch.reading import Arm
 from bridge.read.launch.script import statements, text_of
 from bridge.read.launch.walk import MAX_REPEATED
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
     from tree_sitter import Node
 
+    from bridge.read.launch.bash.shell import State
     from bridge.read.launch.launches import Launch
-    from bridge.read.launch.shell import State
 
 MAX_WORDS = 64
 """Of a loop that is read with each of its words."""

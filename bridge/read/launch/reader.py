@@ -2,9 +2,9 @@
 
 Each class adds to the class before it:
 
-    Variables   values, and the words that bash makes of them        variables.py
-    Shell       scopes, functions, environment, assignments          shell.py
-    Builtins    `unset`, `read`, `printf -v`, `set`, `shift`         builtins.py
+    Variables   values, and the words that bash makes of them        bash/variables.py
+    Shell       scopes, functions, environment, assignments          bash/shell.py
+    Builtins    `unset`, `read`, `printf -v`, `set`, `shift`         bash/builtins.py
     Walk        the order of commands, and what was found            walk.py
     Branches    `if`, `case`, `&&`, `||`                             branches.py
     Loops       `for`, `while`, `until`                              loops.py
@@ -18,14 +18,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from bridge.errors import PayloadError
-from bridge.read.launch.environment import environment_of
+from bridge.read.launch.bash.environment import environment_of
+from bridge.read.launch.bash.shell import DECLARERS
 from bridge.read.launch.job import is_job, job_environment
 from bridge.read.launch.launches import PRECISION_WORDS, STRAY
 from bridge.read.launch.loops import Loops
 from bridge.read.launch.nested_script import nested_script
 from bridge.read.launch.recognition import launch_of
 from bridge.read.launch.script import WORDS, name_of, parse, statements, text_of
-from bridge.read.launch.shell import DECLARERS
 from bridge.read.launch.sourced_file import text_of_file
 from bridge.read.launch.word import DEFAULT, UNKNOWN, Word
 

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
     from tree_sitter import Node
 
-    from bridge.read.launch.conditions import Answer
+    from bridge.read.launch.bash.conditions import Answer
     from bridge.read.launch.launches import Launch
     from bridge.read.launch.word import Word
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bridge.read.launch.builtins import Builtins
-from bridge.read.launch.condition_nodes import answer_of
+from bridge.read.launch.bash.builtins import Builtins
+from bridge.read.launch.bash.condition_nodes import answer_of
 from bridge.read.launch.reading import Reading
 from bridge.read.launch.script import WORDS, statements, text_of
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from tree_sitter import Node
 
-    from bridge.read.launch.conditions import Answer
-    from bridge.read.launch.shell import State
+    from bridge.read.launch.bash.conditions import Answer
+    from bridge.read.launch.bash.shell import State
 
 MAX_STEPS = 12_000
 """Commands that are read of a script."""

@@ -25,15 +25,15 @@ from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.statements import is_stated
 from bridge.precision.values import SPELLINGS
 from bridge.read import framework_signs
-from bridge.read.document_signs import Recognised
-from bridge.read.import_builder import MODES, ImportBuilder
-from bridge.read.meaning import meaning, recipe_named
+from bridge.read.foreign.document_signs import Recognised
+from bridge.read.foreign.import_builder import MODES, ImportBuilder
+from bridge.read.foreign.meaning import meaning, recipe_named
+from bridge.read.foreign.reports import ImportReport
+from bridge.read.foreign.system import ContextKey, System, as_yaml
 from bridge.read.megatron_bridge.exporter import DTYPES, ELSEWHERE, TABLE, TWINS, export
 from bridge.read.megatron_bridge.program import ATTRIBUTE, Stated, runs_in
 from bridge.read.megatron_lm.flags import OWNERS, reads_as_default, report_other
 from bridge.read.megatron_lm.stage_files import LAYOUT
-from bridge.read.reports import ImportReport
-from bridge.read.system import ContextKey, System, as_yaml
 from bridge.read.text.document import Document
 from bridge.read.text.dotted import value_at
 from bridge.read.text.settings import named_dtype

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.fields import LAYER_COUNTS
-from bridge.read.import_builder import ImportBuilder
-from bridge.read.meaning import unread_fields
+from bridge.read.foreign.import_builder import ImportBuilder
+from bridge.read.foreign.meaning import unread_fields
 from bridge.read.megatron_lm.arguments import Arguments
 from bridge.read.megatron_lm.flags import BY_NAME, bears_on_precision, option_of
 from bridge.read.megatron_lm.gradient_reduction import MEGATRON_FSDP, uses_megatron_fsdp

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bridge.read.import_builder import MODES, ImportBuilder
+from bridge.read.foreign.import_builder import MODES, ImportBuilder
 from bridge.read.megatron_lm.arguments import Arguments, Written
 from bridge.read.megatron_lm.engine_file import DEEPSPEED_FILE, EngineFile, engine_file, stated_by
 from bridge.read.megatron_lm.flags import OTHER_SETTINGS

@@ -12,14 +12,14 @@ from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.mode import mode_of
 from bridge.precision.statements import is_stated
-from bridge.read.amp import report_dropped_autocast
-from bridge.read.export_builder import ExportBuilder
-from bridge.read.import_builder import DELAYED
-from bridge.read.meaning import meaning
+from bridge.read.foreign.amp import report_dropped_autocast
+from bridge.read.foreign.export_builder import ExportBuilder
+from bridge.read.foreign.import_builder import DELAYED
+from bridge.read.foreign.meaning import meaning
+from bridge.read.foreign.reports import ExportReport
+from bridge.read.foreign.system import as_yaml
 from bridge.read.megatron_lm.flags import FLAGS
 from bridge.read.megatron_lm.stage_files import FILE, shared_file
-from bridge.read.reports import ExportReport
-from bridge.read.system import as_yaml
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.inert import SCALER_SCHEDULE
 from bridge.target.fields import FUSED_RECIPES

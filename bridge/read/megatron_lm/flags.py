@@ -12,9 +12,9 @@ from bridge.errors import PrecisionTypeError
 from bridge.precision.config import FIELD_DEFAULTS, FIELDS, MEGATRON_FIELDS
 from bridge.precision.fields import KEY
 from bridge.precision.statements import field_value
-from bridge.read.import_builder import ImportBuilder
-from bridge.read.setting_row import LOOKS_LIKE_PRECISION
-from bridge.read.table import table
+from bridge.read.foreign.import_builder import ImportBuilder
+from bridge.read.foreign.setting_row import LOOKS_LIKE_PRECISION
+from bridge.read.foreign.table import table
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.target.fields import FIELDS as OWNER_FIELDS
 

@@ -7,7 +7,7 @@ Megatron-LM's parser turns reduction in FP32 on under `--bf16` with FP32 main gr
 Source: Megatron-LM of 2026-08-22, training/arguments.py validate_args.
 """
 
-from bridge.read.import_builder import ImportBuilder
+from bridge.read.foreign.import_builder import ImportBuilder
 from bridge.read.megatron_lm.arguments import Arguments
 
 IN_FP32 = "accumulate_allreduce_grads_in_fp32"

@@ -13,7 +13,9 @@ from typing import Any
 from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.precision.config import MEGATRON_FIELDS
 from bridge.precision.mode import mode_of
-from bridge.read.import_builder import ImportBuilder
+from bridge.read.foreign.import_builder import ImportBuilder
+from bridge.read.foreign.reports import ImportReport
+from bridge.read.foreign.system import ContextKey, System
 from bridge.read.launch.alternatives import launches
 from bridge.read.megatron_lm import effects, flags, te_precision_file
 from bridge.read.megatron_lm.arguments import (
@@ -32,8 +34,6 @@ from bridge.read.megatron_lm.printed import START, printed_arguments
 from bridge.read.megatron_lm.recognition import is_per_module
 from bridge.read.megatron_lm.refused import refused_words
 from bridge.read.megatron_lm.stage_files import LAYOUT
-from bridge.read.reports import ImportReport
-from bridge.read.system import ContextKey, System
 from bridge.read.text.document import Document
 from bridge.registry.config import MixedPrecisionConfig
 

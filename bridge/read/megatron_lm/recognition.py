@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from bridge.read import framework_signs
-from bridge.read.document_signs import Recognised
+from bridge.read.foreign.document_signs import Recognised
 from bridge.read.launch.launches import MEGATRON_ARGUMENTS, Launch
 from bridge.read.launch.script import MODES
 from bridge.read.megatron_lm.arguments import PROGRAMS, argument_groups

@@ -17,6 +17,7 @@ from typing import Any
 from bridge.errors import Finding, PayloadError, RunConfigError, UnreadFileError
 from bridge.preflight.file_reading import MEGATRON_LM, NEWEST, FileReading, RunChoice
 from bridge.read.assumed_release import release_of
+from bridge.read.foreign.reports import ImportReport
 from bridge.read.framework.names import OwnReading, own_names, ranks_of, variables_of, write_own
 from bridge.read.launch.word import variable_of
 from bridge.read.megatron_lm.arguments import Arguments, argument_groups
@@ -36,7 +37,6 @@ from bridge.read.megatron_lm.sections import (
     sections_of,
 )
 from bridge.read.megatron_lm.start import ARGUMENT
-from bridge.read.reports import ImportReport
 from bridge.read.text.document import Document
 from bridge.target.fields import known_releases
 from bridge.target.versions import Version, parse_version

@@ -14,8 +14,8 @@ from bridge.model.layout import Parallel
 from bridge.precision.mode import low_format_of
 from bridge.precision.module_schemes import chunk_recipes, file_of, stage_recipes
 from bridge.precision.modules import ModuleRow, layers_beyond, module_rows
-from bridge.read.export_builder import ExportBuilder
-from bridge.read.system import ContextKey, as_yaml
+from bridge.read.foreign.export_builder import ExportBuilder
+from bridge.read.foreign.system import ContextKey, as_yaml
 
 FILE = "te_precision.yaml"
 """Name of the file that all ranks share."""

@@ -21,15 +21,15 @@ from typing import Any
 
 from bridge.errors import PayloadError
 from bridge.precision.mode import mode_of
-from bridge.read.amp import amp_fields, export_as_amp
-from bridge.read.document_signs import Recognised
-from bridge.read.export_builder import ExportBuilder
-from bridge.read.import_builder import DELAYED, ImportBuilder
-from bridge.read.meaning import meaning, semantics_of
+from bridge.read.foreign.amp import amp_fields, export_as_amp
+from bridge.read.foreign.document_signs import Recognised
+from bridge.read.foreign.export_builder import ExportBuilder
+from bridge.read.foreign.import_builder import DELAYED, ImportBuilder
+from bridge.read.foreign.meaning import meaning, semantics_of
+from bridge.read.foreign.reports import ExportReport, ImportReport
+from bridge.read.foreign.system import System, as_yaml
+from bridge.read.foreign.table import table
 from bridge.read.megatron_lm.flags import report_other
-from bridge.read.reports import ExportReport, ImportReport
-from bridge.read.system import System, as_yaml
-from bridge.read.table import table
 from bridge.read.text.document import Document
 from bridge.read.text.dotted import value_at
 from bridge.read.text.settings import Settings, half_or_fp32

@@ -18,14 +18,14 @@ from bridge.precision.mode import mode_of
 from bridge.precision.statements import is_stated
 from bridge.precision.values import TORCH_NAMES
 from bridge.read import framework_signs
-from bridge.read.amp import report_dropped_autocast
-from bridge.read.document_signs import Recognised
-from bridge.read.export_builder import ExportBuilder
-from bridge.read.import_builder import ImportBuilder
-from bridge.read.meaning import recipe_named
-from bridge.read.reports import ExportReport, ImportReport
-from bridge.read.system import System, as_yaml
-from bridge.read.table import table
+from bridge.read.foreign.amp import report_dropped_autocast
+from bridge.read.foreign.document_signs import Recognised
+from bridge.read.foreign.export_builder import ExportBuilder
+from bridge.read.foreign.import_builder import ImportBuilder
+from bridge.read.foreign.meaning import recipe_named
+from bridge.read.foreign.reports import ExportReport, ImportReport
+from bridge.read.foreign.system import System, as_yaml
+from bridge.read.foreign.table import table
 from bridge.read.text.document import Document
 from bridge.read.text.python_calls import Call, program_of
 from bridge.read.text.settings import Settings

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bridge.read.launch.arithmetic import computed
-from bridge.read.launch.conditions import Answer, answer_of_words
+from bridge.read.launch.bash.arithmetic import computed
+from bridge.read.launch.bash.conditions import Answer, answer_of_words
 from bridge.read.launch.script import WORDS, name_of, text_of
 
 if TYPE_CHECKING:
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from tree_sitter import Node
 
-    from bridge.read.launch.variables import Variables
+    from bridge.read.launch.bash.variables import Variables
 
 CONSTANTS = {"true": True, ":": True, "false": False}
 """Command with the same answer in each run -> the answer."""

@@ -19,9 +19,9 @@ Source: PyTorch 2.13 torch/amp/grad_scaler.py.
 from types import MappingProxyType
 
 from bridge.precision.mode import mode_of
-from bridge.read.export_builder import ExportBuilder
-from bridge.read.import_builder import ImportBuilder
-from bridge.read.meaning import semantics_of, unread_fields
+from bridge.read.foreign.export_builder import ExportBuilder
+from bridge.read.foreign.import_builder import ImportBuilder
+from bridge.read.foreign.meaning import semantics_of, unread_fields
 from bridge.runtime.pytorch.loop import compute_dtype
 
 TORCH_SCALER = MappingProxyType(

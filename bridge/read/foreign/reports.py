@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from bridge.read.meaning import recipe_named, semantics_of
+from bridge.read.foreign.meaning import recipe_named, semantics_of
 from bridge.registry.config import MixedPrecisionConfig
 
 REASONS: Mapping[str, str] = {

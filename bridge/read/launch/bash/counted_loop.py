@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
-from bridge.read.launch.arithmetic import computed
+from bridge.read.launch.bash.arithmetic import computed
 from bridge.read.launch.script import text_of
 
 if TYPE_CHECKING:

@@ -15,10 +15,10 @@ from typing import Any
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.mode import mode_of, scheme_of
 from bridge.precision.statements import field_names
-from bridge.read.meaning import unread_fields
-from bridge.read.reports import ExportReport, Unmapped
-from bridge.read.sentence import Sentence
-from bridge.read.table import UnwrittenFields, sentence_named
+from bridge.read.foreign.meaning import unread_fields
+from bridge.read.foreign.reports import ExportReport, Unmapped
+from bridge.read.foreign.sentence import Sentence
+from bridge.read.foreign.table import UnwrittenFields, sentence_named
 from bridge.runtime.pytorch.loop import checked
 
 OFF = {

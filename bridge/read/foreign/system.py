@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from bridge.read.reports import ExportReport, ImportReport
+from bridge.read.foreign.reports import ExportReport, ImportReport
 
 
 @dataclass(frozen=True)

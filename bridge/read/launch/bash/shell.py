@@ -11,8 +11,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from bridge.read.launch.bash.variables import Variables
 from bridge.read.launch.script import WORDS, text_of
-from bridge.read.launch.variables import Variables
 from bridge.read.launch.word import Word
 
 if TYPE_CHECKING:

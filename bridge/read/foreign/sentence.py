@@ -9,7 +9,7 @@ of a file stand in braces.
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Self
 
-from bridge.read.reports import REASONS
+from bridge.read.foreign.reports import REASONS
 
 
 class Sentence(NamedTuple):

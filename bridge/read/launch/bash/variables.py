@@ -12,7 +12,7 @@ import re
 from itertools import groupby, islice
 from typing import TYPE_CHECKING, NamedTuple
 
-from bridge.read.launch.arithmetic import computed
+from bridge.read.launch.bash.arithmetic import computed
 from bridge.read.launch.script import text_of
 from bridge.read.launch.word import BRACES, DEFAULT, FIELD, LATE, UNKNOWN, Word, glued, variable_of
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from bridge.errors import PayloadError, PrecisionTypeError
 from bridge.precision.fields import LAYER_COUNTS
-from bridge.read.meaning import recipe_named, semantics_of
-from bridge.read.reports import REASONS, ImportReport, Unmapped
-from bridge.read.table import sentence_named
+from bridge.read.foreign.meaning import recipe_named, semantics_of
+from bridge.read.foreign.reports import REASONS, ImportReport, Unmapped
+from bridge.read.foreign.table import sentence_named
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.target.fields import DEFAULTS
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from bridge.read.launch.shell import NAME, Shell, first_list
+from bridge.read.launch.bash.shell import NAME, Shell, first_list
 from bridge.read.launch.word import UNKNOWN
 
 if TYPE_CHECKING:

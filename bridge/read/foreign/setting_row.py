@@ -5,7 +5,7 @@
 
 A row is a mapping of the columns below, or its `detail` alone. A row that has no `field` is about a
 setting that cannot be converted exactly, and its `detail`, `reason` and `remedy` are the sentence to
-report (see `bridge.read.sentence`). In the sentence stand facts of the file, and `value`.
+report (see `bridge.read.foreign.sentence`). In the sentence stand facts of the file, and `value`.
 
 The setting, in a report and in a recipe:
 
@@ -42,9 +42,9 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
-from bridge.read.reports import REASONS
-from bridge.read.row_files import rows
-from bridge.read.sentence import Sentence, columns_of
+from bridge.read.foreign.reports import REASONS
+from bridge.read.foreign.row_files import rows
+from bridge.read.foreign.sentence import Sentence, columns_of
 from bridge.read.text.settings import Settings
 
 LOOKS_LIKE_PRECISION = re.compile(

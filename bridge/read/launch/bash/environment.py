@@ -6,7 +6,7 @@ import re
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from bridge.read.launch.shell import NAME
+from bridge.read.launch.bash.shell import NAME
 from bridge.read.launch.word import Word
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ The blocks of a table (docs/howto/add-a-system.md has a whole one with its modul
 
     title       the name of the system in messages
     version     the release that the facts were taken from
-    recognised  signs of a document of the system, see `bridge.read.document_signs`
-    settings    groups of rows about settings, see `bridge.read.setting_row`
+    recognised  signs of a document of the system, see `bridge.read.foreign.document_signs`
+    settings    groups of rows about settings, see `bridge.read.foreign.setting_row`
     needs       fact -> why a setting that needs it is not read without it; null says nothing
-    sentences   further sentences, which the module reports by name, see `bridge.read.sentence`
+    sentences   further sentences, which the module reports by name, see `bridge.read.foreign.sentence`
     unwritten   sentences of an export about `fields` that are stated and have no setting; a row with
                 `when` counts where that fact holds
     data        whatever else the module reads
@@ -36,15 +36,15 @@ from importlib.resources.abc import Traversable
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PayloadError
-from bridge.read.document_signs import DocumentSign, Recognised, first_recognised
-from bridge.read.row_files import FOLDER, rows
-from bridge.read.sentence import Sentence
-from bridge.read.setting_row import Part, SettingRow
+from bridge.read.foreign.document_signs import DocumentSign, Recognised, first_recognised
+from bridge.read.foreign.row_files import FOLDER, rows
+from bridge.read.foreign.sentence import Sentence
+from bridge.read.foreign.setting_row import Part, SettingRow
 from bridge.read.text.settings import Settings
 
 if TYPE_CHECKING:
-    from bridge.read.export_builder import ExportBuilder
-    from bridge.read.import_builder import ImportBuilder
+    from bridge.read.foreign.export_builder import ExportBuilder
+    from bridge.read.foreign.import_builder import ImportBuilder
     from bridge.read.text.document import Document
 
 Facts = Mapping[str, object]
