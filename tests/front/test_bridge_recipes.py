@@ -165,6 +165,21 @@ def test_what_only_the_run_decides_is_open(recipe: Recipe, statements: str, path
     assert mode_of(run.precision) == "bf16"
 
 
+def test_an_import_that_may_fail_decides_what_depends_on_it(recipe: Recipe) -> None:
+    body = "try:\n    from megatron.core.graphs import modules\nexcept ImportError:\n    modules = None\n"
+    lines = ["def mine() -> ConfigContainer:", "    cfg = _base()", "    if modules is None:"]
+    lines += ["        cfg.train.micro_batch_size = 1", "    return cfg"]
+    run = load_run(config_file=recipe(body + "\n".join(lines)), strict=False)
+    assert run.weakness("train.micro_batch_size") == "the value `modules is None`"
+
+
+def test_a_constant_that_a_function_imports_has_its_value(recipe: Recipe) -> None:
+    package = recipe("").parent / "src" / "megatron" / "bridge"
+    (package / "recipes" / "sizes.py").write_text("LENGTH = 2 * 48\n")
+    statements = "from megatron.bridge.recipes.sizes import LENGTH\ncfg.model.seq_length = LENGTH"
+    assert of_function(recipe, statements).model["seq_length"] == 96
+
+
 def test_branches_that_agree_and_branches_that_raise_leave_nothing_open(recipe: Recipe) -> None:
     statements = (
         "if wide:\n    cfg.model.ffn_hidden_size = 512\nelse:\n    cfg.model.ffn_hidden_size = 512\n"

@@ -161,7 +161,8 @@ class Evaluator(Expressions):
                 self._alone(expression, frame)
             case ast.Import() | ast.ImportFrom():
                 for name, path in frame.module.imports_of(node).items():
-                    self.journal.put(frame.names, name, self.library.find(path))
+                    found = self.constant(self.library.find(path))
+                    self.journal.put(frame.names, name, found)
             case ast.FunctionDef(name=name):
                 inner = Function(module=frame.module, node=node, closure=frame.visible)
                 self.journal.put(frame.names, name, inner)

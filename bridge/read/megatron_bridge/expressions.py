@@ -149,24 +149,25 @@ class Expressions:
                 return names[name]
         if name in OF_PYTHON and not frame.module.binds(name):
             return Name(name)
-        return self._followed(self.library.name_in(frame.module, name))
+        return self.constant(self.library.name_in(frame.module, name))
 
-    def _followed(self, found: Value) -> Value:
+    def constant(self, found: Value) -> Value:
         """Return the value of a constant of a module; any other value is itself."""
         if not isinstance(found, Constant):
             return found
         module = found.module
         if found.name not in module.values:
             expressions = module.assigned[found.name]
+            is_certain = len(expressions) == 1 and found.name not in module.imported
             module.values[found.name] = Thing(decider=f"{found.name} of {module.file}")
-            if len(expressions) == 1:
+            if is_certain:
                 module.values[found.name] = self.value(expressions[0], Frame(module))
         return module.values[found.name]
 
     def _attribute(self, holder: Value, name: str) -> Value:
         """Return an attribute of a value."""
         if isinstance(holder, Name):
-            return self._followed(self.library.find(f"{holder.path}.{name}"))
+            return self.constant(self.library.find(f"{holder.path}.{name}"))
         if isinstance(holder, Class):
             return Name(f"{holder.path}.{name}")
         if not isinstance(holder, Thing):
