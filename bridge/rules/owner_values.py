@@ -126,6 +126,7 @@ class OptimizerValues:
 
     bf16: bool
     exp_avg_dtype: str | None
+    exp_avg_sq_dtype: str | None
     fp16: bool
     fp8_recipe: str | None
     initial_loss_scale: float | None
