@@ -16,7 +16,8 @@ setup: $(VENV)/.ready
 # Transformer Engine's Python lies beside the environment, for tests that read its recipe classes: installed in it,
 # without CUDA, it would break `import megatron.core`. NeMo and Megatron Bridge lie beside it too: their mixed precision
 # is one file each, and what the rest of them needs would be gigabytes. So does the newest Megatron Core, whose wheel is
-# for Python 3.12, and Triton, which it imports; torch must not find that one. Without them tests are skipped.
+# for Python 3.12, and Triton, which it imports; torch must not find that one. nemo-run brings two hundred packages, of
+# which it needs an old leptonai. Without them tests are skipped.
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install -q $(TORCH)
@@ -28,6 +29,7 @@ $(VENV)/.ready: pyproject.toml
 	-$(RUN) -m pip install -q --upgrade --target $(VENV)/nemo --no-deps nemo_toolkit==2.6.2
 	-$(RUN) -m pip install -q --upgrade --target $(VENV)/peer --no-deps --ignore-requires-python --only-binary :all: \
 		megatron-bridge==0.6.2
+	-$(RUN) -m pip install -q --upgrade --target $(VENV)/nemo-run nemo_run==0.11.1 leptonai==0.26.6
 	touch $@
 
 train: setup

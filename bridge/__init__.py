@@ -1,4 +1,16 @@
-"""Precision Bridge: named recipes as the single source of truth of a Megatron Core run."""
+"""Precision Bridge: named recipes as the single source of truth of a Megatron Core run.
+
+Where to add something (`docs/explain/architecture.md` has the whole table):
+
+    a built-in recipe           recipes/, next to this package: a function with `@register`
+    a recipe of a team          any module that the entry-point group `bridge.recipes` names
+    a field of the precision    precision/config.py, and its route in sync/routes.py
+    a scheme or a format        precision/schemes.py, precision/formats.py
+    a rule                      rules/topics/, the file of its topic
+    a framework's file          read/framework/NAME.yaml; another system's file: convert/
+    a command                   cli/, a module and its row in commands.py
+    a GPU                       target/target.py
+"""
 
 import importlib
 from typing import TYPE_CHECKING, Any

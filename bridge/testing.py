@@ -1,4 +1,4 @@
-"""`RecipeConformance`: the tests that every recipe of a team passes, as a base class for pytest.
+"""`RecipeConformance`: the tests that every recipe of a team has to pass, a base class for pytest.
 
     class TestOurRecipes(RecipeConformance):
         package = "acme_recipes"
@@ -27,7 +27,7 @@ SHARDED = MappingProxyType({"use_distributed_optimizer": True})
 
 
 class RecipeConformance:
-    """Subclass it in a test module and set `package`, `recipes` or `config_dir`, and `target`."""
+    """Tests of recipes. A subclass sets `target`, and `package`, `recipes` or `config_dir`."""
 
     package: ClassVar[str] = ""
     """The module or package that registers the recipes; every recipe defined in it is tested."""
@@ -44,15 +44,15 @@ class RecipeConformance:
     ddp: ClassVar[Mapping[str, Any]] = SHARDED
     """Fields of the DDP config."""
     silence: ClassVar[Mapping[str, str]] = MappingProxyType({})
-    """Id of a rule -> why the recipes may break it."""
+    """Id of a rule -> the reason why the recipes may break it."""
 
     @classmethod
     def recipe_names(cls) -> list[str]:
-        """Return the recipes that are tested: registered ones, then YAML files.
+        """Return the names of the tested recipes: those of the package, of `recipes` and of files.
 
         Raises:
-            RecipeSourceError: There is no such package, or it cannot be loaded.
-            RunConfigError: There is no recipe in it.
+            RecipeSourceError: The package does not exist or cannot be loaded.
+            RunConfigError: No recipe is named.
         """
         names = []
         if cls.package:
@@ -72,7 +72,7 @@ class RecipeConformance:
 
     @classmethod
     def precision(cls, recipe: str) -> MixedPrecisionConfig:
-        """Return a fresh config of a recipe, registered or of a YAML file."""
+        """Return a new config of a recipe, which is registered or a YAML file."""
         if recipe in REGISTRY:
             return get_mixed_precision_config(recipe)
         run = load_run(
@@ -82,7 +82,7 @@ class RecipeConformance:
 
     @classmethod
     def owners(cls) -> dict[str, Any]:
-        """Return fresh configs of the installed Megatron Core by role."""
+        """Return new configs of the installed Megatron Core: model, optimizer and ddp."""
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # Megatron's, about what is not installed
             from megatron.core.distributed import DistributedDataParallelConfig
@@ -96,7 +96,7 @@ class RecipeConformance:
             }
 
     def pytest_generate_tests(self, metafunc: Any) -> None:
-        """Give each test every recipe."""
+        """Run each test once per recipe; a hook of pytest."""
         if "recipe" in metafunc.fixturenames:
             metafunc.parametrize("recipe", self.recipe_names())
 
@@ -105,7 +105,7 @@ class RecipeConformance:
         self.precision(recipe).finalize()
 
     def test_returns_from_yaml(self, recipe: str) -> None:
-        """Written as YAML and read again, the recipe states the same."""
+        """The recipe states the same fields after it is written as YAML and read."""
         stated = self.precision(recipe).to_dict()
         returned = from_yaml(MixedPrecisionConfig, to_yaml(self.precision(recipe))).to_dict()
         if returned != stated:
@@ -124,7 +124,7 @@ class RecipeConformance:
             raise AssertionError("\n".join([f"{recipe}:", *lines]))
 
     def test_a_second_sync_changes_nothing(self, recipe: str) -> None:
-        """Writing the recipe again leaves every config as it is."""
+        """A second sync of the recipe changes no config."""
         owners = self.owners()
         synchronize(self.precision(recipe), **owners, strict=True)
         report = synchronize(self.precision(recipe), **owners, strict=True)

@@ -134,20 +134,27 @@ def name_of(cell: Cell) -> str:
 def words_of(cell: Cell) -> list[str]:
     """Return the overrides of a cell."""
     precision = REGISTRY.get(cell["recipe"])
-    kept = sum(getattr(precision, f"num_layers_at_{end}_in_bf16") or 0 for end in ("start", "end"))
+    kept = (precision.num_layers_at_start_in_bf16 or 0) + (precision.num_layers_at_end_in_bf16 or 0)
     layers = 4 * -(-(kept + 2) // 4)  # at least two in low precision, and as many in each chunk of each stage
-    chosen = [f"mixed_precision={cell['recipe']}", f"precision_backend={cell['backend']}"]
+    model = cell.get("model", MODELS.get(cell["kind"], "gpt_tiny"))
+    words = [
+        f"model={model}",
+        *WORDS,
+        f"mixed_precision={cell['recipe']}",
+        f"precision_backend={cell['backend']}",
+    ]
     if cell["kind"] != "hybrid":  # its pattern has eight
-        chosen.append(f"model.num_layers={layers}")
-    model = f"model={cell.get('model', MODELS.get(cell['kind'], 'gpt_tiny'))}"
-    return [model, *WORDS, *chosen, *KINDS[cell["kind"]], *LAYOUTS[cell["layout"]], *cell.get("words", ())]
+        words.append(f"model.num_layers={layers}")
+    return [*words, *KINDS[cell["kind"]], *LAYOUTS[cell["layout"]], *cell.get("words", ())]
 
 
 def target_of(cell: Cell) -> str | None:
     """Return the GPU that Transformer Engine's Python runs as; None under the emulation."""
     if cell["backend"] != "te_cpu":
         return None
-    return "b200" if scheme_of(REGISTRY.get(cell["recipe"])) in ("mxfp8", "nvfp4") else "h100"
+    if scheme_of(REGISTRY.get(cell["recipe"])) in ("mxfp8", "nvfp4"):
+        return "b200"
+    return "h100"
 
 
 def run(cells: Sequence[Cell]) -> Iterator[Cell]:
@@ -169,25 +176,39 @@ def run(cells: Sequence[Cell]) -> Iterator[Cell]:
                 for rank in ranks:
                     rank.terminate()
                 errors = Path(scratch, "0.err").read_text(encoding="utf-8").strip().splitlines()
-                yield left.pop(0) | {"failed": errors[-1] if errors else "the process ended"}
+                last = "the process ended"
+                if errors:
+                    last = errors[-1]
+                yield left.pop(0) | {"failed": last}
     if later:
         yield from run(later)
 
 
 def launched(cells: Sequence[Cell], folder: Path, port: int) -> Iterator[subprocess.Popen[str]]:
-    """Start the ranks of one job, and yield them; the first one prints a line per cell."""
-    processes = 1 if cells[0]["layout"] == ALONE else 2
+    """Start the ranks of a job, and yield them; rank 0 prints a line per cell."""
+    processes = 2
+    if cells[0]["layout"] == ALONE:
+        processes = 1
     plan = folder / "plan.json"
     plan.write_text(json.dumps(cells))
-    size = {"WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes), "OMP_NUM_THREADS": "1"}
-    address = {"MASTER_ADDR": "localhost", "MASTER_PORT": str(port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    job = {**os.environ, **size, **address}
+    job = {
+        **os.environ,
+        "WORLD_SIZE": str(processes),
+        "LOCAL_WORLD_SIZE": str(processes),
+        "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": str(port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
     for rank in range(processes):
+        output = subprocess.DEVNULL
+        if rank == 0:
+            output = subprocess.PIPE
         with Path(folder, f"{rank}.err").open("w") as errors:
             yield subprocess.Popen(
                 [sys.executable, "-W", "ignore", __file__, "--rank", str(plan)],
                 env={**job, "RANK": str(rank), "LOCAL_RANK": str(rank)},
-                stdout=subprocess.PIPE if rank == 0 else subprocess.DEVNULL,
+                stdout=output,
                 stderr=errors,
                 text=True,
             )
@@ -201,13 +222,13 @@ def be_rank(plan: Path) -> None:
         declare(target)
     for number, cell in enumerate(cells):
         with contextlib.redirect_stdout(io.StringIO()):
-            found = trained(words_of(cell), plan.parent / str(number))
+            result = trained(words_of(cell), plan.parent / str(number))
         if os.environ["RANK"] == "0":
-            print(json.dumps(found), flush=True)
+            print(json.dumps(result), flush=True)
 
 
 def trained(words: Sequence[str], folder: Path) -> Cell:
-    """Train as overrides say, and return the number of rows and of equal ones, and the sentence of a refusal."""
+    """Train with overrides, and return the result: `rows` and `equal`, and `refused` or `failed`."""
     from bridge.front.decode import container
     from bridge.front.loader import load_run
     from bridge.runtime.audit.record import Record
@@ -215,35 +236,47 @@ def trained(words: Sequence[str], folder: Path) -> Cell:
     from bridge.training.loop import pretrain  # imports Megatron, after `declare`
 
     different: set[tuple[str, str, str]] = set()
-    found: Cell = {}
+    result: Cell = {}
     try:
         config = container(load_run(words, ROOT / "conf"))
         runtime_config_update(config)
         pretrain(config, run_dir=folder)
     except AuditError as error:
-        found["failed"] = str(error)
+        result["failed"] = str(error)
         mismatches: Any = error.mismatches
-        for one in mismatches:
-            different.update(product(one.layers, one.modules, one.gemms))
+        for mismatch in mismatches:
+            different.update(product(mismatch.layers, mismatch.modules, mismatch.gemms))
     except TrainingError:
         raise  # the run itself failed
     except BridgeError as error:
-        known = [further for sentence, further in REFUSED.items() if str(error).startswith(sentence)]
-        if not known:
+        override = override_after(str(error))
+        if override is None:
             return {"failed": str(error)}
-        found["refused"] = str(error)
-        further = known[0]
-        return (trained([*words, *further], folder) if further else {}) | found
+        if override:
+            result = trained([*words, *override], folder)
+        return result | {"refused": str(error)}
     if os.environ.get("RANK", "0") != "0":
-        return found
+        return result
     rows = {(row.layer, row.module, row.gemm) for row in Record.read(folder / "record.json").gemms} | different
-    return found | {"rows": len(rows), "equal": len(rows - different)}
+    return result | {"rows": len(rows), "equal": len(rows - different)}
+
+
+def override_after(refusal: str) -> tuple[str, ...] | None:
+    """Return the override that the sentence of a refusal asks for, None for a sentence that is not expected."""
+    for beginning, override in REFUSED.items():
+        if refusal.startswith(beginning):
+            return override
+    return None
 
 
 def outcome(cell: Cell) -> str:
     """Return the result of a cell as a line."""
-    rows = f"{cell['equal']} of {cell['rows']} rows" if "rows" in cell else "no record"
-    parts = [name_of(cell), rows, *(f"{key}: {cell[key]}" for key in ("refused", "failed") if key in cell)]
+    parts = [name_of(cell), "no record"]
+    if "rows" in cell:
+        parts[1] = f"{cell['equal']} of {cell['rows']} rows"
+    for key in ("refused", "failed"):
+        if key in cell:
+            parts.append(f"{key}: {cell[key]}")
     return ": ".join(parts)
 
 
@@ -256,35 +289,38 @@ def table(cells: Sequence[Cell]) -> str:
     """Return the counts of layouts and backends in Markdown, and the refused cells with their reasons."""
     backends = list(dict.fromkeys(cell["backend"] for cell in cells))
     lines = [f"| layout | {' | '.join(backends)} |", f"|---|{'---|' * len(backends)}"]
-    for layout in dict.fromkeys(cell["layout"] for cell in cells):
-        columns = [
-            counts([cell for cell in cells if (cell["layout"], cell["backend"]) == (layout, backend)])
-            for backend in backends
-        ]
-        lines.append(f"| {layout} | {' | '.join(columns)} |")
+    groups: dict[str, dict[str, list[Cell]]] = {}
+    for cell in cells:
+        of_layout = groups.setdefault(cell["layout"], {backend: [] for backend in backends})
+        of_layout[cell["backend"]].append(cell)
+    for layout, of_layout in groups.items():
+        lines.append(f"| {layout} | {' | '.join(map(counts, of_layout.values()))} |")
     refused: defaultdict[str, list[Cell]] = defaultdict(list)
     for cell in cells:
         if "refused" in cell:
             refused[cell["refused"]].append(cell)
     if refused:
         lines += ["", "Refused, and run with the override that the sentence asks for, where it asks for one:", ""]
-    for sentence, own in refused.items():
-        parts = (listed(own, part) for part in PARTS)
-        lines.append(f"- {len(own)} cells ({'; '.join(parts)}): {sentence}")
+    for sentence, refused_cells in refused.items():
+        parts = [listed(refused_cells, part) for part in PARTS]
+        lines.append(f"- {len(refused_cells)} cells ({'; '.join(parts)}): {sentence}")
     return "\n".join(lines)
 
 
 def counts(cells: Sequence[Cell]) -> str:
     """Return the number of cells whose plan is their record, and of equal rows."""
-    equal, rows = (sum(cell.get(column, 0) for cell in cells) for column in ("equal", "rows"))
+    equal = sum(cell.get("equal", 0) for cell in cells)
+    rows = sum(cell.get("rows", 0) for cell in cells)
     return f"{sum(map(is_planned, cells))} of {len(cells)} cells, {equal:,} of {rows:,} rows"
 
 
 def listed(cells: Sequence[Cell], part: str) -> str:
-    """Return the values of one part of cells, "all" where they are all there are."""
+    """Return the values of a part in some cells, or "all" where the cells have every value."""
     known = {"recipe": REGISTRY.names(), "kind": KINDS, "layout": LAYOUTS, "backend": BACKENDS}[part]
-    own = list(dict.fromkeys(cell[part] for cell in cells))
-    return f"all {part}s" if len(own) == len(list(known)) else ", ".join(own)
+    values = list(dict.fromkeys(cell[part] for cell in cells))
+    if len(values) == len(list(known)):
+        return f"all {part}s"
+    return ", ".join(values)
 
 
 def main() -> int:
@@ -292,20 +328,40 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parts = {"recipe": REGISTRY.names(), "kind": KINDS, "layout": LAYOUTS, "backend": BACKENDS}
     for part, known in parts.items():
-        choices = None if part == "recipe" else known  # aliases are taken too
+        choices = known
+        if part == "recipe":  # aliases are taken too
+            choices = None
         parser.add_argument(f"--{part}s", nargs="+", default=list(known), choices=choices, metavar=part.upper())
     parser.add_argument("--results", type=Path, help="JSON file of the cells that were run")
     parser.add_argument("--write", type=Path, help="Markdown file that gets the table")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.rank is not None:
-        be_rank(given.rank)
+    options = parser.parse_args()
+    if options.rank is not None:
+        be_rank(options.rank)
         return 0
-    chosen = product(given.backends, given.layouts, given.recipes, given.kinds)
-    cells = [dict(zip(("backend", "layout", "recipe", "kind"), cell, strict=True)) for cell in chosen]
+    cells = []
+    for backend, layout, recipe, kind in product(options.backends, options.layouts, options.recipes, options.kinds):
+        cells.append({"backend": backend, "layout": layout, "recipe": recipe, "kind": kind})
+    cells = with_results(cells, options.results)
+    text = f"{facts(cells)}\n\n{table(cells)}\n"
+    print(text)
+    if options.write is not None:
+        before, _, rest = options.write.read_text(encoding="utf-8").partition(BEGIN)
+        _, _, after = rest.partition(END)
+        options.write.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}", encoding="utf-8")
+    if all(map(is_planned, cells)):
+        return 0
+    return 1
+
+
+def with_results(cells: Sequence[Cell], file: Path | None) -> list[Cell]:
+    """Return cells with their results, and run those whose result is not in the file.
+
+    The file is rewritten after each run.
+    """
     done: dict[str, Cell] = {}
-    if given.results is not None and given.results.is_file():
-        done = {name_of(cell): cell for cell in json.loads(given.results.read_text(encoding="utf-8"))}
+    if file is not None and file.is_file():
+        done = {name_of(cell): cell for cell in json.loads(file.read_text(encoding="utf-8"))}
     launches: defaultdict[tuple[str | None, ...], list[Cell]] = defaultdict(list)
     for cell in cells:
         if name_of(cell) not in done:
@@ -314,16 +370,9 @@ def main() -> int:
         for cell in run(group):
             print(outcome(cell), flush=True)
             done[name_of(cell)] = cell
-            if given.results is not None:
-                given.results.write_text(json.dumps([*done.values()], indent=1), encoding="utf-8")
-    found = [done[name_of(cell)] for cell in cells]
-    text = f"{facts(found)}\n\n{table(found)}\n"
-    print(text)
-    if given.write is not None:
-        before, _, rest = given.write.read_text(encoding="utf-8").partition(BEGIN)
-        page = f"{before}{BEGIN}\n\n{text}\n{END}{rest.partition(END)[2]}"
-        given.write.write_text(page, encoding="utf-8")
-    return 0 if all(map(is_planned, found)) else 1
+            if file is not None:
+                file.write_text(json.dumps([*done.values()], indent=1), encoding="utf-8")
+    return [done[name_of(cell)] for cell in cells]
 
 
 def facts(cells: Sequence[Cell]) -> str:

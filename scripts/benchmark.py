@@ -26,6 +26,7 @@ import warnings
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -57,34 +58,45 @@ class Figure:
         """Whether the goal is reached, to the digits that are shown."""
         if self.goal is None:
             return True
-        return round(self.value, 2) >= self.goal if self.at_least else round(self.value, 2) <= self.goal
+        if self.at_least:
+            return round(self.value, 2) >= self.goal
+        return round(self.value, 2) <= self.goal
 
     @property
     def shown(self) -> str:
         """The value with its unit."""
-        digits = f"{self.value:.2f}" if not self.unit else f"{self.value:,.{1 if self.value < 100 else 0}f} {self.unit}"
-        return f"{100 * self.value:.1f} %" if self.unit == "%" else digits
+        if self.unit == "%":
+            return f"{100 * self.value:.1f} %"
+        if not self.unit:
+            return f"{self.value:.2f}"
+        if self.value < 100:
+            return f"{self.value:,.1f} {self.unit}"
+        return f"{self.value:,.0f} {self.unit}"
 
     @property
     def wanted(self) -> str:
         """The goal with its direction."""
         if self.goal is None:
             return ""
-        goal = f"{100 * self.goal:g} %" if self.unit == "%" else f"{self.goal:g} {self.unit}".rstrip()
-        return f"{'at least' if self.at_least else 'at most'} {goal}"
+        goal = f"{self.goal:g} {self.unit}".rstrip()
+        if self.unit == "%":
+            goal = f"{100 * self.goal:g} %"
+        if self.at_least:
+            return f"at least {goal}"
+        return f"at most {goal}"
 
 
 def startup(repeats: int = 11) -> list[Figure]:
     """Measure what an import and three commands cost against the libraries that they stand on, all in turn."""
     seconds = _in_turn(STARTS, repeats)
     how = f"CPU time of fresh processes in turn, median of {repeats}"
-    figures = [
-        Figure(name=title, value=_ratio(seconds[name], seconds[reference]), goal=goal, how=how)
-        for title, name, reference, goal in START_GOALS
-    ]
     more = _ratio(seconds["face"], seconds["torch"]) - 1
     title = "import bridge.training.mixed_precision, on top of import torch"
-    return [Figure(name=title, value=more, unit="%", goal=0.08, how=how), *figures]
+    figures = [Figure(name=title, value=more, unit="%", goal=0.08, how=how)]
+    for title, name, reference, goal in START_GOALS:
+        ratio = _ratio(seconds[name], seconds[reference])
+        figures.append(Figure(name=title, value=ratio, goal=goal, how=how))
+    return figures
 
 
 LIBRARIES = "import hydra, omegaconf, yaml"
@@ -107,22 +119,17 @@ START_GOALS = (
 
 def layers(repeats: int = 5) -> list[Figure]:
     """Measure two commands on a model of 8,000 layers against one of 80."""
-    runs = {
-        (command, count): [COMMAND, command, f"model.num_layers={count}"]
-        for command in ("check", "memory")
-        for count in (80, 8_000)
-    }
+    commands = ("check", "memory")
+    runs = {}
+    for command, count in product(commands, (80, 8_000)):
+        runs[command, count] = [COMMAND, command, f"model.num_layers={count}"]
     seconds = _in_turn(runs, repeats)
     how = f"CPU time of fresh processes in turn, median of {repeats}"
-    return [
-        Figure(
-            name=f"{command}, 8,000 layers / 80 layers",
-            value=_ratio(seconds[command, 8_000], seconds[command, 80]),
-            goal=1.5,
-            how=how,
-        )
-        for command in ("check", "memory")
-    ]
+    figures = []
+    for command in commands:
+        ratio = _ratio(seconds[command, 8_000], seconds[command, 80])
+        figures.append(Figure(name=f"{command}, 8,000 layers / 80 layers", value=ratio, goal=1.5, how=how))
+    return figures
 
 
 def rehearsal() -> list[Figure]:
@@ -222,7 +229,8 @@ def step(rounds: int = 12, warmup: int = 3) -> list[Figure]:
     how = f"gpt_5m, bf16_mixed, CPU time of one thread, {rounds} rounds in turn in one process"
     peak = {name: _peak_mib(name) for name in ("ours", "plain")}
     resident = f"resident, processes of five steps; {peak['ours']:.0f} and {peak['plain']:.0f} MiB"
-    over, calls = (_ratio(seconds["ours"], seconds[name]) for name in ("plain", "Megatron's calls alone"))
+    over = _ratio(seconds["ours"], seconds["plain"])
+    calls = _ratio(seconds["ours"], seconds["Megatron's calls alone"])
     return [
         Figure(name="training step / step of a plain PyTorch loop", value=over, goal=1.06, how=how),
         Figure(name="training step / Megatron's calls alone", value=calls, how=how),
@@ -272,8 +280,10 @@ def _plain_sizes() -> Any:
     import torch
     from plain_gpt import PlainConfig
 
-    slow = torch.bfloat16 in _wide_gemm().slow_dtypes()
-    return PlainConfig(attention="sdpa", sdpa_dtype=torch.float32 if slow else torch.bfloat16)
+    dtype = torch.bfloat16
+    if dtype in _wide_gemm().slow_dtypes():
+        dtype = torch.float32
+    return PlainConfig(attention="sdpa", sdpa_dtype=dtype)
 
 
 def _peak_mib(kind: str) -> float:
@@ -309,7 +319,10 @@ def _take_five_steps(kind: str) -> None:
                 plain.step(tokens, tokens)
     # Not ru_maxrss: a child process begins with its parent's.
     high_water = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text(encoding="ascii"))
-    print(int(high_water[1]) / 1024 if high_water else "nan")
+    if high_water is None:
+        print("nan")
+    else:
+        print(int(high_water[1]) / 1024)
 
 
 def low_precision(rounds: int = 10, warmup: int = 3) -> list[Figure]:
@@ -328,15 +341,10 @@ def low_precision(rounds: int = 10, warmup: int = 3) -> list[Figure]:
                 seconds["measured"].append(taken)
             interval = run.config.logging.quantisation_interval
     how = f"gpt_5m, CPU time of one thread, {rounds} rounds in turn in one process"
-    figures = [
-        Figure(
-            name=f"training step, {name} / bf16_mixed",
-            value=_ratio(seconds[name], seconds["bf16_mixed"]),
-            goal=goal,
-            how=how,
-        )
-        for name, goal in STEP_GOALS.items()
-    ]
+    figures = []
+    for name, goal in STEP_GOALS.items():
+        ratio = _ratio(seconds[name], seconds["bf16_mixed"])
+        figures.append(Figure(name=f"training step, {name} / bf16_mixed", value=ratio, goal=goal, how=how))
     extra = (_ratio(seconds["measured"], seconds["fp8_current"]) - 1) / interval
     how = f"{how}, one step of {interval} measured"
     return [*figures, Figure(name="measuring quantisation, of a step", value=extra, unit="%", goal=0.05, how=how)]
@@ -346,11 +354,11 @@ def low_precision(rounds: int = 10, warmup: int = 3) -> list[Figure]:
 def _emulated_runs() -> Iterator[dict[str, Any]]:
     """Build a run of `make train` for each recipe, BF16 first, each with its batches."""
     with _started(backend="emulated") as process:
-        built = {
-            name: _built(process, f"mixed_precision={name}", "precision_backend=emulated")
-            for name in ("bf16_mixed", *STEP_GOALS)
-        }
-        yield {name: (run, run.batches_of(run.splits.train, start=0)) for name, run in built.items()}
+        runs = {}
+        for name in ("bf16_mixed", *STEP_GOALS):
+            run = _built(process, f"mixed_precision={name}", "precision_backend=emulated")
+            runs[name] = (run, run.batches_of(run.splits.train, start=0))
+        yield runs
 
 
 PARTS = {
@@ -380,8 +388,11 @@ def profile(rounds: int = 10, warmup: int = 3) -> list[tuple[str, ...]]:
     for title, (file, function) in PARTS.items():
         cells = []
         for stats in spent.values():
-            found = (row[3] for (path, _, own), row in stats.items() if path.endswith(file) and own == function)
-            cells.append(f"{1e3 * sum(found) / rounds:.1f}")
+            seconds = 0.0
+            for (path, _, name), (_, _, _, cumulative_seconds, _) in stats.items():
+                if path.endswith(file) and name == function:
+                    seconds += cumulative_seconds
+            cells.append(f"{1e3 * seconds / rounds:.1f}")
         rows.append((title, *cells))
     return rows
 
@@ -489,7 +500,9 @@ CPU milliseconds of a step of gpt_5m under Python's profiler, which slows all of
 
 def _goals(figures: Iterator[Figure]) -> str:
     rows = [(figure.name, figure.shown, figure.wanted, figure.how) for figure in figures]
-    return table(("figure", "measured", "goal", "how"), rows) if rows else "Nothing.\n"
+    if not rows:
+        return "Nothing.\n"
+    return table(("figure", "measured", "goal", "how"), rows)
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
@@ -500,10 +513,16 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 def machine() -> str:
     """Return the name of the processor, and whether it multiplies BF16 itself."""
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    bf16 = "with" if any("avx512_bf16" in line or "amx_bf16" in line for line in lines) else "without"
-    return f"{next(names, platform.machine())} {bf16} BF16 instructions"
+    text = ""
+    if Path("/proc/cpuinfo").exists():
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    name = platform.machine()
+    model = re.search(r"^model name\s*:(.*)$", text, re.MULTILINE)
+    if model is not None:
+        name = model[1].strip()
+    if "avx512_bf16" in text or "amx_bf16" in text:
+        return f"{name} with BF16 instructions"
+    return f"{name} without BF16 instructions"
 
 
 def main() -> int:
@@ -524,16 +543,30 @@ def main() -> int:
         return 0
     if chosen.write:
         before, _, rest = chosen.write.read_text(encoding="utf-8").partition(BEGIN)
-        chosen.write.write_text(f"{before}{BEGIN}\n\n{page()}\n{END}{rest.partition(END)[2]}", encoding="utf-8")
+        _, _, after = rest.partition(END)
+        chosen.write.write_text(f"{before}{BEGIN}\n\n{page()}\n{END}{after}", encoding="utf-8")
         return 0
-    figures = [one for name in (SUITES if chosen.suite == "all" else [chosen.suite]) for one in SUITES[name]()]
+    names = [chosen.suite]
+    if chosen.suite == "all":
+        names = [*SUITES]
+    figures: list[Figure] = []
+    for name in names:
+        figures += SUITES[name]()
     if chosen.json:
         print(json.dumps([asdict(figure) | {"met": figure.met} for figure in figures], indent=2))
         return 0
-    for one in figures:
-        verdict = f"goal {one.wanted}: {'met' if one.met else 'NOT met'}; " if one.goal is not None else ""
-        print(f"{one.name}: {one.shown} ({verdict}{one.how})")
+    for figure in figures:
+        print(f"{figure.name}: {figure.shown} ({_verdict(figure)}{figure.how})")
     return 0
+
+
+def _verdict(figure: Figure) -> str:
+    """Return whether a figure meets its goal, for the line of the figure; empty without a goal."""
+    if figure.goal is None:
+        return ""
+    if figure.met:
+        return f"goal {figure.wanted}: met; "
+    return f"goal {figure.wanted}: NOT met; "
 
 
 if __name__ == "__main__":

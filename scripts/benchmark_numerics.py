@@ -23,6 +23,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
+from itertools import product
 from typing import Any
 
 import torch
@@ -30,6 +31,7 @@ from benchmark import table
 from rivals import LINEARS, NOT_CALLED, QUANTISERS
 
 from bridge.runtime.numerics import DelayedScaling, GemmPrecision, make_operand, scaled_linear, use
+from bridge.runtime.numerics.linear import dequantised
 
 MATRIX = (4096, 2048)
 """Rows and columns of the matrix that becomes an operand."""
@@ -82,8 +84,11 @@ def fast_gemm() -> Iterator[str]:
         return
     from bridge.runtime.megatron.wide_gemm import slow_dtypes, widened
 
-    with widened(slow_dtypes()) as installed:
-        yield "widened" if installed else "scalar"
+    with widened(slow_dtypes()) as is_installed:
+        if is_installed:
+            yield "widened"
+        else:
+            yield "scalar"
 
 
 def operands(rounds: int) -> tuple[list[Row], Shares]:
@@ -91,21 +96,26 @@ def operands(rounds: int) -> tuple[list[Row], Shares]:
     x = _matrix(MATRIX)
     target = torch.empty_like(x)
     steps: dict[str, Step] = {"copy": lambda: target.copy_(x)}
+    copies = list(product(("input", "weight", "grad_output"), (False, True)))
     for scheme, number_format in SCHEMES.items():
-        for role in ("input", "weight", "grad_output"):
+        scale = None
+        if scheme == "delayed":
+            scale = 1.0
+        for role, columnwise in copies:
             spec = GemmPrecision(scheme=scheme, format=number_format).spec(role)
-            for columnwise in (False, True):
-                scale = 1.0 if scheme == "delayed" else None
-                make = partial(make_operand, x, spec, role, columnwise=columnwise, scale=scale)
-                steps[f"{scheme} {role} {columnwise}"] = make
+            make = partial(make_operand, x, spec, role, columnwise=columnwise, scale=scale)
+            steps[f"{scheme} {role} {columnwise}"] = make
     seconds = seconds_of(steps, rounds)
     rows: list[Row] = [("copy", *[f"{_gigabytes(x, seconds['copy']):.1f}"] * 6)]
     shares: Shares = {}
     for scheme in SCHEMES:
-        names = [f"{scheme} {role} {column}" for role in ("input", "weight", "grad_output") for column in (False, True)]
-        found = [seconds["copy"] / seconds[name] for name in names]
-        shares[scheme] = dict(zip(ROLES, found, strict=True))
-        cells = (f"{_gigabytes(x, seconds[name]):.1f} ({one:.2f})" for name, one in zip(names, found, strict=True))
+        shares[scheme] = {}
+        cells = []
+        for title, (role, columnwise) in zip(ROLES, copies, strict=True):
+            taken = seconds[f"{scheme} {role} {columnwise}"]
+            share = seconds["copy"] / taken
+            shares[scheme][title] = share
+            cells.append(f"{_gigabytes(x, taken):.1f} ({share:.2f})")
         rows.append((scheme, *cells))
     return rows, shares
 
@@ -115,20 +125,24 @@ def quantisers(rounds: int, missing: dict[str, str]) -> list[Row]:
     x = _matrix(COMPARED)
     steps: dict[str, Step] = {}
     about: dict[str, tuple[str, str, str, str]] = {}
+    rounding = partial(make_operand, x, GemmPrecision(scheme="delayed").spec("input"), "input", scale=1.0)
     for name, scheme in OURS.items():
         spec = GemmPrecision(scheme=scheme, format=SCHEMES[scheme]).spec("input")
         ours = partial(make_operand, x, spec, "input")
-        alone = partial(make_operand, x, GemmPrecision(scheme="delayed").spec("input"), "input", scale=1.0)
         steps[name] = ours
-        about[name] = (name, "Precision Bridge", "current scaling" if name == "FP8" else "", "")
+        our_rule = ""
+        if name == "FP8":
+            our_rule = "current scaling"
+        about[name] = (name, "Precision Bridge", our_rule, "")
         for library, rule, quantiser in QUANTISERS[name]:
-            found = _imported(f"{library}, {name}", missing, partial(quantiser, x))
-            if found is None:
+            imported = _imported(f"{library}, {name}", missing, partial(quantiser, x))
+            if imported is None:
                 continue
-            step, values = found
-            made = (alone if rule == "rounding alone" else ours)()
-            factor = made.factor / (6 * 448) if name == "NVFP4" else made.factor
-            expected = (made.values.float() * factor).bfloat16()
+            step, values = imported
+            operand = ours()
+            if rule == "rounding alone":
+                operand = rounding()
+            expected = dequantised(operand, torch.bfloat16)
             equal = (values(step()).bfloat16() == expected).float().mean().item()
             steps[f"{name} {library}"] = step
             about[f"{name} {library}"] = (name, f"{library} {_version(library)}", rule, f"{100 * equal:.4g} %")
@@ -143,8 +157,13 @@ def quantisers(rounds: int, missing: dict[str, str]) -> list[Row]:
 def linears(
     rounds: int, schemes: Iterable[str], libraries: Iterable[str] = (), missing: dict[str, str] | None = None
 ) -> list[Row]:
-    """Measure forward and backward of a linear layer under some schemes and libraries."""
+    """Measure forward and backward of a linear layer under some schemes and libraries.
+
+    Libraries that cannot be imported are added to `missing`.
+    """
     rows = []
+    if missing is None:
+        missing = {}
     for tokens, inputs, outputs in SHAPES:
         torch.manual_seed(0)
         x = torch.randn(tokens, inputs).bfloat16().requires_grad_()
@@ -154,19 +173,22 @@ def linears(
         steps: dict[str, Step] = {"BF16, torch": partial(_both_passes, plain, (x, w), dy)}
         for scheme in schemes:
             precision = GemmPrecision(scheme=scheme, format=SCHEMES[scheme])
-            state = DelayedScaling(precision) if scheme == "delayed" else None
+            state = None
+            if scheme == "delayed":
+                state = DelayedScaling(precision)
             forward = partial(scaled_linear, x, w, precision=precision, state=state)
             steps[f"{scheme}, Precision Bridge"] = partial(_both_passes, forward, (x, w), dy)
         for library in libraries:
             rule, make = LINEARS[library]
-            layer = _imported(f"{library}, linear", {} if missing is None else missing, partial(make, w))
+            layer = _imported(f"{library}, linear", missing, partial(make, w))
             if layer is not None:
                 name = f"{rule}, {library} {_version(library)}"
                 steps[name] = partial(_both_passes, partial(layer, x), (x, *layer.parameters()), dy)
         seconds = seconds_of(steps, rounds)
         shape = f"{tokens} x {inputs} x {outputs}"
         base = seconds["BF16, torch"]
-        rows += [(shape, name, f"{1e3 * one:.1f}", f"{one / base:.2f}") for name, one in seconds.items()]
+        for name, taken in seconds.items():
+            rows.append((shape, name, f"{1e3 * taken:.1f}", f"{taken / base:.2f}"))
         gc.collect()
     return rows
 
@@ -204,7 +226,10 @@ def _version(library: str) -> str:
 def report(rounds: int) -> tuple[str, Shares]:
     """Measure everything; return the tables, and the shares of a copy's rate."""
     problem = use("native")
-    use("torch" if problem else "native")
+    kernel = "the C kernel"
+    if problem is not None:
+        use("torch")
+        kernel = f"plain torch ({problem})"
     missing = dict(NOT_CALLED)
     fewer = max(3, rounds // 2)
     with fast_gemm() as gemm:
@@ -212,8 +237,8 @@ def report(rounds: int) -> tuple[str, Shares]:
         keep_freed_memory()
         (made, shares), against = operands(rounds), quantisers(rounds, missing)
         layers = linears(fewer, SCHEMES, LINEARS, missing)
-    kernel = f"plain torch ({problem})" if problem else "the C kernel"
-    operand, compared = (f"{rows} x {columns}" for rows, columns in (MATRIX, COMPARED))
+    operand = f"{MATRIX[0]} x {MATRIX[1]}"
+    compared = f"{COMPARED[0]} x {COMPARED[1]}"
     text = f"""\
 ## Quantisers alone
 
@@ -256,7 +281,10 @@ def main() -> int:
     logging.disable(logging.WARNING)  # torchao on CUDA extensions that are not for this machine
     warnings.simplefilter("ignore")
     tables, shares = report(chosen.rounds)
-    print(json.dumps({"tables": tables, "shares": shares}) if chosen.json else tables)
+    if chosen.json:
+        print(json.dumps({"tables": tables, "shares": shares}))
+    else:
+        print(tables)
     return 0
 
 

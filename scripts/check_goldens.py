@@ -33,6 +33,10 @@ OPTIONS = {
     "nvfp4": {"two_d", "rht", "block"},
     "delayed": {"amax_compute_algo", "margin", "amax_history_len"},
 }
+BLOCKS = {"mxfp8": 32, "nvfp4": 16}
+"""Scheme -> elements of a block."""
+NAN_CODES = {"e4m3": (0x7F, 0xFF), "e5m2": (0x7D, 0x7E, 0x7F, 0xFD, 0xFE, 0xFF), "e2m1": ()}
+"""Format -> its codes of NaN."""
 ARRAYS = ("q", "scale_inv", "q_t", "scale_inv_t")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -58,8 +62,10 @@ def spec_of(record: Record) -> QuantSpec:
     if scheme == "blockwise":
         row = tuple(record["tile"])
     elif scheme in ("mxfp8", "nvfp4"):
-        size = record.get("block", 32 if scheme == "mxfp8" else 16)
-        row = (size, size) if record.get("two_d") else (1, size)
+        size = record.get("block", BLOCKS[scheme])
+        row = (1, size)
+        if record.get("two_d"):
+            row = (size, size)
     return QuantSpec(
         scheme=scheme,
         format=record["format"],
@@ -74,8 +80,8 @@ def spec_of(record: Record) -> QuantSpec:
 def from_torch(x: torch.Tensor, spec: QuantSpec) -> Arrays:
     """Return the arrays of `quantise`, under the names of the golden file."""
     made = quantise(x, spec)
-    found = dict(zip(ARRAYS, (made.codes, made.scale_inv, made.codes_t, made.scale_inv_t), strict=True))
-    return {name: tensor.numpy() for name, tensor in found.items() if tensor is not None}
+    tensors = {"q": made.codes, "scale_inv": made.scale_inv, "q_t": made.codes_t, "scale_inv_t": made.scale_inv_t}
+    return {name: tensor.numpy() for name, tensor in tensors.items() if tensor is not None}
 
 
 def from_reference(x: torch.Tensor, spec: QuantSpec) -> Arrays:
@@ -117,11 +123,21 @@ def check_quantised(record: Record, file: Any, path: str) -> list[str]:
     if missing:
         raise UnknownRecordError(f"the file has no {', '.join(missing)}")
     x = torch.from_numpy(file[f"x/{record['input']}"]).to(DTYPES[record["dtype"]])
-    found = from_reference(x, spec) if path == "reference" else from_torch(x, spec)
-    codes = {"e4m3": (0x7F, 0xFF), "e5m2": (0x7D, 0x7E, 0x7F, 0xFD, 0xFE, 0xFF)}.get(record["format"], ())
-    stored = [name for name in ARRAYS if f"{record['name']}.{name}" in file]
-    nans = {name: codes if name.startswith("q") else () for name in stored}
-    return [name for name in stored if not equal(found[name], file[f"{record['name']}.{name}"], nans[name])]
+    if path == "reference":
+        made = from_reference(x, spec)
+    else:
+        made = from_torch(x, spec)
+    wrong = []
+    for name in ARRAYS:
+        key = f"{record['name']}.{name}"
+        if key not in file:
+            continue
+        nan_codes: tuple[int, ...] = ()
+        if name.startswith("q"):
+            nan_codes = NAN_CODES[record["format"]]
+        if not equal(made[name], file[key], nan_codes):
+            wrong.append(name)
+    return wrong
 
 
 def check_delayed(record: Record, file: Any, path: str) -> list[str]:
@@ -134,7 +150,9 @@ def check_delayed(record: Record, file: Any, path: str) -> list[str]:
     history, scale = [0.0] * length, 1.0
     history_t, scale_t = torch.zeros(length, 1), torch.ones(1)
     for amax in golden["amax"].tolist():
-        seen = 0.0 if np.isnan(amax) else amax
+        seen = amax
+        if np.isnan(amax):
+            seen = 0.0
         if path == "reference":
             history[0] = max(history[0], seen)
             history, scale = reference.delayed_update(history, scale, maximum=maximum, margin=margin, algo=algo)
@@ -164,7 +182,9 @@ def main(arguments: list[str] | None = None) -> int:
     records = json.loads(bytes(file["__meta__"]).decode())
     failed = False
     for path in options.path or path_names:
-        problem = None if path == "reference" else use(path)
+        problem = None
+        if path != "reference":
+            problem = use(path)
         if problem is not None:
             print(f"{path:9}  not checked: {problem}")
             failed |= options.path is not None
@@ -181,8 +201,10 @@ def check(records: list[Record], file: Any, path: str) -> bool:
         recipe = str(record.get("recipe"))
         total[recipe] += 1
         try:
-            checker = check_delayed if recipe == "delayed" else check_quantised
-            wrong = checker(record, file, path)
+            if recipe == "delayed":
+                wrong = check_delayed(record, file, path)
+            else:
+                wrong = check_quantised(record, file, path)
         except (UnknownRecordError, KeyError) as error:
             wrong = [f"unknown record: {error}"]
         matched[recipe] += not wrong

@@ -28,6 +28,7 @@ from typing import Any
 from bridge.errors import BridgeError, UnreadFileError
 from bridge.front.loader import load_run
 from bridge.preflight.check import check
+from bridge.preflight.file_reading import MEGATRON_BRIDGE
 from bridge.read.framework.table import (
     FrameworkTable,
     OwnNames,
@@ -35,7 +36,8 @@ from bridge.read.framework.table import (
     framework_table,
     table_names,
 )
-from bridge.read.kinds import read_file
+from bridge.read.megatron_bridge.start import ROWS
+from bridge.read.run_file import read_file
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "explain" / "where-megatron-core-runs.md"
 COUNTS = PAGE.with_suffix(".json")
@@ -57,9 +59,9 @@ those of Megatron-LM, with the framework as the origin of what it sets ("slime a
 A file is *answered* where `plan` answers it, *checked* where `check` answers it and `plan` does not, *refused* where it
 is a run and a reason is given, and *named* where it is no run of Megatron Core, or a part of one.
 
-NeMo-RL, verl and ms-swift make the model of a checkpoint of Hugging Face, by the bridge that they use: their files do
-not state its sizes. Where its `config.json` is at hand, by the name in the file, among the downloads of Hugging Face or
-as `--context checkpoint=FOLDER`, `plan` and `memory` answer with its sizes, for the families of
+NeMo-RL, verl, ms-swift and most recipes of Megatron Bridge make the model of a checkpoint of Hugging Face: their files
+do not state its sizes. Where its `config.json` is at hand, by the name in the file, among the downloads of Hugging Face
+or as `--context checkpoint=FOLDER`, `plan` and `memory` answer with its sizes, for the families of
 `bridge/read/rows/hf_config.yaml`. They are counted here without it.
 
 Scripts of Megatron-DeepSpeed, that of BigScience among them, are read as Megatron-LM's: their program is a fork from
@@ -67,7 +69,7 @@ before Megatron Core, so that each answer names what its parser and DeepSpeed's 
 nanotron, OLMo, lingua, LLM Foundry, NeMo Automodel and torchtitan do not run Megatron Core: one sentence says so.
 """
 KINDS = ("answered", "checked", "refused", "named")
-OF_A_RUN = ("its file is not found", "names no file of the run")
+OF_A_RUN = ("its file is not found", "names no file of the run", "only the run knows its container")
 """Kinds of refusals of launches whose run stands in a file that only the run knows."""
 
 
@@ -185,7 +187,8 @@ def _general(reason: str, file: Path, clone: Path) -> str:
     text = re.sub(r"the torch_dtype of .*? decides\.", "the torch_dtype of the checkpoint decides.", text)
     text = re.sub(r"^(?:named: )?\S+\.yaml: looks", "FILE: looks", text)
     text = re.sub(r"got .*?\. Give", "got PROGRAM. Give", text)
-    return text.partition(" Add ")[0].partition(" Give ")[0].replace("|", "\\|")
+    sentence = text.partition("\n")[0].partition(" Add ")[0].partition(" Give ")[0]
+    return sentence.replace("|", "\\|")
 
 
 def page_of(counts: Mapping[str, Any]) -> str:
@@ -223,6 +226,8 @@ def _section_of(table: FrameworkTable, count: Mapping[str, Any]) -> Iterator[str
     yield ""
     yield "| it sets at start | value | when | source |"
     yield "|---|---|---|---|"
+    if table.title == MEGATRON_BRIDGE:
+        yield from _lines_of_code()
     for row in table.start:
         yield from _start_lines(row)
     for variable, given in table.environment.items():
@@ -249,6 +254,14 @@ def _section_of(table: FrameworkTable, count: Mapping[str, Any]) -> Iterator[str
         reasons = count["reasons"].items()
         for reason, number in sorted(reasons, key=lambda row: (row[0] == OTHER, -row[1], row[0])):
             yield f"| {number} | {reason} |"
+
+
+def _lines_of_code() -> Iterator[str]:
+    """Yield a line for each value that Megatron Bridge sets at start, whose rows are code."""
+    for row in ROWS:
+        value = "computed" if callable(row.value) else f"`{row.value}`"
+        when = row.because + (", where nothing states it" if row.is_default else "")
+        yield f"| `{row.path}` | {value} | {when} | src/megatron/bridge/{row.source} |"
 
 
 def _start_lines(row: StartRow) -> Iterator[str]:

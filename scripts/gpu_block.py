@@ -150,7 +150,9 @@ def relative_distance(mine: torch.Tensor, theirs: torch.Tensor) -> float:
     size = theirs.double().norm().item()
     if size:
         return difference / size
-    return float("inf") if difference else 0.0
+    if difference:
+        return float("inf")
+    return 0.0
 
 
 def compare_passes(
@@ -176,11 +178,16 @@ def compare_passes(
     def loss_distance(run: tuple[float, dict[str, torch.Tensor]]) -> float:
         return abs(run[0] - theirs[0]) / abs(theirs[0])
 
-    record("loss", loss_distance(mine), LOSS_TOLERANCE, None if plain is None else loss_distance(plain))
+    bf16_distance = None
+    if plain is not None:
+        bf16_distance = loss_distance(plain)
+    record("loss", loss_distance(mine), LOSS_TOLERANCE, bf16_distance)
     for name, gradient in theirs[1].items():
-        other = None if plain is None else relative_distance(plain[1][name], gradient)
-        tolerance = BF16_TOLERANCE if other is None else FACTOR * other
-        record(f"gradient of {name}", relative_distance(mine[1][name], gradient), tolerance, other)
+        bf16_distance, tolerance = None, BF16_TOLERANCE
+        if plain is not None:
+            bf16_distance = relative_distance(plain[1][name], gradient)
+            tolerance = FACTOR * bf16_distance
+        record(f"gradient of {name}", relative_distance(mine[1][name], gradient), tolerance, bf16_distance)
     return records
 
 
@@ -193,11 +200,15 @@ def records_of(schemes: Iterable[str] = SCHEMES, *, shape: dict[str, int] | None
     for scheme in runnable("block", dict.fromkeys(("bf16", *schemes)), records):
         config = block_config(scheme, shape or SMALL)
         with training_process(config, seed=11) as process:
-            theirs = build_block(config, "te", process.device)
-            mine = build_block(config, "local" if scheme == "bf16" else "emulated", process.device)
-            copy_weights(theirs, mine)
-            run = passes(theirs, config, process.device, WARM_UP + 1)
-            plain = run if scheme == "bf16" else plain
-            ours = passes(mine, config, process.device, WARM_UP + 1)
-            records += compare_passes(scheme, ours, run, None if scheme == "bf16" else plain)
+            backend = "emulated"
+            if scheme == "bf16":
+                backend = "local"
+            te_block = build_block(config, "te", process.device)
+            block = build_block(config, backend, process.device)
+            copy_weights(te_block, block)
+            theirs = passes(te_block, config, process.device, WARM_UP + 1)
+            ours = passes(block, config, process.device, WARM_UP + 1)
+            records += compare_passes(scheme, ours, theirs, plain)
+            if scheme == "bf16":  # which runs first
+                plain = theirs
     return records

@@ -16,7 +16,14 @@ from gpu_report import Record, skipped_record
 
 from bridge.precision.formats import FORMATS
 from bridge.runtime.megatron.te.machine import missing_for_te
-from bridge.runtime.numerics import GemmPrecision, Quantised, QuantSpec, padded_scales, quantise, update_scaling_factors
+from bridge.runtime.numerics import (
+    GemmPrecision,
+    Quantised,
+    QuantSpec,
+    padded_scales,
+    quantise,
+    update_scaling_factors,
+)
 
 CASES = (
     *product(("delayed", "tensorwise"), ("hybrid", "e4m3")),
@@ -106,11 +113,14 @@ def our_arrays(made: Quantised) -> dict[str, torch.Tensor]:
         codes, scales = made.copy(columnwise)
         padded = padded_scales(made, columnwise=columnwise)
         height, width = made.spec.tile(columnwise)
-        turned = made.spec.scheme == "blockwise" and height != width
+        if made.spec.scheme == "blockwise" and height != width:  # whose padded scales are transposed
+            scales = scales.T
         arrays[f"codes{suffix}"] = codes
-        arrays[f"scale_inv{suffix}"] = padded[tuple(map(slice, scales.T.shape if turned else scales.shape))]
+        arrays[f"scale_inv{suffix}"] = padded[tuple(map(slice, scales.shape))]
     if made.spec.scheme == "nvfp4":
-        arrays["amax"], arrays["amax_t"] = made.amax, made.amax if made.amax_t is None else made.amax_t
+        arrays["amax"] = arrays["amax_t"] = made.amax
+        if made.amax_t is not None:
+            arrays["amax_t"] = made.amax_t
     return arrays
 
 
@@ -127,10 +137,10 @@ def their_arrays(made: Any) -> dict[str, torch.Tensor]:
         }
     else:
         names = {"codes": "_data", "scale_inv": "_scale_inv", "codes_t": "_transpose", "scale_inv_t": "_scale_inv"}
-    found = {ours: getattr(made, theirs, None) for ours, theirs in names.items()}
+    arrays = {ours: getattr(made, theirs, None) for ours, theirs in names.items()}
     if getattr(made, "_transpose_invalid", False):
-        found["codes_t"] = found["scale_inv_t"] = None  # made on demand, or never: this GPU multiplies without it
-    return {name: array for name, array in found.items() if array is not None}
+        arrays["codes_t"] = arrays["scale_inv_t"] = None  # made on demand, or never: this GPU multiplies without it
+    return {name: array for name, array in arrays.items() if array is not None}
 
 
 def compare(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], spec: QuantSpec) -> list[Record]:
@@ -144,8 +154,10 @@ def compare(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], spec
     records = []
     for name, array in theirs.items():
         mine = ours[name].to(array.device)
-        nans = NAN_CODES.get(spec.format, ()) if name.startswith("codes") else ()
-        different = bits_different(mine, _without_padding(array, mine), nans)
+        nan_codes: tuple[int, ...] = ()
+        if name.startswith("codes"):
+            nan_codes = NAN_CODES.get(spec.format, ())
+        different = bits_different(mine, _without_padding(array, mine), nan_codes)
         records.append({"array": name, "elements": mine.numel(), "different": different, "ok": different == 0})
     return records
 
@@ -156,13 +168,21 @@ def _without_padding(array: torch.Tensor, mine: torch.Tensor) -> torch.Tensor:
         array = array.view(torch.uint8)
     if array.numel() == mine.numel():
         return array.reshape(mine.shape)
-    return array[tuple(map(slice, mine.shape))] if array.ndim == mine.ndim else array
+    if array.ndim == mine.ndim:
+        return array[tuple(map(slice, mine.shape))]
+    return array
 
 
 def _scheme_records(scheme: str, number_format: str) -> list[Record]:
+    """Compare all operands of a scheme, for all shapes, dtypes, inputs and devices."""
     quantizers = _quantizers(scheme, number_format)
     precision = GemmPrecision(scheme=scheme, format=number_format)
-    dtypes = (torch.bfloat16,) if scheme == "nvfp4" else (torch.bfloat16, torch.float32)
+    dtypes = [torch.bfloat16]
+    if scheme != "nvfp4":
+        dtypes.append(torch.float32)
+    scale = None
+    if scheme == "delayed":
+        scale = DELAYED_SCALE
     records = []
     for operand, shape, dtype in product(OPERANDS, SHAPES, dtypes):
         spec = dataclasses.replace(precision.spec(operand), stochastic=False)
@@ -177,9 +197,9 @@ def _scheme_records(scheme: str, number_format: str) -> list[Record]:
                 "dtype": str(dtype).removeprefix("torch."),
             }
             for device in ("cpu", "cuda"):
-                scale = DELAYED_SCALE if scheme == "delayed" else None
                 ours = our_arrays(quantise(x.to(device), spec, scale=scale))
-                records += [{**about, "device": device, **record} for record in compare(ours, theirs, spec)]
+                for record in compare(ours, theirs, spec):
+                    records.append({**about, "device": device, **record})
     return records
 
 
@@ -189,7 +209,9 @@ def recipe_of(scheme: str, number_format: str, *, amax_history_len: int = 1024) 
 
     from bridge.runtime.megatron.backend import te_recipe
 
-    family = "fp4" if number_format == "e2m1" else "fp8"
+    family = "fp8"
+    if number_format == "e2m1":
+        family = "fp4"
     config = TransformerConfig(
         num_layers=1,
         hidden_size=128,
@@ -199,7 +221,9 @@ def recipe_of(scheme: str, number_format: str, *, amax_history_len: int = 1024) 
         fp8_amax_compute_algo="max",
     )
     recipe = te_recipe(config)
-    return dataclasses.replace(recipe, disable_stochastic_rounding=True) if scheme == "nvfp4" else recipe
+    if scheme == "nvfp4":
+        return dataclasses.replace(recipe, disable_stochastic_rounding=True)
+    return recipe
 
 
 def _quantizers(scheme: str, number_format: str) -> dict[str, Any]:
@@ -241,9 +265,9 @@ def _update_records(number_format: str) -> list[Record]:
                 history[0].clone(), [history], [scale], algo, get_fp8_te_dtype(recipe, fprop_tensor=True), 0
             )
             update_scaling_factors(mine, my_scale, maximum, algo=algo)
-            pairs = ((my_scale, scale), (mine, history))
-            different += sum(bits_different(ours, theirs.cpu()) for ours, theirs in pairs)
-            elements += sum(ours.numel() for ours, _ in pairs)
+            for ours, theirs in ((my_scale, scale), (mine, history)):
+                different += bits_different(ours, theirs.cpu())
+                elements += ours.numel()
         about = {"scheme": f"delayed {number_format}", "operand": "scale update", "input": algo, "dtype": "float32"}
         result = {"array": "scale, history", "elements": elements, "different": different, "ok": different == 0}
         records.append({"part": "codes", **about, "device": "cpu", **result})

@@ -36,13 +36,17 @@ def records_of(
     records: list[Record] = []
     for scheme in runnable("linear", [name for name in schemes if name in FORMATS], records):
         generator = torch.Generator().manual_seed(3)
-        x, w, dy = (
-            torch.randn(shape, generator=generator).mul(size).bfloat16().cuda()
-            for shape, size in (((tokens, inputs), 1.0), ((outputs, inputs), inputs**-0.5), ((tokens, outputs), 1e-3))
-        )
+        x = _random((tokens, inputs), 1.0, generator)
+        w = _random((outputs, inputs), inputs**-0.5, generator)
+        dy = _random((tokens, outputs), 1e-3, generator)
         plain = {"y": x @ w.T, "dx": dy @ w, "dw": dy.T @ x}
         records += compare_results(scheme, emulated(scheme, x, w, dy), transformer_engine(scheme, x, w, dy), plain)
     return records
+
+
+def _random(shape: tuple[int, int], deviation: float, generator: torch.Generator) -> torch.Tensor:
+    """Return normal numbers in BF16 on the GPU."""
+    return torch.randn(shape, generator=generator).mul(deviation).bfloat16().cuda()
 
 
 def compare_results(scheme: str, mine: Results, theirs: Results, plain: Results) -> list[Record]:
@@ -58,10 +62,15 @@ def compare_results(scheme: str, mine: Results, theirs: Results, plain: Results)
 
 def emulated(scheme: str, x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor) -> Results:
     """Return output, input gradient and weight gradient of the emulation's last pass."""
-    sr_off = {"disable_stochastic_rounding": True} if scheme == "nvfp4" else {}
-    history = {"amax_history_len": 16} if scheme == "delayed" else {}
-    precision = GemmPrecision(scheme=scheme, format=FORMATS[scheme], **sr_off, **history)
-    state = DelayedScaling(precision, device=x.device) if scheme == "delayed" else None
+    precision = GemmPrecision(
+        scheme=scheme,
+        format=FORMATS[scheme],
+        amax_history_len=16,
+        disable_stochastic_rounding=scheme == "nvfp4",
+    )
+    state = None
+    if scheme == "delayed":
+        state = DelayedScaling(precision, device=x.device)
     for _ in range(STEPS):
         x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
         y = scaled_linear(x, w, precision=precision, state=state)
@@ -74,7 +83,7 @@ def emulated(scheme: str, x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor) ->
 
 
 def transformer_engine(scheme: str, x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor) -> Results:
-    """Return the same of `te.Linear`."""
+    """Return output, input gradient and weight gradient of `te.Linear`'s last pass."""
     import transformer_engine.pytorch as te
 
     recipe = recipe_of(scheme, FORMATS[scheme], amax_history_len=16)

@@ -1,4 +1,4 @@
-"""Report of `gpu_proof.py`: its records, and a page of Markdown. It renders values made elsewhere."""
+"""Report of `gpu_proof.py`: its records, and a page of Markdown. The values are measured elsewhere."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ PARTS = {
     "train": "The training command: Transformer Engine against the emulation on this GPU",
 }
 MAX_OVERHEAD = 0.01
+"""Largest time of the bridge's step beyond Megatron's, as a share."""
 
 
 def failed(record: Record) -> bool:
@@ -32,33 +33,38 @@ def step_record(scheme: str, measured: dict[str, dict[str, float]], bf16_millise
             its own config ("megatron"), and of the hand-written one ("by_hand").
         bf16_milliseconds: of the bridge's BF16 block in the same run; None where it was not measured.
     """
-    ours, megatrons, theirs = (measured[name] for name in ("bridge", "megatron", "by_hand"))
-    overhead = ours["milliseconds"] / megatrons["milliseconds"] - 1
+    bridge, megatron, by_hand = measured["bridge"], measured["megatron"], measured["by_hand"]
+    overhead = bridge["milliseconds"] / megatron["milliseconds"] - 1
+    speed_up = None
+    if bf16_milliseconds is not None:
+        speed_up = round(bf16_milliseconds / bridge["milliseconds"], 3)
     return {
         "part": "steps",
         "scheme": scheme,
-        "milliseconds": round(ours["milliseconds"], 3),
-        "megatron_milliseconds": round(megatrons["milliseconds"], 3),
-        "hand_written_milliseconds": round(theirs["milliseconds"], 3),
+        "milliseconds": round(bridge["milliseconds"], 3),
+        "megatron_milliseconds": round(megatron["milliseconds"], 3),
+        "hand_written_milliseconds": round(by_hand["milliseconds"], 3),
         "overhead": round(overhead, 4),
-        "speed_up": None if bf16_milliseconds is None else round(bf16_milliseconds / ours["milliseconds"], 3),
-        "peak_bytes": int(ours["peak_bytes"]),
-        "hand_written_peak_bytes": int(theirs["peak_bytes"]),
+        "speed_up": speed_up,
+        "peak_bytes": int(bridge["peak_bytes"]),
+        "hand_written_peak_bytes": int(by_hand["peak_bytes"]),
         "ok": overhead <= MAX_OVERHEAD,
     }
 
 
 def skipped_record(part: str, scheme: str, missing: list[str]) -> Record:
-    """Return the record of what this machine cannot run: neither a success nor a failure."""
+    """Return the record of a scheme that this machine cannot run, which is no failure."""
     return {"part": part, "scheme": scheme, "skipped": missing, "ok": True}
 
 
 def runnable(part: str, schemes: Iterable[str], records: list[Record]) -> Iterator[str]:
-    """Yield the schemes that this machine runs; add the record of each other one."""
+    """Yield the schemes that this machine runs, and add a record of each other scheme."""
     from bridge.runtime.megatron.te.machine import missing_for_te
 
     for scheme in schemes:
-        missing = [] if scheme == "bf16" else missing_for_te(scheme)
+        missing = []
+        if scheme != "bf16":
+            missing = missing_for_te(scheme)
         if missing:
             records.append(skipped_record(part, scheme, missing))
         else:
@@ -67,14 +73,18 @@ def runnable(part: str, schemes: Iterable[str], records: list[Record]) -> Iterat
 
 def markdown(about: dict[str, str], records: list[Record]) -> str:
     """Return a page: where and when it was measured, one table per part, and the verdict."""
-    lines = ["# Proof on a GPU", "", *(f"- {name}: {value}" for name, value in about.items())]
+    lines = ["# Proof on a GPU", ""]
+    for name, value in about.items():
+        lines.append(f"- {name}: {value}")
     for part, title in PARTS.items():
-        mine = [record for record in records if record["part"] == part]
-        if mine:
-            lines += ["", f"## {title}", "", *_table(part, [record for record in mine if "skipped" not in record])]
-            lines += [
-                f"- {row['scheme']}: not run, missing {'; '.join(row['skipped'])}" for row in mine if "skipped" in row
-            ]
+        of_part = [record for record in records if record["part"] == part]
+        if not of_part:
+            continue
+        lines += ["", f"## {title}", ""]
+        lines += _table(part, [record for record in of_part if "skipped" not in record])
+        for record in of_part:
+            if "skipped" in record:
+                lines.append(f"- {record['scheme']}: not run, missing {'; '.join(record['skipped'])}")
     return "\n".join([*lines, "", verdict(records), ""])
 
 
@@ -88,28 +98,46 @@ def verdict(records: list[Record]) -> str:
 
 
 def _table(part: str, records: list[Record]) -> list[str]:
+    """Return the lines of the table of a part, and below it the GEMMs that ran and the errors."""
     if not records:
         return []
     if part == "codes":
         return _code_table(records)
     columns = COLUMNS[part]
-    rows = (" | ".join(form(record) for form in columns.values()) for record in records)
-    table = [*_head(columns), *(f"| {row} |" for row in rows)]
-    ran = [f"- {record['scheme']}: {record['gemms']}" for record in records if record.get("gemms")]
-    broken = [f"- {record['scheme']} failed: `{record['error']}`" for record in records if "error" in record]
-    return [*table, *([""] if ran or broken else []), *ran, *broken]
+    lines = _head(columns)
+    ran = []
+    broken = []
+    for record in records:
+        cells = [form(record) for form in columns.values()]
+        lines.append(f"| {' | '.join(cells)} |")
+        if record.get("gemms"):
+            ran.append(f"- {record['scheme']}: {record['gemms']}")
+        if "error" in record:
+            broken.append(f"- {record['scheme']} failed: `{record['error']}`")
+    if ran or broken:
+        lines.append("")
+    return [*lines, *ran, *broken]
 
 
 Form = Callable[[Record], str]
+"""Text of a cell, from the record of its row."""
 
 
 def _number(name: str, form: str, factor: float = 1, end: str = "") -> Form:
-    """Return what writes a number of a record, nothing where it was not measured."""
-    return lambda record: "" if record.get(name) is None else f"{record[name] * factor:{form}}{end}"
+    """Return the form of a number, whose cell is empty where the number was not measured."""
+
+    def cell(record: Record) -> str:
+        if record.get(name) is None:
+            return ""
+        return f"{record[name] * factor:{form}}{end}"
+
+    return cell
 
 
 def _yes(record: Record) -> str:
-    return "yes" if record["ok"] else "**no**"
+    if record["ok"]:
+        return "yes"
+    return "**no**"
 
 
 DISTANCES: dict[str, Form] = {
@@ -144,24 +172,29 @@ COLUMNS: dict[str, dict[str, Form]] = {
         "as claimed": _yes,
     },
 }
-"""Part -> heading of a column -> what a record has in it."""
+"""Part -> heading of a column -> form of its cells."""
 
 
 def _code_table(records: list[Record]) -> list[str]:
-    """Return one row per scheme and operand, and the arrays that differ below."""
+    """Return a row per scheme and operand, and below them the arrays that differ."""
     groups: dict[tuple[str, str], list[Record]] = {}
     for record in records:
         groups.setdefault((record["scheme"], record["operand"]), []).append(record)
-    rows = _head(("scheme", "operand", "arrays equal", "elements that differ"))
+    lines = _head(("scheme", "operand", "arrays equal", "elements that differ"))
     for (scheme, operand), group in groups.items():
         equal = sum(record["ok"] for record in group)
-        different, total = (sum(record[name] for record in group) for name in ("different", "elements"))
-        rows.append(f"| {scheme} | {operand} | {equal} / {len(group)} | {different} of {total} |")
-    wrong = [record for record in records if failed(record)]
-    where = (f"{r['scheme']} {r['operand']} {r['array']} ({r['input']}, {r['dtype']}, {r['device']})" for r in wrong)
-    counts = (f"{record['different']} of {record['elements']} differ" for record in wrong)
-    return [*rows, "", *(f"- {place}: {count}" for place, count in zip(where, counts, strict=True))]
+        different = sum(record["different"] for record in group)
+        total = sum(record["elements"] for record in group)
+        lines.append(f"| {scheme} | {operand} | {equal} / {len(group)} | {different} of {total} |")
+    lines.append("")
+    for record in records:
+        if failed(record):
+            array = f"{record['scheme']} {record['operand']} {record['array']}"
+            place = f"{record['input']}, {record['dtype']}, {record['device']}"
+            lines.append(f"- {array} ({place}): {record['different']} of {record['elements']} differ")
+    return lines
 
 
 def _head(names: Collection[str]) -> list[str]:
+    """Return the two lines that begin a table."""
     return [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]

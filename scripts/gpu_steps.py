@@ -67,8 +67,10 @@ class HandWrittenLayer(torch.nn.Module):
         grouped = self.qkv(x_SBH, **first).view(length, batch, self.groups, -1, self.width)
         query, key, value = grouped.split([self.heads // self.groups, 1, 1], dim=3)
         query = query.reshape(length, batch, self.heads, self.width)
-        key, value = (part.reshape(length, batch, self.groups, self.width) for part in (key, value))
-        query, key = (apply_rotary_pos_emb(part, rotary, tensor_format="sbhd", fused=True) for part in (query, key))
+        key = key.reshape(length, batch, self.groups, self.width)
+        value = value.reshape(length, batch, self.groups, self.width)
+        query = apply_rotary_pos_emb(query, rotary, tensor_format="sbhd", fused=True)
+        key = apply_rotary_pos_emb(key, rotary, tensor_format="sbhd", fused=True)
         x_SBH = x_SBH + self.proj(self.attention(query, key, value), **first)  # noqa: N806 shape suffix
         return x_SBH + self.fc2(bias_swiglu_impl(self.fc1(x_SBH, **first), None), **first)
 
@@ -114,7 +116,7 @@ def alternating_milliseconds(steps: dict[str, Callable[[], None]], rounds: int) 
     for _ in range(rounds):
         order = [*order[1:], order[0]]  # each goes first as often: what ran before a step changes its time
         for name, step in order:
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             torch.cuda.synchronize()
             start.record()
             step()

@@ -68,9 +68,17 @@ main_train(sys.argv[1:])
 
 
 def training(folder: Path, words: Iterable[str], code: str | None = None) -> dict[str, Any]:
-    """Run the training command, or other code of it; return what it left and the end of what it printed."""
-    start = [str(ROOT / "scripts" / "train.py")] if code is None else ["-c", code]
-    command = [sys.executable, *start, *words]
+    """Run the training command in a process, and return exit code, losses, GEMMs, audit and the end of the output.
+
+    Args:
+        folder: Run folder.
+        words: Overrides.
+        code: Python code that is run in place of the command's script.
+    """
+    program = [str(ROOT / "scripts" / "train.py")]
+    if code is not None:
+        program = ["-c", code]
+    command = [sys.executable, *program, *words]
     command += [
         f"train.train_iters={STEPS}",
         "train.eval_iters=0",
@@ -80,12 +88,15 @@ def training(folder: Path, words: Iterable[str], code: str | None = None) -> dic
     environment = {**os.environ, "OMP_NUM_THREADS": "2"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, env=environment, timeout=300)
     losses = {record["step"]: record["loss"] for record in RunFolder(folder).metrics("train")}
-    ran = re.search("Matmuls of the first step: (.*)", done.stdout)
+    gemms = ""
+    sentence = re.search("Matmuls of the first step: (.*)", done.stdout)
+    if sentence is not None:
+        gemms = sentence[1]
     record = RunFolder(folder).json_of("record.json")
     return {
         "code": done.returncode,
         "losses": losses,
-        "gemms": ran[1] if ran else "",
+        "gemms": gemms,
         "audit": record.get("audit"),
         "end": (done.stdout + done.stderr)[-1500:],
     }
@@ -95,58 +106,82 @@ def records_of(schemes: Iterable[str] = RECIPES) -> list[Record]:
     """Train under each scheme that this machine runs, with both backends, and each kind of model."""
     from bridge.runtime.megatron.te.machine import missing_for_te
 
-    lacking = {scheme: missing_for_te(None if scheme == "bf16" else scheme) for scheme in schemes}
-    records = [skipped_record("train", scheme, missing) for scheme, missing in lacking.items() if missing]
-    there = [scheme for scheme, missing in lacking.items() if not missing]
-    jobs = {
-        (scheme, backend): (f"mixed_precision={RECIPES[scheme]}", f"precision_backend={backend}")
-        for scheme in there
-        for backend in ("te", "emulated")
-    }
-    if "tensorwise" in there:
-        shared = (f"mixed_precision={RECIPES['tensorwise']}", "precision_backend=te")
-        jobs |= {(f"tensorwise, {kind}", "te"): (*shared, *words) for kind, words in KINDS.items()}
+    records: list[Record] = []
+    jobs: dict[tuple[str, str], tuple[str, ...]] = {}
+    has_current_scaling = False
+    for scheme in schemes:
+        missing = missing_for_te(None if scheme == "bf16" else scheme)
+        if missing:
+            records.append(skipped_record("train", scheme, missing))
+            continue
+        has_current_scaling |= scheme == "tensorwise"
+        for backend in ("te", "emulated"):
+            jobs[scheme, backend] = (f"mixed_precision={RECIPES[scheme]}", f"precision_backend={backend}")
+    if has_current_scaling:
+        for kind, words in KINDS.items():
+            jobs[f"tensorwise, {kind}", "te"] = (*jobs["tensorwise", "te"], *words)
+    runs, sabotaged = _trained(jobs, with_sabotage=has_current_scaling)
+    if sabotaged is not None:
+        records.append(_caught(sabotaged))
+    for (scheme, backend), run in runs.items():
+        if backend == "te":
+            records.append(_record(scheme, run, runs.get((scheme, "emulated"))))
+    return records
+
+
+def _trained(
+    jobs: dict[tuple[str, str], tuple[str, ...]], *, with_sabotage: bool
+) -> tuple[dict[tuple[str, str], dict[str, Any]], dict[str, Any] | None]:
+    """Train all jobs, some at once; return the run of each, and the sabotaged run of current scaling or None."""
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(AT_ONCE) as pool:
-        started = {
-            job: pool.submit(training, Path(folder, str(number)), words)
-            for number, (job, words) in enumerate(jobs.items())
-        }
-        caught = None
-        if "tensorwise" in there:
-            caught = pool.submit(training, Path(folder, "sabotaged"), shared, SABOTAGE)
-        done = {job: future.result() for job, future in started.items()}
-    records += [_caught(caught.result())] if caught is not None else []
-    return records + [
-        _record(scheme, run, done.get((scheme, "emulated")))
-        for (scheme, backend), run in done.items()
-        if backend == "te"
-    ]
+        started = {}
+        for number, (job, words) in enumerate(jobs.items()):
+            started[job] = pool.submit(training, Path(folder, str(number)), words)
+        sabotaged = None
+        if with_sabotage:
+            sabotaged = pool.submit(training, Path(folder, "sabotaged"), jobs["tensorwise", "te"], SABOTAGE)
+        runs = {job: future.result() for job, future in started.items()}
+        if sabotaged is None:
+            return runs, None
+        return runs, sabotaged.result()
 
 
 def _record(scheme: str, mine: dict[str, Any], other: dict[str, Any] | None) -> Record:
-    """Return the record of a run with Transformer Engine, and its distance from the emulated one."""
+    """Return the record of a run with Transformer Engine, with its distance from the emulated run if there is one."""
     about = {"part": "train", "scheme": scheme, "steps": len(mine["losses"]), "gemms": mine["gemms"]}
     for backend, run in (("te", mine), ("emulated", other)):
         if run is not None and (run["code"] or len(run["losses"]) != STEPS or run["audit"] != []):
             return {**about, "ok": False, "error": f"{backend}: exit code {run['code']}: {run['end']}"}
     first, last = _ends(mine["losses"])
-    found = {**about, "first_loss": first, "last_loss": last, "losses": [*mine["losses"].values()]}
+    record = {**about, "first_loss": first, "last_loss": last, "losses": [*mine["losses"].values()]}
     if other is None:
-        return {**found, "ok": last < first}
-    apart = (abs(mine["losses"][step] / other["losses"][step] - 1) for step in range(1, FIRST + 1))
-    distances = {"first_distance": max(apart), "last_distance": abs(last / _ends(other["losses"])[1] - 1)}
-    close = distances["first_distance"] <= FIRST_TOLERANCE and distances["last_distance"] <= TOLERANCE
-    return {**found, **distances, "emulated_losses": [*other["losses"].values()], "ok": close and last < first}
+        return {**record, "ok": last < first}
+    first_distance = 0.0
+    for step in range(1, FIRST + 1):
+        first_distance = max(first_distance, abs(mine["losses"][step] / other["losses"][step] - 1))
+    _, other_last = _ends(other["losses"])
+    last_distance = abs(last / other_last - 1)
+    is_close = first_distance <= FIRST_TOLERANCE and last_distance <= TOLERANCE
+    return {
+        **record,
+        "first_distance": first_distance,
+        "last_distance": last_distance,
+        "emulated_losses": [*other["losses"].values()],
+        "ok": is_close and last < first,
+    }
 
 
 def _caught(run: dict[str, Any]) -> Record:
     """Return the record of the run in which a layer was left out of FP8."""
-    found = re.search("planned e4m3.*", run["end"])
-    ok = run["code"] == 1 and len(run["losses"]) <= 1 and found is not None
-    sentence = found[0] if found is not None else f"not caught: exit code {run['code']}: {run['end']}"
+    mismatch = re.search("planned e4m3.*", run["end"])
+    sentence = f"not caught: exit code {run['code']}: {run['end']}"
+    if mismatch is not None:
+        sentence = mismatch[0]
+    ok = run["code"] == 1 and len(run["losses"]) <= 1 and mismatch is not None
     return {"part": "train", "scheme": "tensorwise, layer 3 outside", "steps": 0, "gemms": sentence, "ok": ok}
 
 
 def _ends(losses: dict[int, float]) -> tuple[float, float]:
-    """Return the first loss and the mean of the last ones."""
-    return losses[1], sum(losses[step] for step in range(STEPS - LAST + 1, STEPS + 1)) / LAST
+    """Return the first loss, and the mean of the last `LAST` losses."""
+    last = [losses[step] for step in range(STEPS - LAST + 1, STEPS + 1)]
+    return losses[1], sum(last) / LAST

@@ -65,9 +65,11 @@ class Attention(nn.Module):
         """Attend to this and earlier positions."""
         batch, length, hidden = x_BSH.shape
         qkv = self.qkv(x_BSH).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
-        q_BNSD, k_BNSD, v_BNSD = rotated(qkv[0], cos_SD, sin_SD), rotated(qkv[1], cos_SD, sin_SD), qkv[2]
+        q_BNSD = rotated(qkv[0], cos_SD, sin_SD)
+        k_BNSD = rotated(qkv[1], cos_SD, sin_SD)
+        v_BNSD = qkv[2]
         if self.kind == "sdpa":
-            wide = (part.to(self.sdpa_dtype) for part in (q_BNSD, k_BNSD, v_BNSD))
+            wide = [part.to(self.sdpa_dtype) for part in (q_BNSD, k_BNSD, v_BNSD)]
             out_BNSD = F.scaled_dot_product_attention(*wide, is_causal=True).to(x_BSH.dtype)
         else:
             scores_BNSS = (q_BNSD @ k_BNSD.mT) * q_BNSD.shape[-1] ** -0.5
@@ -110,7 +112,8 @@ class PlainGPT(nn.Module):
     def forward(self, tokens_BS: torch.Tensor, labels_BS: torch.Tensor) -> torch.Tensor:
         """Return the mean cross-entropy."""
         x_BSH = self.embedding(tokens_BS)
-        cos_SD, sin_SD = (part.to(x_BSH.dtype) for part in self.angles)
+        cos_SD, sin_SD = self.angles
+        cos_SD, sin_SD = cos_SD.to(x_BSH.dtype), sin_SD.to(x_BSH.dtype)
         for block in self.blocks:
             x_BSH = block(x_BSH, cos_SD, sin_SD)
         logits_BSV = self.head(self.norm(x_BSH)).float()
@@ -139,7 +142,7 @@ class PlainStep:
         self.optimizer = torch.optim.AdamW(groups, lr=learning_rate, betas=(0.9, 0.95), fused=True)
 
     def reset_masters(self) -> None:
-        """Take the weights as they are now for the masters."""
+        """Copy the present weights into the masters."""
         torch._foreach_copy_(self.masters, [weight.detach() for weight in self.weights])
 
     def step(self, tokens_BS: torch.Tensor, labels_BS: torch.Tensor) -> float:

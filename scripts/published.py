@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from bridge.preflight.run import Run
     from bridge.rules.rule import RuleFinding
 
-MARKS = "<!-- {part}: begin -->", "<!-- {part}: end -->"
+BEGIN, END = "<!-- {part}: begin -->", "<!-- {part}: end -->"
+"""Lines of a page around the tables of a part."""
 PLACE = re.compile(r"_(\d+)gpu_([a-z]+\d+)_")
 """The GPUs in the name of a recipe."""
 
@@ -53,10 +54,10 @@ class Answer:
 
     name: str
     refused: str = ""
-    """Why it cannot be planned, without the value."""
+    """Why the run cannot be planned, without the value at fault; empty where it is planned."""
     findings: tuple[RuleFinding, ...] = ()
     fit: str = ""
-    """Whether it fits into its GPUs."""
+    """Whether the run fits into its GPUs, empty where it was refused."""
 
 
 def answers(folder: Path) -> list[Answer]:
@@ -65,9 +66,12 @@ def answers(folder: Path) -> list[Answer]:
 
 
 def place_of(path: Path) -> list[str]:
-    """Return the override by which a recipe runs on the GPUs in its name, none where it names none."""
+    """Return the override of the target by the GPUs in a recipe's name, an empty list for a name without GPUs."""
     place = PLACE.search(path.stem)
-    return [f"target={place[2]}x{place[1]}"] if place else []
+    if place is None:
+        return []
+    count, gpu = place.groups()
+    return [f"target={gpu}x{count}"]
 
 
 def asked(path: Path) -> Answer:
@@ -84,12 +88,16 @@ def asked(path: Path) -> Answer:
 
 
 def fit_of(run: PlannedRun) -> str:
-    """Return whether a run fits into its GPUs."""
+    """Return whether a run fits into its GPUs: fits, may fit, does not fit or not known."""
     if not run.memory.largest.total or run.memory_bytes is None:
         return "not known"
+    if run.overflow is None and run.missing:
+        return "not known"
     if run.overflow is None:
-        return "not known" if run.missing else "fits"
-    return "may fit" if run.overflow.severity == "warning" else "does not fit"
+        return "fits"
+    if run.overflow.severity == "warning":
+        return "may fit"
+    return "does not fit"
 
 
 def tables(found: Sequence[Answer]) -> str:
@@ -99,17 +107,28 @@ def tables(found: Sequence[Answer]) -> str:
 
 def summary(found: Sequence[Answer]) -> str:
     """Return how many recipes are read, planned and fit."""
-    planned = [one for one in found if not one.refused]
-    fits = Counter(one.fit for one in planned)
-    clean = sum(not {"error", "warning"} & {finding.severity for finding in one.findings} for one in planned)
-    refused = Counter(one.refused for one in found if one.refused)
+    planned = 0
+    clean = 0
+    fits: Counter[str] = Counter()
+    refused: Counter[str] = Counter()
+    for answer in found:
+        if answer.refused:
+            refused[answer.refused] += 1
+            continue
+        planned += 1
+        fits[answer.fit] += 1
+        severities = {finding.severity for finding in answer.findings}
+        clean += severities.isdisjoint({"error", "warning"})
     date = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
+    memory = ", ".join(f"{count} {name}" for name, count in fits.most_common())
     lines = [
-        f"{len(found)} recipes, asked on {date}: {len(planned)} are planned, and {clean} of them have neither an error "
-        f"nor a warning. Memory: {', '.join(f'{count} {name}' for name, count in fits.most_common())}.",
-        *(["", "Those that are not planned:", ""] if refused else []),
-        *(f"- {count}: {sentence}" for sentence, count in refused.most_common()),
+        f"{len(found)} recipes, asked on {date}: {planned} are planned, and {clean} of them have neither an error "
+        f"nor a warning. Memory: {memory}.",
     ]
+    if refused:
+        lines += ["", "Those that are not planned:", ""]
+    for sentence, count in refused.most_common():
+        lines.append(f"- {count}: {sentence}")
     return "\n".join(lines)
 
 
@@ -126,10 +145,10 @@ def table(found: Sequence[Answer]) -> str:
     """Return the findings as a Markdown table, each with its first example and the changes that mend it."""
     lines = ["| Rule | Recipes | Finding, of the first of them | Ways out |", "|---|---|---|---|"]
     for (severity, rule), recipes in rows(found).items():
-        one = next(iter(recipes.values()))
-        cells = [f"{one.path}: {one.rule}", "; ".join(one.remedies)]
-        said, ways = (cell.replace("|", "\\|") for cell in cells)
-        lines.append(f"| {severity} {rule}, {one.title} | {len(recipes)} | {said} | {ways} |")
+        example = next(iter(recipes.values()))
+        sentence = f"{example.path}: {example.rule}".replace("|", "\\|")
+        remedies = "; ".join(example.remedies).replace("|", "\\|")
+        lines.append(f"| {severity} {rule}, {example.title} | {len(recipes)} | {sentence} | {remedies} |")
     return "\n".join(lines)
 
 
@@ -137,19 +156,27 @@ def class_of(run: Run) -> str:
     """Return the class of a run that a rehearsal stands for: its layers, its scheme and its parallelism."""
     shape = ModelShape.of(run.model)
     small = shrink(run.sections, run.precision, target=run.prediction.target, processes=8)
-    marks = {"latent attention": shape.latent, "softmax offset": shape.has_softmax_offset, "prediction": shape.has_mtp}
-    layers = ", ".join([*dict.fromkeys(shape.kinds), *(name for name, has in marks.items() if has)])
-    scheme = scheme_of(run.prediction.precision) if run.prediction.precision is not None else None
-    return f"{layers} | {scheme or 'bf16'} | {'; '.join(map(str, small.rounds))}"
+    layers = list(dict.fromkeys(shape.kinds))
+    if shape.latent:
+        layers.append("latent attention")
+    if shape.has_softmax_offset:
+        layers.append("softmax offset")
+    if shape.has_mtp:
+        layers.append("prediction")
+    scheme = None
+    if run.prediction.precision is not None:
+        scheme = scheme_of(run.prediction.precision)
+    return f"{', '.join(layers)} | {scheme or 'bf16'} | {'; '.join(map(str, small.rounds))}"
 
 
 def classes(folder: Path) -> dict[str, list[Path]]:
     """Return class -> its recipes, the largest class first; a recipe that cannot be shrunk is in none."""
-    found: dict[str, list[Path]] = {}
+    recipes: dict[str, list[Path]] = {}
     for path in sorted(folder.rglob("*.yaml")):
         with contextlib.suppress(BridgeError):
-            found.setdefault(class_of(load_run(place_of(path), config_file=path)), []).append(path)
-    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+            name = class_of(load_run(place_of(path), config_file=path))
+            recipes.setdefault(name, []).append(path)
+    return dict(sorted(recipes.items(), key=lambda item: -len(item[1])))
 
 
 def rehearsed(path: Path) -> dict[str, Any]:
@@ -165,13 +192,13 @@ def rehearsed(path: Path) -> dict[str, Any]:
         "recipe": path.stem,
         "mcore": answer.versions.get("mcore", ""),
         "te": answer.versions.get("te", ""),
-        "planned": sum(one.planned or 0 for one in answer.launches),
-        "equal": sum(one.equal or 0 for one in answer.launches),
-        "resumed": all(one.loss is not None and one.loss == one.resumed_loss for one in answer.launches),
+        "planned": sum(launch.planned or 0 for launch in answer.launches),
+        "equal": sum(launch.equal or 0 for launch in answer.launches),
+        "resumed": all(launch.loss is not None and launch.loss == launch.resumed_loss for launch in answer.launches),
         "seconds": round(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime),
-        "replaced": [one.field for one in answer.small.changes if REPLACED.search(one.reason)],
-        "left_out": [one.path for one in answer.left_out],
-        "findings": [f"{one.path}: {one.rule}" for one in answer.findings],
+        "replaced": [change.field for change in answer.small.changes if REPLACED.search(change.reason)],
+        "left_out": [finding.path for finding in answer.left_out],
+        "findings": [f"{finding.path}: {finding.rule}" for finding in answer.findings],
     }
 
 
@@ -179,26 +206,35 @@ REPLACED = re.compile("GPU|CPU|stands for|resume|no package")
 """In the reason of a change: the setting is one that no CPU has, not a size."""
 
 
-def row_of(name: str, count: int, one: Mapping[str, Any]) -> str:
-    """Return the row of a class in the table; one that was not rehearsed says so."""
-    if not one:
+def row_of(name: str, count: int, result: Mapping[str, Any]) -> str:
+    """Return the row of a class in the table, from its number of recipes and the result of its rehearsal."""
+    if not result:
         return f"| {name} | {count} | - | - | - | - | was not rehearsed |"
-    notes = [one.get("refused", ""), *one.get("findings", ())]
-    for what in ("replaced", "left_out"):
-        names = ", ".join(f"`{path}`" for path in one.get(what, ()))
-        notes.append(f"{what.replace('_', ' ')}: {names}" if names else "")
-    equal = f"{one['equal']} of {one['planned']}" if one.get("planned") else "-"
-    resumed = "yes" if one.get("resumed") else "no"
-    if "refused" in one:
+    notes = []
+    if "refused" in result:
+        notes.append(result["refused"])
+    notes += result.get("findings", ())
+    for key, title in (("replaced", "replaced"), ("left_out", "left out")):
+        names = ", ".join(f"`{path}`" for path in result.get(key, ()))
+        if names:
+            notes.append(f"{title}: {names}")
+    equal = "-"
+    if result.get("planned"):
+        equal = f"{result['equal']} of {result['planned']}"
+    resumed = "no"
+    if "refused" in result:
         resumed = "-"
-    found = "; ".join(filter(None, notes)) or "-"
-    cells = (name, count, one.get("mcore", "-"), equal, resumed, one.get("seconds", "-"), found)
+    elif result.get("resumed"):
+        resumed = "yes"
+    cells = (name, count, result.get("mcore", "-"), equal, resumed, result.get("seconds", "-"), "; ".join(notes) or "-")
     return f"| {' | '.join(map(str, cells))} |"
 
 
 def rehearsals(folder: Path, results: Path | None) -> str:
     """Rehearse a recipe of each class that is not in the results; return the Markdown table."""
-    known = json.loads(results.read_text(encoding="utf-8")) if results is not None and results.is_file() else {}
+    known = {}
+    if results is not None and results.is_file():
+        known = json.loads(results.read_text(encoding="utf-8"))
     found = classes(folder)
     for name, paths in found.items():
         if name not in known:
@@ -220,26 +256,32 @@ def rehearsal_table(found: Mapping[str, Sequence[Path]], known: Mapping[str, Any
     by_release: dict[str, list[Mapping[str, Any]]] = {}
     refused = 0
     for name in found:
-        one = known.get(name, {})
-        if "refused" in one:
+        result = known.get(name, {})
+        if "refused" in result:
             refused += 1
-        elif one:
-            by_release.setdefault(f"megatron-core {one['mcore']}", []).append(one)
+        elif result:
+            by_release.setdefault(f"megatron-core {result['mcore']}", []).append(result)
     counts = [f"{len(found)} classes of {recipes} recipes."]
     for release, ran in sorted(by_release.items(), reverse=True):
         green = sum(map(is_green, ran))
         counts.append(f"With {release} {len(ran)} ran, {green} of them as planned and resumed with the same loss.")
     if refused:
-        counts.append(f"{refused} {'was' if refused == 1 else 'were'} refused.")
+        counts.append(f"{refused} {_was(refused)} refused.")
     missing = len(found) - refused - sum(map(len, by_release.values()))
     if missing:
-        counts.append(f"{missing} {'was' if missing == 1 else 'were'} not rehearsed.")
+        counts.append(f"{missing} {_was(missing)} not rehearsed.")
     return "\n".join([" ".join(counts), "", f"| {heads} |", f"|{'---|' * (heads.count('|') + 1)}", *rows])
 
 
-def is_green(one: Mapping[str, Any]) -> bool:
+def _was(count: int) -> str:
+    if count == 1:
+        return "was"
+    return "were"
+
+
+def is_green(result: Mapping[str, Any]) -> bool:
     """Return whether a rehearsal ran as planned, without a finding, and resumed."""
-    return bool(one.get("resumed") and one["planned"] == one["equal"] and not one["findings"])
+    return bool(result.get("resumed") and result["planned"] == result["equal"] and not result["findings"])
 
 
 def main() -> None:
@@ -249,19 +291,32 @@ def main() -> None:
     parser.add_argument("--rehearse", action="store_true", help="rehearse one recipe of each class")
     parser.add_argument("--results", type=Path, help="JSON file of the rehearsals that were made")
     parser.add_argument("--write", type=Path, help="Markdown file that gets the tables")
-    given = parser.parse_args()
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as unpacked:
-        if given.folder.is_file():
-            shutil.unpack_archive(given.folder, unpacked, filter="data")
-        folder = Path(unpacked) if given.folder.is_file() else given.folder
+        folder = options.folder
+        if folder.is_file():
+            shutil.unpack_archive(folder, unpacked, filter="data")
+            folder = Path(unpacked)
         if not any(folder.rglob("*.yaml")):
-            parser.error(f"{given.folder}: must hold recipes as .yaml files. Name their folder, or one archive of them")
-        text = rehearsals(folder, given.results) if given.rehearse else tables(answers(folder))
+            parser.error(
+                f"{options.folder}: must hold recipes as .yaml files. Name their folder, or one archive of them"
+            )
+        if options.rehearse:
+            part, text = "rehearsals", rehearsals(folder, options.results)
+        else:
+            part, text = "findings", tables(answers(folder))
     print(text)
-    if given.write is not None:
-        begin, end = (mark.format(part="rehearsals" if given.rehearse else "findings") for mark in MARKS)
-        before, _, rest = given.write.read_text(encoding="utf-8").partition(begin)
-        given.write.write_text(f"{before}{begin}\n\n{text}\n\n{end}{rest.partition(end)[2]}", encoding="utf-8")
+    if options.write is not None:
+        page = options.write.read_text(encoding="utf-8")
+        options.write.write_text(written(page, text, part), encoding="utf-8")
+
+
+def written(page: str, text: str, part: str) -> str:
+    """Return a page with the tables of a part between its marks."""
+    begin, end = BEGIN.format(part=part), END.format(part=part)
+    before, _, rest = page.partition(begin)
+    _, _, after = rest.partition(end)
+    return f"{before}{begin}\n\n{text}\n\n{end}{after}"
 
 
 if __name__ == "__main__":

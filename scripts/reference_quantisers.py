@@ -72,7 +72,9 @@ def round_codes(scaled: Floats, element: Format) -> Bytes:
     tie[tie] = middle[below[tie]] == magnitude[tie]
     codes = below + (tie & (below % 2 == 1))  # ... unless the code above is the even one
     codes = codes | (np.signbit(scaled).astype(np.int64) << (element.bits - 1))
-    nan = len(table) - 1 if element.nan is None else element.nan
+    nan = element.nan
+    if nan is None:  # the largest value stands for NaN
+        nan = len(table) - 1
     return np.where(np.isnan(scaled), nan, codes).astype(np.uint8)
 
 
@@ -87,7 +89,9 @@ def code_floats(codes: Bytes, element: Format) -> Floats:
 def amax_of(x: Floats) -> np.float32:
     """Return the largest magnitude, NaN left out; 0 of nothing."""
     magnitudes = np.abs(x[~np.isnan(x)])
-    return F32(magnitudes.max()) if magnitudes.size else F32(0)
+    if magnitudes.size == 0:
+        return F32(0)
+    return F32(magnitudes.max())
 
 
 def plain_scale(amax: np.float32, maximum: float, power_of_two: bool, eps: float, largest: np.float32) -> np.float32:
@@ -146,7 +150,9 @@ def quantise_copy(
     amax = amax_of(x_MK)
     tile = spec.tile(columnwise)
     if tile == WHOLE:
-        factor = F32(scale) if scale is not None else whole_scale(amax, spec)
+        factor = whole_scale(amax, spec)
+        if scale is not None:
+            factor = F32(scale)
         with np.errstate(all="ignore"):
             codes, inverse = round_codes(x_MK * factor, spec.element), F32(1) / factor
             values = code_floats(codes, spec.element) * inverse
@@ -163,7 +169,9 @@ def _tiled_copy(x_MK: Floats, spec: QuantSpec, tile: Tile, dtype: str, amax: np.
     rows, columns = x_MK.shape
     counts = -(-rows // tile[0]), -(-columns // tile[1])
     codes, values = np.zeros(x_MK.shape, np.uint8), np.zeros(x_MK.shape, F32)
-    stored = np.zeros(counts, F32 if spec.scheme == "blockwise" else np.uint8)
+    stored = np.zeros(counts, np.uint8)
+    if spec.scheme == "blockwise":
+        stored = np.zeros(counts, F32)
     for b in range(counts[0]):
         for c in range(counts[1]):
             where = np.s_[b * tile[0] : (b + 1) * tile[0], c * tile[1] : (c + 1) * tile[1]]
@@ -213,8 +221,12 @@ def delayed_update(
     last = history[0]
     if last == 0:
         return list(history), scale
-    rolled = [0.0, *history[2:], last] if len(history) > 1 else [0.0]
-    amax = last if algo == "most_recent" else max(value for value in [last, *history[1:]] if not math.isnan(value))
+    rolled = [0.0]
+    if len(history) > 1:
+        rolled = [0.0, *history[2:], last]
+    amax = last
+    if algo != "most_recent":
+        amax = max(value for value in [last, *history[1:]] if not math.isnan(value))
     if 0 < amax < math.inf:
         with np.errstate(over="ignore"):
             scale = float(min(F32(maximum * 2.0**-margin) / F32(amax), F32(FORMATS["fp32"].max)))

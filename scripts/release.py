@@ -1,4 +1,4 @@
-"""Build a release from the last commit, look through it, and use it as somebody does who installs it.
+"""Build a release from the last commit, check its contents, and use it in a fresh environment.
 
     python scripts/release.py torch==2.13.0
 
@@ -36,7 +36,7 @@ FP16 = ("mixed_precision.initial_loss_scale=1024",)
 
 
 def main() -> None:
-    """Build, look and try."""
+    """Build the distributions, compare their contents with the commit, and run the installed commands."""
     shutil.rmtree(DIST, ignore_errors=True)
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
@@ -75,31 +75,41 @@ def unpacked(folder: Path) -> list[str]:
     """Unpack the files of the last commit into a folder, and return their paths."""
     archive = folder.with_suffix(".tar")
     run("git", "archive", "--output", archive, "HEAD")
-    with tarfile.open(archive) as found:
-        found.extractall(folder, filter="data")
-        return [one.name for one in found if not one.isdir()]
+    with tarfile.open(archive) as members:
+        members.extractall(folder, filter="data")
+        return [member.name for member in members if not member.isdir()]
 
 
 def require_contents(wheel: Path, source: Path, tracked: list[str]) -> None:
     """Exit where the wheel lacks a file of the packages or holds another one, or the source distribution lacks one."""
     with zipfile.ZipFile(wheel) as archive:
-        held = {name for name in archive.namelist() if ".dist-info/" not in name}
+        in_wheel = {name for name in archive.namelist() if ".dist-info/" not in name}
     with tarfile.open(source) as archive:
-        sources = {name.partition("/")[2] for name in archive.getnames()}
-    rows = [(path, next((row for row in PLACES if path.startswith(row[0])), None)) for path in tracked]
-    wanted = {row[1] + path.removeprefix(row[0]) for path, row in rows if row is not None}
+        in_source = {name.partition("/")[2] for name in archive.getnames()}
+    wanted = {path_in_wheel(path) for path in tracked} - {None}
     faults = {
-        "missing from the wheel": wanted - held,
-        "in the wheel, and of no package": held - wanted,
-        "missing from the source distribution": {"pyproject.toml", "README.md", "LICENSE"} - sources,
+        "missing from the wheel": wanted - in_wheel,
+        "in the wheel, and of no package": in_wheel - wanted,
+        "missing from the source distribution": {"pyproject.toml", "README.md", "LICENSE"} - in_source,
     }
-    lines = [f"{what}: {', '.join(sorted(names))}" for what, names in faults.items() if names]
+    lines = []
+    for fault, names in faults.items():
+        if names:
+            lines.append(f"{fault}: {', '.join(sorted(names))}")
     if lines:
         sys.exit("\n".join(lines))
 
 
+def path_in_wheel(path: str) -> str | None:
+    """Return the path in the wheel of a file of the repository, None for a file that is in no package."""
+    for in_repository, in_wheel in PLACES:
+        if path.startswith(in_repository):
+            return in_wheel + path.removeprefix(in_repository)
+    return None
+
+
 def answer(command: Path, folder: Path) -> None:
-    """Ask in a folder what the base install answers."""
+    """Run commands of the base install in a folder, and exit where an answer is wrong."""
     listed = run(command, "recipes", cwd=folder)
     if "bf16_mixed" not in listed:
         sys.exit(f"recipes: bf16_mixed must be listed, got\n{listed}")
@@ -111,7 +121,10 @@ def use(command: Path, folder: Path) -> None:
     """Run README's commands, shortened, in a folder of a fresh environment with the extra `train`."""
     examples = re.findall(r"^python scripts/train\.py (.*)$", (ROOT / "README.md").read_text(), re.MULTILINE)
     for words in examples:
-        run(command, "train", *words.split(), *SHORT, *(FP16 if "fp16" in words else ()), cwd=folder)
+        overrides = [*words.split(), *SHORT]
+        if "fp16" in words:
+            overrides += FP16
+        run(command, "train", *overrides, cwd=folder)
         sys.stdout.write(f"{folder.name}: precision-bridge train {words}\n")
 
 

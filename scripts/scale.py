@@ -25,7 +25,9 @@ import statistics
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,14 +41,14 @@ from bridge.training.config import runtime_config_update
 from bridge.training.loop import pretrain
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from bridge.training.config import ConfigContainer
 
 ROOT = Path(__file__).resolve().parents[1]
 STEPS = 4
 TOKENS = 8 * 64
-"""Of one step."""
+"""Tokens of a step."""
 WORDS = (
     "model=gpt_tiny",
     "train=smoke",
@@ -109,51 +111,83 @@ INTERLEAVED = (
 CONTEXT = ("model.context_parallel_size=2", "model.cp_comm_type=all_gather")
 EXPERT = ("model.expert_model_parallel_size=2",)
 DENSE, EXPERTS, LATENT = MODELS
-STAGES, COPIES, PARTS = "stages", "copies", "parts"
-LAYOUTS: dict[int, dict[str, tuple[tuple[str, ...], tuple[str, ...], str]]] = {
-    1: {"one process": ((), (DENSE, EXPERTS, LATENT), STAGES)},
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Cause:
+    """A cause of differences between a layout and one process, with the largest differences that pass."""
+
+    sentence: str
+    limits: Mapping[str, float]
+    """Precision -> largest relative difference of a loss."""
+    other_limit: float
+    """Largest relative difference under the other precisions."""
+
+    def limit(self, precision: str) -> float:
+        """Return the largest relative difference of a loss that passes under a precision."""
+        return self.limits.get(precision, self.other_limit)
+
+
+STAGES = Cause(
+    sentence="each operand of each GEMM is that of one process",
+    limits={"nvfp4": 5e-3},
+    other_limit=1e-6,
+)
+COPIES = Cause(
+    sentence="gradients of micro-batches are added in another order",
+    limits={"fp32": 1e-5, "fp8_delayed": 2e-3, "nvfp4": 5e-3},
+    other_limit=1e-3,
+)
+PARTS = Cause(
+    sentence="operands are parts of tensors, or hold other tokens, and have other amaxes; or sums are rounded to BF16",
+    limits={"fp32": 1e-5, "nvfp4": 5e-3},
+    other_limit=2e-3,
+)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Layout:
+    """A parallel layout."""
+
+    words: tuple[str, ...]
+    """Overrides of the training command."""
+    models: tuple[str, ...]
+    """Models that are trained in it."""
+    cause: Cause
+
+
+LAYOUTS: dict[int, dict[str, Layout]] = {
+    1: {"one process": Layout(words=(), models=(DENSE, EXPERTS, LATENT), cause=STAGES)},
     2: {
-        "DP2": ((), (DENSE,), COPIES),
-        "DP2, distributed optimizer": (SHARDED, (DENSE, EXPERTS, LATENT), COPIES),
-        "DP2, distributed optimizer, overlap": (OVERLAP, (DENSE,), COPIES),
-        "DP2, reduction in BF16": (("mixed_precision.grad_reduce_in_fp32=false",), (DENSE,), PARTS),
-        "TP2": (TENSOR, (DENSE,), PARTS),
-        "TP2 SP": (SEQUENCE, (DENSE, EXPERTS, LATENT), PARTS),
-        "PP2": (PIPELINE, (DENSE, EXPERTS, LATENT), STAGES),
-        "PP2 VPP2": (INTERLEAVED, (DENSE,), STAGES),
-        "EP2": (EXPERT, (EXPERTS,), PARTS),
-        "CP2": (CONTEXT, (DENSE, EXPERTS, LATENT), PARTS),
+        "DP2": Layout(words=(), models=(DENSE,), cause=COPIES),
+        "DP2, distributed optimizer": Layout(words=SHARDED, models=(DENSE, EXPERTS, LATENT), cause=COPIES),
+        "DP2, distributed optimizer, overlap": Layout(words=OVERLAP, models=(DENSE,), cause=COPIES),
+        "DP2, reduction in BF16": Layout(
+            words=("mixed_precision.grad_reduce_in_fp32=false",), models=(DENSE,), cause=PARTS
+        ),
+        "TP2": Layout(words=TENSOR, models=(DENSE,), cause=PARTS),
+        "TP2 SP": Layout(words=SEQUENCE, models=(DENSE, EXPERTS, LATENT), cause=PARTS),
+        "PP2": Layout(words=PIPELINE, models=(DENSE, EXPERTS, LATENT), cause=STAGES),
+        "PP2 VPP2": Layout(words=INTERLEAVED, models=(DENSE,), cause=STAGES),
+        "EP2": Layout(words=EXPERT, models=(EXPERTS,), cause=PARTS),
+        "CP2": Layout(words=CONTEXT, models=(DENSE, EXPERTS, LATENT), cause=PARTS),
     },
     4: {
-        "DP4, distributed optimizer": (SHARDED, (DENSE,), COPIES),
-        "DP2 TP2 SP, distributed optimizer": ((*SHARDED, *SEQUENCE), (DENSE, EXPERTS, LATENT), PARTS),
-        "DP2 PP2, distributed optimizer": ((*SHARDED, *PIPELINE), (DENSE,), COPIES),
-        "TP2 SP PP2": ((*SEQUENCE, *PIPELINE), (DENSE, LATENT), PARTS),
-        "TP2 SP PP2 VPP2": ((*SEQUENCE, *INTERLEAVED), (DENSE,), PARTS),
-        "EP2 DP4, distributed optimizer": ((*SHARDED, *EXPERT), (EXPERTS,), PARTS),
-        "EP2 TP2 SP": ((*EXPERT, *SEQUENCE, "model.expert_tensor_parallel_size=1"), (EXPERTS,), PARTS),
-        "EP2 PP2": ((*EXPERT, *PIPELINE), (EXPERTS,), PARTS),
+        "DP4, distributed optimizer": Layout(words=SHARDED, models=(DENSE,), cause=COPIES),
+        "DP2 TP2 SP, distributed optimizer": Layout(
+            words=(*SHARDED, *SEQUENCE), models=(DENSE, EXPERTS, LATENT), cause=PARTS
+        ),
+        "DP2 PP2, distributed optimizer": Layout(words=(*SHARDED, *PIPELINE), models=(DENSE,), cause=COPIES),
+        "TP2 SP PP2": Layout(words=(*SEQUENCE, *PIPELINE), models=(DENSE, LATENT), cause=PARTS),
+        "TP2 SP PP2 VPP2": Layout(words=(*SEQUENCE, *INTERLEAVED), models=(DENSE,), cause=PARTS),
+        "EP2 DP4, distributed optimizer": Layout(words=(*SHARDED, *EXPERT), models=(EXPERTS,), cause=PARTS),
+        "EP2 TP2 SP": Layout(
+            words=(*EXPERT, *SEQUENCE, "model.expert_tensor_parallel_size=1"), models=(EXPERTS,), cause=PARTS
+        ),
+        "EP2 PP2": Layout(words=(*EXPERT, *PIPELINE), models=(EXPERTS,), cause=PARTS),
     },
 }
-"""Processes -> layout -> (overrides, models, the reason for a difference)."""
-LIMITS = {
-    STAGES: (
-        "each operand of each GEMM is that of one process",
-        {"nvfp4": 5e-3},
-        1e-6,
-    ),
-    COPIES: (
-        "gradients of micro-batches are added in another order",
-        {"fp32": 1e-5, "fp8_delayed": 2e-3, "nvfp4": 5e-3},
-        1e-3,
-    ),
-    PARTS: (
-        "operands are parts of tensors, or hold other tokens, and have other amaxes; or sums are rounded to BF16",
-        {"fp32": 1e-5, "nvfp4": 5e-3},
-        2e-3,
-    ),
-}
-"""Reason -> (its sentence, precision -> largest relative difference of a loss that passes, that of the other ones)."""
+"""Processes -> name -> layout."""
 BEGIN, END = "<!-- the tables of scripts/scale.py -->", "<!-- end of the tables -->"
 
 Row = dict[str, Any]
@@ -161,21 +195,31 @@ Row = dict[str, Any]
 
 def plan(processes: int, precisions: Sequence[str]) -> list[Row]:
     """Return the runs of a number of processes."""
-    return [
-        {
-            "model": model,
-            "layout": layout,
-            "precision": precision,
-            "processes": processes,
-            "limit": LIMITS[reason][1].get(precision, LIMITS[reason][2]),
-            "words": [*WORDS, *MODELS[model], f"mixed_precision={precision}", *PRECISIONS[precision], *words],
-        }
-        for layout, (words, models, reason) in LAYOUTS[processes].items()
-        for model in models
-        for precision in precisions
-        if (processes < 4 or precision in OF_FOUR)
-        and not (layout.endswith("in BF16") and precision in ("fp32", "fp16_mixed"))
-    ]
+    runs: list[Row] = []
+    for name, layout in LAYOUTS[processes].items():
+        for model, precision in product(layout.models, precisions):
+            if not is_run(name, processes, precision):
+                continue
+            words = [*WORDS, *MODELS[model], f"mixed_precision={precision}", *PRECISIONS[precision], *layout.words]
+            runs.append(
+                {
+                    "model": model,
+                    "layout": name,
+                    "precision": precision,
+                    "processes": processes,
+                    "limit": layout.cause.limit(precision),
+                    "words": words,
+                }
+            )
+    return runs
+
+
+def is_run(layout: str, processes: int, precision: str) -> bool:
+    """Return whether a precision is run in a layout."""
+    if processes == 4 and precision not in OF_FOUR:
+        return False
+    reduces_in_bf16 = layout.endswith("in BF16")
+    return not (reduces_in_bf16 and precision in ("fp32", "fp16_mixed"))
 
 
 def measure(row: Row, folder: Path) -> None:
@@ -190,9 +234,11 @@ def measure(row: Row, folder: Path) -> None:
     fork = multiprocessing.get_context("fork")
     with socket.create_server(("localhost", 0)) as free:
         port = free.getsockname()[1]
-    ranks = [fork.Process(target=train, args=(config, row, folder, rank, port)) for rank in range(row["processes"])]
-    for rank in ranks:
+    ranks = []
+    for number in range(row["processes"]):
+        rank = fork.Process(target=train, args=(config, row, folder, number, port))
         rank.start()
+        ranks.append(rank)
     for rank in ranks:
         rank.join()
     row["seconds"] = time.monotonic() - began
@@ -225,13 +271,26 @@ def _key(row: Row) -> tuple[object, ...]:
 
 def compared(rows: list[Row]) -> list[Row]:
     """Add to each row its largest relative difference to one process; return rows beyond their limits or failed."""
-    done = [row for row in rows if "losses" in row]
-    alone = {(row["model"], row["precision"]): row["losses"] for row in done if row["processes"] == 1}
-    for row in done:
-        one_process = alone.get((row["model"], row["precision"]), [math.nan] * STEPS)
-        pairs = zip(row["losses"], one_process, strict=True)
-        row["difference"] = max(abs(own - one) / one for own, one in pairs)
-    return [row for row in rows if "failed" in row or ("losses" in row and not row["difference"] <= row["limit"])]
+    references = {}
+    for row in rows:
+        if "losses" in row and row["processes"] == 1:
+            references[row["model"], row["precision"]] = row["losses"]
+    beyond = []
+    for row in rows:
+        if "failed" in row:
+            beyond.append(row)
+        if "losses" not in row:
+            continue
+        reference = references.get((row["model"], row["precision"]), [math.nan] * STEPS)
+        row["difference"] = largest_difference(row["losses"], reference)
+        if not row["difference"] <= row["limit"]:  # NaN is not within a limit
+            beyond.append(row)
+    return beyond
+
+
+def largest_difference(losses: Sequence[float], reference: Sequence[float]) -> float:
+    """Return the largest relative difference of losses to those of a reference, step by step."""
+    return max(abs(loss - of_reference) / of_reference for loss, of_reference in zip(losses, reference, strict=True))
 
 
 def tables(rows: list[Row]) -> str:
@@ -241,29 +300,38 @@ def tables(rows: list[Row]) -> str:
     for model in MODELS:
         lines += [f"### {model.capitalize()}", "", f"| layout | {' | '.join(precisions)} |"]
         lines += [f"|---|{'---|' * len(precisions)}"]
-        own = [row for row in rows if row["model"] == model]
-        for layout in dict.fromkeys(row["layout"] for row in own):
-            cells = {row["precision"]: cell(row) for row in own if row["layout"] == layout}
-            lines.append(f"| {layout} | {' | '.join(cells.get(name, '') for name in precisions)} |")
+        cells: dict[str, dict[str, str]] = {}
+        for row in rows:
+            if row["model"] == model:
+                cells.setdefault(row["layout"], {})[row["precision"]] = cell(row)
+        for layout, of_layout in cells.items():
+            lines.append(f"| {layout} | {' | '.join(of_layout.get(name, '') for name in precisions)} |")
         lines.append("")
     lines += ["### Limits", "", f"| a difference has the reason | {' | '.join(precisions)} |"]
     lines += [f"|---|{'---|' * len(precisions)}"]
-    for sentence, limits, other in LIMITS.values():
-        lines.append(f"| {sentence} | {' | '.join(f'{limits.get(name, other):.0e}' for name in precisions)} |")
+    for cause in (STAGES, COPIES, PARTS):
+        limits = [f"{cause.limit(name):.0e}" for name in precisions]
+        lines.append(f"| {cause.sentence} | {' | '.join(limits)} |")
     lines.append("")
     refusals = dict.fromkeys(f"- {row['layout']}: {row['refused']}" for row in rows if "refused" in row)
-    return "\n".join([*lines, *(["Refused:", "", *refusals, ""] if refusals else [])])
+    if refusals:
+        lines += ["Refused:", "", *refusals, ""]
+    return "\n".join(lines)
 
 
 def cell(row: Row) -> str:
     """Return a run as the text of a table's cell: last loss, difference, milliseconds per step."""
-    if "refused" in row or "failed" in row:
-        return "refused" if "refused" in row else "**failed**"
+    if "refused" in row:
+        return "refused"
+    if "failed" in row:
+        return "**failed**"
     text = f"{row['losses'][-1]:.4f}, {row['ms']:.0f} ms"
     if row["processes"] == 1:
         return text
-    mark = "" if row["difference"] <= row["limit"] else " **too much**"
-    return f"{text}, {row['difference']:.0e}{mark}"
+    text = f"{text}, {row['difference']:.0e}"
+    if row["difference"] <= row["limit"]:
+        return text
+    return f"{text} **too much**"
 
 
 def main() -> int:
@@ -274,40 +342,61 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=math.inf, help="make no further run after so many minutes")
     parser.add_argument("--precisions", nargs="+", choices=PRECISIONS, default=list(PRECISIONS))
     parser.add_argument("--processes", nargs="+", type=int, choices=tuple(LAYOUTS)[1:], default=tuple(LAYOUTS)[1:])
-    given = parser.parse_args()
-    began = time.monotonic()
-    planned = [row for processes in (1, *given.processes) for row in plan(processes, given.precisions)]
-    known = given.rows.read_text().splitlines() if given.rows is not None and given.rows.is_file() else []
-    made = {_key(row): row for row in map(json.loads, known)}
-    with tempfile.TemporaryDirectory() as scratch:
-        for number, row in enumerate(row for row in planned if _key(row) not in made):
-            if time.monotonic() - began > 60 * given.minutes:
-                break
-            folder = Path(scratch) / str(number)
-            folder.mkdir()
-            measure(row, folder)
-            made[_key(row)] = row
-            if given.rows is not None:
-                with given.rows.open("a") as stream:
-                    stream.write(f"{json.dumps(row)}\n")
+    options = parser.parse_args()
+    planned: list[Row] = []
+    for processes in (1, *options.processes):
+        planned += plan(processes, options.precisions)
+    made = made_runs(planned, options.rows, seconds=60 * options.minutes)
     rows = [made[_key(row)] | row for row in planned if _key(row) in made]
     print(f"{len(rows)} of {len(planned)} runs", file=sys.stderr)
     beyond = compared(rows)
     for row in beyond:
         print(f"{row['model']}, {row['layout']}, {row['precision']}: {cell(row)}", file=sys.stderr)
-    facts = (
-        f"{sum('losses' in row for row in rows)} runs of {STEPS} steps, "
-        f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}, "
-        f"megatron-core {version('megatron-core')}, torch {version('torch')}, Python {platform.python_version()}, "
-        f"{os.cpu_count()} CPU cores, {sum(row['seconds'] for row in rows) / 60:.0f} minutes."
-    )
-    text = f"{facts}\n\n{tables(rows)}"
-    if given.write is None:
+    text = f"{facts(rows)}\n\n{tables(rows)}"
+    if options.write is None:
         print(text)
     else:
-        before, _, rest = given.write.read_text().partition(BEGIN)
-        given.write.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{rest.partition(END)[2]}")
-    return 1 if beyond or len(rows) < len(planned) else 0
+        before, _, rest = options.write.read_text().partition(BEGIN)
+        _, _, after = rest.partition(END)
+        options.write.write_text(f"{before}{BEGIN}\n\n{text}\n{END}{after}")
+    if beyond or len(rows) < len(planned):
+        return 1
+    return 0
+
+
+def made_runs(planned: Sequence[Row], file: Path | None, *, seconds: float) -> dict[tuple[object, ...], Row]:
+    """Return the runs of a file, and the planned runs that are made until so many seconds have passed.
+
+    Each new run is appended to the file.
+    """
+    began = time.monotonic()
+    made: dict[tuple[object, ...], Row] = {}
+    if file is not None and file.is_file():
+        for line in file.read_text().splitlines():
+            row = json.loads(line)
+            made[_key(row)] = row
+    missing = [row for row in planned if _key(row) not in made]
+    with tempfile.TemporaryDirectory() as scratch:
+        for number, row in enumerate(missing):
+            if time.monotonic() - began > seconds:
+                break
+            folder = Path(scratch) / str(number)
+            folder.mkdir()
+            measure(row, folder)
+            made[_key(row)] = row
+            if file is not None:
+                with file.open("a") as stream:
+                    stream.write(f"{json.dumps(row)}\n")
+    return made
+
+
+def facts(rows: Sequence[Row]) -> str:
+    """Return the number of runs, the date, the versions and the time that the runs took."""
+    runs = sum("losses" in row for row in rows)
+    minutes = sum(row["seconds"] for row in rows) / 60
+    versions = f"megatron-core {version('megatron-core')}, torch {version('torch')}, Python {platform.python_version()}"
+    date = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
+    return f"{runs} runs of {STEPS} steps, {date}, {versions}, {os.cpu_count()} CPU cores, {minutes:.0f} minutes."
 
 
 if __name__ == "__main__":

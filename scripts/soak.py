@@ -38,7 +38,7 @@ from bridge.runtime.checkpoint.manifest import damage
 ROOT = Path(__file__).resolve().parents[1]
 RESUMED = re.compile(r"Resumed from step (\d+) of ")
 Usage = tuple[float, int]
-"""MiB of memory and number of open files."""
+"""MiB of memory, and number of open files."""
 
 
 @dataclass(kw_only=True)
@@ -50,9 +50,9 @@ class Run:
     precision: str
     saves: bool = True
     begun: float | None = None
-    """Seconds from the start of the last attempt to its first step; None: it had none."""
+    """Seconds from the start of the last attempt to its first step, None for one without a step."""
     usage: list[Usage] = field(default_factory=list)
-    """Of the last attempt, every half second from its tenth step on."""
+    """Usage of the last attempt, every half second from its tenth step on."""
 
     @property
     def saved(self) -> Path:
@@ -66,19 +66,28 @@ class Run:
 
     @property
     def newest_sound(self) -> int:
-        """The step of the newest checkpoint whose files are as they were written; 0: there is none."""
-        return next((n for n in iterations(self.saved) if damage(folder_of(self.saved, n)) is None), 0)
+        """The step of the newest checkpoint whose files are as they were written, 0 without one."""
+        for number in iterations(self.saved):
+            if damage(folder_of(self.saved, number)) is None:
+                return number
+        return 0
 
     @property
     def resumed_from(self) -> int | None:
-        """The step that the last attempt resumed from; None: it was ended before."""
-        found = RESUMED.search(self.log.read_text() if self.log.is_file() else "")
-        return int(found[1]) if found is not None else None
+        """The step that the last attempt resumed from, None for an attempt that was killed before."""
+        if not self.log.is_file():
+            return None
+        match = RESUMED.search(self.log.read_text())
+        if match is None:
+            return None
+        return int(match[1])
 
     def was_saving(self, since: float) -> bool:
         """Return whether the last attempt left a checkpoint unfinished."""
-        folders = (folder_of(self.saved, number) for number in iterations(self.saved)[:1])
-        return any(not is_finished(one) and one.stat().st_mtime >= since for one in folders)
+        for number in iterations(self.saved)[:1]:
+            newest = folder_of(self.saved, number)
+            return not is_finished(newest) and newest.stat().st_mtime >= since
+        return False
 
     def losses(self) -> list[tuple[int, float]]:
         """Return (step, loss) of every record."""
@@ -89,8 +98,10 @@ class Run:
         words = ["model=gpt_tiny", "train=smoke", "train.eval_iters=0", f"train.train_iters={self.steps}"]
         words += [f"mixed_precision={self.precision}", f"hydra.run.dir={self.folder}"]
         words += ["logging.log_interval=1", "logging.tensorboard=false", "logging.progress=false"]
-        words += [f"checkpoint.save={self.saved}", "checkpoint.save_interval=2"] if self.saves else []
-        words += [f"checkpoint.load={self.saved}"] if self.newest_sound else []
+        if self.saves:
+            words += [f"checkpoint.save={self.saved}", "checkpoint.save_interval=2"]
+        if self.newest_sound:
+            words.append(f"checkpoint.load={self.saved}")
         process = multiprocessing.get_context("fork").Process(target=_train, args=(words, self.log))
         began = time.monotonic()
         before = self.newest_sound
@@ -98,7 +109,10 @@ class Run:
         self.log.unlink(missing_ok=True)  # a kill may come before this attempt opens it
         process.start()
         while process.exitcode is None and time.monotonic() < began + seconds:
-            process.join(min(0.5 if self.begun else 0.05, max(0.0, began + seconds - time.monotonic())))
+            pause = 0.05
+            if self.begun:
+                pause = 0.5
+            process.join(min(pause, max(0.0, began + seconds - time.monotonic())))
             last = max((step for step, _ in self.losses()), default=0)
             if self.begun is None and last > before:
                 self.begun = time.monotonic() - began
@@ -118,12 +132,15 @@ class Run:
         """Return whether the second half of the last attempt has at most 10 MiB and 5 files more than its first."""
         if len(self.usage) < 40:
             return True  # twenty seconds say little
-        early, late = self.usage[: len(self.usage) // 2], self.usage[len(self.usage) // 2 :]
-        return max(late)[0] <= max(early)[0] + 10 and max(n for _, n in late) <= max(n for _, n in early) + 5
+        middle = len(self.usage) // 2
+        memory = [mib for mib, _ in self.usage]
+        files = [count for _, count in self.usage]
+        has_flat_memory = max(memory[middle:]) <= max(memory[:middle]) + 10
+        return has_flat_memory and max(files[middle:]) <= max(files[:middle]) + 5
 
 
 def _train(words: list[str], log: Path) -> NoReturn:
-    """Be an attempt, in a session of its own."""
+    """Train in this process, in a new session; the target of an attempt."""
     os.setsid()
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
@@ -134,12 +151,12 @@ def _train(words: list[str], log: Path) -> NoReturn:
 
 def _processes(session: int) -> list[str]:
     """Return the command lines of the processes of a session."""
-    found = []
-    for one in psutil.process_iter():
+    commands = []
+    for process in psutil.process_iter():
         with contextlib.suppress(ProcessLookupError, psutil.NoSuchProcess):
-            if os.getsid(one.pid) == session:
-                found.append(" ".join(one.cmdline()) or one.name())
-    return found
+            if os.getsid(process.pid) == session:
+                commands.append(" ".join(process.cmdline()) or process.name())
+    return commands
 
 
 @dataclass(kw_only=True)
@@ -155,7 +172,7 @@ class Tally:
     faults: list[str] = field(default_factory=list)
 
     def follow(self, run: Run, expected: list[tuple[int, float]], seconds: float) -> bool:
-        """Make an attempt and hold it against the undisturbed run; return whether the run is over."""
+        """Make an attempt and compare it with the undisturbed run; return whether the run is over."""
         sound, since = run.newest_sound, time.time()
         code, left = run.attempt(seconds)
         self.kills += code == -signal.SIGKILL
@@ -169,8 +186,8 @@ class Tally:
             self.faults.append(f"{where}: processes {left} stayed behind")
         if run.resumed_from not in (None, sound):
             self.faults.append(f"{where}: resumed from step {run.resumed_from}, and step {sound} is sound")
-        found = run.losses()
-        if found != expected[: len(found)] or (code == 0 and len(found) < len(expected)):
+        losses = run.losses()
+        if losses != expected[: len(losses)] or (code == 0 and len(losses) < len(expected)):
             self.faults.append(f"{where}: the losses are not those of the undisturbed run")
         if not run.is_flat():
             self.faults.append(f"{where}: memory or open files grew: {run.usage[:: len(run.usage) // 12]}")
@@ -185,37 +202,41 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=200, help="steps of each run (200)")
     parser.add_argument("--precision", default="bf16_mixed", help="recipe (bf16_mixed)")
     parser.add_argument("--seed", type=int, default=0, help="of the moments of the kills (0)")
-    given = parser.parse_args()
-    moments = random.Random(given.seed)  # noqa: S311  no secret
+    options = parser.parse_args()
+    moments = random.Random(options.seed)  # noqa: S311  no secret
     tally, began = Tally(), time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
-        alone = Run(folder=Path(scratch) / "alone", steps=given.steps, precision=given.precision, saves=False)
+        alone = Run(folder=Path(scratch) / "alone", steps=options.steps, precision=options.precision, saves=False)
         alone.folder.mkdir()
         code, _ = alone.attempt(3600)
         expected = alone.losses()
-        if code or len(expected) < given.steps or alone.begun is None:
+        if code or len(expected) < options.steps or alone.begun is None:
             sys.exit(alone.log.read_text()[-4000:])
-        tally.faults += (
-            [] if alone.is_flat() else [f"the undisturbed run: memory or open files grew: {alone.usage[::9]}"]
-        )
+        if not alone.is_flat():
+            tally.faults.append(f"the undisturbed run: memory or open files grew: {alone.usage[::9]}")
         longest = 4 * alone.begun
         for tally.runs in itertools.count(1):
-            run = Run(folder=Path(scratch) / str(tally.runs), steps=given.steps, precision=given.precision)
+            run = Run(folder=Path(scratch) / str(tally.runs), steps=options.steps, precision=options.precision)
             run.folder.mkdir()
             is_over = is_last = False
             while not is_over:
-                is_last = tally.kills >= given.kills or time.monotonic() - began > 60 * given.minutes
-                is_over = tally.follow(run, expected, 3600 if is_last else moments.uniform(0, longest))
+                is_last = tally.kills >= options.kills or time.monotonic() - began > 60 * options.minutes
+                seconds = 3600.0
+                if not is_last:
+                    seconds = moments.uniform(0, longest)
+                is_over = tally.follow(run, expected, seconds)
             tally.steps += len(run.losses())
             shutil.rmtree(run.folder)
             if is_last or tally.faults:
                 break
     print(
-        f"{given.precision}, seed {given.seed}: {tally.kills} kills ({tally.in_saves} in a save, "
+        f"{options.precision}, seed {options.seed}: {tally.kills} kills ({tally.in_saves} in a save, "
         f"{tally.before_first_step} before the first step), {tally.resumed} resumed, {tally.runs} runs, {tally.steps} "
         f"steps, {(time.monotonic() - began) / 60:.0f} minutes: {tally.faults or 'no fault'}"
     )
-    return 1 if tally.faults else 0
+    if tally.faults:
+        return 1
+    return 0
 
 
 if __name__ == "__main__":

@@ -217,7 +217,9 @@ def table(kinds: list[str]) -> str:
 
 def lead(proof: Proof) -> str:
     """Return the sentences above the table."""
-    from bridge.runtime.megatron.te_cpu.install import find_te  # a process that trains declares first
+    from bridge.runtime.megatron.te_cpu.install import (
+        find_te,  # a process that trains declares first
+    )
 
     _, te = find_te()
     ours = f"torch {version('torch')}, Python {platform.python_version()}, Transformer Engine {te} in te_cpu"

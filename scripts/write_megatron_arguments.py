@@ -26,13 +26,14 @@ def main(words: list[str]) -> int:
     if not words:
         print(__doc__)
         return 2
-    releases, known = [], set[str]()
+    releases: list[str] = []
+    known: set[str] = set()
     for word in words:
         release, folder = word.split("=", 1)
-        found = set(arguments_of(Path(folder)))
-        print(f"{release}: {len(found)} arguments, {len(found - known)} of them new")
+        arguments = set(arguments_of(Path(folder)))
+        print(f"{release}: {len(arguments)} arguments, {len(arguments - known)} of them new")
         releases.append(release)
-        known |= found
+        known |= arguments
     rows = textwrap.wrap(json.dumps(sorted(known))[1:-1], 118, break_on_hyphens=False)
     lines = "\n  ".join(rows)
     FILE.write_text(f'{{\n "releases": {json.dumps(releases)},\n "arguments": [\n  {lines}\n ]\n}}\n', encoding="utf-8")
@@ -41,48 +42,53 @@ def main(words: list[str]) -> int:
 
 def arguments_of(folder: Path) -> Iterator[str]:
     """Yield the arguments of a release, some of them several times."""
-    trees = [ast.parse(path.read_text(encoding="utf-8")) for path in sorted((folder / PARSER).rglob("*.py"))]
     classes = _classes(folder)
-    for tree in trees:
-        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
-            function = ast.unparse(call.func).rpartition(".")[2]
+    for path in sorted((folder / PARSER).rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            function = ast.unparse(node.func).rpartition(".")[2]
             if function == "add_argument":
-                yield from _options(call)
-            elif function == FACTORY and call.args:
-                yield from _fields(classes, ast.unparse(call.args[0]))
+                yield from _options(node)
+            elif function == FACTORY and node.args:
+                yield from _fields(classes, ast.unparse(node.args[0]))
 
 
 def _options(node: ast.AST) -> Iterator[str]:
     """Yield the names of the options among the constants of a node."""
-    for one in ast.walk(node):
-        if isinstance(one, ast.Constant) and isinstance(one.value, str) and one.value.startswith("--"):
-            name = one.value.lstrip("-").replace("-", "_")
+    for part in ast.walk(node):
+        if isinstance(part, ast.Constant) and isinstance(part.value, str) and part.value.startswith("--"):
+            name = part.value.lstrip("-").replace("-", "_")
             if name.isidentifier():
                 yield name
 
 
 def _classes(folder: Path) -> dict[str, list[ast.ClassDef]]:
-    found: dict[str, list[ast.ClassDef]] = {}
+    """Return the classes of a release by name; several modules may have a class of the same name."""
+    classes: dict[str, list[ast.ClassDef]] = {}
     for path in sorted((folder / "megatron").rglob("*.py")):
         for node in ast.parse(path.read_text(encoding="utf-8")).body:
             if isinstance(node, ast.ClassDef):
-                found.setdefault(node.name, []).append(node)
-    return found
+                classes.setdefault(node.name, []).append(node)
+    return classes
 
 
 def _fields(classes: dict[str, list[ast.ClassDef]], name: str) -> Iterator[str]:
-    """Yield the arguments that a class of a config becomes."""
+    """Yield the arguments that Megatron makes of the fields of a config class."""
     for node in classes.get(name.rpartition(".")[2], ()):
         for base in node.bases:
             yield from _fields(classes, ast.unparse(base))
-        for one in node.body:
-            if not (isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)):
+        for field in node.body:
+            if not isinstance(field, ast.AnnAssign) or not isinstance(field.target, ast.Name):
                 continue
-            yield one.target.id
-            if one.value is not None:
-                yield from _options(one.value)
-            if ast.unparse(one.annotation) == "bool" and "True" in ast.unparse(one.value or ast.Constant(False)):
-                yield from (f"{prefix}_{one.target.id}" for prefix in ("no", "disable"))
+            yield field.target.id
+            if field.value is None:
+                continue
+            yield from _options(field.value)
+            is_on = ast.unparse(field.annotation) == "bool" and "True" in ast.unparse(field.value)
+            if is_on:
+                yield f"no_{field.target.id}"
+                yield f"disable_{field.target.id}"
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from bridge.cli.recipes.support import support_rows
 from bridge.errors import BridgeWarning
 from bridge.precision.config import GROUPS, settings_of
 from bridge.precision.mode import mode_of, scheme_of
-from bridge.precision.schemes import SCHEMES
+from bridge.precision.schemes import SCHEMES, Scheme
 from bridge.preflight.auto import matrix
 from bridge.preflight.file_reading import MEGATRON_BRIDGE, MEGATRON_LM
 from bridge.read.megatron_bridge import start as megatron_bridge_start
@@ -32,7 +32,7 @@ from bridge.rules.rule import EVIDENCE, SYNC, Rule
 from bridge.rules.rulebook import RULES, TOPICS
 from bridge.rules.run_context import RunContext
 from bridge.sync.routes import notes
-from bridge.target.target import GPUS
+from bridge.target.gpus import GPUS
 from bridge.target.versions import dotted
 
 PAGES = Path(__file__).resolve().parents[1] / "docs" / "reference"
@@ -85,32 +85,45 @@ the same order, and each answer lists those that are not as the file has them.
 
 def recipes_page(registry: Registry = REGISTRY) -> str:
     """Return the page of recipes: an overview table, then one section per recipe."""
-    own = "precision_bridge_recipes."
-    recipes = [recipe for recipe in registry.recipes() if recipe.function.__module__.startswith(own)]
+    package = "precision_bridge_recipes."
+    recipes = [recipe for recipe in registry.recipes() if recipe.function.__module__.startswith(package)]
     lines = [NOTE, RECIPES, *map(_overview, recipes)]
     for recipe in recipes:
         stated = recipe.function().to_dict()
         lines.append(f"\n## {recipe.name}\n")
         head, _, rest = inspect.getdoc(recipe.function).partition("\n\n")  # type: ignore[union-attr]
         lines.append(f"{head}\n")
-        lines.extend(f"- **{name}:** {text}" for name, _, text in (row.partition(": ") for row in rest.splitlines()))
+        for row in rest.splitlines():
+            name, _, text = row.partition(": ")
+            lines.append(f"- **{name}:** {text}")
         lines.append("\nStates:\n\n```yaml")
-        lines.extend(f"{field}: {_yaml(value)}" for field, value in stated.items())
+        for field, value in stated.items():
+            lines.append(f"{field}: {_yaml(value)}")
         lines.append("```")
     return "\n".join(lines) + "\n"
 
 
 def _overview(recipe: Recipe) -> str:
+    """Return the row of a recipe in the overview."""
     config = recipe.function()
-    stored = next((family for family in ("fp8", "fp4") if getattr(config, f"{family}_param_gather")), mode_of(config))
-    kept = (config.num_layers_at_start_in_bf16, config.num_layers_at_end_in_bf16)
+    mode = mode_of(config)
+    if config.autocast_enabled:
+        mode = f"{mode}, BF16 autocast"
+    stored = mode_of(config)
+    if config.fp8_param_gather:
+        stored = "fp8"
+    elif config.fp4_param_gather:
+        stored = "fp4"
+    kept = ""
+    if config.first_last_layers_bf16:
+        kept = f"first {config.num_layers_at_start_in_bf16}, last {config.num_layers_at_end_in_bf16}"
     cells = (
         f"[{recipe.name}](#{recipe.name})",
-        f"{mode_of(config)}, BF16 autocast" if config.autocast_enabled else mode_of(config),
+        mode,
         scheme_of(config) or "",
         config.fp8 or config.fp4 or "",
         stored,
-        f"first {kept[0]}, last {kept[1]}" if config.first_last_layers_bf16 else "",
+        kept,
         ", ".join(recipe.aliases),
     )
     return f"| {' | '.join(cells)} |"
@@ -122,30 +135,42 @@ def fields_page() -> str:
     for subject, names in GROUPS.items():
         lines.append(f"## {subject}\n")
         for field in names:
-            told = explanation(field)
-            lines.append(f"### {field}\n\n`{told['type']} = {told['default']!r}`. {told['meaning']}\n")
-            if told["read_by_schemes"]:
-                lines.append(f"Read under: {', '.join(told['read_by_schemes'])}.\n")
-            lines.extend(_home(home) for home in told["homes"])
+            facts = explanation(field)
+            lines.append(f"### {field}\n\n`{facts['type']} = {facts['default']!r}`. {facts['meaning']}\n")
+            if facts["read_by_schemes"]:
+                lines.append(f"Read under: {', '.join(facts['read_by_schemes'])}.\n")
+            lines.extend(map(_home, facts["homes"]))
             lines.append("")
     lines.append("## Precision in Megatron's configs that no recipe states\n")
-    not_routed = notes()["not_routed"].items()
-    lines.extend(f"- `{role}.{name}`: {reason}." for role, fields in not_routed for name, reason in fields.items())
+    for role, fields in notes()["not_routed"].items():
+        for name, reason in fields.items():
+            lines.append(f"- `{role}.{name}`: {reason}.")
     lines.append(SCHEMES_OF_FIELDS)
-    for row in SCHEMES:
-        settings = ", ".join(f"`{name}`" for name in settings_of(row)) or "none"
-        kept = "yes" if row.first_last_layers_bf16 else "no"
-        formats = ", ".join(row.formats)
-        lines.append(f"| {row.name} | `{row.family}_recipe` | {row.title} | {formats} | {settings} | {kept} |")
+    lines.extend(map(_scheme, SCHEMES))
     return "\n".join(lines) + "\n"
 
 
+def _scheme(scheme: Scheme) -> str:
+    """Return the row of a scaling scheme."""
+    settings = ", ".join(f"`{name}`" for name in settings_of(scheme)) or "none"
+    kept = "no"
+    if scheme.first_last_layers_bf16:
+        kept = "yes"
+    cells = (scheme.name, f"`{scheme.family}_recipe`", scheme.title, ", ".join(scheme.formats), settings, kept)
+    return f"| {' | '.join(cells)} |"
+
+
 def _home(home: dict[str, str | None]) -> str:
-    note = f" {home['note']}" if home["note"] else ""
-    source = f" ({home['source']})" if home["source"] else ""
+    """Return the line of an owner's field that a field of the precision is written to."""
     if home["attribute"] is None:
         return f"- **no home**: {home['note']}"
-    since = f", from megatron-core {home['since_megatron_core']}" if home["since_megatron_core"] else ""
+    since = note = source = ""
+    if home["since_megatron_core"]:
+        since = f", from megatron-core {home['since_megatron_core']}"
+    if home["note"]:
+        note = f" {home['note']}"
+    if home["source"]:
+        source = f" ({home['source']})"
     return (
         f"- **{home['owner']}.{home['attribute']}** ({home['class']}{since}), acts {home['acts']}: "
         f"{home['written']}.{note}{source}"
@@ -155,7 +180,8 @@ def _home(home: dict[str, str | None]) -> str:
 def rules_page() -> str:
     """Return the page of rules: how to read it, a list, then every rule in full, by topic."""
     lines = [NOTE, RULES_PAGE]
-    lines.extend(f"- **{name}**: {meaning}." for name, meaning in EVIDENCE.items())
+    for name, meaning in EVIDENCE.items():
+        lines.append(f"- **{name}**: {meaning}.")
     for topic, rules in TOPICS.items():
         lines.append(f"\n## {topic}\n")
         for rule in rules:
@@ -164,14 +190,21 @@ def rules_page() -> str:
 
 
 def _rule(rule: Rule[RunContext]) -> list[str]:
-    told = rule_dict(rule)
+    """Return the lines of a rule."""
+    facts = rule_dict(rule)
     lines = [f"### {rule.id}: {rule.title}\n"]
     if rule.explanation:
         lines.append(f"{rule.explanation}\n")
-    lines.extend(f"> {_escaped(example)}\n" for example in told["examples"])
-    asked = "`finalize()` and `check`" if rule.is_of_finalize else "`check`"
-    lines.append(f"- Asked by {asked}{f'; {SYNC[rule.sync]}' if rule.sync is not None else ''}.")
-    lines.extend(f"- Holds for {versions}." for versions in told["holds_for"])
+    for example in facts["examples"]:
+        lines.append(f"> {_escaped(example)}\n")
+    askers = "`check`"
+    if rule.is_of_finalize:
+        askers = "`finalize()` and `check`"
+    if rule.sync is not None:
+        askers = f"{askers}; {SYNC[rule.sync]}"
+    lines.append(f"- Asked by {askers}.")
+    for versions in facts["holds_for"]:
+        lines.append(f"- Holds for {versions}.")
     lines.append(f"- Source ({rule.evidence}): {_escaped(rule.source)}.\n")
     return lines
 
@@ -184,7 +217,9 @@ def support_page() -> str:
     """Return the page of the support matrix and of the GPU generations behind it."""
     lines = [NOTE, SUPPORT, markdown(support_rows(matrix(REGISTRY.names()))), GPU_TABLE]
     for gpu in GPUS.values():
-        capability = dotted(gpu.capability) if gpu.capability else ""
+        capability = ""
+        if gpu.capability:
+            capability = dotted(gpu.capability)
         cells = (f"`{gpu.name}`", gpu.title, gpu.generation, capability, gpu.memory_gib or "", ", ".join(gpu.formats))
         lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines) + "\n"
@@ -196,15 +231,20 @@ def start_page() -> str:
     for framework, rows in ((MEGATRON_BRIDGE, megatron_bridge_start.ROWS), (MEGATRON_LM, megatron_lm_start.ROWS)):
         lines.append(f"## {framework}\n\n| setting | because of | value | source |\n|---|---|---|---|")
         for row in rows:
-            value = "derived" if callable(row.value) else f"`{row.value}`"
+            value = f"`{row.value}`"
+            if callable(row.value):
+                value = "derived"
             lines.append(f"| `{row.path}` | {row.because} | {value} | {row.source} |")
         lines.append("")
     return "\n".join(lines)
 
 
 def _yaml(value: object) -> str:
-    if value is None or isinstance(value, bool):
-        return {True: "true", False: "false", None: "null"}[value]
+    """Return a value in the spelling of YAML."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return str(value).lower()
     return str(value)
 
 

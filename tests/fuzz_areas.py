@@ -24,13 +24,13 @@ import yaml
 
 from bridge.cli.main import main as command
 from bridge.convert.conversion import plain
+from bridge.convert.systems import MODULES, system
 from bridge.errors import MAX_LINE, BridgeError
 from bridge.front.loader import load_run
 from bridge.plan.precision_plan import precision_plan
 from bridge.plan.run import PlannedRun
 from bridge.precision.config import GROUPS
 from bridge.precision.yaml_text import to_yaml
-from bridge.read.systems import MODULES, system
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.runtime.checkpoint.contents import Contents, Difference

@@ -15,7 +15,7 @@ the other files are the forms. Nothing heavy is imported before it is asked for.
 answers with is made there:
 
     recipes explain                         precision, registry, sync.routes, rules, preflight
-    check plan memory compare --twin        front (the run), sync.prediction, preflight, plan
+    check plan memory compare --twin        front (the run), sync (prediction), preflight, plan
     convert manifest                        read, convert
     rehearse compare quantisation-error     rehearse, training: these import Megatron
     report audit checkpoint                 runtime.audit, runtime.checkpoint: files of earlier runs

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.cli.output import show, write_file
 from bridge.cli.parser import add_json
 from bridge.cli.planned_answer import answer_dict, print_branch, print_first, show_reading
-from bridge.cli.run_arguments import add_run_arguments, file_of, read_branches
+from bridge.cli.run_arguments import add_debug_features, add_run_arguments, file_of, read_branches
 from bridge.cli.several import (
     RunAnswer,
     add_several_arguments,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_run_arguments(parser)
+    add_debug_features(parser)
     add_several_arguments(parser)
     add_json(parser)
     parser.add_argument(
@@ -62,7 +63,7 @@ def run(chosen: argparse.Namespace) -> int:
     runs = read_branches(chosen, strict=False)
     reports = [check(run, silenced=silenced, backend=chosen.backend) for run in runs]
     if chosen.sarif:
-        from bridge.report.findings import sarif
+        from bridge.report.sarif import sarif
 
         _write(chosen.sarif, sarif(reports, file=_relative(_main_file(chosen)), version=_version()))
     if chosen.json:
@@ -113,7 +114,8 @@ def _check_several(
 ) -> int:
     """Print a line for each run of some files, and return the largest exit code."""
     from bridge.preflight.check import check
-    from bridge.report.findings import brief_line, findings_dict, sarif_of_files
+    from bridge.report.findings import brief_line, findings_dict
+    from bridge.report.sarif import sarif_of_files
 
     checked: list[tuple[str, Report]] = []
 

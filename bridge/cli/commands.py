@@ -88,11 +88,11 @@ MOMENTS: dict[str, tuple[Command, ...]] = {
             name="compare",
             text=(
                 "train with several recipes and judge each loss; "
-                "or compare one batch; or write a twin"
+                "or compare runs, or one batch; or write a twin"
             ),
             module="compare.command",
             is_hydras=True,
-            unless=("--gradients", "--twin"),
+            unless=("--gradients", "--twin", "--runs"),
         ),
     ),
     "during and after a run": (

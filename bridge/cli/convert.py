@@ -13,11 +13,11 @@ from bridge.cli.output import print_json, write_file
 from bridge.cli.parser import add_json
 from bridge.errors import RunConfigError
 from bridge.precision.mode import mode_of
-from bridge.registry.faults import faults_of
+from bridge.registry.config import faults_of
 
 if TYPE_CHECKING:
     from bridge.convert.conversion import Run
-    from bridge.read.contract import ExportReport, ImportReport, Unmapped
+    from bridge.read.reports import ExportReport, ImportReport, Unmapped
 
     Result = tuple[Run, ExportReport | None]
     """A run of the file, and what it is for the other system; None where nothing is asked."""
@@ -72,7 +72,7 @@ def run(chosen: argparse.Namespace) -> int:
     Return 1 under --strict.
     """
     from bridge.convert import conversion
-    from bridge.read.systems import system
+    from bridge.convert.systems import system
     from bridge.read.text.document import Document
 
     if chosen.to is None and chosen.out is not None:
@@ -102,20 +102,18 @@ def _answer(results: list[Result], chosen: argparse.Namespace, context: dict[str
     text = ""
     if chosen.to is not None and is_stated:
         text = conversion.payload_text(first, chosen.to, exported)
-    is_faulty = (
-        chosen.to == conversion.OURS and is_stated and bool(faults_of(first.imported.config))
-    )
-    files = {}
+    is_faulty = False
+    if chosen.to == conversion.OURS and is_stated:
+        is_faulty = bool(faults_of(first.imported.config))
+    files: dict[str, str] = {}
     if exported is not None:
-        files = dict(exported.files)
+        files.update(exported.files)
     judged = results
     if not chosen.json:
         judged = results[:1]
-    gone = _lost(judged, chosen)
-    if chosen.out is not None and not is_faulty and not gone and text:
-        write_file(chosen.out, text, "--out")
-        for name, content in files.items():
-            write_file(Path(chosen.out).parent / name, content, "--out")
+    losses = _lost(judged, chosen)
+    if chosen.out is not None and not is_faulty and not losses and text:
+        _write_payload(chosen.out, text, files)
     report = sys.stdout
     if chosen.json or (chosen.to is not None and chosen.out is None):
         report = sys.stderr
@@ -124,8 +122,8 @@ def _answer(results: list[Result], chosen: argparse.Namespace, context: dict[str
         conversion.convert(first, chosen.to, context)  # raises: no payload without a mode
     if is_faulty:
         first.imported.config.finalize()
-    if gone:
-        print(gone, file=sys.stderr)
+    if losses:
+        print(losses, file=sys.stderr)
         return 1
     if not chosen.json and chosen.to is not None:
         if len(results) > 1:
@@ -137,9 +135,17 @@ def _answer(results: list[Result], chosen: argparse.Namespace, context: dict[str
     return 0
 
 
+def _write_payload(out: str, text: str, files: dict[str, str]) -> None:
+    """Write the payload to a file, and its further files next to it."""
+    write_file(out, text, "--out")
+    for name, content in files.items():
+        write_file(Path(out).parent / name, content, "--out")
+
+
 def _print_payload(
     text: str, files: dict[str, str], chosen: argparse.Namespace, report: TextIO
 ) -> None:
+    """Print the payload, or the names of the files that it was written to."""
     if chosen.out is not None and not text:
         print(
             f"nothing to write: {chosen.to} has nothing to say of this precision, "
@@ -253,7 +259,7 @@ def _as_dict(read: Run, exported: ExportReport | None) -> dict[str, Any]:
 
 def _lines(read: Run, exported: ExportReport | None, chosen: argparse.Namespace) -> list[str]:
     """Return the report of one run: first the recipe that it amounts to, then what it loses."""
-    from bridge.read.contract import SEMANTICS
+    from bridge.read.reports import SEMANTICS
 
     source, imported = read.source, read.imported
     lines = [_headline(imported), f"{source['path']}: {read.system.title}; it {read.evidence}."]

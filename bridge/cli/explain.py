@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from bridge.cli.logged_runs import DescribedLog, described_log, is_log
 from bridge.cli.output import print_json
 from bridge.cli.parser import add_json
 from bridge.cli.recipes.named import NamedRecipe
@@ -32,8 +33,16 @@ from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.rule import EVIDENCE, Rule
 from bridge.rules.rulebook import BY_ID, RULES
 from bridge.rules.run_context import RunContext
+from bridge.rules.sync_row import SyncRow
 from bridge.runtime.audit.run_folder import RunFolder
-from bridge.runtime.audit.setting import Setting, effect_in
+from bridge.runtime.audit.run_log import RunLog
+from bridge.runtime.audit.setting import (
+    LOSS_SCALE,
+    Setting,
+    effect_in,
+    loss_scale_trace,
+    trace_of,
+)
 from bridge.sync.routes import OWNERS, ROUTES, Route, notes, routes_of
 from bridge.target.fields import FIELDS as VALUES
 
@@ -74,9 +83,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust", action="store_true", help="run the Python that recipes_from names in a config"
     )
-    parser.add_argument(
-        "--run", dest="run_folder", metavar="RUN", help="folder of a run: what the field was in it"
-    )
+    text = "folder of a run, or a log of another trainer: what the field was in it"
+    parser.add_argument("--run", dest="run_folder", metavar="RUN", help=text)
 
 
 def run(chosen: argparse.Namespace) -> None:
@@ -91,6 +99,10 @@ def run(chosen: argparse.Namespace) -> None:
     elif re.fullmatch(r"[Pp][Bb]\d+", chosen.field):
         content = rule_dict(_rule(chosen.field))
         text = _rule_text(content)
+    elif chosen.run_folder is not None and is_log(Path(chosen.run_folder)):
+        described = described_log(Path(chosen.run_folder))
+        content = in_log(chosen.field, described, chosen.name, config_dir=chosen.config_dir)
+        text = _log_text(content, described)
     elif chosen.run_folder is not None:
         folder = Path(chosen.run_folder)
         content = in_run(chosen.field, folder, chosen.name, config_dir=chosen.config_dir)
@@ -146,24 +158,24 @@ def explanation(
     """
     name = _field_name(field)
     default, doc = getattr(MixedPrecisionConfig, name), field_docs(MixedPrecisionConfig)[name]
-    found: dict[str, Any] = {
+    content: dict[str, Any] = {
         "field": name,
         "type": doc.annotation,
         "default": default,
         "meaning": doc.text,
     }
-    found["homes"] = [_home(route, default) for route in routes_of(name)]
-    found["read_by_schemes"] = sorted({*FIELDS[name].schemes})
+    content["homes"] = [_home(route, default) for route in routes_of(name)]
+    content["read_by_schemes"] = sorted({*FIELDS[name].schemes})
     if recipe is not None:
         named = NamedRecipe.of(recipe, config_dir)
         config = named.config
-        found["in_recipe"] = {
+        content["in_recipe"] = {
             "recipe": recipe_name(config) or named.name,
             "value": config.to_dict(full=True)[name],
             "stated": is_stated(config, name),
             "by": source_of(config, name),
         }
-    return found
+    return content
 
 
 def in_run(
@@ -196,7 +208,7 @@ def in_run(
 def in_file(word: str, run: Run) -> dict[str, Any]:
     """Return the values of a field of Megatron's configs in a file's run, and who set them.
 
-    A field of the precision by its own name is that of the config that holds it.
+    The name of a field of the precision stands for the fields of the configs that it is written to.
     """
     section, _, name = word.rpartition(".")
     homes = []
@@ -204,34 +216,11 @@ def in_file(word: str, run: Run) -> dict[str, Any]:
         if role in VALUES and section in ("", "mixed_precision", role):
             homes.append((role, field))
     if not homes:
-        known: list[str] = []
-        for fields in VALUES.values():
-            known.extend(fields)
-        matches = close_matches(name, known)
-        hint = did_you_mean(matches) or "Name one of Megatron."
-        raise UnknownFieldError(f"Unknown field {word!r}. {hint}", matches)
+        raise _unknown_setting(word, name)
     rows = {(row.owner, row.attribute): row for row in run.prediction.rows}
     settings = []
     for role, field in homes:
-        row = rows.get((role, field))
-        by = "default"
-        if row is not None:
-            by = row.by
-        elif run.section(role).get(field) is not None:
-            by = run.origin_of(f"{role}.{field}")
-        value = run.prediction.values[role].get(field)
-        decider = None
-        if row is None or row.by == role:
-            decider = run.weakness(f"{role}.{field}")
-        dropped = run.reading.dropped_of(f"{role}.{field}")
-        setting = {
-            "key": f"{role}.{field}",
-            "value": value,
-            "by": by,
-            "decided_by": decider,
-            "dropped": dropped,
-        }
-        settings.append(setting)
+        settings.append(_setting_dict(role, field, run, rows.get((role, field))))
     return {
         "field": word,
         "config": run.name,
@@ -240,8 +229,88 @@ def in_file(word: str, run: Run) -> dict[str, Any]:
     }
 
 
+def in_log(
+    word: str, described: DescribedLog, recipe: str | None = None, *, config_dir: str | None = None
+) -> dict[str, Any]:
+    """Return the values that a field had in a run by its log, as plain data.
+
+    They are those of `in_file` where the log has arguments, and else the field's `explanation`.
+    Under `in_log` stands the trace of the field in the log, empty where there is none.
+    """
+    log = described.log
+    trace = _trace_in(log, word.rpartition(".")[2])
+    if described.run is not None:
+        content = in_file(word, described.run)
+    elif trace and word.rpartition(".")[2] not in FIELDS:
+        content = {"field": word}
+    else:
+        content = explanation(word, recipe, config_dir=config_dir)
+    return {**content, "in_log": {"log": str(log.path), "source": log.source, "ran": trace}}
+
+
+def _trace_in(log: RunLog, name: str) -> str:
+    """Return one sentence on the trace of a field in a log; empty without a trace."""
+    subject = None
+    if name in FIELDS:
+        subject = FIELDS[name].subject
+    if subject is not None and subject.title == LOSS_SCALE and log.values("loss_scale"):
+        return loss_scale_trace(log.records())
+    if name in ("lr", "min_lr") and log.values("learning_rate"):
+        return trace_of(f"optimizer.{name}", log.records())
+    if name == "train_iters":
+        return trace_of("train.train_iters", log.records())
+    return ""
+
+
+def _log_text(content: dict[str, Any], described: DescribedLog) -> str:
+    """Return the sentences about a field in a log."""
+    log = described.log
+    if described.run is None:
+        text = _field_text(content) or content["field"]
+        lines = [text, f"  Its value in {log.path} is not known: {log.source} without arguments."]
+    else:
+        lines = [_file_text(content, described.run.reading.lines)]
+    trace = content["in_log"]["ran"]
+    if trace:
+        lines.append(f"  {trace}.")
+    return "\n".join(lines)
+
+
+def _unknown_setting(word: str, name: str) -> UnknownFieldError:
+    """Return the error about a word that names no field of Megatron's configs."""
+    known: list[str] = []
+    for fields in VALUES.values():
+        known.extend(fields)
+    matches = close_matches(name, known)
+    hint = did_you_mean(matches) or "Name one of Megatron."
+    return UnknownFieldError(f"Unknown field {word!r}. {hint}", matches)
+
+
+def _setting_dict(role: str, field: str, run: Run, row: SyncRow | None) -> dict[str, Any]:
+    """Return the value of a field in a file's run, and what decides it, as plain data.
+
+    `row` is the row of the sync that writes the field; None: the sync does not write it.
+    """
+    path = f"{role}.{field}"
+    by = "default"
+    if row is not None:
+        by = row.by
+    elif run.section(role).get(field) is not None:
+        by = run.origin_of(path)
+    decider = None
+    if row is None or row.by == role:
+        decider = run.weakness(path)
+    return {
+        "key": path,
+        "value": run.prediction.values[role].get(field),
+        "by": by,
+        "decided_by": decider,
+        "dropped": run.reading.dropped_of(path),
+    }
+
+
 def _homes_of(name: str) -> list[tuple[str, str]]:
-    """Return (owner, field) of each config that holds a field of the precision, or its own."""
+    """Return (owner, field) of each config with a field, of the precision or of Megatron's own."""
     homes: list[tuple[str, str]] = []
     for route in ROUTES:
         if name == route.field and route.attribute:

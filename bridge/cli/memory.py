@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.cli.output import show
 from bridge.cli.parser import add_json
 from bridge.cli.planned_answer import answer_runs, planned_code, show_assumed, show_planned
-from bridge.cli.run_arguments import add_run_arguments
+from bridge.cli.run_arguments import add_debug_features, add_run_arguments
 from bridge.cli.several import (
     RunAnswer,
     add_several_arguments,
@@ -34,6 +34,7 @@ RECOMPUTE = {"none": ("none", ()), "selective (mlp)": ("selective", ("mlp",)), "
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_run_arguments(parser)
+    add_debug_features(parser)
     add_several_arguments(parser)
     add_json(parser, "print JSON, in bytes")
     parser.add_argument(
@@ -59,7 +60,7 @@ def _brief(values: Run) -> RunAnswer:
     """Return the bytes of the fullest rank of a run, and whether they fit its GPU."""
     from bridge.front.loader import require_strict
     from bridge.preflight.check import report_of
-    from bridge.report.plan_table import fit_sentence
+    from bridge.report.memory_table import fit_sentence
 
     require_strict(values)
     setup = report_of(values).context
@@ -98,6 +99,7 @@ def _answer(values: Run, *, fits: bool) -> dict[str, Any]:
         "gpu_bytes": run.memory_bytes,
         "activations_by_recompute": _activations(run),
         "not_counted": list(run.missing),
+        "may_keep_less": list(run.uncounted),
         "rests_on_unknown": values.rests_on(lambda: run.memory),
     }
     if fits:
@@ -108,7 +110,7 @@ def _answer(values: Run, *, fits: bool) -> dict[str, Any]:
 def _show(values: Run, *, fits: bool) -> None:
     """Print the bytes of a run for people, with the changes that make it fit if asked for."""
     from bridge.plan.fit import fit, memory_to_fit
-    from bridge.report.plan_table import fit_table, memory_table
+    from bridge.report.memory_table import fit_table, memory_table
 
     run = values.planned
     if fits:

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 
 from bridge.cli.output import answer, write_file
 from bridge.cli.parser import add_json
-from bridge.cli.run_arguments import add_run_arguments, read_run
+from bridge.cli.run_arguments import add_run_arguments, file_of, read_run
+from bridge.errors import RunConfigError
 from bridge.extras import require_extra
 from bridge.precision.config import FIELDS
 from bridge.precision.mode import label_of, scheme_of
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 STEPS = 20
 """Steps without a checkpoint: fresh weights say little about gradients."""
+OF_MEASUREMENT = ("checkpoint", "steps", "propose")
 STORED = tuple(name for name, field in FIELDS.items() if field.stores_weights)
 """Switched off in a proposed recipe: a run that stores its weights in one format has no rows."""
 
@@ -49,13 +51,57 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="write quantisation.csv and quantisation.png there",
     )
     text = (
+        "read what Transformer Engine's debugger logged in a run, instead of measuring; "
+        "1 where an early warning stands"
+    )
+    parser.add_argument("--debug-log", metavar="FOLDER", type=Path, help=text)
+    text = (
         "write the recipe with a row of modules for each module whose operands lose more than a bit"
     )
     parser.add_argument("--propose", metavar="FILE", help=text)
 
 
-def run(chosen: argparse.Namespace) -> None:
-    """Measure a run, and print a row for each layer and operand."""
+def run(chosen: argparse.Namespace) -> int:
+    """Measure a run, or read a log, and print a row for each layer and operand."""
+    if chosen.debug_log is not None:
+        return _show_log(chosen)
+    _measure(chosen)
+    return 0
+
+
+def _show_log(chosen: argparse.Namespace) -> int:
+    """Print the rows of a debugger's log; return 1 where an early warning stands, else 0."""
+    from bridge.read.debug_log import read_debug_log
+    from bridge.report.quantisation import plot_quantisation, quantisation_table
+    from bridge.runtime.audit.early_warnings import Signs, early_warnings
+
+    for option in OF_MEASUREMENT:
+        if getattr(chosen, option) is not None:
+            raise RunConfigError(f"--{option}: has no effect with --debug-log. Leave one out.")
+    plan = None
+    if file_of(chosen) is not None or chosen.overrides:
+        plan = read_run(chosen).plan
+    rows = read_debug_log(chosen.debug_log, plan)
+    warnings = early_warnings(Signs(train=(), quantisation=rows))
+    title = "logged by Transformer Engine's debugger"
+    if chosen.out is not None:
+        chosen.out.mkdir(parents=True, exist_ok=True)
+        write_rows(chosen.out / FILE, rows)
+        require_extra("train", "precision-bridge quantisation-error --out")
+        plot_quantisation(chosen.out / "quantisation.png", rows, title=title)
+    content = {
+        "rows": [finite(dataclasses.asdict(row)) for row in rows],
+        "warnings": dict(warnings),
+    }
+    answer(chosen, content, quantisation_table(rows, title=title))
+    if not chosen.json:
+        for name, sentence in warnings:
+            print(f"Early warning {name}: {sentence}")
+    return int(bool(warnings))
+
+
+def _measure(chosen: argparse.Namespace) -> None:
+    """Measure a run on this machine."""
     require_extra("train", "precision-bridge quantisation-error")
     from bridge.front.decode import container, require_startable
     from bridge.report.quantisation import plot_quantisation, quantisation_table

@@ -102,10 +102,21 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--context", action="append", default=[], metavar="KEY=VALUE", help=text)
     parser.add_argument(
+        "--ask-megatron-bridge",
+        action="store_true",
+        help="run the recipe of a Python file or of run_recipe.py with the installed Megatron Bridge",
+    )
+    parser.add_argument(
         "--trust", action="store_true", help="run the Python that recipes_from names in a config"
     )
     text = "where it runs: h100x8,te2.8,cuda12.9,mcore0.16, or auto for this machine"
     parser.add_argument("--target", metavar="TARGET", help=text)
+
+
+def add_debug_features(parser: argparse.ArgumentParser) -> None:
+    """Add the argument for the features of a debugger, in commands that follow them."""
+    text = "what the run computes with this features file of Transformer Engine's debugger"
+    parser.add_argument("--debug-features", metavar="FILE", help=text)
 
 
 def file_of(chosen: argparse.Namespace) -> str | None:
@@ -158,7 +169,7 @@ def read_file(
     """Return the run of one file, or of the config tree, with overrides written over it."""
     from bridge.front.loader import load_run
 
-    return load_run(
+    run = load_run(
         _overrides(chosen, recipe),
         chosen.config_path,
         file,
@@ -168,6 +179,12 @@ def read_file(
         trust=chosen.trust,
         choice=_run_choice(chosen, file, number),
     )
+    features = getattr(chosen, "debug_features", None)
+    if features is None:
+        return run
+    from bridge.read.debug_features import with_features
+
+    return with_features(run, features)
 
 
 def read_branches(chosen: argparse.Namespace, *, strict: bool = True) -> list[Run]:
@@ -237,13 +254,15 @@ def _run_choice(
     """
     if number is None:
         number = chosen.number
-    if number is None and not chosen.context:
+    if number is None and not chosen.context and not chosen.ask_megatron_bridge:
         return None
     from bridge.preflight.file_reading import RunChoice
     from bridge.read.megatron_lm.importer import variables_of  # few command lines have any
 
     if file is None:
         option, value = "--context", " ".join(chosen.context)
+        if chosen.ask_megatron_bridge:
+            option, value = "--ask-megatron-bridge", "True"
         if number is not None:
             option, value = "--launch", str(number)
         raise RunConfigError(f"{option}: is about a file, got {value!r}. Give the file, too.")
@@ -259,5 +278,8 @@ def _run_choice(
             rule = "must be variables='NAME=value' or checkpoint=FOLDER"
             raise RunConfigError.of("--context", rule, word, "Write one of them.")
     return RunChoice(
-        number=number, variables=variables_of(" ".join(variables)), checkpoint=checkpoint
+        number=number,
+        variables=variables_of(" ".join(variables)),
+        checkpoint=checkpoint,
+        asks_megatron_bridge=chosen.ask_megatron_bridge,
     )

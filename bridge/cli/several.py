@@ -74,7 +74,7 @@ def paths_of_several(chosen: argparse.Namespace) -> tuple[str, ...]:
 def _is_folder_of_several(word: str) -> bool:
     """Return whether a path is a folder that does not hold the file of its run."""
     from bridge.front.loader import place_of
-    from bridge.read.kinds import file_in
+    from bridge.read.run_file import file_in
 
     path = place_of(word)
     if not os.path.isdir(path):  # noqa: PTH112  Path.is_dir raises for a name that is too long

@@ -1,29 +1,32 @@
-"""Axolotl's YAML.
+"""Axolotl's YAML as a system of `convert`: `SYSTEM`.
 
 `bf16: true` decides two things at once: the weights are loaded in BF16, and the trainer runs
-autocast over them. What that amounts to depends on what stands around it. DeepSpeed and FSDP keep
-FP32 masters; an adapter is trained in FP32 over a frozen BF16 model; and without any of these there
-is nothing in FP32 at all.
+autocast over them. Four settings around it decide which values are in FP32. DeepSpeed and FSDP keep
+FP32 masters. An adapter is trained in FP32 over a frozen BF16 model. Without any of these nothing
+is in FP32.
 
-`bf16: auto` is resolved as Axolotl does, for a stated GPU: its capabilities first (cli/config.py),
-then `resolve_dtype` (utils/config), then what the builder hands to transformers
-(core/builders/base.py). Source: Axolotl 0.19.0, with utils/schemas, loaders/model.py and
+`bf16: auto` is resolved as Axolotl does, for a stated GPU: by its capabilities first
+(cli/config.py), then by `resolve_dtype` (utils/config), then by the arguments that the builder hands
+to transformers (core/builders/base.py). Source: Axolotl 0.19.0, with utils/schemas, loaders/model.py and
 integrations/kernels/args.py.
 """
 
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from bridge.errors import PayloadError, RunConfigError
 from bridge.precision.mode import mode_of
 from bridge.read.amp import assume_torch_scaler, export_as_cast, report_scaler
-from bridge.read.builders import ExportBuilder, ImportBuilder
-from bridge.read.contract import ContextKey, ExportReport, ImportReport, System, as_yaml
+from bridge.read.export_builder import ExportBuilder
+from bridge.read.import_builder import ImportBuilder
 from bridge.read.meaning import semantics_of
+from bridge.read.reports import ExportReport, ImportReport
+from bridge.read.system import ContextKey, System, as_yaml
 from bridge.read.table import table
 from bridge.read.text.settings import Settings
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.target.target import Gpu, parse_target
+from bridge.target.declaration import parse_target
+from bridge.target.gpus import Gpu
 
 TABLE = table("axolotl")
 SWITCHES = {
@@ -44,24 +47,24 @@ DECIDERS = {
         ("adapter", "bf16", "bfloat16", "fp16", "float16", "load_in_8bit"),
     ),
 }
-"""What the mode amounts to -> the record of it, and the settings that decide it, the first one
-first."""
+"""Semantics of the mode -> the record of it, and the settings that decide it, the strongest first."""
 AROUND = ("deepspeed", "fsdp_config", "fsdp", "adapter")
-"""Settings around the mode that decide what the weights and their gradients are."""
+"""Settings around the mode that decide the dtypes of the weights and their gradients."""
+TRAINER = "transformers' Trainer"
+KERNELS_PLUGIN = "kernelsplugin"
 
 
 def import_(payload: object, *, gpu: object = None) -> ImportReport:
-    """Return what an Axolotl configuration asks for.
+    """Return the precision that an Axolotl configuration states.
 
-    Without a GPU, "auto" is a guess that is reported.
+    Args:
+        payload: The configuration, a mapping.
+        gpu: The card that it will run on; without it "auto" is a guess that is reported.
     """
     top = Settings(payload, TABLE.title, lenient=True)
     card = _card(gpu)
     is_fp8 = bool(top.switch("fp8"))
-    if top.values.get("bf16") == "full":
-        raise TABLE.wrong("bf16-full", top, "bf16")
-    if is_fp8 and card is not None and _capability(card) < (9, 0):
-        raise TABLE.wrong("fp8-needs-hopper", top, "fp8", gpu=card.name)
+    _refuse_contradictions(top, card, is_fp8=is_fp8)
     float8_recipe = top.section("fp8_config").word("recipe", FLOAT8_RECIPES) or "tensorwise"
     is_tensorwise = float8_recipe == "tensorwise"
     builder = ImportBuilder(TABLE.title)
@@ -71,13 +74,26 @@ def import_(payload: object, *, gpu: object = None) -> ImportReport:
         builder.record("axolotl.torchao-leaves-the-first", "fp8.module_filter", None)
     _tf32(builder, top, card)
     _weights(builder, top, semantics)
+    TABLE.read(builder, top, fp8=is_fp8, tensorwise=is_tensorwise, kernels=_has_kernels(top))
+    is_mapped = is_fp8 == ("fp8" in builder.fields)
+    has_engine = bool(top.values.get("deepspeed"))
+    return builder.finish(semantics, is_whole=is_mapped and not has_engine)
+
+
+def _refuse_contradictions(top: Settings, card: Gpu | None, *, is_fp8: bool) -> None:
+    """Refuse settings with which Axolotl does not start."""
+    if top.values.get("bf16") == "full":
+        raise TABLE.wrong("bf16-full", top, "bf16")
+    if is_fp8 and card is not None and _capability(card) < (9, 0):
+        raise TABLE.wrong("fp8-needs-hopper", top, "fp8", gpu=card.name)
+
+
+def _has_kernels(top: Settings) -> bool:
+    """Return whether the plugin with kernels of other libraries is on."""
     plugins = top.values.get("plugins")
-    kernels = False
-    if isinstance(plugins, list):
-        kernels = any("kernelsplugin" in str(plugin).lower() for plugin in plugins)
-    TABLE.read(builder, top, fp8=is_fp8, tensorwise=is_tensorwise, kernels=kernels)
-    is_whole = is_fp8 == ("fp8" in builder.fields) and not top.values.get("deepspeed")
-    return builder.finish(semantics, is_whole=is_whole)
+    if not isinstance(plugins, list):
+        return False
+    return any(KERNELS_PLUGIN in str(plugin).lower() for plugin in plugins)
 
 
 def export(config: MixedPrecisionConfig, *, sharding: str | None = None) -> ExportReport:
@@ -93,24 +109,30 @@ def export(config: MixedPrecisionConfig, *, sharding: str | None = None) -> Expo
     if mode != "fp32" and semantics_of(config) != "amp_o1" and around is None:
         builder.record("axolotl.weights-are-loaded-in-and-nothing", "params_dtype", mode=mode)
     if (config.fp8, config.fp8_recipe, mode) == ("hybrid", "tensorwise", "bf16"):
-        # Compiling is what makes FP8 faster than BF16 there.
-        payload |= {"fp8": True, "torch_compile": True}
-        for field in ("fp8", "fp8_recipe"):
-            builder.map(field, "fp8")
-        if config.fp8_param_gather:
-            payload |= {"fp8_enable_fsdp_float8_all_gather": True, "fsdp_version": 2}
-            builder.record_if_stated("axolotl.gathered-under-fsdp", "fp8_param_gather", "fp8_param")
-        for field, row in (("first_last_layers_bf16", "kept-layers"), ("modules", "kept-modules")):
-            if builder.values[field]:
-                builder.record(f"axolotl.{row}", field)
+        payload.update(_fp8_settings(builder))
     payload["tf32"] = bool(config.tf32)
     builder.map("tf32", "tf32")
     if config.tf32 is None:
         builder.record("axolotl.auto-would-turn", "tf32")
     if compute != "fp32" and not config.grad_reduce_in_fp32:
         builder.map("grad_reduce_in_fp32")
-    report_scaler(builder, "transformers' Trainer")
+    report_scaler(builder, TRAINER)
     return builder.finish(payload, TABLE.unwritten)
+
+
+def _fp8_settings(builder: ExportBuilder) -> dict[str, Any]:
+    """Return the settings of FP8 with a scale per tensor, which torchao computes."""
+    # Compiling is what makes FP8 faster than BF16 there.
+    payload: dict[str, Any] = {"fp8": True, "torch_compile": True}
+    for field in ("fp8", "fp8_recipe"):
+        builder.map(field, "fp8")
+    if builder.config.fp8_param_gather:
+        payload |= {"fp8_enable_fsdp_float8_all_gather": True, "fsdp_version": 2}
+        builder.record_if_stated("axolotl.gathered-under-fsdp", "fp8_param_gather", "fp8_param")
+    for field, row in (("first_last_layers_bf16", "kept-layers"), ("modules", "kept-modules")):
+        if builder.values[field]:
+            builder.record(f"axolotl.{row}", field)
+    return payload
 
 
 def _card(gpu: object) -> Gpu | None:
@@ -136,31 +158,48 @@ def _capability(card: Gpu) -> tuple[int, int]:
     return (0, 0)
 
 
-def _mode(builder: ImportBuilder, top: Settings, card: Gpu | None) -> str:
-    """State what Axolotl loads and computes in, and return what it amounts to.
+class _Compute(NamedTuple):
+    """The half-precision switches, with "auto" resolved."""
 
-    Without a stated GPU, "auto" is taken for one. torch.cuda.is_bf16_supported includes emulation
-    by default.
+    is_auto: bool
+    """`bf16` is "auto", which is its default."""
+    bf16: bool
+    bfloat16: bool
+    fp16: bool
+    mode: str
+    """The dtype of the weights: fp32, bf16 or fp16."""
+
+
+def _compute(top: Settings, card: Gpu | None) -> _Compute:
+    """Return the switches; without a stated GPU, "auto" is taken for a GPU with BF16.
+
+    torch.cuda.is_bf16_supported, which Axolotl asks, includes emulation by default.
     """
     fp16 = top.switch("fp16")
-    float16 = top.switch("float16")
-    bfloat16 = top.switch("bfloat16")
+    float16 = bool(top.switch("float16"))
+    bfloat16 = bool(top.switch("bfloat16"))
     is_auto = top.values.get("bf16", "auto") == "auto"
     bf16 = not is_auto and bool(top.switch("bf16"))
     if is_auto and not fp16:
         bf16 = card is None or card.is_gpu
         fp16 = not bf16 and fp16 is None and not float16
-    half = bf16 or bfloat16
     mode = "fp32"
-    if half:
+    if bf16 or bfloat16:
         mode = "bf16"
     elif top.switch("load_in_8bit") or fp16 or float16:
         mode = "fp16"
+    return _Compute(is_auto, bf16, bfloat16, bool(fp16), mode)
+
+
+def _mode(builder: ImportBuilder, top: Settings, card: Gpu | None) -> str:
+    """State the dtype that Axolotl loads and computes in, and return its semantics."""
+    compute = _compute(top, card)
+    mode = compute.mode
     state: dict[str, Any] = {mode: True}
     if mode != "fp32":
         state["params_dtype"] = mode
     builder.fields |= state
-    if is_auto and bf16 and card is None:
+    if compute.is_auto and compute.bf16 and card is None:
         builder.record("axolotl.axolotl-asks-torch", "bf16", "auto")
     elif "bf16" in top:
         builder.map("bf16", **state)
@@ -169,11 +208,12 @@ def _mode(builder: ImportBuilder, top: Settings, card: Gpu | None) -> str:
     else:
         builder.record("axolotl.auto-on-this-gpu", "bf16", "auto", gpu=card.name, mode=mode)
     _map_switches(builder, top, mode, state)
-    if bfloat16:
+    if compute.bfloat16:
         builder.record("axolotl.documented-as-no-amp-the-builder", "bfloat16", True)
-    if fp16 and not half:
-        assume_torch_scaler(builder, "transformers' Trainer")
-    return _semantics(top, mode, is_cast=bool(half or fp16))
+    is_bf16 = compute.bf16 or compute.bfloat16
+    if compute.fp16 and not is_bf16:
+        assume_torch_scaler(builder, TRAINER)
+    return _semantics(top, mode, is_cast=is_bf16 or compute.fp16)
 
 
 def _map_switches(builder: ImportBuilder, top: Settings, mode: str, state: dict[str, Any]) -> None:
@@ -190,6 +230,7 @@ def _map_switches(builder: ImportBuilder, top: Settings, mode: str, state: dict[
 
 
 def _semantics(top: Settings, mode: str, *, is_cast: bool) -> str:
+    """Return the semantics of a mode, a key of `contract.SEMANTICS`; `is_cast`: the trainer runs autocast."""
     if mode == "fp32":
         return "fp32"
     if top.values.get("deepspeed"):
@@ -205,21 +246,19 @@ def _semantics(top: Settings, mode: str, *, is_cast: bool) -> str:
 
 
 def _tf32(builder: ImportBuilder, top: Settings, card: Gpu | None) -> None:
+    """State TF32; "auto" turns it on from compute capability 8.0 on."""
     if top.values.get("tf32", "auto") != "auto":
         builder.map("tf32", tf32=bool(top.switch("tf32")))
     elif card is None:
         builder.record("axolotl.auto-the-default-in-axolotl", "tf32", "auto")
     else:
-        on = _capability(card) >= (8, 0)
-        facts = {"gpu": card.name, "tf32": str(on).lower()}
-        builder.record("axolotl.tf32-on-this-gpu", "tf32", "auto", {"tf32": on}, **facts)
+        is_on = _capability(card) >= (8, 0)
+        facts = {"gpu": card.name, "tf32": str(is_on).lower()}
+        builder.record("axolotl.tf32-on-this-gpu", "tf32", "auto", {"tf32": is_on}, **facts)
 
 
 def _weights(builder: ImportBuilder, top: Settings, semantics: str) -> None:
-    """Report what the weights and gradients are, once for each setting that decides it.
-
-    No setting states them.
-    """
+    """Report the dtypes of the weights and gradients, which no setting states, by the settings that decide them."""
     mode = _stated_mode(builder)
     decider = ""
     if semantics in DECIDERS:
@@ -250,7 +289,7 @@ def _stated_mode(builder: ImportBuilder) -> str:
 
 
 def _decider(top: Settings, settings: tuple[str, ...], mode: str) -> str:
-    """Return the first of some settings that is written and fits the mode."""
+    """Return the first setting that is on and fits the mode; bf16 where there is none."""
     for name in settings:
         if top.values.get(name) and SWITCHES.get(name, mode) == mode:
             return name
@@ -266,12 +305,11 @@ CONTEXT = (
     ),
 )
 SYSTEM = System(
-    "axolotl",
-    TABLE.title,
-    TABLE.version,
-    export,
-    import_,
-    TABLE.recognise,
-    as_yaml,
+    name="axolotl",
+    title=TABLE.title,
+    version=TABLE.version,
+    export=export,
+    import_=import_,
+    write=as_yaml,
     context=CONTEXT,
 )

@@ -1,4 +1,9 @@
-"""One file into a recipe, and on into another system's words: the work of `convert`."""
+"""The work of `convert`: a file into a recipe, and on into another system's words.
+
+run, *others = runs_of(Document.load("train.sh"))
+exported = convert(run, "axolotl")
+lost(run, exported)
+"""
 
 from __future__ import annotations
 
@@ -7,38 +12,40 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from bridge.convert.systems import detect, system
 from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.precision.yaml_text import to_yaml
-from bridge.read import frameworks
-from bridge.read.contract import Unmapped
+from bridge.read import framework_signs
 from bridge.read.meaning import semantics_of
-from bridge.read.systems import candidates, detect, system
+from bridge.read.reports import Unmapped
+from bridge.read.system_signs import KINDS, candidates
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from bridge.read.command_lines import CommandLine
-    from bridge.read.contract import ExportReport, ImportReport, System
     from bridge.read.launch.launches import Launch
+    from bridge.read.reports import ExportReport, ImportReport
+    from bridge.read.system import System
     from bridge.read.text.document import Document
 
 OURS = "recipe"
 """The name that `--to` has for our own YAML."""
 LOSSES = ("unsupported", "semantics")
-"""Reasons of a record that lose precision; the others name a near value, a default or a setting
-without effect."""
+"""Reasons of a record that loses precision; records of other reasons name a near value, a default or
+a setting without effect."""
 SAME_NUMBERS = ("pipeline_dtype", "reuse_grad_buf_for_mxfp8_param_ag")
 """Fields that change neither weights nor GEMMs, loss scale or sums: their loss is information."""
 
 MOST_LAUNCHES = 2_000
-"""Of one script; all of 10,000 take 9 s to be read."""
+"""Launches of a script that are read; 10,000 take 9 s."""
 SHOWN = 2
-"""Launches that the refusal of a script describes; the others are counted."""
+"""Launches that the refusal of a script describes; further launches are counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run that a file asks for."""
+    """A run that a file asks for."""
 
     document: Document
     system: System
@@ -47,7 +54,7 @@ class Run:
 
     @property
     def source(self) -> dict[str, Any]:
-        """Where it was read and how that was known, as plain data."""
+        """The file and the system of the run, with the evidence for the system, as plain data."""
         label = self.imported.label
         if self.document.part is not None:
             label = "; ".join(filter(None, (f"document {self.document.part}", label)))
@@ -68,22 +75,26 @@ def runs_of(
     context: Mapping[str, Any] | None = None,
     targets: Sequence[System] = (),
 ) -> list[Run]:
-    """Return every run that a document asks for, the file's first one first.
+    """Return every run that a document asks for, in the order of the document.
 
-    `targets` read the context too.
+    Args:
+        document: The file.
+        chosen: The system that the file is written for; None: it is detected.
+        context: Facts that no file states.
+        targets: Systems that are written for, whose keys the context may have too.
+
+    Raises:
+        PayloadError: The file asks for no run that can be read.
     """
-    kinds: tuple[str, ...] = ("python",)
-    if chosen is not None:
-        kinds = system(chosen).kinds
-    if document.kind == "python" and "python" not in kinds:
-        rule = f"{chosen} takes {' or '.join(kinds)}, and this is a Python program"
-        raise PayloadError(f"{document.path}: {rule}. Give its configuration.")
+    if document.kind == "python" and chosen is not None:
+        kinds = KINDS[system(chosen).name]
+        if "python" not in kinds:
+            rule = f"{chosen} takes {' or '.join(kinds)}, and this is a Python program"
+            raise PayloadError(f"{document.path}: {rule}. Give its configuration.")
     if document.kind == "shell":
         return _of_script(document, chosen, context or {}, targets)
     if chosen is None:
-        framework = frameworks.recognise(document)
-        if framework is not None and not framework.is_converted:
-            raise PayloadError(framework.refusal(document.path))
+        _refuse_unconverted(framework_signs.recognise_file(document), document)
     detected = []
     systems: list[System] = []
     for part in document.parts:
@@ -98,6 +109,12 @@ def runs_of(
             whole = replace(imported, unmapped=(*imported.unmapped, *repeated))
             runs.append(Run(document=part, system=source, evidence=evidence, imported=whole))
     return runs
+
+
+def _refuse_unconverted(framework: framework_signs.Framework | None, document: Document) -> None:
+    """Refuse a file of a framework that `convert` does not read."""
+    if framework is not None and not framework.is_converted:
+        raise PayloadError(framework.refusal(document.path))
 
 
 def _imports(
@@ -117,7 +134,7 @@ def _imports(
 def _repeated(part: Document) -> list[Unmapped]:
     """Return a record for each key that stands twice in its mapping."""
     twice = "the key stands twice in its mapping, and the last value counts"
-    repeated = []
+    repeated: list[Unmapped] = []
     for key, value, line in part.repeated:
         detail = f"line {line}: {twice}"
         repeated.append(Unmapped(key, value, "dead knob", detail, "Keep one of the two."))
@@ -127,7 +144,7 @@ def _repeated(part: Document) -> list[Unmapped]:
 def _of_script(
     document: Document, chosen: str | None, context: Mapping[str, Any], targets: Sequence[System]
 ) -> list[Run]:
-    """Return the runs of a launch script, each read as the system's whose command line it is."""
+    """Return the runs of a launch script, each read by the system whose command line it is."""
     from bridge.read import command_lines
     from bridge.read.launch.alternatives import launches
     from bridge.read.megatron_lm import importer as megatron_lm
@@ -157,11 +174,8 @@ def _of_script(
         else:
             runs.append(_of_line(document, launch, line, context))
     if not runs:
-        framework = None
         if chosen is None:
-            framework = frameworks.of_launches(started)
-        if framework is not None and not framework.is_converted:
-            raise PayloadError(framework.refusal(document.path))
+            _refuse_unconverted(framework_signs.recognise_first(started), document)
         raise _nothing(document, started, chosen, left)
     first = runs[0].imported
     first = replace(first, unmapped=(*first.unmapped, *left))
@@ -175,7 +189,7 @@ def _evidence(document: Document, started: Sequence[Launch], chosen: str | None)
         return "was named with --from"
     looks = candidates(document)
     if looks:
-        return looks[0][1].evidence
+        return looks[0].evidence
     if any(launch.line for launch in started):
         return "starts a program of Megatron-LM's"
     return "holds arguments, and starts no program"
@@ -196,10 +210,7 @@ def _of_line(
 def _nothing(
     document: Document, started: Sequence[Launch], chosen: str | None, left: Sequence[Unmapped] = ()
 ) -> PayloadError:
-    """Return the error for a script that starts nothing a system reads.
-
-    `left` are the launches left out.
-    """
+    """Return the error for a script without a launch that a system reads; `left`: the launches left out."""
     if left:
         launches = [f"{loss.field}: {loss.detail}" for loss in left[:SHOWN]]
         if len(left) > SHOWN:
@@ -217,7 +228,7 @@ def _nothing(
 
 @contextmanager
 def _named(document: Document, label: str = "") -> Iterator[None]:
-    """Put the file in front of what an import complains of."""
+    """Put the file in front of the message of an import's error."""
     try:
         yield
     except PayloadError as error:
@@ -228,35 +239,38 @@ def _named(document: Document, label: str = "") -> Iterator[None]:
 
 
 def convert(run: Run, to: str, context: Mapping[str, Any] | None = None) -> ExportReport | None:
-    """Return the run as a configuration of the system `to`.
+    """Return the run as a configuration of a system; None for `OURS`, whose text `payload_text` writes.
 
-    None for our own, which is the run's config itself.
+    Raises:
+        PayloadError: The run does not state its mode.
     """
-    if run.imported.decided_by is not None:
-        where = ", ".join(filter(None, (run.document.path, run.imported.label)))
-        rule = f"the precision must be stated; {run.imported.decided_by} decides it"
-        ways = ["that"]
-        if run.document.kind == "shell":
-            ways += [
-                "variables of the run with --context variables=...",
-                "the log of a run with its arguments",
-            ]
-            ways.append("the run's configuration")
-        remedy = f"Give {', '.join(ways)}"
-        if run.imported.default_mode is not None:
-            remedy += f", or take {run.imported.default_mode} with --assume-defaults"
-        raise PayloadError(f"{where}: {rule}. {remedy}.")
+    _require_mode(run)
     if to == OURS:
         return None
     target = system(to)
     return target.export(run.imported.config, **_for_system(target, context or {}, "export"))
 
 
-def lost(run: Run, exported: ExportReport | None) -> list[Unmapped]:
-    """Return the records of a conversion that lose precision.
+def _require_mode(run: Run) -> None:
+    """Refuse a run whose mode another source decides."""
+    imported = run.imported
+    if imported.decided_by is None:
+        return
+    where = ", ".join(filter(None, (run.document.path, imported.label)))
+    rule = f"the precision must be stated; {imported.decided_by} decides it"
+    remedy = "Give that"
+    if run.document.kind == "shell":
+        remedy = (
+            "Give that, variables of the run with --context variables=..., "
+            "the log of a run with its arguments, the run's configuration"
+        )
+    if imported.default_mode is not None:
+        remedy += f", or take {imported.default_mode} with --assume-defaults"
+    raise PayloadError(f"{where}: {rule}. {remedy}.")
 
-    Lost is a format, a scheme, a loss scale or the dtype of sums.
-    """
+
+def lost(run: Run, exported: ExportReport | None) -> list[Unmapped]:
+    """Return the records of a conversion that lose a format, a scheme, a loss scale or the dtype of sums."""
     kept: tuple[str, ...] = SAME_NUMBERS
     if semantics_of(run.imported.config) != "fp32":
         kept += ("tf32",)  # it decides about GEMMs in FP32 alone
@@ -267,6 +281,7 @@ def lost(run: Run, exported: ExportReport | None) -> list[Unmapped]:
 
 
 def _check_context(context: Mapping[str, Any], systems: list[System]) -> None:
+    """Refuse a key of the context that no system of the conversion has."""
     known: dict[str, None] = {}
     for reader in systems:
         for key in reader.context:
@@ -283,6 +298,7 @@ def _check_context(context: Mapping[str, Any], systems: list[System]) -> None:
 
 
 def _for_system(reader: System, context: Mapping[str, Any], use: str = "import") -> dict[str, Any]:
+    """Return the facts of the context that a system takes for an import or an export."""
     keys = {key.name for key in reader.context if use in key.use}
     return {name: value for name, value in context.items() if name in keys}
 
@@ -297,7 +313,7 @@ def payload_text(run: Run, to: str, exported: ExportReport | None) -> str:
 
 
 def plain(value: Any) -> Any:
-    """Return anything as what JSON can hold."""
+    """Return a value as plain data of JSON; the text of a value of another type."""
     if isinstance(value, dict):
         return {str(key): plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

@@ -1,20 +1,24 @@
-"""Hugging Face `TrainingArguments`, as a mapping.
+"""Hugging Face `TrainingArguments` as a system of `convert`: `SYSTEM`.
 
-`bf16=True` means autocast over the weights as they were loaded. No argument of the Trainer says how
-they were loaded: FP32 makes it AMP, and BF16, which transformers 5 takes from the checkpoint by
-default, leaves nothing in FP32 at all. TRL, ms-swift and others write arguments of the model into
-the same file, and those decide it: AMP over FP32 weights, an FP32 adapter over frozen BF16 weights,
-or BF16 throughout. With both switches off the environment's ACCELERATE_MIXED_PRECISION counts, and
-without it nothing is cast. Its settings and sentences, with their sources, are
-`rows/huggingface.yaml`.
+`bf16=True` means autocast over the weights in the dtype in which they were loaded. No argument of
+the Trainer states that dtype. FP32 weights make the run AMP. BF16 weights, which transformers 5
+takes from the checkpoint by default, leave nothing in FP32. TRL, ms-swift and other trainers write
+arguments of the model into the same file, and those decide: AMP over FP32 weights, an FP32 adapter
+over frozen BF16 weights, or BF16 throughout. With both switches off the environment's
+ACCELERATE_MIXED_PRECISION counts. Without the variable nothing is cast.
+
+Settings and sentences, with their sources, are rows of `rows/huggingface.yaml`.
 """
 
 from typing import Any, NamedTuple
 
 from bridge.read.amp import amp_fields, assume_torch_scaler, export_as_amp, report_scaler
-from bridge.read.builders import ExportBuilder, ImportBuilder
-from bridge.read.contract import ContextKey, ExportReport, ImportReport, System, as_json
-from bridge.read.table import at, table
+from bridge.read.export_builder import ExportBuilder
+from bridge.read.import_builder import ImportBuilder
+from bridge.read.reports import ExportReport, ImportReport
+from bridge.read.system import ContextKey, System, as_json
+from bridge.read.table import table
+from bridge.read.text.dotted import value_at
 from bridge.read.text.settings import Settings, half_or_fp32
 from bridge.read.text.trainer_words import SWITCHES
 from bridge.registry.config import MixedPrecisionConfig
@@ -25,18 +29,21 @@ ENVIRONMENT = "ACCELERATE_MIXED_PRECISION"
 DECIDES = TABLE.data["decides"]
 """The source that decides where both switches are off, as a noun."""
 NAMES = ("torch_dtype", "dtype", "model_dtype")
+"""Settings that name the dtype of the weights."""
 DTYPES = (*NAMES, *(f"model_init_kwargs.{name}" for name in NAMES))
 SHARDED = {"deepspeed": "megatron_o2", "fsdp": "fsdp_policy"}
+"""Setting of a sharding -> its semantics."""
 
 
 class Loaded(NamedTuple):
-    """The dtype of the weights, as far as it is known."""
+    """The dtype in which the weights are loaded."""
 
     dtype: str | None
-    """fp32, bf16 or fp16; None: nothing says."""
+    """fp32, bf16 or fp16; None: not known."""
     setting: str = "weights_dtype"
-    """The setting that states it, or leaves it open."""
+    """The setting that states the dtype, or leaves it open."""
     value: object = None
+    """The value of the setting as it is written."""
     adapter: str | None = None
     """The setting that has an adapter trained over frozen weights."""
 
@@ -58,10 +65,14 @@ def import_(
     accelerate_mixed_precision: str | None = None,
     program: str | None = None,
 ) -> ImportReport:
-    """Return what a mapping of arguments asks for.
+    """Return the precision that a mapping of arguments states.
 
-    Without `weights_dtype`, and a `torch_dtype` in the file, FP32 is assumed and reported;
-    `program` is a noun.
+    Args:
+        payload: The arguments.
+        weights_dtype: The dtype in which the weights are loaded; without it, and without a
+            `torch_dtype` in the file, FP32 is assumed and reported.
+        accelerate_mixed_precision: The environment's ACCELERATE_MIXED_PRECISION.
+        program: The program that reads the file, as a noun.
     """
     top = Settings(payload, TABLE.title)
     outside = Settings(
@@ -70,22 +81,13 @@ def import_(
     stated = outside.word("weights_dtype", MODES)
     environment = outside.word("env", ("no", "fp16", "bf16", "fp8"))
     builder = ImportBuilder(TABLE.title)
-    for name in SWITCHES:
-        top.switch(name)
-    for first, second in (("bf16", "fp16"), ("bf16_full_eval", "fp16_full_eval")):
-        if top.values.get(first) and top.values.get(second):
-            raise TABLE.wrong("both-halves", top, second, other=first)
-    compute = "fp32"
-    if top.values.get("bf16"):
-        compute = "bf16"
-    elif top.values.get("fp16"):
-        compute = "fp16"
+    compute = _switched_mode(top)
     if environment is not None:
         compute = _environment(builder, environment, compute)
     model = _loaded(builder, top, stated)
     sharding = _sharding(top)
     semantics = _mode(builder, top, compute, model, sharding=sharding, program=program)
-    if top.values.get("torch_compile") and compute != "fp16" and not top.given("tf32"):
+    if top.values.get("torch_compile") and compute != "fp16" and not top.is_written("tf32"):
         builder.record("huggingface.compile-turns-tf32-on", "tf32", None, {"tf32": True})
     facts = {"fp16": compute == "fp16", "fsdp": bool(top.values.get("fsdp"))}
     for name in SHARDED:
@@ -94,8 +96,21 @@ def import_(
     return builder.finish(semantics, is_whole=sharding != "deepspeed")
 
 
+def _switched_mode(top: Settings) -> str:
+    """Return the mode of the switches; PayloadError for a switch of another type, or for two that are on."""
+    for name in SWITCHES:
+        top.switch(name)
+    for first, second in (("bf16", "fp16"), ("bf16_full_eval", "fp16_full_eval")):
+        if top.values.get(first) and top.values.get(second):
+            raise TABLE.wrong("both-halves", top, second, other=first)
+    for mode in ("bf16", "fp16"):
+        if top.values.get(mode):
+            return mode
+    return "fp32"
+
+
 def export(config: MixedPrecisionConfig) -> ExportReport:
-    """Return the arguments as a mapping; fp8 has none."""
+    """Return the arguments as a mapping; FP8 has no argument."""
     builder = ExportBuilder(config, TABLE.title)
     compute = export_as_amp(builder, "bf16", "fp16")
     payload: dict[str, Any] = {"bf16": compute == "bf16", "fp16": compute == "fp16"}
@@ -108,7 +123,7 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
 
 
 def _environment(builder: ImportBuilder, environment: str, compute: str) -> str:
-    """Return the compute of the environment's precision, which counts with both switches off."""
+    """Return the mode with the environment's precision, which counts where both switches are off."""
     if compute not in ("fp32", environment):
         builder.record(
             "huggingface.true-overrides-the-environment", ENVIRONMENT, environment, compute=compute
@@ -117,34 +132,37 @@ def _environment(builder: ImportBuilder, environment: str, compute: str) -> str:
     if environment == "fp8":
         builder.record("huggingface.the-fp8-back-end", ENVIRONMENT, "fp8")
         return "bf16"
-    taken = environment
+    mode = environment
     if environment == "no":
-        taken = "fp32"
+        mode = "fp32"
     fields = {}
-    if taken != compute:
-        fields = amp_fields(taken)
+    if mode != compute:
+        fields = amp_fields(mode)
     builder.map(ENVIRONMENT, **fields)
-    return taken
+    return mode
 
 
 def _sharding(top: Settings) -> str | None:
     """Return "deepspeed" or "fsdp" where the Trainer, or its launch block, shards so."""
     for name in SHARDED:
-        is_launched = at(top.values, f"accelerate_launch_args.use_{name}") is True
+        is_launched = value_at(top.values, f"accelerate_launch_args.use_{name}") is True
         if top.values.get(name) or is_launched:
             return name
     return None
 
 
 def _loaded(builder: ImportBuilder, top: Settings, stated: str | None) -> Loaded:
-    """Return what the weights are loaded in, and report each dtype that does not decide.
+    """Return the dtype in which the weights are loaded, and report each dtype that does not decide.
 
-    `stated` is the context's.
+    Args:
+        builder: The report.
+        top: The arguments.
+        stated: The dtype that the context states.
     """
     adapter = _adapter(top)
-    dtypes = {}
+    dtypes: dict[str, Any] = {}
     for name in DTYPES:
-        value = at(top.values, name)
+        value = value_at(top.values, name)
         if value is not None:
             dtypes[name] = value
     setting: str = "weights_dtype"
@@ -190,7 +208,7 @@ def _mode(
     sharding: str | None,
     program: str | None,
 ) -> str:
-    """State the mode, and return what it means for weights that were loaded like that."""
+    """State the mode, and return its semantics, a key of `contract.SEMANTICS`."""
     names = [name for name in ("bf16", "fp16") if name in top]
     outcome = _outcome(builder, names, compute, model, sharding=sharding, program=program)
     fields, semantics = outcome.fields, outcome.semantics
@@ -278,5 +296,11 @@ CONTEXT = (
 )
 TITLE = f"Hugging Face {TABLE.title}"
 SYSTEM = System(
-    "huggingface", TITLE, TABLE.version, export, import_, TABLE.recognise, as_json, context=CONTEXT
+    name="huggingface",
+    title=TITLE,
+    version=TABLE.version,
+    export=export,
+    import_=import_,
+    write=as_json,
+    context=CONTEXT,
 )

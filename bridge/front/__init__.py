@@ -1,9 +1,22 @@
 """The command line of a run: Hydra over the registry of recipes, decoded into a `ConfigContainer`.
 
+    train.py            the script that trains: check, sync, record, train
+    compare.py          the script that trains a sweep and judges the loss of each recipe
+    main.py             a script under Hydra: refuse, run or sweep, and the exit code
+      command_line.py   the flags and overrides of Hydra
+      job.py            the run as Hydra calls it, in its run folder
+      errors.py         Hydra's errors in this package's words
+    compose.py          one config of YAML files, recipes and overrides, and the origin of each key
+      search.py         the folders of configs
+      references.py     refuses references that would multiply the size of a config
+    config_file.py      a file that describes a run, with overrides
+    loader.py           `load_run`: the `Run` of a composed config or a file
+    decode.py           `container`: the `ConfigContainer` of a `Run`
+    check.py            `check` in Python
+    several.py          answers about several files and folders
+    json_schema.py      the JSON Schema of the YAML that is read
+    plugins/            the plugin by which Hydra's own applications find the recipes
+
 Configs are data. Nothing in them is instantiated; every key is checked against the real field of
 the class it is for.
-
-`compose.py` composes a tree, `files/` reads a file, `loader.py` makes the `Run` of either,
-`decode.py` the container of these; `main.py` is the command line of a script, and `train.py` the
-job of a run.
 """

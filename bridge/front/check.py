@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from bridge.preflight.check import Report
 from bridge.preflight.check import check as check_run
 from bridge.preflight.run import Run
-from bridge.target.target import target_of
+from bridge.target.declaration import target_of
 
 if TYPE_CHECKING:
     from bridge.training.config import ConfigContainer

@@ -9,7 +9,6 @@ A run that is finished in the sweep's folder is not run again.
 
 import json
 import logging
-import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,11 +20,13 @@ import yaml
 
 from bridge.errors import BridgeError, RunConfigError, TrainingError
 from bridge.extras import require_extra
+from bridge.front.job import StartRun, is_first_process
 from bridge.front.loader import config_folder
-from bridge.front.main import AroundSweep, Work, is_first_process, main
-from bridge.front.train import plain_container, prepared, report_sweep
-from bridge.runtime.compare.comparison import FAILED, Comparison
-from bridge.runtime.compare.gap import GATE, too_short
+from bridge.front.main import AroundSweep, main
+from bridge.front.train import check_and_sync, plain_container, report_sweep
+from bridge.runtime.compare.arm import FAILED
+from bridge.runtime.compare.comparison import Comparison, exit_code
+from bridge.runtime.compare.gap import GATE, gate_of, too_short
 from bridge.training.config import ConfigContainer
 
 SEEDS = 3
@@ -34,8 +35,6 @@ FOLDER = "outputs/comparison"
 LENGTH = ("train", r"train\.train_iters", r"train\.lr_warmup_iters", r"logging\.log_interval")
 """Settings that decide whether a run is long enough; where a sweep goes over one, each of its runs
 is judged."""
-OUTSIDE, CANNOT_TELL = 1, 3
-"""Exit codes: a recipe is outside the gate; none is, and of one nothing can be told."""
 
 log = logging.getLogger("compare")
 
@@ -64,14 +63,16 @@ def main_compare(words: Sequence[str] | None = None, *, config_path: Path | None
         made.extend(report_sweep(folder, runs, gate=gate))
 
     around = AroundSweep(before=before, after=after)
-    main(arm, config_path=config_path or config_folder(), name="train", words=rest, around=around)
-    verdicts: set[str] = set()
-    for comparison in made:
-        verdicts.update(comparison.verdicts)
-    if "outside" in verdicts:
-        sys.exit(OUTSIDE)
-    if "cannot tell" in verdicts:
-        sys.exit(CANNOT_TELL)
+    main(
+        check_arm,
+        config_path=config_path or config_folder(),
+        name="train",
+        words=rest,
+        around=around,
+    )
+    code = exit_code(made)
+    if code:
+        sys.exit(code)
 
 
 def _sweep_words(words: Sequence[str]) -> tuple[list[str], float]:
@@ -89,42 +90,39 @@ def _sweep_words(words: Sequence[str]) -> tuple[list[str], float]:
     if not any(word.startswith("mixed_precision=") and "," in word for word in rest):
         remedy = "Write mixed_precision=bf16_mixed,fp8_current, the baseline first."
         raise RunConfigError(f"mixed_precision: a comparison needs two recipes or more. {remedy}")
-    seeds = settings.get("seeds", str(SEEDS))
-    if not re.fullmatch(r"[1-9]\d{0,2}", seeds):
-        raise RunConfigError.of("seeds", "must be a number from 1 to 999", seeds, "Write seeds=3.")
     if "train.seed" in keys and "seeds" in settings:
-        raise RunConfigError.of(
-            "seeds", "counts the seeds that train.seed names", seeds, "Give one of the two."
-        )
-    gate = settings.get("gate", f"{100 * GATE:g}%")
-    share = math.nan
-    if re.fullmatch(r"\d*\.?\d+%", gate):
-        share = float(gate[:-1]) / 100
-    if not 0 < share < 1:
-        raise RunConfigError.of(
-            "gate", "must be a share of the baseline's loss", gate, "Write gate=1%."
-        )
+        rule, remedy = "counts the seeds that train.seed names", "Give one of the two."
+        raise RunConfigError.of("seeds", rule, settings["seeds"], remedy)
+    seeds = _number_of_seeds(settings.get("seeds", str(SEEDS)))
+    gate = gate_of(settings.get("gate", f"{100 * GATE:g}%"))
     excluded = "[recipes_from,data.path,data.cache_dir,data.seed]"
     defaults = {
         "hydra.sweep.dir": FOLDER,
         "hydra.job.config.override_dirname.exclude_keys": excluded,
-        "train.seed": ",".join(str(seed) for seed in range(1, int(seeds) + 1)),
+        "train.seed": ",".join(map(str, range(1, seeds + 1))),
         "data.seed": "${train.seed}",
         "hydra.mode": "MULTIRUN",
     }
     for key, default in defaults.items():
         if key not in keys:
             rest.append(f"{key}={default}")
-    return rest, share
+    return rest, gate
 
 
-def arm(config: ConfigContainer) -> Work:
-    """Prepare one run of the sweep.
+def _number_of_seeds(text: str) -> int:
+    """Return the number that ``seeds=`` states."""
+    if not re.fullmatch(r"[1-9]\d{0,2}", text):
+        raise RunConfigError.of("seeds", "must be a number from 1 to 999", text, "Write seeds=3.")
+    return int(text)
+
+
+def check_arm(config: ConfigContainer) -> StartRun:
+    """Check a run of the sweep, and write its precision into the configs.
 
     RunConfigError where the runs are too short to tell anything.
     """
     require_enough_steps(vars(config.train), vars(config.logging))
-    return partial(_run, config, prepared(config))
+    return partial(_train_unless_finished, config, check_and_sync(config))
 
 
 def require_enough_steps(train: Mapping[str, Any], logging: Mapping[str, Any]) -> None:
@@ -135,8 +133,8 @@ def require_enough_steps(train: Mapping[str, Any], logging: Mapping[str, Any]) -
         raise RunConfigError(f"train.train_iters: a comparison could not tell anything: {reason}")
 
 
-def _run(config: ConfigContainer, work: Work, run_dir: Path) -> None:
-    """Train one run of the sweep, unless it is finished.
+def _train_unless_finished(config: ConfigContainer, start: StartRun, run_dir: Path) -> None:
+    """Train a run of the sweep, unless it is finished.
 
     A run that ends with an error is a result, too.
     """
@@ -145,7 +143,7 @@ def _run(config: ConfigContainer, work: Work, run_dir: Path) -> None:
         return
     (run_dir / FAILED).unlink(missing_ok=True)
     try:
-        work(run_dir)
+        start(run_dir)
     except TrainingError as error:
         log.warning("%s: %s", run_dir, error)
         if is_first_process():

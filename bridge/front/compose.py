@@ -83,7 +83,7 @@ def compose(
     """
     register()
     with search.started(job_name) as loader, in_our_words(overrides, loader):
-        parsed = _prepared(search, overrides, loader, trust=trust)
+        parsed = _parse_and_load(search, overrides, loader, trust=trust)
         swept: list[Override] = []
         words: list[str] = []
         for override in parsed:
@@ -121,14 +121,14 @@ def given_of_job(config: DictConfig) -> GivenRun:
     return _given(config, settings, origins, recipes, is_complete=True)
 
 
-def prepare_composing(search: Search, overrides: Sequence[str]) -> None:
+def load_named_recipes(search: Search, overrides: Sequence[str]) -> None:
     """Load the recipes that a command line or its primary config names.
 
     Overrides of unknown sections are refused.
     """
     register()
     with search.started() as loader, in_our_words(overrides, loader):
-        _prepared(search, overrides, loader, trust=True)
+        _parse_and_load(search, overrides, loader, trust=True)
 
 
 def register() -> None:
@@ -179,7 +179,7 @@ def as_hydra_reads(overrides: Sequence[str]) -> list[str]:
     return [nulls.get(word, word) for word in overrides]
 
 
-def _prepared(
+def _parse_and_load(
     search: Search, overrides: Sequence[str], loader: ConfigLoader, *, trust: bool
 ) -> list[Override]:
     """Return the parsed overrides, with the recipes loaded that they or the primary config name."""

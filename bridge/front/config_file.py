@@ -15,14 +15,16 @@ from bridge.preflight.origins import Origins, leaves
 from bridge.preflight.problems import Problems
 from bridge.read.given_run import GivenRun
 from bridge.read.keys import KEYS, OWNERS, PRECISION, RECIPES, RUN_KEYS, SECTIONS
-from bridge.read.kinds import MAPPINGS, read_file, started
 from bridge.read.recipe_sources import recipe_sources, trusted_sources
+from bridge.read.run_file import MAPPINGS, read_file
+from bridge.read.set_at_start import set_at_start
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto, load_recipes_from
 from bridge.rules.facts.near_names import near_names
-from bridge.rules.topics.mode import MODES
+from bridge.rules.topics.precision.mode import MODES
+from bridge.target.declaration import parse_target
 from bridge.target.fields import FIELDS
-from bridge.target.target import Target, parse_target
+from bridge.target.target import Target
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
@@ -160,7 +162,7 @@ class ConfigFile:
         place = Target()
         if target is not None:
             place = parse_target(str(target))
-        self.reading = started(self.reading, self.whole, place)
+        self.reading = set_at_start(self.reading, self.whole, place)
         for row in self.reading.derived:
             self.by_key[row.path] = f"{row.set_by or self.reading.settings_of} at start"
         if self._overrides_mode():  # on every branch of a script

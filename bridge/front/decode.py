@@ -53,11 +53,7 @@ def container(run: Run, problems: Problems | None = None) -> ConfigContainer:
     `require_startable` says whether such a run can begin.
     """
     problems = problems or Problems(run.origins)
-    if run.reading.framework != PRECISION_BRIDGE:
-        rule = f"describes a run of {run.reading.framework}, which cannot be started here"
-        raise RunConfigError(
-            f"{run.name}: {rule}. Rehearse it: precision-bridge rehearse --config {run.name}."
-        )
+    _refuse_foreign(run)
     require_extra("train", "A training run")
     _declare_te_cpu(run)
     from bridge.runtime.megatron.deferred import (
@@ -85,23 +81,46 @@ def container(run: Run, problems: Problems | None = None) -> ConfigContainer:
         refuse_impossible_sizes(run, problems)  # says what Megatron stumbled over
         raise
     sections = {name: cls(**ours[name]) for name, cls in SECTIONS.items()}
-    run_values = {}
-    for key in RUN_KEYS:
-        value = run.sections.get(key)
-        if value is not None:
-            run_values[key] = value
-    choice = None
-    if run.choice is not None:
-        choice = run.choice.to_dict()
-    origins = run.origins or Origins()
     return ConfigContainer(
         **made,
         **sections,
-        **run_values,
+        **_run_values(run),
         mixed_precision=run.precision,
-        precision_choice=choice,
-        set_by={key: dict(of_key) for key, of_key in origins.values.items()},
+        precision_choice=_plain_choice(run),
+        set_by=_plain_origins(run),
     )
+
+
+def _refuse_foreign(run: Run) -> None:
+    """Refuse a run of another framework, which only a rehearsal can start here."""
+    if run.reading.framework != PRECISION_BRIDGE:
+        rule = f"describes a run of {run.reading.framework}, which cannot be started here"
+        raise RunConfigError(
+            f"{run.name}: {rule}. Rehearse it: precision-bridge rehearse --config {run.name}."
+        )
+
+
+def _run_values(run: Run) -> dict[str, Any]:
+    """Return the stated values of a run that are no sections: its target, its backend, ..."""
+    values = {}
+    for key in RUN_KEYS:
+        value = run.sections.get(key)
+        if value is not None:
+            values[key] = value
+    return values
+
+
+def _plain_choice(run: Run) -> dict[str, object] | None:
+    """Return the choice that was made for `auto` as plain data."""
+    if run.choice is None:
+        return None
+    return run.choice.to_dict()
+
+
+def _plain_origins(run: Run) -> dict[str, dict[str, Any]]:
+    """Return key -> origin -> the value that the origin set."""
+    origins = run.origins or Origins()
+    return {key: dict(of_key) for key, of_key in origins.values.items()}
 
 
 def require_startable(config: ConfigContainer, run: Run, problems: Problems | None = None) -> None:

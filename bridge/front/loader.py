@@ -1,9 +1,8 @@
-"""`load_run`: a run as every command about one reads it.
+"""`load_run`: a `Run` of the Hydra tree of the training script, or of a file that describes a run.
 
-They come from the Hydra tree of the training script, or from one YAML file that holds the sections
-itself: a file of `docs/showcase`, the ``config.yaml`` of a run folder, or the YAML of a Megatron
-Bridge `ConfigContainer`. Overrides are the training script's in either case. Neither torch nor
-Megatron Core is imported.
+Such a file is one of `docs/showcase`, the ``config.yaml`` of a run folder, the YAML of a Megatron
+Bridge `ConfigContainer`, or another that `bridge.read` reads. Overrides are the training script's
+in either case. Neither torch nor Megatron Core is imported.
 """
 
 from __future__ import annotations
@@ -33,12 +32,13 @@ from bridge.preflight.run import Run, resolve_precision
 from bridge.preflight.silence import refuse_unknown
 from bridge.read.given_run import GivenRun
 from bridge.read.keys import MADE_BY, PRECISION, SECTIONS
-from bridge.read.kinds import FILES, file_in, refuse_without_sizes
+from bridge.read.refusals import refuse_without_sizes
+from bridge.read.run_file import FILES, file_in
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, is_auto
 from bridge.rules.facts.near_names import nearest_fields
+from bridge.target.declaration import target_of
 from bridge.target.fields import NAMES
-from bridge.target.target import target_of
 
 
 def load_run(
@@ -104,11 +104,12 @@ def load_run(
 def _run_of_tree(
     folder: Path, name: str, overrides: Sequence[str], *, config_dir: Path | str | None, trust: bool
 ) -> tuple[Run, Problems]:
+    """Return the run of a Hydra tree, its sections decoded, and its problems."""
     from bridge.front.compose import compose  # Hydra is heavy
     from bridge.front.search import Search
 
-    given, _ = compose(Search(str(folder), name, config_dir), overrides, trust=trust)
-    run, problems = run_of(given)
+    source, _ = compose(Search(str(folder), name, config_dir), overrides, trust=trust)
+    run, problems = run_of(source)
     decoded_sections(run, SECTIONS, problems)
     return run, problems
 
@@ -141,111 +142,131 @@ def require_strict(run: Run, problems: Problems | None = None) -> None:
         run.precision.finalize()
 
 
-def run_of(given: GivenRun, *, resolve: bool = True) -> tuple[Run, Problems]:
+def run_of(source: GivenRun, *, resolve: bool = True) -> tuple[Run, Problems]:
     """Return a run with its precision stated, and its problems, which are not raised yet.
 
     Without `resolve` a run with ``mixed_precision=auto`` has no precision.
     """
-    target = given.sections.get("target")
-    if isinstance(target, list):  # target=[h100x8,te2.8] is what Hydra takes without quotes
-        target = ",".join(map(str, target))
-    elif target is not None:
-        target = str(target)
-    place = target_of(target)
-    if isinstance(given.sections.get(PRECISION), str):  # a name that is no option of a group
-        name = given.sections[PRECISION]
-        given = replace(given, choice=name, sections={**given.sections, PRECISION: None})
-        if not is_auto(name):
-            given = _over_recipe(given, name)
-    chosen = None
-    if is_auto(given.choice) and not resolve:
-        given = replace(given, choice=None, sections={**given.sections, PRECISION: None})
-    elif is_auto(given.choice):
-        name, chosen = resolve_precision(given.choice, given.sections.get("model") or {}, place)
-        given = _over_recipe(given, name)
-    problems = Problems(given.origins)
-    precision = _stated(given, problems)
-    sections = dict(given.sections)
+    stated_target = _stated_target(source)
+    target = target_of(stated_target)
+    source = _with_named_recipe(source)
+    choice = None
+    if is_auto(source.choice) and not resolve:
+        source = replace(source, choice=None, sections={**source.sections, PRECISION: None})
+    elif is_auto(source.choice):
+        model = source.sections.get("model") or {}
+        name, choice = resolve_precision(source.choice, model, target)
+        source = _over_recipe(source, name)
+    problems = Problems(source.origins)
+    precision = _stated_precision(source, problems)
+    sections = dict(source.sections)
     sections.pop(PRECISION, None)
-    sections["target"] = target
+    sections["target"] = stated_target
+    _check_sections(sections, problems)
+    run = Run(
+        precision=precision,
+        choice=choice,
+        sections=sections,
+        target=target,
+        origins=source.origins,
+        name=source.name,
+    )
+    return run, problems
+
+
+def _stated_target(source: GivenRun) -> str | None:
+    """Return the target that a run states, as text."""
+    target = source.sections.get("target")
+    if target is None:
+        return None
+    if isinstance(target, list):  # target=[h100x8,te2.8] is what Hydra takes without quotes
+        return ",".join(map(str, target))
+    return str(target)
+
+
+def _with_named_recipe(source: GivenRun) -> GivenRun:
+    """Return a run with the recipe that its precision names, where no option of a group does."""
+    name = source.sections.get(PRECISION)
+    if not isinstance(name, str):
+        return source
+    source = replace(source, choice=name, sections={**source.sections, PRECISION: None})
+    if is_auto(name):
+        return source
+    return _over_recipe(source, name)
+
+
+def _check_sections(sections: Mapping[str, Any], problems: Problems) -> None:
+    """Note the sections that are no mappings; refuse rules of `silence` that do not exist."""
     for key in dict.fromkeys((*ROLES, *SECTIONS)):
         section = sections.get(key) or {}
         if not isinstance(section, dict):
             problems.add(key, "must be a mapping of fields", section, f"Write {key}.FIELD=VALUE.")
-    run = Run(
-        precision=precision,
-        choice=chosen,
-        sections=sections,
-        target=place,
-        origins=given.origins,
-        name=given.name,
-    )
     silence = sections.get("silence") or {}
     if isinstance(silence, Mapping):
-        reasons = {str(rule): reason for rule, reason in silence.items()}
-        refuse_unknown(reasons)
+        refuse_unknown({str(rule): reason for rule, reason in silence.items()})
     else:
         problems.add("silence", "must be a mapping of rules to reasons", silence)
-    return run, problems
 
 
-def _over_recipe(given: GivenRun, name: str) -> GivenRun:
-    """Return the run with a recipe of the registry below what it sets itself."""
+def _over_recipe(source: GivenRun, name: str) -> GivenRun:
+    """Return the run with a recipe of the registry below the fields that the run states."""
     recipe = REGISTRY.get(name)
     stated = recipe.to_dict()
     origin = f"recipe {recipe_name(recipe)}"
     layer = Layer(origin=origin, values=leaves({PRECISION: stated}, ""), is_recipe=True)
-    fields = {**stated, **(given.sections.get(PRECISION) or {})}
-    sections = {**given.sections, PRECISION: fields}
-    origins = given.origins.over(layer, instead_of=PRECISION)
-    return replace(given, choice=name, recipe=recipe, sections=sections, origins=origins)
+    fields = {**stated, **(source.sections.get(PRECISION) or {})}
+    sections = {**source.sections, PRECISION: fields}
+    origins = source.origins.over(layer, instead_of=PRECISION)
+    return replace(source, choice=name, recipe=recipe, sections=sections, origins=origins)
 
 
-def _stated(given: GivenRun, problems: Problems) -> MixedPrecisionConfig | None:
-    """Return the recipe with what other layers set stated over it.
+def _stated_precision(source: GivenRun, problems: Problems) -> MixedPrecisionConfig | None:
+    """Return the recipe of a run with the fields that other layers state over it.
 
-    None where nothing is chosen or stated. The problems take fields that do not exist and values
-    that do not fit.
+    It is None where no recipe is chosen and no field is stated. Fields that do not exist and values
+    that do not fit become `problems`.
     """
-    fields, origins = given.sections.get(PRECISION), given.origins
-    if not fields and given.choice is None:
+    fields = source.sections.get(PRECISION)
+    if not fields and source.choice is None:
         return None
     if not isinstance(fields, dict):
         problems.add(PRECISION, "must be a recipe's name or a mapping of fields", fields)
         return None
-    if given.recipe is not None:
-        config = with_only(given.recipe, fields)
+    if source.recipe is not None:
+        config = with_only(source.recipe, fields)
     else:
         config = MixedPrecisionConfig()
     layers = _layers_over(config, fields, problems)
-    of_recipe: list[str] = []
-    over_recipe: list[str] = []
-    for origin in dict.fromkeys((*origins.order, *layers)):
+    origins = source.origins
+    ordered = [*dict.fromkeys((*origins.order, *layers))]
+    for origin in ordered:
         if origin in layers and origin in origins.of_recipe:
-            of_recipe.append(origin)
-        elif origin in layers:
-            over_recipe.append(origin)
-    for origin in of_recipe:
-        config.override(origin, **layers[origin])
-    if given.choice is not None and given.recipe is None:
-        mark_recipe(config, given.choice)
-    for origin in over_recipe:
-        config.override(origin, **layers[origin])
-    saved_as = fields.get(MADE_BY)
-    if saved_as is not None:
-        stated = stated_values(config)
-        of_saved = stated
-        if saved_as in REGISTRY:
-            of_saved = REGISTRY.get(saved_as).to_dict()
-        over = [name for name, value in stated.items() if of_saved.get(name) != value]
-        mark_recipe(config, saved_as, over=over)
+            config.override(origin, **layers[origin])
+    if source.choice is not None and source.recipe is None:
+        mark_recipe(config, source.choice)
+    for origin in ordered:
+        if origin in layers and origin not in origins.of_recipe:
+            config.override(origin, **layers[origin])
+    recipe = fields.get(MADE_BY)
+    if recipe is not None:
+        _mark_saved_recipe(config, recipe)
     return config
+
+
+def _mark_saved_recipe(config: MixedPrecisionConfig, recipe: str) -> None:
+    """Mark the recipe that a saved config names, and the fields that differ from that recipe."""
+    stated = stated_values(config)
+    of_recipe = stated
+    if recipe in REGISTRY:
+        of_recipe = REGISTRY.get(recipe).to_dict()
+    over = [name for name, value in stated.items() if of_recipe.get(name) != value]
+    mark_recipe(config, recipe, over=over)
 
 
 def _layers_over(
     config: MixedPrecisionConfig, fields: Mapping[str, Any], problems: Problems
 ) -> dict[str, dict[str, Any]]:
-    """Return origin -> the fields that it set, but for what the recipe itself states."""
+    """Return origin -> the fields that it set, without those that the recipe itself states."""
     stated = config.to_dict()
     origins = problems.origins
     layers: dict[str, dict[str, Any]] = {}
@@ -266,37 +287,39 @@ def _layers_over(
     return layers
 
 
-def config_folder(given: Path | str | None = None) -> Path:
-    """Return the folder of the Hydra tree: the given one, ``conf`` here, or the package's."""
-    if given is None:
+def config_folder(folder: Path | str | None = None) -> Path:
+    """Return the folder of the Hydra tree: `folder`, or else ``conf`` here, or the package's."""
+    if folder is None:
         if Path("conf/config.yaml").is_file():
             return Path("conf").resolve()
         return shipped_folder()
-    if os.path.isdir(Path(given)):  # noqa: PTH112  there is no path that is too long
-        return Path(given).resolve()
-    folders = [path.name for path in Path().iterdir() if path.is_dir()]
-    matches = close_matches(str(given), folders)
+    # os.path.isdir answers for a path that is too long; Path.is_dir raises.
+    if os.path.isdir(Path(folder)):  # noqa: PTH112
+        return Path(folder).resolve()
+    siblings = [path.name for path in Path().iterdir() if path.is_dir()]
+    matches = close_matches(str(folder), siblings)
     hint = did_you_mean(matches)
     if not hint:
         hint = "Give the folder that holds config.yaml, or a file with --config."
-    raise RunConfigError.of("--config-path", "there is no such folder", str(given), hint, matches)
+    raise RunConfigError.of("--config-path", "there is no such folder", str(folder), hint, matches)
 
 
-def place_of(given: Path | str) -> Path:
+def place_of(name: Path | str) -> Path:
     """Return the path of a file or folder, which is looked up here, then in the repository."""
-    path, shipped = Path(given), shipped_folder().parent / given
+    path, shipped = Path(name), shipped_folder().parent / name
     # os.path.exists answers for a path that is too long; Path.exists raises.
     if not os.path.exists(path) and os.path.exists(shipped):  # noqa: PTH110
         return shipped
     return path
 
 
-def _file(given: Path | str) -> Path:
-    if not str(given).isprintable():
+def _file(name: Path | str) -> Path:
+    """Return the file that describes a run: the named one, or that in the named folder."""
+    if not str(name).isprintable():
         rule, remedy = "must be a path of printable characters", "Rename the file."
-        raise RunConfigError.of("--config", rule, str(given), remedy)
-    path = place_of(given)
-    if not os.path.isdir(path):  # noqa: PTH112  as above
+        raise RunConfigError.of("--config", rule, str(name), remedy)
+    path = place_of(name)
+    if not os.path.isdir(path):  # noqa: PTH112  as in `config_folder`
         return path
     file = file_in(path)
     if file == path:

@@ -10,7 +10,7 @@ from pathlib import Path
 from bridge.errors import BridgeError, MissingExtraError, RunConfigError, UnreadFileError
 from bridge.front.loader import place_of
 from bridge.preflight.run import Run
-from bridge.read.kinds import file_in
+from bridge.read.run_file import file_in
 
 SUFFIXES = (".yaml", ".yml", ".sh", ".bash", ".slurm", ".sbatch", ".sub", ".slrm")
 """Of the files of a folder that may describe a run: other files are read where they are named

@@ -20,8 +20,9 @@ import yaml
 
 from bridge.errors import CheckError, TrainingError
 from bridge.extras import require_extra
+from bridge.front.job import StartRun, is_first_process
 from bridge.front.loader import config_folder
-from bridge.front.main import AroundSweep, Work, is_first_process, main
+from bridge.front.main import AroundSweep, main
 from bridge.precision.fields import default_of
 from bridge.precision.statements import recipe_name
 from bridge.precision.values import dtype_token, is_torch_dtype
@@ -32,7 +33,7 @@ from bridge.read.keys import MADE_BY, OWNERS, SECTIONS
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.report.findings import findings_dict, verdict_line
 from bridge.report.sync_table import render_sync
-from bridge.rules.own_run import RULES
+from bridge.rules.topics.system.train_script import RULES
 from bridge.runtime.audit.setting import FILE as ORIGINS
 from bridge.sync.report import SyncReport
 from bridge.training.config import ConfigContainer
@@ -55,7 +56,7 @@ def main_train(words: Sequence[str] | None = None, *, config_path: Path | None =
     around = AroundSweep(
         before=lambda _sections: require_extra("train", "A training run"), after=report_sweep
     )
-    main(prepared, config_path=folder, name="train", words=words, around=around)
+    main(check_and_sync, config_path=folder, name="train", words=words, around=around)
 
 
 def exit_on_signals() -> None:
@@ -87,7 +88,8 @@ def report_sweep(
     The comparisons are written to the folder, and returned.
     """
     from bridge.report.comparison import show_comparisons, write_comparisons
-    from bridge.runtime.compare.comparison import compare, read_arm  # SciPy is heavy
+    from bridge.runtime.compare.arm import read_arm
+    from bridge.runtime.compare.comparison import compare  # SciPy is heavy
 
     if not is_first_process():
         return []
@@ -107,11 +109,15 @@ def report_sweep(
     return comparisons
 
 
-def prepared(config: ConfigContainer) -> Work:
-    """Check a run and write its precision into the configs; return its training.
+def check_and_sync(config: ConfigContainer) -> StartRun:
+    """Check a run and write its precision into the configs, in memory.
 
-    The training records both in its folder. CheckError with every finding that is an error, but for
-    those of the run's own build, which refuses them itself.
+    Returns:
+        The function that trains. It records the check and the sync in the run's folder first.
+
+    Raises:
+        CheckError: The check has errors. Those of the rules about scripts/train.py are left to
+            `require_startable`, which asks them next.
     """
     run = Run.of_container(config, target=config.target or "auto")
     checked = check(run)
@@ -126,8 +132,8 @@ def prepared(config: ConfigContainer) -> Work:
             f"the rule; 'silence.{first}=why it is all right here' lets the run pass:",
             shown,
         )
-    written = last_sync(config, config.mixed_precision, run.prediction)
-    return partial(train, config, checked, written)
+    sync_report = last_sync(config, config.mixed_precision, run.prediction)
+    return partial(train, config, checked, sync_report)
 
 
 def train(

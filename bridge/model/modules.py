@@ -586,6 +586,30 @@ class ModulePaths:
             return f"{outer}.{module}"
         return f"{outer}.{self.inside_mtp}.{self._inner(module)}"
 
+    def debug_name(self, label: str, module: str) -> str:
+        """Return the name that Transformer Engine's debugger has for a linear layer.
+
+        It begins with the wrappers of a chunk, Megatron's DDP and Float16Module, and counts layers
+        over the whole model from 1 on. Each expert of a grouped layer has a name; this is that of
+        the first. Source: nvdlfw-inspect 0.2.2 api.py, infer_and_assign_layer_names; Megatron
+        Bridge 0.6.2 training/tensor_inspect.py; Transformer Engine 2.20.2
+        pytorch/module/grouped_linear.py, _get_debug_quantizers.
+
+        Args:
+            label: Label of the layer in the plan.
+            module: Name of the linear layer in the plan.
+        """
+        index = 0
+        if label.isdecimal():
+            index = int(label)
+        name = self.path(label, index, module)
+        if module.startswith("experts.") and self.are_experts_grouped:
+            name += ".gemm_0"
+        if label.startswith("mtp"):
+            depth = int(label.partition(" ")[2].partition(".")[0])
+            name = name.replace(f"mtp.layers.{depth - 1}.", f"mtp.layers.{depth}.", 1)
+        return f"model.module.module.{name}"
+
     def _inner(self, module: str) -> str:
         """Return the name of a module within its layer."""
         expert = module.removeprefix("experts.")

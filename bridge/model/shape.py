@@ -11,9 +11,7 @@ Fields have the names and the defaults of Megatron Core's `TransformerConfig` (0
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +24,7 @@ from bridge.model.compressed import (
     kind_of_ratio,
 )
 from bridge.model.hybrid import HybridPattern, model_fault
+from bridge.model.list_expression import list_of
 from bridge.model.section import Section, read_section
 from bridge.model.variants import DELTA_NET, SPARSE, DeltaNet, Indexer, unplanned
 from bridge.target.fields import whole_number
@@ -49,11 +48,9 @@ PARALLEL_SIZES = (
     "expert_model_parallel_size",
 )
 MOST = 10_000
-"""Layers, or experts of a layer: more is a slip of the finger, and takes minutes to be listed."""
+"""The most layers, or experts of a layer. A larger number is taken for a typing error."""
 MOST_SIZE = 10**8
-"""Of any other size, for the same reason: no dimension, vocabulary or sequence is near it."""
-LONGEST_LIST = 100_000
-"""A repeated list of a list's expression is shorter: a slip in a count would fill the memory."""
+"""The largest dimension, vocabulary or sequence. A larger number is taken for a typing error."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -224,7 +221,7 @@ def impossible_sizes(model: Mapping[str, Any]) -> list[Finding]:
 
 
 OF_HEADS = ("hidden_size", "num_attention_heads", "num_query_groups", "kv_channels")
-"""Sizes that attention's heads are made of."""
+"""The sizes that decide the heads of attention."""
 
 
 class _Reader:
@@ -433,7 +430,7 @@ class _Reader:
         value = self.section.values[name]
         frequency = value
         if isinstance(value, str):
-            frequency = _list_of(value)
+            frequency = list_of(value)
         if isinstance(frequency, int) and frequency >= 1:
             if counts_softmax:
                 return tuple(number % frequency != 0 for number in range(1, layers + 1))
@@ -532,7 +529,7 @@ class _Reader:
         value = self.section.given("csa_compress_ratios")
         ratios = value
         if isinstance(value, str):
-            ratios = _list_of(value)
+            ratios = list_of(value)
         if not isinstance(ratios, list | tuple):
             ratios = []
         needed = layers + depths
@@ -613,34 +610,6 @@ class _Reader:
 def has_experts(kind: str) -> bool:
     """Return whether layers of a kind (`ModelShape.kinds`) have experts."""
     return kind.endswith(MOE)
-
-
-def _list_of(expression: str) -> Any:
-    """Return the list that ``([0]*3+[1]*58)`` stands for; None for another expression.
-
-    Nothing else is evaluated.
-    """
-    with suppress(ValueError, SyntaxError, TypeError):
-        return _value_of(ast.parse(expression, mode="eval").body)
-    return None
-
-
-def _value_of(node: ast.expr) -> Any:
-    """Return the number or list of a part of an expression; ValueError for any other part."""
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        return node.value
-    if isinstance(node, ast.List):
-        return list(map(_value_of, node.elts))
-    if isinstance(node, ast.BinOp):
-        left, right = _value_of(node.left), _value_of(node.right)
-        lists = [part for part in (left, right) if isinstance(part, list)]
-        if isinstance(node.op, ast.Add) and len(lists) == 2:
-            return left + right
-        if isinstance(node.op, ast.Mult) and len(lists) == 1:
-            times = right if isinstance(left, list) else left
-            if len(lists[0]) * times < LONGEST_LIST:
-                return left * right
-    raise ValueError("no number, list, sum of lists or repeated list")
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:

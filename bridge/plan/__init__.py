@@ -8,6 +8,7 @@ A plan has the formats in which each layer computes, keeps, sends and saves its 
       ModuleSelection   the modules that each row of `modules` takes       selection.py
       AlignmentReport   the sizes of each GEMM that its scheme refuses     alignment.py
       MemoryReport      the bytes of a rank of each pipeline stage         memory.py, memory_*.py
+    Workload            tokens of a rank, recomputed parts                 workload.py
     PlannedRun          plan, workload and memory of a run                 run.py
     fit                 the changes with which a run fits into its GPUs    fit.py
 

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from bridge.errors import RunConfigError, close_matches, did_you_mean
 from bridge.model.modules import Module
 from bridge.model.shape import ModelShape
-from bridge.plan.memory_activations import Workload
 from bridge.plan.precision_plan import PrecisionPlan, compact
+from bridge.plan.workload import Workload
 from bridge.precision.schemes import SCHEMES, Scheme, scheme_row
 
 EXPERT_TOKENS = {"mxfp8": 32, "nvfp4": 128, "custom": 128}

@@ -14,7 +14,6 @@ from typing import Any
 
 from bridge.model.layout import Place
 from bridge.model.section import read_section
-from bridge.plan.memory_activations import Workload
 from bridge.plan.memory_buffers import GATHERED, Group, ddp_groups, fsdp_groups, gathered
 from bridge.plan.memory_parameters import (
     FP32_BYTES,
@@ -29,6 +28,7 @@ from bridge.plan.memory_parameters import (
 from bridge.plan.memory_schedule import activation_bytes
 from bridge.plan.precision_plan import PrecisionPlan
 from bridge.plan.settings import Settings
+from bridge.plan.workload import Workload
 
 KINDS = (
     "weights",

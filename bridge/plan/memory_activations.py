@@ -18,24 +18,22 @@ attention.
 Attention without a fused kernel (`transformer_impl=local`, `attention_backend=unfused`, FP32) also
 keeps its scores.
 
-Memory that lives only inside one operator is not counted. Mixture-of-experts layers assume an even
-load.
+Memory that lives only inside one operator is not counted, except for that of the loss, whose tensors
+are as large as the vocabulary. Mixture-of-experts layers assume an even load.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from bridge.errors import RunConfigError
 from bridge.model.layout import Place
 from bridge.model.modules import Module
-from bridge.model.section import Section, read_section
 from bridge.model.shape import Experts, Latent, StateSpace
 from bridge.model.variants import DeltaNet, Indexer
-from bridge.plan.memory_parameters import element_bytes, operand_bytes
+from bridge.plan.memory_parameters import FP32_BYTES, element_bytes, operand_bytes
 from bridge.plan.precision_plan import LOW, PlanLayer, PlanModule, PrecisionPlan
+from bridge.plan.workload import FUSED, LOCAL, UNFUSED, Workload
 
 Rows = Iterator[tuple[str, float]]
 """(part, bytes) of the tensors that a layer keeps; parts in `DROPS` can be recomputed."""
@@ -49,131 +47,10 @@ DROPS = {
     "mla_up_proj": ("up_proj",),
 }
 """A name in `recompute_modules` -> the parts that are computed again instead of kept."""
-FUSING = (
-    "bias_activation_fusion",
-    "use_fused_weighted_squared_relu",
-    "use_transformer_engine_op_fuser",
-)
-"""Fields under which the activation function is one kernel."""
 FUSED_WITH_NORM = ("linear_qkv", "linear_fc1", "in_proj")
 """Linear layers that Transformer Engine runs in one operator with the norm before them."""
-FUSED, LOCAL, UNFUSED = "fused", "local", "unfused"
-"""Cores of attention.
-
-`FUSED`: kernels that keep no scores. `LOCAL`: Megatron's DotProductAttention. `UNFUSED`:
-Transformer Engine's UnfusedDotProductAttention.
-"""
 DELTA_CHUNK = 64
 """Tokens of a chunk in the kernel of gated delta net."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Workload:
-    """Tokens that a rank works on at a time, and the parts that it recomputes."""
-
-    seq_length: int = 0
-    """Tokens per sample before context parallelism; 0: activations are not counted."""
-    micro_batch_size: int = 1
-    micro_batches: int | None = None
-    """Micro-batches per step and rank; None: enough to fill the pipeline."""
-    group_size: int | None = None
-    """Micro-batches of an interleaved pipeline that pass a chunk before the next one.
-
-    None: as many as stages.
-    """
-    keeps_outputs: bool = True
-    """A pipeline stage keeps the outputs that it sent (no `deallocate_pipeline_outputs`)."""
-    is_combined: bool = False
-    """A forward and a backward pass run at the same time (`overlap_moe_expert_parallel_comm`)."""
-    recompute: str = "none"
-    modules: tuple[str, ...] = ()
-    method: str = "uniform"
-    """How `full` groups layers: uniform, or block (the first layers of each chunk only)."""
-    layers: int = 1
-    """Layers per group, or per block."""
-    hidden_dropout: bool = False
-    fused_activation: bool = False
-    """One kernel computes activation function and experts' weights; it keeps its input alone."""
-    attention: str = FUSED
-    """The core of attention: `FUSED`, or one that keeps its scores, `LOCAL` or `UNFUSED`."""
-    attention_dropout: bool = False
-    softmax_in_fp32: bool = True
-    """`LOCAL` computes the softmax in FP32 where its kernel does not run."""
-    fused_softmax: bool = True
-    """`LOCAL` may run its kernel for scale, mask and softmax."""
-    compact_loss: bool = False
-    """The cross-entropy is Transformer Engine's.
-
-    It keeps the logits in their own dtype, and not the softmax in FP32.
-    """
-
-    @classmethod
-    def of(cls, model: Any, train: Any = None, *, data_parallel: int = 1) -> Workload:
-        """Return the workload of model and training fields, or sections."""
-        model = read_section("model", model)
-        train = read_section("train", train)
-        micro_batch_size = _count("train.micro_batch_size", train, 1)
-        samples = _count("train.global_batch_size", train, 0, least=0)
-        micro_batches = None
-        if samples:
-            micro_batches = max(1, samples // (micro_batch_size * data_parallel))
-        names = model.given("recompute_modules", ("core_attn",))
-        if isinstance(names, str):
-            names = (names,)
-        recompute = model.given("recompute_granularity")
-        modules: tuple[str, ...] = ()
-        if recompute == "selective":
-            modules = tuple(map(str, names))
-        elif recompute != "full":
-            recompute = "none"
-        loss = model.values["cross_entropy_loss_fusion"], model.values["cross_entropy_fusion_impl"]
-        stages = _count("model.pipeline_model_parallel_size", model, 1)
-        return cls(
-            seq_length=_count("model.seq_length", model, 0, least=0),
-            micro_batch_size=micro_batch_size,
-            micro_batches=micro_batches,
-            group_size=_count("model.microbatch_group_size_per_vp_stage", model, stages),
-            keeps_outputs=not model.values["deallocate_pipeline_outputs"],
-            is_combined=bool(model.values["overlap_moe_expert_parallel_comm"]),
-            recompute=recompute,
-            modules=modules,
-            method=model.given("recompute_method", "uniform"),
-            layers=_count("model.recompute_num_layers", model, 1),
-            hidden_dropout=model.values["hidden_dropout"] > 0,
-            fused_activation=any(model.values[name] for name in FUSING),
-            attention=_attention_of(model.values),
-            attention_dropout=model.values["attention_dropout"] > 0,
-            softmax_in_fp32=bool(model.values["attention_softmax_in_fp32"]),
-            fused_softmax=bool(model.values["masked_softmax_fusion"]),
-            compact_loss=loss == (True, "te"),
-        )
-
-
-def _attention_of(model: Mapping[str, Any]) -> str:
-    """Return the core of attention that a model's fields choose; `auto` is fused on a GPU."""
-    value = model["attention_backend"]
-    backend = str(getattr(value, "name", value)).lower()
-    if LOCAL in (model["transformer_impl"], backend):
-        return LOCAL
-    if backend == UNFUSED:
-        return UNFUSED
-    return FUSED
-
-
-def _count(path: str, section: Section, default: int, *, least: int = 1) -> int:
-    """Return a whole number of a section.
-
-    Raises:
-        RunConfigError: The value is no whole number, or too small.
-    """
-    number: int = section.given(path.partition(".")[2], default)
-    rule = f"must be a whole number of at least {least}"
-    for finding in section.malformed:
-        if finding.path == path:
-            raise RunConfigError(f"{path}: {rule}, got {finding.value!r}. Correct it.")
-    if number < least:
-        raise RunConfigError(f"{path}: {rule}, got {number!r}. Correct it.")
-    return number
 
 
 class Segment(NamedTuple):
@@ -182,7 +59,7 @@ class Segment(NamedTuple):
     kept: float
     """Bytes that it leaves to its backward pass."""
     again: float = 0.0
-    """Further bytes while it is recomputed in the backward pass."""
+    """Further bytes in its backward pass: what it recomputes, and the gradient of the logits."""
 
 
 def attention_core(plan: PrecisionPlan, workload: Workload) -> str:
@@ -233,7 +110,7 @@ def segments(plan: PrecisionPlan, place: Place, workload: Workload) -> list[Segm
     else:
         for start in range(0, len(layers), workload.layers):
             parts.append(count.group(layers[start : start + workload.layers]))
-    head = Segment(count.head())
+    head = count.head()
     if place.output:
         parts.append(Segment(count.norm()))
     if place.mtp and plan.shape.mtp_num_layers:
@@ -311,16 +188,30 @@ class _Counting:
         """Return token ids, and the dropout behind the embedding."""
         return self.tokens * 8 + self._dropout()
 
-    def head(self) -> float:
-        """Return the output layer's input, and the softmax over the vocabulary, or the logits."""
+    def head(self) -> Segment:
+        """Return the output layer with the loss.
+
+        Its input and the softmax over the vocabulary are kept, or the logits with Transformer
+        Engine's loss. In its backward pass the gradient of the logits is there too: Megatron
+        computes it in the softmax, in FP32, and casts it.
+
+        Source: Megatron-LM of 2026-08-22, megatron/core/tensor_parallel/cross_entropy.py and
+        fusions/fused_cross_entropy.py, whose compiled functions hold a second tensor in FP32.
+        docs/explain/memory-measured.md has what GPUs measured.
+        """
         inputs = 0.0
         if self.plan.trains_weights:
             inputs = self.width * self.element
-        bytes_of_logit, bytes_of_token = 4.0, 9
-        if self.workload.compact_loss:
-            bytes_of_logit, bytes_of_token = self.element, 16
-        logits = self.shape.padded_vocab_size(self.tensor) // self.tensor
-        return inputs + self.tokens * (logits * bytes_of_logit + bytes_of_token)
+        logits = self.tokens * (self.shape.padded_vocab_size(self.tensor) // self.tensor)
+        if self.workload.loss == "te":
+            # Its gradient replaces the logits.
+            return Segment(inputs + logits * self.element + self.tokens * 16)
+        gradient = 0.0
+        if self.element < FP32_BYTES:
+            gradient = logits * self.element
+        if self.workload.loss == "native":
+            gradient += logits * FP32_BYTES
+        return Segment(inputs + logits * FP32_BYTES + self.tokens * 9, gradient)
 
     def _rows(self, modules: Mapping[str, PlanModule]) -> Rows:
         shape = self.shape

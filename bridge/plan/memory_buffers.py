@@ -22,7 +22,7 @@ padding alone.
 import math
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bridge.model.layout import Parallel, Place
@@ -182,21 +182,29 @@ def ddp_groups(
             bucket_size=bucket_size,
             high_bandwidth=ddp["pad_buckets_for_high_nccl_busbw"],
         )
-        share = buffer.parameter_numel
-        if settings.distributed:
-            share = buffer.shard(data_rank % ranks, ranks)
-        if settings.layer_wise:  # whole parameters, dealt out by size: the shares are nearly even
-            share = -(-share // ranks)
-        group = Group(
-            parameters=tuple(members),
-            whole=buffer.numel,
-            weights=_weights(settings, buffer),
-            gradients=buffer.numel,
-            masters=share,
-            states=share,
+        groups.append(
+            _trained_group(buffer, members, settings, rank=data_rank % ranks, ranks=ranks)
         )
-        groups.append(group)
     return groups
+
+
+def _trained_group(
+    buffer: Buffer, members: Sequence[Parameter], settings: Settings, *, rank: int, ranks: int
+) -> Group:
+    """Return the group of a buffer's parameters, of which a rank updates its share."""
+    share = buffer.parameter_numel
+    if settings.distributed:
+        share = buffer.shard(rank, ranks)
+    if settings.layer_wise:  # whole parameters, dealt out by size: the shares are nearly even
+        share = -(-share // ranks)
+    return Group(
+        parameters=tuple(members),
+        whole=buffer.numel,
+        weights=_weights(settings, buffer),
+        gradients=buffer.numel,
+        masters=share,
+        states=share,
+    )
 
 
 def _numel(parameters: Iterable[Parameter]) -> int:
@@ -217,7 +225,10 @@ def _weights(settings: Settings, buffer: Buffer) -> int:
 
 
 SHARDED = {"no_shard": "", "optim": "O", "optim_grads": "OG", "optim_grads_params": "OGP"}
-"""Strategy -> whether optimizer (with the masters), gradients and parameters are sharded."""
+"""Strategy -> the kinds of tensors that are sharded.
+
+O: optimizer state and masters. G: gradients. P: parameters.
+"""
 GATHERED = ("optim_grads", "optim_grads_params")
 """Strategies under which something is gathered while it is used."""
 
@@ -230,9 +241,10 @@ def fsdp_groups(
     *,
     has_units: bool,
 ) -> list[Group]:
-    """Return the groups of a model chunk's parameters, given in the order of Megatron's modules.
+    """Return the groups of a model chunk's parameters under Megatron-FSDP.
 
-    `has_units`: a layer is a unit under every strategy that shards (`Settings.has_units`).
+    `parameters` are in the order of Megatron's modules. With `has_units` a layer is a unit under
+    every strategy that shards (`Settings.has_units`).
     """
     sharded = SHARDED.get(str(ddp["data_parallel_sharding_strategy"]), "OGP")
     instances = ddp["num_distributed_optimizer_instances"] or 1
@@ -244,38 +256,52 @@ def fsdp_groups(
     for members in _grouped(
         parameters, in_units, bucket_size=ddp["bucket_size"], splits_shared=bool(sharded)
     ):
-        first = members[0]
-        replicas = parallel.replicas_of(is_expert=first.is_expert)
+        replicas = parallel.replicas_of(is_expert=members[0].is_expert)
         inner = max(1, replicas // instances)
-        outer = replicas if is_outer else inner
-        elements = _numel(members)
-        whole = share = states = elements
-        if sharded:
-            whole = padded(elements, outer * _grid(members))
-            share = whole // outer
-            # The padding is at the end.
-            states = min(max(elements - share * (data_rank % outer), 0), share)
-        weights = gradients = whole
-        if "P" in sharded:
-            weights = whole // inner
-        if "G" in sharded:
-            gradients = whole // inner
-        if first.is_frozen:
-            gradients = share = states = 0
-        unit = None
+        outer = inner
+        if is_outer:
+            outer = replicas
+        group = _fsdp_group(members, sharded, inner=inner, outer=outer, data_rank=data_rank)
         if in_units:
-            unit = _unit(first)
-        group = Group(
-            parameters=tuple(members),
-            whole=whole,
-            weights=weights,
-            gradients=gradients,
-            masters=share,
-            states=states,
-            unit=unit,
-        )
+            group = replace(group, unit=_unit(members[0]))
         groups.append(group)
     return groups
+
+
+def _fsdp_group(
+    members: Sequence[Parameter], sharded: str, *, inner: int, outer: int, data_rank: int
+) -> Group:
+    """Return a group of Megatron-FSDP.
+
+    Args:
+        members: Its parameters.
+        sharded: The kinds of tensors that are sharded, as in `SHARDED`.
+        inner: Ranks that share weights and gradients.
+        outer: Ranks that share masters and optimizer state.
+        data_rank: The data-parallel rank.
+    """
+    elements = _numel(members)
+    whole = share = states = elements
+    if sharded:
+        whole = padded(elements, outer * _grid(members))
+        share = whole // outer
+        # The padding is at the end.
+        states = min(max(elements - share * (data_rank % outer), 0), share)
+    weights = gradients = whole
+    if "P" in sharded:
+        weights = whole // inner
+    if "G" in sharded:
+        gradients = whole // inner
+    if members[0].is_frozen:
+        gradients = share = states = 0
+    return Group(
+        parameters=tuple(members),
+        whole=whole,
+        weights=weights,
+        gradients=gradients,
+        masters=share,
+        states=states,
+    )
 
 
 def gathered(groups: Sequence[Group], sizes: Sequence[float]) -> float:
@@ -311,7 +337,9 @@ def _grouped(
     """
     alike: dict[tuple[str, bool, bool, str | None], list[Parameter]] = {}
     for parameter in parameters:
-        storage = "low" if parameter.is_stored_low else parameter.storage
+        storage = parameter.storage
+        if parameter.is_stored_low:
+            storage = "low"
         is_expert = parameter.module.startswith("experts.")
         unit = None
         if in_units:

@@ -18,8 +18,9 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from bridge.model.layout import Place
-from bridge.plan.memory_activations import Segment, Workload, segments, stream_bytes
+from bridge.plan.memory_activations import Segment, segments, stream_bytes
 from bridge.plan.precision_plan import PrecisionPlan
+from bridge.plan.workload import Workload
 
 
 class Moment(NamedTuple):
@@ -90,17 +91,25 @@ def moments(
     count = steady
     if micro_batches is not None:
         count = micro_batches - max(0, (micro_batches - steady) // group * group)
-    return tuple(dict.fromkeys(_moments(lead, chunks, group, count)))
+    order = _forward_order(chunks, group, count)
+    # Where both passes run at once, the last forward pass has no backward pass beside it when all
+    # of them have to go first.
+    most = len(order) if is_combined else len(order) - 1
+    return tuple(dict.fromkeys(_moments(order, min(lead, most), chunks)))
 
 
-def _moments(lead: int, chunks: int, group: int, micro_batches: int) -> Iterator[Moment]:
-    """Yield the moments of a step; `lead` forward passes go before the first backward pass."""
+def _forward_order(chunks: int, group: int, micro_batches: int) -> list[int]:
+    """Return the chunk of each forward pass of a step."""
     order: list[int] = []
     for first in range(0, micro_batches, group):
         size = min(group, micro_batches - first)
         for chunk in range(chunks):
             order += [chunk] * size
-    lead = min(lead, len(order) - 1)
+    return order
+
+
+def _moments(order: Sequence[int], lead: int, chunks: int) -> Iterator[Moment]:
+    """Yield the moments of a step; `lead` forward passes go before the first backward pass."""
     alive = [0] * chunks
     for chunk in order[:lead]:
         alive[chunk] += 1

@@ -25,9 +25,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property, lru_cache
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from bridge.errors import UnknownFieldError, close_matches, did_you_mean
+from bridge.errors import RunConfigError, UnknownFieldError, close_matches, did_you_mean
 from bridge.model.layout import Parallel, Place
 from bridge.model.modules import Module, ModulePaths, modules_of
 from bridge.model.shape import ModelShape
@@ -48,6 +48,9 @@ from bridge.rules.module_selection import ModuleSelection
 from bridge.sync.prediction import Prediction, predict
 from bridge.target.target import Target
 from bridge.target.versions import Version
+
+if TYPE_CHECKING:
+    from bridge.precision.debug_features import DebugFeatures, LayerChanges
 
 COLUMNS = tuple(field.name for field in fields(PlanRow))
 LOW = frozenset({"e4m3", "e5m2", "e2m1", "custom"})
@@ -127,10 +130,10 @@ class PrecisionPlan:
 
         from bridge import Plan, load_run
 
-        plan = Plan.of("fp8_current", model=model_config) plan =
-        load_run(config_file="run_config.yaml").plan plan.format_of(3, "linear_qkv")  # of the
-        forward GEMM; also "dgrad", "wgrad", "weight", "save", ... plan.linears  # linear layers in
-        a low precision, and all of them
+        plan = Plan.of("fp8_current", model=model_config)
+        plan = load_run(config_file="run_config.yaml").plan
+        plan.format_of(3, "linear_qkv")  # of the forward GEMM; also "dgrad", "wgrad", "weight", ...
+        plan.linears()  # linear layers in a low precision, and all of them
 
     It follows from config values alone: neither a GPU nor Megatron Core is needed. `rows` are the
     plan as plain values.
@@ -432,6 +435,7 @@ def plan_of(run: Prediction, parallel: Parallel | None = None) -> PrecisionPlan:
         paths=paths,
         adapter=adapter,
         is_frozen=is_frozen,
+        features=run.features,
     )
     return PrecisionPlan(
         label=label,
@@ -467,6 +471,8 @@ class _Planner:
     paths: ModulePaths
     adapter: Adapter | None
     is_frozen: bool
+    features: DebugFeatures | None = None
+    """The features of Transformer Engine's debugger; None: it is off."""
     planned: dict[_ModulesKey, tuple[PlanModule, ...]] = field(default_factory=dict)
     """The modules of the layers so far."""
 
@@ -501,7 +507,7 @@ class _Planner:
         self, label: str, place: Place, kind: str, *, low: bool = False, at: int = 0
     ) -> PlanLayer:
         key = _ModulesKey(kind, low)
-        if self.settings.recipes or self.adapter is not None:
+        if self.settings.recipes or self.adapter is not None or self.features is not None:
             # The names of modules decide, too.
             key = _ModulesKey(kind, low, self.places.index(place), label, at)
         if key not in self.planned:
@@ -529,27 +535,46 @@ class _Planner:
         elif self.is_frozen:
             modules = tuple(replace(module, is_frozen=True) for module in modules)
         recipe = recipe_of(self.settings.recipes, key.chunk)
-        effects: list[Effect | None] = []
+        effects: list[_Effects] = []
         for module in modules:
             effect = None
             # Only Transformer Engine's linear layers read a per-module recipe.
             if recipe is not None and module.kind == "linear":
                 effect = recipe.effect(path(module.name))
-            effects.append(effect)
+            effects.append(_Effects(effect, self._changes_of(module, key)))
         return _planned(modules, self.settings, key.low, tuple(effects))
+
+    def _changes_of(self, module: Module, key: _ModulesKey) -> LayerChanges | None:
+        """Return what the debugger changes in a linear layer of Transformer Engine."""
+        if self.features is None or module.kind != "linear" or module.is_high:
+            return None
+        name = self.paths.debug_name(key.label, module.name)
+        if self.features.scales_tensors(name) and key.low and self.settings.scheme != "delayed":
+            rule = f"needs delayed scaling, and {name} has {self.settings.scheme}"
+            raise RunConfigError(f"PerTensorScaling: {rule}. Transformer Engine raises an error.")
+        return self.features.changes_of(name)
+
+
+class _Effects(NamedTuple):
+    """Everything that acts on one module alone."""
+
+    recipe: Effect | None
+    """Of a per-module recipe."""
+    changes: LayerChanges | None
+    """Of Transformer Engine's debugger."""
 
 
 @lru_cache(maxsize=512)
 def _planned(
-    modules: tuple[Module, ...], settings: Settings, low: bool, effects: tuple[Effect | None, ...]
+    modules: tuple[Module, ...], settings: Settings, low: bool, effects: tuple[_Effects, ...]
 ) -> tuple[PlanModule, ...]:
     """Return the modules with their rows.
 
     Layers that are equal share one result, which makes folding cheap.
     """
     planned = []
-    for module, effect in zip(modules, effects, strict=True):
-        planned.append(_planned_module(module, settings, low=low, effect=effect))
+    for module, of_module in zip(modules, effects, strict=True):
+        planned.append(_planned_module(module, settings, low=low, effects=of_module))
     return tuple(planned)
 
 
@@ -559,12 +584,14 @@ def _is_low(row: PlanRow) -> bool:
 
 
 def _planned_module(
-    module: Module, settings: Settings, *, low: bool, effect: Effect | None
+    module: Module, settings: Settings, *, low: bool, effects: _Effects
 ) -> PlanModule:
-    """Return a module with its rows; a per-module recipe leaves the weight's storage as it is."""
-    module_settings, is_low = settings.of_module(effect, low=low)
+    """Return a module with its rows; what acts on it alone leaves the weight's storage as it is."""
+    module_settings, is_low = settings.of_module(effects.recipe, low=low)
+    if effects.changes is not None:
+        module_settings = replace(module_settings, changes=effects.changes)
     rows = module_rows(module, module_settings, low=is_low)
-    if effect is not None:
+    if effects != _Effects(None, None):
         stored = {row.item: row.storage for row in module_rows(module, settings, low=low)}
         kept_rows = []
         for row in rows:

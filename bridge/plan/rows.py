@@ -234,9 +234,14 @@ def _scale(pair: Pair) -> str:
     The tile is "tensor", "128x128", or "1x32 / 32x1" for the row-wise and column-wise copies. It is
     empty without any scale.
     """
-    if pair.row.scheme is None and pair.column.scheme is None:
+    rounded_to = _both(pair.row.rounded_to or "none", pair.column.rounded_to or "none")
+    details = []
+    if pair.row.scheme is not None or pair.column.scheme is not None:
+        details.append(_both(_tile(pair.row), _tile(pair.column)))
+    elif rounded_to == "none":
         return ""
-    details = [_both(_tile(pair.row), _tile(pair.column))]
+    if rounded_to != "none":
+        details.append(f"rounded to {rounded_to}")
     if pair.column.hadamard:
         details.append("hadamard")
     if pair.row.stochastic or pair.column.stochastic:

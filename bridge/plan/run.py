@@ -9,8 +9,9 @@ from typing import Any
 from bridge.model.layout import Parallel
 from bridge.model.reads import kept_property
 from bridge.plan.memory import MemoryReport, memory_report
-from bridge.plan.memory_activations import Workload, uncounted_kernels
+from bridge.plan.memory_activations import uncounted_kernels
 from bridge.plan.precision_plan import PrecisionPlan, plan_of
+from bridge.plan.workload import Workload
 from bridge.rules.violation import Violation
 from bridge.sync.prediction import Prediction
 from bridge.target.fields import ENCODERS
@@ -23,6 +24,12 @@ SHARDED = ("use_custom_fsdp", "use_torch_fsdp2")
 
 They are not counted; those of Megatron-FSDP are.
 """
+WORKSPACES = (96 * 2**20, 300 * 2**20)
+"""Bytes that the workspaces of cuBLAS and Transformer Engine take beside what is counted.
+
+The smaller number is of dense models, the larger of experts, whose grouped GEMMs have several.
+Source: docs/explain/memory-measured.md.
+"""
 MEASURED = 0.02
 """How far the count of activations is from the bytes that are kept.
 
@@ -31,8 +38,8 @@ Source: test_memory_kept.py and test_memory_in_flight.py.
 ESTIMATED = 0.25
 """The same for pipelines, which no GPU has confirmed, and for counts that are read in sources.
 
-These are kernels of Mamba, gated delta net and sparse attention, forward passes that run together
-with backward passes, and buffers in which Megatron-FSDP gathers.
+These are kernels of gated delta net and sparse attention, forward passes that run together with
+backward passes, and buffers in which Megatron-FSDP gathers.
 """
 
 
@@ -125,6 +132,8 @@ class PlannedRun:
             parts.append("activations (model.seq_length is not stated)")
         else:
             parts += uncounted_kernels(self.plan)
+        if self.section("model").get("defer_embedding_wgrad_compute"):
+            parts.append("buffers of model.defer_embedding_wgrad_compute")
         stated = self.prediction.sections["model"].stated
         for encoder, title in ENCODERS.items():
             if f"freeze_{encoder}" in stated:
@@ -176,7 +185,6 @@ class PlannedRun:
             self.parallel.pipeline > 1
             or self.workload.is_combined
             or self.plan.settings.fsdp
-            or shape.is_hybrid
             or shape.delta_net is not None
             or shape.indexer is not None
         )

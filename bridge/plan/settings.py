@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bridge.errors import RunConfigError
 from bridge.model.compressed import COMPRESSED_HYBRID
@@ -20,6 +20,9 @@ from bridge.rules.variables import concerning, recipe_options
 from bridge.sync.prediction import Prediction
 from bridge.target.fields import FUSED_RECIPES, gradient_dtypes
 from bridge.target.versions import Version, at_least
+
+if TYPE_CHECKING:
+    from bridge.precision.debug_features import LayerChanges
 
 ATTENTION = ("fp8_dot_product_attention", "fp8_multi_head_attention")
 LATE_ATTENTION = {"mxfp8": "0.18", "nvfp4": "0.17"}
@@ -122,6 +125,8 @@ class Settings:
     """Masters and states of whole parameters are dealt out to data-parallel ranks (dist_muon)."""
     amax_history: int = 0
     """Steps of amax history that delayed scaling keeps, 0 under other schemes."""
+    changes: LayerChanges | None = None
+    """Changes of a layer by Transformer Engine's debugger."""
     recipes: tuple[Matchers, ...] = field(default=(), compare=False)
     """Per-module recipes: one for all model chunks, or one for each in order of execution."""
     notes: tuple[str, ...] = ()
@@ -138,11 +143,15 @@ class Settings:
         None without FP8 and FP4.
         """
         copies = self._copies_in_forward(is_grouped=is_grouped)
+        if copies is None:
+            return None
         override = dict(self.te_options).get("backward_override")
         # The recipe class of delayed scaling refuses `backward_override`.
-        if copies is None or override is None or self.scheme == "delayed":
-            return copies
-        return with_backward(copies, str(override))
+        if override is not None and self.scheme != "delayed":
+            copies = with_backward(copies, str(override))
+        if self.changes is not None:
+            copies = self.changes.applied_to(copies)
+        return copies
 
     def _copies_in_forward(self, *, is_grouped: bool) -> Copies | None:
         """Return the copies without `backward_override`."""

@@ -31,6 +31,8 @@ MODE_SWITCHES = ("fp32", "fp16", "bf16", "fp8", "fp4")
 
 _own = partial(stated, unstates=True)
 """A field of Megatron's own configs: a None takes its statement back."""
+_stores = partial(stated, kind="bool", unstates=True, stores_weights=True)
+"""A switch that stores weights in FP8 or FP4."""
 _OF_CUSTOM: dict[str, Any] = {"schemes": ("custom",), "optional": True, "is_live": True}
 _MOMENTS = ("fp32", "fp16", "bf16", "uint8")
 _FP8_STATE = (("fp8", "uint8"),)
@@ -49,8 +51,8 @@ class PrecisionConfig(Statements):
     _origin: InitVar[PrecisionConfig | None] = ORIGIN
 
     fp32: bool = stated(False, "bool", of.MODE, flag=None)
-    """Train in FP32: no half-precision weights. Megatron has no such
-    switch; it means `fp16` and `bf16` off.
+    """Train in FP32: no half-precision weights. Megatron has no such switch; it means `fp16` and
+    `bf16` off.
     """
     fp16: bool = stated(False, "bool", of.MODE)
     """Train in FP16 with FP32 master weights and a loss scale."""
@@ -61,8 +63,8 @@ class PrecisionConfig(Statements):
     pipeline_dtype: DType | None = stated(None, "dtype", of.WIRE, unstates=True, flag=KEY)
     """Dtype of what pipeline stages send each other; None: that of the mode."""
     autocast_dtype: DType | None = stated(None, "dtype", of.COMPUTE, unstates=True, flag=KEY)
-    """Dtype per-operator autocast casts to; None: `params_dtype`. Without
-    effect unless `autocast_enabled`.
+    """Dtype per-operator autocast casts to; None: `params_dtype`. Without effect unless
+    `autocast_enabled`.
     """
     autocast_enabled: bool = stated(False, "bool", of.COMPUTE)
     """Run the forward pass under torch.autocast; Megatron's own name is `enable_autocast`."""
@@ -103,28 +105,26 @@ class PrecisionConfig(Statements):
         False, "bool", of.ATTENTION, family="fp8", schemes=("delayed",), flag=KEY
     )
     """Delayed scaling: keep FP8 between the attention core and its projections."""
-    fp8_param: bool = stated(
-        False, "bool", of.FP8, unstates=True, twin="fp8_param_gather", family="fp8", flag=None
+    fp8_param: bool = _stores(
+        False, subject=of.FP8, twin="fp8_param_gather", family="fp8", flag=None
     )
-    """Store the weights in FP8. The same setting as
-    `fp8_param_gather`, by the model's name for it.
+    """Store the weights in FP8. The same setting as `fp8_param_gather`, by the model's name for it.
     """
-    fp8_param_gather: bool = stated(
-        False, "bool", of.FP8, unstates=True, twin="fp8_param", leads=True, family="fp8"
+    fp8_param_gather: bool = _stores(
+        False, subject=of.FP8, twin="fp8_param", leads=True, family="fp8"
     )
     """Store the weights in FP8 and gather them as FP8, by the DDP config's name for it."""
     fp4: str | None = stated(None, "name", of.FP4, optional=True, examples=("e2m1",), is_live=True)
     """FP4 format: "e2m1"; None: no FP4."""
     fp4_recipe: str = stated("nvfp4", "name", of.FP4, optional=True, family="fp4", is_live=True)
     """FP4 scaling scheme: nvfp4 or custom."""
-    fp4_param: bool = stated(
-        False, "bool", of.FP4, unstates=True, twin="fp4_param_gather", family="fp4", flag=None
+    fp4_param: bool = _stores(
+        False, subject=of.FP4, twin="fp4_param_gather", family="fp4", flag=None
     )
-    """Store the weights in FP4. The same setting as
-    `fp4_param_gather`, by the model's name for it.
+    """Store the weights in FP4. The same setting as `fp4_param_gather`, by the model's name for it.
     """
-    fp4_param_gather: bool = stated(
-        False, "bool", of.FP4, unstates=True, twin="fp4_param", leads=True, family="fp4"
+    fp4_param_gather: bool = _stores(
+        False, subject=of.FP4, twin="fp4_param", leads=True, family="fp4"
     )
     """Store the weights in FP4 and gather them as FP4, by the DDP config's name for it."""
     loss_scale: float | None = stated(None, "float", of.SCALER, optional=True)
@@ -138,20 +138,26 @@ class PrecisionConfig(Statements):
     hysteresis: int = stated(2, "int", of.SCALER)
     """FP16, dynamic: overflows the scale endures before it halves."""
     num_layers_at_start_in_bf16: int = stated(0, "int", of.LAYERS, is_live=True)
-    """Layers at the start kept in BF16 under `first_last_layers_bf16`;
-    unstated: the model's own count (1).
+    """Layers at the start kept in BF16 under `first_last_layers_bf16`; unstated: the model's own
+    count (1).
     """
     num_layers_at_end_in_bf16: int = stated(0, "int", of.LAYERS, is_live=True)
-    """Layers at the end kept in BF16 under `first_last_layers_bf16`;
-    unstated: the model's own count (1).
+    """Layers at the end kept in BF16 under `first_last_layers_bf16`; unstated: the model's own
+    count (1).
     """
     reuse_grad_buf_for_mxfp8_param_ag: bool = stated(
-        False, "bool", of.FP8, needs="fp8_param_gather", family="fp8", schemes=("mxfp8",)
+        False,
+        "bool",
+        of.FP8,
+        needs="fp8_param_gather",
+        stores_weights=True,
+        family="fp8",
+        schemes=("mxfp8",),
     )
     """MXFP8 weights: gather the updated weights through the gradient buffer, to save memory."""
     tf32: bool | None = stated(None, "bool", of.COMPUTE, unstates=True, flag=None)
-    """Let FP32 matmuls use TF32 (True) or not (False) from the start of the run;
-    None: leave the process as it is.
+    """Let FP32 matmuls use TF32 (True) or not (False) from the start of the run; None: leave the
+    process as it is.
     """
 
     # -- Megatron's own fields, by its names. Unstated, they read as its defaults, and the owner
@@ -160,44 +166,43 @@ class PrecisionConfig(Statements):
     fp32_residual_connection: bool = _own(False, "bool", of.COMPUTE)
     """Keep the residual stream in FP32; pipeline stages then send FP32."""
     disable_bf16_reduced_precision_matmul: bool = _own(False, "bool", of.COMPUTE)
-    """Forbid BF16 partial sums in the BF16 GEMMs of cuBLAS; a switch of the
-    whole process, never set back.
+    """Forbid BF16 partial sums in the BF16 GEMMs of cuBLAS; a switch of the whole process, never
+    set back.
     """
     deterministic_mode: bool = _own(False, "bool", of.COMPUTE)
     """Choose kernels that repeat bit for bit, in Megatron and Transformer Engine; slower."""
     batch_invariant_mode: bool = _own(False, "bool", of.COMPUTE)
-    """Compute a sample bit for bit alike in every batch, by kernels of its
-    own; slower, and for BF16 weights.
+    """Compute a sample bit for bit alike in every batch, by kernels of its own; slower, and for
+    BF16 weights.
     """
     mamba_training_ssm_states_dtype: DType | None = stated(None, "dtype", of.COMPUTE, optional=True)
-    """Dtype of the states that Mamba layers keep between chunks in
-    training; None: that of the weights.
+    """Dtype of the states that Mamba layers keep between chunks in training; None: that of the
+    weights.
     """
     attention_softmax_in_fp32: bool = _own(True, "bool", of.ATTENTION)
-    """Run mask and softmax of Megatron's own attention in FP32. Transformer
-    Engine's attention does not read it.
+    """Run mask and softmax of Megatron's own attention in FP32. Transformer Engine's attention does
+    not read it.
     """
     apply_query_key_layer_scaling: bool = _own(False, "bool", of.ATTENTION)
-    """Divide attention scores by the layer's number, for FP16; turns
-    `attention_softmax_in_fp32` on.
+    """Divide attention scores by the layer's number, for FP16; turns `attention_softmax_in_fp32`
+    on.
     """
     dsa_indexer_k_norm_fp32: bool = _own(False, "bool", of.ATTENTION)
     """Compute the norm of the indexer's keys in FP32, in DeepSeek's sparse attention."""
     use_precision_aware_optimizer: bool = _own(False, "bool", of.OPTIMIZER)
-    """Let the four dtypes below differ from FP32; Adam of Transformer
-    Engine, as a distributed optimizer.
+    """Let the four dtypes below differ from FP32; Adam of Transformer Engine, as a distributed
+    optimizer.
     """
     main_grads_dtype: DType = _own("fp32", "dtype", of.OPTIMIZER, choices=("fp32", "bf16"))
-    """Dtype of the gradients that the optimizer reads; it must agree with
-    `grad_reduce_in_fp32`, which decides.
+    """Dtype of the gradients that the optimizer reads; it must agree with `grad_reduce_in_fp32`,
+    which decides.
     """
     main_params_dtype: DType = _own("fp32", "dtype", of.OPTIMIZER, choices=("fp32", "fp16"))
     """Dtype of the master weights."""
     exp_avg_dtype: DType = _own(
         "fp32", "dtype", of.OPTIMIZER, choices=_MOMENTS, spellings=_FP8_STATE
     )
-    """Dtype of Adam's first moment; "fp8" is E4M3 in bytes
-    (torch.uint8) with a scale per tensor.
+    """Dtype of Adam's first moment; "fp8" is E4M3 in bytes (torch.uint8) with a scale per tensor.
     """
     exp_avg_sq_dtype: DType = _own(
         "fp32", "dtype", of.OPTIMIZER, choices=_MOMENTS, spellings=_FP8_STATE
@@ -208,40 +213,38 @@ class PrecisionConfig(Statements):
     muon_fp32_matmul_prec: str = _own(
         "medium", "name", of.OPTIMIZER, choices=("highest", "high", "medium", "low")
     )
-    """Precision of the FP32 matmuls in Muon's Newton-Schulz steps, in
-    torch's words: highest is FP32.
+    """Precision of the FP32 matmuls in Muon's Newton-Schulz steps, in torch's words: highest is
+    FP32.
     """
     reduce_scatter_with_fp32_accumulation: bool = _own(False, "bool", of.WIRE)
-    """Send gradients in the weights' dtype and sum them in FP32, by an
-    all-to-all instead of a reduce-scatter.
+    """Send gradients in the weights' dtype and sum them in FP32, by an all-to-all instead of a
+    reduce-scatter.
     """
     param_name_patterns_for_fp32_local_accumulation: tuple[str, ...] = _own(
         (), "names", of.WEIGHTS, flag=None
     )
-    """Parameters, as patterns of names, whose gradients are accumulated over
-    micro-batches in FP32; "all": each.
+    """Parameters, as patterns of names, whose gradients are accumulated over micro-batches in FP32;
+    "all": each.
     """
     megatron_fsdp_main_params_dtype: DType | None = stated("fp32", "dtype", of.FSDP, optional=True)
     """Megatron-FSDP: dtype of the master weights; None: the weights themselves."""
     megatron_fsdp_main_grads_dtype: DType | None = stated(None, "dtype", of.FSDP, optional=True)
     """Megatron-FSDP: dtype in which gradients are accumulated; None: that of the weights."""
     megatron_fsdp_grad_comm_dtype: DType | None = stated(None, "dtype", of.FSDP, optional=True)
-    """Megatron-FSDP: dtype in which gradients are sent; None: that
-    in which they are accumulated.
+    """Megatron-FSDP: dtype in which gradients are sent; None: that in which they are accumulated.
     """
     megatron_fsdp_use_decoupled_grad: bool = _own(False, "bool", of.FSDP, flag=None)
-    """Megatron-FSDP: hand gradients to the precision-aware optimizer without a
-    cast to the dtype of the weights.
+    """Megatron-FSDP: hand gradients to the precision-aware optimizer without a cast to the dtype of
+    the weights.
     """
     keep_fp8_transpose_cache: bool = _own(False, "bool", of.FSDP)
-    """Megatron-FSDP: keep the transposed copy of weights that are
-    stored in FP8 between its uses.
+    """Megatron-FSDP: keep the transposed copy of weights that are stored in FP8 between its uses.
     """
     moe_router_dtype: str | None = stated(
         None, "format", of.MOE, optional=True, choices=("fp32", "fp64")
     )
-    """Dtype of the router and of the weighted sum of the experts' outputs;
-    None: that of the activations.
+    """Dtype of the router and of the weighted sum of the experts' outputs; None: that of the
+    activations.
     """
     moe_router_padding_for_quantization: bool = _own(False, "bool", of.MOE, family="low")
     """Pad the tokens of each expert to the multiple that FP8 and FP4 GEMMs need."""
@@ -254,8 +257,8 @@ class PrecisionConfig(Statements):
     tp_only_amax_red: bool = _own(
         False, "bool", of.FP8, family="fp8", schemes=("delayed",), flag=None
     )
-    """Delayed scaling: reduce amax over the tensor-parallel and context-parallel
-    ranks only, not over data-parallel.
+    """Delayed scaling: reduce amax over the tensor-parallel and context-parallel ranks only, not
+    over data-parallel.
     """
     fp8_quantizer_factory: str | None = stated(None, "name", of.FP8, family="fp8", **_OF_CUSTOM)
     """FP8, custom scheme: dotted path of the function that makes the quantizers."""
@@ -266,8 +269,8 @@ class PrecisionConfig(Statements):
     modules: list[dict[str, Any]] | None = stated(
         None, "rows", of.MODULES, unstates=True, flag=None
     )
-    """Precision of single modules: rows of `select` and a precision, the first
-    that selects a module decides.
+    """Precision of single modules: rows of `select` and a precision, the first that selects a
+    module decides.
     """
 
     def to_dict(self, *, full: bool = False) -> dict[str, Any]:

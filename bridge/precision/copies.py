@@ -44,6 +44,8 @@ class Copy:
     """Each block is mapped to a maximum of 4 or of 6, whichever errs less (NVFP4)."""
     is_of_row: bool = False
     """It is made from the values of the row-wise copy instead of the tensor."""
+    rounded_to: str = ""
+    """Format that the values of a copy in high precision are rounded to (fake quantisation)."""
 
 
 HIGH = Copy()

@@ -22,64 +22,58 @@ if TYPE_CHECKING:
     from bridge.precision.statements import Statements
 
 LAYER_COUNTS = ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16")
-"""How many layers `first_last_layers_bf16` keeps at either end."""
+"""The fields that count the layers which `first_last_layers_bf16` keeps at either end."""
 NAMED, KEY = "option", "key of a --yaml-cfg file"
-"""Values of `StatedField.flag`."""
+"""Values of `StatedField.flag`: an option or a key of the field's name."""
 COMMAND_LINE = "command line"
 """The source of a value that the command line states."""
 
 
 @dataclass(kw_only=True, eq=False)
 class StatedField:
-    """Data descriptor behind one field of `MixedPrecisionConfig`."""
+    """The data descriptor behind a field of `MixedPrecisionConfig`."""
 
     default: Any
     kind: str
-    """bool, int, float, name, names, format, dtype or rows.
+    """The kind of its values: bool, int, float, name, names, format, dtype or rows.
 
-    names are several names. format is a name, or a dtype by its token. rows are those of `modules`.
+    names is a list of names, format a name or the token of a dtype, and rows are those of
+    `modules`.
     """
     optional: bool = False
-    """None is a value of its own (``fp8=None``: no FP8)."""
+    """Whether None is a value (``fp8=None``: no FP8)."""
     unstates: bool = False
-    """None takes a statement back instead of being one (``params_dtype=None``: derive it)."""
+    """Whether None takes a statement back (``params_dtype=None``: derive it)."""
     twin: str | None = None
-    """Another name of the same setting; stated alone, either name stands for both."""
+    """Another name of the same setting. A value that is stated under either name holds for both."""
     leads: bool = False
-    """Of two twins stated with different values, this one is read."""
+    """Whether it is read where both names are stated, with different values."""
     needs: str | None = None
-    """A switch that this one has no meaning without.
+    """A switch without which this switch has no meaning.
 
-    Where an earlier layer turned this one on and a later one turns that one off, this one goes off
-    with it.
+    Where a recipe turns this switch on and a later statement turns the needed switch off, this one
+    goes off too.
     """
     examples: tuple[str, ...] = ()
-    """Values to name where one of the wrong type was given."""
+    """Values that the error about a value of a wrong type names."""
     choices: tuple[str, ...] = ()
-    """The only values that Megatron takes; empty: its own code decides."""
+    """The only values that Megatron takes; empty where Megatron's own code decides."""
     spellings: tuple[tuple[str, str], ...] = ()
-    """Further spellings of values, each with the one it stands for."""
+    """Further spellings of values, each with the value that it stands for."""
     subject: Subject | None = None
-    """The subject under which it is listed, and whose meaning a change has on resume."""
+    """The subject under which it is listed. It also decides the outcome of a change on resume."""
     family: str | None = None
-    """fp8, fp4 or low (either): it acts only while that family is on."""
+    """The formats under which it acts: fp8, fp4 or low (either); None: in every run."""
     schemes: tuple[str, ...] = ()
-    """The scaling schemes under which it reaches Transformer Engine; empty: whatever the scheme."""
+    """The scaling schemes under which it reaches Transformer Engine; empty: under every scheme."""
+    stores_weights: bool = False
+    """Whether it decides that weights are stored in FP8 or FP4, or depends on that."""
     is_live: bool = False
-    """Megatron reads it in every forward pass, so that a schedule may change it."""
+    """Whether Megatron reads it in every forward pass, so that a schedule may change it."""
     flag: str | None = NAMED
-    """Megatron-LM has it as an option, or as a key of a file (`KEY`), of the same name; None: not.
-    """
+    """The form in which Megatron-LM takes it: `NAMED`, `KEY`, or None for no form."""
     name: str = ""
-    """Set by the class that holds the field."""
-
-    @property
-    def stores_weights(self) -> bool:
-        """Whether it is about weights stored in FP8 or FP4.
-
-        It is one of the two names of that switch, or needs it.
-        """
-        return self.twin is not None or self.needs is not None
+    """The name of the field, set by its class."""
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
@@ -103,9 +97,10 @@ class StatedField:
         holder._unstate(self.name)  # noqa: SLF001  as above
 
     def check(self, value: object) -> Any:
-        """Return `value` in the form it is kept in.
+        """Return `value` in the form in which the field keeps it.
 
-        PrecisionTypeError for a value of the wrong type for the field.
+        Raises:
+            PrecisionTypeError: The value is of the wrong type for the field.
         """
         if value is None and (self.optional or self.unstates):
             return None
@@ -155,7 +150,7 @@ def stated(default: Any, kind: str, subject: Subject | None = None, **options: A
 
 @functools.cache
 def stated_fields(owner: Any) -> dict[str, StatedField]:
-    """Return field -> its row, of a class that holds some, in order of declaration."""
+    """Return name -> field, of the stated fields of a class, in order of declaration."""
     rows = {}
     for field in dataclasses.fields(owner):
         row = inspect.getattr_static(owner, field.name, None)

@@ -246,16 +246,16 @@ class Matchers:
     """Name -> payload, as a file has them."""
 
     @classmethod
-    def of(cls, given: Any) -> Matchers | None:
+    def of(cls, recipe: Any) -> Matchers | None:
         """Return the matchers of a mapping, or of an object of Megatron's `RecipeConfig`.
 
         None for anything else.
         """
-        if not isinstance(given, Mapping):
-            given = _as_mapping(given)
-            if given is None:
+        if not isinstance(recipe, Mapping):
+            recipe = _as_mapping(recipe)
+            if recipe is None:
                 return None
-        content = file_content(given)
+        content = file_content(recipe)
         configs = content.get("configs") or {}
         rows = content.get("matchers") or {}
         if not isinstance(configs, Mapping) or not isinstance(rows, Mapping):
@@ -314,24 +314,24 @@ def _as_mapping(recipe: Any) -> dict[str, Any] | None:
     return {"config_dict": getattr(recipe, "configs", None), "matchers": rows}
 
 
-def file_content(given: Mapping[Any, Any]) -> Mapping[Any, Any]:
+def file_content(recipe: Mapping[Any, Any]) -> Mapping[Any, Any]:
     """Return a recipe of a run's config.yaml as its file has it, which `from_config_dict` reads.
 
     Megatron Bridge writes the arguments of `from_config_dict` there, or those of the constructor.
 
     Source: NVIDIA-NeMo/Megatron-Bridge training/utils/config_utils.py, 2026-08-22.
     """
-    if isinstance(given.get("config"), Mapping):
-        given = given["config"]
-    matchers = given.get("matchers")
-    if "config_dict" not in given or not isinstance(matchers, list | tuple):
-        return given
+    if isinstance(recipe.get("config"), Mapping):
+        recipe = recipe["config"]
+    matchers = recipe.get("matchers")
+    if "config_dict" not in recipe or not isinstance(matchers, list | tuple):
+        return recipe
     rows: dict[str, Any] = {}
     for matcher in matchers:
         if isinstance(matcher, Mapping):
             row = _file_row(matcher.get("config_key"), matcher.get("pattern"))
             rows[f"matcher_{len(rows)}"] = row
-    return {"configs": given["config_dict"] or {}, "matchers": rows}
+    return {"configs": recipe["config_dict"] or {}, "matchers": rows}
 
 
 def _matcher(name: str, row: Mapping[str, Any], configs: Mapping[str, Any]) -> Matcher:
@@ -361,16 +361,16 @@ def _effect_in(payload: Mapping[str, Any], part: str) -> Effect | None:
     return Effect.of(recipe)
 
 
-def quant_recipes(held: Any) -> tuple[Matchers, ...]:
-    """Return the recipes that `model.quant_recipe` holds.
+def quant_recipes(value: Any) -> tuple[Matchers, ...]:
+    """Return the recipes in a value of `model.quant_recipe`.
 
     It is one recipe for every chunk, or one per chunk in order of execution.
 
     Args:
-        held: None, a mapping, a list of mappings, an object of Megatron's `RecipeConfig`, or one
+        value: None, a mapping, a list of mappings, an object of Megatron's `RecipeConfig`, or one
             with `files`.
     """
-    parts = getattr(held, "files", held)
+    parts = getattr(value, "files", value)
     if not isinstance(parts, list | tuple):
         parts = [parts]
     recipes = []
@@ -381,10 +381,10 @@ def quant_recipes(held: Any) -> tuple[Matchers, ...]:
     return tuple(recipes)
 
 
-def matchers_in(held: Any) -> list[Matcher]:
-    """Return the matchers of everything that `model.quant_recipe` holds."""
+def matchers_in(value: Any) -> list[Matcher]:
+    """Return the matchers of all recipes in a value of `model.quant_recipe`."""
     matchers: list[Matcher] = []
-    for recipe in quant_recipes(held):
+    for recipe in quant_recipes(value):
         matchers += recipe.matchers
     return matchers
 

@@ -169,10 +169,10 @@ def plain_rows(value: object) -> tuple[dict[str, Any], ...]:
     return tuple(rows)
 
 
-def schemes_of_rows(given: Any) -> list[str]:
-    """Return the scaling schemes that the rows of `modules` name, as they were stated."""
+def schemes_of_rows(plain: Any) -> list[str]:
+    """Return the scaling schemes that the rows of `modules` name, in order."""
     schemes = []
-    for row in module_rows(given):
+    for row in module_rows(plain):
         for effect in (row.precision, row.evaluation):
             if effect is not None and effect.scheme is not None:
                 schemes.append(effect.scheme)
@@ -229,18 +229,18 @@ def _precision(row: Mapping[str, Any]) -> Effect:
     return Effect()
 
 
-def _plain_row(given: object) -> dict[str, Any]:
+def _plain_row(written: object) -> dict[str, Any]:
     """Return a row with its keys in one order and its values in one form."""
-    if not isinstance(given, Mapping):
+    if not isinstance(written, Mapping):
         remedy = 'Write {select: "*.linear_qkv", precision: bf16}.'
-        raise WrongValueError("must be a mapping", given, remedy)
-    _refuse_unknown(given, ("select", *PRECISION_KEYS, "evaluation"), "a row has no such key")
-    if "select" not in given:
+        raise WrongValueError("must be a mapping", written, remedy)
+    _refuse_unknown(written, ("select", *PRECISION_KEYS, "evaluation"), "a row has no such key")
+    if "select" not in written:
         remedy = 'Say which modules: select: "*.linear_qkv".'
-        raise WrongValueError("has no `select`", dict(given), remedy)
-    row: dict[str, Any] = {"select": _plain_select(given["select"])}
-    row.update(_plain_precision(given))
-    evaluation = given.get("evaluation")
+        raise WrongValueError("has no `select`", dict(written), remedy)
+    row: dict[str, Any] = {"select": _plain_select(written["select"])}
+    row.update(_plain_precision(written))
+    evaluation = written.get("evaluation")
     if isinstance(evaluation, Mapping):
         _refuse_unknown(evaluation, PRECISION_KEYS, "`evaluation` has no such key")
         row["evaluation"] = _plain_precision(evaluation)
@@ -249,25 +249,25 @@ def _plain_row(given: object) -> dict[str, Any]:
     return row
 
 
-def _refuse_unknown(given: Mapping[Any, Any], known: Sequence[str], rule: str) -> None:
-    for key in given:
+def _refuse_unknown(mapping: Mapping[Any, Any], known: Sequence[str], rule: str) -> None:
+    for key in mapping:
         if key not in known:
             near = did_you_mean(close_matches(str(key), known)) or f"There are {', '.join(known)}."
             raise WrongValueError(rule, key, near)
 
 
-def _plain_select(given: object) -> str | dict[str, Any]:
-    if isinstance(given, str):
-        return _plain_glob(given)
-    if not isinstance(given, Mapping):
+def _plain_select(select: object) -> str | dict[str, Any]:
+    if isinstance(select, str):
+        return _plain_glob(select)
+    if not isinstance(select, Mapping):
         rule = "`select` must be one glob, or {layers: [0, -1], module: linear_fc2}"
-        raise WrongValueError(rule, given, "Write a row for each choice.")
-    _refuse_unknown(given, ("layers", "module"), "`select` has no such key")
-    module = given.get("module")
+        raise WrongValueError(rule, select, "Write a row for each choice.")
+    _refuse_unknown(select, ("layers", "module"), "`select` has no such key")
+    module = select.get("module")
     if not isinstance(module, str) or not module or "layers." in module:
         rule = "`select.module` must be the end of one module's name"
         raise WrongValueError(rule, module, "Use linear_fc2, for example.")
-    layers = given.get("layers")
+    layers = select.get("layers")
     if layers is None:
         return {"module": module}
     return {"layers": _plain_layers(layers), "module": module}
@@ -313,27 +313,27 @@ def _plain_glob(glob: str) -> str:
     return glob
 
 
-def _plain_precision(given: Mapping[Any, Any]) -> dict[str, Any]:
+def _plain_precision(written: Mapping[Any, Any]) -> dict[str, Any]:
     row = {}
     for key in PRECISION_KEYS:
-        value = given.get(key)
+        value = written.get(key)
         if value is not None:
             row[key] = _read(key, value)
     _refuse_contradictions(row)
     return row
 
 
-def _read(key: str, given: object) -> Any:
+def _read(key: str, value: object) -> Any:
     if key in WORDS:
-        return _one_of(key, given, WORDS[key])
+        return _one_of(key, value, WORDS[key])
     if key in FACTORIES:
-        if isinstance(given, str) and given:
-            return str(given)
+        if isinstance(value, str) and value:
+            return str(value)
         rule = f"`{key}` must be an import path"
-        raise WrongValueError(rule, given, "Write package.module.function.")
-    if str(given).lower() in ("true", "false"):
-        return str(given).lower() == "true"
-    raise WrongValueError(f"`{key}` must be true or false", given, "Correct it.")
+        raise WrongValueError(rule, value, "Write package.module.function.")
+    if str(value).lower() in ("true", "false"):
+        return str(value).lower() == "true"
+    raise WrongValueError(f"`{key}` must be true or false", value, "Correct it.")
 
 
 def _refuse_contradictions(row: Mapping[str, Any]) -> None:

@@ -26,9 +26,12 @@ from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.context import PRECISION_OWNERS, RuleContext, reading_of
 from bridge.rules.rule import RuleFinding, ask, without_run
 from bridge.rules.rulebook import BY_ID
-from bridge.rules.topics.target import BLOCKWISE_ON_BLACKWELL, is_blockwise_on_blackwell
+from bridge.rules.topics.system.target import BLOCKWISE_ON_BLACKWELL, is_blockwise_on_blackwell
+from bridge.target.declaration import EXAMPLE
 from bridge.target.fields import DEFAULTS
-from bridge.target.target import EXAMPLE, GPUS, Gpu, Target, detect_target
+from bridge.target.gpus import GPUS, Gpu
+from bridge.target.machine import detect_target
+from bridge.target.target import Target
 from bridge.target.versions import TITLES, at_least, dotted
 
 SMALL = 100_000_000
@@ -200,10 +203,14 @@ def resolve_auto(
 
 def _fastest(request: str, policy: Policy, target: Target) -> Choice:
     recipe, rejected = _first(policy.fastest, target)
+    reason = f"it is the fastest that trains well on {policy.title}"
+    if recipe is None:
+        recipe = policy.safe
+        reason = f"no faster recipe for {policy.title} runs well with the packages of the target"
     return Choice(
         request=request,
-        recipe=recipe or policy.safe,
-        reason=f"it is the fastest that trains well on {policy.title}",
+        recipe=recipe,
+        reason=reason,
         rejected=tuple(rejected),
         target=str(target),
     )

@@ -119,6 +119,7 @@ def report_of(run: Run) -> Report:
 
 
 def _asked(context: CheckContext, reasons: Mapping[str, str]) -> Report:
+    """Return the report of every rule, asked about a run."""
     findings = []
     for finding in ask(RULES, context):
         findings.append(replace(finding, silenced=reasons.get(finding.id)))
@@ -127,14 +128,14 @@ def _asked(context: CheckContext, reasons: Mapping[str, str]) -> Report:
 
 def _report(context: CheckContext, findings: Iterable[RuleFinding]) -> Report:
     """Return the findings as a report, the worst first."""
-    heard = []
+    reported = []
     silenced = []
     for finding in sorted(findings, key=_rank):
         if finding.silenced is None:
-            heard.append(finding)
+            reported.append(finding)
         else:
             silenced.append(finding)
-    return Report(findings=tuple(heard), silenced=tuple(silenced), context=context)
+    return Report(findings=tuple(reported), silenced=tuple(silenced), context=context)
 
 
 def _rank(finding: RuleFinding) -> tuple[int, str]:

@@ -147,6 +147,25 @@ class CheckContext(RunContext):
                 return self.plan.selection
         return None
 
+    def stored_formats(self, module: str) -> frozenset[str]:
+        """Return the formats that the weights of the modules of a name are kept in between steps.
+
+        There are none for a model that cannot be planned.
+        """
+        try:
+            layers = self.plan.layers
+        except RunConfigError:  # PB619 names it
+            return frozenset()
+        formats = set()
+        for layer in layers:
+            for planned in layer.modules:
+                if planned.name != module:
+                    continue
+                for row in planned.rows:
+                    if row.item == "weight":
+                        formats.add(row.storage)
+        return frozenset(formats)
+
     @kept_property
     def overflow(self) -> Violation | None:
         """The fullest rank, where it needs more memory than its GPU has.

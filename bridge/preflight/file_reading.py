@@ -77,6 +77,8 @@ class RunChoice:
 
     None where the file's own name of it counts.
     """
+    asks_megatron_bridge: bool = False
+    """Megatron Bridge itself makes the container of a recipe, in a process of its own."""
 
     def refuse_checkpoint(self, path: Path) -> None:
         """Refuse a checkpoint for a file that states the sizes of its model itself."""
@@ -94,6 +96,10 @@ class RunChoice:
         if self.variables:
             rule = f"sets variables of a launch script, and {path} is none"
             raise RunConfigError.of("--context", rule, dict(self.variables), remedy)
+        if self.asks_megatron_bridge:
+            rule = f"calls a recipe of Megatron Bridge, and {path} is none"
+            remedy = "Drop it, or give a recipe."
+            raise RunConfigError.of("--ask-megatron-bridge", rule, True, remedy)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

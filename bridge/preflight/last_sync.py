@@ -12,7 +12,8 @@ from bridge.errors import Finding, SyncCheckError
 from bridge.rules.context import PRECISION_OWNERS
 from bridge.rules.inert import BUFFER
 from bridge.sync.owner import Owner
-from bridge.sync.prediction import Prediction, sharding_rows, under_fsdp
+from bridge.sync.plan import sharding_rows, under_fsdp
+from bridge.sync.prediction import Prediction
 from bridge.sync.report import SyncReport
 from bridge.sync.synchroniser import sync_findings, write
 from bridge.sync.trial import NO_TRANSFORMER_ENGINE, reason_of, refusal
@@ -60,14 +61,14 @@ def _schedule(run: Any, precision: Any, owners: Mapping[str, Any]) -> Any:
     return PrecisionSchedule(rows, precision, train_iters=run.train.train_iters, **owners)
 
 
-def _require_agreement(given: Mapping[str, Any]) -> None:
+def _require_agreement(owners: Mapping[str, Any]) -> None:
     """Refuse a model and an optimizer of different precision.
 
     Without a recipe no other check would notice.
     """
     for name in ("fp16", "bf16"):
-        of_model = getattr(given["model"], name, None)
-        of_optimizer = getattr(given["optimizer"], name, None)
+        of_model = getattr(owners["model"], name, None)
+        of_optimizer = getattr(owners["optimizer"], name, None)
         if of_model is None or of_optimizer is None or of_model == of_optimizer:
             continue
         finding = Finding(
@@ -79,12 +80,12 @@ def _require_agreement(given: Mapping[str, Any]) -> None:
         raise SyncCheckError("Without a recipe the owners' own settings have to agree:", [finding])
 
 
-def _share_sharding(given: Mapping[str, Any]) -> None:
+def _share_sharding(configs: Mapping[str, Any]) -> None:
     """Bring the sharding of optimizer and DDP in step, as the sync of a recipe does."""
     owners = {}
     for role in ("optimizer", "ddp"):
-        if given[role] is not None:
-            owners[role] = Owner(role, given[role])
+        if configs[role] is not None:
+            owners[role] = Owner(role, configs[role])
     values = {role: owner.read() for role, owner in owners.items()}
     rows = sharding_rows(values)
     for finding in sync_findings(None, values, rows, is_last=True):
@@ -97,14 +98,14 @@ def _share_sharding(given: Mapping[str, Any]) -> None:
             setattr(owner.target, BUFFER, False)
 
 
-def _finalize(given: Mapping[str, Any]) -> None:
+def _finalize(owners: Mapping[str, Any]) -> None:
     """Run Megatron's checks on an optimizer and a DDP config that put them off.
 
     A library that only this machine lacks is no fault of the configs; the
     run reports it where it needs it.
     """
     for role in ("optimizer", "ddp"):
-        target = given[role]
+        target = owners[role]
         if target is None or not Owner(role, target).is_deferred:
             continue
         try:

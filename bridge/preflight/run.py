@@ -36,7 +36,8 @@ from bridge.registry.registry import get_mixed_precision_config, is_auto
 from bridge.rules.context import PRECISION_OWNERS
 from bridge.rules.program import Program
 from bridge.sync.prediction import Prediction, predict
-from bridge.target.target import Target, target_of
+from bridge.target.declaration import target_of
+from bridge.target.target import Target
 from bridge.target.versions import at_least
 
 if TYPE_CHECKING:
@@ -257,7 +258,7 @@ class Run:
         data = self.section("data")
         if data and self.sections.get("precision_backend") is not None:  # text of our own runs
             given["data"] = {**data, "vocab_size": data.get("vocab_size") or BYTES}
-        return predict(
+        predicted = predict(
             self.precision,
             given,
             target=self.target,
@@ -265,6 +266,14 @@ class Run:
             uncounted=self.reading.uncounted,
             environment=self.stated_environment,
         )
+        debugger = self.sections.get("tensor_inspect")
+        if not isinstance(debugger, Mapping) or not debugger.get("enabled"):
+            return predicted
+        if self.reading.unplanned is not None:
+            return predicted
+        from bridge.precision.debug_features import DebugFeatures  # few runs have a debugger
+
+        return replace(predicted, features=DebugFeatures.of(debugger["features"]))
 
     @cached_property
     def planned(self) -> PlannedRun:

@@ -13,7 +13,8 @@ from collections.abc import Iterable
 
 from bridge.errors import BackendUnavailableError, RunConfigError
 from bridge.precision.schemes import scheme_row
-from bridge.target.target import Target, parse_target
+from bridge.target.declaration import parse_target
+from bridge.target.target import Target
 from bridge.target.versions import dotted
 
 BACKEND = "te_cpu"

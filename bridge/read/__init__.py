@@ -1,1 +1,30 @@
-"""Files that describe a run, and files that describe a precision: whatever wrote them, each read by its own table."""
+"""Readers of files that describe a run or a precision, whatever program wrote them.
+
+    run_file.py         `read_file`: a run of any framework, by the reader of its framework
+    framework_signs.py  the framework of a file or a launch, by signs that no other one has
+    framework/          frameworks on top of Megatron Core: a table each, and the readers of it
+    megatron_lm/        Megatron-LM's arguments, in scripts, files, logs and checkpoints
+    megatron_bridge/    Megatron Bridge's configs, recipes and programs
+    logs/               what a run left: losses, norms and throughput in logs of other trainers
+    set_at_start.py     values that a framework sets when the run starts; start.py, their rows
+    refusals.py         files that are not read, each refused in a sentence
+
+    system.py           `System`, a pair of functions that read and write a precision
+    table.py, rows/     the table of a system: settings, fields and sentences
+    system_signs.py     the signs of the systems of `convert`
+    nemo/, deepspeed.py, amp.py    systems
+
+    launch/             shell scripts: the programs that they start, with arguments and environment
+    command_lines.py    launches of programs that are not Megatron-LM's
+    text/               documents: YAML, JSON, Python and logs as plain data
+
+To add a framework on top of Megatron Core:
+
+- a table `framework/NAME.yaml`: how a file is recognised, its fields, and the values set at start;
+- a row in `rows/frameworks.yaml`;
+- a module in `READERS` of `framework/files.py` where its files are YAML;
+- `scripts/frameworks.py NAME=CLONE` checks the table against a clone of the framework.
+
+A system that does not run Megatron Core has a file in `bridge/convert/`, and a row in
+system_signs.py and in `bridge/convert/systems.py`.
+"""

@@ -1,7 +1,9 @@
-"""Autocast over FP32 weights, the "mixed precision" of most trainers, and Megatron's modes converted to it.
+"""Autocast over FP32 weights, which most trainers call mixed precision, to and from Megatron's modes.
 
-BF16   fp32=True, autocast_enabled=True, autocast_dtype="bf16": the recipe `bf16_autocast_mixed`
-FP16   fp16=True too, with params_dtype="fp32": only the `fp16` switch has a loss scale
+    compute    fields of a recipe
+    BF16       fp32=True, autocast_enabled=True, autocast_dtype="bf16": `bf16_autocast_mixed`
+    FP16       fp16=True, params_dtype="fp32", autocast_enabled=True, autocast_dtype="fp16":
+               only the `fp16` switch has a loss scale
 
 FP16 has torch's `GradScaler` there, with other defaults and fewer settings than Megatron's own
 scaler:
@@ -17,16 +19,17 @@ Source: PyTorch 2.13 torch/amp/grad_scaler.py.
 from types import MappingProxyType
 
 from bridge.precision.mode import mode_of
-from bridge.read.builders import ExportBuilder, ImportBuilder
+from bridge.read.export_builder import ExportBuilder
+from bridge.read.import_builder import ImportBuilder
 from bridge.read.meaning import semantics_of, unread_fields
 from bridge.runtime.pytorch.loop import compute_dtype
 
 TORCH_SCALER = MappingProxyType(
     {"initial_loss_scale": 65536.0, "loss_scale_window": 2000, "hysteresis": 1}
 )
-"""Our field -> what an untouched `torch.amp.GradScaler` amounts to."""
+"""Field -> its value for the defaults of `torch.amp.GradScaler`."""
 
-NAMES = {
+ARGUMENTS_OF_SCALER = {
     "initial_loss_scale": "init_scale",
     "loss_scale_window": "growth_interval",
     "hysteresis": "hysteresis",
@@ -34,28 +37,31 @@ NAMES = {
 
 
 def amp_fields(compute: str) -> dict[str, object]:
-    """Return the fields of autocast to `compute` over FP32 weights.
-
-    Of plain FP32 where that is "fp32".
-    """
+    """Return the fields of autocast to a dtype over FP32 weights; those of FP32 for "fp32"."""
+    autocast = {"autocast_enabled": True, "autocast_dtype": compute}
     if compute == "fp32":
         return {"fp32": True}
-    mode: dict[str, object] = (
-        {"fp32": True} if compute == "bf16" else {"fp16": True, "params_dtype": "fp32"}
-    )
-    return mode | {"autocast_enabled": True, "autocast_dtype": compute}
+    if compute == "bf16":
+        return {"fp32": True, **autocast}
+    return {"fp16": True, "params_dtype": "fp32", **autocast}
 
 
 def report_dropped_autocast(builder: ExportBuilder, why: str = "") -> None:
-    """Record the run of a system over Megatron Core that never opens autocast, because `why`: its mode decides.
+    """Record autocast for a system over Megatron Core that never opens it.
 
     NeMo 2 and Megatron Bridge copy fields of the same name. Source: their mixed_precision.py, 2.6.2
     and 0.6.2.
+
+    Args:
+        builder: The report of the export.
+        why: Why the system does not open autocast, as a clause; the above where it is empty.
     """
-    why = (
-        why or f"{builder.system} copies fields of the same name, and Megatron's is enable_autocast"
-    )
-    mode, compute = mode_of(builder.config), str(builder.values["autocast_dtype"])
+    if not builder.config.autocast_enabled:
+        return
+    if not why:
+        why = f"{builder.system} copies fields of the same name, and Megatron's is enable_autocast"
+    mode = mode_of(builder.config)
+    compute = str(builder.values["autocast_dtype"])
     facts = {
         "why": why,
         "mode": mode,
@@ -63,8 +69,6 @@ def report_dropped_autocast(builder: ExportBuilder, why: str = "") -> None:
         "compute": compute,
         "casts": compute.upper(),
     }
-    if not builder.config.autocast_enabled:
-        return
     if semantics_of(builder.config) != "amp_o1":
         builder.record("pytorch.no-autocast-around-half-weights", "autocast_enabled", **facts)
     elif mode == "fp32":
@@ -75,13 +79,18 @@ def report_dropped_autocast(builder: ExportBuilder, why: str = "") -> None:
 
 
 def export_as_amp(builder: ExportBuilder, *settings: str) -> str:
-    """Map the mode to `settings` as autocast over FP32 weights.
+    """Map the mode to settings as autocast over FP32 weights.
 
-    Return the compute it casts to, "fp32" for none.
+    Returns:
+        The dtype that autocast casts to, "fp32" without autocast.
     """
-    config, mode, semantics = builder.config, mode_of(builder.config), semantics_of(builder.config)
+    config = builder.config
+    mode = mode_of(config)
+    semantics = semantics_of(config)
     compute = compute_dtype(config)
-    builder.exported_mode = "fp16" if compute == "fp16" else "fp32"
+    builder.exported_mode = "fp32"
+    if compute == "fp16":
+        builder.exported_mode = "fp16"
     if semantics == "fp32":
         builder.map("fp32", *settings)
         builder.map_dtype("params_dtype", *settings)
@@ -105,13 +114,19 @@ def export_as_amp(builder: ExportBuilder, *settings: str) -> str:
 
 
 def export_as_cast(builder: ExportBuilder, autocast: str, *settings: str) -> str:
-    """Map the mode to `settings` as a cast of the weights; return the compute.
+    """Map the mode to settings as a cast of the weights.
 
-    `autocast` is the row that says what becomes of autocast over FP32 weights, which is cast like
-    that too.
+    Args:
+        builder: The report of the export.
+        autocast: The sentence about autocast over FP32 weights, which becomes such a cast too.
+        settings: The settings of the mode.
+
+    Returns:
+        The dtype that the weights are cast to.
     """
     mode = mode_of(builder.config)
-    compute = builder.exported_mode = compute_dtype(builder.config)
+    compute = compute_dtype(builder.config)
+    builder.exported_mode = compute
     if semantics_of(builder.config) == "amp_o1":
         fields = (mode, "autocast_enabled", "autocast_dtype", "params_dtype")
         builder.record_if_stated(autocast, *fields, compute=compute)
@@ -122,16 +137,18 @@ def export_as_cast(builder: ExportBuilder, autocast: str, *settings: str) -> str
 
 
 def assume_torch_scaler(builder: ImportBuilder, where: str) -> None:
-    """Note the defaults of a `GradScaler` that `where` makes."""
+    """State the defaults of a `GradScaler` that `where`, a program, makes, and record them."""
     for field, value in TORCH_SCALER.items():
-        row = "torch-scaler-halves" if field == "hysteresis" else "torch-scaler-default"
-        setting = f"GradScaler.{NAMES[field]}"
+        row = "torch-scaler-default"
+        if field == "hysteresis":
+            row = "torch-scaler-halves"
+        setting = f"GradScaler.{ARGUMENTS_OF_SCALER[field]}"
         builder.record(f"pytorch.{row}", setting, value, {field: value}, where=where, field=field)
     builder.record("pytorch.a-torch-gradscaler-has", "GradScaler.min_scale", None)
 
 
 def report_scaler(builder: ExportBuilder, where: str) -> None:
-    """Note what a `GradScaler` made by `where` cannot do of the FP16 scale that the config asks for."""
+    """Record the settings of the FP16 loss scale that a `GradScaler` made by `where` cannot have."""
     if not builder.config.fp16:
         return
     if builder.config.loss_scale is not None:

@@ -1,19 +1,22 @@
-"""Command lines that are not Megatron-LM's: the system of each, and what it says to that system.
+"""Command lines that are not Megatron-LM's: the system of each, and the payload for its `import_`.
 
-A launch script holds programs of several systems, so that each of its launches is recognised by
-itself. What a line says is handed to the system's own `import_`; what it leaves to another file is
-named, never guessed.
+    torchrun train.py --bf16 --output_dir out --per_device_train_batch_size 1    huggingface
+    torchrun run_recipe.py --recipe NAME mixed_precision=bf16_mixed              megatron-bridge
+    python megatron_gpt_pretraining.py trainer.precision=bf16 ...                nemo1
+    deepspeed train.py --deepspeed_config ds.json                                another file decides
+
+A launch script may start programs of several systems, so that each of its launches is recognised by
+itself. A precision that stands in another file is named, and never guessed.
 """
 
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import PurePosixPath
 from typing import Any
 
-from bridge.read import frameworks
-from bridge.read.contract import Unmapped
-from bridge.read.frameworks import Framework
+from bridge.read import framework_signs
+from bridge.read.framework_signs import Framework
 from bridge.read.launch.launches import (
     HOLDS_ARGUMENTS,
     MEGATRON_ARGUMENTS,
@@ -23,7 +26,8 @@ from bridge.read.launch.launches import (
 )
 from bridge.read.launch.word import Word
 from bridge.read.megatron_lm.flags import bears_on_precision
-from bridge.read.table import record_named
+from bridge.read.reports import Unmapped
+from bridge.read.table import sentence_named
 from bridge.read.text.command_words import CommandWords, nested
 from bridge.read.text.trainer_words import arguments_of
 from bridge.registry.registry import REGISTRY
@@ -41,19 +45,23 @@ BATCH = "per_device_train_batch_size"
 PRECISION = "mixed_precision"
 """Field of a run of Megatron Bridge."""
 PRECISIONS = ("no", "fp16", "bf16", "fp8")
+"""Values of `--mixed_precision` of Accelerate."""
+LAUNCHED = ("use_fsdp", "use_deepspeed")
+"""Switches of Accelerate's launcher."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CommandLine:
-    """What one launch says in the words of the system that reads it."""
+    """One launch, in the words of the system that reads it."""
 
     system: str = ""
     evidence: str
-    """Why it is taken for that system's, as a clause."""
+    """Why it is taken for the system's, as a clause behind "it"."""
     payload: object = None
     context: Mapping[str, object] = field(default_factory=dict)
-    """What the line says of the things that a file of the system cannot say."""
+    """Facts on the line that no file of the system has."""
     unread: tuple[Unmapped, ...] = ()
+    """Records of what the line leaves open."""
     elsewhere: str = ""
     """The file, or the system, that decides; there is no payload then."""
     framework: Framework | None = None
@@ -75,8 +83,9 @@ class Line:
     ) -> tuple[Unmapped, ...]:
         """Return the records of what the line leaves open.
 
-        `read` are the program's options and overrides that were read (None: all); `files` are
-        options that name a file which was not.
+        Args:
+            read: Options and overrides of the program that were read; None stands for all.
+            files: Options that name a file, which was not read.
         """
         records: list[Unmapped] = []
         if read is not None:
@@ -134,20 +143,23 @@ def _left_open(words: CommandWords, files: Sequence[str]) -> Iterator[Unmapped]:
 
 
 def lost(row: str, name: str, value: object, **facts: object) -> Unmapped:
-    """Return the record of a row, "SYSTEM.SENTENCE"."""
-    return Unmapped(name, value, *record_named(row, **facts))
+    """Return the record of a setting, in the words of a sentence, "SYSTEM.SENTENCE"."""
+    return Unmapped(name, value, *sentence_named(row, **facts))
 
 
 def read(launch: Launch, chosen: str | None = None) -> CommandLine | None:
-    """Return what a launch says to the system `chosen`, or to the first that knows it.
+    """Return a launch in the words of a system.
 
-    It is None for a launch of Megatron-LM.
+    Args:
+        launch: The launch.
+        chosen: The system that --from names; None: the first that knows the launch.
+
+    Returns:
+        It is None for a launch of Megatron-LM, and for one that no system knows.
     """
-    line = Line(launch)
-    is_forced = chosen is not None
-    framework = None
-    if not is_forced:
-        framework = frameworks.of_launch(launch)
+    if chosen is not None:
+        return _read_as(Line(launch), [chosen], is_forced=True)
+    framework = framework_signs.recognise_launch(launch)
     unread = None
     if framework is not None and framework.table:
         return None
@@ -157,25 +169,30 @@ def read(launch: Launch, chosen: str | None = None) -> CommandLine | None:
         )
         if not framework.yields:
             return unread
-    if MEGATRON_ARGUMENTS & launch.flags and not is_forced:
+    if MEGATRON_ARGUMENTS & launch.flags:
         return None
-    if FAIRSEQ.search(launch.program) and not is_forced:
+    if FAIRSEQ.search(launch.program):
         return CommandLine(evidence="starts fairseq", elsewhere="options of fairseq")
-    for name, reader in READERS.items():
-        if chosen not in (None, name):
-            continue
-        known = reader(line, is_forced)
-        if known is not None:
-            return replace(known, system=name)
-    if is_forced or unread is not None:
-        return unread
-    return _deepspeed_file(line)
+    line = Line(launch)
+    return _read_as(line, READERS, is_forced=False) or unread or _deepspeed_file(line)
+
+
+def _read_as(line: Line, systems: Iterable[str], *, is_forced: bool) -> CommandLine | None:
+    """Return a launch in the words of the first of several systems that knows it."""
+    for name in systems:
+        reader = READERS.get(name)
+        command = None
+        if reader is not None:
+            command = reader(line, is_forced)
+        if command is not None:
+            return replace(command, system=name)
+    return None
 
 
 def left_out(launch: Launch, line: CommandLine | None) -> list[Unmapped]:
-    """Return the record of a launch that is not read.
+    """Return the records of a launch that is not read.
 
-    Its precision lies in a file, or no system's words are in it.
+    Its precision stands in a file, or no system knows its words.
     """
     if line is not None and line.framework is not None:
         facts = {
@@ -202,11 +219,12 @@ def left_out(launch: Launch, line: CommandLine | None) -> list[Unmapped]:
     return [lost("command_lines.unknown-program", launch.label, " ".join(words))]
 
 
-def _megatron_bridge(line: Line, forced: bool) -> CommandLine | None:
+def _megatron_bridge(line: Line, is_forced: bool) -> CommandLine | None:
+    """Return a launch with overrides of Megatron Bridge, or of its program; None for another."""
     overrides = line.words.overrides
     fields = {key: value for key, value in overrides.items() if key.split(".")[0] == PRECISION}
     recipe = _recipe_of_bridge(line)
-    if not (fields or forced or recipe):
+    if not (fields or is_forced or recipe):
         return None
     evidence = _evidence([*fields], "an override of Megatron Bridge's")
     if recipe:
@@ -230,7 +248,7 @@ def _recipe_of_bridge(line: Line) -> str:
 
     It is empty for other programs.
     """
-    framework = frameworks.of_launch(line.launch)
+    framework = framework_signs.recognise_launch(line.launch)
     if framework is None or framework.name != BRIDGE:
         return ""
     for option, noun in (("recipe", "the recipe"), ("model", "the recipe of the model")):
@@ -240,12 +258,13 @@ def _recipe_of_bridge(line: Line) -> str:
     return f"the recipe that {line.launch.name} loads"
 
 
-def _nemo1(line: Line, forced: bool) -> CommandLine | None:
+def _nemo1(line: Line, is_forced: bool) -> CommandLine | None:
+    """Return a launch with overrides of NeMo 1; None for another."""
     overrides = line.words.overrides
     of_nemo = [key for key in overrides if NEMO.match(key)]
     if not of_nemo and any(key.startswith(OF_NEMOS_TRAINER) for key in overrides):
         of_nemo = [key for key in overrides if key.startswith(SHARED_WITH_BRIDGE)]
-    if not of_nemo and not forced:
+    if not of_nemo and not is_forced:
         return None
     where = "the program's file"
     file = line.words.options.get("config_name")
@@ -258,32 +277,24 @@ def _nemo1(line: Line, forced: bool) -> CommandLine | None:
     )
 
 
-def _huggingface(line: Line, forced: bool) -> CommandLine | None:
-    launcher = line.launcher.options
-    if not (forced or _is_trainers(line)):
+def _huggingface(line: Line, is_forced: bool) -> CommandLine | None:
+    """Return a launch with arguments of transformers' Trainer; None for another."""
+    if not (is_forced or _is_trainers(line)):
         return None
     payload = arguments_of(line.words)
     switch = _swift_switch(line, payload)
     if switch is not None:
         payload[switch] = True
     has_a_switch = "bf16" in payload or "fp16" in payload
-    if payload.get("mixed_precision") in PRECISIONS and not has_a_switch and not forced:
+    if payload.get("mixed_precision") in PRECISIONS and not has_a_switch and not is_forced:
         return None  # no argument of the Trainer's: the program hands it to its own Accelerator
-    environment = None
-    stated = launcher.get("mixed_precision")
-    if isinstance(stated, str):
-        environment = stated.lower()
-    is_switched = any(payload.get(name) for name in ("bf16", "fp16"))
-    has_file = environment is None and isinstance(launcher.get("config_file"), str)
-    if not is_switched and (environment == "fp8" or has_file):
-        return None  # Accelerate decides
-    launched = {name: True for name in ("use_fsdp", "use_deepspeed") if launcher.get(name) is True}
+    stated = line.launcher.options.get("mixed_precision")
+    environment = stated.lower() if isinstance(stated, str) else None
+    if _is_decided_by_accelerate(line, payload, environment):
+        return None
+    launched = [name for name in LAUNCHED if line.launcher.options.get(name) is True]
     if launched:
-        payload["accelerate_launch_args"] = launched
-    program = None
-    if line.launch.line:
-        unknown = f"{line.launch.name}, which reads these arguments,"
-        program = ROWS["trainers"].get(line.launch.name, unknown)
+        payload["accelerate_launch_args"] = dict.fromkeys(launched, True)
     unread = line.unread(files=("deepspeed_config", "config_file"))
     if switch is not None:
         dtype = payload["torch_dtype"]
@@ -292,9 +303,28 @@ def _huggingface(line: Line, forced: bool) -> CommandLine | None:
     return CommandLine(
         evidence=_evidence_of_trainer(line, payload),
         payload=payload,
-        context={"program": program, "accelerate_mixed_precision": environment},
+        context={"program": _trainer(line), "accelerate_mixed_precision": environment},
         unread=unread,
     )
+
+
+def _is_decided_by_accelerate(
+    line: Line, payload: Mapping[str, Any], environment: str | None
+) -> bool:
+    """Return whether Accelerate's launcher decides the mode, by FP8 or by a file that is not read."""
+    if payload.get("bf16") or payload.get("fp16"):
+        return False
+    has_file = isinstance(line.launcher.options.get("config_file"), str)
+    return environment == "fp8" or (environment is None and has_file)
+
+
+def _trainer(line: Line) -> str | None:
+    """Return the program that reads the arguments, as a noun; None where nothing is started."""
+    if not line.launch.line:
+        return None
+    unknown = f"{line.launch.name}, which reads these arguments,"
+    program: str = ROWS["trainers"].get(line.launch.name, unknown)
+    return program
 
 
 def _evidence_of_trainer(line: Line, payload: Mapping[str, Any]) -> str:
@@ -326,6 +356,7 @@ def _swift_switch(line: Line, payload: Mapping[str, Any]) -> str | None:
 
 
 def _deepspeed_file(line: Line) -> CommandLine | None:
+    """Return a launch whose precision stands in a file of DeepSpeed; None for another."""
     options = line.words.options
     for name in ("deepspeed_config", "deepspeed"):
         if isinstance(options.get(name), str):
@@ -335,6 +366,7 @@ def _deepspeed_file(line: Line) -> CommandLine | None:
 
 
 def _evidence(names: list[str], what: str) -> str:
+    """Return the clause about the first of several words on the line, which is `what`."""
     if names:
         return f"has `{names[0]}`, {what}"
     return f"was named with --from as {what.partition(' of ')[2]}"
@@ -345,4 +377,4 @@ READERS: Mapping[str, Callable[[Line, bool], CommandLine | None]] = {
     "nemo1": _nemo1,
     "huggingface": _huggingface,
 }
-"""System -> what reads its command lines, in the order they are asked."""
+"""System -> the function that reads its command lines, in the order in which they are asked."""

@@ -1,53 +1,69 @@
-"""`changing_features`: features of Transformer Engine's debugger that change what layers compute in.
+"""`unfollowed_features`: why the plan does not follow the features of Transformer Engine's debugger.
 
-    tensor_inspect:
-      enabled: true
-      features:
-        fc1_in_bf16:
-          enabled: true
-          layers: {layer_name_regex_pattern: .*fc1.*}
-          transformer_engine: {DisableFP8Layer: {enabled: true}}
+Megatron Bridge has them in a section of a run, `tensor_inspect`, as a mapping or as the name of a
+file. The plan follows those that `bridge.precision.debug_features` knows. Features that log and
+save, and change nothing, are left alone.
 
-No plan follows them: they choose layers by names that the debugger makes when the run starts, and single GEMMs or
-tensors of them. Features that log and save, and change nothing, are left alone.
-
-Source: Transformer Engine 2.20 debug/features; Megatron Bridge 0.6.2 training/config.py, TensorInspectConfig.
+Source: Megatron Bridge 0.6.2 training/config.py, TensorInspectConfig.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import RunConfigError
+from bridge.precision import strict_yaml
+
+if TYPE_CHECKING:
+    from bridge.preflight.run import Run
 
 SECTION, FEATURES, ENABLED = "tensor_inspect", "features", "enabled"
-NAMESPACE = "transformer_engine"
-HARMLESS = frozenset({"LogTensorStats", "LogFp8TensorStats", "LogNvfp4TensorStats", "DumpTensors"})
-"""Features that read tensors and change none."""
 NOT_FOUND = (
-    "{path} names {file}, which is not found; the layers whose precision it changes are not known."
+    "{path} names {file}, which is not found; "
+    "the layers whose precision it changes are not known. {remedy}"
 )
-CHANGES = "{path}: {names} changes the precision of layers, and the plan does not follow it."
+CHANGES = (
+    "{path}: {names} changes the precision of layers, and the plan does not follow it. {remedy}"
+)
 REMEDY = f"Set {SECTION}.{ENABLED}=false to plan the run without it."
 
 
+def with_features(run: Run, file: str) -> Run:
+    """Return a run with a features file of the debugger, in the place of its own.
+
+    Raises:
+        RunConfigError: The file cannot be read, or the plan does not follow its features.
+    """
+    text = strict_yaml.decoded(strict_yaml.read_bytes(file, error=RunConfigError), file)
+    documents = strict_yaml.load_all(text, file, error=RunConfigError)
+    content = documents[0] if documents else None
+    sections = {**run.sections, SECTION: {ENABLED: True, FEATURES: content}}
+    reason = unfollowed_features(sections)
+    if reason is not None:
+        raise RunConfigError(reason.removesuffix(REMEDY).rstrip())
+    return replace(run, sections=sections)
+
+
 def unfollowed_features(sections: Mapping[str, Any]) -> str | None:
-    """Return why a run with a debugger has no plan, as a sentence; None where its features change no precision."""
-    held = sections.get(SECTION)
-    if not isinstance(held, Mapping) or not held.get(ENABLED):
+    """Return why a run with a debugger has no plan, as a sentence.
+
+    None where the plan follows its features, or they change no precision.
+    """
+    section = sections.get(SECTION)
+    if not isinstance(section, Mapping) or not section.get(ENABLED):
         return None
-    features, path = held.get(FEATURES), f"{SECTION}.{FEATURES}"
-    if isinstance(features, str) and features:
-        return f"{NOT_FOUND.format(path=path, file=features)} {REMEDY}"
-    names = ", ".join(dict.fromkeys(changing_features(features)))
-    return f"{CHANGES.format(path=path, names=names)} {REMEDY}" if names else None
+    from bridge.precision.debug_features import FOLLOWED, DebugFeatures  # few runs have a debugger
 
-
-def changing_features(features: Any) -> Iterator[str]:
-    """Yield the names of the features that are on and change what layers compute."""
-    rows = features.values() if isinstance(features, Mapping) else ()
-    for row in rows:
-        own = row.get(NAMESPACE) if isinstance(row, Mapping) and row.get(ENABLED, True) else None
-        for name, feature in own.items() if isinstance(own, Mapping) else ():
-            is_on = not isinstance(feature, Mapping) or feature.get(ENABLED, True)
-            if is_on and name not in HARMLESS and name != ENABLED:
-                yield str(name)
+    content, path = section.get(FEATURES), f"{SECTION}.{FEATURES}"
+    if isinstance(content, str) and content:
+        return NOT_FOUND.format(path=path, file=content, remedy=REMEDY)
+    try:
+        features = DebugFeatures.of(content)
+    except RunConfigError as error:
+        return f"{error} {REMEDY}"
+    unknown = [name for name in features.names if name not in FOLLOWED]
+    if not unknown:
+        return None
+    return CHANGES.format(path=path, names=", ".join(unknown), remedy=REMEDY)

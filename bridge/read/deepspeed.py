@@ -16,82 +16,104 @@ from typing import Any
 from bridge.precision.mode import mode_of
 from bridge.precision.values import TORCH_NAMES
 from bridge.read.amp import export_as_amp, report_scaler
-from bridge.read.builders import MODES, ExportBuilder, ImportBuilder
-from bridge.read.contract import ContextKey, ExportReport, ImportReport, System, as_json
+from bridge.read.export_builder import ExportBuilder
+from bridge.read.import_builder import MODES, ImportBuilder
 from bridge.read.meaning import semantics_of
+from bridge.read.reports import ExportReport, ImportReport
+from bridge.read.system import ContextKey, System, as_json
 from bridge.read.table import table
 from bridge.read.text.settings import Settings
 from bridge.registry.config import MixedPrecisionConfig
 
 TABLE = table("deepspeed")
 DTYPE_NAMES: dict[str, str] = TABLE.data["dtypes"]
-"""Spelling of a dtype -> ours; case counts. `communication_data_type` takes the keys of `MODES`
-only, in any case."""
+"""Spelling of a dtype -> ours; case counts. `communication_data_type` takes only `MODES`, in any
+case."""
+DEFAULT_SCALE_POWER = 16
+MAX_SCALE_POWER = 1000
+"""The largest power that is taken; floats end at 1023."""
 SCALE = ("loss_scale", "initial_scale_power", "loss_scale_window", "min_loss_scale", "hysteresis")
 
 
 def import_(payload: object, *, auto: str | None = None) -> ImportReport:
     """Return what a DeepSpeed configuration asks for.
 
-    `auto` fills in "auto" and adds a block that is not there.
+    Args:
+        payload: The parsed JSON.
+        auto: The mode of the layer above, which fills in "auto" and adds a block that is not there.
     """
     top = Settings(payload, TABLE.title, lenient=True)
     above = Settings({"auto": auto}, TABLE.title).word("auto", MODES)
     builder = ImportBuilder(TABLE.title)
-    blocks = {
-        "fp16": top.section("fp16"),
-        "bf16": top.section("bf16" if top.given("bf16") else "bfloat16"),
-    }
+    bf16_block = top.section("bf16" if top.is_written("bf16") else "bfloat16")
+    blocks = {"fp16": top.section("fp16"), "bf16": bf16_block}
     mode = _mode(builder, blocks, above)
     autocast = top.section("torch_autocast").values.get("enabled")
     if mode is not None:
         builder.fields |= {mode: True, "params_dtype": mode}
     elif above is not None and not autocast:
         builder.fields["fp32"] = True
-    dynamic = mode == "fp16" and _is_dynamic(builder, blocks["fp16"])
-    for name, block in blocks.items():
-        written = [key for key in TABLE.data["switches"][name] if block.values.get(key) != "auto"]
-        block.values |= {key: block.switch(key) for key in written}
-        TABLE.read(builder, block, name, on=name == mode, fp16=mode == "fp16", dynamic=dynamic)
-    if dynamic and blocks["fp16"].given("min_loss_scale"):
-        name, value = blocks["fp16"].name("min_loss_scale"), blocks["fp16"]["min_loss_scale"]
-        builder.record("deepspeed.an-overflow-at-the-smallest", name, value)
+    _read_blocks(builder, blocks, mode)
     _gradients(builder, top, mode)
     _param_dtype(builder, top.section("data_types"), mode)
     if mode is None and "fp32" not in builder.fields:
-        switches = [autocast, *(block.values.get("enabled") for block in blocks.values())]
-        source = "trainer" if switches == [None] * 3 else "model"
-        source = "above" if "auto" in switches else source
-        builder.leave_mode(TABLE.data["decides"]["autocast" if autocast else source])
-    TABLE.read(builder, top, no_bf16=not top.given("bf16"), autocast=bool(autocast), never=False)
+        builder.leave_mode(_decider(blocks, autocast))
+    TABLE.read(
+        builder, top, no_bf16=not top.is_written("bf16"), autocast=bool(autocast), never=False
+    )
     if mode is None:
         return builder.finish("fp32")
-    has_masters = all(blocks[mode].values.get(key) is not True for key in TABLE.data["low memory"])
-    return builder.finish("megatron_o2" if has_masters else "true")
+    drops_masters = any(blocks[mode].values.get(key) is True for key in TABLE.data["low memory"])
+    return builder.finish("true" if drops_masters else "megatron_o2")
+
+
+def _read_blocks(builder: ImportBuilder, blocks: dict[str, Settings], mode: str | None) -> None:
+    """Map or report the settings of the blocks `fp16` and `bf16`."""
+    fp16 = blocks["fp16"]
+    is_dynamic = mode == "fp16" and _is_dynamic(builder, fp16)
+    for name, block in blocks.items():
+        for key in TABLE.data["switches"][name]:
+            if block.values.get(key) != "auto":
+                block.values[key] = block.switch(key)
+        facts = {"on": name == mode, "fp16": mode == "fp16", "dynamic": is_dynamic}
+        TABLE.read(builder, block, name, **facts)
+    if is_dynamic and fp16.is_written("min_loss_scale"):
+        name = fp16.name("min_loss_scale")
+        builder.record("deepspeed.an-overflow-at-the-smallest", name, fp16["min_loss_scale"])
+
+
+def _decider(blocks: dict[str, Settings], autocast: object) -> str:
+    """Return the source that decides the mode where no block is on, as a noun."""
+    deciders: dict[str, str] = TABLE.data["decides"]
+    switches = [autocast, *(block.values.get("enabled") for block in blocks.values())]
+    if autocast:
+        return deciders["autocast"]
+    if "auto" in switches:
+        return deciders["above"]
+    if all(switch is None for switch in switches):
+        return deciders["trainer"]
+    return deciders["model"]
 
 
 def export(config: MixedPrecisionConfig) -> ExportReport:
     """Return a DeepSpeed configuration's precision blocks."""
     builder = ExportBuilder(config, TABLE.title)
-    mode, is_amp = mode_of(config), semantics_of(config) == "amp_o1"
-    payload: dict[str, Any] = {
-        name: {"enabled": name == mode and not is_amp} for name in ("fp16", "bf16")
-    }
-    if is_amp:
-        compute = export_as_amp(builder, "torch_autocast.enabled", "torch_autocast.dtype")
-        builder.mapped.pop("grad_reduce_in_fp32", None)
-        payload["torch_autocast"] = {"enabled": True, "dtype": TORCH_NAMES[compute]}
-        report_scaler(builder, f"{TABLE.title} under torch_autocast")
-        return builder.finish(payload, TABLE.unwritten, amp=True)
-    setting, dtype = f"{mode}.enabled", "fp32" if config.grad_reduce_in_fp32 else mode
-    if mode == "fp32":
-        payload["data_types"] = {
-            "param_dtype": "fp32"
-        }  # both blocks off state nothing by themselves
+    mode = mode_of(config)
+    if semantics_of(config) == "amp_o1":
+        return _export_autocast(builder)
+    payload: dict[str, Any] = {}
+    for name in ("fp16", "bf16"):
+        payload[name] = {"enabled": name == mode}
+    setting = f"{mode}.enabled"
+    dtype = "fp32" if config.grad_reduce_in_fp32 else mode
+    if mode == "fp32":  # both blocks off state nothing by themselves
+        payload["data_types"] = {"param_dtype": "fp32"}
         setting = "data_types.param_dtype"
-        builder.map("grad_reduce_in_fp32") if config.grad_reduce_in_fp32 else None
+        if config.grad_reduce_in_fp32:
+            builder.map("grad_reduce_in_fp32")
     else:
-        payload |= {"data_types": {"grad_accum_dtype": dtype}, "communication_data_type": dtype}
+        payload["data_types"] = {"grad_accum_dtype": dtype}
+        payload["communication_data_type"] = dtype
         builder.map("grad_reduce_in_fp32", "data_types.grad_accum_dtype", "communication_data_type")
     builder.map(mode, setting)
     builder.map_dtype("params_dtype", setting)
@@ -103,31 +125,48 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     return builder.finish(payload, TABLE.unwritten, amp=False)
 
 
+def _export_autocast(builder: ExportBuilder) -> ExportReport:
+    """Return the block of autocast over FP32 weights, with both blocks of half precision off."""
+    compute = export_as_amp(builder, "torch_autocast.enabled", "torch_autocast.dtype")
+    builder.mapped.pop("grad_reduce_in_fp32", None)
+    payload: dict[str, Any] = {
+        "fp16": {"enabled": False},
+        "bf16": {"enabled": False},
+        "torch_autocast": {"enabled": True, "dtype": TORCH_NAMES[compute]},
+    }
+    report_scaler(builder, f"{TABLE.title} under torch_autocast")
+    return builder.finish(payload, TABLE.unwritten, amp=True)
+
+
 def _mode(builder: ImportBuilder, blocks: dict[str, Settings], above: str | None) -> str | None:
-    """Return the mode whose block is on, with "auto" resolved by the layer above, or off without one."""
-    on = []
+    """Return the mode whose block is on; None where both are off.
+
+    "auto" is resolved by the layer above, and off without one.
+    """
+    modes_on: list[str] = []
     for mode, block in blocks.items():
-        name, written = block.name("enabled"), block.values.get("enabled")
+        name = block.name("enabled")
+        written = block.values.get("enabled")
         if written is None and block.values:
             builder.record("deepspeed.off-in-deepspeed", name, False)
         elif written == "auto" and above is None:
             builder.record("deepspeed.transformers-and-accelerate-fill", name, "auto")
         elif written is not None:
-            is_on = above == mode if written == "auto" else block.switch("enabled")
-            on += [mode] if is_on else []
-            builder.map(name, **({mode: True, "params_dtype": mode} if mode in on else {}))
-    if not on and above in blocks and not blocks[above].values:
-        builder.record(
-            "deepspeed.the-layer-above-adds-the-block",
-            f"{above}.enabled",
-            True,
-            {above: True},
-            mode=above,
-        )
+            is_on = above == mode
+            if written != "auto":
+                is_on = bool(block.switch("enabled"))
+            if is_on:
+                modes_on.append(mode)
+                builder.map(name, **{mode: True, "params_dtype": mode})
+            else:
+                builder.map(name)
+    if not modes_on and above in blocks and not blocks[above].values:
+        row, name = "deepspeed.the-layer-above-adds-the-block", f"{above}.enabled"
+        builder.record(row, name, True, {above: True}, mode=above)
         return above
-    if len(on) > 1:
+    if len(modes_on) > 1:
         raise TABLE.wrong("both-halves", blocks["bf16"], "enabled")
-    return on[0] if on else None
+    return modes_on[0] if modes_on else None
 
 
 def _is_dynamic(builder: ImportBuilder, block: Settings) -> bool:
@@ -141,18 +180,15 @@ def _is_dynamic(builder: ImportBuilder, block: Settings) -> bool:
         builder.map(block.name("loss_scale"), loss_scale=scale or None)
     if scale:
         return False
+    name = block.name("initial_scale_power")
     power = block.whole("initial_scale_power", least=0)
     if power is None:
-        builder.record(
-            "deepspeed.in-deepspeed",
-            block.name("initial_scale_power"),
-            16,
-            {"initial_loss_scale": 2**16},
-        )
-    elif power > 1000:
+        fields = {"initial_loss_scale": 2**DEFAULT_SCALE_POWER}
+        builder.record("deepspeed.in-deepspeed", name, DEFAULT_SCALE_POWER, fields)
+    elif power > MAX_SCALE_POWER:
         raise TABLE.wrong("powers-of-two", block, "initial_scale_power")
     else:
-        builder.map(block.name("initial_scale_power"), initial_loss_scale=2**power)
+        builder.map(name, initial_loss_scale=2**power)
     return True
 
 
@@ -161,7 +197,7 @@ def _gradients(builder: ImportBuilder, top: Settings, mode: str | None) -> None:
     types = top.section("data_types")
     accumulated = DTYPE_NAMES.get(types.word("grad_accum_dtype", tuple(DTYPE_NAMES)) or "")
     sent = (top.text("communication_data_type") or "").lower()
-    if top.given("communication_data_type") and sent not in MODES:
+    if top.is_written("communication_data_type") and sent not in MODES:
         known = DTYPE_NAMES.get(sent, "fp32")
         raise TABLE.wrong("dtypes-of-communication", top, "communication_data_type", known=known)
     names = {types.name("grad_accum_dtype"): accumulated, "communication_data_type": sent or None}
@@ -170,7 +206,8 @@ def _gradients(builder: ImportBuilder, top: Settings, mode: str | None) -> None:
         builder.fields["grad_reduce_in_fp32"] = all(in_fp32.values())
     for name, value in names.items():
         if mode is None and value in (None, "fp32"):
-            builder.map(name) if value else None
+            if value:
+                builder.map(name)
         elif mode is None:
             builder.record("deepspeed.gradients-of-fp32-weights", name, value)
         elif value is None:
@@ -186,12 +223,17 @@ def _param_dtype(builder: ImportBuilder, types: Settings, mode: str | None) -> N
     param = DTYPE_NAMES.get(types.word("param_dtype", tuple(DTYPE_NAMES)) or "")
     if param not in (None, mode or "fp32"):
         raise TABLE.wrong("dtype-of-the-mode", types, "param_dtype", mode=mode or "fp32")
-    if param is not None:
-        builder.map(types.name("param_dtype"), **({"params_dtype": mode} if mode else {}))
-        builder.fields |= {} if mode else {"fp32": True}
+    if param is None:
+        return
+    if mode:
+        builder.map(types.name("param_dtype"), params_dtype=mode)
+    else:
+        builder.map(types.name("param_dtype"))
+        builder.fields["fp32"] = True
 
 
 def _export_loss_scale(builder: ExportBuilder, block: dict[str, Any]) -> None:
+    """Write the loss scale into the block `fp16`."""
     config = builder.config
     block["loss_scale"] = config.loss_scale or 0
     builder.map("loss_scale", "fp16.loss_scale")
@@ -215,12 +257,11 @@ CONTEXT = (
     ),
 )
 SYSTEM = System(
-    "deepspeed",
-    TABLE.title,
-    TABLE.version,
-    export,
-    import_,
-    TABLE.recognise,
-    as_json,
+    name="deepspeed",
+    title=TABLE.title,
+    version=TABLE.version,
+    export=export,
+    import_=import_,
+    write=as_json,
     context=CONTEXT,
 )

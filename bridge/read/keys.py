@@ -18,7 +18,9 @@ from bridge.training.config import (
 )
 
 PRECISION = "mixed_precision"
+"""Section of the precision, or a recipe's name."""
 RECIPES = "recipes_from"
+"""Key of the modules and files that recipes are loaded from."""
 MADE_BY = "_recipe_"
 """Key of `mixed_precision` in the config.yaml of a run: the recipe that its fields are from."""
 SECTIONS = {
@@ -39,12 +41,14 @@ KEYS = (PRECISION, *RUN_KEYS, *OWNERS, *SECTIONS, RECIPES)
 @functools.cache
 def fields_of(section: str) -> frozenset[str]:
     """Return the fields that a section of a run can have."""
-    own = dataclasses.fields(SECTIONS[section]) if section in SECTIONS else ()
-    return frozenset((*FIELDS.get(section, ()), *(one.name for one in own)))
+    names = set(FIELDS.get(section, ()))
+    if section in SECTIONS:
+        names.update(field.name for field in dataclasses.fields(SECTIONS[section]))
+    return frozenset(names)
 
 
 def refuse_unknown_sections(sections: Mapping[str, Any], problems: Problems) -> None:
-    """Raise for a ``_target_`` anywhere in a run, and add every key of it that does not exist to the problems."""
+    """Raise for a ``_target_`` anywhere in a run, and add each unknown key to the problems."""
     problems.refuse_targets(sections)
     problems.raise_any()
     for key, value in sections.items():

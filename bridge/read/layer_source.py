@@ -1,7 +1,10 @@
-"""`unplanned_layers`: options that have another module build the layers of a run, whose plan nobody can know then.
+"""The source of a run's layers: Megatron Core, or another module, whose layers cannot be planned.
 
-Layers that Megatron Core builds itself are known, and stay planned: the row "specs" has the names
-of their specs.
+    unplanned_layers({"spec": ["my.specs", "layer_spec"]})
+    # "--spec my.specs layer_spec: the layers are built by that module and cannot be planned."
+
+Layers that Megatron Core builds itself are known, and stay planned: the row `specs` of
+`rows/megatron_lm.yaml` has the names of their specs.
 """
 
 from __future__ import annotations
@@ -17,7 +20,7 @@ describes."""
 BUILDER = re.compile(r"\Aspec\Z|(?:^|_)(?:layer_spec|model_provider(?:_path)?|model_builder)\Z")
 """Arguments that name what builds the model, or its layers."""
 FIELD = re.compile(r"_spec\Z")
-"""Fields of a model's own class that do."""
+"""Fields of a model's class that name it."""
 OWN_MODELS = frozenset({"gpt", "mamba", "hybrid"})
 """Values of `--model-provider` for models that are planned here."""
 OF_KITCHEN = "Kitchen's layers compute as it says, and cannot be planned"
@@ -29,8 +32,12 @@ LIBRARIES = {
 """Argument by which another library changes the layers -> why they cannot be planned, as a
 clause."""
 RESTORED = "model.restore_modelopt_state"
-"""The same of a saved config."""
+"""Field of a saved config by which ModelOpt changes the layers."""
 KITCHEN = ("use_kitchen", "use_kitchen_attention")
+"""Fields of a model whose layers are Kitchen's."""
+KITCHEN_LAYERS = (
+    "model.{name}: Kitchen computes its layers by a recipe of its own, and they cannot be planned."
+)
 WORD = re.compile(r"[^\s\[\]',\"]+")
 
 
@@ -54,9 +61,7 @@ def unplanned_layers(arguments: Mapping[str, Any]) -> str | None:
 
 
 def unplanned_spec(fields: Mapping[str, Any]) -> str | None:
-    """Return why the layers of a saved config cannot be planned, as a sentence.
-
-    None where they can.
+    """Return why the layers of a saved config cannot be planned, as a sentence; None where they can.
 
     Args:
         fields: Dotted key of a field of the model's own class -> its value; a function is its
@@ -73,12 +78,14 @@ def unplanned_spec(fields: Mapping[str, Any]) -> str | None:
 def unplanned_kitchen(sections: Mapping[str, Any]) -> str | None:
     """Return why a run with layers of the library Kitchen cannot be planned, as a sentence.
 
-    None without them.
+    It is None for a run without such layers.
     """
     model = sections.get("model")
+    if not isinstance(model, Mapping):
+        return None
     for name in KITCHEN:
-        if isinstance(model, Mapping) and model.get(name):
-            return f"model.{name}: Kitchen computes its layers by a recipe of its own, and they cannot be planned."
+        if model.get(name):
+            return KITCHEN_LAYERS.format(name=name)
     return None
 
 
@@ -91,7 +98,7 @@ def is_known(words: list[str]) -> bool:
 
 
 def implementation(arguments: Mapping[str, Any]) -> str | None:
-    """Return the implementation of the layers that `--spec` chooses; None where it is not given."""
+    """Return the implementation of the layers that `--spec` chooses; None without the option."""
     words = WORD.findall(str(arguments.get("spec") or ""))
     if not words or not is_known(words):
         return None
@@ -99,17 +106,15 @@ def implementation(arguments: Mapping[str, Any]) -> str | None:
 
 
 def layer_settings() -> tuple[str, ...]:
-    """Return the settings that say nothing certain where another module builds the layers."""
+    """Return the settings that are not certain where another module builds the layers."""
     from bridge.read.megatron_lm.flags import TABLE  # most files have no such module
 
     return tuple(TABLE.data["of the layers"])
 
 
 def _specs() -> Mapping[str, str]:
-    """Return the last word of `--spec`, of Megatron Core's own layers -> the implementation of the layers."""
-    from bridge.read.megatron_lm.flags import (
-        TABLE,
-    )  # a saved config of Megatron Bridge has no such option
+    """Return last word of `--spec` for layers of Megatron Core -> their implementation."""
+    from bridge.read.megatron_lm.flags import TABLE  # a config of Megatron Bridge needs it not
 
     specs: Mapping[str, str] = TABLE.data["specs"]
     return specs

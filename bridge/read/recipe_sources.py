@@ -10,7 +10,10 @@ from bridge.read.keys import RECIPES
 
 
 def trusted_sources(name: str, named: Any, *, trust: bool) -> tuple[str, ...]:
-    """Return the modules and files that a config's `recipes_from` names; a `BridgeWarning` and none without `trust`."""
+    """Return the modules and files that a config's `recipes_from` names.
+
+    Without `trust` a `BridgeWarning` names them, and none is returned.
+    """
     sources = recipe_sources(named)
     if trust or not sources:
         return sources

@@ -3,9 +3,10 @@
     row = ROWS[0]
     row.path, row.because    # ddp.overlap_grad_reduce, comm_overlap
     row.source               # training/comm_overlap.py: ...
+    derived(sections, own_fields, gpus, ROWS)
 
-A row applies where its condition holds, and its value takes the place of the one in the file. Rows
-are applied in order; a value that is there already is not reported.
+A row applies where its condition holds, and its value takes the place of the value in the file.
+Rows are applied in order; a value that is there already is not reported.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ class Start:
     """The settings of a run that the rows ask about."""
 
     sections: Mapping[str, Any]
+    """model, optimizer and ddp with their fields."""
     own_fields: Mapping[str, Any]
+    """Setting of the framework that Megatron does not have, by its dotted key -> its value."""
     gpus: int | None
-    """GPUs of the run; None: not known."""
+    """GPUs of the run, or None where they are not known."""
 
     def value(self, path: str) -> Any:
         """Return a setting's value, Megatron's default where there is none."""
@@ -55,7 +58,7 @@ def is_fsdp(start: Start) -> bool:
 
 
 Condition = str | Callable[[Start], Any] | None
-"""A setting that has to be on, a function, or None: always."""
+"""A setting that has to be on, or a function that tells; None stands for always."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -71,9 +74,9 @@ class Row:
     source: str
     """File and function of the framework."""
     is_default: bool = False
-    """It counts only where nothing states the setting."""
+    """Whether it counts only where nothing states the setting."""
     set_by: str = ""
-    """The framework that sets it; empty: the one whose arguments or classes the settings are."""
+    """The framework that sets it; empty for the framework whose arguments the settings are."""
 
     def applies(self, start: Start) -> bool:
         """Return whether the value is set at the start of a run."""
@@ -89,9 +92,9 @@ class Row:
 def rows(
     values: Mapping[str, Any], when: Condition = None, *, because: str = "", **columns: Any
 ) -> tuple[Row, ...]:
-    """Return a row for each of the values of one condition.
+    """Return a row for each of several values with the same condition.
 
-    The name of a setting that has to be on is the reason.
+    The reason is `because`, or the name of the setting that has to be on.
     """
     reason = because or str(when).rpartition(".")[2]
     made: list[Row] = []
@@ -106,7 +109,11 @@ def derived(
     gpus: int | None,
     applied: Sequence[Row],
 ) -> tuple[Derived, ...]:
-    """Write into the sections what a framework sets at the start of a run with them, and return it."""
+    """Write the values that a framework sets at the start of a run into its sections.
+
+    Returns:
+        The values that differ from those of the file.
+    """
     start = Start(sections=sections, own_fields=own_fields, gpus=gpus)
     values: dict[str, Derived] = {}
     for row in applied:

@@ -1,4 +1,7 @@
-"""The vocabularies of published models, for runs whose file names a tokenizer and no size."""
+"""`vocab_size_of`: the vocabularies of published models, for files with a tokenizer and no size.
+
+vocab_size_of("nvidia/Nemotron-H-8B-Base-8K")    # 131072
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,22 @@ from pathlib import Path
 
 
 def vocab_size_of(name: object) -> int | None:
-    """Return the size of the vocabulary that a model's or a tokenizer's name stands for, None for an unknown name.
+    """Return the size of the vocabulary of a model or a tokenizer; None for an unknown name.
 
     Args:
         name: A name on Hugging Face ("nvidia/Nemotron-H-8B-Base-8K"), or a path that ends with its
-            last part.
+            last part. The longest beginning of the table counts.
     """
     if not isinstance(name, str):
         return None
-    last = re.split(r"[/\\]", name.rstrip("/\\"))[-1].lower()
-    known = [
-        (beginning, size) for beginning, size in _sizes().items() if last.startswith(beginning)
-    ]
-    return max(known, key=lambda row: len(row[0]))[1] if known else None
+    last_part = re.split(r"[/\\]", name.rstrip("/\\"))[-1].lower()
+    longest = ""
+    size = None
+    for beginning, vocab_size in _sizes().items():
+        if last_part.startswith(beginning) and len(beginning) > len(longest):
+            longest = beginning
+            size = vocab_size
+    return size
 
 
 @functools.cache
@@ -29,4 +35,4 @@ def _sizes() -> dict[str, int]:
     import yaml  # most runs state their vocabulary
 
     text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
-    return {str(name).lower(): size for name, size in yaml.safe_load(text).items()}
+    return {str(beginning).lower(): size for beginning, size in yaml.safe_load(text).items()}

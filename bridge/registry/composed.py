@@ -10,6 +10,7 @@ from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import GROUP, REGISTRY, get_mixed_precision_config, recipe_flag
 
 CONFIGURATION = "configuration"
+"""Source of the fields that no recipe gave."""
 
 
 def to_config(node: object) -> MixedPrecisionConfig:
@@ -37,13 +38,20 @@ def to_config(node: object) -> MixedPrecisionConfig:
 
 
 def _recipe_of(node: Any) -> MixedPrecisionConfig | None:
+    """Return the recipe that Hydra's group gave a node; None for a node of several recipes or of none."""
     if not hasattr(node, "_get_flag"):
         return None
-    names = [name for name in REGISTRY.names() if node._get_flag(recipe_flag(name))]
-    return REGISTRY.get(names[0]) if len(names) == 1 else None
+    names: list[str] = []
+    for name in REGISTRY.names():
+        if node._get_flag(recipe_flag(name)):
+            names.append(name)
+    if len(names) != 1:
+        return None
+    return REGISTRY.get(names[0])
 
 
 def _of_fields(values: dict[str, Any], recipe: MixedPrecisionConfig | None) -> MixedPrecisionConfig:
+    """Return the config with these fields; those that the recipe states alike keep it as their source."""
     if not values:
         remedy = (
             "Choose a recipe by its name; `auto` is resolved by `precision-bridge train` alone."
@@ -52,11 +60,12 @@ def _of_fields(values: dict[str, Any], recipe: MixedPrecisionConfig | None) -> M
     checked = MixedPrecisionConfig.from_dict(values, source=CONFIGURATION)
     if recipe is None:
         return checked
-    own, stated = recipe.to_dict(), checked.to_dict()
-    set_over = {
-        name: value for name, value in stated.items() if name not in own or own[name] != value
+    of_recipe, stated = recipe.to_dict(), checked.to_dict()
+    given_by_recipe = of_recipe.items()
+    stated_over = {
+        name: value for name, value in stated.items() if (name, value) not in given_by_recipe
     }
-    return with_only(recipe, stated).override(CONFIGURATION, **set_over)
+    return with_only(recipe, stated).override(CONFIGURATION, **stated_over)
 
 
 def _plain(node: Mapping[Any, Any]) -> dict[str, Any]:

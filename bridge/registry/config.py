@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from bridge.errors import PrecisionConfigError
+from bridge.errors import Finding, PrecisionConfigError
 from bridge.precision.config import FIELDS, PEER_FIELDS, PrecisionConfig
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.mode import low_format_of, mode_of
@@ -24,7 +24,6 @@ from bridge.precision.owners import DdpOwner, ModelOwner, OptimizerOwner
 from bridge.precision.statements import field_names, field_value, is_stated, recipe_name
 from bridge.precision.subjects import SCALER
 from bridge.precision.values import torch_dtype
-from bridge.registry.faults import faults_of
 
 if TYPE_CHECKING:
     from bridge.sync.report import SyncReport
@@ -42,12 +41,13 @@ class MixedPrecisionConfig(PrecisionConfig):
 
     def finalize(self) -> None:
         """Check the config against itself; PrecisionConfigError with every fault where it can never be right."""
-        found = faults_of(self)
-        if found:
-            name = f" {recipe_name(self)!r}" if recipe_name(self) else ""
-            raise PrecisionConfigError(
-                f"The mixed-precision config{name} can never be right:", found
-            )
+        faults = faults_of(self)
+        if not faults:
+            return
+        subject = "The mixed-precision config"
+        if recipe_name(self):
+            subject = f"{subject} {recipe_name(self)!r}"
+        raise PrecisionConfigError(f"{subject} can never be right:", faults)
 
     def setup(
         self,
@@ -81,7 +81,7 @@ class MixedPrecisionConfig(PrecisionConfig):
         return report
 
     def to_cfg_dict(self) -> dict[str, Any]:
-        """Return what Megatron Bridge's container writes for this config into a run's YAML: its own class, its fields.
+        """Return this config as Megatron Bridge's container writes its own class into a run's YAML.
 
         Megatron's containers call a method of this name on what they do not know how to write, and Megatron Bridge
         builds only from targets of its own. Its class states every field, and ours leaves an unstated one to its owner:
@@ -92,9 +92,10 @@ class MixedPrecisionConfig(PrecisionConfig):
             ``_target_`` and every field of the peer's class, dtypes as `torch.dtype`. The fields from `tf32` on have no
             place there: Megatron's own configs in the same run hold them once `setup` has written them.
         """
-        without_place = [
-            name for name in field_names(self) if name not in PEER_FIELDS and is_stated(self, name)
-        ]
+        without_place: list[str] = []
+        for name in field_names(self):
+            if name not in PEER_FIELDS and is_stated(self, name):
+                without_place.append(name)
         if without_place and not vars(self).get("_held"):
             names = ", ".join(without_place)
             log.warning(
@@ -106,7 +107,7 @@ class MixedPrecisionConfig(PrecisionConfig):
         return saved
 
     def _saved(self, name: str) -> Any:
-        """Return what a field of the peer's class has to be for the peer to write what our sync writes."""
+        """Return the value of a field of the peer's class with which the peer writes the values of our sync."""
         switches = {None: True, "fp8": self.fp8, "fp4": self.fp4, "low": low_format_of(self)}
         acts = bool(switches[FIELDS[name].family])
         if name == "fp8_recipe" and not acts:
@@ -122,6 +123,15 @@ class MixedPrecisionConfig(PrecisionConfig):
         if name in LAYER_COUNTS and self.first_last_layers_bf16:
             value = 1
         return reference(OWNER_OF[name], name, json.dumps(value).strip('"'))
+
+
+def faults_of(precision: PrecisionConfig) -> Sequence[Finding]:
+    """Return everything that can never be right about a precision, in any run, in the order of the rules."""
+    from bridge.rules.context import RuleContext  # a list of recipes does without the rules
+    from bridge.rules.rule import ask
+    from bridge.rules.rulebook import ALONE
+
+    return sorted(ask(ALONE, RuleContext.of_precision(precision)), key=lambda fault: fault.id)
 
 
 REFERENCE = "${oc.select:"
@@ -148,16 +158,22 @@ def without_references(fields: Mapping[Any, Any]) -> dict[Any, Any]:
 PEER_TARGET = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
 """Import path of Megatron Bridge's class of the same fields."""
 DTYPES_OF_THE_MODE = ("params_dtype", "pipeline_dtype")
-OWNER_OF = {
-    **{name: "optimizer" for name, field in FIELDS.items() if field.subject is SCALER},
-    **{
-        name: "model"
-        for name, field in FIELDS.items()
-        if field.family and field.twin is None and "recipe" not in name
-    },
-    **dict.fromkeys((*LAYER_COUNTS, "first_last_layers_bf16"), "model"),
-    **dict.fromkeys(
-        ("fp8_param_gather", "fp4_param_gather", "reuse_grad_buf_for_mxfp8_param_ag"), "ddp"
-    ),
-}
+
+
+def _owner_of_each_field() -> dict[str, str]:
+    owner_of: dict[str, str] = {}
+    for name, field in FIELDS.items():
+        if field.subject is SCALER:
+            owner_of[name] = "optimizer"
+    for name, field in FIELDS.items():
+        if field.family and field.twin is None and "recipe" not in name:
+            owner_of[name] = "model"
+    for name in (*LAYER_COUNTS, "first_last_layers_bf16"):
+        owner_of[name] = "model"
+    for name in ("fp8_param_gather", "fp4_param_gather", "reuse_grad_buf_for_mxfp8_param_ag"):
+        owner_of[name] = "ddp"
+    return owner_of
+
+
+OWNER_OF = _owner_of_each_field()
 """Field that an owner keeps where it is unstated -> that owner; an unstated scheme reads as at the peer."""

@@ -34,15 +34,18 @@ from bridge.registry.registry import (
 )
 
 SCHEME = "recipes"
+"""Scheme of the entry on Hydra's search path: ``recipes://``."""
 
 
 def register_group(*recipes_from: str) -> None:
     """Make the registered recipes options of the group `mixed_precision` in every composition from now on."""
     load_recipes_from(recipes_from)
-    names = []
+    names: list[str] = []
     for name in recipes_from:
-        is_file = name.endswith(".py")
-        names.append(str(Path(name).expanduser().resolve()) if is_file else name)
+        if name.endswith(".py"):
+            names.append(str(Path(name).expanduser().resolve()))
+        else:
+            names.append(name)
     RecipeSearchPath.recipes_from = tuple(names)
     Plugins.instance().register(RecipeSource)
     Plugins.instance().register(RecipeSearchPath)
@@ -55,9 +58,8 @@ def own_environment() -> Iterator[None]:
     try:
         yield
     finally:
-        for key in (
-            os.environ.keys() - before.keys()
-        ):  # not `clear`: the compiler of the kernel runs in a thread
+        # Not `clear`: the compiler of the kernel runs in a thread.
+        for key in os.environ.keys() - before.keys():
             del os.environ[key]
         os.environ.update(before)
 
@@ -68,7 +70,7 @@ def _set_since(before: Mapping[str, str]) -> dict[str, str]:
 
 
 def _option(config_path: str) -> str:
-    """Return the option of the group `mixed_precision` that a config path stands for, "" for another path."""
+    """Return the option of the group `mixed_precision` that a config path names; empty for another path."""
     group, _, option = config_path.rpartition("/")
     if group != GROUP:
         return ""
@@ -76,7 +78,7 @@ def _option(config_path: str) -> str:
 
 
 def recipe_name(config_path: str) -> str | None:
-    """Return the canonical name of the registered recipe that a config path stands for, or None."""
+    """Return the canonical name of the registered recipe that a config path names; None for another path."""
     name = _option(config_path)
     if not name or name not in REGISTRY:  # another group's path does not load the registry
         return None
@@ -84,7 +86,7 @@ def recipe_name(config_path: str) -> str | None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Made:
+class _MadeRecipe:
     """A recipe as the registry made it."""
 
     recipe: Recipe
@@ -102,7 +104,7 @@ class RecipeSource(ConfigSource):
     def __init__(self, provider: str, path: str) -> None:
         super().__init__(provider, path)
         load_recipes_from(filter(None, self.path.split(os.pathsep)))
-        self.made: dict[str, Made] = {}
+        self.made: dict[str, _MadeRecipe] = {}
         """Canonical name -> the recipe as it was made last."""
 
     def __reduce__(self) -> tuple[type[RecipeSource], tuple[str, str]]:
@@ -113,7 +115,7 @@ class RecipeSource(ConfigSource):
 
     @staticmethod
     def scheme() -> str:
-        """Return what stands before ``://``."""
+        """Return the scheme of the entry, the text before ``://``."""
         return SCHEME
 
     def available(self) -> bool:
@@ -130,10 +132,10 @@ class RecipeSource(ConfigSource):
         Hydra's ConfigStore is last on the search path; a node that the application keeps there is not hidden.
         """
         option = _option(config_path)
-        if (
-            not option
-            or ConfigStore.instance().get_type(f"{GROUP}/{option}.yaml") == ObjectType.CONFIG
-        ):
+        if not option:
+            return False
+        stored = ConfigStore.instance().get_type(f"{GROUP}/{option}.yaml")
+        if stored == ObjectType.CONFIG:
             return False
         return is_auto(option) or option in REGISTRY
 
@@ -160,7 +162,7 @@ class RecipeSource(ConfigSource):
         os.environ.update(made.variables)
         return made.config
 
-    def _make(self, name: str) -> Made:
+    def _make(self, name: str) -> _MadeRecipe:
         """Return a recipe, made once unless its name is registered again.
 
         Its environment variables are only noted: a sweep composes all of its jobs before the first one runs.
@@ -170,7 +172,7 @@ class RecipeSource(ConfigSource):
             return self.made[name]
         with own_environment():
             before = dict(os.environ)
-            self.made[name] = Made(
+            self.made[name] = _MadeRecipe(
                 recipe=recipe, config=REGISTRY.get(name), variables=_set_since(before)
             )
         return self.made[name]

@@ -18,25 +18,33 @@ from bridge.rules.inert import inert_fields
 
 OF_THE_MODE = ("params_dtype", "pipeline_dtype", "autocast_dtype")
 """Dtypes that are those of the mode where nothing states them."""
-SECOND_NAMES = tuple(
-    name for name, field in FIELDS.items() if field.twin is not None and not field.leads
-)
+
+
+def _second_names() -> tuple[str, ...]:
+    names: list[str] = []
+    for name, field in FIELDS.items():
+        if field.twin is not None and not field.leads:
+            names.append(name)
+    return tuple(names)
+
+
+SECOND_NAMES = _second_names()
 """Second names of settings that have two."""
 LONGEST = 3
 """Fields that a label without a recipe still lists by themselves."""
 
 
 def nearest_label(config: PrecisionConfig) -> str:
-    """Return the label of a config; one that states many fields without a recipe's name is named by the nearest."""
+    """Return the label of a config; many fields without a recipe's name are named by the nearest recipe."""
     if recipe_name(config) is not None or len(config.stated) <= LONGEST:
         return label_of(config)
     name = nearest_recipe(config)
     if name is None:
         return label_of(config)
-    found = differing_fields(config, _made(name))
-    if not found:
+    differing = differing_fields(config, _quiet_recipe(name))
+    if not differing:
         return name
-    return f"{name}, but {fields_in_words(config, found)}"
+    return f"{name}, but {fields_in_words(config, differing)}"
 
 
 def label_of_owners(model: Mapping[str, Any]) -> str:
@@ -54,40 +62,44 @@ def label_of_owners(model: Mapping[str, Any]) -> str:
 
 
 def nearest_recipe(config: PrecisionConfig) -> str | None:
-    """Return the recipe of the same mode, format and scheme with the fewest other differences; None: there is none."""
-    nearest, fewest = None, 0
+    """Return the name of the recipe of the same mode, format and scheme with the fewest other differences.
+
+    It is None where no recipe has the same mode, format and scheme.
+    """
+    nearest: str | None = None
+    fewest = 0
     for recipe in REGISTRY.recipes():
-        made = _made(recipe.name)
-        if not compute_alike(made, config):
+        other = _quiet_recipe(recipe.name)
+        if not compute_alike(other, config):
             continue
-        number = len(differing_fields(config, made))
-        if nearest is None or number < fewest:
-            nearest, fewest = recipe.name, number
+        count = len(differing_fields(config, other))
+        if nearest is None or count < fewest:
+            nearest, fewest = recipe.name, count
     return nearest
 
 
 def differing_fields(config: PrecisionConfig, recipe: PrecisionConfig) -> list[str]:
-    """Return the fields that act in one of two runs and read otherwise there, in order of declaration."""
+    """Return the fields whose values differ and act in either run, in order of declaration."""
     without_effect = inert_fields(config).keys() & inert_fields(recipe).keys()
     ignored = {*MODE_SWITCHES, *SECOND_NAMES, *without_effect}
-    found = []
+    differing: list[str] = []
     for name in field_names(config):
         if name not in ignored and _reading(config, name) != _reading(recipe, name):
-            found.append(name)
-    return found
+            differing.append(name)
+    return differing
 
 
-def _made(name: str) -> PrecisionConfig:
+def _quiet_recipe(name: str) -> PrecisionConfig:
     """Return a recipe for a comparison, without the warnings of its function."""
     with warnings.catch_warnings(action="ignore", category=BridgeWarning):
         return REGISTRY.get(name)
 
 
-def compute_alike(one: PrecisionConfig, other: PrecisionConfig) -> bool:
+def compute_alike(first: PrecisionConfig, second: PrecisionConfig) -> bool:
     """Return whether two configs have the same mode, low-precision format and scaling scheme."""
-    if mode_of(one) != mode_of(other) or low_format_of(one) != low_format_of(other):
+    if mode_of(first) != mode_of(second) or low_format_of(first) != low_format_of(second):
         return False
-    return scheme_of(one) == scheme_of(other)
+    return scheme_of(first) == scheme_of(second)
 
 
 def _reading(config: PrecisionConfig, name: str) -> object:

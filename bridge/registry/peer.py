@@ -46,60 +46,79 @@ def is_peer_config(value: object) -> TypeGuard[PeerConfig]:
 def from_peer(config: PeerConfig, recipes: Iterable[PrecisionConfig] = ()) -> MixedPrecisionConfig:
     """Return the config that an object of Megatron Bridge's class describes.
 
-    Stated are the mode switches, the scheme of a format that is on, both counts of kept layers where one was given, and
-    every other field away from the peer's default. Of an object that was made from one of `recipes` every field is
-    stated that differs from the recipe. In any other object a default may have been given: the field is `untold`.
+    The object does not say which fields were stated. Stated are:
+
+    - the mode switches, and the scheme of a format that is on;
+    - both counts of kept layers where either is away from the peer's default;
+    - every other field away from the peer's default;
+    - of an object that was made from a recipe, every field that differs from the recipe.
+
+    In an object that was made from no recipe a default may have been stated: such a field is
+    `untold`.
+
+    Args:
+        config: The object.
+        recipes: Recipes that it may have been made from.
+
+    Raises:
+        UnknownFieldError: A field away from its default that has no counterpart here.
     """
-    values: dict[str, Any] = {}
-    given: set[str] = set()
-    for field in dataclasses.fields(config):
-        values[field.name] = getattr(config, field.name)
-        if values[field.name] != default_of(field) or field.name in MODE_SWITCHES:
-            given.add(field.name)
-    for family in ("fp8", "fp4"):
-        if values.get(family):
-            given.add(f"{family}_recipe")
-    if given.intersection(LAYER_COUNTS):
-        given.update(LAYER_COUNTS)
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    stated = _away_from_default(config, values)
     changed = _changed_in_recipe(values, recipes)
     if changed is not None:
-        given.update(changed)
-    given.difference_update(FOLLOWING)
+        stated.update(changed)
+    stated.difference_update(FOLLOWING)
     known = field_names(MixedPrecisionConfig)
-    unknown = given.difference(known)
+    unknown = stated.difference(known)
     if unknown:
         name = min(unknown)
         rule = "is a field of Megatron Bridge's config that has no counterpart here"
         raise UnknownFieldError(
             f"mixed_precision.{name}: {rule}, got {values[name]!r:.80}. Leave it at its default."
         )
-    stated = {name: values[name] for name in known if name in given}
-    made = MixedPrecisionConfig().override(SOURCE, **stated)
+    in_order = {name: values[name] for name in known if name in stated}
+    precision = MixedPrecisionConfig().override(SOURCE, **in_order)
     if changed is None:
-        mark_untold(made, frozenset(values) - given - {*FOLLOWING})
-    return made
+        mark_untold(precision, frozenset(values) - stated - {*FOLLOWING})
+    return precision
+
+
+def _away_from_default(config: PeerConfig, values: Mapping[str, Any]) -> set[str]:
+    """Return the fields that count as stated by their values alone."""
+    stated: set[str] = set()
+    for field in dataclasses.fields(config):
+        if values[field.name] != default_of(field) or field.name in MODE_SWITCHES:
+            stated.add(field.name)
+    for family in ("fp8", "fp4"):
+        if values.get(family):
+            stated.add(f"{family}_recipe")
+    if stated.intersection(LAYER_COUNTS):
+        stated.update(LAYER_COUNTS)
+    return stated
 
 
 def _changed_in_recipe(
     values: Mapping[str, Any], recipes: Iterable[PrecisionConfig]
 ) -> list[str] | None:
-    """Return the fields that differ from the recipe that an object was made from; None where it is like no recipe.
+    """Return the fields that differ from the recipe that an object was made from.
 
-    It is like a recipe that it differs from in fewer than half as many fields as the recipe states of its own.
+    It is made from the recipe that differs in the fewest fields, and in fewer than half as many as
+    the recipe has away from their defaults. Without such a recipe the answer is None.
     """
     nearest: list[str] | None = None
     for recipe in recipes:
-        stated = stated_values(recipe)
-        away_from_default = [
-            name for name, value in stated.items() if value != FIELDS[name].default
-        ]
-        changed = []
+        count = 0
+        for name, value in stated_values(recipe).items():
+            if value != FIELDS[name].default:
+                count += 1
+        changed: list[str] = []
         for name, value in values.items():
             if name not in FIELDS or name in FOLLOWING:
                 continue
             if check_value(recipe, name, value) != field_value(recipe, name):
                 changed.append(name)
-        is_alike = 2 * len(changed) < len(away_from_default)
+        is_alike = 2 * len(changed) < count
         if is_alike and (nearest is None or len(changed) < len(nearest)):
             nearest = changed
     return nearest

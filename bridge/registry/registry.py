@@ -13,7 +13,6 @@ the built-in ones too), or from a module or file named in `BRIDGE_RECIPES` or in
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
 import hashlib
@@ -22,7 +21,6 @@ import importlib.util
 import inspect
 import logging
 import os
-import re
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, MutableMapping
@@ -43,6 +41,12 @@ from bridge.errors import (
 )
 from bridge.precision.statements import mark_recipe
 from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.definition import (
+    Place,
+    RecipeFunction,
+    is_same_definition,
+    require_no_arguments,
+)
 from bridge.registry.peer import PeerConfig, from_peer, is_peer_config
 
 ENVIRONMENT_VARIABLE = "BRIDGE_RECIPES"
@@ -61,7 +65,6 @@ Source: scripts/performance/utils/precision.py, 2026-08-22; its other short name
 
 log = logging.getLogger(__name__)
 
-RecipeFunction = Callable[[], MixedPrecisionConfig]
 F = TypeVar("F", bound=RecipeFunction)
 Words: TypeAlias = str | Iterable[str]
 """One word, or several."""
@@ -72,7 +75,7 @@ _being_made: ContextVar[tuple[str, ...]] = ContextVar("_being_made", default=())
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """One registered recipe."""
+    """A registered recipe."""
 
     name: str
     function: RecipeFunction
@@ -87,22 +90,22 @@ class Recipe:
     @property
     def place(self) -> str:
         """``file:line`` of the function."""
-        file, line = _source(self.function)
-        return ":".join(str(part) for part in (file, line) if part is not None) or repr(
-            self.function
-        )
+        return str(Place.of(self.function))
 
 
 def load_recipes_from(names: str | Iterable[str], *, key: str = "recipes_from") -> None:
-    """Import modules or files, dotted names or paths of ``.py``, so that the recipes they register are known.
+    """Import modules or files, so that the recipes that they register are known.
 
-    RecipeSourceError, which names `key`, where there is none or it failed to load.
+    Args:
+        names: Dotted names of modules, or paths of ``.py`` files.
+        key: The setting that names them, for messages.
+
+    Raises:
+        RecipeSourceError: There is no such module or file, or it failed to load.
     """
-    sources = [names] if isinstance(names, str) else list(names)
-    for name in sources:
-        is_file = name.endswith(".py") or os.sep in name
+    for name in _words(names):
         try:
-            if is_file:
+            if name.endswith(".py") or os.sep in name:
                 _import_file(Path(name).expanduser())
             else:
                 importlib.import_module(name)
@@ -117,7 +120,7 @@ def load_recipes_from(names: str | Iterable[str], *, key: str = "recipes_from") 
             remedy = "Give a module that can be imported, or the path of a .py file."
             raise RecipeSourceError(f"{key}: there is no module {name!r}. {remedy}") from None
         except BridgeError:
-            raise  # says by itself what is wrong and where
+            raise  # its message names the fault and the place
         except (Exception, SystemExit) as error:
             why = f"{type(error).__name__}: {error}"
             raise RecipeSourceError(
@@ -126,9 +129,11 @@ def load_recipes_from(names: str | Iterable[str], *, key: str = "recipes_from") 
 
 
 def _import_file(path: Path) -> None:
+    """Import a file under a name of its own; nothing for a file that is imported already."""
     path = path.resolve()
-    if any(getattr(module, "__file__", None) == str(path) for module in list(sys.modules.values())):
-        return  # the file is a module that is already there
+    for module in list(sys.modules.values()):
+        if getattr(module, "__file__", None) == str(path):
+            return
     name = f"{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None or not path.is_file():
@@ -143,7 +148,7 @@ def _import_file(path: Path) -> None:
 
 
 class Registry:
-    """Named recipes. Every lookup makes a fresh config.
+    """Recipes by their names. Every lookup makes a fresh config.
 
     Installed plugins and what `BRIDGE_RECIPES` names are loaded once, on first use. A source that fails is logged and
     does not stop the others.
@@ -158,9 +163,8 @@ class Registry:
         self._lock = threading.RLock()
 
     def _load(self) -> None:
-        with (
-            self._lock
-        ):  # other threads wait for the first; what it loads may itself look recipes up
+        # Other threads wait for the first. A source that is loaded may itself look recipes up.
+        with self._lock:
             if self._is_loaded:
                 return
             self._is_loaded = True
@@ -177,14 +181,12 @@ class Registry:
         try:
             load()
         except (Exception, SystemExit) as error:  # noqa: BLE001  a plugin may fail in any way
-            why = (
-                str(error) if isinstance(error, BridgeError) else f"{type(error).__name__}: {error}"
-            )
+            why = f"{type(error).__name__}: {error}"
+            if isinstance(error, BridgeError):
+                why = str(error)
             self.broken[source] = why
-            self._recipes, self._aliases = (
-                recipes,
-                aliases,
-            )  # the first half of a plugin may need its second
+            # The first half of a plugin may need its second.
+            self._recipes, self._aliases = recipes, aliases
             log.warning("Recipes not loaded: %s: %s", source, why)
 
     @overload
@@ -229,7 +231,7 @@ class Registry:
             raise RecipeSourceError(
                 f"@register: takes a function with a name, got {function!r}. Use @register(name='...')."
             )
-        _require_no_arguments(function, name)
+        require_no_arguments(function, name)
         recipe = Recipe(
             name=canonical(name),
             function=_signed(function, canonical(name)),
@@ -247,12 +249,12 @@ class Registry:
                     rule = "a name is made of letters, digits and underscores"
                     raise RecipeSourceError(f"Recipe {name!r} ({recipe.place}): {rule}. Rename it.")
                 other = self._recipes.get(self._aliases.get(name, name))
-                if other is not None and not _same_definition(other.function, recipe.function):
+                if other is not None and not is_same_definition(other.function, recipe.function):
                     raise DuplicateRecipeError(name, (other.place, recipe.place))
             self._recipes[recipe.name] = recipe
-            self._aliases = self._aliases_without(recipe.name) | dict.fromkeys(
-                recipe.aliases, recipe.name
-            )
+            self._aliases = self._aliases_without(recipe.name)
+            for alias in recipe.aliases:
+                self._aliases[alias] = recipe.name
 
     def remove(self, name: str) -> None:
         """Take a recipe and its aliases out again; UnknownRecipeError for an unknown name."""
@@ -265,26 +267,31 @@ class Registry:
         return {alias: target for alias, target in self._aliases.items() if target != name}
 
     def recipe(self, name: str) -> Recipe:
-        """Return the recipe of that name or alias, in either spelling; UnknownRecipeError where there is none."""
+        """Return the recipe of a name or alias, in either spelling; UnknownRecipeError for an unknown name."""
         self._load()
         wanted = canonical(name)
-        found = self._recipes.get(self._aliases.get(wanted, wanted))
-        if found is None:
-            if wanted in NOT_ALIASES:
-                raise UnknownRecipeError(
-                    f"Unknown mixed-precision recipe {name!r}. {NOT_ALIASES[wanted]}"
-                )
-            matches = close_matches(name, [*self._recipes, *self._aliases])
-            words = [
-                f"Unknown mixed-precision recipe {name!r}.",
-                did_you_mean(matches),
-                self.where_listed,
-            ]
-            raise UnknownRecipeError(" ".join(filter(None, words)), matches)
-        return found
+        recipe = self._recipes.get(self._aliases.get(wanted, wanted))
+        if recipe is None:
+            raise self._unknown(name)
+        return recipe
+
+    def _unknown(self, name: str) -> UnknownRecipeError:
+        """Return the error about a name that no recipe has."""
+        sentence = f"Unknown mixed-precision recipe {name!r}."
+        remedy = NOT_ALIASES.get(canonical(name))
+        if remedy is not None:
+            return UnknownRecipeError(f"{sentence} {remedy}")
+        matches = close_matches(name, [*self._recipes, *self._aliases])
+        sentences = [sentence, did_you_mean(matches), self.where_listed]
+        return UnknownRecipeError(" ".join(filter(None, sentences)), matches)
 
     def get(self, name: str) -> MixedPrecisionConfig:
-        """Return a fresh config of the recipe `name`."""
+        """Return a fresh config of a recipe.
+
+        Raises:
+            UnknownRecipeError: No such recipe.
+            RecipeSourceError: The recipe asks for itself, or its function returns no config.
+        """
         recipe = self.recipe(name)
         outer = _being_made.get()
         if recipe.name in outer:
@@ -303,8 +310,8 @@ class Registry:
             _being_made.reset(token)
         if not isinstance(config, MixedPrecisionConfig):
             raise RecipeSourceError(
-                f"Recipe {recipe.name!r} ({recipe.place}): must return a MixedPrecisionConfig, got {config!r}. "
-                "Return one from the decorated function."
+                f"Recipe {recipe.name!r} ({recipe.place}): must return a MixedPrecisionConfig, "
+                f"got {config!r}. Return one from the decorated function."
             )
         return config
 
@@ -326,12 +333,15 @@ class Registry:
 
     @property
     def where_listed(self) -> str:
-        """How to list the recipes, and how to add some, as the end of a sentence that misses one."""
-        return f"`precision-bridge recipes` lists all {len(self.names())}; {ENVIRONMENT_VARIABLE}=FILE.py adds yours."
+        """How to list the recipes and how to add some, as a sentence."""
+        count = len(self.names())
+        return f"`precision-bridge recipes` lists all {count}; {ENVIRONMENT_VARIABLE}=FILE.py adds yours."
 
     def __contains__(self, name: object) -> bool:
         self._load()
-        wanted = canonical(name) if isinstance(name, str) else ""
+        if not isinstance(name, str):
+            return False
+        wanted = canonical(name)
         return wanted in self._recipes or wanted in self._aliases
 
 
@@ -375,26 +385,19 @@ class RecipeMapping(MutableMapping[str, RecipeFunction]):
 
 
 def canonical(name: str) -> str:
-    """Return the one spelling of a recipe's name: lower case, underscores for hyphens."""
+    """Return the canonical spelling of a recipe's name: lower case, underscores for hyphens."""
     return name.strip().lower().replace("-", "_")
 
 
 def _words(words: Words) -> tuple[str, ...]:
-    return (words,) if isinstance(words, str) else tuple(words)
-
-
-def _source(function: RecipeFunction) -> tuple[Path | None, int | None]:
-    """Return file and first line of a function; None for what has neither, a notebook's cell without lines say."""
-    file = None
-    with contextlib.suppress(
-        OSError, SyntaxError, TypeError
-    ):  # TypeError: a callable that is no function
-        file = Path(inspect.getfile(inspect.unwrap(function)))
-        return file, inspect.getsourcelines(inspect.unwrap(function))[1]
-    return file, None
+    if isinstance(words, str):
+        return (words,)
+    return tuple(words)
 
 
 def _signed(function: RecipeFunction, name: str) -> RecipeFunction:
+    """Return the function with configs that are fresh and know the recipe's name."""
+
     @functools.wraps(function)
     def recipe(*args: Any, **options: Any) -> MixedPrecisionConfig:
         config = function(*args, **options)
@@ -404,49 +407,6 @@ def _signed(function: RecipeFunction, name: str) -> RecipeFunction:
         return config
 
     return recipe
-
-
-def _same_definition(one: RecipeFunction, two: RecipeFunction) -> bool:
-    """Return whether the two functions come from one `def` that was run more than once."""
-    one, two = inspect.unwrap(one), inspect.unwrap(two)
-    if one is two:
-        return True
-    first_file, first_line = _source(one)
-    second_file, second_line = _source(two)
-    if first_file is None or second_file is None:
-        return False
-    if one.__qualname__ != two.__qualname__ or "<lambda>" in one.__qualname__:
-        return False
-    if one.__defaults__ != two.__defaults__ or _captured(one) != _captured(two):
-        return False  # one `def` in a loop or a factory
-    if not second_file.is_file():  # a notebook cell or an interactive prompt
-        return one.__module__ == two.__module__
-    if first_file.resolve() != second_file.resolve():
-        return not first_file.is_file() and one.__module__ == two.__module__
-    if second_line is not None and first_line == second_line:
-        return True
-    text = second_file.read_text(encoding="utf-8")  # edited and loaded again, or there twice?
-    definitions = re.findall(rf"^[ \t]*def {two.__name__}\b", text, re.MULTILINE)
-    return len(definitions) < 2
-
-
-def _captured(function: RecipeFunction) -> list[object]:
-    """Return the values that a function took from the function around it."""
-    return [cell.cell_contents for cell in function.__closure__ or ()]
-
-
-def _require_no_arguments(function: RecipeFunction, name: str) -> None:
-    needed = []
-    for parameter in inspect.signature(function).parameters.values():
-        is_optional = parameter.default is not parameter.empty
-        if not is_optional and parameter.kind not in (
-            parameter.VAR_POSITIONAL,
-            parameter.VAR_KEYWORD,
-        ):
-            needed.append(parameter.name)
-    if needed:
-        rule = f"is called without arguments, and needs {', '.join(needed)}"
-        raise RecipeSourceError(f"Recipe {name!r}: {rule}. Give them defaults.")
 
 
 BUILT_IN = "precision_bridge_recipes."

@@ -30,8 +30,9 @@ from bridge.precision.statements import is_stated, recipe_name, stated_values
 from bridge.precision.values import plain
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config, is_auto
+from bridge.rules.sync_row import SyncRow
 from bridge.sync.owner import Owner, OwnerValues, same
-from bridge.sync.prediction import plan
+from bridge.sync.plan import plan
 
 SWITCHED = tuple(name for name, field in FIELDS.items() if field.is_live)
 """Fields of the model config that decide again in every forward pass.
@@ -43,26 +44,33 @@ _UNREAD = frozenset({("optimizer", "fp8_recipe")})
 """Read when the optimizer is made, and about weights stored in FP8 only: (role, attribute)."""
 
 _MODULES = ("model", "quant_recipe")
+"""The attribute that holds `modules`: (role, attribute)."""
 _LISTED = 3
+"""Settings that a refusal lists; the others are counted."""
 _KEYS = ("until", "recipe")
 _WHERE = "precision_schedule"
+_Values = Mapping[tuple[str, str], Any]
+"""(role, attribute) -> value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """Consecutive steps in one precision."""
+    """Consecutive steps in the same precision."""
 
     number: int
+    """The phase's number, from 1."""
     first: int
+    """The first step, from 1."""
     last: int
+    """The last step."""
     precision: MixedPrecisionConfig
     values: Mapping[str, Any]
     """Field of the model config, one of `SWITCHED` -> its value in this phase."""
 
     def __str__(self) -> str:
-        steps = (
-            f"step {self.first}" if self.first == self.last else f"steps {self.first}-{self.last}"
-        )
+        steps = f"steps {self.first}-{self.last}"
+        if self.first == self.last:
+            steps = f"step {self.first}"
         return f"{steps}: {label_of(self.precision)}"
 
 
@@ -101,18 +109,24 @@ class PrecisionSchedule:
         ddp: DdpOwner | None = None,
     ) -> None:
         given = {"model": model, "optimizer": optimizer, "ddp": ddp}
-        owners = [
-            Owner(role, target).read() for role, target in given.items() if target is not None
-        ]
-        own = get_mixed_precision_config(precision) if precision is not None else None
-        self.phases = planned_phases(rows, own, owners, train_iters=train_iters)
+        owners: list[OwnerValues] = []
+        for role, target in given.items():
+            if target is not None:
+                owners.append(Owner(role, target).read())
+        first = None
+        if precision is not None:
+            first = get_mixed_precision_config(precision)
+        self.phases = planned_phases(rows, first, owners, train_iters=train_iters)
         self.rows = [dict(row) for row in rows]
         self._model = model
         self._entered: Phase | None = None
 
     def phase_at(self, step: int) -> Phase:
-        """Return the phase of a step, the last one for steps beyond the end."""
-        return next((phase for phase in self.phases if step <= phase.last), self.phases[-1])
+        """Return the phase of a step, the last phase for steps beyond the end."""
+        for phase in self.phases:
+            if step <= phase.last:
+                return phase
+        return self.phases[-1]
 
     def models(self) -> list[Any]:
         """Return a copy of the model config for each phase."""
@@ -124,7 +138,7 @@ class PrecisionSchedule:
         return copies
 
     def bind(self, model: Any) -> None:
-        """Write into this model config from now on: the copy that the model was built with, for example."""
+        """Write into another model config from now on: the copy that the model was built with, for example."""
         self._model, self._entered = model, None
 
     def apply(self, step: int) -> Phase | None:
@@ -137,9 +151,8 @@ class PrecisionSchedule:
             The phase that begins or is continued with this call, None where the last call left off in it.
         """
         if not isinstance(step, int) or isinstance(step, bool) or step < 1:
-            raise PrecisionTypeError.of(
-                "step", "must be the number of a step, from 1 on", step, "Count from 1."
-            )
+            rule = "must be the number of a step, from 1 on"
+            raise PrecisionTypeError.of("step", rule, step, "Count from 1.")
         phase = self.phase_at(step)
         if phase is self._entered:
             return None
@@ -156,6 +169,7 @@ class PrecisionSchedule:
 
 
 def _checked(rows: Any) -> list[dict[str, Any]]:
+    """Return the rows of a schedule; RunConfigError where they describe none."""
     if not isinstance(rows, list | tuple) or len(rows) < 2:
         remedy = "Write [{until: 0.9}, {recipe: bf16_mixed}]."
         raise RunConfigError.of(_WHERE, "must be a list of at least two phases", rows, remedy)
@@ -163,48 +177,59 @@ def _checked(rows: Any) -> list[dict[str, Any]]:
         path = f"{_WHERE}, phase {number}"
         if not hasattr(row, "keys"):
             raise RunConfigError.of(path, "must be a mapping", row, f"Write {{{_KEYS[0]}: 0.9}}.")
-        known = _KEYS if number == 1 else (*_KEYS, *FIELD_DEFAULTS)
-        unknown = [key for key in row if key not in known]
-        if unknown:
-            hint = (
-                did_you_mean(close_matches(str(unknown[0]), known))
-                or f"A phase has {' and '.join(_KEYS)}."
-            )
-            if unknown[0] in FIELD_DEFAULTS:
-                hint = f"The first phase is the run's own precision: state mixed_precision.{unknown[0]}."
-            raise RunConfigError.of(path, "no such key of this phase", unknown[0], hint)
-        is_last = number == len(rows)
-        if is_last == (row.get("until") is not None):
-            rule = (
-                "the last phase lasts to the end of the run"
-                if is_last
-                else "needs until, the end of the phase"
-            )
-            raise RunConfigError.of(
-                f"{path}, until", rule, row.get("until"), "Drop it." if is_last else "State it."
-            )
-        if number > 1 and row.get("recipe") is None:
-            raise RunConfigError.of(
-                f"{path}, recipe", "a later phase needs a recipe", None, "Name one."
-            )
-        if is_auto(row.get("recipe")):
-            raise RunConfigError.of(
-                f"{path}, recipe", "a phase needs the name of a recipe", "auto", "Name one."
-            )
+        _require_known_keys(row, path, is_first=number == 1)
+        _require_until(row, path, is_last=number == len(rows))
+        recipe = row.get("recipe")
+        if number > 1 and recipe is None:
+            rule = "a later phase needs a recipe"
+            raise RunConfigError.of(f"{path}, recipe", rule, None, "Name one.")
+        if is_auto(recipe):
+            rule = "a phase needs the name of a recipe"
+            raise RunConfigError.of(f"{path}, recipe", rule, "auto", "Name one.")
     return list(rows)
 
 
+def _require_known_keys(row: Mapping[str, Any], path: str, *, is_first: bool) -> None:
+    """Refuse a key that the phase does not have: fields of a precision stand in later phases alone."""
+    known: tuple[str, ...] = (*_KEYS, *FIELD_DEFAULTS)
+    if is_first:
+        known = _KEYS
+    for key in row:
+        if key in known:
+            continue
+        hint = did_you_mean(close_matches(str(key), known))
+        if key in FIELD_DEFAULTS:
+            hint = f"The first phase is the run's own precision: state mixed_precision.{key}."
+        elif not hint:
+            hint = f"A phase has {' and '.join(_KEYS)}."
+        raise RunConfigError.of(path, "no such key of this phase", key, hint)
+
+
+def _require_until(row: Mapping[str, Any], path: str, *, is_last: bool) -> None:
+    """Refuse a phase without an end, and the last phase with an end."""
+    until = row.get("until")
+    if is_last and until is not None:
+        rule = "the last phase lasts to the end of the run"
+        raise RunConfigError.of(f"{path}, until", rule, until, "Drop it.")
+    if not is_last and until is None:
+        rule = "needs until, the end of the phase"
+        raise RunConfigError.of(f"{path}, until", rule, until, "State it.")
+
+
 def _last_step(until: Any, path: str, *, after: int, train_iters: int) -> int:
+    """Return the last step of a phase by its `until`, a share of the steps or the number of a step."""
     is_share = isinstance(until, float) and 0 < until < 1
     if not is_share and (not isinstance(until, int) or isinstance(until, bool)):
-        raise RunConfigError.of(
-            path, "must be a share of the steps (0 to 1) or a step", until, "Write 0.9 or 900."
-        )
-    last = round(until * train_iters) if is_share else int(until)
+        rule = "must be a share of the steps (0 to 1) or a step"
+        raise RunConfigError.of(path, rule, until, "Write 0.9 or 900.")
+    last = int(until)
+    shown = until
+    if is_share:
+        last = round(until * train_iters)
+        shown = f"{until!r}, which is step {last}"
     if not after < last < train_iters:
         rule = f"must end after step {after} and before step {train_iters}, the last one (train.train_iters)"
-        got = f"{until!r}, which is step {last}" if is_share else until
-        raise RunConfigError(f"{path}: {rule}, got {got}. Choose another step, or drop a phase.")
+        raise RunConfigError(f"{path}: {rule}, got {shown}. Choose another step, or drop a phase.")
     return last
 
 
@@ -215,43 +240,83 @@ def planned_phases(
     *,
     train_iters: int,
 ) -> tuple[Phase, ...]:
-    """Return the phases, each planned onto the owners and held against the first, as `PrecisionSchedule` does."""
+    """Return the phases, each planned onto the owners and compared with the first.
+
+    Args:
+        rows: As for `PrecisionSchedule`.
+        own: The run's own precision, that of the first phase.
+        owners: The configs of the run.
+        train_iters: Steps of the whole run.
+
+    Raises:
+        RunConfigError: Rows that describe no schedule.
+        SyncCheckError: A phase needs another value of a field that is fixed once the model is built.
+    """
     if own is None:
         remedy = "Name the recipe of the first phase with mixed_precision."
         raise RunConfigError.of(_WHERE, "needs a recipe of the run", None, remedy)
     rows = _checked(rows)
     phases: list[Phase] = []
-    built: dict[tuple[str, str], Any] = {}
+    built: _Values = {}
     after = 0
     for number, row in enumerate(rows, start=1):
-        precision, last = _precision(row, own, number), train_iters
+        precision = _precision(row, own, number)
+        last = train_iters
         if number < len(rows):
             path = f"{_WHERE}, phase {number}, until"
             last = _last_step(row["until"], path, after=after, train_iters=train_iters)
         precision.finalize()
-        planned = [one for one in plan(precision, owners, is_last=True) if one.verdict != "absent"]
-        values = {(one.owner, one.attribute): one.new for one in planned}
+        planned = _planned(precision, owners)
+        values = {(sync_row.owner, sync_row.attribute): sync_row.new for sync_row in planned}
         built = built or values
-        chosen = [
-            one.training for one in matchers_in(built.get(_MODULES)) if one.training is not None
-        ]
-        is_high = not any(one.chooses_in_high for one in chosen)
-        if not scheme_of(precision) and not is_stated(precision, "modules") and is_high:
-            values.pop(_MODULES, None)  # what it chooses acts under FP8 or FP4 alone
-        switched = {name: values["model", name] for name in SWITCHED if ("model", name) in values}
-        phases.append(
-            Phase(number=number, first=after + 1, last=last, precision=precision, values=switched)
+        if _leaves_modules_open(precision, built):
+            values.pop(_MODULES, None)
+        phase = Phase(
+            number=number,
+            first=after + 1,
+            last=last,
+            precision=precision,
+            values=_switched(values),
         )
-        _refuse_what_no_config_holds(own, precision, {one.field for one in planned}, number=number)
-        _refuse_what_is_fixed(built, values, phases[-1])
+        phases.append(phase)
+        held = {sync_row.field for sync_row in planned}
+        _refuse_what_no_config_holds(own, precision, held, number=number)
+        _refuse_what_is_fixed(built, values, phase)
         after = last
     return tuple(phases)
+
+
+def _planned(precision: MixedPrecisionConfig, owners: Sequence[OwnerValues]) -> list[SyncRow]:
+    """Return the rows of a plan whose attribute is there."""
+    rows: list[SyncRow] = []
+    for row in plan(precision, owners, is_last=True):
+        if row.verdict != "absent":
+            rows.append(row)
+    return rows
+
+
+def _switched(values: _Values) -> dict[str, Any]:
+    """Return the fields of the model config that decide again in every forward pass, with their values."""
+    return {name: values["model", name] for name in SWITCHED if ("model", name) in values}
+
+
+def _leaves_modules_open(precision: MixedPrecisionConfig, built: _Values) -> bool:
+    """Return whether the modules that the model is built with have no effect in a phase.
+
+    They act under FP8 or FP4 alone, unless a matcher chooses a scheme in high precision.
+    """
+    if scheme_of(precision) or is_stated(precision, "modules"):
+        return False
+    for matcher in matchers_in(built.get(_MODULES)):
+        if matcher.training is not None and matcher.training.chooses_in_high:
+            return False
+    return True
 
 
 def _precision(
     row: Mapping[str, Any], own: MixedPrecisionConfig, number: int
 ) -> MixedPrecisionConfig:
-    """Return the precision of a phase: the run's own in the first, a recipe with the fields stated over it later."""
+    """Return the precision of a phase: the run's own, or later a recipe with the fields stated over it."""
     name: Any = row.get("recipe")
     path = f"{_WHERE}, phase {number}"
     if number == 1:
@@ -260,9 +325,8 @@ def _precision(
             remedy = f"Leave it out, or train with mixed_precision={name}."
             raise RunConfigError.of(f"{path}, recipe", rule, name, remedy)
         return own
-    return get_mixed_precision_config(name).override(
-        path, **{key: row[key] for key in row if key not in _KEYS}
-    )
+    stated_over = {key: value for key, value in row.items() if key not in _KEYS}
+    return get_mixed_precision_config(name).override(path, **stated_over)
 
 
 def _refuse_what_no_config_holds(
@@ -272,7 +336,7 @@ def _refuse_what_no_config_holds(
     *,
     number: int,
 ) -> None:
-    """Refuse a phase with another value of a field that none of the configs given has: it could not be compared."""
+    """Refuse a phase with another value of a field that no config of the run has: it cannot be compared."""
     for name, value in stated_values(precision).items():
         first = getattr(own, name)
         if name not in held and not same(value, first):
@@ -281,46 +345,68 @@ def _refuse_what_no_config_holds(
             raise RunConfigError.of(f"{_WHERE}, phase {number}", rule, label_of(precision), remedy)
 
 
-def _refuse_what_is_fixed(
-    built: Mapping[tuple[str, str], Any], values: Mapping[tuple[str, str], Any], phase: Phase
-) -> None:
+def _refuse_what_is_fixed(built: _Values, values: _Values, phase: Phase) -> None:
     """Refuse a phase that differs from the first in a field that no later step reads.
 
-    `built` are the values that the model, the optimizer and DDP are built with.
+    Args:
+        built: The values that the model, the optimizer and DDP are built with.
+        values: Their values in the phase.
+        phase: The phase.
     """
-    label, step = label_of(phase.precision), phase.first - 1
     differing = [place for place in values if not same(values[place], built.get(place))]
     if not differing:
         return
+    label = label_of(phase.precision)
     stored = [family for family in ("fp8", "fp4") if built.get(("model", f"{family}_param"))]
-    of_stored = (
-        name for name, field in FIELDS.items() if field.family in stored and field.stores_weights
-    )
-    follows = {*SWITCHED, *of_stored}  # the second follow from weights stored in a family
-    fixed = [place for place in differing if place not in _UNREAD and place[1] not in follows]
-    at_checkpoint = (
-        f", or switch at a checkpoint: end the first run at step {step} (train.train_iters={step} "
-        f"checkpoint.save=FOLDER), then go on with mixed_precision={recipe_name(phase.precision) or 'RECIPE'} "
-        "checkpoint.load=FOLDER."
-    )
-    findings = []
+    at_checkpoint = _remedy_at_checkpoint(phase)
+    findings: list[Finding] = []
     for family in stored:
         field = f"mixed_precision.{family}_param_gather"
         rule = f"stores the weights in {family.upper()}, and phase {phase.number} ({label}) computes in another format"
         remedy = f"Keep BF16 weights with {field}=false{at_checkpoint}"
         findings.append(Finding(path=field, rule=rule, value=True, remedy=remedy))
+    fixed = _fixed(differing, stored)
     if fixed:
-        needed = [
-            "other modules than phase 1"
-            if place == _MODULES
-            else f"{'.'.join(place)}={plain(values[place])} ({plain(built.get(place))} in phase 1)"
-            for place in fixed
-        ]
-        more = f" and {len(needed) - _LISTED} more" if len(needed) > _LISTED else ""
-        rule = f"needs {', '.join(needed[:_LISTED])}{more}, fixed once the model is built"
+        needed = [_needed(place, built, values) for place in fixed]
+        listed = ", ".join(needed[:_LISTED])
+        if len(needed) > _LISTED:
+            listed = f"{listed} and {len(needed) - _LISTED} more"
+        rule = f"needs {listed}, fixed once the model is built"
         remedy = f"State the values of phase 1{at_checkpoint}"
-        findings.append(
-            Finding(path=f"{_WHERE}, phase {phase.number}", rule=rule, value=label, remedy=remedy)
-        )
+        path = f"{_WHERE}, phase {phase.number}"
+        findings.append(Finding(path=path, rule=rule, value=label, remedy=remedy))
     if findings:
         raise SyncCheckError(f"{_WHERE}: this switch is not possible within a run:", findings)
+
+
+def _fixed(differing: Sequence[tuple[str, str]], stored: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the attributes that are fixed once the model is built.
+
+    Fields of a family in which weights are stored follow from that, and are reported with it.
+    """
+    following = {*SWITCHED}
+    for name, field in FIELDS.items():
+        if field.family in stored and field.stores_weights:
+            following.add(name)
+    fixed: list[tuple[str, str]] = []
+    for role, attribute in differing:
+        if (role, attribute) not in _UNREAD and attribute not in following:
+            fixed.append((role, attribute))
+    return fixed
+
+
+def _needed(place: tuple[str, str], built: _Values, values: _Values) -> str:
+    """Return the value that a phase needs and that of the first phase, in words."""
+    if place == _MODULES:
+        return "other modules than phase 1"
+    return f"{'.'.join(place)}={plain(values[place])} ({plain(built.get(place))} in phase 1)"
+
+
+def _remedy_at_checkpoint(phase: Phase) -> str:
+    """Return how to switch at a checkpoint, as the end of a sentence."""
+    step = phase.first - 1
+    recipe = recipe_name(phase.precision) or "RECIPE"
+    return (
+        f", or switch at a checkpoint: end the first run at step {step} (train.train_iters={step} "
+        f"checkpoint.save=FOLDER), then go on with mixed_precision={recipe} checkpoint.load=FOLDER."
+    )

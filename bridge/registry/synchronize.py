@@ -34,7 +34,7 @@ def synchronize(
             "override" writes and reports it, "error" raises, "keep" leaves the owner's. The mode switches and the
             scheme are the recipe's in any case.
         strict: The run begins after this sync: raise also on what Megatron is known to refuse later, and bring
-            optimizer and DDP in step as Megatron Bridge's runtime does (`bridge.sync.prediction`).
+            optimizer and DDP in step as Megatron Bridge's runtime does (`bridge.sync.plan`).
 
     Returns:
         Every precision field of every owner, with old and new value, verdict, who decided, and why. A warning is

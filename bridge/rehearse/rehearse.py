@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -43,14 +43,14 @@ CORRECTED = (
 
 @dataclass(frozen=True, kw_only=True)
 class Launched:
-    """One launch."""
+    """The result of a launch."""
 
     round: Round
     seconds: float
     planned: int | None = None
-    """GEMMs of the plan; None where no step was recorded."""
+    """The number of GEMMs in the plan; None where no step was recorded."""
     equal: int | None = None
-    """Those of them that ran as planned in every recorded step."""
+    """The number of GEMMs that ran as planned in every recorded step."""
     loss: float | None = None
     resumed_loss: float | None = None
     parameters: int | None = None
@@ -59,7 +59,7 @@ class Launched:
 
 @dataclass(frozen=True, kw_only=True)
 class Rehearsal:
-    """The answer."""
+    """The answer of a rehearsal."""
 
     label: str
     target: str
@@ -67,15 +67,15 @@ class Rehearsal:
     versions: Mapping[str, str]
     """Product -> the release that ran: mcore, and te where Transformer Engine did."""
     kept: str
-    """What the rehearsal has as the run has it, as a clause."""
+    """The numbers of fields that have the values of the run, as a clause."""
     layers: int
-    """Layers of the run."""
+    """The number of layers of the run."""
     small: SmallRun
     launches: tuple[Launched, ...]
     left_out: tuple[Finding, ...] = ()
-    """Settings that the rehearsal has not, with the reason."""
+    """Settings of the run that the rehearsal does not have, with the reason."""
     unknown: tuple[str, ...] = ()
-    """What the rehearsal cannot know, as sentences."""
+    """Sentences about what a rehearsal cannot find out."""
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -117,14 +117,21 @@ def rehearse(
 ) -> Rehearsal:
     """Shrink a run and launch it on a backend for CPUs.
 
-    `processes` is the most of one launch, `max_layers` as for `shrink`. RunConfigError: no such
-    model can be built, or planned. BackendUnavailableError: the process that imports Megatron ended
-    without an answer.
+    Args:
+        run: The run, at its full size.
+        backend: The backend that stands for a GPU: te_cpu or emulated.
+        processes: The most processes of a launch.
+        max_layers: The most layers, as for `shrink`.
+
+    Raises:
+        RunConfigError: No such model can be built, or planned.
+        BackendUnavailableError: The process that imports Megatron ended without an answer.
     """
     run.prediction.refuse_unplanned()
     target = run.prediction.target
     if not run.states_target or run.reading.is_release_installed:
-        target = replace(target, mcore=None)  # nothing but this machine has a release
+        # The release is that of this machine; no target states one.
+        target = replace(target, mcore=None)
     release = release_for(target.mcore)
     small = shrink(
         run.sections,
@@ -135,17 +142,18 @@ def rehearse(
         max_layers=max_layers,
     )
     answer = _answer(run, small, backend, release)
-    found = answer["versions"]
-    versions = {name: version for name, version in found.items() if version is not None}
+    ran = answer["versions"].items()
+    versions = {name: version for name, version in ran if version is not None}
     label = "the configs' own precision"
     if run.precision is not None:
         label = nearest_label(run.precision)
+    left_out_here = [
+        Finding(**entry, remedy="", severity="warning") for entry in answer["left_out"]
+    ]
+    planned = replace(small, sections=_without(small.sections, left_out_here))
     launches = []
     for launch in answer["launches"]:
-        launches.append(_launched(small, launch, release, run.reading.environment))
-    left_out = list(small.left_out)
-    for entry in answer["left_out"]:
-        left_out.append(Finding(**entry, remedy="", severity="warning"))
+        launches.append(_launched(planned, launch, release, run.reading.environment))
     return Rehearsal(
         label=label,
         target=_declared(run),
@@ -155,9 +163,24 @@ def rehearse(
         layers=small.shape.num_layers,
         small=small,
         launches=tuple(launches),
-        left_out=tuple(left_out),
+        left_out=(*small.left_out, *left_out_here),
         unknown=_unknown(target, versions, small, answer),
     )
+
+
+def _without(sections: Mapping[str, Any], left_out: Sequence[Finding]) -> dict[str, Any]:
+    """Return sections without the settings that the rehearsal left out.
+
+    The record is compared with the plan of what ran. An offloaded optimizer for example keeps FP32
+    masters, and the precision-aware optimizer that runs in its place keeps remainders of 16 bits.
+    """
+    paths = {finding.path for finding in left_out}
+    rest: dict[str, Any] = dict(sections)
+    for name in ("model", "optimizer", "ddp"):
+        rest[name] = {
+            key: value for key, value in sections[name].items() if f"{name}.{key}" not in paths
+        }
+    return rest
 
 
 def _declared(run: Run) -> str:
@@ -190,6 +213,7 @@ def _kept(run: Run, small: SmallRun) -> str:
 def _unknown(
     target: Target, versions: Mapping[str, str], small: SmallRun, answer: dict[str, Any]
 ) -> tuple[str, ...]:
+    """Return the sentences about what a rehearsal cannot find out."""
     sentences = [
         "CUDA kernels, cuBLAS's sums, fused attention, overlapped communication, memory and speed: "
         "none of them runs.",
@@ -233,7 +257,7 @@ def _answer(run: Run, small: SmallRun, backend: str, release: Release) -> dict[s
         "precision_backend": backend,
     }
     variables = _variables(run, small)
-    plan = {
+    job = {
         "sections": sections,
         "rounds": list(map(asdict, small.rounds)),
         "steps": STEPS,
@@ -250,7 +274,7 @@ def _answer(run: Run, small: SmallRun, backend: str, release: Release) -> dict[s
         "TORCHDYNAMO_DISABLE": "1",
     }
     with tempfile.TemporaryDirectory(prefix="precision-bridge-rehearse-") as name:
-        return _work(plan, Path(name), environment)
+        return _run_worker(job, Path(name), environment)
 
 
 def _variables(run: Run, small: SmallRun) -> dict[str, str]:
@@ -266,10 +290,10 @@ def _variables(run: Run, small: SmallRun) -> dict[str, str]:
     return variables
 
 
-def _work(plan: dict[str, Any], folder: Path, environment: dict[str, str]) -> dict[str, Any]:
-    """Run the worker on a plan, in a folder of its own, and return what it wrote."""
-    file = folder / "plan.json"
-    file.write_text(json.dumps(plan, default=str), encoding="utf-8")
+def _run_worker(job: dict[str, Any], folder: Path, environment: dict[str, str]) -> dict[str, Any]:
+    """Run the worker on a job, in a folder of its own, and return its answer."""
+    file = folder / "job.json"
+    file.write_text(json.dumps(job, default=str), encoding="utf-8")
     command = [sys.executable, "-W", "ignore", "-m", "bridge.rehearse.worker", str(file)]
     done = subprocess.run(  # noqa: S603 our own module
         command, capture_output=True, text=True, check=False, env=environment
@@ -291,6 +315,7 @@ def _work(plan: dict[str, Any], folder: Path, environment: dict[str, str]) -> di
 def _launched(
     small: SmallRun, launch: dict[str, Any], release: Release, environment: Mapping[str, str]
 ) -> Launched:
+    """Return the result of a launch: its outcomes, compared with the plan of the small run."""
     layout = launch["round"]
     small_round = Round(**{**layout, "kinds": tuple(layout["kinds"])})
     first = launch["outcomes"][0]
@@ -298,11 +323,7 @@ def _launched(
     planned = equal = None
     if "records" in first:
         plan = _plan(small, small_round, release, environment)
-        planned = 0
-        for layer in plan.layers:
-            for module in layer.modules:
-                if module.kind in MULTIPLIES:
-                    planned += sum(row.item in GEMMS for row in module.rows)
+        planned = _planned_gemms(plan)
         different, of_records = _compared(plan, first["records"])
         equal = planned - different
         findings += of_records
@@ -317,6 +338,16 @@ def _launched(
         parameters=first.get("parameters"),
         findings=tuple(findings),
     )
+
+
+def _planned_gemms(plan: PrecisionPlan) -> int:
+    """Return the number of GEMMs that a plan has rows of."""
+    count = 0
+    for layer in plan.layers:
+        for module in layer.modules:
+            if module.kind in MULTIPLIES:
+                count += sum(row.item in GEMMS for row in module.rows)
+    return count
 
 
 def _resumed_otherwise(outcome: dict[str, Any]) -> list[Finding]:
@@ -349,6 +380,7 @@ def _compared(plan: PrecisionPlan, records: list[dict[str, Any]]) -> tuple[int, 
 def _plan(
     small: SmallRun, launch: Round, release: Release, environment: Mapping[str, str]
 ) -> PrecisionPlan:
+    """Return the plan of the small run in the layout of a launch."""
     precision = None
     if small.precision is not None:
         precision = MixedPrecisionConfig.from_dict(small.precision)

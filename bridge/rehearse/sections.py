@@ -1,4 +1,4 @@
-"""A run that is made small, and the changes that are made to it."""
+"""`SmallRun`: a run that is made small, and the changes that are made to it."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -21,29 +21,30 @@ Tensor cores and Transformer Engine's FP8 GEMMs take it.
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """One setting that the rehearsal has another value of."""
+    """A setting that has another value in the rehearsal than in the run."""
 
     field: str
     """section.field."""
     before: Any
     after: Any
     reason: str
-    """Why this value, as a clause."""
+    """The reason for the new value, as a clause."""
 
 
 @dataclass(kw_only=True)
 class SmallRun:
-    """A run that is made small, with the plan of the run as it is."""
+    """A run that is made small, together with the plan of the run before that."""
 
     sections: dict[str, dict[str, Any]]
     """model, optimizer, ddp and train, for one process."""
     precision: dict[str, Any] | None
-    """What the precision states; None: the configs' own settings."""
+    """The stated fields of the precision; None where the configs alone decide it."""
     plan: PrecisionPlan
-    """Of the run as it is."""
+    """The plan of the run before it is made small."""
     parallel: Parallel
+    """The parallel layout of the run before it is made small."""
     layout: Round
-    """Every kind of parallelism of the run at once."""
+    """Every kind of parallelism of the run, each at size 2."""
     layers: tuple[str, ...] = ()
     """Labels of the layers of the run that the layers of the rehearsal stand for, in order."""
     rounds: tuple[Round, ...] = ()
@@ -52,12 +53,17 @@ class SmallRun:
     dropped: list[str] = field(default_factory=list)
     """Choices per module that the kept layers cannot show, as sentences."""
     left_out: list[Finding] = field(default_factory=list)
-    """Settings that no run here has, with the reason."""
+    """Settings that no run on this machine can have, with the reason."""
 
     @property
     def shape(self) -> ModelShape:
         """The model of the run."""
         return self.plan.shape
+
+    @property
+    def tensor_ranks(self) -> int:
+        """The tensor-parallel ranks of the rehearsal."""
+        return self.layout.size("tensor")
 
     @property
     def model(self) -> dict[str, Any]:
@@ -104,15 +110,19 @@ class SmallRun:
                 self.note_left_out(f"{section}.{name}", True, reason)
 
     def note_left_out(self, path: str, value: Any, reason: str) -> None:
-        """Note a setting that no run here has."""
+        """Note a setting that no run on this machine can have."""
         self.left_out.append(
             Finding(path=path, rule=reason, value=value, remedy="", severity="warning")
         )
 
     def fitted(self, size: int, wanted: float, ranks: int = 1, small_ranks: int = 1) -> int:
-        """Return a width near `wanted` for `small_ranks` ranks.
+        """Return a width near `wanted` whose part on a rank keeps the alignment of the run's width.
 
-        One of them has a part of it that is aligned as the part of `size` on one of `ranks`.
+        Args:
+            size: The width in the run.
+            wanted: The width that would keep the ratio to the other widths.
+            ranks: Ranks of the run that share the width.
+            small_ranks: Ranks of the rehearsal that share the width.
         """
         if size % ranks:
             return small_ranks * self.unit + 1

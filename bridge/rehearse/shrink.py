@@ -1,6 +1,6 @@
 """A run made small enough for a laptop, with its precision, kinds of layers and layout.
 
-    small = shrink(run_values.sections, run_values.precision, gpus=64)
+    small = shrink(run.sections, run.precision)
     small.sections["model"]["hidden_size"], small.changes[0].reason, small.rounds[0].processes
 
 Every number is the smallest that Megatron and Transformer Engine treat as they treat the one of the
@@ -25,7 +25,7 @@ from bridge.target.target import Target
 from bridge.target.versions import Version, installed
 
 TOKENS = 64
-"""Tokens of a sequence on each context-parallel rank, at least."""
+"""The fewest tokens of a sequence on each context-parallel rank."""
 STEPS = 2
 """Steps before the checkpoint; one more follows it."""
 
@@ -36,20 +36,27 @@ OFF = {
     "use_transformer_engine_op_fuser": "its kernels need a GPU",
     "moe_router_force_load_balancing": "a resume would draw other routes",
 }
-"""Switch of the model that changes no format, and why it is off in a rehearsal."""
+"""Switch of the model that changes no format -> the reason why it is off in a rehearsal."""
 NOT_HERE = {
     "fp8_dot_product_attention": "attention in FP8 has no CPU version",
     "fp8_multi_head_attention": "attention in FP8 has no CPU version",
 }
-"""Switch of the model, or of the precision, that changes formats, and why no rehearsal has it."""
+"""Switch of the model or the precision that changes formats -> the reason why it is left out."""
 FSDP = ("megatron_fsdp_", "fsdp_", "data_parallel_sharding_strategy", "outer_dp_sharding_strategy")
-"""How fields of DDP begin that act under Megatron-FSDP alone."""
+"""Prefixes of the fields of DDP that act under Megatron-FSDP alone."""
 INITIALISERS = ("init_method", "output_layer_init_method", "embedding_init_method")
 """Functions, saved as text, which Megatron makes of other fields."""
 GRAPHS = ("cuda_graph_scope", "cuda_graph_modules")
 """Parts of a run that its CUDA graphs capture, without effect where none is captured. Of the scope
 ``full_iteration`` megatron-core 0.19.2 makes another `cuda_graph_impl`
 (transformer_config.py:2412)."""
+
+FLEX = ("moe_deepep_num_sms", "moe_hybridep_num_sms", "moe_flex_dispatcher_num_sms")
+"""Streaming multiprocessors of the flex dispatcher, which no rehearsal has.
+
+A run folder of megatron-core 0.16.1 states the first two with their class defaults, and 0.19.2
+refuses both together (transformer_config.py:1631).
+"""
 
 
 def shrink(
@@ -61,25 +68,33 @@ def shrink(
     processes: int = 4,
     max_layers: int = 8,
 ) -> SmallRun:
-    """Return a run made small, in launches of at most so many processes.
+    """Return a run made small.
 
-    `here` is the Megatron Core that will run; None: the installed one. Without GPUs in the target
-    they are the least that the parallel sizes need. There are more than `max_layers` where first
-    and last layers and the pipeline need more. RunConfigError: no such model can be built, or
-    planned.
+    Args:
+        sections: The sections of the run.
+        precision: Its precision; None where the configs alone decide it.
+        target: The GPUs of the run. Where their number is not stated, it is the least that the
+            parallel sizes need.
+        here: The release of Megatron Core that will run; None: the installed one.
+        processes: The most processes of a launch.
+        max_layers: The most layers. There are more where the first and last layers and the pipeline
+            need more.
+
+    Raises:
+        RunConfigError: No such model can be built, or planned.
     """
-    given = {}
+    copies = {}
     for name in ("model", "optimizer", "ddp", "train"):
-        given[name] = dict(sections.get(name) or {})
+        copies[name] = dict(sections.get(name) or {})
     place = target or Target()
-    whole = predict(precision, given, target=Target(count=place.count))
+    whole = predict(precision, copies, target=Target(count=place.count))
     plan = plan_of(whole)
     layout = Round.of(whole.parallel, is_sharded=plan.settings.distributed)
     stated = None
     if precision is not None:
         stated = precision.to_dict()
     run = SmallRun(
-        sections=given, precision=stated, plan=plan, parallel=whole.parallel, layout=layout
+        sections=copies, precision=stated, plan=plan, parallel=whole.parallel, layout=layout
     )
     split = shrink_layers(run, max_layers)
     shrink_widths(run)
@@ -89,7 +104,7 @@ def shrink(
     _replace_kernels(run)
     # Each launch has its own layout and communication.
     of_launch = (*Round().fields(), "overlap_p2p_comm", "batch_p2p_comm")
-    for name in (*INITIALISERS, *GRAPHS, *of_launch):
+    for name in (*INITIALISERS, *GRAPHS, *FLEX, *of_launch):
         run.model.pop(name, None)
     _leave_out(run, sections, place, here or installed("mcore"))
     run.rounds = layout.rounds(processes, split)
@@ -110,7 +125,7 @@ def _replace_kernels(run: SmallRun) -> None:
 def _leave_out(
     run: SmallRun, sections: Mapping[str, Any], target: Target, here: Version | None
 ) -> None:
-    """Take out what changes formats or the weights that train, and no run here has."""
+    """Leave out the settings of formats and of trained weights that no run here can have."""
     for name, reason in NOT_HERE.items():
         run.leave_out(name, reason)
     has_buffers = FIELDS["ddp"]["fp4_param_gather"].has
@@ -133,28 +148,27 @@ def _leave_out(
 
 
 def _shrink_tokens(run: SmallRun) -> None:
-    model, train = run.model, run.sections["train"]
-    parallel, layout = run.parallel, run.layout
-    batch = whole_number(read_field(train, "micro_batch_size")) or 1
-    length = run.shape.seq_length or TOKENS
-    few = min(batch, 2)
+    """Make the sequence and the micro-batch small; a rank's tokens keep their alignment."""
+    parallel = run.parallel
+    samples = whole_number(read_field(run.sections["train"], "micro_batch_size")) or 1
+    small_samples = min(samples, 2)
 
-    def residues(tokens: int, samples: int, context: int, tensor: int) -> tuple[object, ...]:
+    def alignment(tokens: int, samples: int, context: int, tensor: int) -> tuple[object, ...]:
         rows = tokens // context
-        shares = context == 1 or tokens % (2 * context) == 0
-        splits = not parallel.sequence_parallel or rows % tensor == 0
-        return shares, splits, gcd(rows * samples, run.unit)
+        is_shared = context == 1 or tokens % (2 * context) == 0
+        is_split = not parallel.sequence_parallel or rows % tensor == 0
+        return is_shared, is_split, gcd(rows * samples, run.unit)
 
-    wanted = residues(length, batch, parallel.context, parallel.tensor)
-    context, tensor = layout.size("context"), layout.size("tensor")
-    fitting = TOKENS * context
-    for tokens in range(fitting, fitting + 8 * run.unit * context):
-        if residues(tokens, few, context, tensor) == wanted:
-            fitting = tokens
+    wanted = alignment(run.shape.seq_length or TOKENS, samples, parallel.context, parallel.tensor)
+    context = run.layout.size("context")
+    seq_length = TOKENS * context
+    for tokens in range(seq_length, seq_length + 8 * run.unit * context):
+        if alignment(tokens, small_samples, context, run.tensor_ranks) == wanted:
+            seq_length = tokens
             break
-    run.set("model.seq_length", fitting, "keeps the alignment of a rank's tokens")
-    model.pop("max_position_embeddings", None)
-    run.set("train.micro_batch_size", few, "samples of a micro-batch are alike")
+    run.set("model.seq_length", seq_length, "keeps the alignment of a rank's tokens")
+    run.model.pop("max_position_embeddings", None)
+    run.set("train.micro_batch_size", small_samples, "samples of a micro-batch are alike")
 
 
 def _replace_schedule(run: SmallRun) -> None:

@@ -1,45 +1,54 @@
-"""The widths of a model, made small: heads and channels, hidden size, feed-forward and experts."""
+"""The widths of a model, made small: heads and channels, hidden size, feed-forward and experts.
+
+A width of the rehearsal keeps two things of the width of the run: its ratio to the hidden size, and
+its alignment, the greatest common divisor of a rank's part with the scheme's multiple. Heads and
+channels depend on each other, so that their smallest counts are searched for: the alignments of the
+run are computed first, and the first counts with the same ones are taken.
+"""
 
 from dataclasses import replace
 from math import gcd
 
-from bridge.model.shape import Latent, StateSpace
+from bridge.model.shape import Experts, Latent, StateSpace
 from bridge.model.variants import DeltaNet, Indexer
 from bridge.rehearse.sections import LEAST_ALIGNMENT, SmallRun
 from bridge.target.fields import read_field
 
 HEADS_PER_GROUP = 8
 """The most query heads that share one key and value."""
-WIDTH = "keeps the ratio to hidden_size and the alignment on a rank"
 DELTA_CHANNELS = {"key_head_dim": 8, "value_head_dim": 8}
 TOPK = 16
 """Keys that a query of sparse attention takes."""
+
+WIDTH = "keeps the ratio to hidden_size and the alignment on a rank"
 HEADS = "keeps the queries of a key on a rank"
 
 
 def shrink_widths(run: SmallRun) -> None:
     """Make every width small."""
-    hidden = _attention(run)
+    hidden = _shrink_attention(run)
     if run.shape.state_space is not None:
-        _state_space(run, run.shape.state_space)
+        _shrink_state_space(run, run.shape.state_space)
     if run.shape.delta_net is not None:
-        _delta_net(run, run.shape.delta_net)
+        _shrink_delta_net(run, run.shape.delta_net)
     if run.shape.indexer is not None:
-        _indexer(run, run.shape.indexer)
-    _feed_forward(run, hidden)
-    _experts(run, hidden)
+        _shrink_indexer(run, run.shape.indexer)
+    _shrink_feed_forward(run, hidden)
+    if run.shape.experts is not None:
+        _shrink_experts(run, run.shape.experts, hidden)
 
 
-def _attention(run: SmallRun) -> int:
+def _shrink_attention(run: SmallRun) -> int:
+    """Make the heads, their channels and the hidden size small; return the hidden size."""
     shape = run.shape
     if not shape.num_attention_heads:
         return run.unit * 2
-    heads, groups = _heads(run)
-    channels = _channels(run, heads, groups)
+    heads, groups = _small_heads(run)
+    channels = _small_channels(run, heads, groups)
     is_stated = read_field(run.model, "kv_channels") is not None
     ratio = shape.hidden_size / (shape.num_attention_heads * shape.kv_channels)
     if shape.latent is not None:
-        hidden = _latent(run, shape.latent, heads, ratio)
+        hidden = _shrink_latent(run, shape.latent, heads, ratio)
     elif is_stated:
         hidden = run.fitted(shape.hidden_size, ratio * heads * channels)
     else:
@@ -53,49 +62,62 @@ def _attention(run: SmallRun) -> int:
     return hidden
 
 
-def _heads(run: SmallRun) -> tuple[int, int]:
+def _small_heads(run: SmallRun) -> tuple[int, int]:
+    """Return the query heads and the groups that share a key, few of both.
+
+    A number that the tensor-parallel ranks of the run do not divide is not divided here either.
+    """
     heads, groups = run.shape.num_attention_heads, run.shape.num_query_groups
-    tp, small = run.parallel.tensor, run.layout.size("tensor")
+    ranks, small_ranks = run.parallel.tensor, run.tensor_ranks
     if run.shape.latent is not None or heads == groups:
-        few = min(4, small * max(1, heads // small))
-        if heads % tp:
-            few += 1
-        return few, few
-    few = small
-    if groups > tp and groups % tp:
-        few = small + 1
-    elif groups % tp:
-        few = 1
-    each = min(heads // groups, HEADS_PER_GROUP)
-    if heads % tp == 0 and few * each % small:
-        each += 1
-    return few * each, few
+        small_heads = min(4, small_ranks * max(1, heads // small_ranks))
+        if heads % ranks:
+            small_heads += 1
+        return small_heads, small_heads
+    small_groups = small_ranks
+    if groups > ranks and groups % ranks:
+        small_groups = small_ranks + 1
+    elif groups % ranks:
+        small_groups = 1
+    per_group = min(heads // groups, HEADS_PER_GROUP)
+    if heads % ranks == 0 and small_groups * per_group % small_ranks:
+        per_group += 1
+    return small_groups * per_group, small_groups
 
 
-def _channels(run: SmallRun, heads: int, groups: int) -> int:
+def _small_channels(run: SmallRun, heads: int, groups: int) -> int:
     """Return the smallest channels of a head whose projections keep their alignment on a rank."""
-    shape, tp, small = run.shape, run.parallel.tensor, run.layout.size("tensor")
+    shape = run.shape
     is_stated = read_field(run.model, "kv_channels") is not None
 
-    def residues(width: int, queries: int, keys: int, channels: int, ranks: int) -> tuple[int, ...]:
+    def alignment(
+        width: int, queries: int, keys: int, channels: int, ranks: int
+    ) -> tuple[int, ...]:
         of_queries = gcd(queries * channels // ranks, run.unit)
         of_all = gcd((queries + 2 * keys) * channels // ranks, run.unit)
         return gcd(width, run.unit), channels % 2, of_queries, of_all
 
-    wanted = residues(
-        shape.hidden_size, shape.num_attention_heads, shape.num_query_groups, shape.kv_channels, tp
+    wanted = alignment(
+        shape.hidden_size,
+        shape.num_attention_heads,
+        shape.num_query_groups,
+        shape.kv_channels,
+        run.parallel.tensor,
     )
     for channels in range(LEAST_ALIGNMENT, 4 * run.unit + 1):
         width = heads * channels
         if is_stated:
             width = shape.hidden_size
-        if residues(width, heads, groups, channels, small) == wanted:
+        if alignment(width, heads, groups, channels, run.tensor_ranks) == wanted:
             return channels
     return run.unit
 
 
-def _latent(run: SmallRun, latent: Latent, heads: int, ratio: float) -> int:
-    """Make the widths of latent attention small; return the hidden size."""
+def _shrink_latent(run: SmallRun, latent: Latent, heads: int, ratio: float) -> int:
+    """Make the widths of latent attention small; return the hidden size.
+
+    `ratio` is that of the run's hidden size to the channels of all heads.
+    """
     dims = {}
     for name in ("qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim"):
         size = getattr(latent, name)
@@ -104,68 +126,67 @@ def _latent(run: SmallRun, latent: Latent, heads: int, ratio: float) -> int:
     scale = 2 * run.unit / min(dims.values())
     for name, size in dims.items():
         run.set(f"model.{name}", run.fitted(size, size * scale), "keeps the alignment")
-    value = ratio * run.shape.kv_channels / latent.v_head_dim * heads * latent.v_head_dim * scale
-    hidden = run.fitted(run.shape.hidden_size, value)
+    channels = run.shape.kv_channels * scale
+    hidden = run.fitted(run.shape.hidden_size, ratio * heads * channels)
     for name in ("q_lora_rank", "kv_lora_rank"):
-        size = getattr(latent, name)
-        if size is not None:
-            run.set(f"model.{name}", run.fitted(size, size * hidden / run.shape.hidden_size), WIDTH)
+        rank = getattr(latent, name)
+        if rank is not None:
+            wanted = rank * hidden / run.shape.hidden_size
+            run.set(f"model.{name}", run.fitted(rank, wanted), WIDTH)
     return hidden
 
 
-def _state_space(run: SmallRun, mixer: StateSpace) -> None:
+def _shrink_state_space(run: SmallRun, mixer: StateSpace) -> None:
     """Make the heads of Mamba small: the fewest whose projections keep their alignment."""
-    tp, small = run.parallel.tensor, run.layout.size("tensor")
-    groups = small
-    if mixer.num_groups % tp:
+    groups = run.tensor_ranks
+    if mixer.num_groups % run.parallel.tensor:
         groups += 1
 
-    def residues(space: StateSpace, ranks: int) -> tuple[object, ...]:
+    def alignment(space: StateSpace, ranks: int) -> tuple[object, ...]:
         inner = gcd(space.inner // ranks, run.unit)
         projected = gcd(space.projected // ranks, run.unit)
         return space.num_heads % space.num_groups, space.num_heads % ranks == 0, inner, projected
 
-    wanted = residues(mixer, tp)
+    wanted = alignment(mixer, run.parallel.tensor)
     state_dim = run.fitted(mixer.state_dim, 16)
-    least = StateSpace(num_heads=0, head_dim=4, state_dim=state_dim, num_groups=groups)
-    fitting = replace(least, num_heads=groups * run.unit)
-    for count in range(groups, 8 * groups * run.unit + 1):
-        space = replace(least, num_heads=count)
-        if residues(space, small) == wanted:
-            fitting = space
+    without_heads = StateSpace(num_heads=0, head_dim=4, state_dim=state_dim, num_groups=groups)
+    small = replace(without_heads, num_heads=groups * run.unit)
+    for num_heads in range(groups, 8 * groups * run.unit + 1):
+        space = replace(without_heads, num_heads=num_heads)
+        if alignment(space, run.tensor_ranks) == wanted:
+            small = space
             break
     why = "keeps the alignment of Mamba's projections on a rank"
     for name in ("num_heads", "head_dim", "state_dim", "num_groups"):
-        run.set(f"model.mamba_{name}", getattr(fitting, name), why)
+        run.set(f"model.mamba_{name}", getattr(small, name), why)
 
 
-def _delta_net(run: SmallRun, net: DeltaNet) -> None:
+def _shrink_delta_net(run: SmallRun, net: DeltaNet) -> None:
     """Make the heads of a gated delta net small.
 
     They are the fewest whose projections keep their alignment on a rank.
     """
-    tp, small = run.parallel.tensor, run.layout.size("tensor")
-    each = net.num_value_heads // net.num_key_heads
+    values_per_key = net.num_value_heads // net.num_key_heads
 
-    def residues(sizes: DeltaNet, ranks: int) -> tuple[object, ...]:
+    def alignment(sizes: DeltaNet, ranks: int) -> tuple[object, ...]:
         value = gcd(sizes.value // ranks, run.unit)
         projected = gcd(sizes.projected // ranks, run.unit)
         return sizes.num_key_heads % ranks == 0, value, projected
 
-    wanted = residues(net, tp)
-    fitting = net
-    for count in range(small, 8 * small * run.unit + 1):
-        heads = {"num_key_heads": count, "num_value_heads": count * each}
-        few = replace(net, **heads, **DELTA_CHANNELS)
-        if residues(few, small) == wanted:
-            fitting = few
+    wanted = alignment(net, run.parallel.tensor)
+    small = net
+    for num_keys in range(run.tensor_ranks, 8 * run.tensor_ranks * run.unit + 1):
+        heads = {"num_key_heads": num_keys, "num_value_heads": num_keys * values_per_key}
+        sizes = replace(net, **heads, **DELTA_CHANNELS)
+        if alignment(sizes, run.tensor_ranks) == wanted:
+            small = sizes
             break
     why = "keeps the alignment of the projections on a rank"
     for name in ("num_key_heads", "num_value_heads", "key_head_dim", "value_head_dim"):
-        run.set(f"model.linear_{name}", getattr(fitting, name), why)
+        run.set(f"model.linear_{name}", getattr(small, name), why)
 
 
-def _indexer(run: SmallRun, indexer: Indexer) -> None:
+def _shrink_indexer(run: SmallRun, indexer: Indexer) -> None:
     """Make the indexer of sparse attention small.
 
     The queries of a head are rotated with those of the model.
@@ -178,21 +199,19 @@ def _indexer(run: SmallRun, indexer: Indexer) -> None:
     run.set("model.dsa_indexer_topk", min(indexer.topk, TOPK), "the tokens are fewer")
 
 
-def _feed_forward(run: SmallRun, hidden: int) -> None:
+def _shrink_feed_forward(run: SmallRun, hidden: int) -> None:
+    """Make the feed-forward width small, and leave the vocabulary to the corpus of bytes."""
     shape = run.shape
-    tp, small = run.parallel.tensor, run.layout.size("tensor")
-    ratio = shape.ffn_hidden_size / shape.hidden_size
-    width = run.fitted(shape.ffn_hidden_size, ratio * hidden, tp, small)
+    wanted = shape.ffn_hidden_size / shape.hidden_size * hidden
+    width = run.fitted(shape.ffn_hidden_size, wanted, run.parallel.tensor, run.tensor_ranks)
     is_stated = read_field(run.model, "ffn_hidden_size") is not None
     if is_stated or width != 4 * hidden:
         run.set("model.ffn_hidden_size", width, WIDTH)
     run.set("model.vocab_size", None, "the vocabulary of bytes, padded as the run's is")
 
 
-def _experts(run: SmallRun, hidden: int) -> None:
-    experts = run.shape.experts
-    if experts is None:
-        return
+def _shrink_experts(run: SmallRun, experts: Experts, hidden: int) -> None:
+    """Make the experts few and narrow, with a router and a dispatcher that a CPU can run."""
     count = 4
     if run.layout.size("expert") > 1:
         count = 2 * min(2, max(1, experts.num_experts // run.parallel.expert))
@@ -202,24 +221,28 @@ def _experts(run: SmallRun, hidden: int) -> None:
     run.set("model.num_moe_experts", min(count, experts.num_experts), why)
     # Megatron's router takes one expert a token only where it applies its softmax before it chooses
     run.set("model.moe_router_topk", min(experts.topk, max(2, count // 2)), "the experts are fewer")
-    model = run.model
-    if read_field(model, "moe_router_num_groups"):
+    if read_field(run.model, "moe_router_num_groups"):
         run.set("model.moe_router_num_groups", 2, "the experts are fewer")
         run.set("model.moe_router_group_topk", 1, "the groups are fewer")
-    if read_field(model, "moe_token_dispatcher_type") == "flex":
+    if read_field(run.model, "moe_token_dispatcher_type") == "flex":
         run.set("model.moe_token_dispatcher_type", "alltoall", "the kernels of flex need a GPU")
         # Megatron refuses these two without flex.
-        model.pop("moe_flex_dispatcher_backend", None)
-        model.pop("moe_enable_deepep", None)
-    ratio = hidden / run.shape.hidden_size
+        run.model.pop("moe_flex_dispatcher_backend", None)
+        run.model.pop("moe_enable_deepep", None)
+    _shrink_expert_widths(run, experts, hidden / run.shape.hidden_size)
+
+
+def _shrink_expert_widths(run: SmallRun, experts: Experts, ratio: float) -> None:
+    """Make the widths of routed and shared experts small by the ratio of the hidden sizes."""
     if experts.latent_size:
         width = run.fitted(experts.latent_size, experts.latent_size * ratio)
         run.set("model.moe_latent_size", width, WIDTH)
-    routed = run.parallel.expert_tensor, run.layout.expert_tensor
-    if read_field(model, "moe_ffn_hidden_size") is not None:
-        width = run.fitted(experts.ffn_hidden_size, experts.ffn_hidden_size * ratio, *routed)
+    if read_field(run.model, "moe_ffn_hidden_size") is not None:
+        routed = experts.ffn_hidden_size
+        ranks, small_ranks = run.parallel.expert_tensor, run.layout.expert_tensor
+        width = run.fitted(routed, routed * ratio, ranks, small_ranks)
         run.set("model.moe_ffn_hidden_size", width, WIDTH)
     if experts.shared_ffn_hidden_size:
         shared = experts.shared_ffn_hidden_size
-        width = run.fitted(shared, shared * ratio, run.parallel.tensor, run.layout.size("tensor"))
+        width = run.fitted(shared, shared * ratio, run.parallel.tensor, run.tensor_ranks)
         run.set("model.moe_shared_expert_intermediate_size", width, WIDTH)

@@ -1,4 +1,4 @@
-"""The process of a rehearsal that imports Megatron: ``python -m bridge.rehearse.worker PLAN.json``.
+"""The process of a rehearsal that imports Megatron: ``python -m bridge.rehearse.worker JOB.json``.
 
 It imports once, and each launch is forks of it, one a rank: they train a few steps with a
 checkpoint and resume from it for one step. Errors of Megatron Core and of Transformer Engine are
@@ -29,6 +29,7 @@ from bridge.errors import (
 )
 from bridge.front.decode import container
 from bridge.front.loader import run_of
+from bridge.model.section import NULLABLE
 from bridge.plan.fit import SIZES
 from bridge.precision.fields import default_of
 from bridge.precision.modules import schemes_of_rows
@@ -36,7 +37,7 @@ from bridge.preflight import te_cpu
 from bridge.read.given_run import GivenRun
 from bridge.rehearse.cause import cause_of, first_of
 from bridge.rehearse.layout import Round
-from bridge.rules.own_run import unaccepted, unhonoured, without_context_parallel
+from bridge.rules.topics.system.train_script import unaccepted, unhonoured, without_context_parallel
 from bridge.runtime.audit.record import FILE, Record
 from bridge.target.fields import DEFAULTS
 from bridge.target.versions import installed_text
@@ -57,105 +58,104 @@ GRACE_SECONDS = 3.0
 
 SAVED = "checkpoints"
 OF_A_FINDING = tuple(field.name for field in dataclasses.fields(Finding))
-Plan = dict[str, Any]
+Job = dict[str, Any]
+"""The sections of the small run, its launches, steps and variables, as `rehearse` writes them."""
+Answer = dict[str, Any]
+"""The answer of this process, or a part of it, as plain data."""
 PHASES = {"train": "it trains", "alone": "it trains", "resume": "it resumes from its checkpoint"}
 """Part of a rank's work (to train and save, to train alone, to resume) -> the phase of its
 errors."""
 
 
 def main(file: Path) -> None:
-    """Rehearse as the plan says, and write ``answer.json`` next to it."""
-    plan: Plan = json.loads(file.read_text(encoding="utf-8"))
+    """Rehearse the job of a file, and write ``answer.json`` next to the file."""
+    job: Job = json.loads(file.read_text(encoding="utf-8"))
     try:
-        answer = _answer(plan, file.parent)
+        answer = _answer(job, file.parent)
     except BridgeError as error:  # before anything was launched: what is needed is not here
         answer = {"refused": str(error)}
     (file.parent / "answer.json").write_text(json.dumps(answer, default=str), encoding="utf-8")
 
 
-def _answer(plan: Plan, folder: Path) -> dict[str, Any]:
-    sections = plan["sections"]
+def _answer(job: Job, folder: Path) -> Answer:
+    """Return the settings that were left out, the outcome of each launch, and the releases."""
+    sections = job["sections"]
     is_te = sections["precision_backend"] == te_cpu.BACKEND
-    if is_te:  # before Megatron is imported
-        model = sections["model"] | (sections.get("mixed_precision") or {})
-        scheme = model.get("fp8_recipe")
-        if model.get("fp4"):
-            scheme = model.get("fp4_recipe")
-        schemes = [scheme, *schemes_of_rows(model.get("modules"))]
-        te_cpu.declare(sections.get("target"), schemes=schemes)
+    if is_te:
+        _declare_te_cpu(sections)  # before Megatron is imported
     rounds = []
-    for layout in plan["rounds"]:
+    for layout in job["rounds"]:
         rounds.append(Round(**{**layout, "kinds": tuple(layout["kinds"])}))
-    left_out = _leave_out(sections, rounds)
-    for entry in left_out:
-        if entry["path"] in ANOTHER_MODEL:
-            rule = f"a rehearsal without it would be one of another model ({entry['rule']})"
-            remedy = "Use `precision-bridge check` for this run."
-            raise RunConfigError.of(entry["path"], rule, entry["value"], remedy)
-    for name, value in plan["variables"].items():
-        if os.environ[name] != value:
-            rule = f"a CPU needs {os.environ[name]}"
-            left_out.append({"path": name, "value": value, "rule": rule})
-    paths = {entry["path"] for entry in left_out}
-    gone = [kind for kind, path in SIZES.items() if path in paths]
+    left_out = leave_out(sections, rounds)
+    _refuse_another_model(left_out)
+    left_out += _replaced_variables(job["variables"])
     for name in IN_EVERY_RANK:
         import_module(name)
-    if is_te and plan["saves_without_state"]:
+    if is_te and job["saves_without_state"]:
         from bridge.runtime.megatron.te_cpu.patches import save_without_state
 
         save_without_state()
     gc.freeze()  # a fork would copy the memory of every module to collect garbage
-    launches: list[Plan] = []
-    for launch in _without(rounds, gone):
+    launches: list[Answer] = []
+    for launch in _without_left_out(rounds, left_out):
         place = folder / f"launch-{len(launches)}"
         place.mkdir()
         began = time.perf_counter()
-        outcomes = _launch(plan, launch, place)
+        outcomes = _launch(job, launch, place)
         seconds = time.perf_counter() - began
         layout = dataclasses.asdict(launch)
         launches.append({"round": layout, "seconds": seconds, "outcomes": outcomes})
-    versions = {"mcore": installed_text("mcore"), "te": None}
+    return {"left_out": left_out, "launches": launches, "versions": _versions(is_te=is_te)}
+
+
+def _declare_te_cpu(sections: Job) -> None:
+    """Declare a GPU that runs the schemes of the precision to Transformer Engine."""
+    model = sections["model"] | (sections.get("mixed_precision") or {})
+    scheme = model.get("fp8_recipe")
+    if model.get("fp4"):
+        scheme = model.get("fp4_recipe")
+    schemes = [scheme, *schemes_of_rows(model.get("modules"))]
+    te_cpu.declare(sections.get("target"), schemes=schemes)
+
+
+def _versions(*, is_te: bool) -> dict[str, str | None]:
+    """Return product -> the release that runs here; None where it does not run."""
+    versions: dict[str, str | None] = {"mcore": installed_text("mcore"), "te": None}
     if is_te:
         from bridge.runtime.megatron.te_cpu.install import installed_te
 
         te = installed_te()
         if te is not None:
             versions["te"] = te.version
-    return {"left_out": left_out, "launches": launches, "versions": versions}
+    return versions
 
 
-def _leave_out(sections: dict[str, Any], rounds: list[Round]) -> list[dict[str, Any]]:
-    """Remove the fields that Megatron's classes here have not, and those not honoured here."""
+def leave_out(sections: Job, rounds: list[Round]) -> list[Answer]:
+    """Remove the fields that no run here can have, and return those that were set, with reasons.
+
+    They are the fields that Megatron's classes here do not have, and those that the build of
+    scripts/train.py does not honour.
+    """
     from bridge.runtime.megatron.deferred import (
         MegatronDistributedDataParallelConfig,
         MegatronOptimizerConfig,
     )
     from bridge.runtime.megatron.gpt import GPTConfig
 
-    removed: list[dict[str, Any]] = []
+    removed: list[Answer] = []
     owners = {
         "model": GPTConfig,
         "optimizer": MegatronOptimizerConfig,
         "ddp": MegatronDistributedDataParallelConfig,
     }
-    backend = sections["precision_backend"]
     for name, owner in owners.items():
         section = sections[name]
         values = dict(section)
         if name == "model":
             values |= _sizes(rounds)
         defaults = {field.name: default_of(field) for field in dataclasses.fields(owner)}
-        for key in list(section):
-            # A file of a later release has null where this class takes none.
-            if section[key] is None and defaults.get(key) is not None:
-                del section[key]
-        faults = [
-            *unhonoured(name, values, backend=backend),
-            *unaccepted(name, values, backend=backend),
-        ]
-        if name == "model":
-            faults += without_context_parallel(values, backend=backend)
-        refused = {str(fault.path): fault.words["clause"] for fault in faults}
+        _drop_foreign_nulls(section, defaults)
+        refused = _refused_fields(name, values, backend=sections["precision_backend"])
         for key in section:
             if key not in defaults:
                 refused[f"{name}.{key}"] = "the configs of this Megatron Core have no such field"
@@ -167,6 +167,47 @@ def _leave_out(sections: dict[str, Any], rounds: list[Round]) -> list[dict[str, 
     return removed
 
 
+def _drop_foreign_nulls(section: dict[str, Any], defaults: dict[str, Any]) -> None:
+    """Remove the nulls that a class here does not take, as in a file of a later release."""
+    for key in list(section):
+        is_null = section[key] is None and key not in NULLABLE
+        if is_null and defaults.get(key) is not None:
+            del section[key]
+
+
+def _refused_fields(name: str, values: dict[str, Any], *, backend: str) -> dict[str, str]:
+    """Return the path of each field of a section that the build does not honour -> the reason."""
+    faults = [
+        *unhonoured(name, values, backend=backend),
+        *unaccepted(name, values, backend=backend),
+    ]
+    if name == "model":
+        faults += without_context_parallel(values, backend=backend)
+    refused = {}
+    for fault in faults:
+        refused[str(fault.path)] = str(fault.words["clause"])
+    return refused
+
+
+def _refuse_another_model(left_out: list[Answer]) -> None:
+    """Refuse a run where one of the fields of `ANOTHER_MODEL` was left out."""
+    for entry in left_out:
+        if entry["path"] in ANOTHER_MODEL:
+            rule = f"a rehearsal without it would be one of another model ({entry['rule']})"
+            remedy = "Use `precision-bridge check` for this run."
+            raise RunConfigError.of(entry["path"], rule, entry["value"], remedy)
+
+
+def _replaced_variables(variables: dict[str, str]) -> list[Answer]:
+    """Return the environment variables of the run that have another value here."""
+    replaced = []
+    for name, value in variables.items():
+        if os.environ[name] != value:
+            rule = f"a CPU needs {os.environ[name]}"
+            replaced.append({"path": name, "value": value, "rule": rule})
+    return replaced
+
+
 def _sizes(rounds: list[Round]) -> dict[str, Any]:
     """Return the model fields of the launches' layouts that are on."""
     sizes: dict[str, Any] = {}
@@ -176,37 +217,41 @@ def _sizes(rounds: list[Round]) -> dict[str, Any]:
     return sizes
 
 
-def _without(rounds: list[Round], gone: list[str]) -> list[Round]:
-    for kind in gone:
-        rounds = [launch.without(kind) for launch in rounds]
-    return [launch for launch in rounds if launch.kinds] or [rounds[0]]
+def _without_left_out(rounds: list[Round], left_out: list[Answer]) -> list[Round]:
+    """Return the launches without the kinds of parallelism whose sizes were left out."""
+    paths = {entry["path"] for entry in left_out}
+    for kind, path in SIZES.items():
+        if path in paths:
+            rounds = [launch.without(kind) for launch in rounds]
+    parallel = [launch for launch in rounds if launch.kinds]
+    return parallel or [rounds[0]]
 
 
-def _launch(plan: Plan, launch: Round, folder: Path) -> list[Plan]:
+def _launch(job: Job, launch: Round, folder: Path) -> list[Answer]:
     """Train, save and resume in a launch, and return the outcome of each rank."""
-    outcomes = _forked("train", plan, launch, folder)
+    outcomes = _forked("train", job, launch, folder)
     if not _failed(outcomes):
-        resumed = _forked("resume", plan, launch, folder)
+        resumed = _forked("resume", job, launch, folder)
         return [first | second for first, second in zip(outcomes, resumed, strict=True)]
     # The formats are of interest where only the checkpoint is at fault.
-    alone = _forked("alone", plan, launch, folder)
+    alone = _forked("alone", job, launch, folder)
     if _failed(alone):
         return outcomes
     saving = {"phase": "it saves its checkpoint"}
     return [done | failed | saving for done, failed in zip(alone, outcomes, strict=True)]
 
 
-def _failed(outcomes: list[Plan]) -> bool:
+def _failed(outcomes: list[Answer]) -> bool:
     return any("error" in outcome or "ended" in outcome for outcome in outcomes)
 
 
-def _forked(work: str, plan: Plan, launch: Round, folder: Path) -> list[Plan]:
+def _forked(work: str, job: Job, launch: Round, folder: Path) -> list[Answer]:
     """Run a part of the work in a fork for each rank; return what each wrote."""
     from torch._C._distributed_c10d import TCPStore  # torch.distributed re-exports it untyped
 
     store = TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     size = str(launch.processes)
-    job = {
+    environment = {
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": str(store.port),
         "WORLD_SIZE": size,
@@ -218,14 +263,14 @@ def _forked(work: str, plan: Plan, launch: Round, folder: Path) -> list[Plan]:
     files = [folder / f"{work}-{rank}.json" for rank in range(launch.processes)]
     ranks = []
     for rank, file in enumerate(files):
-        of_rank = {**job, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        ranks.append(fork.Process(target=_rank, args=(work, plan, launch, file, of_rank)))
+        of_rank = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        ranks.append(fork.Process(target=_rank, args=(work, job, launch, file, of_rank)))
     for process in ranks:
         process.start()
     _wait(ranks)
     outcomes = []
     for file, process in zip(files, ranks, strict=True):
-        outcome: Plan = {"ended": f"exit code {process.exitcode}"}
+        outcome: Answer = {"ended": f"exit code {process.exitcode}"}
         if file.is_file():
             outcome = json.loads(file.read_text(encoding="utf-8"))
         outcomes.append(outcome)
@@ -248,19 +293,20 @@ def _wait(ranks: list[ForkProcess]) -> None:
         rank.join()
 
 
-def _rank(work: str, plan: Plan, launch: Round, file: Path, job: dict[str, str]) -> None:
-    os.environ.update(job)
-    outcome: Plan = {}
+def _rank(work: str, job: Job, launch: Round, file: Path, variables: dict[str, str]) -> None:
+    os.environ.update(variables)
+    outcome: Answer = {}
     try:
-        _run(work, plan, launch, file.parent, outcome)
+        _run(work, job, launch, file.parent, outcome)
     except Exception as error:  # noqa: BLE001 an error of Megatron's is what a rehearsal looks for
-        outcome["error"] = {"at": time.time(), **_described(error, plan["sections"])}
+        outcome["error"] = {"at": time.time(), **_described(error, job["sections"])}
     file.write_text(json.dumps(outcome, default=str), encoding="utf-8")
     if "error" in outcome:
         sys.exit(1)
 
 
-def _described(error: Exception, sections: Plan) -> Plan:
+def _described(error: Exception, sections: Job) -> Answer:
+    """Return an error as findings, or as its text with the settings in its condition."""
     first = first_of(error)
     if isinstance(first, PrecisionConfigError | SyncError | CheckError):
         return {"findings": [_attributes(finding, OF_A_FINDING) for finding in first.findings]}
@@ -279,22 +325,24 @@ def _described(error: Exception, sections: Plan) -> Plan:
     }
 
 
-def _attributes(value: object, names: Iterable[str]) -> Plan:
+def _attributes(value: object, names: Iterable[str]) -> Answer:
+    """Return the named attributes of a value as plain data."""
     return {name: getattr(value, name) for name in names}
 
 
-def _run(work: str, plan: Plan, launch: Round, folder: Path, outcome: Plan) -> None:
+def _run(work: str, job: Job, launch: Round, folder: Path, outcome: Answer) -> None:
+    """Build and train the run of a rank; note in `outcome` what came of it so far."""
     from bridge.preflight.last_sync import last_sync
     from bridge.training.loop import pretrain
 
     saved = str(folder / SAVED)
-    saving = {"save": saved, "save_interval": plan["steps"], "save_last": False}
+    saving = {"save": saved, "save_interval": job["steps"], "save_last": False}
     files = {"train": saving, "alone": {}, "resume": {"load": saved}}
     is_resumed = work == "resume"
     outcome["phase"] = "the configs are built"
     if is_resumed:
         outcome["phase"] = PHASES[work]
-    run, problems = run_of(GivenRun(sections=_sections(plan, launch, files[work])))
+    run, problems = run_of(GivenRun(sections=_sections(job, launch, files[work])))
     config = container(run, problems)
     last_sync(config, config.mixed_precision)
     outcome["phase"] = PHASES[work]
@@ -316,12 +364,12 @@ def _run(work: str, plan: Plan, launch: Round, folder: Path, outcome: Plan) -> N
             outcome["records"].append(content)
 
 
-def _sections(plan: Plan, launch: Round, checkpoint: Plan) -> Plan:
-    """Return the sections of a launch: its layout, its batch and its checkpoints.
+def _sections(job: Job, launch: Round, checkpoint: Job) -> Job:
+    """Return the sections of a launch, with its layout, its batch and its checkpoints.
 
-    It takes a step more than the checkpoint has.
+    The run takes one step more than the checkpoint has.
     """
-    sections = plan["sections"]
+    sections = job["sections"]
     sizes = {name: value for name, value in launch.fields().items() if value is not None}
     micro_batches = 2
     if "pipeline" in launch.kinds:
@@ -332,7 +380,7 @@ def _sections(plan: Plan, launch: Round, checkpoint: Plan) -> Plan:
         "model": {**sections["model"], **sizes},
         "train": {
             **sections["train"],
-            "train_iters": plan["steps"] + 1,
+            "train_iters": job["steps"] + 1,
             "global_batch_size": samples * micro_batches,
             "audit": "warn",
         },

@@ -4,16 +4,17 @@ A function takes a finished value of a room below and returns something to show;
 or decides.
 
     value                             made by                   shown by
-    Report of findings                preflight.check           findings.py: lines, data, SARIF
+    Report of findings                preflight.check           findings.py: lines, data; sarif.py
     PrecisionPlan, PlanDifference     plan.precision_plan       plan_table.py, plan_picture.py
-    MemoryReport, FitReport           plan.memory, plan.fit     plan_table.py
-    AlignmentReport                   plan.alignment            plan_table.py
+    MemoryReport, FitReport           plan.memory, plan.fit     memory_table.py
+    AlignmentReport                   plan.alignment            align_table.py
     ModuleSelection                   plan.selection            module_table.py
     SyncReport                        sync                      sync_table.py: plain text
     Comparison, RecipeRow             compare.comparison        comparison.py: table, files, picture
     Band                              compare.band              gradients.py
     QuantisationRow                   audit.quantisation        quantisation.py: tables, a heat map
     RunFolder                         audit.run_folder          watch.py; html/: data, then the page
+    RunLog                            audit.run_log             log.py: a view, data for the page
     Contents, Difference, RoundTrip   checkpoint, numerics      checkpoint.py
 
 `table.py` lays columns and rows out for a terminal or a file, and every table goes through it.

@@ -33,42 +33,46 @@ LINEAR_GATES = 8
 def show_comparisons(comparisons: Sequence[Comparison]) -> None:
     """Print a table and a verdict per recipe, for each comparison of a sweep."""
     for comparison in comparisons:
-        rows = list(map(_cells, comparison.rows))
+        rows = _table_of(comparison)
         numbers = {*rows[0]} - {"recipe", "verdict"}
         show(table(rows, title=_title(comparison), numbers=numbers))
         print("\n".join(sentences(comparison)))  # noqa: T201  the end of a command
 
 
 def sentences(comparison: Comparison) -> list[str]:
-    """Return the proof that the runs are twins, and the verdict on each recipe."""
-    baseline = comparison.baseline
+    """Return how far the runs are twins, and the verdict on each recipe."""
+    lines = list(comparison.notes) or [_proof(comparison)]
+    for row in comparison.rows[1:]:
+        lines.append(row.sentence(comparison.baseline.label))
+    return lines
+
+
+def _proof(comparison: Comparison) -> str:
+    """Return the proof that runs of our own are twins."""
     fields: set[str] = set()
     for row in comparison.rows:
         fields.update(row.differs_in)
-    proof = (
+    return (
         f"Twins: {comparison.equal_fields} fields of the runs are equal, and {len(fields)} fields "
         "of precision differ. Each seed has its own weights and order of the data, the same for "
         "every recipe."
     )
-    lines = [proof]
-    for row in comparison.rows[1:]:
-        lines.append(row.sentence(baseline.label))
-    return lines
 
 
 def answers(comparisons: Sequence[Comparison]) -> dict[Path, dict[str, str]]:
     """Return for each run that has a twin of another recipe a state and a sentence.
 
-    A state is good, bad or unknown.
+    A state is good, bad or unknown. The runs of the baseline have what is known of all of them.
     """
     answer_of: dict[Path, dict[str, str]] = {}
     for comparison in comparisons:
         if len(comparison.rows) < 2:
             continue
-        for row, sentence in zip(comparison.rows, sentences(comparison), strict=True):
-            state = "unknown"
+        about_all = " ".join(comparison.notes) or _proof(comparison)
+        for row in comparison.rows:
+            state, sentence = "unknown", about_all
             if row.gap is not None:
-                state = STATES[row.gap.verdict]
+                state, sentence = STATES[row.gap.verdict], row.sentence(comparison.baseline.label)
             for arm in row.arms:
                 answer_of[arm.folder] = {"state": state, "sentence": sentence}
     return answer_of
@@ -92,12 +96,15 @@ def write_comparisons(folder: Path, comparisons: Sequence[Comparison]) -> None:
 def comparison_dict(comparison: Comparison) -> dict[str, Any]:
     """Return a comparison as plain data."""
     rows = list(map(_row_dict, comparison.rows))
-    return {
+    content = {
         "where": dict(comparison.where),
         "gate": comparison.gate,
         "equal_fields": comparison.equal_fields,
         "rows": rows,
     }
+    if comparison.notes:
+        content["notes"] = list(comparison.notes)
+    return content
 
 
 def _row_dict(row: RecipeRow) -> dict[str, Any]:
@@ -117,19 +124,32 @@ def _row_dict(row: RecipeRow) -> dict[str, Any]:
 
 def _title(comparison: Comparison) -> str:
     title = f"Compared with {comparison.baseline.label}"
-    where = ", ".join(f"{name}={value}" for name, value in comparison.where.items())
+    where = []
+    for name, value in comparison.where.items():
+        where.append(f"{name}={value}")
     if where:
-        title += f", where {where}"
+        title += f", where {', '.join(where)}"
     return title
 
 
 def _markdown(comparison: Comparison, picture: str) -> str:
-    rows = list(map(_cells, comparison.rows))
-    lines = [f"## {_title(comparison)}", "", markdown(rows), ""]
+    lines = [f"## {_title(comparison)}", "", markdown(_table_of(comparison)), ""]
     for sentence in sentences(comparison):
         lines.append(f"- {sentence}")
     lines += ["", f"![Losses and gaps]({picture})", ""]
     return "\n".join(lines)
+
+
+def _table_of(comparison: Comparison) -> list[dict[str, str]]:
+    """Return a row for each recipe; of logs without the columns that no log has."""
+    rows = list(map(_cells, comparison.rows))
+    if not comparison.notes:
+        return rows
+    for heading in list(rows[0]):
+        if {row[heading] for row in rows} == {"-"}:
+            for row in rows:
+                del row[heading]
+    return rows
 
 
 def _cells(row: RecipeRow) -> dict[str, str]:
@@ -155,7 +175,7 @@ def _cells(row: RecipeRow) -> dict[str, str]:
         "loss": cell(row.loss),
         "validation": cell(figures["validation_loss"]),
         "seeds": str(len(row.arms)),
-        "skipped": str(figures["skipped_steps"]),
+        "skipped": cell(figures["skipped_steps"], ""),
         "s/step": cell(figures["step_seconds"], ".3f"),
         "tokens/s": cell(figures["tokens_per_second"], ",.0f"),
         "peak MiB": peak,
@@ -169,7 +189,10 @@ def plot_comparison(path: Path, comparison: Comparison) -> None:
     above, below = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     for number, row in enumerate(comparison.rows):
         _draw_losses(above, row, f"C{number}")
-    above.set(title="Training loss: mean and range of the seeds", ylabel="nats per token")
+    title = "Training loss"
+    if any(len(row.arms) > 1 for row in comparison.rows):
+        title = "Training loss: mean and range of the seeds"
+    above.set(title=title, ylabel="nats per token")
     _draw_gaps(below, comparison)
     for axes in (above, below):
         axes.grid(visible=True, alpha=0.3)

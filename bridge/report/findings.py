@@ -1,17 +1,13 @@
-"""Findings of a check: for people, as plain data, and as SARIF 2.1.0, which code review takes."""
+"""Findings of a check: lines for people, and plain data."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from bridge.errors import bounded
 from bridge.precision.values import plain
 from bridge.preflight.check import Report
-from bridge.rules.rule import EVIDENCE, Rule, RuleFinding, remedy_of
-from bridge.rules.rulebook import BY_ID, RULES
-from bridge.rules.run_context import RunContext
+from bridge.rules.rule import EVIDENCE, RuleFinding, remedy_of
 
 STYLES = {"error": "bold red", "warning": "yellow", "info": "cyan"}
-
 
 Line = tuple[tuple[str, str], ...]
 """A line for people: its parts, each a text and its style in rich's words."""
@@ -63,11 +59,16 @@ def brief_line(report: Report) -> str:
     for severity in ("error", "warning"):
         findings = report.of(severity)
         if findings:
-            ids = dict.fromkeys(finding.id for finding in findings)
+            ids: dict[str, None] = {}
+            for finding in findings:
+                ids[finding.id] = None
             parts.append(f"{_counted(len(findings), severity)} ({', '.join(ids)})")
-    unknown = [finding for finding in report.findings if finding.unknown]
+    unknown = 0
+    for finding in report.findings:
+        if finding.unknown:
+            unknown += 1
     if unknown:
-        parts.append(f"{len(unknown)} cannot be judged")
+        parts.append(f"{unknown} cannot be judged")
     not_asked = report.context.not_asked
     if not_asked:
         other_layers = report.context.run.reading.other_layers
@@ -129,80 +130,3 @@ def _finding(finding: RuleFinding) -> list[Line]:
         lines.append(((f"    - {remedy_of((remedy,))}", ""),))
     lines.append(((f"    source: {finding.source}{note}", "dim"),))
     return lines
-
-
-SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-_LEVELS = {"error": "error", "warning": "warning", "info": "note"}
-_INDEX = {rule.id: index for index, rule in enumerate(RULES)}
-
-
-def sarif(reports: Sequence[Report], *, file: str, version: str) -> dict[str, Any]:
-    """Return reports as a SARIF log, one run each.
-
-    Silenced findings are in it as suppressed, with the reason.
-    """
-    runs = []
-    for report in reports:
-        properties = {"precision": report.precision, "target": report.target}
-        runs.append(_sarif_run(_results(report, file), properties, version))
-    return {"$schema": SCHEMA, "version": "2.1.0", "runs": runs}
-
-
-def sarif_of_files(checked: Sequence[tuple[str, Report]], *, version: str) -> dict[str, Any]:
-    """Return the reports of several files as a SARIF log of one run.
-
-    Code review takes 20 runs at most.
-    """
-    results: list[dict[str, Any]] = []
-    rows = []
-    for file, report in checked:
-        results += _results(report, file)
-        rows.append({"file": file, "precision": report.precision, "target": report.target})
-    run = _sarif_run(results, {"checked": rows}, version)
-    return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
-
-
-def _sarif_run(
-    results: list[dict[str, Any]], properties: dict[str, Any], version: str
-) -> dict[str, Any]:
-    rules = [_rule(rule) for rule in RULES]
-    driver = {"name": "precision-bridge", "semanticVersion": version, "rules": rules}
-    return {"tool": {"driver": driver}, "properties": properties, "results": results}
-
-
-def _results(report: Report, file: str) -> list[dict[str, Any]]:
-    """Return every finding of a report, the silenced ones too."""
-    return [_result(finding, file) for finding in (*report.findings, *report.silenced)]
-
-
-def _rule(rule: Rule[RunContext]) -> dict[str, Any]:
-    words = []
-    for word in rule.title.replace("-", " ").split():
-        if word.isalnum():
-            words.append(word.capitalize())
-    return {
-        "id": rule.id,
-        "name": "".join(words),
-        "shortDescription": {"text": rule.title},
-        "fullDescription": {"text": rule.explanation or rule.title},
-        "help": {"text": f"Source: {rule.source}."},
-        "defaultConfiguration": {"level": _LEVELS[rule.severity]},
-        "properties": {"evidence": rule.evidence},
-    }
-
-
-def _result(finding: RuleFinding, file: str) -> dict[str, Any]:
-    place = {"artifactLocation": {"uri": file}, "region": {"startLine": 1}}
-    setting = {"fullyQualifiedName": finding.path, "kind": "member"}
-    result: dict[str, Any] = {
-        "ruleId": finding.id,
-        "ruleIndex": _INDEX[finding.id],
-        "level": _LEVELS[finding.severity],
-        "message": {"text": str(finding)},
-        "locations": [{"physicalLocation": place, "logicalLocations": [setting]}],
-        "partialFingerprints": {"ruleAndSetting": f"{finding.id}/{finding.path}"},
-        "properties": {"source": BY_ID[finding.id].source},
-    }
-    if finding.silenced is not None:
-        result["suppressions"] = [{"kind": "external", "justification": finding.silenced}]
-    return result

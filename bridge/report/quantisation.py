@@ -30,15 +30,15 @@ def quantisation_table(rows: Sequence[QuantisationRow], *, title: str) -> Render
             "module": _short(row.module),
             "operand": row.operand,
             "format": row.format,
-            "amax": f"{row.amax:.3g}",
+            "amax": _known(f"{row.amax:.3g}"),
             "scale": scale,
             "to zero": _percent(row.underflow),
             "saturated": _percent(row.saturated),
-            "SQNR dB": f"{row.sqnr_db:.1f}",
+            "SQNR dB": _known(f"{row.sqnr_db:.1f}"),
         }
         for scheme in WHAT_IF:
             ratio = getattr(row, f"{scheme}_db")
-            line[f"if {scheme}"] = f"{ratio:.1f}"
+            line[f"if {scheme}"] = _known(f"{ratio:.1f}")
         lines.append(line)
     numbers = {*lines[0]} - {"module", "operand", "format"}
     return table(lines, title=f"{title}, step {last[0].step}{NUMBERED}", numbers=numbers)
@@ -81,7 +81,16 @@ def _largest(rows: Sequence[QuantisationRow], name: str) -> float:
     return largest
 
 
+def _known(number: str) -> str:
+    """Return the text of a number, and a dash for one that is not known."""
+    if number == "nan":
+        return "-"
+    return number
+
+
 def _percent(share: float) -> str:
+    if math.isnan(share):
+        return "-"
     if share == 0:
         return "0"
     return f"{100 * share:.2g} %"

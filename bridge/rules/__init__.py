@@ -1,29 +1,36 @@
-"""The rulebook: one law, one row.
+"""The rulebook: one row per law.
 
-    Rule           a row: id, title, setting, severity, sync, versions, when, message, remedies,
-                   source, evidence, explanation (`rule.py`, which has a kind of row for each
-                   severity and asker; the rows stand in `topics/`, a file per subject)
-    RuleContext    the facts that every asker knows (`context.py`): the precision and its
-                   statements, the values of the configs that it is written into, the plan of the
-                   sync, mode and scheme, the target, the environment
-    RunContext     the facts that a check alone knows (`run_context.py`): the sections as they were
-                   given, shape and layout, the program, the modules of each row
-    Violation      a place where a run breaks a row, and the words of its message (`violation.py`)
-    RuleFinding    the finding of a violation: the sentence, the value, its source, the remedies
+To add a rule
+    1. Choose the file of its subject in ``topics/``: ``statements/``, ``precision/``, ``model/``,
+       ``training/`` or ``system/``.
+    2. Add a row to its `RULES`: ``warning(id=..., when=..., message=..., remedies=..., ...)``. The
+       kinds of rows stand in ``rule.py``.
+    3. Write `when`, a function of the context that yields a `Violation` for each fault.
+    4. Add a run that breaks the rule and a run that keeps it to the file of the same name in
+       ``tests/rules/cases/``, and the finding to ``examples.yaml``.
 
-The `when` of a row is a function of the context. It returns whether the run breaks the row, or
-yields the places where it does. Its signature names the context that it needs: mypy refuses a row
-of `finalize` or of a sync that reads more than they know.
+The parts of a rule
+    rule.py               `Rule`, its kinds by severity and by asker, and `RuleFinding`
+    violation.py          `Violation`: a place where a run breaks a rule, and words of its message
+    rulebook.py           every rule, by topic and by id
 
-`finalize` asks the errors that need the precision alone, a sync those whose `sync` says so, `check`
-asks all of them (`rulebook.py`). `own_run` refuses the fields that scripts/train.py does not
-honour.
+What a rule may ask
+    context.py            `RuleContext`: the precision, the values of the configs, the target. The
+                          rules of `finalize` and of a sync read no more than this
+    run_context.py        `RunContext`: a whole run, with sections, shape, layout and program
+    owner_values.py       the types of the configs' fields
+    sync_row.py           `SyncRow`: a value that a sync writes, with its reason
+    module_selection.py   `ModuleSelection`: the modules that each row of `modules` selects
+    program.py            `Program`: the program that starts the run
+    facts/                facts about a run that rules of several topics read
 
-    owner_values.py     the types of the fields      sync_row.py    a value that a sync writes
-    inert.py            fields without effect        storing.py     the setting that stores weights
-    module_selection.py the modules that rows take   variables.py   variables of the environment
-    own_run_fields.py   the fields that scripts/train.py honours
-    without_effect.py   violations about settings that change nothing
-    unknown.py          the sentences about values that are assumed or open
-    facts/              facts about a run that rules of several topics read
+What rules of several topics share
+    inert.py              fields that change nothing in a run
+    without_effect.py     violations about such fields
+    storing.py            the setting that stores weights in low precision
+    variables.py          environment variables that change a precision
+    unknown.py            the sentences about values that are assumed or open
+
+`finalize` asks the errors that need the precision alone. A sync asks the rows with a `sync`. `check`
+asks all rows.
 """

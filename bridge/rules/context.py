@@ -1,7 +1,7 @@
 """`RuleContext`: what a rule may ask about a precision and the configs it is written into.
 
 `finalize` asks with `RuleContext.of_precision`, a sync makes one of its owners, a check a
-`RunContext`, which knows the whole run. A value that is not given is Megatron's class default.
+`RunContext`, which knows the whole run. A value that no config states is Megatron's class default.
 Where Megatron has none (`seq_length`, `target.te`), None stands for "not known", and a rule that
 needs it stays silent.
 """
@@ -68,7 +68,7 @@ class RuleContext:
         precision: The config; None: the owners keep their own settings.
         views: Role -> values of that config after the plan, as attributes, dtypes as tokens. A view
             has the fields that are known and no others: a row that reads more fails at once.
-        given: Roles of the configs that are there.
+        present: Roles of the configs that are there.
         rows: The plan that made the values.
         scheme: The scaling scheme of the run where it is known already.
         target: The GPUs and versions of the run.
@@ -86,7 +86,7 @@ class RuleContext:
         precision: PrecisionConfig | None,
         *,
         views: Mapping[str, View],
-        given: frozenset[str] = frozenset(),
+        present: frozenset[str] = frozenset(),
         rows: Sequence[SyncRow] = (),
         scheme: str | None = None,
         target: Target | None = None,
@@ -103,7 +103,7 @@ class RuleContext:
             self.stated = stated_values(precision)
             self.put_aside = switches_put_aside(precision)
         self.views = views
-        self.given = given
+        self.present = present
         self.rows = rows
         self.target = target or Target()
         self.is_last = is_last
@@ -127,15 +127,15 @@ class RuleContext:
         """Return those of some settings whose values are assumed or open -> what decides each."""
         if self.weaknesses is None:
             return {}
-        found = {}
+        deciders = {}
         for path in paths:
             decider = self.weaknesses(path)
             if decider is not None:
-                found[path] = decider
-        return found
+                deciders[path] = decider
+        return deciders
 
     def is_own_known(self, path: str) -> bool:  # noqa: ARG002  of a check
-        """Return whether an owner's value before the sync is stated, or a known default."""
+        """Return whether the value that an owner has before the sync is stated or a known default."""
         return True
 
     # -- the owners' values ----------------------------------------------------------------------
@@ -313,17 +313,17 @@ class RuleContext:
     @property
     def has_model(self) -> bool:
         """Whether a model config is there."""
-        return "model" in self.given
+        return "model" in self.present
 
     @property
     def has_optimizer(self) -> bool:
         """Whether an optimizer config is there."""
-        return "optimizer" in self.given
+        return "optimizer" in self.present
 
     @property
     def has_ddp(self) -> bool:
         """Whether a DDP config is there."""
-        return "ddp" in self.given
+        return "ddp" in self.present
 
     @property
     def has_owners(self) -> bool:
@@ -333,7 +333,7 @@ class RuleContext:
     @property
     def has_peft(self) -> bool:
         """Whether the run trains adapters."""
-        return "peft" in self.given
+        return "peft" in self.present
 
     @property
     def has_precision_aware(self) -> bool:
@@ -434,17 +434,17 @@ class RuleContext:
             keeps_layers=bool(self.model.first_last_layers_bf16),
         )
 
-    def stands_out(self, field: str) -> bool:
-        """Return whether precision or owner state a field with another value than its default."""
+    def differs_from_default(self, field: str) -> bool:
+        """Return whether the precision or an owner gives a field another value than its default."""
         if field in self.stated:
             return differ(self.stated[field], FIELD_DEFAULTS[field])
         role = None
         if field in MEGATRON_FIELDS:
             role = _owner_of(field)
-        if role is None or role not in self.given:
+        if role is None or role not in self.present:
             return False
-        held = getattr(self.views[role], field)
-        return held is not None and differ(held, DEFAULTS[role][field])
+        value = getattr(self.views[role], field)
+        return value is not None and differ(value, DEFAULTS[role][field])
 
     def path(self, name: str) -> str:
         """Return the full path of a setting: of a recipe, or of an owner where there is none."""
@@ -459,7 +459,7 @@ class RuleContext:
         return f"{_owner_of(name) or 'model'}.{name}"
 
     def value(self, path: str) -> Any:
-        """Return what a path holds; None for one that is no setting."""
+        """Return the value of a path; None for a path that is no setting."""
         section, _, name = path.partition(".")
         if section == "mixed_precision":
             if name in self.stated:
@@ -476,8 +476,8 @@ class RuleContext:
             return getattr(self.views[section], name, None)
         return None
 
-    def held(self, name: str) -> Any:
-        """Return what a setting of the precision holds: as stated, or else in its owner."""
+    def value_of(self, name: str) -> Any:
+        """Return the value of a setting of the precision: the stated one, or else its owner's."""
         return self.value(self.path(name))
 
     def where(self, path: str) -> str | None:

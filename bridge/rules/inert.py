@@ -11,10 +11,11 @@ PADDING = "moe_router_padding_for_quantization"
 SCALER_SCHEDULE = tuple(
     name for name, field in FIELDS.items() if field.subject is SCALER and name != "loss_scale"
 )
-"""Read by the dynamic loss scale of an FP16 run alone."""
+"""Fields that the dynamic loss scale of an FP16 run reads, and no other run."""
 SCHEME_SETTINGS = tuple(sorted(name for name, field in FIELDS.items() if field.schemes))
 """Fields that some scaling schemes read and others do not."""
 OF_KEPT_LAYERS = (*LAYER_COUNTS, "first_last_layers_bf16")
+"""Fields of the layers that stay in BF16."""
 
 
 def inert_fields(
@@ -26,8 +27,14 @@ def inert_fields(
 ) -> dict[str, str]:
     """Return each field that changes nothing in a run of `config`, stated or not -> the reason.
 
-    None for `scheme`, `is_autocast` (the run is under autocast) or `keeps_layers` (in BF16) stands
-    for the config's own answer. A reason is a clause.
+    Args:
+        config: The precision.
+        scheme: The scaling scheme of the run; None: that of the config.
+        is_autocast: Whether the run is under autocast; None: as the config states it.
+        keeps_layers: Whether first and last layers stay in BF16; None: as the config states it.
+
+    Returns:
+        Field -> reason, a clause.
     """
     if scheme_of(config) is None:
         scheme = None
@@ -39,33 +46,33 @@ def inert_fields(
         keeps_layers = config.first_last_layers_bf16
     mode = mode_of(config)
     run = (scheme or mode).upper()
-    found = _out_of_family(config, scheme, run)
+    reasons = _out_of_family(config, scheme, run)
     if scheme is None:
-        found.update(dict.fromkeys(OF_KEPT_LAYERS, f"every layer of this run is in {run}"))
+        reasons.update(dict.fromkeys(OF_KEPT_LAYERS, f"every layer of this run is in {run}"))
     elif not keeps_layers:
-        found.update(dict.fromkeys(OF_KEPT_LAYERS, "first_last_layers_bf16 is off"))
+        reasons.update(dict.fromkeys(OF_KEPT_LAYERS, "first_last_layers_bf16 is off"))
     if not is_autocast:
-        found["autocast_dtype"] = "autocast is off"
+        reasons["autocast_dtype"] = "autocast is off"
     if not config.fp16:
         why = f"a {mode.upper()} run has no dynamic loss scale"
-        found.update(dict.fromkeys(SCALER_SCHEDULE, why))
+        reasons.update(dict.fromkeys(SCALER_SCHEDULE, why))
     elif config.loss_scale:
-        found.update(dict.fromkeys(SCALER_SCHEDULE, "the loss scale is constant"))
+        reasons.update(dict.fromkeys(SCALER_SCHEDULE, "the loss scale is constant"))
     if mode == "fp32":
-        found["grad_reduce_in_fp32"] = "gradients are FP32 in an FP32 run"
-    return found
+        reasons["grad_reduce_in_fp32"] = "gradients are FP32 in an FP32 run"
+    return reasons
 
 
 def _out_of_family(config: PrecisionConfig, scheme: str | None, run: str) -> dict[str, str]:
     """Return the fields of a format, or of scaling schemes, that the run is not in."""
     is_known = scheme in FP8_SCHEMES or scheme in FP4_SCHEMES
-    found = {}
+    reasons = {}
     for name, field in FIELDS.items():
         if field.family in ("fp8", "fp4") and getattr(config, field.family) is None:
-            found[name] = f"no {field.family.upper()} in this {run} run"
+            reasons[name] = f"no {field.family.upper()} in this {run} run"
         elif field.family == "low" and scheme is None:
-            found[name] = f"no FP8 or FP4 in this {run} run"
+            reasons[name] = f"no FP8 or FP4 in this {run} run"
         elif field.schemes and is_known and scheme not in field.schemes:
             readers = ", ".join(sorted(field.schemes))
-            found[name] = f"{scheme} scaling does not read it (only {readers})"
-    return found
+            reasons[name] = f"{scheme} scaling does not read it (only {readers})"
+    return reasons

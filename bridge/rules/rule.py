@@ -1,6 +1,6 @@
 """`Rule`: one law as a row of named columns, and the findings that the violations of a run make.
 
-A row reads without its code: `when` says of a run where it breaks the law, and `message` and
+A row reads without its code: `when` yields the places where a run breaks the law, and `message` and
 `remedies` are whole sentences over ``run``, the context, and over the words of a violation.
 
     contradiction(id="PB204", setting="fp4", when=lambda run: run.is_fp8 and run.is_fp4, ...)
@@ -19,7 +19,7 @@ from bridge.model.reads import reads
 from bridge.rules.context import RuleContext
 from bridge.rules.run_context import RunContext
 from bridge.rules.unknown import deciders_text, named_first, settings_text
-from bridge.rules.violation import HELD, Violation
+from bridge.rules.violation import VALUE_OF_PATH, Violation
 from bridge.target.versions import VersionRange
 
 SEVERITIES = ("error", "warning", "info")
@@ -52,28 +52,31 @@ Run_contra = TypeVar("Run_contra", bound=RuleContext, contravariant=True)
 
 @dataclass(frozen=True, kw_only=True)  # `typing` notes the context on an instance: no slots
 class Rule(Generic[Run_contra]):
-    """One row."""
+    """A law as a row."""
 
     id: str
-    """PB and three digits; the first says the topic."""
+    """PB and three digits, of which the first stands for the topic."""
     title: str
     """The fault in a few words."""
     setting: str
-    """What the rule is about: a field of the precision, or section.field."""
+    """The setting that the rule is about: a field of the precision, or section.field."""
     severity: str
     """One of `SEVERITIES`."""
     is_of_finalize: bool = False
-    """`finalize` asks it, which knows the precision alone. `check` asks every rule."""
+    """Whether `finalize`, which knows the precision alone, asks it. `check` asks every rule."""
     sync: str | None = None
     """A key of `SYNC`; None: a sync does not ask it."""
     versions: tuple[VersionRange, ...] = ()
-    """Versions it holds for. Where one is not known, the finding says so and is one step milder."""
+    """The versions that it holds for.
+
+    Where a version is not known, the finding states that, and is one step milder.
+    """
     when: Callable[[Run_contra], bool | Iterable[Violation]]
-    """Returns the places where a run breaks the rule; True: the row's own setting is at fault."""
+    """Yields the places where a run breaks the rule, or returns whether `setting` is at fault."""
     message: str
     """The rule as a clause about the setting, without a full stop."""
     remedies: tuple[str, ...]
-    """Imperative clauses without a full stop; one whose words are empty is left out."""
+    """Imperative clauses without a full stop. A clause that is empty is left out."""
     source: str
     """File and version, or thread and date."""
     evidence: str = "verified"
@@ -148,18 +151,18 @@ Asked = TypeVar("Asked", bound=RuleContext)
 
 
 def ask(rules: Iterable[Rule[Asked]], context: Asked) -> list[RuleFinding]:
-    """Return what the rules find in `context`, in the order of the rules."""
-    found: list[RuleFinding] = []
+    """Return the findings of rules about a context, in the order of the rules."""
+    findings: list[RuleFinding] = []
     for rule in rules:
         try:
-            found += findings_of(rule, context)
+            findings += findings_of(rule, context)
         except Exception as error:  # noqa: BLE001  it must not hide the findings of other rules
-            found.append(_stumbled(rule, context, error))
-    return found
+            findings.append(_stumbled(rule, context, error))
+    return findings
 
 
 def findings_of(rule: Rule[Asked], context: Asked) -> list[RuleFinding]:
-    """Return what one rule finds in `context`: nothing where the versions rule it out."""
+    """Return the findings of a rule about a context; none for versions that it does not hold for."""
     with reads() as paths:
         violations = rule.violations(context)
     if context.leaves_out(rule.id, paths) or not violations:
@@ -171,17 +174,17 @@ def findings_of(rule: Rule[Asked], context: Asked) -> list[RuleFinding]:
             return []
         if holds is None:
             depends.append(versions)
-    found = []
+    findings = []
     for violation in violations:
         if violation.rests_on is None:
             unknown = context.unknown_among(paths)
         else:
             unknown = context.unknown_among(violation.rests_on)
         if not unknown:
-            found.append(_finding(rule, context, violation, depends))
+            findings.append(_finding(rule, context, violation, depends))
         elif rule.severity != "info":  # an info that cannot be judged is not worth a line
-            found.append(_unjudged(rule, context, violation, unknown))
-    return found
+            findings.append(_unjudged(rule, context, violation, unknown))
+    return findings
 
 
 def _holds(versions: VersionRange, context: RuleContext) -> bool | None:
@@ -251,8 +254,8 @@ def _finding(
 
 
 def _value(violation: Violation, context: RuleContext, path: str) -> object:
-    """Return the value at fault: the violation's, or else the one that the path holds."""
-    if violation.value is HELD:
+    """Return the value at fault: that of the violation, or else that of the path."""
+    if violation.value is VALUE_OF_PATH:
         return context.value(path)
     return violation.value
 

@@ -1,38 +1,35 @@
 """All rules: a table per topic, and one of them all."""
 
-from collections.abc import Iterator
+from operator import attrgetter
 
-from bridge.rules.own_run import RULES as OWN_RUN
 from bridge.rules.rule import Rule, without_run
 from bridge.rules.run_context import RunContext
-from bridge.rules.topics import (
-    alignment,
-    attention,
+from bridge.rules.topics.model import alignment, attention, moe, residual
+from bridge.rules.topics.precision import (
     blackwell,
-    checkpoint,
-    determinism,
-    environment,
-    frameworks,
     layers,
     loss_scale,
     mode,
     modules,
-    moe,
-    names,
+    scheme,
+    stored,
+)
+from bridge.rules.topics.statements import recipe, values
+from bridge.rules.topics.system import environment, frameworks, target, train_script
+from bridge.rules.topics.training import (
+    checkpoint,
+    determinism,
     optimizer,
     parallel,
     recompute,
     reduction,
-    residual,
-    scheme,
     sharding,
-    stored,
-    target,
 )
 
 TOPICS: dict[str, tuple[Rule[RunContext], ...]] = {
     "Mode and dtypes": mode.RULES,
-    "Names, types and origins": names.RULES,
+    "Values and keys as they are written": values.RULES,
+    "Recipe and configs": recipe.RULES,
     "Loss scale": loss_scale.RULES,
     "Residual stream": residual.RULES,
     "Formats and schemes": scheme.RULES,
@@ -53,18 +50,21 @@ TOPICS: dict[str, tuple[Rule[RunContext], ...]] = {
     "Determinism": determinism.RULES,
     "Checkpoints and adapters": checkpoint.RULES,
     "Target": target.RULES,
-    "Runs of this project": OWN_RUN,
+    "Runs of this project": train_script.RULES,
     "Frameworks": frameworks.RULES,
 }
-"""Topic -> its rules, in the order of their ids."""
+"""Topic -> its rules."""
 
 
-def _all() -> Iterator[Rule[RunContext]]:
-    for rules in TOPICS.values():
-        yield from rules
+def _in_order_of_id() -> tuple[Rule[RunContext], ...]:
+    rules: list[Rule[RunContext]] = []
+    for topic in TOPICS.values():
+        rules += topic
+    return tuple(sorted(rules, key=attrgetter("id")))
 
 
-RULES = tuple(_all())
+RULES = _in_order_of_id()
+"""All rules, in the order in which a report lists their findings."""
 BY_ID = {rule.id: rule for rule in RULES}
 
 ALONE = without_run(rule for rule in RULES if rule.is_of_finalize)

@@ -64,7 +64,7 @@ class RunContext(RuleContext, ABC):
         super().__init__(
             precision,
             views=views,
-            given=frozenset(role for role, section in sections.items() if section.is_given),
+            present=frozenset(role for role, section in sections.items() if section.is_given),
             rows=rows,
             target=target,
             origins=origins,
@@ -103,6 +103,13 @@ class RunContext(RuleContext, ABC):
     @abstractmethod
     def prediction_schemes(self) -> Sequence[str | None]:
         """The scheme of each linear layer of multi-token prediction; none without a plan."""
+
+    @abstractmethod
+    def stored_formats(self, module: str) -> frozenset[str]:
+        """Return the formats that the weights of the modules of a name are kept in between steps.
+
+        Without a plan there are none.
+        """
 
     @property
     @abstractmethod

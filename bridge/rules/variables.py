@@ -109,12 +109,12 @@ def concerning(
 
     `attention` says whether the run's attention is in FP8.
     """
-    found = []
+    rows_and_values = []
     for row, text in variables_in(environ):
         is_read = attention or not row.attention
         if is_read and (not row.schemes or scheme in row.schemes):
-            found.append((row, text))
-    return found
+            rows_and_values.append((row, text))
+    return rows_and_values
 
 
 def recipe_options(environ: Mapping[str, str]) -> tuple[tuple[str, object], ...]:
@@ -163,9 +163,9 @@ def environment_findings(
     """
     if scheme is None:
         return []
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for row, text in concerning(scheme, environ, attention=attention):
-        found += _findings_of(row, text, scheme)
+        findings += _findings_of(row, text, scheme)
     for name in sorted(environ):
         if not name.startswith("NVTE_") or name in nvte_variables():
             continue
@@ -173,10 +173,10 @@ def environment_findings(
         if near:
             rule = "Transformer Engine knows no such variable and ignores it"
             remedy = did_you_mean(near)
-            found.append(
+            findings.append(
                 _finding(path=name, rule=rule, remedy=remedy, value=name, severity="warning")
             )
-    return found
+    return findings
 
 
 _finding = partial(Finding, where="environment")

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Final
 
-HELD: Final = object()
-"""Stands for the value that a path holds."""
+VALUE_OF_PATH: Final = object()
+"""Stands for the value of the violation's path."""
 
 
 class Violation:
@@ -13,13 +13,13 @@ class Violation:
     Args:
         path: The setting at fault: a field of the precision, or section.field; None: the setting
             of the row.
-        value: Its value; `HELD`: the one that the path holds.
-        where: The source of the value; None: the one that set the path.
-        severity: None: the one of the row.
-        rests_on: Paths of the settings that decide whether this place breaks the rule, where the
-            rule reads more than them; None: all that it reads.
-        **words: Names in the row's message and remedies -> values; they have ``run``, ``path`` and
-            ``value`` anyway.
+        value: The value at fault; `VALUE_OF_PATH`: that of the path.
+        where: The source of the value; None: the source that set the path.
+        severity: The severity of this violation; None: that of the row.
+        rests_on: The settings that decide whether this place breaks the rule; None: every setting
+            that the rule reads.
+        **words: Names in the row's message and remedies -> values. ``run``, ``path`` and ``value``
+            are there without a statement.
     """
 
     __slots__ = ("path", "rests_on", "severity", "value", "where", "words")
@@ -28,7 +28,7 @@ class Violation:
         self,
         path: str | None = None,
         *,
-        value: object = HELD,
+        value: object = VALUE_OF_PATH,
         where: str | None = None,
         severity: str | None = None,
         rests_on: Iterable[str] | None = None,

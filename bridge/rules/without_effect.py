@@ -8,7 +8,7 @@ from bridge.rules.violation import Violation
 
 def without_effect(run: RuleContext, fields: Iterable[str]) -> Iterator[Violation]:
     """Yield a violation for each field that is stated, away from its default, and has no effect."""
-    stated = [name for name in fields if run.stands_out(name)]
+    stated = [name for name in fields if run.differs_from_default(name)]
     for name in stated:
         if name in run.inert:
             yield Violation(name, why=run.inert[name])

@@ -1,11 +1,13 @@
-"""`modules` as `model.quant_recipe`: one recipe, or one for each pipeline stage.
+"""`module_recipe`: the rows of `modules` as `model.quant_recipe`, a recipe for the run or for each pipeline stage.
 
-Stages have recipes of their own where rows name layers by number. An owner of Megatron's class gets
+Stages have different recipes where rows name layers by number. An owner of Megatron's class gets
 an object of the class that its field is annotated with, `RecipeConfig`. A mapping, or an object of
-another class, gets plain data. All ranks hold the same object. Where stages need different recipes
-it asks Megatron for the stage when the model is built, which is after Megatron made its process
-groups. Megatron's matcher cannot tell the chunks of a stage apart, so the trainer asks for the
-recipe of each chunk that it builds.
+another class, gets plain data.
+
+All ranks hold the same object. Where stages need different recipes the object asks Megatron for the
+stage when the model is built, which is after Megatron made its process groups. Megatron's matcher
+cannot tell the chunks of a stage apart, so the trainer asks for the recipe of each chunk that it
+builds.
 """
 
 import functools
@@ -30,8 +32,10 @@ PARALLEL_STATE = "megatron.core.parallel_state"
 def module_recipe(config: PrecisionConfig, owner: OwnerValues) -> Any:
     """Return the value of an owner's `quant_recipe` for the rows of `modules`, as plain data.
 
-    A value of the owner that has the same effect is returned as it is. RunConfigError for a row
-    that names layers where the model's layers or its layout are not known.
+    A value of the owner that has the same effect is returned as it is.
+
+    Raises:
+        RunConfigError: A row names layers, and the model's layers or its layout are not known.
     """
     rows = module_rows(field_value(config, "modules"))
     chunks: list[tuple[int, ...]] = [()]
@@ -86,10 +90,11 @@ def _chunks(owner: OwnerValues, rows: Sequence[ModuleRow]) -> list[tuple[int, ..
 
 
 class _ModuleRecipe:
-    """Part of the class that is made over Megatron's `RecipeConfig`.
+    """The recipe of the stage that asks; `_class_of` makes a class of it over Megatron's `RecipeConfig`.
 
-    It is the recipe of the stage that asks. `files` has a file for each model chunk, in order of
-    execution; a single file is every chunk's.
+    Args:
+        files: A file for each model chunk, in order of execution; a single file is every chunk's.
+        stages: The number of pipeline stages.
     """
 
     kind: Any
@@ -121,7 +126,7 @@ class _ModuleRecipe:
         return list(self.kind.from_config_dict(file).matchers)
 
     def of_chunk(self, number: int) -> Any:
-        """Return the recipe of one model chunk of every stage, counted from 0 within the stage."""
+        """Return the recipe of a model chunk of every stage; `number` counts chunks from 0 within the stage."""
         files = self.files
         if len(files) > 1:
             first = number * self.stages
@@ -129,11 +134,11 @@ class _ModuleRecipe:
         return type(self)(files, len(files))
 
     def to_cfg_dict(self) -> dict[str, Any]:
-        """Return what Megatron Bridge's container writes for this recipe into a run's YAML.
+        """Return this recipe as Megatron Bridge's container writes it into a run's YAML.
 
-        Megatron Bridge refuses a subclass of `RecipeConfig` without this method. One recipe for all
-        stages is written as `RecipeConfig` itself. Several name `made`, which its loader takes once
-        the prefix ``bridge.`` is allowed.
+        Megatron Bridge refuses a subclass of `RecipeConfig` without this method. A recipe for all
+        stages is written as `RecipeConfig` itself. Several recipes name `made`, which its loader
+        takes once the prefix ``bridge.`` is allowed.
         """
         kind = _import_path(self.kind)
         if len(self.files) > 1:

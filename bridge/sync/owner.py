@@ -1,8 +1,10 @@
-"""`Owner`: a config object of Megatron (or anything like it) in a role. `OwnerValues`: its values.
+"""`Owner`: a config object of Megatron, or an object like it, in a role; `OwnerValues`: its values.
 
-Values have one form in a plan: dtypes are tokens, enums their values. So an object that is written
-to, a mapping of a file and the run that a check foresees are planned by the same code. Neither
-torch nor Megatron's class is needed for it.
+    Owner("model", transformer_config).read().value("params_dtype")    # "bf16"
+
+Values have the same form in every plan: dtypes are tokens, enums their values. So an object that is
+written to, a mapping of a file and the run that a check foresees are planned by the same code.
+Neither torch nor Megatron's class is needed for it.
 """
 
 import dataclasses
@@ -41,7 +43,7 @@ PLANNED = ATTRIBUTES | {
 """Every attribute that a plan reads."""
 
 COMPUTED = {"autocast_dtype": "params_dtype"}
-"""Attribute that Megatron fills in from another one where it is not given."""
+"""Attribute -> the attribute that Megatron fills it in from where it is None."""
 
 
 ABSENT: Any = dataclasses.MISSING
@@ -50,7 +52,7 @@ ABSENT: Any = dataclasses.MISSING
 
 @dataclass(frozen=True, kw_only=True)
 class OwnerValues:
-    """An owner as a plan reads it. Two that are equal are planned alike."""
+    """An owner as a plan reads it; equal owners get equal plans."""
 
     role: str
     """model, optimizer, ddp or train; "config" for an object of which nothing is known."""
@@ -59,19 +61,24 @@ class OwnerValues:
     values: Mapping[str, Any]
     """Attribute of `PLANNED` that is there -> value."""
     before: Mapping[str, Any] = field(default_factory=dict)
-    """Attribute that a sync wrote -> the owner's own value."""
+    """Attribute that a sync wrote -> the value before the first sync."""
     defaults: Mapping[str, Any]
     """Attribute -> Megatron's own class default."""
     is_megatron: bool = True
+    """Whether the owner's class is Megatron's, or a subclass of it."""
     class_name: str
+    """The class in messages."""
     is_part: bool = field(default=False, compare=False)
-    """A mapping, which may describe a part of a model."""
+    """Whether the owner is a mapping, which may describe a part of a model."""
 
     @classmethod
     def of_section(cls, role: str, section: Section, version: Version | None) -> "OwnerValues":
-        """Return a section's values.
+        """Return the values of a section of a run.
 
-        The version of megatron-core decides about the fields; None: all of them are there.
+        Args:
+            role: model, optimizer, ddp or train.
+            section: The section.
+            version: The megatron-core whose fields it has; None: every known field.
         """
         version_text = None
         if version is not None:
@@ -95,17 +102,17 @@ class OwnerValues:
         return attribute in self.values
 
     def value(self, attribute: str) -> Any:
-        """Return what the owner holds now; None for an attribute that is not there."""
+        """Return the value of an attribute now; None for an attribute that is not there."""
         return self.values.get(attribute)
 
     def own(self, attribute: str) -> Any:
-        """Return what the owner held before any sync wrote to it, unless it was changed since."""
+        """Return the value of an attribute before any sync wrote to it, or a value that was set since."""
         if attribute in self.before:
             return self.before[attribute]
         return self.value(attribute)
 
     def is_own(self, attribute: str) -> bool:
-        """Return whether the value was set: it differs from Megatron's own class default."""
+        """Return whether the value was set: it differs from Megatron's class default."""
         own = self.own(attribute)
         if attribute not in self.defaults or same(own, self.defaults[attribute]):
             return False
@@ -142,19 +149,13 @@ class Owner:
         return self.is_megatron and waits and callable(getattr(cls, "finalize", None))
 
     def read(self) -> OwnerValues:
-        """Return what a plan reads of the object."""
-        values = {}
+        """Return the object as a plan reads it."""
+        values: dict[str, Any] = {}
         for name in PLANNED:
             value = self.value(name)
             if value is not ABSENT:
                 values[name] = in_one_form(value)
-        before = {}
-        for name in self._written:
-            if name in values:
-                own = in_one_form(self.own(name))
-                if not same(own, values[name]):
-                    before[name] = own
-        defaults = {}
+        defaults: dict[str, Any] = {}
         for name, default in class_defaults(self.defining).items():
             if name in values:
                 defaults[name] = in_one_form(default)
@@ -168,18 +169,28 @@ class Owner:
             role=self.role,
             section=section,
             values=values,
-            before=before,
+            before=self._before(values),
             defaults=defaults,
             is_megatron=self.is_megatron,
             class_name=class_name,
         )
 
+    def _before(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the values before any sync, where they differ from those of now."""
+        before: dict[str, Any] = {}
+        for name in self._written:
+            if name in values:
+                own = in_one_form(self.own(name))
+                if not same(own, values[name]):
+                    before[name] = own
+        return before
+
     def value(self, attribute: str) -> Any:
-        """Return what the object holds now, `ABSENT` for an attribute that is not there."""
+        """Return the value of an attribute now; `ABSENT` for an attribute that is not there."""
         return getattr(self.target, attribute, ABSENT)
 
     def own(self, attribute: str) -> Any:
-        """Return what the object held before any sync wrote to it, unless it was changed since."""
+        """Return the value of an attribute before any sync wrote to it, or a value that was set since."""
         written = self._written
         if attribute in written and same(written[attribute][0], self.value(attribute)):
             return written[attribute][1]
@@ -195,9 +206,11 @@ class Owner:
         return {}
 
     def remember(self, written: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        """Note what a sync wrote and what was there before.
+        """Note the values that a sync wrote, so that the next sync starts from the owner's own values.
 
-        The next sync starts from the owner's own values.
+        Args:
+            written: Attribute -> the value that the sync wrote.
+            own: Attribute -> the owner's own value.
         """
         if not hasattr(self.target, "__dict__"):
             return
@@ -209,19 +222,19 @@ class Owner:
 
 
 NO_CONFIGS = (type, str, dict, list, tuple, int, float)
-"""Types of what can be no owner."""
+"""Types of objects that are no config."""
 
 
 def has_a_precision_field(owner: Owner) -> bool:
-    """Return whether there is anything of a precision to write into an object."""
+    """Return whether an object has an attribute that a precision is written into."""
     return owner.role == "train" or any(owner.value(name) is not ABSENT for name in ATTRIBUTES)
 
 
 def refuse_wrong_objects(owners: Collection[Owner]) -> None:
-    """Refuse to have no owner, and what cannot be one.
+    """Refuse a sync without owners, and objects that are no owner; PrecisionTypeError.
 
-    That is a class, plain data, another role's config, one object in two roles, and
-    one without any field to write.
+    No owner is a class, plain data, the config of another role, an object that has a role already,
+    and an object without a field of a precision.
     """
     if not owners:
         rule = "a sync writes into at least one of model, optimizer, ddp and train"
@@ -258,10 +271,7 @@ def role_of(target: Any) -> str:
 
 
 def in_one_form(value: Any) -> Any:
-    """Return a value as a plan compares it.
-
-    That is a dtype's token, an enum's value, a list for a tuple, and else the value as it is.
-    """
+    """Return a value in the form of a plan: a dtype's token, an enum's value, a list for a tuple."""
     if is_torch_dtype(value):
         return dtype_token(value)
     if isinstance(value, tuple):
@@ -271,17 +281,17 @@ def in_one_form(value: Any) -> Any:
     return value
 
 
-def same(one: object, two: object) -> bool:
-    """Return whether two values are equal and of one kind: True is not 1.
+def same(first: object, second: object) -> bool:
+    """Return whether two values are equal and of the same kind: True is not 1.
 
-    The values' own __eq__ is not trusted.
+    A value whose __eq__ raises is equal to itself alone.
     """
-    if one is two:
+    if first is second:
         return True
-    if isinstance(one, bool) != isinstance(two, bool):
+    if isinstance(first, bool) != isinstance(second, bool):
         return False
     try:
-        return bool(one == two)
+        return bool(first == second)
     except Exception:  # noqa: BLE001  arrays and mocks may refuse to be compared
         return False
 
@@ -296,7 +306,7 @@ def own_values(role: str, target: Any) -> Mapping[str, Any]:
 
 
 def seen_through(target: Any) -> Any:
-    """Return the Megatron config behind one that only hands attributes on, or `target` itself.
+    """Return the Megatron config behind an object that only hands attributes on, or the object itself.
 
     The model configs of Megatron-LM's and Megatron Bridge's builders hold a `transformer` and
     nothing of precision.
@@ -313,10 +323,7 @@ def _is_model_config(target: Any) -> bool:
 
 @functools.cache
 def annotated_class(cls: type, attribute: str) -> type | None:
-    """Return the class of the objects that a field holds, by its annotation.
-
-    None where the annotation does not name one class.
-    """
+    """Return the class of the objects that a field holds, by its annotation; None where it names no single class."""
     annotation = typing.get_type_hints(cls).get(attribute)
     alternatives = typing.get_args(annotation) or (annotation,)
     members = [member for member in alternatives if member is not type(None)]

@@ -1,4 +1,8 @@
-"""`SyncReport`: one row per precision field and owner, and the findings."""
+"""`SyncReport`: the result of a sync, with a row for each field of each owner, and the findings.
+
+print(report)           # the summary, the changed and the kept fields, and the findings
+report.row("model.fp8").new
+"""
 
 from __future__ import annotations
 
@@ -14,13 +18,12 @@ from bridge.precision.values import plain
 from bridge.rules.sync_row import SyncRow
 
 OVERRIDE = "PB123"
-"""Id of the rule about a recipe that replaces an owner's own value; a
-sync reports that in its rows.
-"""
+"""Id of the rule about a recipe that replaces an owner's own value; a sync reports it in its rows."""
 
 _ROW_KEYS = ("owner", "attribute", "field", "old", "new", "verdict", "by", "why")
+"""Attributes of a row in a report as plain data."""
 _FINDING_KEYS = ("id", "severity", "path", "rule", "value", "where", "remedy")
-"""Attributes that a report as plain data has."""
+"""Attributes of a finding there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,7 +39,7 @@ class SyncReport:
 
     @property
     def changes(self) -> tuple[SyncRow, ...]:
-        """Rows in which an owner's value is another one now."""
+        """Rows in which the sync changed an owner's value."""
         return tuple(row for row in self.rows if row.changes)
 
     @property
@@ -68,10 +71,11 @@ class SyncReport:
         return "\n".join(lines)
 
     def lines(self, known: Collection[tuple[str, str]] = ()) -> list[tuple[int, str]]:
-        """Return (logging level, sentence) pairs: summary, a warning per override, findings.
+        """Return (logging level, sentence) pairs: the summary, a warning for each override, and the findings.
 
-        An override is rule PB123 of the check. `known` are (id, path) of what the reader has read
-        already.
+        Args:
+            known: (id, path) of findings that were reported before. An override has the id of rule
+                PB123.
         """
         lines = [(logging.INFO, self.summary())]
         for row in self.rows:
@@ -84,16 +88,13 @@ class SyncReport:
         return lines
 
     def log_overrides(self, logger: logging.Logger) -> None:
-        """Log a warning for each value of an owner's own that was replaced."""
+        """Log a warning for each owner's value that was replaced."""
         for row in self.rows:
             if row.replaces:
                 logger.warning("%s", row)
 
     def log_all(self, logger: logging.Logger) -> None:
-        """Log a warning for each replaced value, each kept value and each finding.
-
-        For code that drops the report.
-        """
+        """Log a warning for each replaced value, each kept value and each finding, where nobody reads the report."""
         self.log_overrides(logger)
         self.log_others(logger)
 
@@ -118,8 +119,8 @@ class SyncReport:
             noun = "field"
         sentence = f"{self.precision}: {changed.total()} {noun} written"
         if changed:
-            each = ", ".join(f"{owner} {count}" for owner, count in changed.items())
-            sentence += f" ({each})"
+            counts = [f"{owner} {count}" for owner, count in changed.items()]
+            sentence += f" ({', '.join(counts)})"
         kept = sum(row.verdict == "keep" for row in self.rows)
         if kept:
             sentence += f", {kept} kept"
@@ -132,7 +133,13 @@ class SyncReport:
         file: Path | None = None,
         known: Collection[tuple[str, str]] = (),
     ) -> None:
-        """Write `lines` to a logger; `file`, where every field is listed, is named in the first."""
+        """Write `lines` to a logger.
+
+        Args:
+            logger: The logger.
+            file: A file where every field is listed, which the first line names.
+            known: As for `lines`.
+        """
         (level, first), *others = self.lines(known)
         if file is not None:
             first = f"{first} Each is in {file}"

@@ -1,4 +1,6 @@
-"""THE table: where every field of a precision config lives in Megatron Core, and by which rule.
+"""The table of routes: the owner and attribute of every field of a precision in Megatron Core, with its rule.
+
+    routes_of("fp8_recipe")    # a route to the model, and one to the optimizer
 
 Read in megatron-core 0.16.1, 0.17.1, 0.18.2, 0.19.2 and Megatron-LM main of 2026-08-22. The plan,
 `explain`, the reference page and the completeness test all read these rows. `routes.yaml` has what
@@ -19,37 +21,40 @@ OWNERS = {
     "train": "TrainConfig",
     "process": "the process",
 }
-"""Role -> class that plays it."""
+"""Role -> Megatron's class in it."""
 
 FIRST = "0.16.1"
 """The oldest megatron-core that was read."""
 CLASS_DEFAULT = "<Megatron's own default>"
+"""A neutral value: that of Megatron's class."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """One row: a field of the config, one home of it, and the rule that decides its value there."""
+    """A field of the precision, an attribute of an owner, and the rule that decides the value there."""
 
     field: str
     owner: str
     attribute: str | None
-    """Name in the owner; None: the field has no attribute there, and its note says why."""
+    """Name in the owner; None where the field has no attribute, and its note says why."""
     family: str | None
-    """fp8, fp4 or low (either): the row acts only while that family is
-    on, and is neutralised otherwise.
-    """
+    """fp8, fp4 or low (either): the row acts while that family is on, and is neutralised otherwise."""
     rule: str
-    """switch: always written. value: written if stated, else the owner's own value stays, else the
-    default is written. count: written if stated, else left where Megatron's class has a default.
-    stated: written if stated, else left. dtype: stated or derived from the mode. none: nothing is
-    written.
+    """The rule of the value:
+
+    - switch: always written;
+    - value: written if stated, else the owner's own value stays, else the default is written;
+    - count: written if stated, else left where Megatron's class has a default;
+    - stated: written if stated, else left;
+    - dtype, autocast dtype: stated, or derived from the mode;
+    - none: nothing is written.
     """
     scheme: str | None = None
-    """The row acts only under this scaling scheme, and is neutralised otherwise."""
+    """The scaling scheme under which the row acts; it is neutralised under others. None: any scheme."""
     neutral: object = CLASS_DEFAULT
     """The value of the attribute while the row does not act."""
     is_harmless: bool = False
-    """Stated, it is written even while the row does not act."""
+    """Whether a stated value is written even while the row does not act."""
     read_under: str | None = None
     """Switch of the owner under which the attribute is read although the family is off.
 
@@ -60,7 +65,7 @@ class Route:
 
 
 def _route(owner: str, field: str, rule: str, attribute: str | None = "", **more: Any) -> Route:
-    """Return a row; the attribute has the field's name unless another is given."""
+    """Return a row; the attribute has the field's name unless it is stated."""
     if attribute == "":
         attribute = field
     family = FIELDS[field].family

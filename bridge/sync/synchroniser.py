@@ -1,4 +1,10 @@
-"""`write`: plan, check on copies and by the rules, apply all or nothing."""
+"""`write`: a precision written into Megatron's configs, all or nothing.
+
+    write(config, {"model": model, "optimizer": optimizer, "ddp": ddp})
+
+The plan is made, tried on copies, checked by the rules, and then applied. After an error every
+config is as it was.
+"""
 
 import contextlib
 import logging
@@ -35,7 +41,8 @@ from bridge.sync.owner import (
     refuse_wrong_objects,
     same,
 )
-from bridge.sync.prediction import Prediction, plan, scheme_after_sync
+from bridge.sync.plan import plan, scheme_after_sync
+from bridge.sync.prediction import Prediction
 from bridge.sync.report import OVERRIDE, SyncReport
 from bridge.sync.trial import try_on_copies
 from bridge.target.fields import DEFAULTS
@@ -62,17 +69,23 @@ def write(
 
     Args:
         config: The precision.
-        given: Role -> object or None.
+        given: Role -> object, or None for a role without one.
         on_conflict: A policy of `POLICIES`.
         strict: The run begins after this sync.
         known: The run as it was foreseen. Its plan is applied where it was made for these values.
+
+    Raises:
+        PrecisionTypeError: An object that is no config, or that plays another role.
+        SyncConflictError: A conflict under the policy "error".
+        SyncCheckError: Megatron's validation or a rule refuses the result.
     """
     _require_policy(on_conflict)
     owners = {role: Owner(role, target) for role, target in given.items() if target is not None}
     refuse_wrong_objects(owners.values())
     values = {role: owner.read() for role, owner in owners.items()}
+    planned: Sequence[SyncRow]
     if known is not None and known.precision is config and known.owners == tuple(values.values()):
-        planned: Sequence[SyncRow] = known.rows
+        planned = known.rows
     else:
         keep_own = on_conflict == "keep"
         planned = plan(config, list(values.values()), keep_own=keep_own, is_last=strict)
@@ -83,11 +96,7 @@ def write(
     trial = try_on_copies(owners, rows, is_last=strict)
     scheme = scheme_after_sync(config, values.values())
     findings = sync_findings(config, values, trial.rows, scheme=scheme, is_last=strict)
-    fatal = _fatal(trial.findings, findings, strict=strict)
-    if fatal:
-        raise SyncCheckError(
-            f"The recipe {name!r} cannot be written into these configs; nothing was changed:", fatal
-        )
+    _refuse_fatal(name, trial.findings, findings, strict=strict)
     apply(owners, trial.values)
     _forbid_bf16_sums(config, owners.get("model"))
     return SyncReport(
@@ -98,10 +107,10 @@ def write(
     )
 
 
-def _fatal(
-    of_megatron: Iterable[Finding], of_rules: Iterable[RuleFinding], *, strict: bool
-) -> list[Finding]:
-    """Return the findings that refuse the sync."""
+def _refuse_fatal(
+    name: str, of_megatron: Iterable[Finding], of_rules: Iterable[RuleFinding], *, strict: bool
+) -> None:
+    """Raise a SyncCheckError with the errors that refuse the sync."""
     refusing = ["refused"]
     if strict:
         refusing.append("strict")
@@ -109,16 +118,18 @@ def _fatal(
     for finding in of_rules:
         if finding.severity == "error" and BY_ID[finding.id].sync in refusing:
             fatal.append(finding)
-    return fatal
+    if fatal:
+        headline = f"The recipe {name!r} cannot be written into these configs; nothing was changed:"
+        raise SyncCheckError(headline, fatal)
 
 
 def _require_policy(policy: str) -> None:
+    """Refuse a policy that is none of `POLICIES`."""
     if policy in POLICIES:
         return
+    matches = close_matches(str(policy), POLICIES)
     if policy == "raise":
         matches = ["error"]
-    else:
-        matches = close_matches(str(policy), POLICIES)
     rule = f"must be one of {', '.join(POLICIES)}"
     raise UnknownPolicyError.of("on_conflict", rule, policy, did_you_mean(matches), matches)
 
@@ -163,10 +174,11 @@ def megatron_version() -> str:
 
 
 DECIDERS = {"stated": "the config that states it"}
-"""`SyncRow.by` -> its noun in a conflict, where the word does not name a thing."""
+"""`SyncRow.by` -> its noun in the message about a conflict, where the word is no noun."""
 
 
 def _refuse_conflicts(name: str, rows: list[SyncRow]) -> None:
+    """Raise a SyncConflictError with the owners' values that the recipe would replace."""
     conflicts = [_conflict(row) for row in rows if row.verdict == "override"]
     if conflicts:
         raise SyncConflictError(
@@ -175,6 +187,7 @@ def _refuse_conflicts(name: str, rows: list[SyncRow]) -> None:
 
 
 def _conflict(row: SyncRow) -> Finding:
+    """Return the finding about an owner's value that differs from the recipe's."""
     decider = DECIDERS.get(row.by, row.by)
     if row.by == "mode":
         decider = f"the recipe ({row.why})"
@@ -221,27 +234,20 @@ def sync_findings(
     scheme: str | None = None,
     is_last: bool = False,
 ) -> list[RuleFinding]:
-    """Return what the rules find in the owners as a plan leaves them.
+    """Return the findings of the rules about the owners as a plan leaves them.
 
-    A field that an owner does not have is None. An owner that is not there has the values that the
-    precision reads as, and Megatron's defaults.
+    Args:
+        config: The precision; None: the owners keep their settings.
+        owners: Role -> the values of the owner before the sync.
+        rows: The plan.
+        scheme: The scaling scheme after the sync.
+        is_last: The run begins after this sync.
     """
-    reading: Mapping[str, Any] = {}
-    if config is not None:
-        reading = reading_of(config)
-    values = {}
-    for role in PRECISION_OWNERS:
-        if role in owners:
-            values[role] = owners[role].section.held
-        else:
-            values[role] = {**DEFAULTS[role], **reading}
-    for row in rows:
-        if row.owner in values and row.verdict != "absent":
-            values[row.owner][row.attribute] = in_one_form(row.new)
+    values = _values_after(config, owners, rows)
     context = RuleContext(
         config,
         views={role: View(of_role) for role, of_role in values.items()},
-        given=frozenset(owners),
+        present=frozenset(owners),
         rows=rows,
         scheme=scheme,
         target=Target(mcore=installed("mcore"), te=installed("te")),
@@ -250,10 +256,39 @@ def sync_findings(
     return ask(_RULES, context)
 
 
-def apply(owners: Mapping[str, Owner], values: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write `values`, by role and attribute, and remember them.
+def _values_after(
+    config: PrecisionConfig | None,
+    owners: Mapping[str, OwnerValues],
+    rows: Sequence[SyncRow],
+) -> dict[str, dict[str, Any]]:
+    """Return role -> field -> value after the sync.
 
-    After an error every owner is as it was.
+    An owner that is not there has the values that the precision reads as, and Megatron's defaults.
+    """
+    reading: Mapping[str, Any] = {}
+    if config is not None:
+        reading = reading_of(config)
+    values: dict[str, dict[str, Any]] = {}
+    for role in PRECISION_OWNERS:
+        if role in owners:
+            values[role] = owners[role].section.held
+        else:
+            values[role] = {**DEFAULTS[role], **reading}
+    for row in rows:
+        if row.owner in values and row.verdict != "absent":
+            values[row.owner][row.attribute] = in_one_form(row.new)
+    return values
+
+
+def apply(owners: Mapping[str, Owner], values: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write values into the owners, and remember them; after an error every owner is as it was.
+
+    Args:
+        owners: Role -> the owner.
+        values: Role -> attribute -> the value.
+
+    Raises:
+        SyncCheckError: An attribute that cannot be set.
     """
     states = {}
     for role, owner in owners.items():
@@ -281,7 +316,7 @@ def apply(owners: Mapping[str, Owner], values: Mapping[str, Mapping[str, Any]]) 
 
 
 class _Write(NamedTuple):
-    """An attribute that was written, or that refused."""
+    """An attribute that was written, or that could not be set."""
 
     owner: Owner
     name: str

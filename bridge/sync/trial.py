@@ -1,4 +1,8 @@
-"""A plan tried on copies of the owners: what Megatron derives from it, and what it refuses."""
+"""`try_on_copies`: a plan applied to copies of the owners, which Megatron validates.
+
+Megatron validates a config in `__post_init__` alone, and computes values there that go stale on a
+plain assignment. On a copy it gives its verdict and the derived values, in every release.
+"""
 
 import copy
 import sys
@@ -13,7 +17,7 @@ from bridge.rules.sync_row import SyncRow
 from bridge.sync.owner import Owner, class_defaults, same
 
 NO_TRANSFORMER_ENGINE = "needs Transformer Engine, which is not installed here"
-"""The one reason that lies in this machine and not in the config."""
+"""A reason that lies in this machine and not in the config."""
 
 FUSED_SWITCH = "use_precision_aware_optimizer_no_fp8_or_ds_fp8"
 """Megatron's derived switch: the fused Adam of the precision-aware optimizer holds the masters."""
@@ -34,17 +38,18 @@ MASTERS_OF_FUSED = {
         "4 bytes a parameter, before 2 of a BF16 one with param remainders"
     ),
 }
-"""New value of the switch -> what changes by it."""
+"""New value of the switch -> the effect of the change, in words."""
 OVERRULED_BY = {"attention_softmax_in_fp32": "Drop it, or set apply_query_key_layer_scaling=False."}
-"""Attribute of `DERIVED` -> the remedy where a stated value of it does not stay."""
+"""Attribute of `DERIVED` -> the remedy where Megatron replaces a stated value of it."""
 
 
 class Trial(NamedTuple):
-    """The outcome on copies."""
+    """A plan after the trial."""
 
     rows: list[SyncRow]
     """The plan with what Megatron derived, owner by owner."""
     findings: list[Finding]
+    """Refusals of Megatron's validation, and stated values that it replaces."""
     values: dict[str, dict[str, Any]]
     """Role -> attribute -> the value that the owner has to take."""
 
@@ -52,12 +57,17 @@ class Trial(NamedTuple):
 def try_on_copies(
     owners: Mapping[str, Owner], rows: list[SyncRow], *, is_last: bool = False
 ) -> Trial:
-    """Apply `rows` to copies of the owners and let Megatron validate them.
+    """Apply a plan to copies of the owners and let Megatron validate them.
 
-    Findings of severity "error" mean that the plan must not be applied. "warning" means that
+    A finding of severity "error" means that the plan must not be applied. A "warning" means that
     Megatron's validation refuses the owner as it was, too, or that it would refuse a model that is
-    not complete yet. With `is_last` an owner that waits for `finalize` is judged as one that is
-    made already.
+    not complete yet.
+
+    Args:
+        owners: Role -> the owner.
+        rows: The plan.
+        is_last: The run begins after this sync: an owner that waits for `finalize` is judged as a
+            finished config.
     """
     findings: list[Finding] = []
     values: dict[str, dict[str, Any]] = {}
@@ -96,23 +106,35 @@ def _validated_copy(
     vars(untouched).update({name: owner.own(name) for name in values})
     error_before = _post_init(owner, untouched)
     was_refused = error_before is not None and str(error_before) == str(error)
-    severity = "error"
-    if was_refused:
-        severity = "warning"
-    if owner.is_deferred and owner.role == "model":  # its layers and sizes may still change
-        if error_before is not None:
-            return twin, None
-        severity = "warning"
-    elif owner.is_deferred and is_last and reason_of(error) != NO_TRANSFORMER_ENGINE:
-        severity = "error"  # `finalize` is called next
+    if owner.is_deferred and owner.role == "model" and error_before is not None:
+        return twin, None  # its layers and sizes may still change
     where = "with the recipe's values"
     if was_refused:
         where = "as it was before the recipe, too"
-    remedy = "Change the setting it names, or choose another recipe."
     finding = refusal(
-        owner.role, owner.target, error, remedy=remedy, where=where, severity=severity
+        owner.role,
+        owner.target,
+        error,
+        remedy="Change the setting it names, or choose another recipe.",
+        where=where,
+        severity=_severity(owner, error, was_refused=was_refused, is_last=is_last),
     )
     return twin, finding
+
+
+def _severity(owner: Owner, error: Exception, *, was_refused: bool, is_last: bool) -> str:
+    """Return the severity of a refusal.
+
+    A model that waits for `finalize` may still change, and another owner that waits is finalized
+    right after the last sync.
+    """
+    if owner.is_deferred and owner.role == "model":
+        return "warning"
+    if owner.is_deferred and is_last and reason_of(error) != NO_TRANSFORMER_ENGINE:
+        return "error"
+    if was_refused:
+        return "warning"
+    return "error"
 
 
 def refusal(role: str, target: Any, error: Exception, **parts: Any) -> Finding:
@@ -122,7 +144,7 @@ def refusal(role: str, target: Any, error: Exception, **parts: Any) -> Finding:
 
 
 def reason_of(error: Exception) -> str:
-    """Return what Megatron's validation says, in one line."""
+    """Return the reason of Megatron's validation in a line."""
     reason = " ".join(str(error).split()) or type(error).__name__
     # megatron-core 0.16 compares with a version that is not there.
     is_missing = isinstance(error, TypeError) and "Version" in reason
@@ -132,10 +154,10 @@ def reason_of(error: Exception) -> str:
 
 
 def _post_init(owner: Owner, twin: Any) -> Exception | None:
-    """Run Megatron's validation on a copy and return its refusal, None where it accepts.
+    """Run Megatron's validation on a copy and return its error; None where it accepts the copy.
 
-    Its warnings are dropped: they were given when the object was made. A switch of the process
-    that it sets is put back.
+    Its warnings are dropped: they came when the object was made. A switch of the process that it
+    sets is put back.
     """
     torch: Any = sys.modules.get("torch")
     matmul: Any = None
@@ -159,7 +181,7 @@ def _post_init(owner: Owner, twin: Any) -> Exception | None:
 
 
 def _difference(owner: Owner, twin: Any, wanted: dict[str, Any]) -> dict[str, Any]:
-    """Return what Megatron derived on the copy, where neither the plan nor the owner had it so.
+    """Return the values that Megatron derived on the copy, where the plan or the owner has another value.
 
     Fields of an owner that waits for `finalize` are left to that: they depend on what may still be
     changed.
@@ -179,6 +201,7 @@ def _difference(owner: Owner, twin: Any, wanted: dict[str, Any]) -> dict[str, An
 
 
 def _with_derived(rows: list[SyncRow], owner: Owner, derived: dict[str, Any]) -> list[SyncRow]:
+    """Return the rows of an owner with the values that Megatron derived."""
     by = "Megatron"
     row_of = {row.attribute: row for row in rows}
     for name, new in derived.items():
@@ -196,7 +219,7 @@ def _with_derived(rows: list[SyncRow], owner: Owner, derived: dict[str, Any]) ->
 
 
 def _overruled(rows: Sequence[SyncRow], derived: Mapping[str, Any]) -> list[Finding]:
-    """Return a warning for each stated value that Megatron replaces by one of its own."""
+    """Return a warning for each stated value that Megatron replaces by a derived value."""
     findings = []
     for row in rows:
         if row.attribute not in derived or row.why != "stated" or row.verdict == "absent":

@@ -18,16 +18,16 @@ from bridge.target.versions import Version, VersionRange, at_least, parse_versio
 
 _MAIN = "0.20"
 """The release that Megatron's main branch becomes."""
-OWN_GRADIENTS = "0.19"
-"""First megatron-core whose Megatron-FSDP reads dtypes of its own for gradients.
+FSDP_GRADIENT_DTYPES = "0.19"
+"""First megatron-core whose Megatron-FSDP has fields for the dtypes of gradients.
 
-It does not read grad_reduce_in_fp32 then.
+From then on it does not read grad_reduce_in_fp32.
 """
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnerField:
-    """One row: a field of one config of a run."""
+    """A field of a config of a run."""
 
     name: str
     kind: str
@@ -37,7 +37,7 @@ class OwnerField:
     is_megatron: bool = True
     """Whether a class of Megatron Core has it; False for the other settings of a run."""
     has: VersionRange | None = None
-    """Versions of megatron-core that have it; None: all."""
+    """The versions of megatron-core that have it; None: all versions."""
 
 
 ENCODERS = {
@@ -50,7 +50,7 @@ ENCODERS = {
 The part is spelled as in the field that freezes it.
 """
 _FREEZE_ENCODERS = {f"freeze_{part}": ("bool", False) for part in ENCODERS}
-OTHER: dict[str, dict[str, tuple[str, Any]]] = {
+RUN_SETTINGS: dict[str, dict[str, tuple[str, Any]]] = {
     "model": {
         "vocab_size": ("int", None),
         "seq_length": ("int", None),
@@ -97,9 +97,9 @@ OTHER: dict[str, dict[str, tuple[str, Any]]] = {
         "normalize_moe_lora": ("bool", False),
     },
 }
-"""Section -> setting that no class of Megatron Core has -> type and default.
+"""Section -> setting of a run that no class of Megatron Core has -> its kind and its default.
 
-None stands for "not known".
+The default None stands for "not known".
 """
 DEVELOPMENT: dict[str, tuple[str, Any]] = {
     "csa_compress_ratios": ("any", None),
@@ -115,7 +115,7 @@ No release has it.
 
 Source: Megatron-LM dev of 2026-08-21 (d48bd6be), transformer/transformer_config.py.
 """
-OTHER["model"] |= DEVELOPMENT
+RUN_SETTINGS["model"] |= DEVELOPMENT
 
 
 _NAMED_DTYPES = ("moe_router_dtype",)
@@ -163,7 +163,7 @@ def known_releases() -> tuple[Version, ...]:
 
 
 def _rows() -> dict[str, dict[str, OwnerField]]:
-    rows: dict[str, dict[str, OwnerField]] = {role: {} for role in OTHER}
+    rows: dict[str, dict[str, OwnerField]] = {role: {} for role in RUN_SETTINGS}
     for role, fields in _CONTENT["fields"].items():
         for name, field in fields.items():
             kind = field["kind"]
@@ -173,7 +173,7 @@ def _rows() -> dict[str, dict[str, OwnerField]]:
             if "in" in field:
                 has = _versions(field["in"])
             rows[role][name] = OwnerField(name=name, kind=kind, default=field["default"], has=has)
-    for role, settings in OTHER.items():
+    for role, settings in RUN_SETTINGS.items():
         for name, (kind, default) in settings.items():
             rows[role][name] = OwnerField(name=name, kind=kind, default=default, is_megatron=False)
     return rows
@@ -194,27 +194,33 @@ NAMES = {role: frozenset(FIELDS[role]) for role in ("model", "optimizer", "ddp")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
-    """One setting in two places, each a role and an attribute."""
+    """A setting that two configs hold, each by its role and its attribute."""
 
-    one: tuple[str, str]
-    two: tuple[str, str]
+    first: tuple[str, str]
+    second: tuple[str, str]
     is_checked: bool = True
-    """The check reports a difference as an error; otherwise only a sync has to write both equal."""
+    """Whether the check reports a difference as an error. A sync writes both equal in any case."""
 
 
 PAIRS = (
-    Pair(one=("model", "fp16"), two=("optimizer", "fp16")),
-    Pair(one=("model", "bf16"), two=("optimizer", "bf16")),
-    Pair(one=("model", "fp8_recipe"), two=("optimizer", "fp8_recipe")),
+    Pair(first=("model", "fp16"), second=("optimizer", "fp16")),
+    Pair(first=("model", "bf16"), second=("optimizer", "bf16")),
+    Pair(first=("model", "fp8_recipe"), second=("optimizer", "fp8_recipe")),
     Pair(
-        one=("optimizer", "reuse_grad_buf_for_mxfp8_param_ag"),
-        two=("ddp", "reuse_grad_buf_for_mxfp8_param_ag"),
+        first=("optimizer", "reuse_grad_buf_for_mxfp8_param_ag"),
+        second=("ddp", "reuse_grad_buf_for_mxfp8_param_ag"),
     ),
     # Nothing reads it in the optimizer.
-    Pair(one=("model", "params_dtype"), two=("optimizer", "params_dtype"), is_checked=False),
-    Pair(one=("model", "fp8_param"), two=("ddp", "fp8_param_gather"), is_checked=False),  # PB303
-    Pair(one=("model", "fp4_param"), two=("ddp", "fp4_param_gather"), is_checked=False),  # PB303
-    Pair(one=("model", "enable_autocast"), two=("model", "autocast_enabled"), is_checked=False),
+    Pair(first=("model", "params_dtype"), second=("optimizer", "params_dtype"), is_checked=False),
+    Pair(
+        first=("model", "fp8_param"), second=("ddp", "fp8_param_gather"), is_checked=False
+    ),  # PB303
+    Pair(
+        first=("model", "fp4_param"), second=("ddp", "fp4_param_gather"), is_checked=False
+    ),  # PB303
+    Pair(
+        first=("model", "enable_autocast"), second=("model", "autocast_enabled"), is_checked=False
+    ),
 )
 
 FUSED_RECIPES = (None, "delayed")
@@ -227,7 +233,7 @@ optimizer_config.py __post_init__, use_precision_aware_optimizer_no_fp8_or_ds_fp
 """
 
 SWITCHES = ("use_distributed_optimizer", "overlap_param_gather")
-"""Switches that the optimizer and DDP both have to know; on in one config is meant for both."""
+"""Switches of the optimizer and of DDP: a switch that is on in one config is meant for both."""
 
 
 def gradient_dtypes(ddp: Mapping[str, Any], mode: str, mcore: Version | None) -> tuple[str, str]:
@@ -239,7 +245,7 @@ def gradient_dtypes(ddp: Mapping[str, Any], mode: str, mcore: Version | None) ->
     since 0.19 (distributed/fsdp/mcore_fsdp_adapter.py).
     """
     is_fsdp = ddp["use_megatron_fsdp"] or ddp["use_custom_fsdp"]
-    if is_fsdp and at_least(mcore, OWN_GRADIENTS) is not False:
+    if is_fsdp and at_least(mcore, FSDP_GRADIENT_DTYPES) is not False:
         main: str = ddp["megatron_fsdp_main_grads_dtype"] or mode
         return main, ddp["megatron_fsdp_grad_comm_dtype"] or main
     if ddp["grad_reduce_in_fp32"]:

@@ -3,10 +3,13 @@
     arguments.py         `exported(system, recipe)`: the `ExportReport` of an exporter, with
                          everything refused that would compute in another format; its payload as
                          arguments of transformers and NeMo 2
-    megatron_bridge.py   registered recipes by name in Megatron Bridge's own table
+    megatron_bridge.py   registered recipes by name in Megatron Bridge's table
     megatron_lm.py       `--mixed-precision-recipe NAME` in Megatron-LM's parser, with a
                          `SyncReport` of what it set
+    audit/               the audit of steps in the loops of Megatron Bridge, Megatron-LM and slime
+    nemo_run.py          `CheckBeforeSubmit`, a plugin of nemo-run
 
+The last two are imported by their own names, since they need torch or nemo-run.
 A trainer's package is imported when a function needs its classes. A team's training script calls
 these; nothing in this project does.
 """

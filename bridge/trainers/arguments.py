@@ -1,27 +1,32 @@
-"""The Hugging Face Trainer and NeMo 2: the arguments that their own objects take."""
+"""Arguments of the Hugging Face Trainer and of NeMo 2, from a recipe."""
 
 import logging
 from importlib import import_module
 from typing import Any
 
+from bridge.convert.systems import system
 from bridge.errors import PayloadError
 from bridge.precision.mode import label_of
 from bridge.precision.values import torch_dtype
-from bridge.read.contract import ExportReport
-from bridge.read.systems import system
+from bridge.read.reports import ExportReport
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
 
 DECISIVE = frozenset({"fp8", "fp4", "autocast_enabled", "modules"})
-"""Fields without which a run computes in another format than the recipe says."""
+"""Fields that decide the format a run computes in."""
 
 log = logging.getLogger(__name__)
 
 
 def exported(name: str, recipe: str | MixedPrecisionConfig, **context: Any) -> ExportReport:
-    """Return a recipe as `system(name)` writes it.
+    """Return the export of a recipe to a trainer.
 
-    Each stated field that the trainer has no exact setting for is logged.
+    Each stated field for which the trainer has no exact setting is logged.
+
+    Args:
+        name: Name of the trainer in the table of systems.
+        recipe: A recipe, or its name.
+        **context: Arguments of the exporter.
 
     Raises:
         PayloadError: The trainer cannot run the format or the autocast of the recipe.

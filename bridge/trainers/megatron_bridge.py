@@ -6,17 +6,17 @@ from bridge.registry.registry import REGISTRY
 
 
 def register_with_megatron_bridge(*, replace: bool = False) -> list[str]:
-    """Add every registered recipe to Megatron Bridge's own table of recipes.
+    """Add every registered recipe to Megatron Bridge's table of recipes.
 
-    It stands there under both spellings of its name. A recipe makes a config of our class there.
-    Its `setup` writes the stated fields only, checks the result on copies and logs what it
-    overrides; a saved run names Megatron Bridge's class.
+    The table gets both spellings of a name, with underscores and with dashes. A recipe makes a
+    config of our class. Its `setup` writes the stated fields alone, checks the result on copies and
+    logs the values that it overrides. A saved run names Megatron Bridge's class.
 
     Args:
-        replace: Also take the place of Megatron Bridge's recipes of the same name.
+        replace: Replace Megatron Bridge's recipes of the same name too.
 
     Returns:
-        The names that were added, without the spellings.
+        The names that were added, in the spelling with underscores.
 
     Raises:
         ImportError: Megatron Bridge is not installed.
@@ -32,6 +32,8 @@ def register_with_megatron_bridge(*, replace: bool = False) -> list[str]:
 
 
 def _maker(name: str) -> Any:
+    """Return a function without arguments that makes a recipe, named and documented like it."""
+
     def make() -> Any:
         return REGISTRY.get(name)
 

@@ -2,9 +2,9 @@
 
     args = parse_and_validate_args(extra_args_provider=add_recipe_argument)
 
-The hook runs before Megatron-LM parses. The recipe's values become the defaults of the parser's own
-arguments, so that Megatron-LM validates them as if they stood on the command line. An argument that
-does stand there is stated over the recipe.
+The hook runs before Megatron-LM parses. The recipe's values become the defaults of the parser's
+arguments, so that Megatron-LM validates them like arguments of the command line. An argument that is
+on the command line is stated over the recipe.
 """
 
 import argparse
@@ -35,15 +35,14 @@ DROP_ONE = "Drop that argument, or take a recipe of its mode."
 
 
 def add_recipe_argument(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-    """Add ``--mixed-precision-recipe``, and give the parser the values of the named recipe.
+    """Add ``--mixed-precision-recipe``, and set the values of the named recipe as defaults.
 
-    The first process prints the report: every argument with Megatron-LM's default, the new value
-    and who decided. A recipe that cannot be used ends the program with one sentence and exit code
-    2.
+    The first process prints a report: every argument with Megatron-LM's default, the new value and
+    its origin. A recipe that cannot be used ends the program with a sentence and exit code 2.
 
     Args:
-        parser: Megatron-LM's parser, as it hands it to an `extra_args_provider`. A provider of your
-            own comes first: ``lambda parser: add_recipe_argument(add_my_arguments(parser))``.
+        parser: Megatron-LM's parser, the argument of an `extra_args_provider`. Another provider
+            comes first: ``lambda parser: add_recipe_argument(add_my_arguments(parser))``.
 
     Returns:
         The same parser.
@@ -52,11 +51,11 @@ def add_recipe_argument(parser: argparse.ArgumentParser) -> argparse.ArgumentPar
     group.add_argument(
         OPTION, metavar="NAME", help="registered recipe that sets the precision arguments"
     )
-    given, _ = _set_by(parser)
-    name = given.get("mixed_precision_recipe")
+    command_line, _ = _set_by(parser)
+    name = command_line.get("mixed_precision_recipe")
     if name is not None:
         try:
-            report = _apply(parser, name, given)
+            report = _apply(parser, name, command_line)
         except BridgeError as error:
             parser.exit(2, f"{error}\n")
         if os.environ.get("RANK", "0") == "0":
@@ -67,7 +66,7 @@ def add_recipe_argument(parser: argparse.ArgumentParser) -> argparse.ArgumentPar
 def _set_by(
     parser: argparse.ArgumentParser, words: Sequence[str] = ()
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return the arguments that the command line and `words` set, and the words it does not know.
+    """Return the arguments that the command line and `words` set, and the words without an argument.
 
     Defaults are left out.
     """
@@ -79,18 +78,31 @@ def _set_by(
 
 
 def _not_none(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments that are not None, by name."""
     return {name: value for name, value in vars(arguments).items() if value is not None}
 
 
-def _apply(parser: argparse.ArgumentParser, name: str, given: Mapping[str, Any]) -> SyncReport:
-    if given.get("yaml_cfg") is not None:
+def _apply(
+    parser: argparse.ArgumentParser, name: str, command_line: Mapping[str, Any]
+) -> SyncReport:
+    """Set the values of a recipe as the parser's defaults, and return the report.
+
+    Args:
+        parser: Megatron-LM's parser.
+        name: Name of the recipe.
+        command_line: Arguments of the command line, which are stated over the recipe.
+
+    Raises:
+        BridgeError: The recipe cannot be used.
+    """
+    if command_line.get("yaml_cfg") is not None:
         rule = (
             "cannot be used together with --yaml-cfg, whose file takes the place of all arguments"
         )
         raise RunConfigError.of(OPTION, rule, name, "State the precision in that file.")
     config = get_mixed_precision_config(name)
-    _require_its_mode(config, name, given)
-    config.override(COMMAND_LINE, **_stated_fields(given))
+    _require_its_mode(config, name, command_line)
+    config.override(COMMAND_LINE, **_stated_fields(command_line))
     words: list[str] = exported("megatron-lm", config).payload
     values, unknown = _set_by(parser, words)
     missing = [word for word in words if word in unknown]
@@ -99,7 +111,7 @@ def _apply(parser: argparse.ArgumentParser, name: str, given: Mapping[str, Any])
             f"{OPTION}: needs {missing[0]}, which Megatron-LM with megatron-core "
             f"{megatron_version()} does not have. Update it, or take another recipe."
         )
-    for dest in given:
+    for dest in command_line:
         values.pop(dest, None)
     rows = []
     for dest, value in values.items():
@@ -111,21 +123,23 @@ def _apply(parser: argparse.ArgumentParser, name: str, given: Mapping[str, Any])
     )
 
 
-def _require_its_mode(config: MixedPrecisionConfig, name: str, given: Mapping[str, Any]) -> None:
+def _require_its_mode(
+    config: MixedPrecisionConfig, name: str, command_line: Mapping[str, Any]
+) -> None:
     """Refuse an argument that asks for another mode than the recipe's."""
     mode = mode_of(config)
     if mode == "fp32":
         return
     for asked in ("bf16", "fp16"):
-        if given.get(asked) and not getattr(config, asked):
+        if command_line.get(asked) and not getattr(config, asked):
             rule = f"its mode is {mode}, and --{asked} asks for another"
             raise RunConfigError.of(OPTION, rule, name, DROP_ONE)
 
 
-def _stated_fields(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return field -> value of the arguments that are about a field of a precision."""
+def _stated_fields(command_line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return field -> value of the arguments that set a field of a precision."""
     fields = {}
-    for dest, value in given.items():
+    for dest, value in command_line.items():
         if dest not in BY_NAME:
             continue
         flag = BY_NAME[dest]
@@ -139,10 +153,7 @@ def _stated_fields(given: Mapping[str, Any]) -> dict[str, Any]:
 def _require_sharding(
     parser: argparse.ArgumentParser, config: MixedPrecisionConfig, name: str
 ) -> None:
-    """Refuse weights that are stored in FP8 or FP4 where no argument shards the optimizer.
-
-    The rules of `check` decide.
-    """
+    """Refuse weights that are stored in FP8 or FP4 without a sharded optimizer, by rules of `check`."""
     arguments = _not_none(parser.parse_known_args()[0])
     owners: dict[str, Any] = {}
     for role in OWNERS:
@@ -153,6 +164,7 @@ def _require_sharding(
 
 
 def _row(config: MixedPrecisionConfig, dest: str, default: Any, value: Any) -> SyncRow:
+    """Return the row of the report for an argument."""
     field = None
     by = "recipe"
     if dest in BY_NAME:

@@ -1,7 +1,7 @@
 """The run: its configuration, and the face that is compatible with Megatron Bridge.
 
-    ConfigContainer   everything a run is configured with: Megatron's own sections (model,
-                      optimizer, ddp) and ours; made by `front`, or by a script
+    ConfigContainer   the configuration of a run: Megatron's sections (model, optimizer, ddp) and
+                      ours; made by `front`, or by a script
     Run               a built run: splits of the data, a `Trainer`, telemetry, its progress
       PhaseRecord       a phase of a precision schedule as it ran
     TrainRecord, ValidationRecord

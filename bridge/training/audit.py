@@ -11,12 +11,10 @@ from bridge.errors import AuditError, TrainingError
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.registry.schedule import Phase
-from bridge.runtime.audit.compare import Mismatch, compare, format_gemms
+from bridge.runtime.audit.compare import format_gemms, lacks_low_precision
 from bridge.runtime.audit.record import FILE, Record
 from bridge.runtime.megatron.record.census import take_census
-from bridge.runtime.megatron.record.copies import Copy, watch_copies, wrong_copies
-from bridge.runtime.pytorch.live_audit import gathered
-from bridge.runtime.pytorch.record.watch import GemmWatch
+from bridge.runtime.megatron.record.step_recording import StepRecording
 from bridge.target.versions import installed
 from bridge.training.run import Run
 
@@ -33,10 +31,10 @@ class Audit:
         self.record = Record(gemms=())
         """The last record."""
         self.failure: AuditError | None = None
-        """Why a step after the first was not what was planned; the run ends once it has saved."""
+        """The mismatch of a step after the first; the run saves a checkpoint and ends with it."""
 
     def _is_due(self) -> bool:
-        """Return whether the coming step, which is not the first one, is audited."""
+        """Return whether the next step, which is not the first, is audited."""
         run, settings = self._run, self._run.config.train
         step = run.iteration + 1
         if settings.audit == "off":
@@ -48,29 +46,31 @@ class Audit:
 
     @contextmanager
     def recording(self, phase: Phase | None) -> Iterator[None]:
-        """Record the step of a ``with`` block and compare it with the plan.
+        """Record the step of a ``with`` block and compare it with the plan, if it is audited.
 
-        That is done where the step is due or begins a phase.
+        Args:
+            phase: The phase that the step begins, or None.
 
-        AuditError where the first step of the run or of a phase is not what was planned, under
-        ``audit=error``.
+        Raises:
+            AuditError: The first step of the run or of a phase differs from the plan, under
+                ``train.audit=error``.
         """
         is_first = not self._run.step_seconds or phase is not None
         self._phase = phase or self._phase
         if not is_first and not self._is_due():
             yield
             return
-        model = self._run.trainer.model
-        watch = GemmWatch(model)
-        with watch.watching(), watch_copies(model, self._run.trainer.optimizer) as copies:
-            yield
         run = self._run
-        census = take_census(model, run.trainer.optimizer, run.activations)
-        everywhere = gathered(watch, census)
+        model, optimizer = run.trainer.model, run.trainer.optimizer
+        recording = StepRecording(model, optimizer)
+        with recording.watching():
+            yield
+        census = take_census(model, optimizer, run.activations)
+        of_all_ranks = recording.gathered(census)
         step = run.iteration + 1
-        self.record = replace(everywhere, census=census, backend=run.backend, step=step)
+        self.record = replace(of_all_ranks, census=census, backend=run.backend, step=step)
         if run.config.train.audit != "off":
-            self._compare(everywhere, copies, must_raise=is_first)
+            self._compare(recording, of_all_ranks, must_raise=is_first)
 
     def plan(self) -> PrecisionPlan:
         """Return the plan of the precision that the run is in."""
@@ -85,9 +85,13 @@ class Audit:
             precision, model, **owners, mcore=installed("mcore"), environment=os.environ
         )
 
-    def _compare(self, everywhere: Record, copies: list[Copy], *, must_raise: bool) -> None:
+    def _compare(self, recording: StepRecording, of_all_ranks: Record, *, must_raise: bool) -> None:
+        """Write the record with its mismatches, and raise, keep or log the error about them."""
         plan = self.plan()
-        findings = self._findings(plan, everywhere, copies, must_raise=must_raise)
+        # The error of a healthy layer has a bound in the first two steps alone. The second step is
+        # the first with scales of the recipe under delayed scaling.
+        is_bounded = must_raise or len(self._run.step_seconds) <= 1
+        findings = recording.mismatches(plan, of_all_ranks, is_error_bounded=is_bounded)
         fault = None
         if must_raise:
             fault = _without_low_precision(plan, self.record)
@@ -110,34 +114,14 @@ class Audit:
         else:
             self.failure = error
 
-    def _findings(
-        self, plan: PrecisionPlan, everywhere: Record, copies: list[Copy], *, must_raise: bool
-    ) -> tuple[Mismatch, ...]:
-        """Return where the step differs from the plan."""
-        of_copies = wrong_copies(copies)
-        # The error of a healthy layer is bounded at the start alone: of a run, its second step too,
-        # which is the first with the recipe's own scales under delayed scaling.
-        has_bound = must_raise or len(self._run.step_seconds) <= 1
-        findings = []
-        for mismatch in compare(plan, everywhere):
-            # A weight that is not its master's explains a stale one: it is no other fault.
-            is_explained = mismatch.column == "stale" and bool(of_copies)
-            is_unbounded = mismatch.column == "error" and not has_bound
-            if not is_explained and not is_unbounded:
-                findings.append(mismatch)
-        for mismatch in of_copies:
-            if mismatch.column != "error" or has_bound:
-                findings.append(mismatch)
-        return tuple(findings)
-
 
 def _without_low_precision(plan: PrecisionPlan, record: Record) -> str | None:
-    """Return why a run that multiplies nothing in low precision has to end.
+    """Return why a run in FP8 or FP4 ends whose plan has no low-precision GEMM, or None.
 
-    None where low precision is not asked for, or ran. It has to end though it was planned.
+    Such a plan is equal to its record, and so shows no mismatch. The result is None where the
+    recipe has no low precision, or a GEMM ran in it.
     """
-    is_asked = plan.settings.family is not None and plan.settings.reaches_layers
-    if not is_asked or plan.linears()[0] or any(row.scheme != "none" for row in record.gemms):
+    if not lacks_low_precision(plan, record):
         return None
     return (
         f"precision_backend: the first step of {plan.label} ran no matmul in low precision, got "

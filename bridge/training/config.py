@@ -1,9 +1,9 @@
-"""The one object that describes a run: `ConfigContainer` and its sections.
+"""`ConfigContainer`, the object that describes a run, and its sections.
 
-The sections of Megatron Core (`model`, `optimizer`, `ddp`) are Megatron's own dataclasses or
-subclasses of them, as the two named here, whose checks wait for `finalize`; the others are ours and
-use Megatron's names for what Megatron has a name for (`train_iters`, `micro_batch_size`,
-`lr_warmup_iters`, ...).
+The sections `model`, `optimizer` and `ddp` are dataclasses of Megatron Core or subclasses of them.
+The subclasses that this module exports check nothing before `finalize`. The other sections are
+ours; their fields have Megatron's names where Megatron has a name for them (`train_iters`,
+`micro_batch_size`, `lr_warmup_iters`, ...).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bridge.errors import PrecisionTypeError
 from bridge.precision.owners import ModelOwner
 from bridge.preflight.run import resolve_precision
 from bridge.registry.registry import get_mixed_precision_config, is_auto
-from bridge.target.target import target_of
+from bridge.target.declaration import target_of
 
 if TYPE_CHECKING:
     from bridge.registry.config import MixedPrecisionConfig
@@ -46,84 +46,84 @@ class DataConfig:
     """The training data."""
 
     path: str | None = None
-    """A text file, or the prefix of a Megatron ``.bin``/``.idx`` pair; None: the text of CPython's
+    """A text file, or the prefix of a Megatron ``.bin``/``.idx`` pair. None is the text of CPython's
     documentation."""
     vocab_size: int | None = None
-    """Vocabulary of an existing ``.bin``/``.idx`` pair; required there, and never used for text
-    (bytes: 256)."""
+    """Vocabulary of an existing ``.bin``/``.idx`` pair, which needs it. Text has 256 ids, a byte
+    each."""
     split: str = "90,5,5"
     """Parts of the documents for training, validation and test, as Megatron writes them."""
     seed: int = 1234
     """Seed of the sample order."""
     cache_dir: str | None = None
-    """Where tokenised text and sample indices are kept; None: ``precision-bridge`` in the user's
-    cache folder."""
+    """Folder of tokenised text and sample indices. None is ``precision-bridge`` in the user's cache
+    folder."""
     num_workers: int = 0
     """DataLoader worker processes per rank."""
 
 
 @dataclass(kw_only=True)
 class TrainConfig:
-    """How long, how much at a time, and with which learning-rate schedule."""
+    """Steps, batches, learning-rate schedule and audit of a run."""
 
     train_iters: int = 400
     """Optimizer steps."""
     micro_batch_size: int = 8
-    """Sequences per forward pass on one data-parallel rank."""
+    """Sequences per forward pass on a data-parallel rank."""
     global_batch_size: int = 8
-    """Sequences per optimizer step over all ranks; the rest of the factor is gradient
-    accumulation."""
+    """Sequences per optimizer step over all ranks. Gradients are accumulated over `global_batch_size`
+    / (`micro_batch_size` * data-parallel ranks) micro-batches."""
     eval_interval: int = 100
-    """Steps between two validations; 0: only after the last step."""
+    """Steps between two validations. 0 validates after the last step alone."""
     eval_iters: int = 8
-    """Global batches per validation; 0: no validation."""
+    """Global batches per validation. 0 is no validation."""
     lr_decay_style: str = "cosine"
     """Megatron's schedule name: cosine, linear, constant, inverse-square-root or WSD."""
     lr_warmup_iters: int = 40
     """Steps of linear warm-up from zero to `optimizer.lr`."""
     lr_decay_iters: int | None = None
-    """Steps after which the rate is `optimizer.min_lr`; None: `train_iters`."""
+    """Steps after which the rate is `optimizer.min_lr`. None is `train_iters`."""
     seed: int = 1234
     """Seed of the weights and of dropout."""
     distributed_timeout_minutes: float = 30.0
-    """How long a collective waits for a rank that stalls, in validation and in a save too; then all
+    """Minutes that a collective waits for a rank that stalls, in validations and saves too. Then all
     ranks end."""
     check_for_nan_in_loss: bool = True
-    """Stop at a loss that is not finite. Off under FP16 with a dynamic loss scale, which overflows
-    by design."""
+    """End the run at a loss that is not finite. Switch it off under FP16 with a dynamic loss scale,
+    which overflows by design."""
     audit: str = "error"
-    """End the run where a step does not multiply and keep what the plan says: error, warn (log it
-    and go on) or off."""
+    """Reaction to a step whose GEMMs or tensors differ from the plan: error (end the run), warn (log
+    it and go on), or off (no comparison)."""
     audit_interval: int = 0
-    """Steps between two audits; 0: only the first and the last step."""
+    """Steps between two audits. 0 audits the first two steps and the last step alone."""
 
 
 @dataclass(kw_only=True)
 class CheckpointConfig:
-    """Where the run's state is written and read, with Megatron's ``dist_checkpointing``."""
+    """Folders of the run's state, which Megatron's ``dist_checkpointing`` writes and reads."""
 
     save: str | None = None
-    """Folder to write to; None: nothing is saved."""
+    """Folder to write to. None saves nothing."""
     save_interval: int | None = None
-    """Steps between two checkpoints; None: one after the last step."""
+    """Steps between two checkpoints. None saves after the last step alone."""
     save_last: bool = True
-    """Save after the last step too. A run that is stopped before it always saves."""
+    """Save after the last step too. A run that is stopped early saves in any case."""
     load: str | None = None
-    """Folder to resume from (its newest checkpoint); None: start fresh."""
+    """Folder whose newest checkpoint the run resumes from. None starts a fresh run."""
     checksum: bool = True
-    """Write a checksum of every file into the manifest, and compare it before a file is read; off:
-    sizes alone."""
+    """Write a checksum of every file into the manifest, and compare it before a file is read. False
+    compares sizes alone."""
     trust: bool = False
-    """Load a checkpoint without a manifest, which another program wrote. Code in it is refused all
-    the same."""
+    """Load a checkpoint without a manifest, which another program wrote. Code in it is refused even
+    so."""
 
 
 @dataclass(kw_only=True)
 class ResumeConfig:
-    """Differences between a checkpoint and the run that continues from it."""
+    """Differences that a run may have from the checkpoint it resumes from."""
 
     allow_precision_change: bool = False
-    """Continue in a precision that rounds weights or optimizer state of the checkpoint again."""
+    """Resume in a precision that rounds weights or optimizer state of the checkpoint again."""
 
 
 @dataclass(kw_only=True)
@@ -131,7 +131,7 @@ class LoggingConfig:
     """The files that a run writes about itself."""
 
     run_dir: str | None = None
-    """Folder for metrics, plots, configs and reports; None: Hydra's run folder, or ``runs/<time>``
+    """Folder for metrics, plots, configs and reports. None is Hydra's run folder, or ``runs/<time>``
     without Hydra."""
     log_interval: int = 10
     """Steps between two records in ``metrics.jsonl``, TensorBoard and (without a terminal) the
@@ -141,19 +141,20 @@ class LoggingConfig:
     plots: bool = True
     """Draw the curves of the run as pictures."""
     mlflow: str | None = None
-    """Tracking store of MLflow that gets the same values, ``http://tracking:5000`` say; None:
-    none."""
+    """Tracking store of MLflow that gets the same values, for example ``http://tracking:5000``, or
+    None."""
     wandb: str | None = None
-    """Project of Weights & Biases that gets the same values; None: none."""
+    """Project of Weights & Biases that gets the same values, or None."""
     quantisation_interval: int = 50
-    """Steps between two measurements of what FP8 or FP4 does to the matmuls' operands; 0: none."""
+    """Steps between two measurements of the quantisation error of FP8 and FP4 operands. 0 measures
+    none."""
     progress: bool = True
     """Show a progress bar where the output is a terminal."""
 
 
 @dataclass(kw_only=True)
 class ConfigContainer:
-    """Everything a run is configured with."""
+    """The configuration of a run."""
 
     model: ModelOwner | None = None
     optimizer: OptimizerConfig | None = None
@@ -164,51 +165,49 @@ class ConfigContainer:
     resume: ResumeConfig = field(default_factory=ResumeConfig)
     logging: LoggingConfig = field(default_factory=LoggingConfig)
     mixed_precision: str | MixedPrecisionConfig | None = None
-    """A recipe's name, a config (of Megatron Bridge's class, too), or None: the owners keep their
-    own settings."""
+    """A recipe's name, or a config of our class or Megatron Bridge's. None leaves model, optimizer and
+    DDP config as they are."""
     precision_backend: str = "auto"
-    """Who runs FP8 and FP4 matmuls: auto, te (Transformer Engine), emulated (the same values, on
-    any machine) or te_cpu (Transformer Engine's Python on a CPU: slow, and proves the
-    emulation)."""
+    """Backend of FP8 and FP4 matmuls: te (Transformer Engine), emulated (the same values, on any
+    machine), te_cpu (Transformer Engine's Python on a CPU: slow, and a proof of the emulation), or
+    auto (te where it works, else emulated)."""
     precision_schedule: list[Any] | PrecisionSchedule | None = None
-    """Later phases of the run in another recipe, ``[{until: 0.9}, {recipe: bf16_mixed}]`` say;
-    None: one precision."""
+    """Phases of the run in different recipes, for example ``[{until: 0.9}, {recipe: bf16_mixed}]``.
+    None is a single precision."""
     target: str | None = None
-    """The GPUs and versions of the run, ``h100x8,te2.8`` say; None: this machine."""
+    """GPUs and versions of the run, for example ``h100x8,te2.8``. None is this machine."""
     silence: dict[str, str] = field(default_factory=dict)
     """Id of a rule of the check -> why it may be broken."""
     precision_choice: dict[str, Any] | None = None
-    """The recipe that ``mixed_precision=auto`` was resolved to, why, and the rejected ones; None
-    without ``auto``."""
+    """The recipe that ``mixed_precision=auto`` was resolved to, with the reason, and the rejected
+    recipes. None without ``auto``."""
     set_by: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Dotted key -> each file, and the command line, that set it, the last one in effect -> its
-    value."""
+    """Dotted key -> origin -> value. Origins are files and the command line, in the order in which they
+    set the key; the last value is in effect."""
 
 
 def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
-    """Resolve the container's precision and write it into its sections.
+    """Resolve the container's precision and write it into model, optimizer and DDP config.
 
-    Those are model, optimizer, DDP and training config.
-
-    This is the strict path: what Megatron is known to refuse later is refused here. Switches of
-    sharding that are on in one of optimizer and DDP are turned on in both, and the two are
-    finalized where their checks waited for that.
+    Settings that Megatron is known to refuse later are refused here. A switch of sharding that is on
+    in either of optimizer and DDP config is turned on in both. Then both are finalized, if their
+    checks waited for that.
 
     Args:
-        config: The container; `config.mixed_precision` is the resolved config afterwards.
+        config: The container. Its `mixed_precision` is the resolved config afterwards.
 
     Returns:
-        Every field with its old and new value and the reason; None where no precision is set and
-            the owners keep their own settings. A warning is logged for each value of an owner's own
-            that was replaced.
+        Every field with its old and new value and the reason. None without a precision, which
+        leaves the configs as they are. A warning is logged for each replaced value that an owner
+        had set.
 
     Raises:
         UnknownRecipeError: No such recipe.
-        PrecisionTypeError: No container, one without model, optimizer and DDP config, or owners
-            that are none.
+        PrecisionTypeError: The container is of another type or has no model, optimizer and DDP
+            config, or a section is no config.
         PrecisionConfigError: The precision can never be right.
-        SyncError: It cannot be written into these configs, or without one model and optimizer
-            disagree. Nothing was changed.
+        SyncError: The precision cannot be written into these configs; or, without a precision,
+            model and optimizer disagree. Nothing was changed.
     """
     if not hasattr(config, "mixed_precision"):
         raise PrecisionTypeError.of(
@@ -233,13 +232,11 @@ def runtime_config_update(config: ConfigContainer) -> SyncReport | None:
 
 
 def __getattr__(name: str) -> Any:
-    """Return the configs of Megatron's classes on first use.
-
-    So importing this module does not import Megatron.
+    """Return the configs of Megatron's classes on first use, so that an import loads no Megatron.
 
     Raises:
-        ImportError: A section of Megatron Bridge's trainer; `from ... import` would hide the text
-            of any other error.
+        ImportError: The name is that of a section of Megatron Bridge's trainer. Any other error
+            would lose its text in `from ... import`.
         AttributeError: Any other name.
     """
     if name in ("OptimizerConfig", "DistributedDataParallelConfig"):

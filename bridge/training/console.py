@@ -30,6 +30,7 @@ logger = logging.getLogger("bridge.training")
 
 
 def _line(record: TrainRecord | ValidationRecord) -> str:
+    """Return a record as the text of a log line."""
     if isinstance(record, ValidationRecord):
         return f"validation loss {record.loss:.4f}"
     grad_norm = "-"
@@ -50,8 +51,8 @@ def _line(record: TrainRecord | ValidationRecord) -> str:
 class Display:
     """Display of a run in progress: a bar with the last record, or a log line per record.
 
-    Without steps it shows nothing, on all ranks but the first. Skipped steps and validations stay
-    above the bar.
+    Skipped steps and validations stay above the bar. A display of no steps shows nothing: all ranks
+    but the first have such a display.
     """
 
     def __init__(self, total: int = 0, *, start: int = 0, progress: Progress | None = None) -> None:
@@ -62,19 +63,19 @@ class Display:
             self._task = progress.add_task("", total=total, completed=start, record="")
 
     def note(self, sentence: str) -> None:
-        """Show one sentence."""
+        """Show a sentence."""
         if self._bar is not None:
             self._bar.console.print(sentence, highlight=False)
         elif self._total:
             logger.info(sentence)
 
     def stepped(self, step: int) -> None:
-        """Count a finished step."""
+        """Move the bar to a finished step."""
         if self._bar is not None:
             self._bar.update(self._task, completed=step)
 
     def logged(self, record: TrainRecord | ValidationRecord) -> None:
-        """Show a record, above the bar one that must not be overwritten."""
+        """Show a record; a validation and a skipped step stay above the bar."""
         if self._bar is None:
             self.note(f"step {record.step:{len(str(self._total))}}/{self._total}  {_line(record)}")
             return
@@ -88,7 +89,7 @@ class Display:
 def display(
     *, total: int, start: int, progress: bool, console: Console | None = None
 ) -> Iterator[Display]:
-    """Yield a progress bar if it is wanted and there is a terminal, else log lines."""
+    """Yield a display with a progress bar if `progress` and there is a terminal, else of log lines."""
     console = console or Console()
     if not (progress and console.is_terminal):
         yield Display(total)
@@ -101,10 +102,7 @@ def display(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSummary:
-    """The result of `pretrain`.
-
-    Equal on all ranks except for the census, which is each rank's own.
-    """
+    """The result of `pretrain`, equal on all ranks except for the census of the rank's tensors."""
 
     run_dir: Path
     precision: str
@@ -114,36 +112,36 @@ class RunSummary:
     steps: int
     """Steps done in this process."""
     skipped_steps: int
-    """Steps with NaN or Inf in the gradients, which updated nothing; those before a resumed
-    checkpoint included."""
+    """Steps with NaN or Inf in the gradients, which updated nothing, with those before a resumed
+    checkpoint."""
     failure: str | None
-    """Why a run that went to its end is no success: most of its steps were skipped; None for a
+    """Why a run that took its last step is no success: most steps were skipped. None for a
     success."""
     stop_signal: int | None
-    """Number of the signal that ended the run before its last step, Ctrl-C's 2 say; 128 + it is the
-    exit code."""
+    """Number of the signal that ended the run before its last step, for example 2 of Ctrl-C. The exit
+    code is 128 + the number."""
     train_loss: float | None
     """Mean over the last `logging.log_interval` steps, in nats per token; None without a step."""
     validation_loss: float | None
-    """Of the last validation; None without one."""
+    """Loss of the last validation, None without a validation."""
     validation_step: int | None
-    """Step after which that was."""
+    """Step after which the last validation was."""
     unigram_entropy: float
     """Loss of the best model without context on the validation tokens, in nats per token."""
     tokens_per_second: float | None
-    """Over all steps but the first, without validation and checkpoints; None with fewer than two
-    steps."""
+    """Speed over all steps but the first, without the time of validations and checkpoints; None with
+    fewer than two steps."""
     seconds: float
-    """From the start of `pretrain` to its end."""
+    """Time from the start of `pretrain` to its end."""
     peak_memory_bytes: int | None
-    """Most memory of this rank: allocated on its GPU, or else resident in its process; None where
-    neither is known."""
+    """Peak memory of this rank: allocated on its GPU, or without a GPU resident in its process; None
+    where neither is known."""
     parameters: int
-    """Parameters of the whole model, padding of the vocabulary included."""
+    """Parameters of the whole model, with the padding of the vocabulary."""
     gemms: tuple[GemmRow, ...]
     """GEMMs of the first step, on all ranks."""
     phases: tuple[PhaseRecord, ...]
-    """Phases of the precision schedule that this process was in; empty without one."""
+    """Phases of the precision schedule that this process was in; empty without a schedule."""
     census: tuple[CensusRow, ...]
     """Dtypes and sizes of this rank's tensors."""
 
@@ -184,6 +182,7 @@ def show_summary(
 
 
 def _result_table(summary: RunSummary) -> RenderableType:
+    """Return the table of losses, speed, sizes and steps."""
     validation = "validation loss"
     if summary.validation_step not in (None, summary.iteration):
         validation = f"validation loss, step {summary.validation_step}"

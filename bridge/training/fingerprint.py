@@ -14,7 +14,7 @@ from bridge.precision.matchers import quant_recipes
 from bridge.registry.schedule import PrecisionSchedule
 from bridge.training.config import ConfigContainer
 
-OF_ONE_MACHINE = (
+MAY_DIFFER = (
     "data.num_workers",
     "logging.mlflow",
     "logging.progress",
@@ -25,8 +25,8 @@ OF_ONE_MACHINE = (
     "set_by",
     "silence",
 )
-"""Keys that may differ: what one machine shows and how it reads, and texts that no computation
-reads."""
+"""Keys that may differ between ranks: output and data loading of a machine, and texts that no
+computation reads."""
 PACKAGES = ("precision-bridge", "megatron-core", "torch", "transformer-engine", "numpy")
 VARIABLES = (
     "BRIDGE_NUMERICS",
@@ -50,14 +50,28 @@ def fingerprint(
 ) -> dict[str, str]:
     """Return setting -> value as text.
 
-    Settings are the resolved config, packages, environment, torch's flags and the GPU.
+    The settings are those of the resolved config, the versions of packages, environment variables,
+    flags of torch and the GPU.
+
+    Args:
+        config: The run.
+        environment: Environment variables.
+        model: Model config that takes the place of `config.model`.
     """
     if model is not None:
         config = dataclasses.replace(config, model=model)
-    settings: dict[str, str] = {}
+    sections = {}
     for field in dataclasses.fields(config):
-        leaves = _leaves(getattr(config, field.name), field.name)
-        settings.update(leaf for leaf in leaves if not leaf[0].startswith(OF_ONE_MACHINE))
+        sections[field.name] = getattr(config, field.name)
+    return fingerprint_of(sections, environment)
+
+
+def fingerprint_of(sections: Mapping[str, Any], environment: Mapping[str, str]) -> dict[str, str]:
+    """Return setting -> value as text, of configs by the names of their sections."""
+    settings: dict[str, str] = {}
+    for section, value in sections.items():
+        leaves = dict(_leaves(value, section))
+        settings |= {path: text for path, text in leaves.items() if not path.startswith(MAY_DIFFER)}
     for name in PACKAGES:
         settings[f"package {name}"] = _version_of(name)
     settings["package python"] = platform.python_version()
@@ -81,7 +95,7 @@ def _version_of(package: str) -> str:
 
 
 def _leaves(value: Any, path: str) -> Iterator[tuple[str, str]]:
-    """Yield (dotted path, text) of everything in a value whose text has no address in it."""
+    """Yield dotted path and text of each leaf of a value; no text has a memory address."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
             if not field.name.startswith("_"):
@@ -114,7 +128,7 @@ def _items(values: Iterable[Any]) -> list[str]:
 
 
 def _text_of_object(value: Any) -> str:
-    """Return the files of quantisation recipes, or else the name of a class or function."""
+    """Return the files of quantisation recipes, or the name of any other class or function."""
     recipes = quant_recipes(value)
     if recipes:
         return str([recipe.to_file() for recipe in recipes])

@@ -1,4 +1,4 @@
-"""The run: builds from a synchronised `ConfigContainer`, trains, validates, saves and sums up.
+"""The training loop of a synchronised `ConfigContainer`: steps, validation, checkpoints, summary.
 
 Nothing here decides about precision: Megatron gets the configs as they are. The dtypes of the
 tensors are read from the tensors themselves (`bridge.runtime.megatron.record`) and reported
@@ -25,12 +25,11 @@ from bridge.runtime.checkpoint.manifest import digest
 from bridge.runtime.megatron.agreement import from_first_rank
 from bridge.runtime.megatron.backend import choose_backend_of_phases, running
 from bridge.runtime.megatron.checkpoint.saving import save_checkpoint
-from bridge.runtime.megatron.process import (
-    apply_tf32,
+from bridge.runtime.megatron.process import apply_tf32, training_process
+from bridge.runtime.megatron.process_memory import (
     peak_memory,
     return_free_memory,
     start_peak_memory,
-    training_process,
 )
 from bridge.runtime.megatron.record.census import take_census, watch_activations
 from bridge.runtime.megatron.step import StepResult
@@ -58,10 +57,11 @@ MAX_STUCK_STEPS = 10
 
 
 def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
-    """Train as the config says, and return the summary.
+    """Train, and return the summary of the run.
 
-    Its precision is written into the sections already. The first rank writes the files of the run
-    into `run_dir`, also when the run ends early.
+    Args:
+        config: The run, whose precision is written into its sections already.
+        run_dir: Folder of the run's files, which the first rank writes even if the run ends early.
 
     Raises:
         BackendUnavailableError: The recipe's matrix multiplications cannot run here; nothing was
@@ -89,24 +89,32 @@ def pretrain(config: ConfigContainer, *, run_dir: Path) -> RunSummary:
     )
     with started as process, running(backend), ExitStack() as stack:
         saved = config.checkpoint.save
-        taken_over = [_locked(stack, "checkpoint.save", saved)]
+        notes = [_locked(stack, "checkpoint.save", saved)]
         run = build_run(config, process, backend=backend)
-        taken_over.append(_locked(stack, "logging.run_dir", run_dir, held=saved))
-        run.notes += [*filter(None, taken_over), *applied]
+        notes.append(_locked(stack, "logging.run_dir", run_dir, locked=saved))
+        run.notes += [*filter(None, notes), *applied]
         return _train_and_report(run, run_dir, began)
 
 
 def _locked(
-    stack: ExitStack, key: str, folder: Path | str | None, *, held: str | None = None
+    stack: ExitStack, key: str, folder: Path | str | None, *, locked: str | None = None
 ) -> str | None:
-    """Lock a folder that the first rank writes into, up to the end of a stack.
+    """Lock a folder that the first rank writes into, until a stack is closed.
 
-    `key` is the setting that names the folder, and `held` a folder whose lock this run holds
-    already. Return a sentence where a lock was taken over.
+    Args:
+        stack: Its end releases the lock.
+        key: Setting that names the folder.
+        folder: None locks nothing.
+        locked: A folder that this run has locked before.
+
+    Returns:
+        A sentence where the lock of a dead process was replaced, else None.
     """
 
     def lock() -> str | None:
-        if folder is None or (held is not None and Path(folder).resolve() == Path(held).resolve()):
+        if folder is None:
+            return None
+        if locked is not None and Path(folder).resolve() == Path(locked).resolve():
             return None
         return stack.enter_context(folder_lock(Path(folder), key=key))
 
@@ -114,11 +122,14 @@ def _locked(
 
 
 def _train_and_report(run: Run, run_dir: Path, began: float) -> RunSummary:
-    """Train with metrics and display around it, and sum up; draw the curves however it ends."""
-    config, first = run.config, run.process.is_first
+    """Train with metrics and a display, and return the summary.
+
+    The curves are drawn even if the run ends with an error.
+    """
+    config = run.config
     with ExitStack() as stack:
         metrics, screen, start = Metrics(), Display(), run.start.iteration
-        if first:
+        if run.process.is_first:
             metrics = stack.enter_context(
                 metrics_log(run_dir, resumed_at=start, config=config.logging)
             )
@@ -133,7 +144,7 @@ def _train_and_report(run: Run, run_dir: Path, began: float) -> RunSummary:
         run.process.stop.is_noted_only = True
         _train(run, Audit(run, run_dir), metrics, screen)
     summary = _summarise(run, run_dir, time.perf_counter() - began)
-    if first:
+    if run.process.is_first:
         summary.write(run_dir / "summary.json")
         show_summary(summary, quantisation=metrics.quantisation)
     return summary
@@ -152,6 +163,7 @@ def warn_of_untested(version: Version | None) -> None:
 
 
 def _draw(run: Run, metrics: Metrics, run_dir: Path) -> None:
+    """Draw the curves of the losses and, in FP8 and FP4, of the quantisation errors."""
     loss_scale: Points = ()
     if getattr(run.config.optimizer, "fp16", False):
         loss_scale = points(metrics.train, "loss_scale")
@@ -170,9 +182,9 @@ def _draw(run: Run, metrics: Metrics, run_dir: Path) -> None:
 
 
 def _warn(
-    run: Run, audit: Audit, metrics: Metrics, screen: Display, standing: Collection[str]
+    run: Run, audit: Audit, metrics: Metrics, screen: Display, shown: Collection[str]
 ) -> Collection[str]:
-    """Show the early warnings that are new since the look before, and return all names."""
+    """Show the early warnings that are not shown yet, and return the names of all that hold now."""
     optimizer = run.config.optimizer
     smallest_scale = None
     if getattr(optimizer, "fp16", False) and getattr(optimizer, "loss_scale", None) is None:
@@ -186,7 +198,7 @@ def _warn(
     )
     warnings = dict(early_warnings(signs))
     for name, sentence in warnings.items():
-        if name not in standing:
+        if name not in shown:
             screen.note(f"Early warning {name}: {sentence}")
     return warnings
 
@@ -194,7 +206,7 @@ def _warn(
 def _train(run: Run, audit: Audit, metrics: Metrics, screen: Display) -> None:
     """Take the remaining steps, with validations and checkpoints where they are due."""
     source = run.batches_of(run.splits.train, start=run.start.consumed_samples)
-    standing: Collection[str] = ()
+    warnings: Collection[str] = ()
     while not run.is_over:
         result = _timed_step(run, audit, source)
         is_measured = run.telemetry.step == run.iteration
@@ -212,7 +224,7 @@ def _train(run: Run, audit: Audit, metrics: Metrics, screen: Display) -> None:
             metrics.add(record)
             screen.logged(record)
         if is_logged or is_measured:
-            standing = _warn(run, audit, metrics, screen, standing)
+            warnings = _warn(run, audit, metrics, screen, warnings)
         if run.is_done or (_is_due(run, run.config.train.eval_interval) and not run.is_over):
             _validate(run, metrics, screen)
         is_last = ends and (run.config.checkpoint.save_last or not run.is_done)
@@ -222,27 +234,31 @@ def _train(run: Run, audit: Audit, metrics: Metrics, screen: Display) -> None:
                 run.stop_signal = run.trainer.largest(run.process.stop()) or None
         if audit.failure is not None:
             raise audit.failure
+    _note_end(run, screen)
+
+
+def _note_end(run: Run, screen: Display) -> None:
+    """Show why the run is no success, and that it was stopped."""
     failure = _failure(run)
     if failure is not None:
         screen.note(failure)
-    if run.stop_signal is not None:
-        sentence = (
-            f"Stopped on request after step {run.iteration} of {run.config.train.train_iters}."
-        )
-        if not run.config.checkpoint.save:
-            sentence += " Nothing was saved: checkpoint.save names no folder."
-        screen.note(sentence)
+    if run.stop_signal is None:
+        return
+    sentence = f"Stopped on request after step {run.iteration} of {run.config.train.train_iters}."
+    if not run.config.checkpoint.save:
+        sentence += " Nothing was saved: checkpoint.save names no folder."
+    screen.note(sentence)
 
 
 def _is_due(run: Run, interval: int | None) -> bool:
-    """Return whether this step ends an interval; None and 0 mean there are none."""
+    """Return whether this step ends an interval; None and 0 are no intervals."""
     return bool(interval) and run.iteration % (interval or 1) == 0
 
 
 def _timed_step(run: Run, audit: Audit, source: Iterator[dict[str, torch.Tensor]]) -> StepResult:
-    """Take one step.
+    """Train a step and count it.
 
-    The first one also records the activations' dtypes, and some are audited or measured.
+    The first step records the dtypes of activations too, and some steps are audited or measured.
     """
     began = time.perf_counter()
     first = not run.step_seconds
@@ -297,10 +313,7 @@ def _require_sound(run: Run, result: StepResult, metrics: Metrics) -> None:
 
 
 def _failure(run: Run) -> str | None:
-    """Return why a run is no success although it ended as asked; None for a success.
-
-    More than half of its steps were skipped.
-    """
+    """Return why a run of which more than half the steps were skipped is no success, or None."""
     skipped = run.skipped_steps - skipped_before(run.start)
     if 2 * skipped <= run.steps:
         return None
@@ -322,7 +335,7 @@ def _failure(run: Run) -> str | None:
 
 
 def _validate(run: Run, metrics: Metrics, screen: Display) -> None:
-    """Compute the validation loss, on the same samples every time, if there are any."""
+    """Record the validation loss, which is measured on the same samples every time."""
     if run.splits.validation is not None:
         source = run.batches_of(run.splits.validation, start=0)
         loss = run.trainer.evaluate(source, run.config.train.eval_iters)
@@ -332,6 +345,7 @@ def _validate(run: Run, metrics: Metrics, screen: Display) -> None:
 
 
 def _save(run: Run, screen: Display) -> None:
+    """Write a checkpoint, if the run has a folder for it."""
     folder = run.config.checkpoint.save
     if folder is not None:
         checksum = run.config.checkpoint.checksum
@@ -343,6 +357,7 @@ def _save(run: Run, screen: Display) -> None:
 
 
 def _summarise(run: Run, run_dir: Path, seconds: float) -> RunSummary:
+    """Return the summary of a run; its speed is that of all steps but the first."""
     timed = run.step_seconds[1:]
     tokens_per_second = None
     if timed:

@@ -22,23 +22,30 @@ log = logging.getLogger("bridge.training")
 PACKAGES = {"mlflow": "mlflow-skinny", "wandb": "wandb"}
 """Field of the logging section, and the module that it needs -> the package."""
 EXPERIMENT = "precision-bridge"
+"""Name of the experiment in MLflow."""
 
-
-Values = Mapping[str, float]
+Scalars = Mapping[str, float]
+"""Name -> value, of a step."""
 Distributions = Mapping[str, Sequence[float]]
+"""Name -> samples, of a step."""
 
 
 class Sink(NamedTuple):
-    """One place."""
+    """A service or format that gets the values of a run: TensorBoard, MLflow or W&B."""
 
     name: str
-    write: Callable[[Values, Distributions, int], object]
-    """Takes the values of a record by name, distributions, and the step."""
+    """Field of the logging section."""
+    write: Callable[[Scalars, Distributions, int], object]
+    """Takes scalars, distributions and the step."""
     close: Callable[[], object]
 
 
 def open_sinks(config: LoggingConfig, run_dir: Path, *, resumed_at: int) -> Iterator[Sink]:
-    """Yield the sinks that a config names; RunConfigError where one cannot be opened."""
+    """Yield the sinks that a config names.
+
+    Raises:
+        RunConfigError: A sink cannot be opened.
+    """
     if config.tensorboard:
         yield _tensorboard(run_dir, resumed_at)
     for name, opens in (("mlflow", _mlflow), ("wandb", _wandb)):
@@ -54,6 +61,7 @@ def open_sinks(config: LoggingConfig, run_dir: Path, *, resumed_at: int) -> Iter
 
 
 def _tensorboard(run_dir: Path, resumed_at: int) -> Sink:
+    """Return TensorBoard's events in the run folder, without those after a resumed checkpoint."""
     from torch.utils.tensorboard import SummaryWriter  # heavy, and only the first rank writes
 
     purge_step = None
@@ -61,7 +69,7 @@ def _tensorboard(run_dir: Path, resumed_at: int) -> Sink:
         purge_step = resumed_at + 1
     events: Any = SummaryWriter(str(run_dir / "tensorboard"), purge_step=purge_step)
 
-    def write(values: Values, distributions: Distributions, step: int) -> None:
+    def write(values: Scalars, distributions: Distributions, step: int) -> None:
         for name, value in values.items():
             events.add_scalar(name, value, step)
         for name, samples in distributions.items():
@@ -83,7 +91,7 @@ def _mlflow(store: str, run_dir: Path) -> Sink:
         experiment = client.create_experiment(EXPERIMENT)
     run = client.create_run(experiment, run_name=run_dir.name).info.run_id
 
-    def write(values: Values, _distributions: Distributions, step: int) -> None:
+    def write(values: Scalars, _distributions: Distributions, step: int) -> None:
         metrics = [Metric(name, value, 0, step) for name, value in values.items()]
         client.log_batch(run, metrics=metrics)
 
@@ -91,15 +99,12 @@ def _mlflow(store: str, run_dir: Path) -> Sink:
 
 
 def _wandb(project: str, run_dir: Path) -> Sink:
-    """Return a run of a project.
-
-    W&B's own variables, WANDB_MODE=offline say, decide about the network.
-    """
+    """Return a run of a project; W&B's variables, such as WANDB_MODE=offline, decide how it is sent."""
     import wandb
 
     run = wandb.init(project=project, name=run_dir.name, dir=str(run_dir))
 
-    def write(values: Values, distributions: Distributions, step: int) -> None:
+    def write(values: Scalars, distributions: Distributions, step: int) -> None:
         content: dict[str, Any] = dict(values)
         for name, samples in distributions.items():
             content[name] = wandb.Histogram(list(samples))
@@ -110,25 +115,22 @@ def _wandb(project: str, run_dir: Path) -> Sink:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainRecord:
-    """One logged step.
-
-    A skipped step is always logged, the others every `logging.log_interval` steps.
-    """
+    """A logged step: every skipped step, and every `logging.log_interval`-th step."""
 
     kind: ClassVar = "train"
     step: int
     loss: float
-    """Mean over the steps since the last record, in nats per token."""
+    """Mean loss of the steps since the last record, in nats per token."""
     skipped: bool
-    """Whether a gradient of this step held NaN or Inf, so that nothing was updated."""
+    """Whether a gradient of this step had NaN or Inf, so that no weight was updated."""
     skipped_steps: int
-    """Skipped steps of the run so far, those before a resumed checkpoint included."""
+    """Skipped steps of the run so far, with those before a resumed checkpoint."""
     grad_norm: float | None
-    """Before clipping; None for a skipped step."""
+    """Norm of the gradients before clipping; None for a skipped step."""
     loss_scale: float
     learning_rate: float
     tokens_per_second: float
-    """Since the last record, without validation and checkpoints."""
+    """Speed since the last record, without the time of validations and checkpoints."""
     consumed_samples: int
     not_finite: str | None = None
     """Where the backward pass of a skipped step first had NaN or Inf, as a clause."""
@@ -136,19 +138,19 @@ class TrainRecord:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValidationRecord:
-    """One validation."""
+    """The result of a validation."""
 
     kind: ClassVar = "validation"
     step: int
     loss: float
-    """Mean over `train.eval_iters` global batches, in nats per token; the same batches every
-    time."""
+    """Mean loss of `train.eval_iters` global batches, in nats per token; a run validates on the same
+    batches every time."""
 
 
 class Metrics:
-    """Writes records as they come and keeps the curves.
+    """Writes records to the run folder and the sinks, and keeps them for the curves.
 
-    Without a file, on all ranks but the first, it does nothing.
+    Metrics without a file, those of all ranks but the first, write and keep nothing.
     """
 
     def __init__(
@@ -163,7 +165,7 @@ class Metrics:
         self._sinks = list(sinks)
 
     def add(self, record: TrainRecord | ValidationRecord) -> None:
-        """Write one record; numbers that are not finite become null in JSON."""
+        """Write a record; numbers that are not finite become null in JSON."""
         if self._lines is None:
             return
         values = {"kind": record.kind, **finite(asdict(record))}
@@ -177,7 +179,7 @@ class Metrics:
         self._send(scalars, {}, record.step)
 
     def add_quantisation(self, rows: Sequence[QuantisationRow]) -> None:
-        """Write the errors of the quantisers at one step."""
+        """Write the errors of the quantisers in a step."""
         if self._run_dir is None or not rows:
             return
         write_rows(self._run_dir / FILE, rows, append=bool(self.quantisation))
@@ -194,7 +196,8 @@ class Metrics:
             scalars[f"{name}_saturated_max"] = max(row.saturated for row in of_operand)
         self._send(scalars, distributions, rows[0].step)
 
-    def _send(self, values: Values, distributions: Distributions, step: int) -> None:
+    def _send(self, values: Scalars, distributions: Distributions, step: int) -> None:
+        """Write values to all sinks, and drop a sink that fails."""
         for sink in tuple(self._sinks):
             try:
                 sink.write(values, distributions, step)

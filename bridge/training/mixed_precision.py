@@ -11,11 +11,11 @@ import logging
 from typing import Any, TypeVar
 
 from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.definition import RecipeFunction
 from bridge.registry.peer import PeerConfig
 from bridge.registry.registry import (
     MIXED_PRECISION_RECIPES,
     REGISTRY,
-    RecipeFunction,
     get_mixed_precision_config,
     register,
 )
@@ -69,7 +69,7 @@ T = TypeVar("T")
 def update_config_with_precision_overrides(
     mixed_precision_config: MixedPrecisionConfig | PeerConfig, config: T
 ) -> T:
-    """Write the precision into one config object and return that object.
+    """Write the precision into a config object and return that object.
 
     Args:
         mixed_precision_config: The precision, of our class or of Megatron Bridge's.

@@ -1,4 +1,4 @@
-"""A few passes of a built run: errors of its quantisers, and one batch in two precisions."""
+"""Passes of a built run: errors of its quantisers, and errors of a batch in another precision."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -31,34 +31,39 @@ from bridge.training.values import require_sane_values
 
 SHUFFLE_SEED = 1
 SAME_WEIGHTS = 2**-6
-"""Relative error up to which weights are the same in two dtypes."""
+"""Largest relative error of equal weights in two dtypes."""
 LOSS_SCALE = 2.0**12
-"""A dynamic loss scale begins at most here: the one that a run begins with overflows until it has
-fallen."""
+"""Largest start of a dynamic loss scale: a run's start overflows until the scale has fallen."""
 MEASUREMENTS = 8
-"""Steps that are measured, at most; the last one is always among them."""
+"""Largest number of measured steps; the last step is always measured."""
 WARM_UP = 2
-"""Passes before the measured one where no step is taken: delayed scales begin at 1."""
+"""Passes before the measured pass in a run without steps: delayed scales begin at 1."""
 
 
 @contextmanager
 def _built(config: ConfigContainer, backend: Backend) -> Iterator[Run]:
+    """Build a run, in a training process that ends with the ``with`` block."""
     with training_process(config.model, seed=config.train.seed) as process, running(backend):
         yield build_run(config, process, backend=backend)
 
 
 def _warm_up(run: Run, batches: Callable[[], Iterator[dict[str, torch.Tensor]]]) -> None:
+    """Run passes until delayed scales are those of the tensors; no weight changes."""
     for _ in range(WARM_UP):
         run.trainer.forward_backward(batches())
         requantise_stored_weights(run.trainer.optimizer)  # as a step would, with the scales renewed
 
 
 def measure_quantisation(config: ConfigContainer, *, steps: int) -> list[QuantisationRow]:
-    """Build a run, take some steps, and return the quantisation error of its operands.
+    """Build a run, train some steps, and return the quantisation errors of its operands.
 
-    The recipe is not yet written into the sections; `checkpoint.load` says which weights to begin
-    with. Some of the steps are measured; 0 measures forward and backward passes alone, on the
-    weights as they are. RunConfigError where the recipe has no low-precision matmuls.
+    Args:
+        config: The run, whose recipe is not yet written into its sections. `checkpoint.load` names
+            the weights to begin with.
+        steps: Steps to train. Some of them are measured. 0 measures a pass without a step.
+
+    Raises:
+        RunConfigError: `steps` is negative, or the recipe has no low-precision matmuls.
     """
     require_sane_values(config)
     if steps < 0:
@@ -82,6 +87,7 @@ def measure_quantisation(config: ConfigContainer, *, steps: int) -> list[Quantis
 
 
 def _measure(run: Run, steps: int) -> None:
+    """Measure some of the next steps, or a pass without a step."""
     source = run.batches_of(run.splits.train, start=run.start.consumed_samples)
     every = max(1, steps // MEASUREMENTS)
     for step in range(1, steps + 1):
@@ -99,7 +105,10 @@ def _measure(run: Run, steps: int) -> None:
 def check_gradients(first: ConfigContainer, second: ConfigContainer) -> Band:
     """Return the errors of the second precision against the first, with bounds and a control.
 
-    Both are runs as `pretrain` takes them, their recipes not yet written into the sections.
+    The recipes of both runs are not yet written into their sections.
+
+    Raises:
+        RunConfigError: The weights of the runs differ, or their routers drop tokens.
     """
     routes = Routes()
     again = deepcopy(first)
@@ -111,23 +120,32 @@ def check_gradients(first: ConfigContainer, second: ConfigContainer) -> Band:
         rule, remedy = "needs the same weights in both runs", "Use one model and one seed."
         raise RunConfigError.of("gradients", rule, "weights that differ", remedy)
     model: Any = first.model
-    forward, backward = zip(reference.formats, other.formats, strict=True)
     return band(
         relative_errors(reference.results, other.results),
         relative_errors(reference.results, shuffled.results),
         num_layers=int(model.num_layers),
-        forward=rounding(forward[0]) + rounding(forward[1]),
-        backward=rounding(backward[0]) + rounding(backward[1]),
+        forward=rounding(reference.formats.forward) + rounding(other.formats.forward),
+        backward=rounding(reference.formats.both) + rounding(other.formats.both),
         rerouted=routes.rerouted,
     )
 
 
+class Formats(NamedTuple):
+    """The formats that a model multiplies in."""
+
+    forward: tuple[str, ...]
+    """Formats of the forward pass."""
+    both: tuple[str, ...]
+    """Formats of the forward and the backward pass."""
+
+
 class _Pass(NamedTuple):
+    """A forward and a backward pass of a run."""
+
     results: Captured
     weights: torch.Tensor
     """A sample of the weights."""
-    formats: tuple[tuple[str, ...], tuple[str, ...]]
-    """As `formats_of`."""
+    formats: Formats
 
 
 def _require_routes(model: Any) -> None:
@@ -150,6 +168,7 @@ def _require_routes(model: Any) -> None:
 
 
 def _pass(config: ConfigContainer, routes: Routes, *, shuffle: bool = False) -> _Pass:
+    """Build a run and run the first batch through it, with the tokens in another order on request."""
     require_sane_values(config)
     runtime_config_update(config)
     model: Any = config.model
@@ -167,7 +186,7 @@ def _pass(config: ConfigContainer, routes: Routes, *, shuffle: bool = False) -> 
         if scheme_of(model) == "delayed":  # whose scales begin at 1
             _warm_up(run, lambda: iter(batches))
         chunks = run.trainer.model
-        with routes.taken(chunks), capture(chunks, loss_scale=run.trainer.loss_scale) as results:
+        with routes.followed(chunks), capture(chunks, loss_scale=run.trainer.loss_scale) as results:
             run.trainer.forward_backward(iter(batches))
         return _Pass(results, weights, formats_of(model))
 
@@ -184,7 +203,7 @@ def _shuffled(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 
 
 def _embeddings(model: list[torch.nn.Module]) -> torch.Tensor:
-    """Return a sample of the parameters that no recipe stores in another format."""
+    """Return a sample of embeddings and output layer, which every recipe stores in high precision."""
     samples = []
     for chunk in model:
         for name, parameter in chunk.named_parameters():
@@ -193,8 +212,8 @@ def _embeddings(model: list[torch.nn.Module]) -> torch.Tensor:
     return torch.cat(samples or [torch.zeros(1)])
 
 
-def formats_of(model: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the formats that a model config multiplies in: forward, and forward and backward."""
+def formats_of(model: Any) -> Formats:
+    """Return the formats that a model config multiplies in."""
     names = [getattr(model, "fp8", None), getattr(model, "fp4", None)]
     for matcher in matchers_in(getattr(model, "quant_recipe", None)):
         if matcher.training is not None:
@@ -210,4 +229,4 @@ def formats_of(model: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
             of_forward, of_backward = OPERAND_FORMATS[name]
             forward.append(of_forward)
             backward.append(of_backward)
-    return tuple(forward), (*forward, *backward)
+    return Formats(tuple(forward), (*forward, *backward))

@@ -70,19 +70,19 @@ class Run:
     activations: Activations = field(default_factory=Activations)
     schedule: PrecisionSchedule | None = None
     gemms: tuple[GemmRow, ...] = ()
-    """Of the first step."""
+    """GEMMs of the first step."""
     phases: list[PhaseRecord] = field(default_factory=list)
     """The phases of a schedule that this process was in, each with the GEMMs of its first step."""
     iteration: int = 0
     skipped_steps: int = 0
-    """Of the whole run, those before a resumed checkpoint included."""
+    """Skipped steps of the whole run, with those before the checkpoint that it resumed from."""
     stuck_in_a_row: int = 0
-    """The last steps, all skipped where no lower loss scale is left."""
+    """Number of the last steps that were skipped without a lower loss scale left."""
     stop_signal: int | None = None
     """Number of the signal that ended the run before its last step."""
     recent_losses: deque[float] = field(default_factory=deque)
     validation: ValidationRecord | None = None
-    """The last one of this process."""
+    """The last validation of this process."""
     step_seconds: list[float] = field(default_factory=list)
     recorded_steps: int = 0
 
@@ -103,7 +103,7 @@ class Run:
 
     @property
     def tokens_per_step(self) -> int:
-        """Tokens of one global batch."""
+        """Tokens of a global batch."""
         return int(self.config.train.global_batch_size * self.trainer.config.seq_length)
 
     @property
@@ -133,9 +133,10 @@ class Run:
         return self.start.consumed_samples + self.steps * self.config.train.global_batch_size
 
     def enter_phase(self) -> Phase | None:
-        """Switch to the precision of the coming step.
+        """Switch to the precision of the next step.
 
-        Return its phase where this process was not in it before.
+        Returns:
+            The step's phase if it is this process's first step in it, else None.
         """
         if self.schedule is None:
             return None
@@ -147,20 +148,21 @@ class Run:
         return phase
 
     def batches_of(self, dataset: Any, *, start: int) -> Iterator[dict[str, torch.Tensor]]:
-        """Yield this rank's micro-batches of a split, from a sample on."""
+        """Yield this rank's micro-batches of a split, after the first `start` samples."""
         return batches(
             dataset,
             micro_batch_size=self.config.train.micro_batch_size,
             data_parallel_rank=self.process.data_parallel_rank,
             data_parallel_size=self.process.data_parallel_size,
-            context=self.process.context,
+            context_parallel_rank=self.process.context_parallel_rank,
+            context_parallel_size=self.process.context_parallel_size,
             where=self.process.device,
             num_workers=self.config.data.num_workers,
             start=start,
         )
 
     def count(self, result: StepResult, seconds: float) -> None:
-        """Count a step."""
+        """Add a step to the counts."""
         self.iteration += 1
         self.skipped_steps += result.skipped
         if result.is_stuck:
@@ -171,7 +173,7 @@ class Run:
         self.step_seconds.append(seconds)
 
     def record(self, result: StepResult) -> TrainRecord:
-        """Return the record of the last step and of those since the last call."""
+        """Return the record of the last step, with the mean loss and speed since the last record."""
         seconds = self.step_seconds[self.recorded_steps :]
         losses = list(self.recent_losses)[-len(seconds) :]
         self.recorded_steps = len(self.step_seconds)
@@ -190,15 +192,12 @@ class Run:
 
 
 def skipped_before(start: Position) -> int:
-    """Return the skipped steps of the checkpoint that a run begins at."""
+    """Return the number of skipped steps before the checkpoint that a run begins at."""
     return int(start.extra.get("skipped_steps", 0))
 
 
 def precision_label(config: ConfigContainer) -> str:
-    """Return the recipe's name with the fields stated over it.
-
-    Without a recipe it is the configs' own dtypes.
-    """
+    """Return the recipe's name with the fields stated over it, or the dtypes of the configs."""
     precision, schedule = config.mixed_precision, config.precision_schedule
     if isinstance(schedule, PrecisionSchedule):
         return "; then ".join(label_of(phase.precision) for phase in schedule.phases)
@@ -219,7 +218,7 @@ def precision_label(config: ConfigContainer) -> str:
 
 
 def models_of(config: ConfigContainer) -> list[Any]:
-    """Return the model config of each phase of the run; without a schedule there is one."""
+    """Return the model config of each phase; a run without a schedule has a single phase."""
     schedule = config.precision_schedule
     if isinstance(schedule, PrecisionSchedule):
         return schedule.models()
@@ -227,9 +226,14 @@ def models_of(config: ConfigContainer) -> list[Any]:
 
 
 def build_run(config: ConfigContainer, process: Process, *, backend: Backend) -> Run:
-    """Build data, model, optimizer and schedule, and continue from a checkpoint if one is named.
+    """Build data, model, optimizer and schedule, and resume from `checkpoint.load` if it is set.
 
-    Within `bridge.runtime.megatron.backend.running(backend)`, if that one is emulated.
+    The call is inside of a ``with bridge.runtime.megatron.backend.running(backend)``.
+
+    Raises:
+        RunConfigError: The batch sizes do not fit the ranks, or a setting is not honoured.
+        DataError: The data cannot be used.
+        CheckpointError: There is nothing to resume from, or the folder has later checkpoints.
     """
     fault = batch_fault(config.train, ranks=process.data_parallel_size)
     if fault is not None:
@@ -250,9 +254,11 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend) ->
     if schedule is not None:
         schedule.bind(adapted)
     start, resumed = _resume(config, trainer, schedule, backend)
-    files = config.checkpoint
-    if files.save is not None:
-        require_free(Path(files.save), start, checksum=files.checksum, trust=files.trust)
+    checkpoint = config.checkpoint
+    if checkpoint.save is not None:
+        require_free(
+            Path(checkpoint.save), start, checksum=checkpoint.checksum, trust=checkpoint.trust
+        )
     sentences = [*process.notes, *backend.notes, *notes, *resumed]
     sentences.append(f"Data: {corpus.name} ({corpus.prefix}).")
     return Run(
@@ -274,6 +280,7 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend) ->
 
 
 def _splits(config: ConfigContainer, corpus: Corpus) -> Splits:
+    """Return the samples of all steps, and of a validation."""
     train = config.train
     model: Any = config.model
     return build_splits(
@@ -289,9 +296,10 @@ def _splits(config: ConfigContainer, corpus: Corpus) -> Splits:
 def _resume(
     config: ConfigContainer, trainer: Trainer, schedule: PrecisionSchedule | None, backend: Backend
 ) -> tuple[Position, list[str]]:
-    """Continue from the newest checkpoint of `checkpoint.load`, if any.
+    """Restore the run from the newest sound checkpoint of `checkpoint.load`, if that is set.
 
-    Return how far it had come, and sentences.
+    Returns:
+        How far the run had come, and sentences for the log.
     """
     if config.checkpoint.load is None:
         return Position(), []
@@ -308,7 +316,7 @@ def _resume(
     now = fingerprint(config, os.environ, model=trainer.config)
     changes = precision_changes(facts_of(checkpoint).get("settings") or {}, now)
     _require_allowed(changes, checkpoint, is_allowed=config.resume.allow_precision_change)
-    start = load_checkpoint(trainer, folder, saved, is_rounded_anew=bool(changes))
+    start = load_checkpoint(trainer, folder, saved, rounds_masters=bool(changes))
     before = start.extra.get("precision", "an unknown precision")
     other = ""
     if before != label:
@@ -324,21 +332,22 @@ def _resume(
 
 
 def _require_allowed(changes: Sequence[Change], source: Path, *, is_allowed: bool) -> None:
-    """Refuse changes of precision that lose something, unless they were asked for.
+    """Refuse changes of precision that lose bits, unless `is_allowed`, and impossible changes.
 
-    Changes that cannot be are refused in any case.
+    Raises:
+        CheckpointError: A change is refused; its text lists all of them.
     """
-    refused = [IMPOSSIBLE]
+    refused_outcomes = [IMPOSSIBLE]
     if not is_allowed:
-        refused.append(ASKED)
-    graver = [change for change in changes if change.outcome in refused]
-    if not graver:
+        refused_outcomes.append(ASKED)
+    refused = [change for change in changes if change.outcome in refused_outcomes]
+    if not refused:
         return
     remedy = "Set resume.allow_precision_change=true, or use the precision that wrote it"
-    if graver[0].outcome == IMPOSSIBLE:
+    if refused[0].outcome == IMPOSSIBLE:
         remedy = "Use the precision that wrote it"
     lines = [f"checkpoint.load: {source} was saved in another precision. {remedy}:"]
-    for change in graver:
+    for change in refused:
         lines.append(f"  {change}")
     raise CheckpointError("\n".join(lines))
 

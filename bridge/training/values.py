@@ -23,13 +23,13 @@ from bridge.runtime.checkpoint.folder import load_fault, pointer_fault
 from bridge.runtime.megatron.backend import BACKENDS
 from bridge.runtime.megatron.data.corpus import path_fault
 from bridge.runtime.megatron.te.machine import missing_for_te
-from bridge.target.target import target_of
+from bridge.target.declaration import target_of
 from bridge.training.config import ConfigContainer, TrainConfig
 from bridge.training.metrics import PACKAGES
 
 
 class Bound(NamedTuple):
-    """The numbers that a field can have; None is left to the field's own meaning."""
+    """The range of a field's numbers; a field that is None is not checked."""
 
     least: float
     below: float = math.inf
@@ -73,37 +73,41 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "train.lr_decay_style": ("cosine", "linear", "constant", "inverse-square-root", "WSD"),
     "precision_backend": BACKENDS,
 }
-"""Key of a run -> the only values that it can have; of the schedule they are Megatron's."""
-
-
+"""Key of a run -> the values that it can have. The schedules are those of Megatron."""
 OF_CONFIGS = ("PB407", "PB408", "PB701", "PB702", "PB703")
 """Rules of a run that its configs show before the precision is written into them."""
 OF_PHASES = ("PB109", "PB213", "PB266", "PB296", *OF_CONFIGS)
-"""Those that its configs show in the precision of a phase."""
+"""Rules of a run that its configs show in the precision of a phase."""
 OF_EMULATION = ("PB615", "PB616")
 
 
 def early_faults(config: ConfigContainer, origin_of: Callable[[str], str]) -> list[Finding]:
-    """Return everything that shows before data and model are built.
+    """Return all faults that are known before data and model are built.
 
-    `origin_of` says who set a dotted key.
+    Args:
+        config: The run.
+        origin_of: Returns the origin of a dotted key, for the messages.
     """
     faults = value_faults(config, origin_of)
-    found: list[Finding | None] = []
-    if not {fault.path for fault in faults} & {"train.micro_batch_size", "train.global_batch_size"}:
-        found.append(batch_fault(config.train, ranks=_ranks(config.model), origin_of=origin_of))
+    further: list[Finding | None] = []
+    sizes = {"train.micro_batch_size", "train.global_batch_size"}
+    if sizes.isdisjoint(fault.path for fault in faults):
+        further.append(batch_fault(config.train, ranks=_ranks(config.model), origin_of=origin_of))
     if config.data.path is not None:
-        found.append(path_fault(config.data.path))
+        further.append(path_fault(config.data.path))
     if config.checkpoint.load is not None:
-        found.append(load_fault(Path(config.checkpoint.load)))
-    for fault in found:
+        further.append(load_fault(Path(config.checkpoint.load)))
+    for fault in further:
         if fault is not None:
             faults.append(fault)
     return [*faults, *_refused_fields(config)]
 
 
 def _ranks(model: Any) -> int | None:
-    """Return the data-parallel ranks of this launch; None for one, or where it is not known."""
+    """Return the number of data-parallel ranks of this launch, None for a single rank.
+
+    It is None too where the launcher does not state the number of processes.
+    """
     world = os.environ.get("WORLD_SIZE", "")
     if not world.isdecimal():
         return None
@@ -119,9 +123,9 @@ def _ranks(model: Any) -> int | None:
 
 
 def _refused_fields(config: ConfigContainer) -> list[RuleFinding]:
-    """Return the fields that the build refuses.
+    """Return the findings about fields that the build refuses.
 
-    It asks again once the precision is written into the sections.
+    `require_honoured` asks once more after the precision is written into the sections.
     """
     scheme = None
     if isinstance(config.mixed_precision, MixedPrecisionConfig):
@@ -137,9 +141,13 @@ def _refused_fields(config: ConfigContainer) -> list[RuleFinding]:
 def refusals(
     config: Any, *, backend: str, rules: Iterable[str], model: Any = None
 ) -> list[RuleFinding]:
-    """Return the faults that some rules find in model, optimizer and DDP config.
+    """Return the errors that some rules find in model, optimizer and DDP config.
 
-    The model is that of the config, or another one.
+    Args:
+        config: The run.
+        backend: Backend of its GEMMs.
+        rules: Ids of the rules.
+        model: Model config that takes the place of `config.model`.
     """
     if model is None:
         model = config.model
@@ -151,9 +159,15 @@ def refusals(
 
 
 def require_honoured(config: Any, phases: Sequence[Any], *, backend: str) -> None:
-    """Refuse a run whose configs ask for what would be left out or cannot run.
+    """Refuse a run with fields that have no effect here or cannot run.
 
-    The model config of every phase is asked.
+    Args:
+        config: The run.
+        phases: The model config of each phase of its precision.
+        backend: Backend of its GEMMs.
+
+    Raises:
+        RunConfigError: A rule finds an error in the config of a phase.
     """
     rules = list(OF_PHASES)
     if backend == "emulated":
@@ -170,7 +184,12 @@ def require_honoured(config: Any, phases: Sequence[Any], *, backend: str) -> Non
 def value_faults(
     config: ConfigContainer, origin_of: Callable[[str], str] | None = None
 ) -> list[Finding]:
-    """Return the numbers that no run can begin with; `origin_of` says who set a dotted key."""
+    """Return the faults of single values: numbers, names and packages.
+
+    Args:
+        config: The run.
+        origin_of: Returns the origin of a dotted key, for the messages; None leaves origins out.
+    """
     faults = _bound_faults(config)
     faults += _checkpoint_faults(config)
     for path, known in CHOICES.items():
@@ -200,13 +219,14 @@ def value_faults(
 
 
 def _bound_faults(config: ConfigContainer) -> list[Finding]:
+    """Return the faults of numbers that are out of their bounds."""
     faults = []
     for path, bound in BOUNDS.items():
         section, _, name = path.partition(".")
         value: Any = getattr(getattr(config, section), name, None)
         if value is None:
             continue
-        if not value >= bound.least:  # NaN is not either
+        if not value >= bound.least:  # true of NaN too
             rule, remedy = f"must be at least {bound.least}", f"Use {bound.least} or more."
             faults.append(_fault(path, rule, value, remedy))
         elif math.isinf(value) and not bound.takes_infinity:
@@ -218,6 +238,7 @@ def _bound_faults(config: ConfigContainer) -> list[Finding]:
 
 
 def _checkpoint_faults(config: ConfigContainer) -> Iterator[Finding]:
+    """Yield the faults of the checkpoint section."""
     files = config.checkpoint
     for name, unstated in (("save_interval", None), ("save_last", True)):
         value = getattr(files, name)
@@ -235,7 +256,11 @@ def _checkpoint_faults(config: ConfigContainer) -> Iterator[Finding]:
 
 
 def require_sane_values(config: ConfigContainer) -> None:
-    """Refuse a container without a section that a run needs, and numbers that no run can have."""
+    """Refuse a container without a section that a run needs, or with faulty values.
+
+    Raises:
+        RunConfigError: A section is missing, or `value_faults` finds faults.
+    """
     missing = [name for name in ("model", "optimizer", "ddp") if getattr(config, name) is None]
     if missing:
         raise RunConfigError(
@@ -255,10 +280,7 @@ def require_sane_values(config: ConfigContainer) -> None:
 def batch_fault(
     train: TrainConfig, *, ranks: int | None = None, origin_of: Callable[[str], str] | None = None
 ) -> Finding | None:
-    """Return the fault of a global batch, or None.
-
-    It has to be a whole number of micro-batches on every rank.
-    """
+    """Return the fault of a global batch that is no multiple of the ranks' micro-batches, or None."""
     samples = train.micro_batch_size * (ranks or 1)
     if train.global_batch_size % samples == 0:
         return None
@@ -271,6 +293,7 @@ def batch_fault(
 
 
 def _by(origin_of: Callable[[str], str] | None, path: str) -> str:
+    """Return the origin of a key in brackets, for the middle of a sentence."""
     if origin_of is None:
         return ""
     return f" ({origin_of(path)})"

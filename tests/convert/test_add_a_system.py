@@ -9,8 +9,9 @@ from types import ModuleType
 import pytest
 
 from bridge.cli.main import main
-from bridge.read import systems, table
-from bridge.read.contract import System
+from bridge.convert import conversion, systems
+from bridge.read import system_signs, table
+from bridge.read.system import System
 from bridge.registry.registry import REGISTRY
 from tests.read.properties import check_export, check_import, check_return
 
@@ -28,10 +29,12 @@ def litgpt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> System:
     module = ModuleType("bridge.convert.litgpt")
     exec(compile(CODE, "litgpt.py", "exec"), vars(module))  # noqa: S102  the page's own code
     monkeypatch.setitem(sys.modules, module.__name__, module)
-    ((name, (file, kinds)),) = ast.literal_eval(f"{{{ROW}}}").items()
-    monkeypatch.setattr(systems, "MODULES", {**systems.MODULES, name: f"bridge.convert.{file}"})
-    monkeypatch.setattr(systems, "KINDS", {**systems.KINDS, name: tuple(kinds.split())})
-    return systems.system(name)
+    kinds, modules = (ast.literal_eval(f"{{{line}}}") for line in ROW.splitlines())
+    monkeypatch.setattr(system_signs, "KINDS", {**system_signs.KINDS, **kinds})
+    monkeypatch.setattr(system_signs, "table", table.table)
+    monkeypatch.setattr(conversion, "KINDS", system_signs.KINDS)
+    monkeypatch.setattr(systems, "MODULES", {**systems.MODULES, **modules})
+    return systems.system("litgpt")
 
 
 def test_the_session_of_the_page_is_a_real_one(litgpt: System, tmp_path: Path, monkeypatch, capsys) -> None:

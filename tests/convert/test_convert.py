@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from bridge.cli.main import main
-from bridge.read.systems import MODULES
+from bridge.convert.systems import MODULES
 from bridge.read.text.document import Document
 
 SAMPLES = Path(__file__).parents[1] / "read" / "samples"

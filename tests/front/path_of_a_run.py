@@ -23,7 +23,7 @@ from bridge.front.train import main_train
 from bridge.precision.config import PrecisionConfig
 from bridge.precision.statements import Statements
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.sync.prediction import plan
+from bridge.sync.plan import plan
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = f"{Path(bridge.__file__).parent}{os.sep}"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.front.main import SWITCHES, VALUES
+from bridge.front.command_line import SWITCHES, VALUES
 from bridge.precision.config import MEGATRON_FIELDS
 from bridge.precision.statements import field_value
 from bridge.registry.config import MixedPrecisionConfig

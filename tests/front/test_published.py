@@ -17,7 +17,7 @@ import pytest
 
 from bridge.cli.main import main
 from bridge.errors import RunConfigError
-from bridge.read.kinds import read_file
+from bridge.read.run_file import read_file
 
 PUBLISHED = Path(__file__).parents[2].parent / "shared" / "published"
 COMMANDS = ("check", "plan", "memory", "plan --align", "plan --modules")

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 from bridge.errors import RunConfigError
-from bridge.front.loader import load_run
-from bridge.front.main import _prepared
-from bridge.preflight.problems import Problems
+from bridge.front.job import make_run_dir
 
 CFG = ("--cfg", "job")
 TINY = ("model=gpt_tiny", "train=smoke")
@@ -222,10 +220,9 @@ def test_a_run_folder_that_cannot_be_made_leaves_no_other(refused) -> None:
 
 
 def test_a_run_folder_that_cannot_be_written_is_refused(monkeypatch, tmp_path: Path) -> None:
-    run = load_run([*TINY, f"logging.run_dir={tmp_path}"])
     monkeypatch.setattr(os, "access", lambda path, mode: path != str(tmp_path))
     with pytest.raises(RunConfigError, match=r"^logging.run_dir: cannot be written, got '.*'. Give another folder."):
-        _prepared(run, Problems(run.origins), lambda _config: print)
+        make_run_dir(str(tmp_path))
 
 
 def test_an_unknown_rule_in_silence_leaves_no_run_folder(refused) -> None:

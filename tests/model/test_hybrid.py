@@ -28,9 +28,9 @@ from bridge.model.modules import layer_modules, output_modules
 from bridge.model.shape import ModelShape
 from bridge.model.variants import REMEDY
 from bridge.plan.memory import memory_report
-from bridge.plan.memory_activations import Workload
 from bridge.plan.memory_parameters import chunk_parameters
 from bridge.plan.precision_plan import precision_plan
+from bridge.plan.workload import Workload
 from bridge.preflight.check import check
 from bridge.preflight.context import CheckContext
 from bridge.preflight.run import Run

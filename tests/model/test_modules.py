@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from megatron.core.extensions.transformer_engine import TEQuantizationParams, _get_should_context_be_quantized_params
+from megatron.core.extensions.transformer_engine import (
+    TEQuantizationParams,
+    _get_should_context_be_quantized_params,
+)
 from megatron.core.fp8_utils import is_first_last_bf16_layer
 from megatron.core.quantization.quant_config import RecipeConfig
 from megatron.core.quantization.utils import get_quant_config_or_none

@@ -8,11 +8,11 @@ import pytest
 from bridge.errors import RunConfigError
 from bridge.model.layout import Parallel
 from bridge.plan.alignment import align_report, pad_multiple
-from bridge.plan.memory_activations import Workload
 from bridge.plan.precision_plan import precision_plan
+from bridge.plan.workload import Workload
 from bridge.precision.schemes import FP8_SCHEMES
 from bridge.registry.registry import REGISTRY
-from bridge.report.plan_table import align_table
+from bridge.report.align_table import align_table
 from bridge.report.table import plain_text
 from tests.model.test_shape import DEEPSEEK_V3, LLAMA_3_70B
 

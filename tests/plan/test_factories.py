@@ -3,8 +3,8 @@
 import pytest
 
 from bridge.plan.memory import memory_report
-from bridge.plan.memory_activations import Workload
 from bridge.plan.precision_plan import precision_plan
+from bridge.plan.workload import Workload
 from bridge.precision.factories import FACTORIES
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.runtime.audit.compare import compare

@@ -15,9 +15,9 @@ from bridge.model.layout import Parallel
 from bridge.model.section import Section, read_section
 from bridge.model.shape import ModelShape
 from bridge.model.variants import REMEDY, UNPLANNED
-from bridge.plan.memory_activations import Workload
 from bridge.plan.precision_plan import precision_plan
 from bridge.plan.settings import Settings
+from bridge.plan.workload import Workload
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.runtime.megatron.process import training_process
@@ -43,11 +43,13 @@ COMPRESSED = {
     "enable_hyper_connections": True,
 }
 STREAMS = {**DENSE, "enable_mhc_connections": True}
+FUSED_LOSS = {**DENSE, "cross_entropy_loss_fusion": True}
 MODELS = (
     DELTA,
     SPARSE,
     COMPRESSED,
     STREAMS,
+    FUSED_LOSS,
     DENSE,
     ROTARY,
     EXPERTS,

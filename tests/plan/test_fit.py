@@ -9,7 +9,7 @@ from bridge.plan.fit import fit
 from bridge.plan.run import PlannedRun
 from bridge.registry.registry import REGISTRY
 from bridge.sync.prediction import predict
-from bridge.target.target import parse_target
+from bridge.target.declaration import parse_target
 from tests.model.test_shape import LLAMA_3_70B
 
 SMALL = {"num_layers": 8, "hidden_size": 2048, "num_attention_heads": 16, "seq_length": 4096, "vocab_size": 32000}

@@ -9,8 +9,8 @@ import yaml
 
 from bridge.cli.main import main
 from bridge.plan.memory import memory_report
-from bridge.plan.memory_activations import Workload
 from bridge.plan.precision_plan import precision_plan
+from bridge.plan.workload import Workload
 from bridge.read.tokenizers import vocab_size_of
 from bridge.registry.config import MixedPrecisionConfig
 

@@ -10,9 +10,10 @@ import pytest
 from bridge.cli.main import main
 from bridge.model.layout import Parallel
 from bridge.plan.memory import memory_report
-from bridge.plan.memory_activations import Workload, segments
+from bridge.plan.memory_activations import segments
 from bridge.plan.memory_parameters import chunk_parameters
 from bridge.plan.precision_plan import precision_plan
+from bridge.plan.workload import Workload
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.runtime.megatron.process import training_process
@@ -175,7 +176,10 @@ def megatron_parameters(given: dict) -> list[int]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from megatron.core.models.gpt import GPTModel
-        from megatron.core.models.gpt.gpt_layer_specs import get_gpt_decoder_block_spec, get_gpt_mtp_block_spec
+        from megatron.core.models.gpt.gpt_layer_specs import (
+            get_gpt_decoder_block_spec,
+            get_gpt_mtp_block_spec,
+        )
         from megatron.core.transformer import TransformerConfig
     own = ("seq_length", "make_vocab_size_divisible_by", "share_embeddings_and_output_weights")
     config = TransformerConfig(

@@ -7,8 +7,9 @@ import pytest
 
 from bridge.model.layout import Parallel
 from bridge.model.shape import ModelShape
-from bridge.plan.memory_activations import DELTA_CHUNK, Workload, segments
+from bridge.plan.memory_activations import DELTA_CHUNK, segments
 from bridge.plan.precision_plan import precision_plan
+from bridge.plan.workload import Workload
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.target.versions import installed
 from tests.runtime.megatron.test_te_cpu import fresh, needs_te

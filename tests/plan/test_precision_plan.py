@@ -18,9 +18,9 @@ from bridge.errors import BridgeError, RunConfigError, UnknownFieldError
 from bridge.model.layout import Parallel
 from bridge.plan.alignment import align_report
 from bridge.plan.memory import memory_report
-from bridge.plan.memory_activations import Workload
 from bridge.plan.precision_plan import compact, precision_plan
 from bridge.plan.settings import Settings
+from bridge.plan.workload import Workload
 from bridge.precision.schemes import FP8_SCHEMES
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY

@@ -27,7 +27,7 @@ from bridge.precision.statements import (
 )
 from bridge.precision.values import SPELLINGS, dtype_token, torch_dtype
 from bridge.precision.yaml_text import from_yaml, to_yaml
-from bridge.registry.faults import faults_of
+from bridge.registry.config import faults_of
 from bridge.registry.registry import REGISTRY, register
 from tests.precision.module_lists import module_lists
 

@@ -21,7 +21,7 @@ from importlib import import_module
 from bridge.preflight.te_cpu import declare
 declare("b200")
 from bridge.runtime.megatron.device import cpu_as_cuda
-from bridge.runtime.pytorch.record.te import SCHEME_OF_QUANTIZER
+from bridge.runtime.pytorch.record.operand_format import SCHEME_OF_QUANTIZER
 from transformer_engine.pytorch.quantization import DelayedScalingRequest, QuantizerRole
 
 def name_of(dtype):

@@ -3,7 +3,15 @@
 import pytest
 
 from bridge.precision.formats import FORMATS
-from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, GEMMS, OPERAND_FORMATS, SCHEMES, WHOLE, Scheme
+from bridge.precision.schemes import (
+    FP4_SCHEMES,
+    FP8_SCHEMES,
+    GEMMS,
+    OPERAND_FORMATS,
+    SCHEMES,
+    WHOLE,
+    Scheme,
+)
 
 ROWS = [scheme for scheme in SCHEMES if scheme.operands]
 ids = [scheme.name for scheme in ROWS]

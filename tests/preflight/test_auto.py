@@ -3,11 +3,18 @@
 import pytest
 
 from bridge.errors import BackendUnavailableError, RunConfigError
-from bridge.preflight.auto import POLICIES, count_parameters, generations, matrix, resolve_auto, support
+from bridge.preflight.auto import (
+    POLICIES,
+    count_parameters,
+    generations,
+    matrix,
+    resolve_auto,
+    support,
+)
 from bridge.preflight.check import check
 from bridge.preflight.run import Run
 from bridge.registry.registry import REGISTRY, is_auto
-from bridge.target.target import parse_target
+from bridge.target.declaration import parse_target
 
 CURRENT = "bf16_with_fp8_current_scaling_mixed"
 DELAYED = "bf16_with_fp8_delayed_scaling_mixed"
@@ -63,6 +70,13 @@ def test_a_choice_tells_why_and_what_was_rejected() -> None:
         "auto on h100x8: bf16_mixed, because BF16 is native, and FP8 is taken on ask. "
         f"Not {CURRENT}: FP8 and FP4 are taken on ask only."
     )
+
+
+def test_where_every_faster_recipe_is_refused_the_reason_says_so() -> None:
+    choice = resolve_auto("auto:fastest", target=parse_target("h100x8,te-none"), parameters=BIG)
+    assert choice.recipe == "bf16_mixed"
+    assert choice.reason == "no faster recipe for Hopper runs well with the packages of the target"
+    assert [name for name, _ in choice.rejected] == [CURRENT, DELAYED]
 
 
 def test_a_small_model_is_trained_in_fp32_unless_fp8_was_asked_for() -> None:

@@ -12,12 +12,13 @@ from bridge.model.section import ROLES
 from bridge.precision.statements import field_names
 from bridge.preflight.check import check
 from bridge.preflight.run import Run
-from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.faults import faults_of
+from bridge.registry.config import MixedPrecisionConfig, faults_of
 from bridge.registry.registry import REGISTRY
 from bridge.rules.rulebook import RULES
+from bridge.target.declaration import parse_target
 from bridge.target.fields import FIELDS
-from bridge.target.target import GPUS, Target, parse_target
+from bridge.target.gpus import GPUS
+from bridge.target.target import Target
 from tests.rules.cases import CASES
 from tests.rules.cases.runs import CURRENT, DENSE, H100, OVERLAP
 from tests.rules.situations import run_of, setup_of

@@ -14,8 +14,18 @@ from bridge.preflight.run import Run
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.registry.synchronize import synchronize
-from bridge.target.target import parse_target
-from tests.rules.cases.runs import B200, CURRENT, DENSE, H100, MXFP8, NVFP4, OVERLAP, OVERLAPPED, PRECISION_AWARE
+from bridge.target.declaration import parse_target
+from tests.rules.cases.runs import (
+    B200,
+    CURRENT,
+    DENSE,
+    H100,
+    MXFP8,
+    NVFP4,
+    OVERLAP,
+    OVERLAPPED,
+    PRECISION_AWARE,
+)
 
 
 def found(setup: CheckContext) -> dict[str, str]:

@@ -9,9 +9,8 @@ from bridge.errors import BridgeError
 from bridge.precision.config import CHOICES, FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.mode import mode_of
 from bridge.precision.statements import field_names
-from bridge.read.contract import SEMANTICS, ExportReport, ImportReport
-from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.faults import faults_of
+from bridge.read.reports import SEMANTICS, ExportReport, ImportReport
+from bridge.registry.config import MixedPrecisionConfig, faults_of
 
 SCHEMES = (
     {},

@@ -167,10 +167,8 @@ def test_a_program_is_no_file_of_a_run(tmp_path: Path, monkeypatch: pytest.Monke
     for command in ("check", "plan", "memory"):
         assert main([command, "--config", "recipe.py"]) == 2
         assert capsys.readouterr().err == (
-            "recipe.py: looks like Megatron Bridge (it imports `megatron.bridge`), which trains on Megatron Core, by a "
-            "recipe that a Python program makes. `check`, `plan` and `memory` do not read it; "
-            "`precision-bridge convert recipe.py` reads what it states of the precision. "
-            "Give them the run_config.yaml of a checkpoint of the run.\n"
+            "recipe.py: imports Megatron Bridge, and no function of it returns a ConfigContainer or starts a training "
+            "with one. It names recipes of other files: give one of those.\n"
         )
         assert main([command, "--config", "train.py"]) == 2
         assert capsys.readouterr().err == (

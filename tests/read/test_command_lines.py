@@ -3,10 +3,10 @@
 import pytest
 
 from bridge.convert.conversion import Run, runs_of
+from bridge.convert.systems import MODULES
 from bridge.errors import BridgeError, PayloadError
 from bridge.precision.mode import mode_of
 from bridge.read.launch.word import Word
-from bridge.read.systems import MODULES
 from bridge.read.text.command_words import CommandWords, nested
 from bridge.read.text.document import Document
 

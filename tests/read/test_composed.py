@@ -7,7 +7,8 @@ import yaml
 from omegaconf import OmegaConf
 
 from bridge.errors import PayloadError
-from bridge.read.text.composed import at, composed, is_open, resolved
+from bridge.read.text.composed import composed, is_open, resolved
+from bridge.read.text.dotted import value_at
 
 BASE = """
 policy:
@@ -78,5 +79,5 @@ def test_an_interpolation_that_only_the_run_decides_stays_as_it_is_written() -> 
 
 def test_a_mandatory_value_leaves_the_value_of_the_base(child: Path) -> None:
     config = composed(child, {"defaults": "../base.yaml", "policy": {"precision": "???", "new": "???"}})
-    assert at(config.values, "policy.precision") == "bfloat16"
-    assert is_open(at(config.values, "policy.new"))
+    assert value_at(config.values, "policy.precision") == "bfloat16"
+    assert is_open(value_at(config.values, "policy.new"))

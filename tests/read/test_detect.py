@@ -6,23 +6,26 @@ from pathlib import Path
 
 import pytest
 
+from bridge.convert.systems import MODULES, all_systems, detect, system
 from bridge.errors import PayloadError
-from bridge.read.contract import Recognised
-from bridge.read.systems import MODULES, all_systems, candidates, detect, system
+from bridge.read.system_signs import KINDS, TITLES, Candidate, candidates
+from bridge.read.table import table
 from bridge.read.text.document import Document
 
 SAMPLES = Path(__file__).parent / "samples"
 
 
 def test_importing_the_table_imports_no_system() -> None:
-    code = "import sys, bridge.read.systems as s; print([m for m in s.MODULES.values() if m in sys.modules])"
+    code = "import sys, bridge.convert.systems as s; print([m for m in s.MODULES.values() if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 
 
 def test_every_system_is_what_the_table_calls_it() -> None:
     assert [one.name for one in all_systems()] == list(MODULES)
-    assert [one.name for one in all_systems("python")] == ["megatron-bridge", "nemo2"]
+    assert [*KINDS] == list(MODULES)
+    for one in all_systems():
+        assert one.title == (TITLES.get(one.name) or table(one.name).title)
     assert system("Megatron_LM").name == "megatron-lm"
     with pytest.raises(PayloadError, match="no system is called 'deepsped'. Did you mean 'deepspeed'?"):
         system("deepsped")
@@ -76,10 +79,12 @@ def test_what_nobody_recognises_is_an_error_that_lists_the_systems() -> None:
 
 
 def test_a_tie_names_both_and_from_overrules(monkeypatch) -> None:
-    import bridge.read.systems as module
+    import bridge.convert.systems as module
 
-    one, two = system("megatron-lm"), system("nemo1")
-    tie = [(one, Recognised(certainty=0.8, evidence="has a")), (two, Recognised(certainty=0.78, evidence="has b"))]
+    tie = [
+        Candidate(system="megatron-lm", title="Megatron-LM", certainty=0.8, evidence="has a"),
+        Candidate(system="nemo1", title="NeMo 1.x", certainty=0.78, evidence="has b"),
+    ]
     monkeypatch.setattr(module, "candidates", lambda document: tie)
     document = Document.of_text("a: 1", "x.yaml")
     with pytest.raises(PayloadError) as caught:
@@ -87,14 +92,14 @@ def test_a_tie_names_both_and_from_overrules(monkeypatch) -> None:
     assert str(caught.value) == (
         "x.yaml: could be 'megatron-lm' or 'nemo1' (megatron-lm: it has a; nemo1: it has b). Say which with --from."
     )
-    assert detect(document, "nemo1") == (two, "was named with --from")
+    assert detect(document, "nemo1") == (system("nemo1"), "was named with --from")
 
 
 def test_the_reference_lists_the_systems_as_they_are() -> None:
     page = (Path(__file__).parents[2] / "docs/reference/systems.md").read_text(encoding="utf-8")
     for one in all_systems():
         keys = ", ".join(f"`{key.name}`: {key.meaning}" for key in one.context) or "none"
-        assert f"| `{one.name}` | {one.title} | {one.version} | {', '.join(one.kinds)} | {keys} |\n" in page
+        assert f"| `{one.name}` | {one.title} | {one.version} | {', '.join(KINDS[one.name])} | {keys} |\n" in page
 
 
 def test_targets_of_others_are_no_run_config_of_megatron_bridge() -> None:

@@ -13,10 +13,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from bridge.convert import systems
 from bridge.errors import BridgeError, PrecisionConfigError, PrecisionTypeError
-from bridge.read import systems
-from bridge.read.builders import ImportBuilder
+from bridge.read.import_builder import ImportBuilder
 from bridge.read.megatron_lm.stage_files import LAYOUT
+from bridge.read.system_signs import KINDS
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from tests.read.properties import (
@@ -159,7 +160,7 @@ def test_every_recipe_leaves_and_returns(system: ModuleType) -> None:
         exported = system.export(config)
         check_export(config, exported)
         text = system.SYSTEM.write(exported.payload)
-        again = json.loads(text) if system.SYSTEM.kinds[0] == "json" else yaml.safe_load(text)
+        again = json.loads(text) if KINDS[system.SYSTEM.name][0] == "json" else yaml.safe_load(text)
         if WRITTEN_PART not in exported.payload:
             check_return(config, exported, system.import_(again))
 

@@ -7,9 +7,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridge.convert.conversion import plain, runs_of
+from bridge.convert.systems import MODULES
 from bridge.errors import BridgeError
-from bridge.read.contract import SEMANTICS
-from bridge.read.systems import MODULES
+from bridge.read.reports import SEMANTICS
 from bridge.read.text.document import Document
 from tests.work import calls
 
@@ -108,7 +108,7 @@ def test_every_sample_as_every_system(sample: Path) -> None:
     name=st.sampled_from(["megatron-lm", "megatron-bridge", "nemo1", "nemo2"]),
 )
 def test_mappings_of_wrong_types(payload: object, name: str) -> None:
-    from bridge.read.systems import system
+    from bridge.convert.systems import system
 
     try:
         system(name).import_(payload)

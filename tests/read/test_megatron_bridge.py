@@ -11,8 +11,7 @@ from bridge.precision.config import MEGATRON_FIELDS
 from bridge.read.meaning import meaning
 from bridge.read.megatron_bridge import importer as megatron_bridge
 from bridge.read.text.document import Document
-from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.faults import faults_of
+from bridge.registry.config import MixedPrecisionConfig, faults_of
 from bridge.registry.registry import REGISTRY, get_mixed_precision_config
 from tests.read.properties import check_export, check_return, configs, reasons
 

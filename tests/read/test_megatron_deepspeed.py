@@ -7,8 +7,8 @@ import pytest
 from bridge.convert.conversion import runs_of
 from bridge.errors import PayloadError
 from bridge.precision.mode import mode_of
-from bridge.read.contract import ImportReport
 from bridge.read.megatron_lm import importer as megatron_lm
+from bridge.read.reports import ImportReport
 from bridge.read.text.document import Document
 from tests.read.properties import reasons
 

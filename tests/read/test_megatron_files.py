@@ -5,11 +5,12 @@ import itertools
 import pytest
 
 from bridge.convert.conversion import runs_of
+from bridge.convert.systems import detect
 from bridge.errors import PayloadError
 from bridge.precision.mode import mode_of
-from bridge.read.contract import ImportReport
 from bridge.read.megatron_lm import importer as megatron_lm
-from bridge.read.systems import detect
+from bridge.read.megatron_lm.recognition import recognise
+from bridge.read.reports import ImportReport
 from bridge.read.text.document import Document
 from tests.read.properties import reasons
 
@@ -64,7 +65,7 @@ def test_an_argument_file_that_switches_a_mode_off_states_fp32() -> None:
     ],
 )
 def test_a_file_that_may_be_another_systems_is_not(text: str) -> None:
-    assert megatron_lm.SYSTEM.recognise(Document.of_text(text, "a.yaml")) is None
+    assert recognise(Document.of_text(text, "a.yaml")) is None
 
 
 @pytest.mark.parametrize(

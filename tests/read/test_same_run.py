@@ -13,12 +13,14 @@ import pytest
 import yaml
 
 from bridge.convert import huggingface
+from bridge.convert.systems import all_systems, system
 from bridge.precision.mode import mode_of
 from bridge.precision.values import dtype_token
 from bridge.read import deepspeed
-from bridge.read.contract import ImportReport, System
 from bridge.read.meaning import semantics_of
-from bridge.read.systems import all_systems, system
+from bridge.read.reports import ImportReport
+from bridge.read.system import System
+from bridge.read.system_signs import KINDS
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 from bridge.runtime.pytorch.loop import compute_dtype
@@ -142,9 +144,10 @@ def of_deepspeed(payload: dict[str, Any], request: pytest.FixtureRequest, folder
 def of_importer(one: System, payload: Any) -> Ran:
     """The payload as a file, read by our own importer."""
     text = one.write(payload)
-    if one.kinds[0] == "shell":
+    if KINDS[one.name][0] == "shell":
         return of_import(one.import_(payload))
-    return of_import(one.import_(json.loads(text) if one.kinds[0] == "json" else yaml.safe_load(text)).assume_default())
+    load = json.loads if KINDS[one.name][0] == "json" else yaml.safe_load
+    return of_import(one.import_(load(text)).assume_default())
 
 
 READERS = {

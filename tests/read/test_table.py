@@ -6,8 +6,9 @@ import pytest
 import yaml
 
 from bridge.errors import BridgeError
-from bridge.read.builders import ExportBuilder, ImportBuilder
-from bridge.read.contract import ImportReport
+from bridge.read.export_builder import ExportBuilder
+from bridge.read.import_builder import ImportBuilder
+from bridge.read.reports import ImportReport
 from bridge.read.table import Table
 from bridge.read.text.document import Document
 from bridge.read.text.settings import Settings

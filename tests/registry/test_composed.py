@@ -8,7 +8,12 @@ import pytest
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from bridge import MixedPrecisionConfig, register, to_config
-from bridge.errors import PrecisionConfigError, PrecisionTypeError, UnknownFieldError, UnknownRecipeError
+from bridge.errors import (
+    PrecisionConfigError,
+    PrecisionTypeError,
+    UnknownFieldError,
+    UnknownRecipeError,
+)
 from bridge.precision.statements import is_stated, recipe_name, source_of
 from bridge.registry.hydra_group import RecipeSource
 from bridge.registry.registry import REGISTRY

@@ -7,7 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from bridge import MIXED_PRECISION_RECIPES, MixedPrecisionConfig, get_mixed_precision_config, register
+from bridge import (
+    MIXED_PRECISION_RECIPES,
+    MixedPrecisionConfig,
+    get_mixed_precision_config,
+    register,
+)
 from bridge.errors import DuplicateRecipeError, RecipeSourceError, UnknownRecipeError
 from bridge.precision.statements import recipe_name
 from bridge.registry.registry import REGISTRY, Registry, load_recipes_from

@@ -16,6 +16,7 @@ from bridge.front.loader import load_run
 from bridge.rehearse.cause import cause_of
 from bridge.rehearse.release import releases_at_hand
 from bridge.rehearse.shrink import shrink
+from bridge.rehearse.worker import leave_out
 from bridge.runtime.megatron.gpt import GPTConfig
 from tests import warm
 from tests.front.test_megatron_bridge import container
@@ -106,6 +107,20 @@ def test_a_run_folder_is_rehearsed_and_resumes_without_the_distributed_optimizer
     assert launch["resumed_loss"] == launch["loss"]
 
 
+@needs_te
+@pytest.mark.slow
+def test_a_setting_that_is_left_out_is_not_in_the_plan_of_the_rehearsal(tmp_path):
+    """An offloaded optimizer keeps FP32 masters; the optimizer that is rehearsed in its place keeps remainders."""
+    offloaded = ["optimizer_cpu_offload", "use_precision_aware_optimizer", "use_distributed_optimizer"]
+    words = [f"optimizer.{name}=true" for name in offloaded]
+    words += ["optimizer.optimizer_offload_fraction=1.0", "ddp.use_distributed_optimizer=true"]
+    code, answer = rehearsed(
+        "--processes", "1", "mixed_precision=bf16_mixed", "model=gpt_tiny", *words, folder=tmp_path
+    )
+    assert "optimizer.optimizer_cpu_offload" in [setting["path"] for setting in answer["left_out"]]
+    assert (code, answer["findings"]) == (0, [])
+
+
 @pytest.mark.slow
 def test_a_file_that_leaves_its_release_open_is_rehearsed_on_the_newest_at_hand(tmp_path):
     file = tmp_path / "run.yaml"
@@ -124,3 +139,15 @@ def test_an_error_of_megatron_is_a_finding_with_its_field(tmp_path):
     assert code == 2
     (finding,) = answer["findings"]
     assert "model.moe_router_topk" in finding["path"]
+
+
+def test_a_null_that_megatron_takes_as_a_value_reaches_its_config():
+    """Source: megatron-core 0.16.1 multi_latent_attention.py, `if self.config.q_lora_rank is None`."""
+    sections = {
+        "model": {"num_layers": 1, "q_lora_rank": None, "fp8_margin": None},
+        "optimizer": {},
+        "ddp": {},
+        "precision_backend": "te_cpu",
+    }
+    assert leave_out(sections, []) == []
+    assert sections["model"] == {"num_layers": 1, "q_lora_rank": None}

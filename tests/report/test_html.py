@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from bridge.cli.main import main
 from bridge.precision.formats import FORMATS
 from bridge.report.comparison import answers
 from bridge.report.html.chart import MOST_POINTS, line_chart
 from bridge.report.html.page import render_markdown, render_page
 from bridge.runtime.audit.early_warnings import Signs, early_warnings
 from bridge.runtime.audit.run_folder import RunFolder
-from bridge.runtime.compare.comparison import Arm, compare
+from bridge.runtime.compare.arm import Arm
+from bridge.runtime.compare.comparison import compare
 from bridge.runtime.compare.gap import Curve
 from bridge.runtime.numerics import GemmPrecision, quantise
 
@@ -25,6 +27,7 @@ EMPTY = {name: [] for name in (*LISTS, "validation")} | {
     "warnings": {},
     "environment": {},
     "base": None,
+    "source": None,
     "compared": None,
     "ran": "",
     "backend": "",
@@ -102,3 +105,13 @@ def _arm(folder: Path, label: str, seed: int) -> Arm:
         curve=Curve(steps=tuple(range(1, 11)), losses=losses),
         summary={"iteration": 10},
     )
+
+
+def test_a_dash_as_the_file_prints_the_report_and_writes_none(capsys, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text("train: {train_iters: 3}\n")
+    assert main(["report", "run", "--format", "json", "--out", "-"]) == 0
+    (content,) = json.loads(capsys.readouterr().out)
+    assert content["figures"]["train_iters"] == 3
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == ["config.yaml"]

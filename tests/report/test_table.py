@@ -10,11 +10,13 @@ from rich.console import Console
 
 from bridge.plan.alignment import align_report
 from bridge.plan.memory import memory_report
-from bridge.plan.memory_activations import Workload
 from bridge.plan.precision_plan import precision_plan
+from bridge.plan.workload import Workload
 from bridge.registry.registry import REGISTRY
+from bridge.report.align_table import align_table
+from bridge.report.memory_table import memory_table
 from bridge.report.plan_picture import COLOURS, draw_plan
-from bridge.report.plan_table import align_table, difference_table, memory_table, plan_table
+from bridge.report.plan_table import difference_table, plan_table
 from bridge.report.quantisation import quantisation_table, worst_table
 from bridge.report.table import facts, mib, plain_text, show, table
 from bridge.runtime.audit.quantisation import QuantisationRow

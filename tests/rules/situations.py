@@ -5,7 +5,7 @@ from typing import Any
 from bridge.preflight.context import CheckContext
 from bridge.preflight.run import Run
 from bridge.rules.program import Program
-from bridge.target.target import parse_target
+from bridge.target.declaration import parse_target
 
 
 def run_of(said: dict[str, Any]) -> Run:

@@ -7,7 +7,7 @@ from bridge.errors import PrecisionConfigError
 from bridge.precision.mode import mode_of, scheme_of
 from bridge.preflight.check import check
 from bridge.preflight.run import Run
-from bridge.registry.faults import faults_of
+from bridge.registry.config import faults_of
 from bridge.rules.rulebook import RULES
 
 PREFIX = "mixed_precision."

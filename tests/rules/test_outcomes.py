@@ -5,7 +5,17 @@ from typing import Any
 import pytest
 
 from bridge.preflight.check import check
-from tests.rules.cases.runs import CURRENT, DENSE, H100, MEGATRON_FSDP, MOE, MXFP8, OVERLAP, PRECISION_AWARE, full
+from tests.rules.cases.runs import (
+    CURRENT,
+    DENSE,
+    H100,
+    MEGATRON_FSDP,
+    MOE,
+    MXFP8,
+    OVERLAP,
+    PRECISION_AWARE,
+    full,
+)
 from tests.rules.situations import run_of, setup_of
 
 MCORE = "mcore0.19.2"

@@ -93,7 +93,7 @@ def test_a_rule_reads_no_more_than_its_asker_knows(asker: str) -> None:
             continue
         context = RuleContext.of_precision(setup.precision)
         if asker == "sync":
-            known = {"views": setup.views, "given": setup.given, "rows": setup.rows, "target": setup.target}
+            known = {"views": setup.views, "present": setup.present, "rows": setup.rows, "target": setup.target}
             context = RuleContext(setup.precision, **known)
         assert [one.rule for one in ask(rules, context) if "could not be judged" in one.rule] == []
 

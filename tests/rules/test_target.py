@@ -10,7 +10,10 @@ from bridge.errors import RunConfigError
 from bridge.front.loader import load_run
 from bridge.rules.rule import te
 from bridge.target import versions
-from bridge.target.target import GPUS, Target, _detected, _gpu_called, gpu_of_capability, parse_target
+from bridge.target.declaration import parse_target
+from bridge.target.gpus import GPUS, gpu_of_capability, gpu_of_device
+from bridge.target.machine import detected_gpu
+from bridge.target.target import Target
 from bridge.target.versions import Version, at_least, installed, parse_version
 
 
@@ -118,12 +121,12 @@ def test_this_machine_is_detected_and_words_after_auto_override_it() -> None:
 def test_a_device_is_known_by_its_name_and_judged_by_its_capability(
     device: str, capability: tuple[int, int], name: str
 ) -> None:
-    gpu = _detected(device, capability)
+    gpu = detected_gpu(device, capability)
     assert (gpu.name, gpu.capability) == (name, capability)
 
 
 def test_a_gpu_of_amd_is_known_by_its_name() -> None:
-    names = {device: _gpu_called(f"AMD Instinct {device}") for device in ("MI300X", "MI325X", "MI350X", "MI355X")}
+    names = {device: gpu_of_device(f"AMD Instinct {device}") for device in ("MI300X", "MI325X", "MI350X", "MI355X")}
     assert {device: gpu and gpu.title for device, gpu in names.items()} == {device: device for device in names}
     cdna_4 = names["MI355X"]
     assert cdna_4 is not None
@@ -147,7 +150,9 @@ def test_cudnn_is_known_by_its_package_without_loading_it(tmp_path: Path, monkey
 
 
 def test_reading_a_target_imports_no_torch() -> None:
-    code = "import sys; from bridge.target.target import parse_target as p; p('h100'); print('torch' in sys.modules)"
+    code = (
+        "import sys; from bridge.target.declaration import parse_target as p; p('h100'); print('torch' in sys.modules)"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
 

@@ -13,7 +13,7 @@ from bridge.front.check import check as check_run
 from bridge.preflight.last_sync import last_sync
 from bridge.sync import synchroniser
 from bridge.sync.owner import Owner
-from bridge.sync.prediction import plan
+from bridge.sync.plan import plan
 from bridge.training.config import (
     ConfigContainer,
     DistributedDataParallelConfig,

@@ -4,7 +4,13 @@ import logging
 
 import pytest
 
-from bridge import ConfigContainer, MixedPrecisionConfig, get_mixed_precision_config, runtime_config_update, synchronize
+from bridge import (
+    ConfigContainer,
+    MixedPrecisionConfig,
+    get_mixed_precision_config,
+    runtime_config_update,
+    synchronize,
+)
 from bridge.errors import SyncConflictError
 from bridge.preflight.check import check
 from bridge.preflight.run import Run

@@ -21,7 +21,7 @@ from bridge.precision.config import CHOICES, FIELD_DEFAULTS, GROUPS, MEGATRON_FI
 from bridge.precision.statements import field_names, field_value, is_stated
 from bridge.precision.yaml_text import from_yaml, to_yaml
 from bridge.sync.owner import OwnerValues, in_one_form
-from bridge.sync.prediction import plan
+from bridge.sync.plan import plan
 from bridge.sync.routes import ROUTES, Route, notes, routes_of
 from bridge.sync.synchroniser import megatron_version
 from bridge.target.fields import DEFAULTS

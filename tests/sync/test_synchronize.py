@@ -9,7 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from bridge import MixedPrecisionConfig, get_mixed_precision_config, synchronize
-from bridge.errors import PrecisionConfigError, SyncCheckError, SyncConflictError, UnknownPolicyError
+from bridge.errors import (
+    PrecisionConfigError,
+    SyncCheckError,
+    SyncConflictError,
+    UnknownPolicyError,
+)
 from bridge.precision.mode import mode_of, scheme_of
 from bridge.registry.registry import REGISTRY
 from bridge.sync.owner import WRITTEN

@@ -11,7 +11,13 @@ import torch
 
 from bridge.errors import RunConfigError
 from bridge.precision.schemes import WHAT_IF
-from bridge.runtime.numerics import GemmPrecision, make_operand, quantisation_error, quantise, what_if_db
+from bridge.runtime.numerics import (
+    GemmPrecision,
+    make_operand,
+    quantisation_error,
+    quantise,
+    what_if_db,
+)
 from bridge.training.loop import pretrain
 from bridge.training.passes import measure_quantisation
 from tests import warm

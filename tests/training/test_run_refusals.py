@@ -9,7 +9,12 @@ from megatron.core.optimizer import OptimizerConfig
 from bridge.errors import RunConfigError, SyncCheckError
 from bridge.runtime.megatron.gpt import GPTConfig
 from bridge.target.versions import parse_version
-from bridge.training.config import ConfigContainer, LoggingConfig, TrainConfig, runtime_config_update
+from bridge.training.config import (
+    ConfigContainer,
+    LoggingConfig,
+    TrainConfig,
+    runtime_config_update,
+)
 from bridge.training.loop import warn_of_untested
 from bridge.training.values import require_sane_values
 

@@ -1,4 +1,4 @@
-"""`precision-bridge compare`: several recipes in Hydra's words; one batch; a run's twin."""
+"""`precision-bridge compare`: several recipes in Hydra's words; runs; one batch; a run's twin."""
 
 from __future__ import annotations
 
@@ -8,16 +8,22 @@ from bridge.cli.compare.twin import BASE, write_twin
 from bridge.cli.parser import add_json, require_option
 from bridge.cli.run_arguments import add_run_arguments
 
-OF_TWIN = ("--base", "--output")
-EPILOG = """Without --gradients and --twin the words are those of scripts/compare.py.
+OF_TWIN = ("--base",)
+OF_RUNS = ("--gate",)
+EPILOG = """Without --runs, --gradients and --twin the words are those of scripts/compare.py.
+
+--runs takes two words or more, the baseline first: folders of runs of ours, or logs of Megatron-LM,
+Megatron Bridge or NeMo-RL, TensorBoard folders, histories of W&B or MLflow, golden values.
+Exit code: 0 within the gate, 1 outside, 3 cannot tell.
 
 --gradients takes two words without =: the recipes, the reference first. A recipe with other values
 is one word in quotes: 'fp8_delayed fp8_margin=8'. Exit code: 0 inside, 1 outside, 3 cannot tell."""
 OTHER_FORMS = """
+    precision-bridge compare --runs bf16.log fp8.log              finished runs, or logs of others
     precision-bridge compare --gradients bf16_mixed fp8_current   one batch in two precisions
     precision-bridge compare --twin NAME --output twin.yaml       the same run in another precision
 
-`precision-bridge compare --gradients --help` lists the options of both.
+`precision-bridge compare --gradients --help` lists the options of all three.
 """
 
 
@@ -35,6 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_run_arguments(parser)
     add_json(parser)
     form = parser.add_mutually_exclusive_group(required=True)
+    text = "judge the losses of runs that are there, each a folder of ours or a log of others"
+    form.add_argument("--runs", action="store_true", help=text)
     text = "run one batch in two precisions, and compare every activation and gradient with a bound"
     form.add_argument("--gradients", action="store_true", help=text)
     text = "write the same run in another precision, and prove that it is the same"
@@ -42,18 +50,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--base", metavar="NAME", help=f"with --twin: the twin's recipe (default: {BASE})"
     )
+    text = "with --runs: the share of the baseline's loss that a gap may reach (default: 1%%)"
+    parser.add_argument("--gate", metavar="SHARE", help=text)
     text = (
         "with --twin: the file to write "
-        "(default: standard output; --json prints the proof and needs a file)"
+        "(default: standard output; --json prints the proof and needs a file); "
+        "with --runs: the folder for comparison.md, comparison.json and comparison.png"
     )
     parser.add_argument("--output", metavar="FILE", help=text)
     parser.epilog = EPILOG
 
 
 def run(chosen: argparse.Namespace) -> int | None:
-    """Compare the activations and gradients of one batch, or write the twin of a run."""
+    """Compare runs, or the activations and gradients of one batch, or write the twin of a run."""
     require_option(chosen, "--twin", OF_TWIN)
+    require_option(chosen, "--runs", OF_RUNS)
+    if chosen.runs:
+        from bridge.cli.compare.runs import compare_runs
+
+        return compare_runs(chosen)
     if chosen.gradients:
+        require_option(chosen, "--twin", ("--output",))
         from bridge.cli.compare.gradients import check_gradients
 
         return check_gradients(chosen)

@@ -14,7 +14,7 @@ def show_alignment(chosen: argparse.Namespace) -> int:
     Return 2 where the check of the run finds an error, else 0.
     """
     from bridge.plan.alignment import align_report
-    from bridge.report.plan_table import align_table  # rich is heavy
+    from bridge.report.align_table import align_table  # rich is heavy
 
     run = read_run(chosen)
     planned = run.planned

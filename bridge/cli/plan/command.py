@@ -5,18 +5,20 @@ from __future__ import annotations
 import argparse
 
 from bridge.cli.parser import add_json, require_option
-from bridge.cli.run_arguments import add_run_arguments
+from bridge.cli.run_arguments import add_debug_features, add_run_arguments
 from bridge.cli.several import add_several_arguments, paths_of_several
 from bridge.errors import RunConfigError
 
+OF_FEATURES = ("--purpose", "--every")
 OF_MODULES = ("--file", "--write")
-ABOUT_ONE = ("align", "modules", "against", "csv", "picture")
+ABOUT_ONE = ("align", "modules", "against", "csv", "picture", "write_debug_features")
 """Options that choose another answer than the table; each is about one run."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     add_run_arguments(parser)
+    add_debug_features(parser)
     add_several_arguments(parser)
     add_json(parser, "print JSON, equal layers folded")
     answer = parser.add_mutually_exclusive_group()
@@ -33,6 +35,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     answer.add_argument("--csv", action="store_true", help=text)
     text = "draw it: layers down, tensors across (png, svg or pdf)"
     answer.add_argument("--picture", metavar="FILE", help=text)
+    text = "write a features file for Transformer Engine's debugger instead"
+    answer.add_argument("--write-debug-features", metavar="FILE", help=text)
+    text = (
+        "with --write-debug-features: measure the operands, disable FP8 and FP4 where the plan "
+        "has high precision, or fake the plan's rounding in a run in BF16 (default: measure)"
+    )
+    parser.add_argument("--purpose", choices=("measure", "disable", "fake"), help=text)
+    text = "with --write-debug-features: steps between two measurements (default: 100)"
+    parser.add_argument("--every", type=int, metavar="STEPS", help=text)
     text = (
         "with --modules: a file for --te-precision-config-file, as it stands, "
         "in a run without rows of modules"
@@ -45,10 +56,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(chosen: argparse.Namespace) -> int:
     """Print the answer; return 2 where it is shown with an error of the run's check, else 0."""
     require_option(chosen, "--modules", OF_MODULES)
+    require_option(chosen, "--write-debug-features", OF_FEATURES)
     for name in ABOUT_ONE:
         if chosen.brief and getattr(chosen, name):
+            option = name.replace("_", "-")
             raise RunConfigError(
-                f"--{name}: is about one run, and --brief about several. Leave one of them out."
+                f"--{option}: is about one run, and --brief about several. Leave one of them out."
             )
     if chosen.modules:
         from bridge.cli.plan.modules import show_modules
@@ -58,6 +71,11 @@ def run(chosen: argparse.Namespace) -> int:
         from bridge.cli.plan.alignment import show_alignment
 
         return show_alignment(chosen)
+    if chosen.write_debug_features:
+        from bridge.cli.plan.debug_features import write_features
+
+        write_features(chosen)
+        return 0
     from bridge.cli.plan import table
 
     if chosen.picture:

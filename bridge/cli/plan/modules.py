@@ -15,7 +15,7 @@ from bridge.errors import RunConfigError
 from bridge.precision.module_schemes import stage_recipes
 from bridge.precision.modules import ModuleRow, module_rows
 from bridge.precision.statements import field_value
-from bridge.rules.topics import modules as module_rules
+from bridge.rules.topics.precision import modules as module_rules
 
 if TYPE_CHECKING:
     from bridge.plan.precision_plan import PrecisionPlan
@@ -27,7 +27,7 @@ IDS = frozenset(rule.id for rule in module_rules.RULES)
 
 def _write(plan: PrecisionPlan, path: Path) -> None:
     """Write Megatron's file for the run, or one for each pipeline stage that needs its own."""
-    from bridge.read.contract import as_yaml
+    from bridge.read.system import as_yaml
 
     files = [recipe.to_file() for recipe in plan.settings.recipes]
     named = {str(path): files[0]}

@@ -11,8 +11,7 @@ from bridge.precision.config import GROUPS, MEGATRON_FIELDS
 from bridge.precision.field_docs import field_docs
 from bridge.precision.mode import mode_of, scheme_of
 from bridge.precision.statements import field_names, is_stated
-from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.faults import faults_of
+from bridge.registry.config import MixedPrecisionConfig, faults_of
 from bridge.rules.inert import inert_fields
 
 

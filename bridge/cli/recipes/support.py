@@ -20,7 +20,7 @@ WORDS = {"native": "yes", "emulated": "emulated", "unknown": "?", "no": "no"}
 def show_support(chosen: argparse.Namespace) -> None:
     """Print the matrix of recipes and GPUs, or a target's column with the reasons."""
     from bridge.preflight.auto import matrix, support
-    from bridge.target.target import parse_target
+    from bridge.target.declaration import parse_target
 
     if chosen.json and chosen.markdown:
         raise RunConfigError("--json: not allowed together with --markdown, got both. Give one.")
@@ -30,15 +30,15 @@ def show_support(chosen: argparse.Namespace) -> None:
         target = parse_target(chosen.target)
         recipes = {}
         for name in REGISTRY.names():
-            found = support(name, target)
-            recipes[name] = _plain(found)
-            rows.append({"recipe": name, str(target): _cell(found), "why": found.reason})
+            supported = support(name, target)
+            recipes[name] = _plain(supported)
+            rows.append({"recipe": name, str(target): _cell(supported), "why": supported.reason})
         content = {"target": str(target), "recipes": recipes}
     else:
         whole = matrix(REGISTRY.names())
         content = {}
         for name, row in whole.items():
-            content[name] = {column: _plain(found) for column, found in row.items()}
+            content[name] = {column: _plain(supported) for column, supported in row.items()}
         rows = support_rows(whole)
     from bridge.report.table import markdown, table  # rich is heavy
 
@@ -53,21 +53,25 @@ def support_rows(whole: Mapping[str, Mapping[str, Support]]) -> list[dict[str, s
     rows = []
     for name, cells in whole.items():
         row = {"recipe": name}
-        for column, found in cells.items():
-            row[column] = _cell(found)
+        for column, supported in cells.items():
+            row[column] = _cell(supported)
         rows.append(row)
     return rows
 
 
-def _cell(found: Support) -> str:
+def _cell(supported: Support) -> str:
     """Return the words of a cell: yes, no, emulated, or the versions that it takes."""
-    needs = " ".join(f"{TITLES[product]} {least}" for product, least in found.needs)
-    if found.verdict == "emulated" and needs:
+    needs = " ".join(f"{TITLES[product]} {least}" for product, least in supported.needs)
+    if supported.verdict == "emulated" and needs:
         return f"emulated, {needs}"
-    if found.verdict == "unknown" and needs:
+    if supported.verdict == "unknown" and needs:
         return needs
-    return WORDS[found.verdict]
+    return WORDS[supported.verdict]
 
 
-def _plain(found: Support) -> dict[str, Any]:
-    return {"verdict": found.verdict, "reason": found.reason, "needs": dict(found.needs)}
+def _plain(supported: Support) -> dict[str, Any]:
+    return {
+        "verdict": supported.verdict,
+        "reason": supported.reason,
+        "needs": dict(supported.needs),
+    }

@@ -15,8 +15,15 @@ OF_WATCH = ("--once", "--every", "--silence", "--json")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
-    parser.add_argument("runs", nargs="+", metavar="RUN", type=Path, help="folder of a run")
-    text = "file to write (default: report.FORMAT in the first run)"
+    text = (
+        "folder of a run of ours, or a log of Megatron-LM, Megatron Bridge or NeMo-RL, "
+        "a TensorBoard folder, a history of W&B or MLflow, golden values"
+    )
+    parser.add_argument("runs", nargs="+", metavar="RUN", type=Path, help=text)
+    text = (
+        "file to write (default: report.FORMAT in the first run, or next to a log); "
+        "- prints the report"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help=text)
     text = "html (default) needs no network; md is for a comment"
     parser.add_argument("--format", choices=FORMATS, help=text)

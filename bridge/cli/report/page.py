@@ -1,4 +1,4 @@
-"""`precision-bridge report RUN [RUN ...]`: some runs as one HTML file, Markdown or JSON."""
+"""`precision-bridge report RUN [RUN ...]`: some runs or logs as one HTML file, Markdown or JSON."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from bridge.cli.logged_runs import described_logs, is_log
 from bridge.cli.output import text_of, write_file
 from bridge.cli.recipes.difference import field_differences
 from bridge.errors import BridgeError, RunConfigError
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from bridge.plan.run import PlannedRun
     from bridge.precision.config import PrecisionConfig
 
+STANDARD_OUTPUT = "-"
+"""The name of a file that stands for standard output."""
 FORMATS = ("html", "md", "json")
 """Formats of a report, the usual one first."""
 BASES = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp32": "fp32"}
@@ -29,28 +32,75 @@ BASES = {"bf16": "bf16_mixed", "fp16": "fp16_mixed", "fp32": "fp32"}
 
 
 def write_page(chosen: argparse.Namespace) -> None:
-    """Write a report of some runs, and print the files."""
+    """Write a report of some runs and print the names of its files; or print the report itself."""
     require_extra("train", "precision-bridge report")
-    from bridge.report.html.content import run_content
     from bridge.report.html.page import content_json, render_markdown, render_page
 
-    compared = _compared(chosen.runs)
-    runs: list[dict[str, Any]] = []
-    for path in chosen.runs:
-        folder, planned = RunFolder.of(path), _planned(path)
-        more: dict[str, Any] = {}
-        if planned is not None:
-            more = {"plan": planned.plan, "predicted_bytes": planned.memory.ranks[0].bytes_of}
-            more["base"] = _base(planned.prediction.precision)
-        runs.append(run_content(folder, compared=compared.get(path), **more))
+    folders = [path for path in chosen.runs if not is_log(path)]
+    logs = [path for path in chosen.runs if is_log(path)]
+    runs = [*_of_folders(folders), *_of_logs(logs)]
     form = chosen.format or FORMATS[0]
-    out = chosen.out or chosen.runs[0] / f"report.{form}"
-    texts = {out: {"html": render_page, "md": render_markdown, "json": content_json}[form](runs)}
+    render = {"html": render_page, "md": render_markdown, "json": content_json}[form]
+    if str(chosen.out) == STANDARD_OUTPUT:
+        print(render(runs))
+        return
+    out = chosen.out or _place_beside(chosen.runs[0], form)
+    texts = {out: render(runs)}
     if form == "html":
         texts[out.with_suffix(".json")] = content_json(runs)
     for file, text in texts.items():
         write_file(file, text, "--out")
         print(file)
+
+
+def _of_folders(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return the content of runs of ours."""
+    from bridge.report.html.content import run_content
+
+    compared = _compared(paths)
+    runs = []
+    for path in paths:
+        planned = _planned(path / "config.yaml")
+        more: dict[str, Any] = {}
+        if planned is not None:
+            more = {"plan": planned.plan, "predicted_bytes": planned.memory.ranks[0].bytes_of}
+            more["base"] = _base(planned.prediction.precision)
+        runs.append(run_content(RunFolder.of(path), compared=compared.get(path), **more))
+    return runs
+
+
+def _of_logs(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return the content of the runs of logs."""
+    from bridge.report.comparison import answers
+    from bridge.report.log import log_content
+    from bridge.runtime.compare.logs import compare_logs, place_of
+
+    described = described_logs(paths)
+    compared_runs = [log.compared() for log in described]
+    compared: dict[Path, dict[str, str]] = {}
+    if len(described) > 1:
+        compared = answers([compare_logs(compared_runs)])
+    runs = []
+    for each, compared_run in zip(described, compared_runs, strict=True):
+        more: dict[str, Any] = {}
+        planned = None
+        if each.log.described_by is not None:
+            planned = _planned(each.log.described_by)
+        if planned is not None:
+            more = {"plan": planned.plan, "predicted_bytes": planned.memory.ranks[0].bytes_of}
+        name = each.name
+        if each.precision:
+            name = f"{each.precision}, {each.name}"
+        answer = compared.get(place_of(compared_run, compared_runs))
+        runs.append(log_content(each.log, name=name, compared=answer, **more))
+    return runs
+
+
+def _place_beside(run: Path, form: str) -> Path:
+    """Return the file of a report that no option names: in the folder of a run, or next to a log."""
+    if run.is_dir():
+        return run / f"report.{form}"
+    return run.with_name(f"{run.stem}.report.{form}")
 
 
 def _compared(paths: Sequence[Path]) -> dict[Path, dict[str, str]]:
@@ -59,7 +109,8 @@ def _compared(paths: Sequence[Path]) -> dict[Path, dict[str, str]]:
     A run that has no twin among them has none.
     """
     from bridge.report.comparison import answers
-    from bridge.runtime.compare.comparison import compare, read_arm
+    from bridge.runtime.compare.arm import read_arm
+    from bridge.runtime.compare.comparison import compare
 
     arms = []
     for path in dict.fromkeys(paths):
@@ -72,8 +123,8 @@ def _compared(paths: Sequence[Path]) -> dict[Path, dict[str, str]]:
     return answers(compare(arms))
 
 
-def _planned(path: Path) -> PlannedRun | None:
-    """Return the run of a folder as the calculators take it.
+def _planned(file: Path) -> PlannedRun | None:
+    """Return the run that a file describes as the calculators take it.
 
     None where it cannot be planned here.
     """
@@ -81,8 +132,9 @@ def _planned(path: Path) -> PlannedRun | None:
     from bridge.plan.run import PlannedRun
 
     try:
-        planned = PlannedRun(prediction=load_run(config_file=path / "config.yaml").prediction)
+        planned = PlannedRun(prediction=load_run(config_file=file).prediction)
         planned.plan  # noqa: B018  computed once; a model that has no plan raises
+        planned.memory  # noqa: B018  so does one whose sizes are not known
     except BridgeError:
         return None
     return planned

@@ -1,13 +1,24 @@
 """`precision-bridge report --watch RUN`: a run in progress by its files, so that SSH is enough."""
 
+from __future__ import annotations
+
 import argparse
 import time
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
 
+from bridge.cli.logged_runs import DescribedLog, described_log, is_log
 from bridge.cli.output import print_json, show
 from bridge.errors import RunConfigError, close_matches, did_you_mean
 from bridge.runtime.audit.early_warnings import WARNINGS, Signs, early_warnings
+from bridge.runtime.audit.log_signs import signs_of_log
 from bridge.runtime.audit.run_folder import RunFolder
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
 
 SECONDS = 2.0
 """Between two looks."""
@@ -29,8 +40,6 @@ def watch_run(chosen: argparse.Namespace) -> int | None:
     from rich.console import Console
     from rich.live import Live
 
-    from bridge.report.watch import watch_view
-
     for name in chosen.silence:
         if name not in WARNINGS:
             remedy = did_you_mean(close_matches(name, WARNINGS))
@@ -44,24 +53,108 @@ def watch_run(chosen: argparse.Namespace) -> int | None:
         raise RunConfigError.of("--every", "must be more than 0 seconds", every, "Use 2.")
     if len(chosen.runs) > 1:
         raise RunConfigError.of("--watch", "is about one run", len(chosen.runs), "Give one folder.")
-    run = RunFolder.of(chosen.runs[0])
-    warnings = early_warnings(Signs.of(run, silenced=chosen.silence))
+    watched = _watched(chosen.runs[0], chosen.silence)
     if chosen.json:
+        print_json(watched.state())
+    elif chosen.once or watched.has_ended() or not Console().is_terminal:
+        show(watched.view())
+    else:
+        with Live(watched.view(), auto_refresh=False) as live, suppress(KeyboardInterrupt):
+            while not watched.has_ended():
+                time.sleep(every)
+                watched = _watched(chosen.runs[0], chosen.silence)
+                live.update(watched.view(), refresh=True)
+        watched = _watched(chosen.runs[0], chosen.silence)
+    return int(bool(watched.warnings()))
+
+
+def _watched(path: Path, silenced: Sequence[str]) -> Watched:
+    """Return a run as its files show it now."""
+    if not is_log(path):
+        return WatchedFolder(run=RunFolder.of(path), silenced=silenced)
+    return WatchedLog(described=described_log(path), silenced=silenced)
+
+
+class Watched(Protocol):
+    """A run in progress."""
+
+    def state(self) -> dict[str, Any]:
+        """Return the last records and the warnings as plain data."""
+
+    def view(self) -> RenderableType:
+        """Return the state for a terminal."""
+
+    def has_ended(self) -> bool:
+        """Return whether the run has come to its end."""
+
+    def warnings(self) -> list[tuple[str, str]]:
+        """Return (name, sentence) of each early warning that stands."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchedFolder:
+    """A run of ours."""
+
+    run: RunFolder
+    silenced: Sequence[str]
+
+    def state(self) -> dict[str, Any]:
+        """Return the last records, the audit and the warnings as plain data."""
+        run = self.run
         last = {kind: run.metrics(kind)[-1:] for kind in ("train", "validation")}
         audit = None
         if run.record is not None:
             audit = list(run.record.audit)
         end = {"ended": run.has_ended(), "stopped": run.stopped}
-        print_json({**last, "audit": audit, "warnings": dict(warnings), **end})
-    elif chosen.once or run.has_ended() or not Console().is_terminal:
-        show(watch_view(run, silenced=chosen.silence))
-    else:
-        with (
-            Live(watch_view(run, silenced=chosen.silence), auto_refresh=False) as live,
-            suppress(KeyboardInterrupt),
-        ):
-            while not run.has_ended():
-                time.sleep(every)
-                live.update(watch_view(run, silenced=chosen.silence), refresh=True)
-        warnings = early_warnings(Signs.of(run, silenced=chosen.silence))
-    return int(bool(warnings))
+        return {**last, "audit": audit, "warnings": dict(self.warnings()), **end}
+
+    def view(self) -> RenderableType:
+        """Return the state for a terminal."""
+        from bridge.report.watch import watch_view
+
+        return watch_view(self.run, silenced=self.silenced)
+
+    def has_ended(self) -> bool:
+        """Return whether the run has written its summary."""
+        return self.run.has_ended()
+
+    def warnings(self) -> list[tuple[str, str]]:
+        """Return (name, sentence) of each early warning that stands."""
+        return early_warnings(Signs.of(self.run, silenced=self.silenced))
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchedLog:
+    """A run of another trainer by its log."""
+
+    described: DescribedLog
+    silenced: Sequence[str]
+
+    def state(self) -> dict[str, Any]:
+        """Return the last records, the figures that the log lacks and the warnings as plain data."""
+        log = self.described.log
+        return {
+            "train": log.records()[-1:],
+            "validation": log.validations()[-1:],
+            "precision": self.described.precision or None,
+            "source": log.source,
+            "missing": log.missing,
+            "warnings": dict(self.warnings()),
+            "ended": log.has_ended,
+        }
+
+    def view(self) -> RenderableType:
+        """Return the state for a terminal."""
+        from bridge.report.log import log_view
+
+        return log_view(
+            self.described.log, silenced=self.silenced, precision=self.described.precision
+        )
+
+    def has_ended(self) -> bool:
+        """Return whether the log shows the last step that the run was to make."""
+        return self.described.log.has_ended
+
+    def warnings(self) -> list[tuple[str, str]]:
+        """Return (name, sentence) of each early warning that stands."""
+        return early_warnings(signs_of_log(self.described.log, silenced=self.silenced))

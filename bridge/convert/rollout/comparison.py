@@ -1,30 +1,30 @@
-"""Training against rollout: for each kind of module and tensor what either side uses, and whether they agree.
+"""`compare_rollout`: for each kind of module and tensor, the precision of training and that of rollout.
 
-A row is equal, differs, or cannot be known. The last has what decides it: a setting that the file leaves open, the
-checkpoint, the engine's release, or the GPU.
+A row is equal, differs, or cannot be known. A row that cannot be known names what decides it: a
+setting that the file leaves open, the checkpoint, the engine's release, or the GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from bridge.convert.rollout.engine import (
     CACHE,
     FP32,
     MODEL_DTYPE,
     POWERS_OF_TWO,
-    VLLM,
     Rollout,
     schemes_in,
 )
 from bridge.convert.rollout.stand_in import Training, training_of, unmatched_parts
-from bridge.convert.serving.formats import title_of
+from bridge.convert.serving.formats import MODELOPT, VLLM, title_of
 from bridge.convert.serving.manifest import ManifestRow
 from bridge.convert.serving.names import split
-from bridge.convert.serving.reader import MODELOPT, ServingConfig
+from bridge.convert.serving.reader import ServingConfig
 from bridge.plan.precision_plan import compact
+from bridge.plan.settings import Settings
 from bridge.preflight.run import Run
 
 EQUAL = "equal"
@@ -50,6 +50,10 @@ BY_READER = (
 )
 BY_CUTLASS = "the GPU and the engine's release: where CUTLASS runs, inputs have a scale per token"
 BY_HEAD = "the engine's release: with a config of ModelOpt's form it may quantise the output layer"
+BY_SENT_VALUES = (
+    "the engine: its config keeps the module, and training sends FP8 values for it, "
+    "since {framework} does not read the list of modules"
+)
 BY_ENVIRONMENT = f"{FP32_SCALES} of the training processes, which the run does not state"
 MXFP8_FAULT = (
     "An entry of the list takes vLLM's name of merged projections, of which it is a part (verl pull "
@@ -65,7 +69,7 @@ class RolloutRow:
     """Megatron's name within a layer, or a tensor in words."""
     layers: str = ""
     modules: int | None = None
-    """Modules of the checkpoint, each expert counted; None: the sizes are not known, or it is no module."""
+    """Modules of the checkpoint, each expert counted; None for a tensor, or where sizes are not known."""
     training: str
     rollout: str
     verdict: str
@@ -105,7 +109,7 @@ class RolloutComparison:
 
     @property
     def verdict(self) -> str:
-        """The verdict over all rows: they differ where one does, and are equal where every one is."""
+        """The verdict over all rows: a row that differs decides, then a row that cannot be known."""
         verdicts = {row.verdict for row in self.rows}
         for verdict in (DIFFERS, UNKNOWN):
             if verdict in verdicts:
@@ -160,8 +164,15 @@ def compare_rollout(run: Run, rollout: Rollout, model_type: str | None = None) -
     )
 
 
+class _Judgement(NamedTuple):
+    """A verdict, and what decides one that cannot be known."""
+
+    verdict: str
+    decided_by: str = ""
+
+
 def _stored(run: Run, training: Training) -> list[str]:
-    """Return in which dtype training stores the weights of quantised layers, as a sentence; none where none are."""
+    """Return in which dtype training stores the weights of quantised layers, as a sentence."""
     if not training.manifest.schemes or run.reading.mode_decided_by is not None:
         return []
     if training.plan.settings.low_parameters:
@@ -171,43 +182,61 @@ def _stored(run: Run, training: Training) -> list[str]:
 
 def _names(training: Training) -> dict[str, tuple[int, int]]:
     """Return each name of the checkpoint -> its layer, 0 outside the layers, and the number of layers."""
-    names = {}
+    names: dict[str, tuple[int, int]] = {}
     for row in training.manifest.rows:
-        layer = int(row.layer) if row.layer.isdigit() else 0
+        layer = 0
+        if row.layer.isdigit():
+            layer = int(row.layer)
         for name in row.each():
             names[name] = (layer, training.num_layers)
     return names
 
 
+class _Kind(NamedTuple):
+    """Modules of one name within their layers that have the same schemes on either side."""
+
+    role: str
+    trained: str | None
+    served: frozenset[str | None]
+
+
 def _module_rows(sides: _Sides) -> Iterator[RolloutRow]:
     """Yield a row for each kind of module, and for each pair of schemes that its layers have."""
-    run, training, rollout = sides.run, sides.training, sides.rollout
-    found: dict[tuple[str, str | None, frozenset[str | None]], list[str]] = {}
-    for row in training.manifest.rows:
+    layers_of: dict[_Kind, list[str]] = {}
+    for row in sides.training.manifest.rows:
         for name in row.each():
-            schemes = frozenset(_schemes_of(sides, row, name))
-            found.setdefault((row.role, row.scheme, schemes), []).append(row.layer)
-    for (role, trained, schemes), layers in found.items():
-        verdict, decided_by = _judged(sides, role, trained, schemes)
-        titles = [title_of(scheme, rollout.dtype or NOT_KNOWN) for scheme in schemes]
-        rolled = " or ".join(sorted(titles))
-        if sides.config is None:
-            rolled = NOT_KNOWN
-        computed = title_of(trained, _mode(run, training))
-        router_dtype = training.plan.settings.router
-        if role == ROUTERS[0] and router_dtype is not None:
-            computed = f"{computed}, logits in {router_dtype}"
-        if decided_by == BY_ROUTER:
-            rolled = f"{rolled}, or not quantised"
-        yield RolloutRow(
-            subject=role,
-            layers=_layers_text(training, rollout, role, list(dict.fromkeys(layers))),
-            modules=None if training.is_stand_in else len(layers),
-            training=computed,
-            rollout=rolled,
-            verdict=verdict,
-            decided_by=decided_by,
-        )
+            served = frozenset(_schemes_of(sides, row, name))
+            kind = _Kind(row.role, row.scheme, served)
+            layers_of.setdefault(kind, []).append(row.layer)
+    for kind, layers in layers_of.items():
+        yield _module_row(sides, kind, layers)
+
+
+def _module_row(sides: _Sides, kind: _Kind, layers: list[str]) -> RolloutRow:
+    training, rollout = sides.training, sides.rollout
+    judgement = _judged(sides, kind)
+    trained = title_of(kind.trained, _mode(sides.run, training))
+    router_dtype = training.plan.settings.router
+    if kind.role == ROUTERS[0] and router_dtype is not None:
+        trained = f"{trained}, logits in {router_dtype}"
+    titles = [title_of(scheme, rollout.dtype or NOT_KNOWN) for scheme in kind.served]
+    served = " or ".join(sorted(titles))
+    if sides.config is None:
+        served = NOT_KNOWN
+    if judgement.decided_by == BY_ROUTER:
+        served = f"{served}, or not quantised"
+    modules: int | None = len(layers)
+    if training.is_stand_in:
+        modules = None
+    return RolloutRow(
+        subject=kind.role,
+        layers=_layers_text(training, rollout, kind.role, list(dict.fromkeys(layers))),
+        modules=modules,
+        training=trained,
+        rollout=served,
+        verdict=judgement.verdict,
+        decided_by=judgement.decided_by,
+    )
 
 
 def _unmatched_rows(rollout: Rollout, names: Iterable[str]) -> Iterator[RolloutRow]:
@@ -223,35 +252,45 @@ def _unmatched_rows(rollout: Rollout, names: Iterable[str]) -> Iterator[RolloutR
 
 
 def _schemes_of(sides: _Sides, row: ManifestRow, name: str) -> set[str | None]:
+    """Return the schemes that a module of the checkpoint may have in rollout."""
     if sides.config is None or row.role in sides.training.manifest.plain:
         return {None}
     return schemes_in(sides.config, name, sides.rollout.engine)
 
 
-def _judged(
-    sides: _Sides, role: str, trained: str | None, schemes: frozenset[str | None]
-) -> tuple[str, str]:
-    """Return the verdict over modules of one kind, and what decides it where it cannot be known."""
-    run, rollout, config = sides.run, sides.rollout, sides.config
+def _judged(sides: _Sides, kind: _Kind) -> _Judgement:
+    """Return the judgement about a kind of module."""
+    run, rollout, config, role = sides.run, sides.rollout, sides.config, kind.role
     if config is None:
-        return UNKNOWN, rollout.quantization_decided_by
-    decider = _decider_of_scheme(run, trained)
+        return _Judgement(UNKNOWN, rollout.quantization_decided_by)
+    decider = _decider_of_scheme(run, kind.trained)
     if decider:
-        return UNKNOWN, decider
-    if len(schemes) > 1:
-        return UNKNOWN, BY_READER
-    served = next(iter(schemes))
-    if served is not None and role in ROUTERS:
-        return UNKNOWN, BY_ROUTER
-    if served is not None and role == HEAD and config.method == MODELOPT:
-        return UNKNOWN, BY_HEAD
-    if trained != served:
-        return DIFFERS, ""
+        return _Judgement(UNKNOWN, decider)
+    if len(kind.served) > 1:
+        return _Judgement(UNKNOWN, BY_READER)
+    served = next(iter(kind.served))
+    decider = _decider_of_engine(sides, config, role, served)
+    if decider:
+        return _Judgement(UNKNOWN, decider)
+    if kind.trained != served:
+        return _Judgement(DIFFERS)
     if role == ROUTERS[0] and sides.training.plan.settings.router is not None:
-        return UNKNOWN, BY_LOGITS
-    if trained is None:
+        return _Judgement(UNKNOWN, BY_LOGITS)
+    if kind.trained is None:
         return _judged_dtype(run, rollout)
-    return EQUAL, ""
+    return _Judgement(EQUAL)
+
+
+def _decider_of_engine(sides: _Sides, config: ServingConfig, role: str, served: str | None) -> str:
+    """Return what decides the scheme in the engine where the config alone does not; empty where it does."""
+    if served is not None and role in ROUTERS:
+        return BY_ROUTER
+    if served is not None and role == HEAD and config.method == MODELOPT:
+        return BY_HEAD
+    is_sent_in_fp8 = config.method == "fp8" and role in sides.rollout.quantised_by_name
+    if served is None and is_sent_in_fp8:
+        return BY_SENT_VALUES.format(framework=sides.rollout.framework)
+    return ""
 
 
 def _decider_of_scheme(run: Run, trained: str | None) -> str:
@@ -266,51 +305,53 @@ def _decider_of_scheme(run: Run, trained: str | None) -> str:
     return ""
 
 
-def _judged_dtype(run: Run, rollout: Rollout) -> tuple[str, str]:
-    """Return the verdict over what neither side quantises."""
+def _judged_dtype(run: Run, rollout: Rollout) -> _Judgement:
+    """Return the judgement about what neither side quantises."""
     decider = run.reading.mode_decided_by
     if decider is not None:
-        return UNKNOWN, decider.rstrip(",")
+        return _Judgement(UNKNOWN, decider.rstrip(","))
     if rollout.dtype is None:
-        return UNKNOWN, "the engine's dtype, which is not stated"
-    if rollout.dtype != _mode_of(run):
-        return DIFFERS, ""
-    return EQUAL, ""
-
-
-def _mode_of(run: Run) -> str:
-    from bridge.plan.settings import Settings
-
-    return Settings.of(run.prediction).mode
+        return _Judgement(UNKNOWN, "the engine's dtype, which is not stated")
+    if rollout.dtype != Settings.of(run.prediction).mode:
+        return _Judgement(DIFFERS)
+    return _Judgement(EQUAL)
 
 
 def _mode(run: Run, training: Training) -> str:
+    """Return the dtype of high precision in training, or that it is not known."""
     if run.reading.mode_decided_by is not None:
         return NOT_KNOWN
     return training.manifest.mode
 
 
 def _layers_text(training: Training, rollout: Rollout, role: str, labels: list[str]) -> str:
-    """Return which layers rows are of: by their numbers, or where the sizes are not known by their place."""
+    """Return which layers rows are of: by number, or by their place where sizes are not known."""
     if role == HEAD:
         return ""
-    if not training.is_stand_in:
-        return f"layers {compact(labels)}"
+    if training.is_stand_in:
+        return _places_text(training, rollout, labels)
+    return f"layers {compact(labels)}"
+
+
+def _places_text(training: Training, rollout: Rollout, labels: list[str]) -> str:
+    """Return the places of layers: first and last ones that a side keeps, and those between."""
     first, last = max(training.first, rollout.first), max(training.last, rollout.last)
     numbers = [int(label) for label in labels if label.isdigit()]
     at_start = [number for number in numbers if number <= first]
     at_end = [number for number in numbers if number > training.num_layers - last]
     has_others = len(numbers) > len(at_start) + len(at_end)
-    parts = []
     if has_others and len(numbers) == training.num_layers:
         return "all layers"
+    parts: list[str] = []
     if at_start:
         parts.append(f"first {compact([str(number) for number in at_start])}")
-    if has_others:
-        parts.append("layers between first and last" if first or last else "all layers")
+    if has_others and (first or last):
+        parts.append("layers between first and last")
+    elif has_others:
+        parts.append("all layers")
     if at_end:
-        counted = [str(training.num_layers - number + 1) for number in reversed(at_end)]
-        parts.append(f"last {compact(counted)}")
+        from_end = [str(training.num_layers - number + 1) for number in reversed(at_end)]
+        parts.append(f"last {compact(from_end)}")
     return ", ".join(parts)
 
 
@@ -323,78 +364,92 @@ def _has(training: Training, config: ServingConfig | None, scheme: str) -> bool:
 
 def _scale_rows(run: Run, rollout: Rollout) -> Iterator[RolloutRow]:
     """Yield the rows about the numbers that scales of 128 are: powers of two, or any FP32."""
+    trained, trained_decider = NOT_KNOWN, BY_ENVIRONMENT
     stated = run.stated_environment.get(FP32_SCALES)
-    trained, by = NOT_KNOWN, BY_ENVIRONMENT
     if stated is not None:
-        trained, by = FP32 if stated == "1" else POWERS_OF_TWO, ""
+        trained, trained_decider = POWERS_OF_TWO, ""
+        if stated == "1":
+            trained = FP32
     both = (
         ("scales of weights", rollout.scales.weights),
         ("scales of inputs", rollout.scales.inputs),
     )
     for subject, served in both:
-        verdict, decided_by = EQUAL, ""
-        if by or served is None:
-            verdict, decided_by = UNKNOWN, by or rollout.scales.decided_by
+        judgement = _Judgement(EQUAL)
+        if trained_decider:
+            judgement = _Judgement(UNKNOWN, trained_decider)
+        elif served is None:
+            judgement = _Judgement(UNKNOWN, rollout.scales.decided_by)
         elif trained != served:
-            verdict = DIFFERS
+            judgement = _Judgement(DIFFERS)
         yield RolloutRow(
             subject=subject,
             training=trained,
             rollout=served or NOT_KNOWN,
-            verdict=verdict,
-            decided_by=decided_by,
+            verdict=judgement.verdict,
+            decided_by=judgement.decided_by,
         )
 
 
 def _cache_row(training: Training, rollout: Rollout) -> RolloutRow:
-    trained = "attention in FP8, nothing stored"
-    if not training.plan.settings.attention:
-        trained = f"{training.manifest.mode}, nothing stored"
-    cache = rollout.cache
-    verdict, decided_by, served = EQUAL, "", "in the dtype of the model"
-    if cache is None or cache not in CACHE:
-        served = cache or NOT_KNOWN
-        verdict, decided_by = UNKNOWN, "the engine, by the dtype of its cache,"
-    elif cache == MODEL_DTYPE and training.plan.shape.indexer is not None:
-        served = cache
-        verdict, decided_by = UNKNOWN, "the engine: its cache of sparse attention may be FP8"
-    elif training.plan.settings.attention:
-        served = cache
-        verdict, decided_by = UNKNOWN, "the engine's attention, next to that of Transformer Engine,"
-    elif CACHE[cache]:
-        served, verdict = cache, DIFFERS
+    """Return the row about keys and values, which training does not store."""
+    trained = f"{training.manifest.mode}, nothing stored"
+    if training.plan.settings.attention:
+        trained = "attention in FP8, nothing stored"
+    judgement = _judged_cache(training, rollout)
+    served = rollout.cache or NOT_KNOWN
+    if judgement.verdict == EQUAL:
+        served = "in the dtype of the model"
     return RolloutRow(
         subject=CACHE_SUBJECT,
         training=trained,
         rollout=served,
-        verdict=verdict,
-        decided_by=decided_by,
+        verdict=judgement.verdict,
+        decided_by=judgement.decided_by,
     )
 
 
+def _judged_cache(training: Training, rollout: Rollout) -> _Judgement:
+    """Return the judgement about the dtype of the cache."""
+    cache = rollout.cache
+    if cache is None or cache not in CACHE:
+        return _Judgement(UNKNOWN, "the engine, by the dtype of its cache,")
+    if cache == MODEL_DTYPE and training.plan.shape.indexer is not None:
+        return _Judgement(UNKNOWN, "the engine: its cache of sparse attention may be FP8")
+    if training.plan.settings.attention:
+        return _Judgement(UNKNOWN, "the engine's attention, next to that of Transformer Engine,")
+    if CACHE[cache]:
+        return _Judgement(DIFFERS)
+    return _Judgement(EQUAL)
+
+
 def _dtype_row(run: Run, training: Training, rollout: Rollout) -> RolloutRow:
-    verdict, decided_by = _judged_dtype(run, rollout)
+    """Return the row about everything that is no linear layer."""
+    judgement = _judged_dtype(run, rollout)
     return RolloutRow(
         subject=OTHERS,
         training=_mode(run, training),
         rollout=rollout.dtype or NOT_KNOWN,
-        verdict=verdict,
-        decided_by=decided_by,
+        verdict=judgement.verdict,
+        decided_by=judgement.decided_by,
     )
 
 
 def _faults(sides: _Sides, config: ServingConfig, rows: list[RolloutRow]) -> Iterator[str]:
-    """Yield known faults of lists, as sentences."""
-    if config.method != MODELOPT:
-        schemes: dict[str, str | None] = {}
-        for row in sides.training.manifest.rows:
-            for name in row.each():
-                served = _schemes_of(sides, row, name)
-                schemes[name] = next(iter(served)) if len(served) == 1 else None
-        if sides.rollout.engine == VLLM:
-            yield from split(schemes)
+    """Yield known faults of lists of modules, as sentences."""
+    if config.method == MODELOPT:
+        is_merged = any(row.subject == "mlp.linear_fc1" and row.verdict == DIFFERS for row in rows)
+        takes_gate = any(entry.endswith(".mlp.gate") for entry in config.kept)
+        if is_merged and takes_gate:
+            yield MXFP8_FAULT
         return
-    is_merged = any(row.subject == "mlp.linear_fc1" and row.verdict == DIFFERS for row in rows)
-    takes_gate = any(entry.endswith(".mlp.gate") for entry in config.kept)
-    if is_merged and takes_gate:
-        yield MXFP8_FAULT
+    if sides.rollout.engine != VLLM:
+        return
+    schemes: dict[str, str | None] = {}
+    for row in sides.training.manifest.rows:
+        for name in row.each():
+            served = _schemes_of(sides, row, name)
+            schemes[name] = None
+            if len(served) == 1:
+                schemes[name] = next(iter(served))
+    yield from split(schemes)

@@ -1,56 +1,57 @@
-"""`Rollout`: what the engine that generates samples will use, and the scheme that it gives to one module.
+"""`Rollout`: the precision of the engine that generates samples, and the scheme that it gives to a module.
 
-An engine quantises by a config that its framework hands over, or that stands in the checkpoint. `ServingConfig` reads
-it. Names that vLLM loads as one layer have one scheme: an entry of ModelOpt's lists is compared with vLLM's own name
-for them, so that `mlp.gate` takes `mlp.gate_up_proj` too.
+An engine quantises by a config that its framework hands over, or that stands in the checkpoint.
+`ServingConfig` reads it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
-from bridge.convert.serving.reader import LINEAR, MODELOPT, ServingConfig
-from bridge.read.table import rows
+from bridge.convert.serving.formats import MODELOPT
+from bridge.convert.serving.reader import ServingConfig
+from bridge.read.row_files import rows
 
 ROWS = rows("rollout")
-"""Frameworks, dtypes of the cache and fused names; the file describes its columns."""
-VLLM = "vllm"
-SGLANG = "sglang"
+"""Frameworks and dtypes of the cache; the file describes its columns."""
 MODEL_DTYPE = "auto"
-FUSED: Mapping[str, list[str]] = ROWS["fused"]
+"""The engines' word for a cache in the dtype of the model."""
 CACHE: Mapping[str, bool] = ROWS["cache"]
+"""Dtype of keys and values in an engine's word -> whether it has fewer bits than the model's dtype."""
 POWERS_OF_TWO = "powers of two"
 FP32 = "FP32"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scales:
-    """The numbers that scales are, in blocks of 128; None: not known."""
+    """The numbers that scales of blocks of 128 are: `FP32` or `POWERS_OF_TWO`."""
 
     weights: str | None = None
+    """The scales of weights; None: not known."""
     inputs: str | None = None
+    """The scales of inputs; None: not known."""
     decided_by: str = ""
     """What decides a number that is not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rollout:
-    """What the engine of a run will use to generate samples."""
+    """The precision of the engine that generates the samples of a run."""
 
     engine: str
     """vllm, sglang, or another engine's name; empty: not known."""
     framework: str = ""
-    """The framework that starts it; empty: a serving config alone is known."""
+    """The framework that starts the engine; empty: a serving config alone is known."""
     quantization: Mapping[str, Any] | None = None
-    """The quantization config that it is handed; empty: none; None: not known."""
+    """The quantization config that the engine is handed; empty: nothing is quantised; None: not known."""
     quantization_decided_by: str = ""
     """What decides the quantization config where it is not known."""
     first: int = 0
     """First layers in high precision."""
     last: int = 0
+    """Last layers in high precision."""
     kept_parts: tuple[str, ...] = ()
     """Parts of names that stay in high precision."""
     kept_ends: tuple[str, ...] = ()
@@ -58,8 +59,13 @@ class Rollout:
     dtype: str | None = None
     """Dtype of what is not quantised: bf16, fp16, fp32; None: not known."""
     cache: str | None = MODEL_DTYPE
-    """Dtype of keys and values as the engine is given it; None: not known."""
+    """Dtype of keys and values in the engine's word, a key of `CACHE`; None: not known."""
     scales: Scales = Scales()
+    quantised_by_name: frozenset[str] = frozenset()
+    """Megatron's names of modules whose weights training quantises before it sends them.
+
+    It does so for a config of the fp8 dialect, whatever the config's list of modules keeps.
+    """
     sent: str = ""
     """The form that weights are sent in, as a sentence."""
     notes: tuple[str, ...] = ()
@@ -77,11 +83,14 @@ class Rollout:
         block = dict(self.quantization)
         kept = [name for name, place in names.items() if self._keeps(name, *place)]
         if kept:
-            key = "ignore" if block.get("quant_method") == MODELOPT else "ignored_layers"
+            key = "ignored_layers"
+            if block.get("quant_method") == MODELOPT:
+                key = "ignore"
             block[key] = [*block.get(key, ()), *kept]
         return ServingConfig.of({"quantization_config": block}, self.framework or "rollout")
 
     def _keeps(self, name: str, layer: int, num_layers: int) -> bool:
+        """Return whether a module stays in high precision: by its layer, or by a part of its name."""
         if layer and (layer <= self.first or layer > num_layers - self.last):
             return True
         for part in self.kept_parts:
@@ -91,36 +100,12 @@ class Rollout:
 
 
 def schemes_in(config: ServingConfig, name: str, engine: str) -> set[str | None]:
-    """Return the scheme of a module of the checkpoint, None: it is not quantised; several where engines differ.
+    """Return the scheme of a module of the checkpoint; several where the systems read the config differently.
 
-    An empty engine is any that reads such a config.
+    The scheme None means that the module is not quantised. An empty engine, or one that does not
+    read the dialect, may be any system that does.
     """
-    if config.method == MODELOPT and engine in {VLLM, ""} and config.targets:
-        if _is_excluded_by_vllm(config.kept, name):
-            return {None}
-        return {scheme for target, scheme in config.targets if target == LINEAR}
     readers = config.readers
     if engine in readers:
         readers = [engine]
     return {config.scheme_of(name, reader) for reader in readers}
-
-
-def _is_excluded_by_vllm(kept: tuple[str, ...], name: str) -> bool:
-    """Return whether vLLM's reading of ModelOpt's list leaves out a module, by the name that it loads it under."""
-    parent, _, last = name.rpartition(".")
-    loaded = name
-    if ".experts." in name:
-        loaded = name.partition(".experts.")[0] + ".experts"
-    for fused, parts in FUSED.items():
-        if last not in parts or ".experts." in name:
-            continue
-        loaded = f"{parent}.{fused}"
-        if all(f"{parent}.{part}" in kept for part in parts):
-            return True
-    if name in kept and loaded == name:
-        return True
-    for entry in kept:
-        is_expert = ".experts." in entry and entry.startswith(f"{loaded}.")
-        if entry in loaded or fnmatchcase(loaded, entry) or is_expert:
-            return True
-    return False

@@ -1,24 +1,16 @@
-"""The rollout of a run, from the options of its engine that the run's file states.
+"""`rollout_of`: the rollout of a run, from the options of its engine that the run's file states.
 
-Each framework has a function: its own code decides which options reach the engine, and which config it hands over.
-Sources stand in `rows/rollout.yaml`.
+Each framework has a function, since its code decides which options reach the engine, and which
+quantization config the engine is handed. Sources stand in `rows/rollout.yaml`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
-from bridge.convert.rollout.engine import (
-    FP32,
-    MODEL_DTYPE,
-    POWERS_OF_TWO,
-    ROWS,
-    SGLANG,
-    VLLM,
-    Rollout,
-    Scales,
-)
+from bridge.convert.rollout.engine import FP32, MODEL_DTYPE, POWERS_OF_TWO, ROWS, Rollout, Scales
+from bridge.convert.serving.formats import SGLANG, VLLM
 from bridge.errors import RunConfigError
 from bridge.preflight.run import Run
 
@@ -35,11 +27,7 @@ ROLLOUT = "actor_rollout_ref.rollout."
 
 
 def rollout_of(run: Run) -> Rollout:
-    """Return the rollout of a run of reinforcement learning.
-
-    Raises:
-        RunConfigError: Its file states no engine.
-    """
+    """Return the rollout of a run of reinforcement learning; RunConfigError where its file states no engine."""
     framework = run.reading.framework
     options = run.reading.generation
     if framework not in FRAMEWORKS or not options:
@@ -49,64 +37,92 @@ def rollout_of(run: Run) -> Rollout:
     return _READERS[framework](run, options)
 
 
+class _HandedConfig(NamedTuple):
+    """The quantization config that a framework hands to its engine."""
+
+    config: Mapping[str, Any] | None
+    """The config; empty: nothing is quantised; None: not known."""
+    decided_by: str = ""
+    """What decides a config that is not known."""
+
+
 def _nemo_rl(run: Run, options: Mapping[str, Any]) -> Rollout:
     engine = str(options.get(f"{GENERATION}backend", ""))
     if engine != VLLM:
         return _unread(run, engine or "that policy.generation.backend names")
-
-    def stated(name: str, default: object = None) -> Any:
-        value = options.get(f"{GENERATION}vllm_cfg.{name}", default)
-        return default if value is None else value
-
-    precision = stated("precision")
-    table = FRAMEWORKS["NeMo-RL"]["quantised"]
-    # Without precision=fp8 a checkpoint in FP8 stops at the first sending: fp8.load_weights asks for the settings of
-    # init_fp8, which did not run.
-    quantization: Mapping[str, Any] | None = {}
+    of_vllm = _vllm_options(options)
+    precision = of_vllm.get("precision")
+    handed = _handed_by_nemo_rl(options, of_vllm)
     scales = Scales()
     dtype = DTYPES.get(str(precision))
-    decided_by = ""
     if precision == "fp8":
         dtype = "bf16"
-        is_mx = bool(stated("is_mx", False))
-        quantization = table["mxfp8" if is_mx else "blockwise"]
-        if not is_mx:
-            scales = _nemo_scales(stated)
-    elif precision is None:
-        quantization, decided_by = None, f"{GENERATION}vllm_cfg.precision, which is not stated"
-    for name in options:
-        is_over = name.startswith(f"{GENERATION}vllm_kwargs.") and (
-            "quantization" in name or "hf_overrides" in name
-        )
-        is_over = is_over or name == f"{GENERATION}quant_cfg"
-        if is_over and options[name] is not None:
-            quantization, decided_by = None, HANDED_OVER.format(option=name)
-    parts = stated("quantization_ignored_layer_kws", ())
+        if not of_vllm.get("is_mx"):
+            scales = _scales_of_nemo_rl(of_vllm)
+    kept_parts: list[str] = []
+    for part in of_vllm.get("quantization_ignored_layer_kws", ()):
+        kept_parts.append(str(part))
     return Rollout(
         engine=engine,
         framework=run.reading.framework,
-        quantization=quantization,
-        quantization_decided_by=decided_by,
-        first=int(stated("num_first_layers_in_bf16", 0)),
-        last=int(stated("num_last_layers_in_bf16", 0)),
-        kept_parts=tuple(str(part) for part in parts),
+        quantization=handed.config,
+        quantization_decided_by=handed.decided_by,
+        first=int(of_vllm.get("num_first_layers_in_bf16", 0)),
+        last=int(of_vllm.get("num_last_layers_in_bf16", 0)),
+        kept_parts=tuple(kept_parts),
         dtype=dtype,
-        cache=str(stated("kv_cache_dtype", MODEL_DTYPE)),
+        cache=str(of_vllm.get("kv_cache_dtype", MODEL_DTYPE)),
         scales=scales,
-        sent=_sent_by_nemo_rl(run, is_quantised=bool(quantization)),
+        sent=_sent_by_nemo_rl(run, is_quantised=bool(handed.config)),
     )
 
 
-def _nemo_scales(stated: Callable[..., Any]) -> Scales:
-    """Return the scales of NeMo-RL's blocks: its own cast of weights; of inputs DeepGEMM's where that is asked for."""
-    weights, inputs = FP32, FP32
-    if stated("pow2_weight_scaling_factors", False):
+def _vllm_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of NeMo-RL's block `vllm_cfg` that have a value."""
+    prefix = f"{GENERATION}vllm_cfg."
+    of_vllm: dict[str, Any] = {}
+    for name, value in options.items():
+        if name.startswith(prefix) and value is not None:
+            of_vllm[name.removeprefix(prefix)] = value
+    return of_vllm
+
+
+def _handed_by_nemo_rl(options: Mapping[str, Any], of_vllm: Mapping[str, Any]) -> _HandedConfig:
+    """Return the quantization config that NeMo-RL hands to vLLM.
+
+    Without precision=fp8 a checkpoint in FP8 stops when weights are first sent: fp8.load_weights
+    asks for the settings of init_fp8, which did not run. So nothing is quantised there.
+    """
+    for name, value in options.items():
+        is_engine_option = name.startswith(f"{GENERATION}vllm_kwargs.")
+        is_over = is_engine_option and ("quantization" in name or "hf_overrides" in name)
+        if value is not None and (is_over or name == f"{GENERATION}quant_cfg"):
+            return _HandedConfig(None, HANDED_OVER.format(option=name))
+    precision = of_vllm.get("precision")
+    if precision is None:
+        decider = f"{GENERATION}vllm_cfg.precision, which is not stated"
+        return _HandedConfig(None, decider)
+    if precision != "fp8":
+        return _HandedConfig({})
+    scheme = "blockwise"
+    if of_vllm.get("is_mx"):
+        scheme = "mxfp8"
+    return _HandedConfig(FRAMEWORKS["NeMo-RL"]["quantised"][scheme])
+
+
+def _scales_of_nemo_rl(of_vllm: Mapping[str, Any]) -> Scales:
+    """Return the scales of NeMo-RL's blocks.
+
+    NeMo-RL casts the weights. The scales of inputs are DeepGEMM's where DeepGEMM is asked for.
+    """
+    if not of_vllm.get("use_deep_gemm"):
+        return Scales(decided_by=BY_GPU.format(engine="vLLM"))
+    weights, inputs = FP32, FP32  # use_deep_gemm sets VLLM_USE_DEEP_GEMM_E8M0=0
+    if of_vllm.get("pow2_weight_scaling_factors"):
         weights = POWERS_OF_TWO
-    if stated("pow2_activation_scaling_factors", False):
+    if of_vllm.get("pow2_activation_scaling_factors"):
         inputs = POWERS_OF_TWO
-    if stated("use_deep_gemm", False):  # sets VLLM_USE_DEEP_GEMM_E8M0=0
-        return Scales(weights=weights, inputs=inputs)
-    return Scales(decided_by=BY_GPU.format(engine="vLLM"))
+    return Scales(weights=weights, inputs=inputs)
 
 
 def _sent_by_nemo_rl(run: Run, *, is_quantised: bool) -> str:
@@ -122,44 +138,45 @@ def _verl(run: Run, options: Mapping[str, Any]) -> Rollout:
     engine = str(options.get(f"{ROLLOUT}name") or "")
     if engine not in FRAMEWORKS["verl"]["engines"]:
         return _unread(run, engine or "that actor_rollout_ref.rollout.name names")
-    method = options.get(f"{ROLLOUT}quantization")
-    quantization: Mapping[str, Any] | None
-    decided_by, scales = "", Scales()
-    ends: tuple[str, ...] = ()
+    handed = _handed_by_verl(options, engine)
+    scales = Scales()
+    kept_ends: tuple[str, ...] = ()
     sent = "Weights are sent in the dtype of training."
-    if method is None:
-        quantization = None
-        decided_by = BY_CHECKPOINT.format(checkpoint="the checkpoint")
-    elif method == "fp8":
-        quantization = FRAMEWORKS["verl"]["quantised"]["blockwise"]
+    if options.get(f"{ROLLOUT}quantization") == "fp8":
         scales = Scales(decided_by=BY_GPU.format(engine=engine))
+        sent = "Weights of linear layers are quantised by their names before they are sent."
         if engine == VLLM:
-            ends = (".mlp.gate",)
+            kept_ends = (".mlp.gate",)
             sent = "Weights are sent in the dtype of training, and quantised where they are loaded."
-        else:
-            sent = "Weights of linear layers are quantised by their names before they are sent."
-    else:
-        quantization, decided_by = None, f"{ROLLOUT}quantization={method}, which is not read"
-    for name, value in options.items():
-        is_over = name.startswith(f"{ROLLOUT}engine_kwargs.{engine}.") and (
-            "quantization" in name or "override" in name
-        )
-        is_file = name.startswith((f"{ROLLOUT}quantization_config_file", f"{ROLLOUT}qat.enable"))
-        if (is_over or is_file) and value not in (None, False):
-            quantization, decided_by = None, HANDED_OVER.format(option=name)
     cache = options.get(f"{ROLLOUT}engine_kwargs.{engine}.kv_cache_dtype") or MODEL_DTYPE
-    dtype = DTYPES.get(str(options.get(f"{ROLLOUT}dtype") or "bfloat16"))
+    dtype = options.get(f"{ROLLOUT}dtype") or "bfloat16"
     return Rollout(
         engine=engine,
         framework="verl",
-        quantization=quantization,
-        quantization_decided_by=decided_by,
-        kept_ends=ends,
-        dtype=dtype,
+        quantization=handed.config,
+        quantization_decided_by=handed.decided_by,
+        kept_ends=kept_ends,
+        dtype=DTYPES.get(str(dtype)),
         cache=str(cache),
         scales=scales,
         sent=sent,
     )
+
+
+def _handed_by_verl(options: Mapping[str, Any], engine: str) -> _HandedConfig:
+    """Return the quantization config that verl hands to its engine."""
+    files = (f"{ROLLOUT}quantization_config_file", f"{ROLLOUT}qat.enable")
+    for name, value in options.items():
+        is_engine_option = name.startswith(f"{ROLLOUT}engine_kwargs.{engine}.")
+        is_over = is_engine_option and ("quantization" in name or "override" in name)
+        if value not in (None, False) and (is_over or name.startswith(files)):
+            return _HandedConfig(None, HANDED_OVER.format(option=name))
+    method = options.get(f"{ROLLOUT}quantization")
+    if method is None:
+        return _HandedConfig(None, BY_CHECKPOINT.format(checkpoint="the checkpoint"))
+    if method != "fp8":
+        return _HandedConfig(None, f"{ROLLOUT}quantization={method}, which is not read")
+    return _HandedConfig(FRAMEWORKS["verl"]["quantised"]["blockwise"])
 
 
 def _slime(run: Run, options: Mapping[str, Any]) -> Rollout:
@@ -174,14 +191,16 @@ def _slime(run: Run, options: Mapping[str, Any]) -> Rollout:
         framework=run.reading.framework,
         quantization=None,
         quantization_decided_by=decided_by,
-        dtype=None if dtype is None else DTYPES.get(str(dtype)),
+        dtype=DTYPES.get(str(dtype)),
         cache=str(cache),
         scales=Scales(decided_by=BY_GPU.format(engine="SGLang")),
+        quantised_by_name=frozenset(FRAMEWORKS["slime"]["quantised_by_name"]),
         sent="Weights are quantised by training before they are sent, where the checkpoint is quantised.",
     )
 
 
 def _unread(run: Run, engine: str) -> Rollout:
+    """Return the rollout of an engine whose use of the framework's options is not read."""
     framework = run.reading.framework
     return Rollout(
         engine="",

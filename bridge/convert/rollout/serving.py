@@ -1,4 +1,4 @@
-"""The rollout by a serving config: the served checkpoint's config.json, or the flags of vLLM or SGLang."""
+"""The rollout by a served checkpoint's config.json, or by the flags of vLLM or SGLang."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from bridge.convert.rollout.engine import MODEL_DTYPE, SGLANG, VLLM, Rollout, Scales
+from bridge.convert.rollout.engine import MODEL_DTYPE, Rollout, Scales
 from bridge.convert.rollout.frameworks import BY_CHECKPOINT, BY_GPU, DTYPES
+from bridge.convert.serving.formats import SGLANG, VLLM
 from bridge.convert.serving.manifest import LARGEST
 from bridge.convert.serving.reader import ServingConfig
 from bridge.errors import PayloadError, RunConfigError
@@ -41,7 +42,9 @@ def with_config(rollout: Rollout, path: Path) -> Rollout:
     data = strict_yaml.read_bytes(path, error=PayloadError, limit=LARGEST)
     content = strict_json.loads(data.decode(errors="replace"), str(path))
     config = ServingConfig.of(content, str(path))
-    outer: Mapping[str, Any] = content if isinstance(content, Mapping) else {}
+    outer: Mapping[str, Any] = {}
+    if isinstance(content, Mapping):
+        outer = content
     cache = rollout.cache
     if config.kv_cache is not None:
         cache = "fp8"
@@ -58,7 +61,9 @@ def _block_of(outer: Mapping[str, Any]) -> Mapping[str, Any]:
             return dict(outer[name])
     if isinstance(outer.get("quantization"), Mapping):
         return {"quant_method": "modelopt", **outer["quantization"]}
-    return dict(outer) if "quant_method" in outer else {}
+    if "quant_method" in outer:
+        return dict(outer)
+    return {}
 
 
 def model_type_of(path: Path) -> str | None:
@@ -67,7 +72,7 @@ def model_type_of(path: Path) -> str | None:
 
 
 def served_alone(engine: str | None) -> Rollout:
-    """Return a rollout of which only the engine is known; a config.json or flags say the rest."""
+    """Return a rollout of which only the engine is known, or not even that; a config.json or flags state the rest."""
     return Rollout(
         engine=engine or "",
         quantization=None,
@@ -81,7 +86,7 @@ def of_flags(words: str, engine: str | None) -> Rollout:
     """Return the rollout of an engine's command line.
 
     Raises:
-        RunConfigError: The words name no engine, and none is given.
+        RunConfigError: The words name no engine, and `engine` is None.
     """
     tokens = shlex.split(words)
     name = engine or ""
@@ -107,7 +112,8 @@ def of_flags(words: str, engine: str | None) -> Rollout:
 
 
 def _stated(tokens: list[str]) -> dict[str, str]:
-    stated = {}
+    """Return the setting of each flag in `FLAGS` -> its value."""
+    stated: dict[str, str] = {}
     for index, token in enumerate(tokens):
         flag, has_value, value = token.partition("=")
         if flag not in FLAGS:

@@ -1,8 +1,9 @@
-"""The training side by kinds of modules, where the run states no sizes: the checkpoint decides them.
+"""`training_of`: the training side of a comparison with rollout, also where the run states no sizes.
 
-The precision of a run does not depend on its sizes, but for the number of layers, from which the last ones are counted.
-Small models stand in for the one that is not known: a dense one, one with experts, and one with multi-latent attention
-where the rollout names modules of it. They have as many layers as the two sides need to have first, last and other
+The sizes are the checkpoint's then. The precision of a run does not depend on its sizes, but for the
+number of layers, from which the last layers are counted. So small models stand in for the unknown
+model: a dense model, a model with experts, and a model with multi-latent attention where the rollout
+names modules of it. They have as many layers as the two sides need to have first, last and other
 layers. Their numbers of layers and modules are never shown.
 """
 
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from bridge.convert.rollout.engine import Rollout
 from bridge.convert.serving.manifest import Manifest
-from bridge.convert.serving.names import BY_TYPE, Family
+from bridge.convert.serving.names import BY_TYPE
 from bridge.errors import RunConfigError
 from bridge.plan.precision_plan import PrecisionPlan, plan_of
 from bridge.preflight.run import Run
@@ -89,7 +90,7 @@ def training_of(run: Run, rollout: Rollout, model_type: str | None = None) -> Tr
 
     Args:
         run: Its sizes may be unstated.
-        rollout: What it is compared with: layers and modules that it names are among those of the stand-in.
+        rollout: The other side; the stand-in has the layers and modules that it names.
         model_type: `model_type` of the Hugging Face config, for the names of modules.
 
     Raises:
@@ -102,32 +103,38 @@ def training_of(run: Run, rollout: Rollout, model_type: str | None = None) -> Tr
         return _training(manifest, plan, is_stand_in=False)
     if run.reading.unplanned is not None:
         raise RunConfigError(f"{run.name}: {run.reading.unplanned}")
+    return _stand_in(run, rollout, model_type)
+
+
+def _stand_in(run: Run, rollout: Rollout, model_type: str | None) -> Training:
+    """Return the training side by small models in the place of the one whose sizes are not known."""
     at_start, at_end = _edges(run)
     num_layers = max(rollout.first, at_start) + max(rollout.last, at_end) + 1
     dense = _plan_of_stand_in(run, num_layers, {})
     manifests = [Manifest.of(dense, model_type=DENSE_FAMILY)]
-    family = Family(name=None, names={}) if model_type is None else BY_TYPE[model_type]
-    if model_type is None or "mlp.router" in family.names:
+    if model_type is None or "mlp.router" in BY_TYPE[model_type].names:
         with_experts = _plan_of_stand_in(run, num_layers, EXPERTS)
         manifests.append(Manifest.of(with_experts, model_type=MOE_FAMILY))
     latent = _plan_of_stand_in(run, num_layers, LATENT)
     with_latent = Manifest.of(latent, model_type=LATENT_FAMILY)
-    if model_type is not None:
-        has_latent = "self_attention.linear_kv_down_proj" in family.names
+    if model_type is None:
+        has_latent = _names_parts_of(rollout, with_latent, _served(manifests))
     else:
-        known = _served(manifests)
-        has_latent = unmatched_parts(rollout, known) != unmatched_parts(
-            rollout, [*known, *_served([with_latent])]
-        )
+        has_latent = "self_attention.linear_kv_down_proj" in BY_TYPE[model_type].names
     if has_latent:
         manifests.append(with_latent)
-    manifest = _union(manifests)
-    return _training(manifest, dense, is_stand_in=True)
+    return _training(_union(manifests), dense, is_stand_in=True)
+
+
+def _names_parts_of(rollout: Rollout, manifest: Manifest, names: Sequence[str]) -> bool:
+    """Return whether the rollout keeps a part of names that a manifest has and `names` have not."""
+    unmatched = unmatched_parts(rollout, names)
+    return unmatched_parts(rollout, [*names, *_served([manifest])]) != unmatched
 
 
 def unmatched_parts(rollout: Rollout, names: Iterable[str]) -> list[str]:
     """Return the parts of names that the rollout keeps and that no name has."""
-    unmatched = []
+    unmatched: list[str] = []
     for part in rollout.kept_parts:
         if not any(part in name for name in names):
             unmatched.append(part)
@@ -177,16 +184,19 @@ def _edges(run: Run) -> tuple[int, int]:
     owner = run.prediction.sections["model"]
     if not owner.given("first_last_layers_bf16"):
         return 0, 0
-    edges = []
+    counts: list[int] = []
     for name in ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"):
-        number = owner.given(name)
-        edges.append(1 if number is None else int(number))
-    return edges[0], edges[1]
+        count = owner.given(name)
+        if count is None:
+            count = 1
+        counts.append(int(count))
+    return counts[0], counts[1]
 
 
 def _plan_of_stand_in(run: Run, num_layers: int, more: Mapping[str, object]) -> PrecisionPlan:
-    kept = {name: run.model[name] for name in OF_THE_PRECISION if name in run.model}
-    model = {**kept, **SMALL, **more, "num_layers": num_layers}
+    """Return the plan of a small model in the precision of a run; `more` are fields over `SMALL`."""
+    precision = {name: run.model[name] for name in OF_THE_PRECISION if name in run.model}
+    model = {**precision, **SMALL, **more, "num_layers": num_layers}
     sections = {**run.sections, "model": model, "peft": None}
     reading = replace(run.reading, uncounted=())
     return plan_of(replace(run, sections=sections, reading=reading).prediction)

@@ -1,4 +1,4 @@
-"""Training against rollout for people: every kind of module and tensor, the differences, and what would agree."""
+"""`rollout_table`: a comparison of training and rollout for people, with the settings that would agree."""
 
 from __future__ import annotations
 
@@ -50,6 +50,7 @@ def rollout_table(
 
 
 def _verdict_of(found: RolloutComparison) -> str:
+    """Return the verdict as a sentence."""
     layers_agree = any(row.layers and row.verdict == EQUAL for row in found.rows)
     if found.verdict == UNKNOWN and not layers_agree:
         return "It cannot be known from this file whether training and rollout agree."
@@ -57,32 +58,39 @@ def _verdict_of(found: RolloutComparison) -> str:
 
 
 def _places(row: RolloutRow) -> str:
+    """Return the layers of a row and the number of its modules."""
     if row.modules is None:
         return row.layers
-    counted = f"{row.modules} module{'s' if row.modules != 1 else ''}"
-    return f"{row.layers} ({counted})" if row.layers else counted
+    count = f"{row.modules} modules"
+    if row.modules == 1:
+        count = "1 module"
+    if not row.layers:
+        return count
+    return f"{row.layers} ({count})"
 
 
 def _unknown(rows: Sequence[RolloutRow]) -> list[str]:
     """Return a sentence for everything that one source decides."""
-    found: dict[str, list[str]] = {}
+    subjects_of: dict[str, list[str]] = {}
     for row in rows:
         if row.verdict == UNKNOWN:
-            found.setdefault(row.decided_by, []).append(row.subject)
-    sentences = []
-    for decider, subjects in found.items():
+            subjects_of.setdefault(row.decided_by, []).append(row.subject)
+    sentences: list[str] = []
+    for decider, subjects in subjects_of.items():
         names = ", ".join(dict.fromkeys(subjects))
         sentences.append(f"Cannot be known: {names}. Decided by {decider.rstrip(',')}.")
     return sentences
 
 
 def _agreement_lines(agreement: Agreement) -> list[str]:
+    """Return the settings of an agreement, a line each, below a heading."""
+    config = agreement.quantization_config
     if agreement.why_not:
         return [f"No {agreement.side} that agrees: {agreement.why_not}"]
-    if agreement.quantization_config is not None:
-        block = {"quantization_config": dict(agreement.quantization_config)}
-        if not agreement.quantization_config:
-            return ["A rollout that agrees: a checkpoint without a quantization_config."]
+    if config is not None and not config:
+        return ["A rollout that agrees: a checkpoint without a quantization_config."]
+    if config is not None:
+        block = {"quantization_config": dict(config)}
         return ["A rollout that agrees has this in the config.json:", f"  {json.dumps(block)}"]
     heading = f"A {agreement.side} that agrees:"
     lines = [heading, *(f"  {word}" for word in agreement.words)]

@@ -1,11 +1,10 @@
-"""A serving config against the training: the scheme of each linear layer in both."""
+"""`compare`: the scheme of each linear layer in training and in a serving config."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from itertools import product
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Any, NamedTuple
 
-from bridge.convert.serving.formats import title_of
+from bridge.convert.serving.formats import MODELOPT, VLLM, title_of
 from bridge.convert.serving.manifest import Manifest
 from bridge.convert.serving.names import split
 from bridge.convert.serving.reader import ServingConfig
@@ -17,29 +16,30 @@ CACHE = "key-value cache"
 """Role of the keys and values that serving stores, which training has in high precision."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ServedRow:
     """Modules of one kind with one scheme in training and one in serving."""
 
     role: str
     """Megatron's name within a layer."""
     training: str | None
+    """The scheme in training; None: not quantised."""
     serving: str | None
+    """The scheme in serving; None: not quantised."""
     modules: int
     """Modules of the checkpoint, each expert counted."""
     layers: tuple[str, ...]
     readers: tuple[str, ...]
-    """The systems that read the config so; empty: all."""
+    """The systems that read the config so; empty where every system does."""
     differs: bool
     """Whether serving has another scheme than training."""
 
     def sentence(self, mode: str) -> str:
         """Return the row as a sentence."""
-        plural = "s"
+        noun = "modules"
         if self.modules == 1:
-            plural = ""
-        count = f"{self.modules} module{plural}, layers {compact(self.layers)}"
-        where = f"{self.role} ({count})"
+            noun = "module"
+        where = f"{self.role} ({self.modules} {noun}, layers {compact(self.layers)})"
         who = " and ".join(self.readers) or "Serving"
         training, serving = title_of(self.training), title_of(self.serving)
         if self.serving is None:
@@ -49,7 +49,7 @@ class ServedRow:
         return f"{who} has {where} in another scheme: {serving}; training: {training}."
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ServingComparison:
     """A manifest of training and a serving config, module by module."""
 
@@ -75,11 +75,16 @@ class ServingComparison:
 def compare(
     manifest: Manifest, config: ServingConfig, reader: str | None = None
 ) -> ServingComparison:
-    """Hold a serving config against the manifest of training.
+    """Return the comparison of a manifest of training with a serving config.
 
-    The config is read as each system reads it, or as `reader` alone does.
-    RunConfigError where the names of modules are not known, PayloadError where `reader` reads no
-    such config.
+    Args:
+        manifest: The linear layers of the trained model.
+        config: The serving config.
+        reader: The system that serves the model; None: every system that reads the config.
+
+    Raises:
+        RunConfigError: The names of modules are not known.
+        PayloadError: The system does not read such a config.
     """
     manifest.require_names()
     if reader is not None and config.is_fp8 and reader not in config.readers:
@@ -88,44 +93,92 @@ def compare(
     readers = config.readers
     if reader in config.readers:
         readers = [reader]
-    rows: list[ServedRow] = []
-    for (role, training, serving), places in _places(manifest, config, readers).items():
-        names, layer_names, by_readers = map(dict.fromkeys, zip(*places, strict=True))
-        layers, by = tuple(layer_names), tuple(by_readers)
-        if len(by) == len(readers) and reader is None:
-            by = ()
-        rows.append(ServedRow(role, training, serving, len(names), layers, by, training != serving))
+    rows = list(_rows(manifest, config, readers))
     if config.kv_cache is not None:
-        layers = tuple(row.layer for row in manifest.rows if row.role == PROJ)
-        rows.append(ServedRow(CACHE, None, config.kv_cache, len(layers), layers, (), differs=True))
+        rows.append(_cache_row(manifest, config.kv_cache))
     refused: tuple[str, ...] = ()
-    if reader in {None, "vllm"} and {"", "vllm"} & {*config.readers}:
-        by_vllm = {}
-        for row in manifest.rows:
-            for name in row.each():
-                by_vllm[name] = config.scheme_of(name, "vllm")
-        refused = tuple(split(by_vllm))
-    return ServingComparison(manifest.mode, tuple(rows), refused)
+    if reader in {None, VLLM}:
+        refused = tuple(_refused_by_vllm(manifest, config))
+    return ServingComparison(mode=manifest.mode, rows=tuple(rows), refused=refused)
 
 
-class _Place(NamedTuple):
-    """A module of the checkpoint, as a system reads the config."""
+def _cache_row(manifest: Manifest, kv_cache: str) -> ServedRow:
+    """Return the row of the keys and values that serving stores, one for each attention layer."""
+    layers = tuple(row.layer for row in manifest.rows if row.role == PROJ)
+    return ServedRow(
+        role=CACHE,
+        training=None,
+        serving=kv_cache,
+        modules=len(layers),
+        layers=layers,
+        readers=(),
+        differs=True,
+    )
 
-    name: str
-    layer: str
-    reader: str
 
+def _refused_by_vllm(manifest: Manifest, config: ServingConfig) -> Iterator[str]:
+    """Yield a sentence for each group of modules that vLLM loads as one, with several schemes.
 
-def _places(
-    manifest: Manifest, config: ServingConfig, readers: Sequence[str]
-) -> dict[tuple[str, str | None, str | None], list[_Place]]:
-    """Return (role, scheme in training, scheme in serving) -> the modules, by each reader."""
-    places: dict[tuple[str, str | None, str | None], list[_Place]] = {}
+    Of ModelOpt's list vLLM compares the whole names of the group first, and refuses a part of them.
+    """
+    reader = VLLM
+    if reader not in config.readers:
+        reader = ""
+    if reader not in config.readers:  # vLLM reads no such config
+        return
+    schemes: dict[str, str | None] = {}
     for row in manifest.rows:
-        for name, reader in product(row.each(), readers):
-            serving = None
-            if row.role not in manifest.plain:
-                serving = config.scheme_of(name, reader)
-            place = _Place(name, row.layer, reader)
-            places.setdefault((row.role, row.scheme, serving), []).append(place)
-    return places
+        for name in row.each():
+            if config.method != MODELOPT:
+                schemes[name] = config.scheme_of(name, reader)
+            elif name in config.kept:
+                schemes[name] = None
+            else:
+                schemes[name] = MODELOPT
+    yield from split(schemes)
+
+
+class _Kind(NamedTuple):
+    """Modules of one name within their layers that have one scheme on either side."""
+
+    role: str
+    training: str | None
+    serving: str | None
+
+
+@dataclass(kw_only=True, slots=True)
+class _Members:
+    """The modules of a kind, in the order of the model, and the systems that read the config so."""
+
+    names: dict[str, None] = field(default_factory=dict)
+    layers: dict[str, None] = field(default_factory=dict)
+    readers: dict[str, None] = field(default_factory=dict)
+
+
+def _rows(manifest: Manifest, config: ServingConfig, readers: Sequence[str]) -> Iterator[ServedRow]:
+    """Yield a row for each kind of module."""
+    members_of: dict[_Kind, _Members] = {}
+    for row in manifest.rows:
+        for name in row.each():
+            for reader in readers:
+                serving = None
+                if row.role not in manifest.plain:
+                    serving = config.scheme_of(name, reader)
+                kind = _Kind(row.role, row.scheme, serving)
+                members = members_of.setdefault(kind, _Members())
+                members.names[name] = None
+                members.layers[row.layer] = None
+                members.readers[reader] = None
+    for kind, members in members_of.items():
+        named_readers = tuple(members.readers)
+        if named_readers == tuple(config.readers):
+            named_readers = ()
+        yield ServedRow(
+            role=kind.role,
+            training=kind.training,
+            serving=kind.serving,
+            modules=len(members.names),
+            layers=tuple(members.layers),
+            readers=named_readers,
+            differs=kind.training != kind.serving,
+        )

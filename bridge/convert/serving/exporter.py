@@ -1,61 +1,59 @@
-"""A manifest as the `quantization_config` of a serving system.
+"""`export`: a manifest as the `quantization_config` of a serving system.
 
     export(manifest, "vllm").payload       # {"quant_method": "fp8", ...}
 
-Lists of modules hold whole names. A shorter name, ``mlp.gate`` say, also takes ``mlp.gate_proj`` in
-a system that looks for parts of names. The experts of a layer are one entry.
+A model with one scheme is written in the fp8 dialect where the system reads it there. Other models
+are written in compressed-tensors, with a group for each scheme. Lists of modules hold whole names:
+a shorter name, ``mlp.gate`` for example, also keeps ``mlp.gate_proj`` in a system that looks for
+parts of names. The experts of a layer are one entry.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from bridge.convert.serving.formats import COMPRESSED, SERVED, SYSTEMS
+from bridge.convert.serving.formats import COMPRESSED, SERVED, SYSTEMS, VLLM
 from bridge.convert.serving.manifest import Manifest, ManifestRow
 from bridge.convert.serving.names import split
-from bridge.read.contract import ExportReport, Unmapped
+from bridge.read.reports import ExportReport, Unmapped
 
 
 def export(manifest: Manifest, system: str) -> ExportReport:
-    """Return the quantisation config of a manifest for a system of `SYSTEMS`.
+    """Return the quantization config of a manifest; an empty payload where nothing is quantised.
 
-    An empty payload: nothing is quantised.
+    Args:
+        manifest: The linear layers of the trained model.
+        system: The system that serves it, a key of `SYSTEMS`.
 
-    RunConfigError where the names of modules are not known.
+    Raises:
+        RunConfigError: The names of modules are not known.
     """
     manifest.require_names()
     target = SYSTEMS[system]
-    chosen = _chosen(manifest, target)
-    written: list[ManifestRow] = []
+    schemes = _schemes(manifest, target)
+    quantised: list[ManifestRow] = []
     kept: list[ManifestRow] = []
-    of_vllm: dict[str, str | None] = {}
     for row in manifest.rows:
-        scheme = None
-        if row.scheme in chosen and row.role not in manifest.plain:
-            scheme = row.scheme
-            written.append(row)
+        if _is_quantised(row, manifest, schemes):
+            quantised.append(row)
         else:
             kept.append(row)
-        if system == "vllm":
-            of_vllm.update(dict.fromkeys(row.each(), scheme))
     payload: dict[str, Any] = {}
-    if chosen[1:] or (chosen and chosen[0] not in target.get("fp8", ())):
-        groups: dict[str, list[ManifestRow]] = {name: [] for name in chosen}
-        for row in written:
-            groups[str(row.scheme)].append(row)
-        payload = _compressed(groups, kept)
-    elif chosen:
-        names: dict[str, None] = {}
-        for row in kept:
-            for name in row.served:
-                names[name.partition(".*")[0]] = None
-        keys = {**SERVED[chosen[0]]["fp8"], **target.get("keys", {}).get(chosen[0], {})}
-        payload = {**keys, "fmt": "e4m3", "modules_to_not_convert": list(names)}
-    differences = _differences(manifest, target, chosen, split(of_vllm))
-    return ExportReport(payload=payload, unmapped=tuple(differences))
+    if len(schemes) == 1 and schemes[0] in target.get("fp8", ()):
+        payload = _fp8_config(schemes[0], target, kept)
+    elif schemes:
+        payload = _compressed_config(schemes, quantised, kept)
+    unmapped = list(_differences(manifest, target, schemes))
+    if system == VLLM:
+        unmapped += _refused_by_vllm(manifest, schemes)
+    for note in manifest.notes:
+        remedy = "Compare the two by hand."
+        detail = note.rstrip(".")
+        unmapped.append(Unmapped("manifest", manifest.precision, "unsupported", detail, remedy))
+    return ExportReport(payload=payload, unmapped=tuple(unmapped))
 
 
-def _chosen(manifest: Manifest, target: Mapping[str, Any]) -> list[str]:
+def _schemes(manifest: Manifest, target: Mapping[str, Any]) -> list[str]:
     """Return the schemes of a manifest that a config of the system can state together."""
     served = [name for name in manifest.schemes if name in SERVED]
     if len(served) < 2:
@@ -65,55 +63,92 @@ def _chosen(manifest: Manifest, target: Mapping[str, Any]) -> list[str]:
 
 
 def _differences(
-    manifest: Manifest, target: Mapping[str, Any], chosen: list[str], refused: Iterable[str]
+    manifest: Manifest, target: Mapping[str, Any], schemes: Sequence[str]
 ) -> Iterator[Unmapped]:
-    """Yield what the config cannot state, where values differ, and why the system refuses it."""
+    """Yield the schemes and modules that the config cannot state, and those with other values."""
     for scheme in manifest.schemes:
-        if scheme not in chosen:
-            rows = sum(row.scheme == scheme for row in manifest.rows)
-            why = "has no form for it"
-            if scheme in SERVED:
-                why = "reads it where the model has no other scheme"
-            listed = f"{rows} rows of the manifest are listed as not quantised"
-            detail = f"{target['title']} {why}; {listed}"
-            remedy = "Serve these modules in high precision."
-            yield Unmapped("scheme", scheme, "unsupported", detail, remedy)
+        if scheme not in schemes:
+            yield _unwritten_scheme(manifest, target, scheme)
         elif scheme in target["differences"]:
             yield Unmapped("scheme", scheme, "semantics", **target["differences"][scheme])
     roles: dict[str, None] = {}
     for row in manifest.rows:
-        if row.scheme in chosen and row.role in manifest.plain:
+        if row.scheme in schemes and row.role in manifest.plain:
             roles[row.role] = None
     for role in roles:
         never = f"the code of serving systems never quantises {role}, which training does"
         detail = f"{never}; it is listed as such"
         remedy = "Keep it in high precision in training."
         yield Unmapped("module", role, "semantics", detail, remedy)
-    for sentence in refused:
+
+
+def _unwritten_scheme(manifest: Manifest, target: Mapping[str, Any], scheme: str) -> Unmapped:
+    """Return the record of a scheme that the config does not state."""
+    count = sum(row.scheme == scheme for row in manifest.rows)
+    why = "has no form for it"
+    if scheme in SERVED:
+        why = "reads it where the model has no other scheme"
+    listed = f"{count} rows of the manifest are listed as not quantised"
+    detail = f"{target['title']} {why}; {listed}"
+    remedy = "Serve these modules in high precision."
+    return Unmapped("scheme", scheme, "unsupported", detail, remedy)
+
+
+def _is_quantised(row: ManifestRow, manifest: Manifest, schemes: Sequence[str]) -> bool:
+    """Return whether the config quantises the modules of a row."""
+    return row.scheme in schemes and row.role not in manifest.plain
+
+
+def _refused_by_vllm(manifest: Manifest, schemes: Sequence[str]) -> Iterator[Unmapped]:
+    """Yield the groups of modules that vLLM loads as one, and to which the config gives several schemes."""
+    scheme_of: dict[str, str | None] = {}
+    for row in manifest.rows:
+        scheme = None
+        if _is_quantised(row, manifest, schemes):
+            scheme = row.scheme
+        for name in row.each():
+            scheme_of[name] = scheme
+    for sentence in split(scheme_of):
         remedy = "Give them one precision in training."
         yield Unmapped("module", "fused", "unsupported", sentence.rstrip("."), remedy)
-    for note in manifest.notes:
-        remedy = "Compare the two by hand."
-        yield Unmapped("manifest", manifest.precision, "unsupported", note.rstrip("."), remedy)
 
 
-def _compressed(written: dict[str, list[ManifestRow]], kept: list[ManifestRow]) -> dict[str, Any]:
-    """Return a config of compressed-tensors, a group for each scheme."""
+def _fp8_config(
+    scheme: str, target: Mapping[str, Any], kept: Iterable[ManifestRow]
+) -> dict[str, Any]:
+    """Return a config of the fp8 dialect, which has one scheme."""
+    names: dict[str, None] = {}
+    for row in kept:
+        for name in row.served:
+            names[name.partition(".*")[0]] = None
+    further_keys = target.get("keys", {}).get(scheme, {})
+    return {
+        **SERVED[scheme]["fp8"],
+        **further_keys,
+        "fmt": "e4m3",
+        "modules_to_not_convert": list(names),
+    }
+
+
+def _compressed_config(
+    schemes: Sequence[str], quantised: Sequence[ManifestRow], kept: Sequence[ManifestRow]
+) -> dict[str, Any]:
+    """Return a config of compressed-tensors, with a group for each scheme."""
     groups: dict[str, Any] = {}
-    for scheme, rows in written.items():
+    for number, scheme in enumerate(schemes):
         form = SERVED[scheme]
         targets = ["Linear"]
-        if len(written) > 1:
-            targets = _patterns(rows)
-        groups[f"group_{len(groups)}"] = {
+        if len(schemes) > 1:
+            targets = _patterns(row for row in quantised if row.scheme == scheme)
+        groups[f"group_{number}"] = {
             "targets": targets,
             "weights": dict(form["weights"]),
             "input_activations": dict(form["inputs"]),
             "format": form["format"],
         }
     whole_format = "mixed-precision"
-    if len(written) == 1:
-        whole_format = groups["group_0"]["format"]
+    if len(schemes) == 1:
+        whole_format = SERVED[schemes[0]]["format"]
     return {
         "quant_method": COMPRESSED,
         "format": whole_format,
@@ -126,10 +161,11 @@ def _compressed(written: dict[str, list[ManifestRow]], kept: list[ManifestRow]) 
 
 def _patterns(rows: Iterable[ManifestRow]) -> list[str]:
     """Return names as compressed-tensors matches them; those of experts as an expression."""
-    patterns: dict[str, str] = {}
+    patterns: dict[str, None] = {}
     for row in rows:
         for name in row.served:
-            patterns[name] = name
+            pattern = name
             if "*" in name:
-                patterns[name] = f"re:{re.escape(name)}$".replace(r"\*", r"\d+")
-    return list(patterns.values())
+                pattern = f"re:{re.escape(name)}$".replace(r"\*", r"\d+")
+            patterns[pattern] = None
+    return list(patterns)

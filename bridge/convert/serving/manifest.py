@@ -1,10 +1,10 @@
-"""The manifest of a trained model: each linear layer's forward format, and its served name.
+"""`Manifest`: the linear layers of a trained model, each with its forward format and its served name.
 
     manifest = Manifest.of(plan, model_type="qwen3_moe")
     manifest.rows[0].served          # ('model.layers.0.self_attn.q_proj', ...)
 
-It is derived from the plan. The record of a run, where there is one, overrules it: that is what the
-run multiplied.
+It is derived from the plan. The record of a run overrules the plan: it has the formats that the run
+multiplied.
 """
 
 import json
@@ -32,7 +32,7 @@ LARGEST = 64 * 2**20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ManifestRow:
-    """One linear layer of the trained model; the experts of a layer are one row."""
+    """A linear layer of the trained model; the experts of a layer are a single row."""
 
     layer: str
     """Label of the plan: the layer's number from 1, "mtp 1" or "output"."""
@@ -43,7 +43,7 @@ class ManifestRow:
     scheme: str | None
     """Scaling scheme of its forward GEMM; None: high precision."""
     format: str
-    """What the forward GEMM multiplies: e4m3, bf16, ..."""
+    """Format of the operands of the forward GEMM: e4m3, bf16, ..."""
     copies: int = 1
     """Copies in the layer: one per expert."""
     served: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class ManifestRow:
     @property
     def role(self) -> str:
         """The module's name without its layer: "mlp.router", "output_layer"."""
-        return place_of(self.module)[-1]
+        return place_of(self.module).role
 
     def each(self) -> Iterator[str]:
         """Yield the name of every copy in the checkpoint."""
@@ -69,46 +69,51 @@ class Manifest:
     """The linear layers of a trained model."""
 
     precision: str
+    """The label of the precision."""
     mode: str
-    """Dtype of what is in high precision: bf16, fp16 or fp32."""
+    """Dtype of high precision: bf16, fp16 or fp32."""
     family: str | None
     """Family of models that names the modules; None: not known."""
     plain: tuple[str, ...] = ()
-    """As `Family.plain`."""
+    """Roles that no serving system quantises, as `Family.plain`."""
     rows: tuple[ManifestRow, ...]
     notes: tuple[str, ...] = ()
-    """What the rows do not show, as sentences."""
+    """Facts that the rows do not show, as sentences."""
 
     @classmethod
     def of(
         cls, plan: PrecisionPlan, *, record: Record | None = None, model_type: str | None = None
     ) -> Self:
-        """Return the manifest of a plan; a record of what the run multiplied overrules it.
+        """Return the manifest of a plan.
 
-        The family of the names is that of `model_type`, or the only one that the shape fits.
-        RunConfigError where no family has this model type.
+        Args:
+            plan: The plan of the training.
+            record: The record of a run, which overrules the plan.
+            model_type: The `model_type` of the Hugging Face config; without it the names are those
+                of the only family that fits the shape.
+
+        Raises:
+            RunConfigError: No family has this model type.
         """
         family = family_of(plan.shape, model_type)
-        ran: dict[tuple[str, str], GemmRow] = {}
-        if record is not None:
-            ran = {(row.layer, row.module): row for row in record.gemms if row.gemm == "fprop"}
+        gemms = _forward_gemms(record)
         rows: list[ManifestRow] = []
-        changed = 0
+        overruled = 0
         for layer in plan.layers:
             for module in layer.modules:
                 if module.kind not in KINDS:
                     continue
                 planned = _planned(plan, family, layer, module)
-                row = _as_run(planned, ran.get((layer.label, module.name)))
-                changed += row != planned
+                row = _as_run(planned, gemms.get((layer.label, module.name)))
+                overruled += row != planned
                 rows.append(row)
-        notes = []
+        notes: list[str] = []
         if plan.settings.attention:
             notes.append(ATTENTION)
         notes += plan.settings.notes
-        if changed:
-            overruled = f"{changed} of {len(rows)} rows"
-            notes.append(f"The record of the run overrules the plan in {overruled}.")
+        if overruled:
+            count = f"{overruled} of {len(rows)} rows"
+            notes.append(f"The record of the run overrules the plan in {count}.")
         return cls(
             precision=plan.label,
             mode=plan.settings.mode,
@@ -120,10 +125,10 @@ class Manifest:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Return the manifest of a file with one as plain data."""
+        """Return the manifest of a file that `manifest --json` wrote; RunConfigError for another file."""
         try:
             content = json.loads(strict_yaml.read_bytes(path, error=RunConfigError, limit=LARGEST))
-            rows = []
+            rows: list[ManifestRow] = []
             for row in content.pop("rows"):
                 rows.append(ManifestRow(**{**row, "served": tuple(row["served"])}))
             for name in ("plain", "notes"):
@@ -135,7 +140,7 @@ class Manifest:
             raise RunConfigError.of("--run", rule, str(path), remedy) from None
 
     def require_names(self) -> None:
-        """Refuse modules whose names where the model is served are not known."""
+        """Refuse a manifest with modules whose names in the checkpoint are not known; RunConfigError."""
         roles = list(dict.fromkeys(row.role for row in self.rows if not row.served))
         if not roles:
             return
@@ -152,6 +157,16 @@ class Manifest:
         """The scaling schemes of the rows, the most frequent first."""
         counts = Counter(row.scheme for row in self.rows if row.scheme is not None)
         return tuple(scheme for scheme, _ in counts.most_common())
+
+
+def _forward_gemms(record: Record | None) -> dict[tuple[str, str], GemmRow]:
+    """Return (layer, module) -> its forward GEMM in the record of a run; empty without a record."""
+    gemms: dict[tuple[str, str], GemmRow] = {}
+    if record is not None:
+        for row in record.gemms:
+            if row.gemm == "fprop":
+                gemms[row.layer, row.module] = row
+    return gemms
 
 
 def _as_run(planned: ManifestRow, gemm: GemmRow | None) -> ManifestRow:

@@ -8,12 +8,11 @@ none is guessed.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
-from bridge.convert.serving.formats import ROWS
+from bridge.convert.serving.formats import FUSED, ROWS
 from bridge.errors import RunConfigError, close_matches
 from bridge.model.shape import ModelShape
 from bridge.plan.precision_plan import compact
@@ -26,15 +25,23 @@ _PARENT = re.compile(r"model\.layers\.(\d+)\.(?!.*\bexperts\b)(.+)")
 """Layer and parent module; all experts of a layer are one module."""
 
 
-def place_of(path: str) -> tuple[str, int, str]:
-    """Return block, layer and name within it by Megatron's name of a module.
+class Place(NamedTuple):
+    """The place of a module in Megatron's model."""
 
-    No block: it is in no layer.
-    """
+    block: str
+    """decoder, mtp, or empty outside the layers."""
+    layer: int
+    """The number of the layer in its block, from 0."""
+    role: str
+    """The name within the layer, without the number of an expert."""
+
+
+def place_of(path: str) -> Place:
+    """Return the place of a module by Megatron's name of it; a module outside the layers has no block."""
     match = _PLACE.fullmatch(path)
     if match is None:
-        return "", 0, path
-    return match[1], int(match[2]), _ONE_EXPERT.sub("", match[3])
+        return Place("", 0, path)
+    return Place(match[1], int(match[2]), _ONE_EXPERT.sub("", match[3]))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -49,38 +56,44 @@ class Family:
     config says."""
 
     def served(self, path: str, num_layers: int) -> tuple[str, ...]:
-        """Return the names of a module by its name in the whole model, each expert written ``*``.
+        """Return the names of a module in the checkpoint, each expert written ``*``; empty: none is known.
 
-        Empty: none is known.
-
-        Layers of DeepSeek's multi-token prediction follow the `num_layers` of the decoder.
+        Args:
+            path: Megatron's name of the module in the whole model.
+            num_layers: Layers of the decoder; those of DeepSeek's multi-token prediction follow them.
         """
-        block, number, inner = place_of(path)
-        if not block:
-            if self.names and inner == "output_layer":
+        place = place_of(path)
+        if not place.block:
+            if self.names and place.role == "output_layer":
                 return (HEAD,)
             return ()
-        if block == "mtp" and "eh_proj" not in self.names:
-            return ()
-        layer = number
-        if block == "mtp":
+        layer = place.layer
+        if place.block == "mtp":
+            if "eh_proj" not in self.names:
+                return ()
             layer += num_layers
-        return tuple(f"model.layers.{layer}.{name}" for name in self.names.get(inner, ()))
+        return tuple(f"model.layers.{layer}.{name}" for name in self.names.get(place.role, ()))
 
 
 def _family(row: Mapping[str, Any]) -> Family:
+    """Return the family of a row: Llama's names, and over them those of the row."""
     known = dict(LLAMA)
     if row.get("latent"):
         known |= DEEPSEEK
     known |= row.get("names", {})
-    names = {name: tuple(theirs) for name, theirs in known.items() if theirs is not None}
+    names: dict[str, tuple[str, ...]] = {}
+    for role, served in known.items():
+        if served is not None:
+            names[role] = tuple(served)
     return Family(name=row["model_types"][0], names=names, plain=tuple(row.get("plain", ())))
 
 
 def _by_type() -> dict[str, Family]:
-    families = {}
+    families: dict[str, Family] = {}
     for row in ROWS["families"]:
-        families.update(dict.fromkeys(row["model_types"], _family(row)))
+        family = _family(row)
+        for model_type in row["model_types"]:
+            families[model_type] = family
     return families
 
 
@@ -117,22 +130,28 @@ def family_of(shape: ModelShape, model_type: str | None = None) -> Family:
 def split(schemes: Mapping[str, str | None]) -> Iterator[str]:
     """Yield a sentence for each group of modules that vLLM loads as one, with several schemes.
 
-    `schemes`: name of a module in the checkpoint -> its scheme; None: not quantised.
+    Args:
+        schemes: Name of a module in the checkpoint -> its scheme; None: not quantised.
     """
-    refused: dict[tuple[str, str], list[str]] = {}
-    for group, name in product(ROWS["fused"], schemes):
-        parent, _, last = name.rpartition(".")
-        if last != group[0]:
-            continue
-        place = _PARENT.fullmatch(parent)
-        if place is None:
-            continue
-        siblings = [f"{parent}.{sibling}" for sibling in group]
-        if not schemes.keys() >= set(siblings):
-            continue
-        if len(set(map(schemes.__getitem__, siblings))) > 1:
-            fused = f"{', '.join(group[:-1])} and {group[-1]}"
-            refused.setdefault((fused, place[2]), []).append(str(int(place[1]) + 1))
-    for (fused, inner), layers in refused.items():
+    layers_of: dict[tuple[str, str], list[str]] = {}
+    for group in FUSED.values():
+        for name in schemes:
+            parent, _, last = name.rpartition(".")
+            place = _PARENT.fullmatch(parent)
+            if last != group[0] or place is None:
+                continue
+            members = [f"{parent}.{member}" for member in group]
+            if _have_several_schemes(members, schemes):
+                words = f"{', '.join(group[:-1])} and {group[-1]}"
+                layers = layers_of.setdefault((words, place[2]), [])
+                layers.append(str(int(place[1]) + 1))
+    for (words, inner), layers in layers_of.items():
         differ = f"whose schemes differ in {inner} of layers {compact(layers)}"
-        yield f"vLLM refuses the config: it fuses {fused}, {differ}."
+        yield f"vLLM refuses the config: it fuses {words}, {differ}."
+
+
+def _have_several_schemes(members: Sequence[str], schemes: Mapping[str, str | None]) -> bool:
+    """Return whether the modules are all in the model, and their schemes differ."""
+    if not schemes.keys() >= set(members):
+        return False
+    return len({schemes[member] for member in members}) > 1

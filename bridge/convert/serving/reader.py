@@ -1,67 +1,52 @@
-"""The quantisation config of a served model, read from a file: the scheme of each module.
+"""`ServingConfig`: the quantisation config of a served model, with the scheme of each module.
 
-Read are `config.json` with a `quantization_config`, that block alone, and ModelOpt's
-`hf_quant_config.json`. Each is a list of entries that stay in high precision, and rows of a target
-and its scheme. The same entry means different modules in different systems: `TAKES` has each
-system's rule.
+    config = ServingConfig.read(Path("config.json"))
+    config.scheme_of("model.layers.0.mlp.gate_proj", "vllm")    # "blockwise"
 
-Source: vLLM 4de0dd6 layers/quantization/utils/quant_utils.py (is_layer_skipped) and 00155cd
-modelopt.py (is_layer_excluded); SGLang pull request 23467 layers/quantization/utils.py;
-transformers 5.23.0 quantizers/quantizers_utils.py (should_convert_module) and quantizers/base.py;
-compressed-tensors 0.20.0 utils/match.py.
+Three files are read: `config.json` with a `quantization_config`, that block alone, and ModelOpt's
+`hf_quant_config.json`. Each has a list of modules that stay in high precision, and rows of a target
+and its scheme.
 """
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, Self
 
 from bridge.convert.serving.formats import (
     COMPRESSED,
+    MODELOPT,
     ROWS,
     SERVED,
     compared,
     scheme_where,
     words_of,
 )
+from bridge.convert.serving.kept_modules import EXPRESSION, is_kept, is_match, layer_name_of
 from bridge.convert.serving.manifest import LARGEST
 from bridge.convert.serving.names import HEAD
 from bridge.errors import PayloadError
 from bridge.precision import strict_yaml
 from bridge.read.text import strict_json
 
-MODELOPT = "modelopt"
 READERS: Mapping[str, list[str]] = ROWS["readers"]
+"""Dialect -> the systems that read it, each by its own rule; one empty name where the rule is one."""
+FP8_DIALECT = ("fp8", "mxfp8")
 LINEAR = "Linear"
 """The class that compressed-tensors takes every linear layer for, in any system."""
-EXPRESSION = "re:"
-ALGORITHMS: dict[str, str] = {}
-for _scheme, _row in SERVED.items():
-    ALGORITHMS.update(dict.fromkeys(_row.get("algorithms", ()), _scheme))
 
 
-def _named(entry: str, name: str, _place: str = "") -> bool:
-    if entry.startswith(EXPRESSION):
-        return re.match(entry.removeprefix(EXPRESSION), name) is not None
-    return entry == name
+def _scheme_of_each_algorithm() -> dict[str, str]:
+    schemes: dict[str, str] = {}
+    for scheme, row in SERVED.items():
+        for algorithm in row.get("algorithms", ()):
+            schemes[algorithm] = scheme
+    return schemes
 
 
-TAKES: Mapping[str, Callable[[str, str, str], bool]] = {
-    COMPRESSED: _named,
-    MODELOPT: lambda entry, _, place: entry in place or fnmatchcase(place, entry),
-    "vllm": lambda entry, name, place: entry == name if place == name else place in entry,
-    "sglang": lambda entry, _, place: f".{entry}." in f".{place}.",
-    "hf": lambda entry, _, place: (
-        place.endswith(entry) or re.match(rf"(?:{entry})(?:(?<=\.)|(?=\.|$))", place) is not None
-    ),
-}
-"""Method, or reader of the fp8 dialect -> whether an entry of a list takes a module.
-
-The function is given the entry, the module's name and, for one of the experts of a layer, the name
-of what holds them.
-"""
+ALGORITHMS = _scheme_of_each_algorithm()
+"""ModelOpt's name of an algorithm -> Megatron's name of the scheme."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +55,7 @@ class ServingConfig:
 
     path: str
     method: str = MODELOPT
-    """One of `READERS`; without `targets` nothing is quantised."""
+    """The dialect, one of `READERS`; without `targets` nothing is quantised."""
     model_type: str | None = None
     """That of the config.json around it."""
     kept: tuple[str, ...] = ()
@@ -82,31 +67,26 @@ class ServingConfig:
 
     @classmethod
     def read(cls, path: Path) -> Self:
-        """Return the config of a file."""
+        """Return the config of a file; PayloadError for a file of another kind."""
         data = strict_yaml.read_bytes(path, error=PayloadError, limit=LARGEST)
         return cls.of(strict_json.loads(data.decode(errors="replace"), str(path)), str(path))
 
     @classmethod
-    def of(cls, found: Any, path: str = "config") -> Self:
+    def of(cls, content: Any, path: str = "config") -> Self:
         """Return the config of parsed JSON; errors as for `read`."""
-        outer = _mapping(found)
+        outer = _mapping(content)
         model_type = outer.get("model_type")
         if not isinstance(model_type, str):
             model_type = None
-        block = _block(outer)
+        block = _quantization_block(outer)
         if block is None and ("architectures" in outer or model_type):
             return cls(path=path, model_type=model_type)
         if not isinstance(block, Mapping):
             rule = "must be a config.json, its quantization_config, or an hf_quant_config.json"
             raise PayloadError(f"{path}: {rule}. Give the file next to the served weights.")
-        stated = str(block.get("quant_method", ""))
-        method = stated
-        if stated.startswith(MODELOPT):
-            method = MODELOPT
-        if method not in READERS:
-            rule = f"must be one of {', '.join(READERS)}"
-            raise PayloadError.of(f"{path}: quant_method", rule, stated)
-        targets = sorted(_targets(block, method, path), key=lambda target: target[0] == LINEAR)
+        method = _method(block, path)
+        targets = list(_targets(block, method, path))
+        targets.sort(key=lambda target: target[0] == LINEAR)
         config = cls(
             path=path,
             method=method,
@@ -119,8 +99,8 @@ class ServingConfig:
         return config
 
     def require_expressions(self) -> None:
-        """Refuse an entry of a list of modules that is used as an expression and is none."""
-        entries = list(self.kept)
+        """Refuse an entry of a list of modules that is used as a regular expression and is not valid."""
+        entries = [*self.kept]
         for target, _ in self.targets:
             entries.append(target)
         for entry in entries:
@@ -134,38 +114,55 @@ class ServingConfig:
 
     @property
     def readers(self) -> list[str]:
-        """The systems whose rules for its lists differ; one empty name where all read it alike."""
+        """The systems whose rules for its list differ; one empty name where all read it alike."""
         return READERS[self.method]
 
     @property
     def is_fp8(self) -> bool:
-        """Whether it is of the fp8 dialect, which each system reads by its own rule."""
-        return len(self.readers) > 1
+        """Whether the config is of the fp8 dialect, which DeepSeek-V3 began."""
+        return self.method in FP8_DIALECT
 
     def scheme_of(self, name: str, reader: str) -> str | None:
-        """Return the scheme of a linear layer, as `formats` names it; None: it is not quantised."""
-        # The name of what holds all experts of a layer, for one of them.
-        place = re.sub(r"(\.experts)\.\d+\..*", r"\1", name)
-        dialect = self.method
-        kept = self.kept
-        if self.is_fp8:
-            dialect = reader
-            # A list replaces the head in transformers; it is no linear layer to the others.
-            if not kept or reader != "hf":
-                kept = (*kept, HEAD)
-        takes = TAKES[dialect]
-        if any(takes(entry, name, place) for entry in kept):
+        """Return the scheme of a linear layer, as `formats` names it; None: it is not quantised.
+
+        Args:
+            name: The module's name in the checkpoint.
+            reader: The system that reads the config, one of `readers`.
+        """
+        if is_kept(self._kept_by(reader), name, dialect=self.method, system=reader):
             return None
-        exact = {LINEAR, name}
+        names = {LINEAR, name}
         if self.method == MODELOPT:
-            exact = {LINEAR, place}
+            names = {LINEAR, layer_name_of(name)}
         for target, scheme in self.targets:
-            if target in exact or _named(target, name):
+            if target in names or is_match(target, name):
                 return scheme
         return None
 
+    def _kept_by(self, reader: str) -> tuple[str, ...]:
+        """Return the list of modules with the output layer, which the fp8 dialect leaves out by itself.
 
-def _block(outer: Mapping[str, Any]) -> Any:
+        In transformers a list replaces it. To the other systems it is no linear layer.
+        """
+        is_replaced = bool(self.kept) and reader == "hf"
+        if not self.is_fp8 or is_replaced:
+            return self.kept
+        return (*self.kept, HEAD)
+
+
+def _method(block: Mapping[str, Any], path: str) -> str:
+    """Return the dialect of a quantisation block; PayloadError for a `quant_method` that is not read."""
+    stated = str(block.get("quant_method", ""))
+    method = stated
+    if stated.startswith(MODELOPT):
+        method = MODELOPT
+    if method not in READERS:
+        rule = f"must be one of {', '.join(READERS)}"
+        raise PayloadError.of(f"{path}: quant_method", rule, stated)
+    return method
+
+
+def _quantization_block(outer: Mapping[str, Any]) -> Any:
     """Return the quantisation block of a file; None where it has none."""
     block = outer.get("quantization_config", outer.get("compression_config"))
     if not block and isinstance(outer.get("quantization"), Mapping):
@@ -195,34 +192,42 @@ def _kv_cache(block: Mapping[str, Any]) -> str | None:
 
 
 def _targets(block: Mapping[str, Any], method: str, path: str) -> Iterator[tuple[str, str | None]]:
-    """Yield the targets of a config, each with its scheme.
-
-    PayloadError for groups that are none.
-    """
+    """Yield the targets of a config, each with its scheme."""
     if method == MODELOPT:
-        layers = block.get("quantized_layers")
-        if not isinstance(layers, Mapping):
-            layers = {LINEAR: block}
-        for name, row in layers.items():
-            stated = str(_mapping(row).get("quant_algo", ""))
-            scheme = None
-            if stated:
-                scheme = ALGORITHMS.get(stated.upper(), f"ModelOpt's {stated}")
-            yield name, scheme
-    elif method != COMPRESSED:
-        yield LINEAR, _of_fp8(block)
-    elif not isinstance(block.get("config_groups"), Mapping):
+        yield from _targets_of_modelopt(block)
+    elif method == COMPRESSED:
+        yield from _targets_of_groups(block, path)
+    else:
+        yield LINEAR, _scheme_of_fp8(block)
+
+
+def _targets_of_modelopt(block: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
+    layers = block.get("quantized_layers")
+    if not isinstance(layers, Mapping):
+        layers = {LINEAR: block}
+    for name, row in layers.items():
+        stated = str(_mapping(row).get("quant_algo", ""))
+        scheme = None
+        if stated:
+            scheme = ALGORITHMS.get(stated.upper(), f"ModelOpt's {stated}")
+        yield name, scheme
+
+
+def _targets_of_groups(block: Mapping[str, Any], path: str) -> Iterator[tuple[str, str | None]]:
+    """Yield the targets of compressed-tensors' groups; PayloadError for groups that are no mapping."""
+    groups = block.get("config_groups")
+    if not isinstance(groups, Mapping):
         rule = "config_groups: must be a mapping of groups"
         raise PayloadError(f"{path}: {rule}. Give a config with its groups.")
-    else:
-        for group in map(_mapping, block["config_groups"].values()):
-            weights = _mapping(group.get("weights"))
-            scheme = _of_group(weights, _mapping(group.get("input_activations")))
-            for target in _texts(group.get("targets")):
-                yield target, scheme
+    for group in map(_mapping, groups.values()):
+        weights = _mapping(group.get("weights"))
+        scheme = _scheme_of_group(weights, _mapping(group.get("input_activations")))
+        for target in _texts(group.get("targets")):
+            yield target, scheme
 
 
-def _of_fp8(block: Mapping[str, Any]) -> str:
+def _scheme_of_fp8(block: Mapping[str, Any]) -> str:
+    """Return the scheme of a block of the fp8 dialect, or words for a scheme without a row."""
     method = str(block["quant_method"])
     inputs = str(block.get("activation_scheme", "dynamic"))
     sizes = block.get("weight_block_size")
@@ -237,14 +242,18 @@ def _of_fp8(block: Mapping[str, Any]) -> str:
     return scheme_where(lambda row: row.get("fp8") == stated, f"{weights}, {inputs} inputs")
 
 
-def _of_group(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> str | None:
+def _scheme_of_group(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> str | None:
+    """Return the scheme of a group of compressed-tensors, or words for a scheme without a row.
+
+    A group without weights quantises nothing, and its scheme is None.
+    """
     if not weights:
         return None
     values = compared(weights), compared(inputs)
-    of_inputs = "unquantised"
+    input_words = "unquantised"
     if inputs:
-        of_inputs = words_of(inputs)
-    words = f"{words_of(weights)} weights, {of_inputs} inputs"
+        input_words = words_of(inputs)
+    words = f"{words_of(weights)} weights, {input_words} inputs"
     return scheme_where(
         lambda row: values == (compared(row["weights"]), compared(row["inputs"])), words
     )

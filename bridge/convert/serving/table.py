@@ -1,4 +1,4 @@
-"""The hand-over of a trained model for people: its manifest, and a serving config against it."""
+"""A manifest, and its comparison with a serving config, as tables for people."""
 
 import re
 
@@ -15,40 +15,27 @@ _LAYER = re.compile(r"model\.layers\.\d+\.")
 
 
 def manifest_table(manifest: Manifest) -> RenderableType:
-    """Return the manifest as something rich can print.
-
-    Modules of one name, scheme and place stand together.
-    """
+    """Return the manifest as a table; modules of the same name, format and served names are a row."""
     groups: dict[tuple[str, str, str], list[ManifestRow]] = {}
     for row in manifest.rows:
         names = " ".join(_LAYER.sub("", name) for name in row.served) or "not known"
         title = title_of(row.scheme, manifest.mode)
         groups.setdefault((row.role, title, names), []).append(row)
-    served = f"served, in its layer, as ({manifest.family or 'family not known'})"
-    shown = []
+    family = manifest.family or "family not known"
+    served = f"served, in its layer, as ({family})"
+    shown: list[dict[str, str]] = []
     for (role, title, names), rows in groups.items():
-        modules = sum(row.copies * max(1, len(row.served)) for row in rows)
-        layers = [row.layer for row in rows]
-        shown.append(
-            {
-                "module": role,
-                "format": title,
-                "layers": compact(layers),
-                "modules": str(modules),
-                served: names,
-            }
-        )
+        count = sum(row.copies * max(1, len(row.served)) for row in rows)
+        columns = {"module": role, "format": title, "layers": compact([row.layer for row in rows])}
+        shown.append({**columns, "modules": str(count), served: names})
     title = manifest.precision + NUMBERED
     grid = table(shown, title=title, numbers=("modules",), wraps=("format", served))
     return Group(grid, *map(Text, manifest.notes))
 
 
 def comparison_table(found: ServingComparison, precision: str, path: str) -> RenderableType:
-    """Return the comparison as something rich can print.
-
-    It has every kind of module, then each difference as a sentence.
-    """
-    rows = []
+    """Return the comparison as a table of the kinds of modules, with a sentence for each difference."""
+    rows: list[dict[str, str]] = []
     for row in found.rows:
         verdict = "same"
         if row.differs:

@@ -8,13 +8,17 @@ from bridge.errors import RunConfigError
 from bridge.preflight.file_reading import MEGATRON_LM, NEWEST, FileReading
 from bridge.read.framework.names import own_names, write_own
 from bridge.read.framework.table import FrameworkTable
+from bridge.read.megatron_lm.argument_values import values_of
 from bridge.read.megatron_lm.arguments import Arguments
 from bridge.read.megatron_lm.elsewhere import elsewhere
 from bridge.read.megatron_lm.flags import fields_of
 from bridge.read.megatron_lm.importer import imported
-from bridge.read.megatron_lm.run import mode_of_arguments, put_malformed
-from bridge.read.megatron_lm.sections import sections_of, values_of
-from bridge.read.megatron_lm.start import ARGUMENT
+from bridge.read.megatron_lm.sections import (
+    fields_of_no_config,
+    late_fields,
+    put_malformed,
+    sections_of,
+)
 from bridge.target.fields import known_releases
 from bridge.target.versions import parse_version
 
@@ -40,18 +44,18 @@ def reading_of_arguments(
         unknown: What the files leave open, as sentences.
         variables: Variables in the files.
     """
-    given = values_of(written.options)
+    values = values_of(written.options)
     report = imported(written)
-    sections = sections_of(given)
-    put_malformed(sections, given)
+    sections = sections_of(values)
+    put_malformed(sections, values)
     if not any(sections.values()):
         raise RunConfigError.of(
             path, "must hold arguments of Megatron-LM's training", {}, "Give a file of its runs."
         )
-    other = elsewhere(written, given, path, mode=mode_of_arguments(given))
+    other = elsewhere(written, values, path)
     for role, fields in other.sections.items():
         sections[role] = {**sections.get(role, {}), **fields}
-    own = own_names(table, given.values | given.unread, {}, path)
+    own = own_names(table, values.all, {}, path)
     write_own(sections, own)
     release, reason = known_releases()[-1], NEWEST
     if table.release:
@@ -61,12 +65,8 @@ def reading_of_arguments(
         base=MEGATRON_LM,
         sections=sections,
         origins={place: file for name, file in origins.items() for place in fields_of(name)},
-        own_fields={
-            f"{ARGUMENT}.{name}": value
-            for name, value in given.values.items()
-            if not fields_of(name)
-        },
-        unknown=(*unknown, *_open(given.unread), *other.unknown, *own.unknown),
+        own_fields=fields_of_no_config(values),
+        unknown=(*unknown, *_open(values.late), *other.unknown, *own.unknown),
         unplanned=own.unplanned or other.unplanned,
         uncounted=(*other.uncounted, *own.uncounted),
         opened={**other.opened, **own.opened},
@@ -80,18 +80,16 @@ def reading_of_arguments(
         release_reason=reason,
         mode_decided_by=report.decided_by if written.decided_by else None,
         unstated_by=written.decided_by or None,
-        open_values={
-            place: text for name, text in given.unread.items() for place in fields_of(name)
-        },
+        open_values=late_fields(values),
         variables=tuple(variables),
         not_forwarded=own.not_forwarded,
     )
 
 
-def _open(unread: Mapping[str, str]) -> list[str]:
+def _open(late: Mapping[str, str]) -> list[str]:
     """Return what is said of arguments whose value only the run decides, as sentences."""
     found = []
-    for name, text in unread.items():
+    for name, text in late.items():
         if fields_of(name):
             place = fields_of(name)[0]
             found.append(

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 from bridge.errors import PayloadError, UnreadFileError
 from bridge.preflight.file_reading import FileReading, RunChoice
-from bridge.read import frameworks
+from bridge.read import framework_signs
 from bridge.read.framework import flagscale, ms_swift, nemo_rl, primus, verl
 from bridge.read.text.composed import DEFAULTS, composed
 from bridge.read.text.document import Document
@@ -55,11 +55,11 @@ def read_framework(whole: Mapping[str, Any], path: Path, choice: RunChoice) -> F
     return TREES[found.tree](whole, path, choice)
 
 
-def _recognised(whole: Mapping[str, Any], path: Path) -> frameworks.Framework | None:
-    return frameworks.recognise(Document(path=str(path), text="", kind="yaml", of=whole))
+def _recognised(whole: Mapping[str, Any], path: Path) -> framework_signs.Framework | None:
+    return framework_signs.recognise_file(Document(path=str(path), text="", kind="yaml", of=whole))
 
 
-def _by_its_bases(whole: Mapping[str, Any], path: Path) -> frameworks.Framework | None:
+def _by_its_bases(whole: Mapping[str, Any], path: Path) -> framework_signs.Framework | None:
     """Return the framework of a file by the files that its `defaults` names; None where none of them is there."""
     try:
         config = composed(path, whole)

@@ -18,7 +18,7 @@ from typing import Any
 
 from bridge.errors import PayloadError
 from bridge.precision import strict_yaml
-from bridge.read.table import rows
+from bridge.read.row_files import rows
 from bridge.target.fields import whole_number
 
 MEGATRON_BRIDGE, MBRIDGE, MCORE_BRIDGE = "Megatron Bridge", "mbridge", "mcore-bridge"

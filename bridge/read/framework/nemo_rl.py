@@ -15,15 +15,16 @@ from pathlib import Path, PurePosixPath
 
 from bridge.errors import Finding, PayloadError, UnreadFileError
 from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading, RunChoice
-from bridge.read import frameworks
+from bridge.read import framework_signs
 from bridge.read.framework import hf_config
 from bridge.read.framework.checkpoint import read_checkpoint
 from bridge.read.framework.table import FrameworkTable, framework_table
 from bridge.read.framework.tree import TreeReading, read_tree
 from bridge.read.launch.launches import Launch
 from bridge.read.launch.word import Word
-from bridge.read.text.composed import Tree, at, composed, is_open, resolved
+from bridge.read.text.composed import Tree, composed, is_open, resolved
 from bridge.read.text.document import Document
+from bridge.read.text.dotted import value_at as at
 from bridge.read.text.hydra_words import HydraWord, hydra_words, write_over
 from bridge.read.text.neighbours import found_above
 from bridge.target.versions import parse_version
@@ -143,7 +144,7 @@ def _refuse_other_backends(values: Tree, path: Path, missing: list[str]) -> None
     if is_megatron is True:
         return
     document = Document(path=str(path), text="", kind="yaml", of=values)
-    other = frameworks.recognise(document)
+    other = framework_signs.recognise_file(document)
     if is_dtensor is True or not missing:
         if other is not None:
             raise UnreadFileError(

@@ -15,15 +15,16 @@ from pathlib import Path
 
 from bridge.errors import Finding, UnreadFileError
 from bridge.preflight.file_reading import FileReading, RunChoice
-from bridge.read import frameworks
+from bridge.read import framework_signs
 from bridge.read.framework.checkpoint import Checkpoint, read_checkpoint
 from bridge.read.framework.hf_config import MBRIDGE, MEGATRON_BRIDGE
 from bridge.read.framework.table import framework_table
 from bridge.read.framework.tree import TreeReading, is_late, read_tree
 from bridge.read.launch.launches import Launch
 from bridge.read.launch.word import Word
-from bridge.read.text.composed import Tree, at, resolved
+from bridge.read.text.composed import Tree, resolved
 from bridge.read.text.document import Document
+from bridge.read.text.dotted import value_at as at
 from bridge.read.text.hydra_words import HydraWord, hydra_words, write_over
 from bridge.target.versions import parse_version
 
@@ -69,7 +70,9 @@ def read(whole: Mapping[str, object], path: Path, choice: RunChoice) -> FileRead
     values = resolved(dict(whole))
     strategy = at(values, f"{ACTOR}.strategy")
     if strategy != "megatron":
-        found = frameworks.recognise(Document(path=str(path), text="", kind="yaml", of=whole))
+        found = framework_signs.recognise_file(
+            Document(path=str(path), text="", kind="yaml", of=whole)
+        )
         if found is not None:
             raise UnreadFileError(
                 replace(found, tree="").refusal(str(path)), kind=f"looks like {found.name}"

@@ -1,21 +1,28 @@
-"""`launches` returns what a script starts on the branch of bash, and on the other branches."""
+"""`launches`: the launches of a script, on the branch that bash takes and on the other branches.
+
+launches('if [ "$FP8" ]; then F=--fp8-format=hybrid; fi; torchrun pretrain_gpt.py --bf16 $F')
+# two launches: without $F, and with it where "line 1, if [ "$FP8" ]"
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from bridge.errors import PayloadError
 from bridge.read.launch.launches import STATING, UNREADABLE, Launch
-from bridge.read.launch.reader import MAX_STEPS, Arm, Reader
+from bridge.read.launch.reader import Reader
 from bridge.read.launch.script import broken_line, parse, unexecuted
 from bridge.read.launch.variables import split
+from bridge.read.launch.walk import MAX_STEPS
 from bridge.read.launch.word import Word
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from tree_sitter import Node
+
+    from bridge.read.launch.reading import Question
 
 MAX_BRANCHES = 48
 
@@ -25,11 +32,13 @@ def launches(
 ) -> tuple[Launch, ...]:
     """Return the launches of a script, first those of the branch that bash takes with nothing set.
 
-    A launch of another branch is listed where its precision differs, and names the branch. Without
-    any launch, one is made of the arguments that the script's variables hold.
+    A launch of another branch is listed where its precision differs, and names the branch. A script
+    without a launch has one that is made of the arguments in its variables.
 
-    Files that the script sources are read from the folder of `path`; `variables` is what the user
-    states of the environment.
+    Args:
+        text: The script.
+        path: Its path; files that it sources are read from its folder.
+        variables: Variables that its environment sets.
     """
     root = parse(text, path)
     stated = variables or {}
@@ -41,13 +50,13 @@ def launches(
         raise PayloadError(
             f"{path}: commands are nested too deeply to be followed. Simplify the script."
         ) from None
-    if not first.launches and error:
+    if not first.reading.launches and error:
         rule = "must be bash that can be read here, and is not"
         raise PayloadError(f"{path}, line {error}: {rule}. Correct the script there.")
     notes: list[str] = []
     if error:
         notes.append(f"line {error}, which {UNREADABLE}")
-    if len(others) < len(first.questions):
+    if len(others) < len(first.reading.questions):
         notes.append(f"the branches behind the first {len(others)}")
     _complete(first, notes)
     for branch in others:
@@ -55,12 +64,19 @@ def launches(
     return tuple(_listed(first, others))
 
 
-class _Branch(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class _Branch:
     """A reading of the script in which one condition is answered otherwise."""
 
-    arm: Arm
+    question: Question
     """The condition."""
     reader: Reader
+
+    @property
+    def label(self) -> str:
+        """The name of the branch."""
+        arm = self.question.arm
+        return arm.label(holds=not arm.answer.holds)
 
 
 def _other_branches(
@@ -69,31 +85,33 @@ def _other_branches(
     """Return a reading for each question of the first one, as far as the limits allow."""
     branches: list[_Branch] = []
     steps = first.steps
-    for arm, _ in [*first.questions.values()][:MAX_BRANCHES]:
+    for question in [*first.reading.questions.values()][:MAX_BRANCHES]:
         if steps >= MAX_STEPS:
             break
-        if arm.test.equal:
-            name, value = arm.test.equal
+        arm = question.arm
+        if arm.answer.equal:
+            name, value = arm.answer.equal
             reader = _read(root, path, {**stated, name: value}, {})
         else:
-            reader = _read(root, path, stated, {arm.text: not arm.test.holds})
-        branches.append(_Branch(arm, reader))
+            reader = _read(root, path, stated, {arm.text: not arm.answer.holds})
+        branches.append(_Branch(question=question, reader=reader))
         steps += reader.steps
     return branches
 
 
 def _complete(reader: Reader, notes: Sequence[str]) -> None:
-    """Write into the launches of a reading what was not read."""
+    """Write the parts of the script that were not read into the launches of a reading."""
     unread = unexecuted(reader.scripts, STATING, reader.executed)
-    every_note = (*reader.notes, *notes)
-    started = reader.launches or [_of_variables(reader)]
-    reader.launches = [replace(launch, notes=every_note, unread=unread) for launch in started]
+    reading = reader.reading
+    every_note = (*reading.notes, *notes)
+    started = reading.launches or [_of_variables(reader)]
+    reading.launches = [replace(launch, notes=every_note, unread=unread) for launch in started]
 
 
 def _read(root: Node, path: str, stated: Mapping[str, str], answers: Mapping[str, bool]) -> Reader:
     """Return a reading of a script; checks that would end it before any launch are passed."""
     reader = Reader(root, path, stated, answers)
-    if reader.end == "exit" and not reader.launches:
+    if reader.end == "exit" and not reader.reading.launches:
         return Reader(root, path, stated, answers, is_lenient=True)
     return reader
 
@@ -105,42 +123,55 @@ def _of_variables(reader: Reader) -> Launch:
     for name in reader.values:
         if name in reader.stated:
             continue
-        words = [Word.of(word) for word in split(" ".join(reader.held(name)))]
+        words = [Word.of(word) for word in split(" ".join(reader.elements_of(name)))]
         if any(word.startswith("--") for word in words):
             holders.append(name)
             arguments += words
     return Launch(
         line=0,
         program=", ".join(holders),
-        arguments=(*arguments, *reader.stray),
+        arguments=(*arguments, *reader.reading.stray),
         environment=reader.environment(),
     )
 
 
 def _listed(first: Reader, others: Sequence[_Branch]) -> list[Launch]:
     """Return the launches of the first reading, and those of others with a new precision."""
-    known = _known(first.launches)
-    added: list[Launch] = []
-    decisions: dict[int, dict[str, None]] = {launch.line: {} for launch in first.launches}
-    for branch, (_, taken) in zip(others, first.questions.values(), strict=False):
-        there = _known(branch.reader.launches)
-        for launch in first.launches:
-            if there.isdisjoint(_known([launch])):
-                decisions[launch.line][taken] = None
-        started = branch.reader.launches
-        if first.launches[0].line:
-            started = [launch for launch in started if launch.line]
-        label = branch.arm.label(holds=not branch.arm.test.holds)
-        for launch in started:
-            if known.isdisjoint(_known([launch])):
-                added.append(replace(launch, decisions=(label,)))
-        known |= _known(started)
+    launches = first.reading.launches
+    added = _added(launches, others)
+    decisions = _decisions(launches, others)
     is_started = any(launch.line for launch in added)
     listed: list[Launch] = []
-    for launch in first.launches:
+    for launch in launches:
         if launch.line or launch.arguments or not is_started:
-            listed.append(replace(launch, decisions=tuple(decisions[launch.line])))
+            listed.append(replace(launch, decisions=decisions[launch.line]))
     return listed + sorted(added, key=lambda launch: launch.line)
+
+
+def _added(launches: Sequence[Launch], others: Sequence[_Branch]) -> list[Launch]:
+    """Return the launches of other branches whose precision is new, each with its branch."""
+    known = _known(launches)
+    added: list[Launch] = []
+    for branch in others:
+        started = branch.reader.reading.launches
+        if launches[0].line:
+            started = [launch for launch in started if launch.line]
+        for launch in started:
+            if known.isdisjoint(_known([launch])):
+                added.append(replace(launch, decisions=(branch.label,)))
+        known |= _known(started)
+    return added
+
+
+def _decisions(launches: Sequence[Launch], others: Sequence[_Branch]) -> dict[int, tuple[str, ...]]:
+    """Return line of a launch -> the branches that the precision of the launches there rests on."""
+    decisions: dict[int, dict[str, None]] = {launch.line: {} for launch in launches}
+    for branch in others:
+        there = _known(branch.reader.reading.launches)
+        for launch in launches:
+            if there.isdisjoint(_known([launch])):
+                decisions[launch.line][branch.question.taken] = None
+    return {line: tuple(branches) for line, branches in decisions.items()}
 
 
 def _known(launches: Iterable[Launch]) -> set[object]:

@@ -1,72 +1,31 @@
-"""`Builtins`: the commands of bash that change variables, functions and environments.
+"""`Builtins`: the commands of bash that change variables and functions.
 
-The new value of a variable is computed, or the variable becomes one that only the run knows. No
-variable keeps the value that it had before.
+They are `unset`, `read`, `mapfile`, `printf -v`, `getopts`, `let`, `set` and `shift`.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from bridge.read.launch.script import WORDS, text_of
-from bridge.read.launch.variables import Variables
-from bridge.read.launch.word import UNKNOWN, Word
+from bridge.read.launch.shell import NAME, Shell, first_list
+from bridge.read.launch.word import UNKNOWN
 
 if TYPE_CHECKING:
-    from tree_sitter import Node
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
-NAME = re.compile(r"[A-Za-z_]\w*")
 FIELDS = re.compile(r"%[sd]")
-"""Of a format of `printf`."""
+"""The fields of a format of `printf` that are filled."""
 ELEMENT = re.compile(r"([A-Za-z_]\w*)\[([^\]]+)\]")
-KEYED = re.compile(r"\[[^\]]*\]\+?=")
-"""An element of `A=([2]=x)`."""
-DECLARERS = frozenset({"export", "declare", "local", "readonly", "typeset"})
-RETYPED = frozenset("nAilu")
-"""Options of `declare`: a name for another variable, a mapping, a number, a text in one case."""
-LOCAL = frozenset({"declare", "local", "typeset"})
-"""Those whose variables are of the function around them."""
-MAX_POSITIONAL = 512
-"""Positional parameters; where there are more, none is known."""
-LIST = re.compile(r"\$\{?[@*]|\[[@*]\]")
-"""In a word that only the run knows: `$@`, `${A[@]}`."""
 TAKE_A_VALUE = {"read": "adinNptu", "mapfile": "dnOsuCc", "readarray": "dnOsuCc"}
 """Command -> its options that a value follows."""
-CHANGES = re.compile(
-    r"([A-Za-z_]\w*)\s*(\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)"
-)
-"""What arithmetic changes: `A = 1`, `A += 1`, `A++`, `--A`."""
 
 
-@dataclass
-class State:
-    """What a subshell has of its own: nothing that changes it is known outside."""
-
-    values: dict[str, dict[int, str]]
-    exported: dict[str, None]
-    functions: dict[str, Node]
-    frames: list[dict[str, dict[int, str] | None]]
-    is_all_exported: bool
-
-
-class Builtins(Variables):
-    """Variables, functions and the environment of programs at one point of a script."""
+class Builtins(Shell):
+    """A shell with its built-in commands."""
 
     def __init__(self, stated: Mapping[str, str]) -> None:
         super().__init__(stated)
-        self.exported: dict[str, None] = {}
-        self.functions: dict[str, Node] = {}
-        self.frames: list[dict[str, dict[int, str] | None]] = []
-        """For each function that is being read, its local variables with the values that they
-        hide."""
-        self.shared_functions = set[str]()
-        """After `export -f`."""
-        self.is_all_exported = False
-        """After `set -a`."""
         self.builtins: dict[str, Callable[[list[str]], None]] = {
             "unset": self._unset,
             "read": self._read_input,
@@ -79,127 +38,8 @@ class Builtins(Variables):
             "shift": self._shift,
         }
 
-    def state(self) -> State:
-        """Return a copy of what a subshell has of its own."""
-        return State(
-            values=self.values.copy(),
-            exported=self.exported.copy(),
-            functions=self.functions.copy(),
-            frames=[frame.copy() for frame in self.frames],
-            is_all_exported=self.is_all_exported,
-        )
-
-    def restore(self, state: State) -> None:
-        """Go back to a state."""
-        self.values = state.values
-        self.exported = state.exported
-        self.functions = state.functions
-        self.frames = state.frames
-        self.is_all_exported = state.is_all_exported
-
-    # -- assignments -------------------------------------------------------------------------------
-
-    def assign(self, node: Node) -> dict[str, None]:
-        """Set the variables of a command, and return their names."""
-        names: dict[str, None] = {}
-        children = node.children
-        if node.type == "variable_assignment":
-            children = [node]
-        for child in children:
-            if child.type == "variable_assignment":
-                name = self._assign_variable(child)
-                names[name] = None
-        if self.is_all_exported:
-            self.exported |= names
-        return names
-
-    def _assign_variable(self, node: Node) -> str:
-        """Set a variable or an element of an array, and return the name of the variable."""
-        name, _, index = text_of(node.children[0]).removesuffix("]").partition("[")
-        append = len(node.children) > 1 and node.children[1].type == "+="
-        value = node.child_by_field_name("value")
-        if value is not None and value.type == "array":
-            self._assign_array(name, value, append=append)
-            return name
-        text = ""
-        if value is not None:
-            text = self.text(value)
-        if index:
-            self.set_element(name, index, text, append=append)
-        else:
-            self.set(name, [text], append=append)
-        return name
-
-    def _assign_array(self, name: str, array: Node, *, append: bool) -> None:
-        children = [child for child in array.named_children if child.type in WORDS]
-        if any(KEYED.match(text_of(child)) for child in children):
-            self.forget(name)
-        else:
-            self.set(name, self.words_of(joined_texts(children)), append=append, is_array=True)
-
-    def declare(
-        self, words: list[str], names: dict[str, None], before: Mapping[str, dict[int, str]]
-    ) -> None:
-        """Read `export`, `local`, `declare` and their like.
-
-        Args:
-            words: The command, without the assignments that stand in it.
-            names: The variables that these have set.
-            before: The variables before that.
-        """
-        options = "".join(word for word in words[1:] if word[:1] in ("-", "+"))
-        plain = [word for word in words[1:] if word[:1] not in ("-", "+")]
-        is_local = words[0] in LOCAL and bool(self.frames) and "g" not in options
-        if "f" in options:
-            if words[0] == "export":
-                self.shared_functions.update(plain)
-            return
-        for word in plain:
-            name, sign, value = word.partition("=")
-            if NAME.fullmatch(name) is None:
-                continue
-            names[name] = None
-            is_new = is_local and name not in self.frames[-1]
-            if is_new:
-                self.frames[-1][name] = before.get(name)
-            if sign:
-                self.set(name, [value])
-            elif is_new:
-                self.values[name] = {}
-        for name in names:
-            if is_local:
-                self.frames[-1].setdefault(name, before.get(name))
-        if RETYPED.intersection(options) and words[0] not in ("export", "readonly"):
-            self._retype(names, is_reference="n" in options)
-        if words[0] == "export" and "n" in options:
-            self.exported = {name: None for name in self.exported if name not in names}
-        elif words[0] == "export" or "x" in options:
-            self.exported |= names
-
-    def _retype(self, names: Iterable[str], *, is_reference: bool) -> None:
-        """Make variables unknown that get another type, and those that they refer to."""
-        for name in names:
-            if is_reference:
-                for target in self.held(name):
-                    self.forget(target)  # it is changed by another name
-            self.forget(name)
-
-    def leave_function(self) -> None:
-        """Forget the local variables of a function, and take those that they have hidden."""
-        for name, value in self.frames.pop().items():
-            if value is None:
-                self.values.pop(name, None)
-            else:
-                self.values[name] = value
-
-    def compute(self, expression: str) -> None:
-        """Make the variables unknown that arithmetic changes."""
-        for match in CHANGES.finditer(expression):
-            self.forget(match[1] or match[3])
-
-    # -- commands ----------------------------------------------------------------------------------
-
     def _unset(self, words: list[str]) -> None:
+        """Read `unset`, of variables, elements and functions."""
         options = "".join(word for word in words[1:] if word.startswith("-"))
         for word in words[1:]:
             element = ELEMENT.fullmatch(word)
@@ -250,6 +90,7 @@ class Builtins(Variables):
             self._forget_all([name])
 
     def _forget_all(self, names: Iterable[str]) -> None:
+        """Make variables, or the arrays of elements, unknown."""
         for name in names:
             if NAME.fullmatch(name):
                 self.forget(name)
@@ -277,34 +118,8 @@ class Builtins(Variables):
             elif re.fullmatch(r"[-+]\w*a\w*", word):
                 self.is_all_exported = word.startswith("-")
 
-    def set_positional(self, words: Sequence[str]) -> None:
-        """Set `$1` and those behind it."""
-        for name in self.positional():
-            if name.isdigit():
-                self.values[name] = {}
-        if len(words) > MAX_POSITIONAL:
-            for name in self.positional():
-                self.values.pop(name)
-            return
-        words = list(words)
-        for name in ("@", "*"):
-            self.values[name] = dict(enumerate(words))
-        count = _first_list(words)
-        if count < len(words):  # it may be any number of words
-            for name in [*self.positional()]:
-                if name not in ("@", "*"):
-                    self.values.pop(name)
-        else:
-            self.values["#"] = {0: str(count)}
-        for place, word in enumerate(words[: count + 1], 1):
-            self.values[str(place)] = {0: word}
-
-    def positional(self) -> dict[str, dict[int, str]]:
-        """Return the elements of the positional parameters that are known."""
-        variables = self.values.items()
-        return {name: elements for name, elements in variables if not NAME.fullmatch(name)}
-
     def _shift(self, words: list[str]) -> None:
+        """Read `shift`, which moves the positional parameters."""
         count = 1
         if words[1:]:
             if not words[1].isdigit():
@@ -313,9 +128,9 @@ class Builtins(Variables):
                 return
             count = int(words[1])
         if "@" in self.values:
-            parameters = self.held("@")
+            parameters = self.elements_of("@")
             if count <= len(parameters):
-                first = min(count, _first_list(parameters))
+                first = min(count, first_list(parameters))
                 self.set_positional(parameters[first:])
         else:
             self._shift_stated(count)
@@ -329,33 +144,6 @@ class Builtins(Variables):
         for place, elements in stated.items():
             if place > count:
                 self.values[str(place - count)] = elements
-
-
-def joined_texts(nodes: Sequence[Node]) -> list[str]:
-    """Return nodes as they are written.
-
-    Nodes without a blank between them are one word (`[0]*$A+[1]*$B`).
-    """
-    texts: list[str] = []
-    end = -1
-    for node in nodes:
-        if node.start_byte == end:
-            texts[-1] += text_of(node)
-        else:
-            texts.append(text_of(node))
-        end = node.end_byte
-    return texts
-
-
-def _first_list(words: Sequence[str]) -> int:
-    """Return the place of the first word that may be any number of words.
-
-    It is the number of words where there is no such word.
-    """
-    for place, word in enumerate(words):
-        if LIST.search(word):
-            return place
-    return len(words)
 
 
 def options_of(words: Sequence[str], with_value: str) -> tuple[dict[str, list[str]], list[str]]:
@@ -378,48 +166,3 @@ def options_of(words: Sequence[str], with_value: str) -> tuple[dict[str, list[st
             options.update(later_options)
             return options, behind
     return options, []
-
-
-def environment_of(words: Sequence[str], inherited: Mapping[str, Word]) -> dict[str, Word]:
-    """Return the variables of a program behind `env`, `mpirun -x` and their like.
-
-    Args:
-        words: The command before the program.
-        inherited: The variables that the shell gives it.
-    """
-    environment = dict(inherited)
-    for place, word in enumerate(words):
-        name = word.rpartition("/")[2]
-        if name == "env":
-            environment = _of_env(words[place + 1 :], environment)
-        elif name in ("mpirun", "mpiexec"):
-            for option, value in pairwise(words[place + 1 :]):
-                variable, sign, text = value.partition("=")
-                if option == "-x" and sign:
-                    environment[variable] = Word.of(text)
-    return environment
-
-
-def _of_env(words: Sequence[str], inherited: Mapping[str, Word]) -> dict[str, Word]:
-    """Return the variables that `env` gives to the program behind it."""
-    environment = dict(inherited)
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
-        name, sign, value = word.partition("=")
-        if word in ("-u", "--unset"):
-            if rest:
-                environment.pop(rest.pop(0), None)
-        elif word.startswith("--unset="):
-            environment.pop(value, None)
-        elif word in ("-i", "-", "--ignore-environment"):
-            environment = {}
-        elif word in ("-C", "--chdir", "-S"):
-            rest = rest[1:]
-        elif re.fullmatch(r"-u\w+", word):
-            environment.pop(word[2:], None)
-        elif sign and NAME.fullmatch(name):
-            environment[name] = Word.of(value)
-        elif not word.startswith("-"):
-            break
-    return environment

@@ -20,7 +20,7 @@ from bridge.read.launch.word import UNKNOWN, Word
 from bridge.read.text.document import Document
 
 SUBMIT = ["ray", "job", "submit"]
-"""The command behind its `--` is started."""
+"""The command that submits a job; the words behind its `--` are started."""
 TEXT, FILE = "--runtime-env-json", "--runtime-env"
 VARIABLES = "env_vars"
 LATE = "$_"
@@ -32,7 +32,7 @@ class JobEnvironment(NamedTuple):
 
     variables: Mapping[str, Word]
     unread: str = ""
-    """The option whose variables could not be read, with its value."""
+    """The option whose variables could not be read, with the file that it names; empty: none."""
 
 
 def is_job(words: Sequence[str]) -> bool:
@@ -50,7 +50,7 @@ def job_environment(
 
     Args:
         words: The command.
-        text_of_file: Returns the text of a file that the command names, None where it is not there.
+        text_of_file: Returns the text of a file that the command names, or None.
     """
     options: dict[str, Word] = {}
     for word, following in pairwise((*words[: list(words).index("--")], "")):

@@ -1,6 +1,7 @@
-"""`Launch` is one start of a Python program.
+"""`Launch`: one start of a training program, and the words of it that bear on precision.
 
-`found_launch` recognises a command that starts one, and `bears` the words that bear on precision.
+torchrun --nproc_per_node 8 pretrain_gpt.py --bf16
+runner                      program         arguments
 """
 
 from __future__ import annotations
@@ -10,35 +11,27 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-from bridge.read.launch.job import SUBMIT
 from bridge.read.launch.script import MODES
 from bridge.read.launch.word import Word
-from bridge.read.table import rows
+from bridge.read.row_files import rows
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 ROWS = rows("command_lines")
-RUNNERS = re.compile(ROWS["runners"])
 STATING = re.compile(ROWS["stating"])
 OTHER_OPTIONS = re.compile(ROWS["other options"])
 PRECISION_WORDS = re.compile(ROWS["precision"])
 HOLDS_ARGUMENTS = re.compile(ROWS["holds arguments"])
 QUIET = frozenset(ROWS["quiet"].split())
-SHELLS = frozenset(ROWS["shells"].split())
 MEGATRON_ARGUMENTS = frozenset(ROWS["megatron-lm"].split())
-STARTERS = tuple(ROWS["starters"].split())
 OWN_FILE = re.compile(r"^@|\.(?:ya?ml|json|toml)$")
-REMOTE_SHELLS = frozenset({"ssh", "sshpass"})
-PREFIXES = frozenset({"nohup", "timeout", "exec", "time", "sudo", "env", "setsid", "stdbuf"})
-COMMANDS = {name: re.compile(words) for name, words in ROWS["commands"].items()}
-"""Command that trains without a Python file on its line -> pattern of the words behind it."""
 STRAY = "whose options belong to no command"
-"""What the note of a line of options without a command says of it."""
+"""Clause of a note about a line of options without a command."""
 UNREADABLE = "cannot be read here"
-"""What the note of a line that the grammar does not know says of it."""
+"""Clause of a note about a line that the grammar does not know."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +39,10 @@ class Launch:
     """One start of a training program."""
 
     line: int
-    """Where in the script; 0 where the file only sets arguments."""
+    """Its line in the script; 0 where the file only sets arguments."""
     program: str
     arguments: tuple[Word, ...]
-    """What the program is given."""
+    """The words behind the program."""
     runner: tuple[Word, ...] = ()
     """The words before the program: `accelerate launch --mixed_precision fp8`, `torchrun
     --nproc_per_node 8`."""
@@ -57,17 +50,17 @@ class Launch:
     unread_environment: str = ""
     """The option of a job of Ray whose variables could not be read."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Files that the script writes before, by `cat` and a here-document -> their texts."""
+    """Name of a file that the script writes before, by `cat` and a here-document -> its text."""
     decisions: tuple[str, ...] = ()
-    """Branches that the file does not decide, as they were taken."""
+    """The branches that were taken, of those that the file does not decide."""
     notes: tuple[str, ...] = ()
-    """What was not read: a sourced file, a heredoc that is a configuration."""
+    """Parts of the script that were not read: a sourced file, a heredoc that is a configuration."""
     unread: str = ""
-    """Where text that was not executed states a precision, as a noun."""
+    """The place of a text that states a precision and was not executed, as a noun."""
 
     @property
     def label(self) -> str:
-        """Which run it is: "line 41, pretrain_gpt.py"."""
+        """The name of the run in messages: "line 41, pretrain_gpt.py"."""
         place = ""
         if self.line:
             place = f"line {self.line}, {self.name}"
@@ -77,7 +70,7 @@ class Launch:
 
     @property
     def defaulted(self) -> dict[str, Word]:
-        """Variables that the environment may set, with their defaults, in words of precision."""
+        """Variable that the environment may set -> its default, for words that bear on precision."""
         defaults: dict[str, Word] = {}
         for words in self.known:
             for word in words:
@@ -135,97 +128,3 @@ def _known(words: Sequence[Word]) -> tuple[Word, ...]:
         if is_of_precision or OWN_FILE.search(word):
             known.append(word)
     return tuple(known)
-
-
-def found_launch(words: list[Word], line: int) -> Launch | None:
-    """Return the launch that a command is, None for one that starts no training program."""
-    if not words or (words[0] in QUIET and words[:3] != SUBMIT) or words[0].startswith("-"):
-        return None
-    if words[:3] == SUBMIT and "--" in words:
-        return found_launch(words[[*map(str, words)].index("--") + 1 :], line)
-    started = _started(words, line)
-    if started is not None:
-        return started
-    if (MEGATRON_ARGUMENTS | MODES).isdisjoint(words):
-        return None
-    first = 0
-    while not words[first].startswith("--"):
-        first += 1
-    return Launch(line=line, program=words[0], arguments=(*words[first:],))
-
-
-def _started(words: Sequence[Word], line: int) -> Launch | None:
-    """Return the launch of a Python file, of a module or of a command that trains."""
-    runner = _runner(words)
-    for place, word in enumerate(words):
-        is_file = word.endswith(".py") and not word.startswith("-")
-        if is_file or _is_command(words, place):
-            return _launch(words, line, place, place)
-        is_option = word == "-m" and runner < place < len(words) - 1
-        if is_option and not words[place + 1].startswith(STARTERS):
-            return _launch(words, line, place, place + 1)
-    return None
-
-
-def _runner(words: Sequence[Word]) -> int:
-    """Return the place of the first word that runs Python programs; behind the words: none does."""
-    for place, word in enumerate(words[:40]):
-        if RUNNERS.search(word):
-            return place
-    return len(words)
-
-
-def _launch(words: Sequence[Word], line: int, end: int, program: int) -> Launch:
-    """Return the launch of the program at a place, whose runner ends before another."""
-    return Launch(
-        line=line,
-        runner=(*words[:end],),
-        program=words[program],
-        arguments=(*words[program + 1 :],),
-    )
-
-
-def _is_command(words: Sequence[Word], place: int) -> bool:
-    """Return whether a word is a command that trains without a Python file on its line."""
-    behind = COMMANDS.get(PurePosixPath(words[place]).name)
-    if behind is None:
-        return False
-    return behind.match(" ".join(words[place + 1 : place + 41])) is not None
-
-
-class NestedScript(NamedTuple):
-    """A script that a command hands to a shell: `bash -c "..."`, `ssh host "..."`."""
-
-    text: str
-    place: int
-    """Of the shell among the words."""
-    is_elsewhere: bool = False
-    """The shell runs on another host, which has none of the variables."""
-
-
-def nested_script(words: Sequence[str]) -> NestedScript | None:
-    """Return the script that a command hands to a shell, None for other commands."""
-    if words[0] in QUIET:
-        return None
-    for place, program in enumerate(words):
-        name = PurePosixPath(program).name
-        if name in REMOTE_SHELLS and (place == 0 or words[place - 1] in PREFIXES):
-            text = _behind_the_host(words[place + 1 :])
-            return NestedScript(text, place, is_elsewhere=True) if text else None
-        if name in SHELLS:
-            for at, option in enumerate(words[place + 1 :], place + 1):
-                if re.fullmatch(r"-\w*c", option) and at + 1 < len(words):
-                    return NestedScript(words[at + 1], place)
-                if not option.startswith(("-", "+")) and option != "pipefail":
-                    break
-    return None
-
-
-def _behind_the_host(words: Sequence[str]) -> str:
-    """Return the command that `ssh [options] host command` runs; empty where there is none."""
-    rest = list(words)
-    while rest and rest[0].startswith("-"):
-        option = rest.pop(0)
-        if re.fullmatch(r"-[46AaCfGgKkMNnqsTtVvXxYy]*[BbcDEeFIiJLlmOopQRSWw]", option):
-            rest = rest[1:]
-    return " ".join(rest[1:])

@@ -1,7 +1,7 @@
-"""The syntax tree of a launch script, made by tree-sitter-bash.
+"""`parse`: the syntax tree of a launch script, made by tree-sitter-bash.
 
 Placeholders (`DATA=<Specify path>`), which are no bash, become words before the script is parsed. A
-part that the grammar does not understand is skipped, and `broken_line` has its line.
+part that the grammar does not understand is skipped; `broken_line` returns its line.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ MAX_SECONDS = 0.6
 CHUNK = 4_096
 """Bytes that are handed to the parser at once."""
 LIMITS = {"(": 300, "${": 300, "|": 2_000, "<<": 500, "&&": 300, "||": 300}
-"""Opening sign -> how many more of them than of closing signs a script may have.
+"""Opening sign -> how many more of it than of its closing sign a script may have.
 
-The parser's time is quadratic in their number, or they nest."""
+The parser's time is quadratic in the number of open signs."""
 CLOSING = {"(": ")", "${": "}"}
 PLACEHOLDER = re.compile(
     r"(?<==)<[A-Za-z\[][^<>\n$&|;\"']*>(?:[ \t]*\(e\.g\.[^()\n]*\))?"
@@ -36,36 +36,33 @@ PATTERN = re.compile(
 )
 """`${name%%]*`: a pattern with a bracket or a quote, which the grammar takes for one of its own."""
 WORDS = frozenset(
-    (
-        "command_substitution",
-        "process_substitution",
-        "arithmetic_expansion",
+    {
         "ansi_c_string",
-        "translated_string",
-    ),
-).union(
-    (
-        "word",
-        "number",
-        "string",
-        "raw_string",
-        "simple_expansion",
-        "expansion",
-        "concatenation",
+        "arithmetic_expansion",
         "brace_expression",
-    ),
-    (
-        "variable_name",
-        "special_variable_name",
-        "subscript",
-        "regex",
+        "command_substitution",
+        "concatenation",
+        "expansion",
         "extglob_pattern",
+        "number",
+        "process_substitution",
+        "raw_string",
+        "regex",
+        "simple_expansion",
+        "special_variable_name",
+        "string",
+        "subscript",
         "test_operator",
-    ),
+        "translated_string",
+        "variable_name",
+        "word",
+    }
 )
+"""Kinds of nodes that are words of a command."""
 BRANCHES = frozenset({"if_statement", "case_item", "list"})
+"""Kinds of nodes that are read under a condition."""
 MODES = frozenset({"--bf16", "--fp16"})
-"""Switches in Megatron-LM, and followed by a value elsewhere."""
+"""Options that are switches in Megatron-LM, and take a value elsewhere."""
 
 
 @lru_cache(maxsize=64)
@@ -91,7 +88,11 @@ def _without_brackets(pattern: re.Match[str]) -> str:
 
 
 def _tree(text: str, path: str) -> Node:
-    """Return the tree of a text; PayloadError for one that is nested too deeply."""
+    """Return the tree of a text.
+
+    Raises:
+        PayloadError: It is nested too deeply.
+    """
     require_extra("scripts", f"{path}: reading a launch script")
     source = f"{text}\n\n".encode()
     started = time.process_time()

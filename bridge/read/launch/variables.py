@@ -1,4 +1,10 @@
-"""`Variables`: what bash knows at one point of a script, and the words that it makes of it."""
+"""`Variables`: the variables of a script at one point, and the words that bash makes of them.
+
+    variables.set("FLAGS", ["--bf16 --fp8-format $FORMAT"])
+    variables.words_of(["$FLAGS"])      # ["--bf16", "--fp8-format", "$FORMAT"]
+
+A piece that only the run decides stays in the word as it is written.
+"""
 
 from __future__ import annotations
 
@@ -33,6 +39,7 @@ JOINED = re.compile(
 """`$(IFS=', '; echo "${array[*]}")`, whose output is the elements with the first sign between
 them."""
 DEFAULTS = (":-", "-", ":=", "=")
+"""Operators of `${name:-default}`."""
 
 
 class _Parameter(NamedTuple):
@@ -58,7 +65,7 @@ class Variables:
         They are never changed, only replaced, so that a copy of the mapping is a copy of all
         variables. No element: known to be unset."""
 
-    def held(self, name: str) -> list[str]:
+    def elements_of(self, name: str) -> list[str]:
         """Return the elements of a variable in their order; none for one that nothing sets."""
         return [*self.values.get(name, {}).values()]
 
@@ -104,9 +111,10 @@ class Variables:
 
     def text(self, node: Node) -> str:
         """Return a word as one text: as in an assignment, without splitting."""
-        return self._text(text_of(node).lstrip())
+        return self.expanded_text(text_of(node).lstrip())
 
-    def _text(self, word: str, *, is_quoted: bool = False) -> str:
+    def expanded_text(self, word: str, *, is_quoted: bool = False) -> str:
+        """Return a word, as it is written, as one text; `is_quoted` for the inside of `"..."`."""
         texts: list[str] = []
         pieces = self._pieces(word, is_split=False, is_quoted=is_quoted)
         for piece in islice(pieces, MAX_WORDS):
@@ -114,11 +122,11 @@ class Variables:
         return glued(texts)
 
     def words(self, nodes: Iterable[Node]) -> list[str]:
-        """Return what several words become."""
+        """Return the words that several words of a command expand to."""
         return self.words_of(text_of(node).lstrip() for node in nodes)
 
     def words_of(self, texts: Iterable[str]) -> list[str]:
-        """Return what several words become, each as it is written."""
+        """Return the words that several words, as they are written, expand to."""
         words: list[str] = []
         for text in texts:
             pieces = islice(self._pieces(text, is_split=True), MAX_WORDS)
@@ -156,7 +164,7 @@ class Variables:
         if not is_split:
             array = JOINED.fullmatch(piece)
             if array is not None and array["name"] in self.values:
-                yield array["sign"].join(self.held(array["name"]))
+                yield array["sign"].join(self.elements_of(array["name"]))
                 return
             shown = HEREDOC.fullmatch(piece)
             if shown is not None:
@@ -198,7 +206,7 @@ class Variables:
         if match is None:
             return _Parameter(expansion, name="")
         sign, name, index, operator = match.groups("")
-        argument = self._text(expansion[match.end() : -1], is_quoted=is_quoted)
+        argument = self.expanded_text(expansion[match.end() : -1], is_quoted=is_quoted)
         return _Parameter(expansion, name, index, sign or operator, argument)
 
     def _fields(self, value: str, name: str) -> Iterator[str | None]:
@@ -217,13 +225,13 @@ class Variables:
 
     def _is_separated(self, value: str) -> bool:
         """Return whether the script splits a value in another way than at blanks."""
-        separators = "".join(self.held("IFS"))
+        separators = "".join(self.elements_of("IFS"))
         if not separators or variable_of(separators) or separators in (" \t\n", "$' \\t\\n'"):
             return False  # with `IFS=$OLD_IFS` a script restores it
         return any(char.isspace() or char in separators for char in value)
 
     def _value(self, parameter: _Parameter) -> list[str]:
-        """Return the words of a parameter: one unless it is a list."""
+        """Return the words of a parameter; a single word unless it is a list."""
         name = parameter.name
         index = parameter.subscript.strip("\"'")
         operator = parameter.operator
@@ -261,7 +269,7 @@ class Variables:
 
 
 def split(text: str) -> list[str]:
-    """Return the words of a text that bash splits at blanks; one of a default has its variable."""
+    """Return the words of a text that bash splits at blanks; a word of a default has its variable."""
     if not any(mark in text for mark in "$`<>"):
         return text.split()
 

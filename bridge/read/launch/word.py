@@ -1,9 +1,12 @@
-"""Words of a script as texts.
+"""`Word`: a word of a script as a text, with pieces that only the run decides.
 
-A variable that the script sets is expanded, and one that it does not set stands as it is written.
-`$1` is nothing or what the run gives, `$(date)` the output of a command, `${X:-bf16}` a default
-that the environment may replace. `Word` is such a text as it is shown: with its defaults in place,
-and their variables by name.
+    word = Word.of("--fp8-format=${FORMAT:-hybrid}")
+    str(word)          # "--fp8-format=hybrid"
+    word.defaults      # {"FORMAT": "hybrid"}: the environment may replace it
+    Word.of("--lr=$LR").is_unknown    # True
+
+A variable that the script sets is expanded before. A piece that it does not set stands as it is
+written: `$1` is nothing or a word of the run, and `$(date)` the output of a command.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ MAX_LENGTH = 65_536
 BRACES = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*+\})*+\})*+\}"
 _PARENTHESES = r"\((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*+\))*+\))*+\))*+\)"
 DEFAULT = re.compile(rf"\$(?={BRACES})\{{(\w+|[@*]):?[-=]((?:[^{{}}]|{BRACES})*+)\}}")
-"""Variable and default."""
+"""`${name:-default}`: its variable and its default."""
 LATE = rf"(?:\$(?:{BRACES}|{_PARENTHESES}|'[^']*'|[{{(])|[<>]{_PARENTHESES}|`[^`]*+`)"
 UNKNOWN = re.compile(rf"\$(\w+|[@*#])|\$\{{(\w+|[@*#])\}}|{LATE}")
 """A piece that only the run decides, with its variable where it is no more than that."""
@@ -32,7 +35,7 @@ class Word(str):
 
     __slots__ = ("defaults",)
     defaults: Mapping[str, str]
-    """Variables whose defaults are in it, with these."""
+    """Variable whose default is in the word -> the default."""
 
     def __new__(cls, text: str = "", defaults: Mapping[str, str] | None = None) -> Word:
         """Return a word with the defaults that are in it."""
@@ -54,7 +57,7 @@ class Word(str):
 
     @property
     def is_unknown(self) -> bool:
-        """Whether only the run decides a piece of it."""
+        """Whether only the run decides a piece of the word."""
         return UNKNOWN.search(self) is not None
 
     @property
@@ -83,7 +86,7 @@ def variable_of(text: str) -> str:
 
 
 def joined(words: Iterable[Word]) -> Word:
-    """Return several words as one."""
+    """Return several words as a single word."""
     words = list(words)
     defaults: dict[str, str] = {}
     for word in words:

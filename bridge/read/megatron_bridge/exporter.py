@@ -12,10 +12,10 @@ from bridge.precision.mode import mode_of
 from bridge.precision.statements import is_stated
 from bridge.precision.values import TORCH_NAMES
 from bridge.read.amp import report_dropped_autocast
-from bridge.read.builders import ExportBuilder
-from bridge.read.contract import ExportReport
+from bridge.read.export_builder import ExportBuilder
 from bridge.read.meaning import recipe_named
 from bridge.read.megatron_lm.stage_files import shared_file
+from bridge.read.reports import ExportReport
 from bridge.read.table import table
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.sync.routes import ROUTES

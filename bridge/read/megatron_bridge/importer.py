@@ -24,16 +24,18 @@ from bridge.precision.config import FIELD_DEFAULTS, PEER_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.statements import is_stated
 from bridge.precision.values import SPELLINGS
-from bridge.read import frameworks
-from bridge.read.builders import MODES, ImportBuilder
-from bridge.read.contract import ContextKey, ImportReport, Recognised, System, as_yaml
+from bridge.read import framework_signs
+from bridge.read.document_signs import Recognised
+from bridge.read.import_builder import MODES, ImportBuilder
 from bridge.read.meaning import meaning, recipe_named
 from bridge.read.megatron_bridge.exporter import DTYPES, ELSEWHERE, TABLE, TWINS, export
 from bridge.read.megatron_bridge.program import ATTRIBUTE, Stated, runs_in
 from bridge.read.megatron_lm.flags import OWNERS, reads_as_default, report_other
 from bridge.read.megatron_lm.stage_files import LAYOUT
-from bridge.read.table import at
+from bridge.read.reports import ImportReport
+from bridge.read.system import ContextKey, System, as_yaml
 from bridge.read.text.document import Document
+from bridge.read.text.dotted import value_at
 from bridge.read.text.settings import named_dtype
 from bridge.registry.config import without_references
 from bridge.registry.registry import REGISTRY
@@ -69,7 +71,7 @@ def import_(payload: object, *, base: str | None = None) -> ImportReport:
     if isinstance(chosen, str):
         imported = _named(chosen, builder)
     elif isinstance(chosen, Mapping):
-        opens_autocast = bool(at(payload, "model.enable_autocast"))
+        opens_autocast = bool(value_at(payload, "model.enable_autocast"))
         imported = _fields(chosen, "mixed_precision.", builder, base, opens_autocast=opens_autocast)
     else:
         rule = "must be a recipe's name or a mapping of fields"
@@ -315,7 +317,7 @@ def _owned_field(
 
 def _plain(value: Any) -> Any:
     """Return a value, or the name of the dtype that an object stands for."""
-    target = at(value, "_target_")
+    target = value_at(value, "_target_")
     if target is None:
         return value
     return SPELLINGS.get(str(target).lower().removeprefix("torch."), str(target))
@@ -324,7 +326,7 @@ def _plain(value: Any) -> Any:
 def recognise(document: Document) -> Recognised | None:
     """Return why a document is taken for Megatron Bridge's, or None."""
     if document.kind == "python":
-        framework = frameworks.recognise(document)
+        framework = framework_signs.recognise_file(document)
         if framework is None or framework.name != "Megatron Bridge":
             return None
         return Recognised(0.95, framework.evidence)
@@ -339,7 +341,7 @@ def recognise(document: Document) -> Recognised | None:
     if isinstance(inner, str) and inner in REGISTRY and "_mixed" in inner.replace("-", "_"):
         return Recognised(0.9, f"has `mixed_precision: {inner}`, one of its recipes")
     for owner in OWNERS:
-        if str(at(top, f"{owner}._target_")).startswith(("megatron.", "bridge.")):
+        if str(value_at(top, f"{owner}._target_")).startswith(("megatron.", "bridge.")):
             return Recognised(0.7, "has sections with Megatron's targets, as its run configs do")
     known = [name for name in (*PEER_FIELDS, MODULES) if name in top]
     # `bf16` and `fp16` alone say nothing of whose they are: transformers and Axolotl have them with another meaning.
@@ -366,14 +368,13 @@ def read(document: Document) -> Any:
 
 
 SYSTEM = System(
-    "megatron-bridge",
-    "Megatron Bridge",
-    TABLE.version,
-    export,
-    import_,
-    recognise,
-    as_yaml,
-    read,
-    CONTEXT,
-    import_all,
+    name="megatron-bridge",
+    title="Megatron Bridge",
+    version=TABLE.version,
+    export=export,
+    import_=import_,
+    write=as_yaml,
+    read=read,
+    context=CONTEXT,
+    import_all=import_all,
 )

@@ -15,8 +15,9 @@ from typing import Any
 from bridge.errors import RunConfigError
 from bridge.precision import strict_yaml
 from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading
+from bridge.read.assumed_release import release_of
 from bridge.read.debug_features import FEATURES, SECTION
-from bridge.read.field_names import fields_of, has_text, newer_fields, own_fields, release_of
+from bridge.read.framework_fields import fields_of, has_text, newer_fields, own_fields
 from bridge.read.keys import OWNERS, PRECISION, SECTIONS
 from bridge.read.layer_source import layer_settings, unplanned_spec
 from bridge.registry.config import without_references

@@ -102,6 +102,21 @@ def _scheme_written(start: Start) -> Any:
         return start.value("optimizer.fp8_recipe")
 
 
+def _takes_null_vocabulary(start: Start) -> bool:
+    """Return whether the model has the vocabulary of a NullTokenizer of known size.
+
+    It takes the place of the model's own where the run asks for it. A checkpoint has a vocabulary.
+    """
+    if start.value("tokenizer.tokenizer_type") != "NullTokenizer":
+        return False
+    if whole_number(start.value("tokenizer.vocab_size")) is None:
+        return False
+    if start.value("tokenizer.use_tokenizer_vocab_size"):
+        return True
+    has_own = start.stated("model.vocab_size") is not None
+    return not has_own and start.value("model.hf_model_id") is None
+
+
 def _vocabulary(start: Start) -> int | None:
     """Return the vocabulary of the run's tokenizer, or of its model, where the name is known."""
     size = vocab_size_of(start.value("tokenizer.tokenizer_model"))
@@ -157,13 +172,9 @@ ROWS: tuple[Row, ...] = (
                 (whole_number(start.value("tokenizer.vocab_size")) or 0) + 1
             )
         },
-        lambda start: (
-            start.value("tokenizer.tokenizer_type") == "NullTokenizer"
-            and whole_number(start.value("tokenizer.vocab_size")) is not None
-        ),
+        _takes_null_vocabulary,
         because="the vocabulary of NullTokenizer and its end of document",
         source="training/setup.py: _validate_and_set_vocab_size",
-        is_default=True,
     ),
     *rows(
         {"model.vocab_size": _vocabulary},

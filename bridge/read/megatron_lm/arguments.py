@@ -1,4 +1,9 @@
-"""Arguments of Megatron-LM as settings, of a list of words, a namespace or an argument file."""
+"""`Arguments`: the arguments of a run of Megatron-LM as they are written, with their place.
+
+    runs_of(["--bf16", "--fp8-format", "hybrid"])[0].settings["fp8_format"].value    # "hybrid"
+
+`runs_of` reads launches, lists of words and argument files, `runs_printed` the blocks of a log.
+"""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,7 +13,7 @@ from typing import Any, NamedTuple
 
 from bridge.errors import PayloadError
 from bridge.precision.values import NO, YES
-from bridge.read import frameworks
+from bridge.read import framework_signs
 from bridge.read.framework.table import FrameworkTable, framework_table
 from bridge.read.launch.launches import (
     HOLDS_ARGUMENTS,
@@ -21,6 +26,7 @@ from bridge.read.launch.launches import (
 from bridge.read.launch.script import MODES
 from bridge.read.launch.word import UNKNOWN, Word, joined, variable_of
 from bridge.read.megatron_lm import flags
+from bridge.read.megatron_lm.printed import PrintedBlock
 
 PROGRAMS = re.compile(
     r"(?:^|/)"
@@ -28,32 +34,37 @@ PROGRAMS = re.compile(
     r"(?:\.py)?$"
 )
 """Megatron-LM's own programs, whose default is FP32. Source: Megatron-LM 0.1 to 0.20."""
+INFERENCE = re.compile(r"inference|text_generation|generate_samples")
+"""Programs of Megatron-LM that train nothing."""
 GROUP = re.compile(r"(?:[A-Z0-9]+_)*ARGS")
+"""Name of a group of arguments in a file, MODEL_ARGS for example."""
 RUN = re.compile(r"MODEL_ARGS(?:_\d+)?")
-"""Groups that Megatron-LM's own tests start, one run each; other groups of such a file are none."""
+"""Groups that Megatron-LM's own tests start, one run each; other groups of such a file start no run."""
 TRUTH = {**dict.fromkeys(YES, True), **dict.fromkeys(NO, False)}
 """Meaning of a word directly behind a switch; Megatron-LM's parser takes none there."""
 FLAGSCALE = ("system", "model", "data")
 """Blocks of FlagScale's files: each key within one is an argument. Source: its runner_train.py,
 2026-08."""
 TAKES_A_LIST = re.compile(r"data_path|paths|_blend|split")
+"""Options whose values may be several words."""
 NUMBERS = re.compile(r"\$\(seq [^()]*\)")
 """The output of a command that prints numbers alone."""
 POSITIONAL = re.compile(r"\$\{?(?:\d+|[@*].*)\}?")
+"""A parameter of a script: $1, $@."""
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option as it is written."""
+    """An option as it is written."""
 
     name: str
-    """With its dashes on a command line; empty for what stands there before the first option."""
+    """The name, with its dashes on a command line; empty for words before the first option."""
     value: Any = None
-    """Behind `=`, or in a mapping."""
+    """The value behind `=`, or in a mapping."""
     following: Sequence[Word] = ()
     """The words up to the next option."""
     is_key: bool = False
-    """It is a key of a mapping, whose value stands in it."""
+    """Whether the option is a key of a mapping."""
 
 
 def options_of(words: Sequence[Word]) -> Iterator[Option]:
@@ -70,7 +81,7 @@ def options_of(words: Sequence[Word]) -> Iterator[Option]:
 
 @dataclass(slots=True)
 class Written:
-    """One setting as it was written."""
+    """A setting as it is written."""
 
     name: str
     value: Any
@@ -88,32 +99,30 @@ class Written:
         return self.value
 
 
-@dataclass
+@dataclass(kw_only=True, slots=True)
 class Arguments:
-    """The arguments of one run."""
+    """The arguments of a run."""
 
     options: list[Option] = field(default_factory=list)
     """All options as they are written, also those that bear on no precision."""
     settings: dict[str, Written] = field(default_factory=dict)
-    """By destination; the last one written wins, as in argparse."""
+    """Name of an argument that bears on precision -> the last setting of it, as in argparse."""
     undecided: list[str] = field(default_factory=list)
     """Words that only the run decides and that may hold further flags."""
     launch: Launch = field(default_factory=lambda: Launch(line=1, program="", arguments=()))
-    """The command that they belong to; at line 0 where a file only sets arguments, for others to
-    use."""
+    """The command that they belong to; at line 0 where a script sets them for other scripts."""
     label: str = ""
+    """The run's place in its file: "line 41, pretrain_gpt.py"."""
     path: str = ""
     """Path of the script that starts them; empty for other arguments."""
     read_too: tuple[str, ...] = ()
     """Other files that were read for them, as sentences."""
     has_end: bool | None = None
-    """Of arguments that a run printed, every one with its default: whether the block is whole;
-    None: of others."""
+    """Whether a block that a run printed is whole, so that it has every default; None: not printed."""
     used_by: str = ""
-    """Another source of arguments."""
+    """The source that uses these arguments and may add others."""
     framework: FrameworkTable | None = None
-    """The framework whose program takes them, next to its own; None: Megatron-LM's program, or an
-    unknown one."""
+    """The framework whose program takes them with arguments of its own; None: another program."""
     decided_by: str = ""
     """The source of the mode where the arguments state none, as a noun; empty: the program's own
     default."""
@@ -162,19 +171,19 @@ def runs_of(payload: object) -> list[Arguments]:
 
 
 def _of_launches(launches: Sequence[Launch]) -> list[Arguments]:
-    """Return the runs of launches: those with arguments of Megatron-LM, or all without any."""
-    of_megatron: list[Launch] = []
+    """Return the runs of launches with arguments of Megatron-LM; of all launches where none has any."""
+    chosen: list[Launch] = []
     for launch in launches:
         if launch.flags & (MEGATRON_ARGUMENTS | MODES):
-            of_megatron.append(launch)
-    return [_of_launch(launch) for launch in of_megatron or launches]
+            chosen.append(launch)
+    return [_of_launch(launch) for launch in chosen or launches]
 
 
 def _of_launch(launch: Launch) -> Arguments:
     run = _of_words(launch.arguments)
     run.launch = launch
     run.label = launch.label
-    framework = frameworks.of_launch(launch)
+    framework = framework_signs.recognise_launch(launch)
     if framework is not None and framework.table:
         run.framework = framework_table(framework.table)
     if launch.line:
@@ -188,8 +197,7 @@ def _of_launch(launch: Launch) -> Arguments:
 def _decider(run: Arguments) -> str:
     """Return what decides the mode of a started run without `--bf16` and `--fp16`, as a noun.
 
-    Empty where this is the whole command of one of Megatron-LM's own programs, so that its default
-    decides.
+    It is empty for the whole command of a program of Megatron-LM, whose default decides.
     """
     for decider in _deciders(run):
         if decider:
@@ -198,7 +206,7 @@ def _decider(run: Arguments) -> str:
 
 
 def _deciders(run: Arguments) -> Iterator[str]:
-    """Yield what may decide the mode, the surest first; empty texts among it."""
+    """Yield what may decide the mode, the surest first, and empty texts."""
     notes = run.launch.notes
     yield run.launch.unread
     for note in notes:
@@ -222,13 +230,13 @@ def _deciders(run: Arguments) -> Iterator[str]:
 
 
 def _of_words(words: Sequence[Word]) -> Arguments:
-    run = Arguments(options=[*options_of(words)])
+    run = Arguments(options=list(options_of(words)))
     for option in run.options:
-        taken = 0
+        count = 0
         if option.name:
-            taken = _take(run, option)
-        for place, word in enumerate(option.following[taken:], taken):
-            if word.is_unknown and _may_be_options(word, option.name, is_first=not place):
+            count = _add_option(run, option)
+        for place, word in enumerate(option.following[count:], count):
+            if word.is_unknown and _may_be_options(word, option.name, is_first=place == 0):
                 run.undecided.append(str(word))
     return run
 
@@ -251,43 +259,48 @@ def _may_be_options(word: Word, option: str, *, is_first: bool) -> bool:
     return not is_path_or_part and bool(is_named or not is_value)
 
 
-def _take(run: Arguments, option: Option) -> int:
-    """Add an option that bears on precision to the arguments.
-
-    Return how many of the words behind it are its values.
-    """
+def _add_option(run: Arguments, option: Option) -> int:
+    """Add an option that bears on precision to the settings; return the number of its values behind it."""
     name = option.name
     value = option.value
     if isinstance(name, Word) and name.is_unknown:
-        run.undecided.append(str(name) if value is None else f"{name}={value}")
+        text = str(name)
+        if value is not None:
+            text = f"{name}={value}"
+        run.undecided.append(text)
         return 0
     if not (_is_known(name) or flags.bears_on_precision(name)):
         return 0
     if option.is_key and value is None:
         return 0
     if flags.is_switch(name) and not option.is_key:
-        return _take_switch(run, option)
-    taken = 0
-    if value is None:
-        values = _values_behind(option)
-        value = joined(values) if values else True
-        taken = len(values)
+        return _add_switch(run, option)
+    if value is not None:
+        run.add(_written(option, value))
+        return 0
+    values = _values_behind(option)
+    value = True
+    if values:
+        value = joined(values)
     run.add(_written(option, value))
-    return taken
+    return len(values)
 
 
-def _take_switch(run: Arguments, option: Option) -> int:
-    """Add a switch; the parser refuses a value of it, whose meaning is kept."""
+def _add_switch(run: Arguments, option: Option) -> int:
+    """Add a switch; return the number of words behind it that mean on or off.
+
+    Megatron-LM's parser refuses a value of a switch. Its meaning is kept.
+    """
     value = option.value
-    taken = 0
+    count = 0
     if value is None and option.following and option.following[0].lower() in TRUTH:
         value = option.following[0]
-        taken = 1
+        count = 1
     if value is None:
         run.add(Written(option.name, True))
     else:
         run.add(_written(option, value, refused=str(value)))
-    return taken
+    return count
 
 
 def _values_behind(option: Option) -> list[Word]:
@@ -302,10 +315,14 @@ def _written(option: Option, value: Any, *, refused: str | None = None) -> Writt
     """Return an option as a setting."""
     name = option.name
     if is_late(value) or isinstance(value, Mapping | list):
-        text = str(value) if isinstance(value, str) else f"a {type(value).__name__}"
+        text = f"a {type(value).__name__}"
+        if isinstance(value, str):
+            text = str(value)
         return Written(name, None, text, refused)
     if isinstance(value, str) and flags.is_switch(name):
-        otherwise = value if option.is_key else True
+        otherwise: Any = True
+        if option.is_key:
+            otherwise = value
         return Written(name, TRUTH.get(value.lower(), otherwise), refused=refused)
     if isinstance(value, Word):
         return Written(name, str(value))
@@ -352,18 +369,13 @@ def argument_groups(payload: Mapping[Any, Any]) -> list[_Group]:
 
 
 def _of_mapping(payload: Mapping[Any, Any]) -> list[Arguments]:
+    """Return the runs of an argument file, one for each of its groups."""
     environment: dict[str, Word] = {}
     variables = payload.get("ENV_VARS")
     if isinstance(variables, Mapping):
         environment = {str(key): Word(str(value)) for key, value in variables.items()}
-    groups = argument_groups(payload)
-    if not groups and isinstance(payload.get(FLAGSCALE[0]), Mapping):
-        blocks = [payload.get(key) for key in FLAGSCALE]
-        groups = [_Group("", dict(_leaves(blocks)))]
-    if not groups:
-        groups = [_Group("", _without_blocks(payload))]
     runs: list[Arguments] = []
-    for group in groups:
+    for group in _groups(payload):
         launch = Launch(line=1, program="", arguments=(), environment=environment)
         run = Arguments(launch=launch, label=group.name)
         run.decided_by = "the program that is started with these arguments"
@@ -373,9 +385,20 @@ def _of_mapping(payload: Mapping[Any, Any]) -> list[Arguments]:
         for key, value in group.values.items():
             option = Option(str(key), value, is_key=True)
             run.options.append(option)
-            _take(run, option)
+            _add_option(run, option)
         runs.append(run)
     return runs
+
+
+def _groups(payload: Mapping[Any, Any]) -> list[_Group]:
+    """Return the groups of a file; the whole file is a group without a name where it has none."""
+    groups = argument_groups(payload)
+    if groups:
+        return groups
+    if isinstance(payload.get(FLAGSCALE[0]), Mapping):
+        blocks = [payload.get(key) for key in FLAGSCALE]
+        return [_Group("", dict(_leaves(blocks)))]
+    return [_Group("", _without_blocks(payload))]
 
 
 def _without_blocks(payload: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -402,29 +425,35 @@ def _leaves(values: object) -> Iterator[tuple[str, Any]]:
                 yield str(key), value
 
 
-def runs_printed(blocks: Sequence[tuple[Mapping[str, Any], bool]]) -> list[Arguments]:
+def runs_printed(blocks: Sequence[PrintedBlock]) -> list[Arguments]:
     """Return the runs of printed arguments.
 
     Every argument has its value in a block with its end, a default too.
     """
     runs: list[Arguments] = []
-    for place, (block, has_end) in enumerate(blocks, 1):
-        run = Arguments(label="printed arguments", has_end=has_end)
+    for number, block in enumerate(blocks, 1):
+        run = Arguments(label="printed arguments", has_end=block.has_end)
         if len(blocks) > 1:
-            run.label = f"printed arguments {place}"
-        modes = {block.get("bf16"), block.get("fp16")}
-        is_open = modes == {None} if has_end else None in modes
-        if is_open and True not in modes:
+            run.label = f"printed arguments {number}"
+        if _has_open_mode(block):
             run.decided_by = "the rest of the log, since the block of arguments is incomplete,"
-        for name, value in block.items():
+        for name, value in block.arguments.items():
             if value is None:
                 continue
             option = Option(name, value, is_key=True)
             run.options.append(option)
-            is_of_the_mode = name in ("bf16", "fp16")
-            if run.decided_by and is_of_the_mode:
-                continue
-            if value is not False or _is_known(name):
-                _take(run, option)
+            is_open_mode = bool(run.decided_by) and name in ("bf16", "fp16")
+            if not is_open_mode and (value is not False or _is_known(name)):
+                _add_option(run, option)
         runs.append(run)
     return runs
+
+
+def _has_open_mode(block: PrintedBlock) -> bool:
+    """Return whether a block does not show the mode; a block without its end may lack a switch."""
+    modes = {block.arguments.get("bf16"), block.arguments.get("fp16")}
+    if True in modes:
+        return False
+    if block.has_end:
+        return modes == {None}
+    return None in modes

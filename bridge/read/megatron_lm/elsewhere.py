@@ -1,24 +1,30 @@
-"""`Elsewhere`: what decides about a run of Megatron-LM besides its arguments.
+"""`Elsewhere`: the settings of a run of Megatron-LM that its arguments do not decide.
 
-Files, modules, an engine and other options do. Each is read, or named; where a source that is not
-read would change the plan or the bytes, there is no plan or no verdict.
+Files, modules, DeepSpeed's engine and options of other programs decide them. Each source is read or
+named. Where a source that is not read would change the plan or the bytes, there is no plan or no
+verdict.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from bridge.errors import bounded
 from bridge.read.layer_source import implementation, layer_settings, unplanned_layers
+from bridge.read.megatron_lm.argument_values import ArgumentValues
 from bridge.read.megatron_lm.arguments import Arguments
-from bridge.read.megatron_lm.effects import is_engine
-from bridge.read.megatron_lm.engine import NAME, Engine, engine_of, without_effect
+from bridge.read.megatron_lm.engine import (
+    NAME,
+    Engine,
+    engine_of,
+    is_engine,
+    sentence_without_effect,
+)
 from bridge.read.megatron_lm.engine_file import DEEPSPEED_FILE
-from bridge.read.megatron_lm.flags import dest, fields_of, misspelt
+from bridge.read.megatron_lm.flags import dest, fields_of, misspelt, option_of
 from bridge.read.megatron_lm.precision_file import FIELD, PrecisionFile, precision_file
-from bridge.read.megatron_lm.sections import Values
 from bridge.read.megatron_lm.unread import unread_options
 
 PRECISION_FILE = "te_precision_config_file"
@@ -29,15 +35,12 @@ UNREAD = (
     "{options}: not read here; "
     "the layout, the layers or the bytes may be others than those that are counted."
 )
-OF_THE_SPLIT = (
-    "--pp-partition-method: DeepSpeed splits the layers by it; "
-    "Megatron-LM's even split counts here."
-)
+UNREAD_SPLIT = f"{SPLIT}: DeepSpeed splits the layers by it; Megatron-LM's even split counts here."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Elsewhere:
-    """What decides besides the arguments."""
+    """Settings that the arguments of a run do not decide; the fields are as in `FileReading`."""
 
     sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Section -> fields that it sets, `mixed_precision` among them."""
@@ -46,73 +49,57 @@ class Elsewhere:
     uncounted: tuple[str, ...] = ()
     opened: Mapping[str, str] = field(default_factory=dict)
     read_too: tuple[str, ...] = ()
-    """As in `FileReading`."""
 
 
-def elsewhere(run: Arguments, given: Values, path: str, *, mode: str) -> Elsewhere:
-    """Return what decides about a run besides its arguments.
+def elsewhere(run: Arguments, values: ArgumentValues, path: str) -> Elsewhere:
+    """Return the settings of a run that its arguments do not decide.
 
     Args:
         run: The arguments as they are written.
-        given: The arguments by their names.
+        values: The arguments by their names.
         path: Path of the run's file.
-        mode: bf16, fp16 or fp32, as the arguments say.
     """
-    arguments = given.values | given.unread
+    arguments = values.all
     engine = Engine()
     if is_engine(run):
-        engine = engine_of(run, given.values, mode, path)
+        engine = engine_of(run, values.known, values.mode, path)
     layers = unplanned_layers(arguments)
     file = _precision_file(arguments, path)
-    of_megatron = _without_those_of_the_framework(run, arguments)
-    slips: dict[str, str] = {}
-    if not run.has_end:
-        slips = misspelt(arguments)
-    slips = {name: meant for name, meant in slips.items() if name in of_megatron}
-    unread = _unread(of_megatron, engine, slips)
+    unread = _unread(run, arguments, engine)
+    unplanned = layers or engine.unplanned
     opened = dict(engine.opened)
     read_too = list(engine.read_too)
-    unplanned = layers or engine.unplanned
     if layers is not None:
-        opened |= dict.fromkeys(layer_settings(), layers.partition(":")[0])
+        opened.update(dict.fromkeys(layer_settings(), layers.partition(":")[0]))
     if file is not None and file.content is not None:
         read_too.append(file.sentence)
     elif file is not None:
-        opened[FIELD] = f"{_option(PRECISION_FILE)} {arguments[PRECISION_FILE]}"
+        opened[FIELD] = f"{option_of(PRECISION_FILE)} {arguments[PRECISION_FILE]}"
         unplanned = unplanned or file.sentence
-    for option, settings in unread.items():
+    for option, settings in unread.all.items():
         for setting in settings:
             opened.setdefault(setting, option)
-    unknown = [bounded(sentence) for sentence in (*engine.unknown, *_dead(run))]
-    unknown += _sentences(unread, [_option(name) for name in slips])
-    uncounted = list(unread)
+    unknown = [*engine.unknown, *_without_effect(run)]
+    if unplanned is not None:
+        unplanned = bounded(unplanned)
+    uncounted = list(unread.all)
     if is_engine(run):
         uncounted.insert(0, NAME)
     return Elsewhere(
         sections=_sections(engine, arguments, file),
-        unknown=tuple(unknown),
-        unplanned=None if unplanned is None else bounded(unplanned),
+        unknown=(*map(bounded, unknown), *_sentences(unread)),
+        unplanned=unplanned,
         uncounted=tuple(uncounted),
         opened=opened,
         read_too=tuple(map(bounded, read_too)),
     )
 
 
-def _without_those_of_the_framework(
-    run: Arguments, arguments: Mapping[str, Any]
-) -> Mapping[str, Any]:
-    """Return arguments without those that a framework's table reads."""
-    if run.framework is None:
-        return arguments
-    own_names = run.framework.own_names
-    return {name: value for name, value in arguments.items() if own_names(name) is None}
-
-
-def _dead(run: Arguments) -> Iterator[str]:
-    """Yield which arguments an engine leaves unread, as a sentence."""
+def _without_effect(run: Arguments) -> Iterator[str]:
+    """Yield a sentence about the arguments that an engine leaves unread."""
     if not is_engine(run):
         return
-    sentence = without_effect(run)
+    sentence = sentence_without_effect(run)
     if sentence is not None:
         yield sentence
 
@@ -122,29 +109,55 @@ def _precision_file(arguments: Mapping[str, Any], path: str) -> PrecisionFile | 
     name = arguments.get(PRECISION_FILE)
     if not name:
         return None
-    return precision_file(_option(PRECISION_FILE), str(name), path)
+    return precision_file(option_of(PRECISION_FILE), str(name), path)
 
 
-def _unread(
-    arguments: Mapping[str, Any], engine: Engine, slips: Mapping[str, str]
-) -> dict[str, tuple[str, ...]]:
-    """Return each option that is not read -> the settings that it may change, which bear on bytes."""
-    unread: dict[str, tuple[str, ...]] = {}
-    for name, paths in unread_options(arguments).items():
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Unread:
+    """Options that are not read and bear on bytes: option -> the settings that it may change."""
+
+    options: Mapping[str, tuple[str, ...]]
+    """Options whose words bear on them."""
+    slips: Mapping[str, tuple[str, ...]]
+    """Options that are an argument's name but for a letter or two; `open_points.py` names them."""
+
+    @property
+    def all(self) -> dict[str, tuple[str, ...]]:
+        """The options of either kind that may change a setting."""
+        slips = {option: settings for option, settings in self.slips.items() if settings}
+        return {**self.options, **slips}
+
+
+def _unread(run: Arguments, arguments: Mapping[str, Any], engine: Engine) -> _Unread:
+    """Return the options that are not read here, nor by the table of the run's framework."""
+    of_megatron = _without_framework_options(run, arguments)
+    options: dict[str, tuple[str, ...]] = {}
+    for name, settings in unread_options(of_megatron).items():
         if name not in engine.read:
-            unread[_option(name)] = paths
-    for name, meant in slips.items():
-        paths = fields_of(meant)
-        if paths:
-            unread[_option(name)] = paths
-    return unread
+            options[option_of(name)] = settings
+    slips: dict[str, tuple[str, ...]] = {}
+    if not run.has_end:
+        for name, meant in misspelt(arguments).items():
+            if name in of_megatron:
+                slips[option_of(name)] = fields_of(meant)
+    return _Unread(options=options, slips=slips)
+
+
+def _without_framework_options(run: Arguments, arguments: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return arguments without those that the table of the run's framework reads."""
+    if run.framework is None:
+        return arguments
+    own_names = run.framework.own_names
+    return {name: value for name, value in arguments.items() if own_names(name) is None}
 
 
 def _sections(
     engine: Engine, arguments: Mapping[str, Any], file: PrecisionFile | None
 ) -> dict[str, dict[str, Any]]:
     """Return section -> fields that an engine, a spec and a per-module recipe set."""
-    sections = {role: dict(fields) for role, fields in engine.sections.items()}
+    sections: dict[str, dict[str, Any]] = {}
+    for role, fields in engine.sections.items():
+        sections[role] = dict(fields)
     model = sections.setdefault("model", {})
     layers = implementation(arguments)
     if engine.precision is not None:
@@ -156,19 +169,18 @@ def _sections(
     return sections
 
 
-def _sentences(unread: Mapping[str, tuple[str, ...]], named: Sequence[str]) -> Iterator[str]:
-    """Yield the sentences about options that are not read, but for those that are `named` already."""
-    options = [option for option in unread if option not in named and option != SPLIT]
+def _sentences(unread: _Unread) -> Iterator[str]:
+    """Yield the sentences about options that are not read, but for misspelt ones."""
+    options: list[str] = []
+    for option in unread.options:
+        if option not in unread.slips and option != SPLIT:
+            options.append(option)
     if options:
         yield UNREAD.format(options=", ".join(options))
-    if SPLIT in unread:
-        yield OF_THE_SPLIT
+    if SPLIT in unread.all:
+        yield UNREAD_SPLIT
 
 
 def is_named(source: str) -> bool:
     """Return whether a source of arguments is read or named here ("--deepspeed_config ds.json")."""
     return dest(source.partition(" ")[0]) in NAMED
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"

@@ -1,4 +1,4 @@
-"""`Engine`: what DeepSpeed's engine makes of a run of Megatron-DeepSpeed, as its own JSON says.
+"""`Engine`: the settings of a run of Megatron-DeepSpeed that DeepSpeed's engine decides by its JSON.
 
 The engine casts the weights, keeps masters and states, and reduces gradients in the dtype of the
 weights; Megatron's own optimizer and its reduction in FP32 do not run. Its JSON is read where the
@@ -11,25 +11,37 @@ Megatron-DeepSpeed of 2025-07-16 megatron/arguments.py and megatron/model/gpt_mo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from bridge.read.builders import MODES
-from bridge.read.megatron_lm.arguments import Arguments
-from bridge.read.megatron_lm.effects import REDUCTION, SCALER
-from bridge.read.megatron_lm.engine_file import engine_file, stated_by
+from bridge.read.import_builder import MODES, ImportBuilder
+from bridge.read.megatron_lm.arguments import Arguments, Written
+from bridge.read.megatron_lm.engine_file import DEEPSPEED_FILE, EngineFile, engine_file, stated_by
+from bridge.read.megatron_lm.flags import OTHER_SETTINGS
+from bridge.read.megatron_lm.gradient_reduction import REDUCTION
+from bridge.rules.inert import SCALER_SCHEDULE
 from bridge.target.fields import whole_number
 
 NAME = "--deepspeed"
+SCALER = ("loss_scale", *SCALER_SCHEDULE)
+OWNED_ARGUMENTS = (DEEPSPEED_FILE, *SCALER, *REDUCTION)
+"""Arguments of which the engine decides by its JSON, whatever they say."""
 RECOMPUTED = (
     "checkpoint_activations",
     "deepspeed_activation_checkpointing",
     "checkpoint_num_layers",
 )
 """Arguments about recomputation that are read here."""
-OWNED = (*MODES, "params_dtype", "pipeline_dtype", "grad_reduce_in_fp32", *SCALER)
+OWNED_FIELDS = (*MODES, "params_dtype", "pipeline_dtype", "grad_reduce_in_fp32", *SCALER)
 """Fields that the engine decides by its JSON, whatever the arguments say."""
+FP16 = {
+    "fp16": True,
+    "params_dtype": "fp16",
+    "pipeline_dtype": "fp16",
+    "grad_reduce_in_fp32": False,
+}
+"""Fields of the engine's precision under `--fp16`, where its JSON is not read."""
 ENGINE = "DeepSpeed's engine"
 REDUCED = "ddp.grad_reduce_in_fp32"
 SHARDED = ("optimizer.use_distributed_optimizer", "ddp.use_distributed_optimizer")
@@ -56,88 +68,140 @@ NOT_READ = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Engine:
-    """What the engine decides."""
+    """The settings of a run that the engine decides."""
 
     precision: Mapping[str, Any] | None = None
-    """Fields of a precision; None: its JSON states none, or is not read."""
+    """Fields of a precision; None where the JSON states none or is not read."""
     sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """Section -> fields that it sets."""
     read: tuple[str, ...] = ()
-    """Arguments that are read here."""
+    """Arguments that the reader of the engine reads."""
     opened: Mapping[str, str] = field(default_factory=dict)
-    """Setting that the engine decides, and that is not known -> what decides it, as a noun."""
+    """Setting whose value is not known -> what decides it, as a noun."""
     read_too: tuple[str, ...] = ()
+    """Files that were read, as sentences."""
     unknown: tuple[str, ...] = ()
-    """What is left open, as sentences."""
+    """What the engine leaves open, as sentences."""
     unplanned: str | None = None
     """Why the run has no plan, as a sentence."""
 
 
-def without_effect(run: Arguments) -> str | None:
-    """Return which arguments the engine leaves unread, as a sentence; None without any."""
-    options: list[str] = []
+def is_engine(run: Arguments) -> bool:
+    """Return whether a run hands training to DeepSpeed's engine."""
+    return "deepspeed" in run or DEEPSPEED_FILE in run.settings
+
+
+def report_engine(
+    run: Arguments,
+    builder: ImportBuilder,
+    file: EngineFile,
+    stated: Mapping[str, Any] | None,
+) -> None:
+    """Report the arguments that have no effect under the engine, and map its JSON, which decides instead.
+
+    Args:
+        run: The arguments as they are written.
+        builder: The report.
+        file: The JSON.
+        stated: The fields of a precision that the JSON states; None where it states none or is not read.
+
+    Source: Megatron-DeepSpeed megatron/optimizer/__init__.py, which returns the bare optimizer
+    under --deepspeed and leaves the arguments of its own scaler unread.
+    """
+    for key, written in _without_effect(run):
+        does = "reduces gradients"
+        if key in SCALER:
+            does = "scales the loss"
+        row = "megatron_deepspeed.under-deepspeed-the-engine"
+        builder.record(row, written.name, written.shown, does=does)
+    written_file = run.settings.get(DEEPSPEED_FILE)
+    if written_file is None:
+        builder.record("megatron_deepspeed.the-engine-scales-the-loss", NAME, True)
+        return
+    name, shown = written_file.name, written_file.shown
+    if stated is None:
+        builder.report(name, shown, *OTHER_SETTINGS[DEEPSPEED_FILE].sentence)
+        return
+    for field_name in (*MODES, "params_dtype", "pipeline_dtype"):
+        builder.fields.pop(field_name, None)
+    builder.map(name, **stated)
+    builder.record("megatron_deepspeed.read", name, shown, place=file.place)
+
+
+def _without_effect(run: Arguments) -> Iterator[tuple[str, Written]]:
+    """Yield the arguments that the engine leaves unread, unless they are switched off."""
     for key in (*SCALER, *REDUCTION):
         written = run.settings.get(key)
         if written is not None and written.value is not False:
-            options.append(written.name)
+            yield key, written
+
+
+def sentence_without_effect(run: Arguments) -> str | None:
+    """Return a sentence about the arguments that the engine leaves unread; None where there are none."""
+    options = [written.name for _, written in _without_effect(run)]
     if not options:
         return None
     return WITHOUT_EFFECT.format(options=", ".join(options))
 
 
 def without_those_of_the_engine(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a config without those of which the engine decides instead."""
-    return {name: value for name, value in fields.items() if name not in OWNED}
+    """Return the fields of a config without those that the engine decides."""
+    return {name: value for name, value in fields.items() if name not in OWNED_FIELDS}
 
 
 def engine_of(run: Arguments, arguments: Mapping[str, Any], mode: str, path: str) -> Engine:
-    """Return what DeepSpeed's engine makes of a run.
+    """Return the settings of a run that DeepSpeed's engine decides.
 
     Args:
         run: The arguments as they are written.
         arguments: Name of an argument -> its value.
-        mode: bf16, fp16 or fp32, as the arguments say.
+        mode: bf16, fp16 or fp32, as the arguments state it.
         path: Path of the script.
     """
     file = engine_file(run, path)
-    fields, stage, unfollowed = stated_by(file.content)
-    if fields is None and mode == "fp16":
-        fields = {
-            "fp16": True,
-            "params_dtype": "fp16",
-            "pipeline_dtype": "fp16",
-            "grad_reduce_in_fp32": False,
-        }
+    stated = stated_by(file.content)
+    precision = stated.fields
+    if precision is None and mode == "fp16":
+        precision = dict(FP16)
+    stage = stated.stage
     if stage is None:
         stage = whole_number(_number(arguments.get("zero_stage")))
+    is_bf16 = mode == "bf16"
+    if precision is not None:
+        is_bf16 = bool(precision.get("bf16"))
     experts = _experts_left_open(arguments)
     opened: dict[str, str] = {}
     if stage is None:
         opened.update(dict.fromkeys(SHARDED, ENGINE))
     opened.update(dict.fromkeys(experts, FORK))
-    if file.content is None or fields is None:
+    if file.content is None or precision is None:
         opened[REDUCED] = ENGINE
-    is_bf16 = mode == "bf16"
-    if fields is not None:
-        is_bf16 = bool(fields.get("bf16"))
-    read_too: list[str] = []
-    if file.content is not None:
-        read_too.append(f"--deepspeed_config {file.name}: read from {file.place}.")
-    unknown = [*_open(stage, file.name, is_read=file.content is not None)]
+    unknown = list(_left_open(stage, file))
     if experts:
         unknown.append(OF_EXPERTS)
-    unplanned = None
-    if unfollowed:
-        unplanned = NO_PLAN.format(file=file.name, settings=" and ".join(unfollowed))
     return Engine(
-        precision=fields,
+        precision=precision,
         sections={"model": _recomputed(arguments), **_sharded(stage, is_bf16=is_bf16)},
         read=(*RECOMPUTED, "zero_stage"),
         opened=opened,
-        read_too=tuple(read_too),
+        read_too=_read_too(file),
         unknown=tuple(unknown),
-        unplanned=unplanned,
+        unplanned=_unplanned(file, stated.unfollowed),
     )
+
+
+def _read_too(file: EngineFile) -> tuple[str, ...]:
+    """Return the sentence about the engine's JSON where it was read."""
+    if file.content is None:
+        return ()
+    return (f"--deepspeed_config {file.name}: read from {file.place}.",)
+
+
+def _unplanned(file: EngineFile, unfollowed: Sequence[str]) -> str | None:
+    """Return why the run has no plan; None where the plan follows every setting of the JSON."""
+    if not unfollowed:
+        return None
+    return NO_PLAN.format(file=file.name, settings=" and ".join(unfollowed))
 
 
 def _experts_left_open(arguments: Mapping[str, Any]) -> list[str]:
@@ -149,10 +213,7 @@ def _experts_left_open(arguments: Mapping[str, Any]) -> list[str]:
 
 
 def _sharded(stage: int | None, *, is_bf16: bool) -> dict[str, dict[str, Any]]:
-    """Return the switches of the distributed optimizer at a stage of ZeRO.
-
-    None where it is not known.
-    """
+    """Return the switches of the distributed optimizer at a stage of ZeRO; empty where it is not known."""
     if stage is None:
         return {}
     is_sharded = stage > 0 or is_bf16  # BF16_Optimizer shards without ZeRO
@@ -163,13 +224,15 @@ def _sharded(stage: int | None, *, is_bf16: bool) -> dict[str, dict[str, Any]]:
     return sections
 
 
-def _open(stage: int | None, name: str, *, is_read: bool) -> Iterator[str]:
+def _left_open(stage: int | None, file: EngineFile) -> Iterator[str]:
     """Yield what the engine leaves open, as sentences."""
     yield NOT_COUNTED
-    if not is_read:
-        yield NOT_READ.format(file=name or "its name is not stated, and it")
+    if file.content is None:
+        yield NOT_READ.format(file=file.name or "its name is not stated, and it")
     if stage is not None and stage > 1:
-        sharded = "gradients" if stage == 2 else "gradients and weights"
+        sharded = "gradients and weights"
+        if stage == 2:
+            sharded = "gradients"
         yield f"{NAME}: ZeRO stage {stage} shards {sharded} too, and is counted as stage 1."
 
 
@@ -177,16 +240,16 @@ def _recomputed(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of recomputation that the arguments of Megatron-DeepSpeed stand for."""
     if not arguments.get("checkpoint_activations"):
         return {}
-    each = whole_number(_number(arguments.get("checkpoint_num_layers"))) or 1
+    layers = whole_number(_number(arguments.get("checkpoint_num_layers"))) or 1
     return {
         "recompute_granularity": "full",
         "recompute_method": "uniform",
-        "recompute_num_layers": each,
+        "recompute_num_layers": layers,
     }
 
 
 def _number(value: Any) -> Any:
-    """Return a number that is written as text."""
+    """Return a number of up to four digits that is written as text; None for another text."""
     text = str(value)
     if text.isdecimal() and len(text) < 5:
         return int(text)

@@ -1,4 +1,6 @@
-"""`engine_file`: the JSON of DeepSpeed's engine that a run of Megatron-DeepSpeed names, and what it states.
+"""`engine_file`: the JSON of DeepSpeed's engine that a run of Megatron-DeepSpeed names.
+
+    stated_by(engine_file(run, "train.sh").content).fields    # {"bf16": True, ...}
 
 It is read where the script writes it by `cat` and a here-document, or where it lies next to the
 script.
@@ -26,8 +28,8 @@ ZERO = "zero_optimization"
 OF_PRECISION = ("fp16", "bf16", "bfloat16", "data_types", "communication_data_type", ZERO)
 """Keys of the JSON that decide about formats and shards."""
 OPEN = "<open>"
-"""Stands for a value that only the run decides."""
-VALUE = re.compile(rf"(?<=[\s:\[,])(?:{UNKNOWN.pattern})(?=[\s,\]}}]|\Z)")
+"""A text in the place of a value that only the run decides."""
+LATE_VALUE = re.compile(rf"(?<=[\s:\[,])(?:{UNKNOWN.pattern})(?=[\s,\]}}]|\Z)")
 UNFOLLOWED = re.compile(
     r"compression_training|quantize_training|weight_quantization|msamp|torch_autocast\.enabled|amp\Z"
     r"|\w+_master_weights_and_grads|bf16_optimizer_states"
@@ -41,11 +43,11 @@ class EngineFile:
     """The JSON of the engine."""
 
     name: str = ""
-    """As the arguments have it; empty where they name none."""
+    """The path as the arguments have it; empty where they name no file."""
     place: str = ""
-    """Where it was read, in words."""
+    """The place where it was read, in words."""
     content: Mapping[str, Any] | None = None
-    """None where it is not read."""
+    """The content; None where the file is not read."""
 
 
 def engine_file(run: Arguments, path: str) -> EngineFile:
@@ -59,43 +61,55 @@ def engine_file(run: Arguments, path: str) -> EngineFile:
     if written is None:
         return EngineFile()
     name = str(written.shown)
-    unread = EngineFile(name=name)
     text = run.launch.files.get(name)
     place = "the script, which writes it"
     if text is None and not Word(name).is_unknown:
         file = Path(path).parent / name
         place = str(file)
-        try:
-            text = Document.load(file).text
-        except (PayloadError, ValueError):
-            text = None
-    if text is None:
-        return unread
-    try:
-        content = strict_json.loads(VALUE.sub(f'"{OPEN}"', Word.of(text)), name)
-    except PayloadError:
-        return unread
-    if not isinstance(content, Mapping):
-        return unread
-    decisive = str({key: content[key] for key in OF_PRECISION if key in content})
-    if OPEN in decisive or UNKNOWN.search(decisive):
-        return unread
+        text = _text_of(file)
+    content = None
+    if text is not None:
+        content = _content_of(text, name)
+    if content is None:
+        return EngineFile(name=name)
     return EngineFile(name=name, place=place, content=content)
 
 
+def _text_of(file: Path) -> str | None:
+    """Return the text of a file; None for a file that cannot be read."""
+    try:
+        return Document.load(file).text
+    except (PayloadError, ValueError):
+        return None
+
+
+def _content_of(text: str, name: str) -> Mapping[str, Any] | None:
+    """Return the content of the JSON; None where it has an error, or where only the run decides the formats."""
+    try:
+        content = strict_json.loads(LATE_VALUE.sub(f'"{OPEN}"', Word.of(text)), name)
+    except PayloadError:
+        return None
+    if not isinstance(content, Mapping):
+        return None
+    decisive = str({key: content[key] for key in OF_PRECISION if key in content})
+    if OPEN in decisive or UNKNOWN.search(decisive):
+        return None
+    return content
+
+
 class Stated(NamedTuple):
-    """What the engine's JSON states; None for what it leaves open."""
+    """The settings that the engine's JSON states."""
 
     fields: dict[str, Any] | None = None
-    """Fields of a precision."""
+    """Fields of a precision; None where the JSON leaves it open."""
     stage: int | None = None
-    """The stage of ZeRO."""
+    """The stage of ZeRO; None where the JSON leaves it open."""
     unfollowed: tuple[str, ...] = ()
     """Settings that change formats and that no plan follows."""
 
 
 def stated_by(content: Mapping[str, Any] | None) -> Stated:
-    """Return what the JSON of an engine states."""
+    """Return the settings that the JSON of an engine states."""
     if content is None:
         return Stated()
     block = content.get(ZERO)

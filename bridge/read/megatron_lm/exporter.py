@@ -1,4 +1,9 @@
-"""A recipe as Megatron-LM's argument list: what acts is written out, even where Megatron-LM's default says the same."""
+"""`export`: a recipe as Megatron-LM's list of arguments.
+
+    export(config).payload     # ["--bf16", "--fp8-format", "hybrid", "--fp8-recipe", "tensorwise", ...]
+
+A setting that acts is written out, even where Megatron-LM's default is the same.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,27 +13,36 @@ from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.mode import mode_of
 from bridge.precision.statements import is_stated
 from bridge.read.amp import report_dropped_autocast
-from bridge.read.builders import DELAYED, ExportBuilder
-from bridge.read.contract import ExportReport, as_yaml
+from bridge.read.export_builder import ExportBuilder
+from bridge.read.import_builder import DELAYED
 from bridge.read.meaning import meaning
 from bridge.read.megatron_lm.flags import FLAGS
 from bridge.read.megatron_lm.stage_files import FILE, shared_file
+from bridge.read.reports import ExportReport
+from bridge.read.system import as_yaml
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.inert import SCALER_SCHEDULE
 from bridge.target.fields import FUSED_RECIPES
 
 TITLE = "Megatron-LM 0.20"
+VALUE_OF_KIND = {"on": True, "off": False, "value": None}
+"""Kind of a flag -> the value that it sets by itself; None: the flag takes a value."""
 
-TAKES = {"on": True, "off": False, "value": None}
-OPTIONS = {
-    (flag.field, TAKES[flag.kind]): flag.option
-    for flag in reversed(FLAGS)
-    if flag.option.startswith("--") and flag.sets is None
-}
-"""Field, and the value that the option sets by itself, None where it takes one -> the option."""
+
+def _options() -> dict[tuple[str, bool | None], str]:
+    options: dict[tuple[str, bool | None], str] = {}
+    for flag in FLAGS:
+        key = (flag.field, VALUE_OF_KIND[flag.kind])
+        if flag.option.startswith("--") and flag.sets is None:
+            options.setdefault(key, flag.option)
+    return options
+
+
+OPTIONS = _options()
+"""Field, and the value that the option sets by itself, None where it takes a value -> the option."""
 SCHEME = ("fp8_recipe", "fp4_recipe", *DELAYED)
-"""Written whenever they act: Megatron-LM's defaults (delayed, 1, most_recent) are not a
-recipe's."""
+"""Fields that are written whenever they act: Megatron-LM's defaults (delayed, 1, most_recent) are
+not a recipe's."""
 SWITCHES = (
     "fp8_param_gather",
     "fp4_param_gather",
@@ -36,20 +50,28 @@ SWITCHES = (
     "reuse_grad_buf_for_mxfp8_param_ag",
 )
 MODULES_OPTION = "--te-precision-config-file"
+SPELLINGS = {"uint8": "fp8", None: "auto"}
+"""Value of a field -> the word that its option takes for it."""
 
 
 def export(config: MixedPrecisionConfig, **layout: int) -> ExportReport:
     """Return the recipe as a list of arguments.
 
-    Every default that differs is written out. `layout`: see `LAYOUT`.
+    Args:
+        config: The recipe.
+        layout: Keys of `stage_files.LAYOUT`, for rows of `modules` that name layers.
     """
     builder = ExportBuilder(config, TITLE)
     acting = meaning(config)
-    _dtypes(builder, mode_of(config))
+    _map_dtypes(builder, mode_of(config))
     words: list[str] = []
-    for field, value in (*_mode_and_scheme(builder, acting), *_own_fields(builder, acting)):
-        option = OPTIONS[field, value if isinstance(value, bool) else None]
-        words.extend([option] if isinstance(value, bool) else [option, _text(value)])
+    for field, value in _written_fields(builder, acting):
+        if isinstance(value, bool):
+            option = OPTIONS[field, value]
+            words.append(option)
+        else:
+            option = OPTIONS[field, None]
+            words.extend([option, _text(value)])
         builder.map(field, option)
     content = shared_file(builder, layout)
     if content is not None:
@@ -62,32 +84,46 @@ def export(config: MixedPrecisionConfig, **layout: int) -> ExportReport:
     return builder.finish(words)
 
 
-def _mode_and_scheme(
-    builder: ExportBuilder, acting: Mapping[str, Any]
-) -> Iterator[tuple[str, Any]]:
-    """Yield the fields of Megatron Bridge's class that are written out, with their values."""
-    config, mode = builder.config, mode_of(builder.config)
+def _written_fields(builder: ExportBuilder, acting: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the fields that are written out, with their values; map fields that need no option."""
+    yield from _mode(builder)
+    yield from _scheme(builder, acting)
+    yield from _fields_of_megatron(builder, acting)
+
+
+def _mode(builder: ExportBuilder) -> Iterator[tuple[str, Any]]:
+    """Yield the mode, and the dtype in which gradients are reduced; `--fp16` does not reduce in FP32."""
+    mode = mode_of(builder.config)
+    in_fp32 = builder.config.grad_reduce_in_fp32
     if mode == "fp32":
         builder.map("fp32")
+        return
+    yield mode, True
+    if mode == "bf16" or in_fp32:
+        yield "grad_reduce_in_fp32", in_fp32
     else:
-        yield mode, True
-    if mode == "bf16" or (
-        mode == "fp16" and config.grad_reduce_in_fp32
-    ):  # --fp16 alone does not reduce in FP32
-        yield "grad_reduce_in_fp32", config.grad_reduce_in_fp32
-    elif mode == "fp16":
         builder.map("grad_reduce_in_fp32")
-    yield from ((field, builder.values[field]) for field in ("fp8", "fp4") if builder.values[field])
+
+
+def _scheme(builder: ExportBuilder, acting: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Yield the formats, their scaling scheme, the loss scale, and switches that are on."""
+    config, values = builder.config, builder.values
+    for field in ("fp8", "fp4"):
+        if values[field]:
+            yield field, values[field]
     for field in (*SCHEME, *LAYER_COUNTS, "loss_scale", *SCALER_SCHEDULE):
-        if acting.get(field) is not None and (field in SCHEME or is_stated(config, field)):
-            yield field, builder.values[field]
+        is_asked = field in SCHEME or is_stated(config, field)
+        if acting.get(field) is not None and is_asked:
+            yield field, values[field]
     if not config.fp8 and _needs_masters_of_megatron(builder, acting):
-        yield "fp8_recipe", builder.values["fp8_recipe"]
-    yield from ((field, True) for field in SWITCHES if acting.get(field))
+        yield "fp8_recipe", values["fp8_recipe"]
+    for field in SWITCHES:
+        if acting.get(field):
+            yield field, True
 
 
 def _needs_masters_of_megatron(builder: ExportBuilder, acting: Mapping[str, Any]) -> bool:
-    """Return whether FP4 weights need an FP8 recipe that Megatron-LM's default, delayed, is not (PB356).
+    """Return whether FP4 weights need an FP8 recipe other than Megatron-LM's default, delayed (PB356).
 
     Its precision-aware optimizer reads the recipe without FP8 too, and cannot update FP4 weights
     under delayed.
@@ -96,10 +132,12 @@ def _needs_masters_of_megatron(builder: ExportBuilder, acting: Mapping[str, Any]
     return is_aware and builder.values["fp8_recipe"] not in FUSED_RECIPES
 
 
-def _own_fields(builder: ExportBuilder, acting: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield the stated fields of Megatron's own configs that Megatron Bridge's class lacks.
+def _fields_of_megatron(
+    builder: ExportBuilder, acting: Mapping[str, Any]
+) -> Iterator[tuple[str, Any]]:
+    """Yield the stated fields of Megatron's configs that Megatron Bridge's class lacks.
 
-    Map second names.
+    The second names of a gather are mapped to its option.
     """
     for twin in ("fp8_param", "fp4_param"):
         if acting.get(f"{twin}_gather"):
@@ -107,21 +145,26 @@ def _own_fields(builder: ExportBuilder, acting: Mapping[str, Any]) -> Iterator[t
     for field in MEGATRON_FIELDS:
         value = builder.values[field]
         has_option = (field, True) in OPTIONS or (field, None) in OPTIONS
-        if field not in builder.config.stated or not has_option or (field not in acting and value):
+        is_inert = field not in acting and bool(value)
+        if field not in builder.config.stated or not has_option or is_inert:
             continue
         if value == FIELD_DEFAULTS[field] and value is not True:
             builder.map(field)
         elif value is False:
             builder.record("megatron_lm.off-by-itself", field, option=OPTIONS[field, True])
         else:
-            yield field, {"uint8": "fp8", None: "auto"}.get(value, value)
+            yield field, SPELLINGS.get(value, value)
 
 
-def _dtypes(builder: ExportBuilder, mode: str) -> None:
-    """Dtypes have no flags: those of the mode come by themselves."""
+def _map_dtypes(builder: ExportBuilder, mode: str) -> None:
+    """Map the dtypes that the mode's option sets, and report others: dtypes have no options."""
+    options: tuple[str, ...] = ()
+    if mode != "fp32":
+        options = (f"--{mode}",)
     for field in ("params_dtype", "pipeline_dtype"):
-        follows = builder.map_dtype(field, *((f"--{mode}",) if mode != "fp32" else ()))
-        if not follows and (field != "params_dtype" or not builder.config.autocast_enabled):
+        follows = builder.map_dtype(field, *options)
+        is_of_autocast = field == "params_dtype" and builder.config.autocast_enabled
+        if not follows and not is_of_autocast:
             builder.record("megatron_lm.no-flag-sets-it-it-follows", field, mode=mode)
     report_dropped_autocast(builder, "no flag turns autocast on")
     if builder.config.autocast_enabled:
@@ -129,6 +172,7 @@ def _dtypes(builder: ExportBuilder, mode: str) -> None:
 
 
 def _text(value: object) -> str:
+    """Return a value as a word of the command line; a float without a fraction as a whole number."""
     if isinstance(value, float) and value.is_integer() and 1 < value < 1e15:
         return str(int(value))
     return str(value)

@@ -12,8 +12,9 @@ from bridge.errors import PrecisionTypeError
 from bridge.precision.config import FIELD_DEFAULTS, FIELDS, MEGATRON_FIELDS
 from bridge.precision.fields import KEY
 from bridge.precision.statements import field_value
-from bridge.read.builders import ImportBuilder
-from bridge.read.table import LOOKS_LIKE_PRECISION, table
+from bridge.read.import_builder import ImportBuilder
+from bridge.read.setting_row import LOOKS_LIKE_PRECISION
+from bridge.read.table import table
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.target.fields import FIELDS as OWNER_FIELDS
 
@@ -22,7 +23,7 @@ TABLE = table("megatron_lm")
 
 @dataclass(frozen=True, kw_only=True)
 class Flag:
-    """A flag that has a field."""
+    """An option of the command line that has a field of the precision."""
 
     option: str
     field: str
@@ -39,6 +40,11 @@ def dest(name: str) -> str:
     return name.lstrip("-").replace("-", "_")
 
 
+def option_of(name: str) -> str:
+    """Return the option of an argument: "fp8_recipe" -> "--fp8-recipe"."""
+    return f"--{name.replace('_', '-')}"
+
+
 OWN_NAMES = [Flag(option=option, **columns) for option, columns in TABLE.data["flags"].items()]
 
 
@@ -48,8 +54,12 @@ def _named_like_their_field() -> Iterator[Flag]:
     for name, field in FIELDS.items():
         if field.flag is None or name in others:
             continue
-        option = name if field.flag == KEY else f"--{name.replace('_', '-')}"
-        kind = "on" if isinstance(field.default, bool) else "value"
+        option = option_of(name)
+        if field.flag == KEY:
+            option = name
+        kind = "value"
+        if isinstance(field.default, bool):
+            kind = "on"
         yield Flag(option=option, field=name, kind=kind)
 
 
@@ -69,17 +79,22 @@ def _by_name() -> dict[str, Flag]:
 BY_NAME = _by_name()
 """Name of an argument -> its flag."""
 OTHER_SETTINGS = TABLE.parts[""].named
-"""Settings that have no field."""
+"""Settings that bear on precision and have no field."""
 FILES = TABLE.data["files"]
-"""Those of them that name a file."""
+"""Settings of `OTHER_SETTINGS` that name a file."""
 SPELLED = TABLE.data["spelled"]
+"""Name of an option -> the name of its argument, where the two differ."""
 SWITCHED_OFF = TABLE.data["switched off"]
+"""Option -> the argument that it switches off."""
 FIELD_OF = TABLE.data["fields"]
+"""Argument -> its fields, where they have another name."""
 SETS = TABLE.data["sets"]
+"""Switch -> the fields of the model that it sets, with their values."""
 PARALLELISM = TABLE.data["parallelism"]
+"""Switches that bear on precision, and have no field of it."""
 OWNERS = ("model", "optimizer", "ddp")
 SLIP = 0.945
-"""Likeness of a name with a slip to the name that was meant: decoder_num_layers is no slip of
+"""Least likeness of a misspelt name to the argument's: decoder_num_layers is not a misspelt
 encoder_num_layers."""
 SWITCH = re.compile(TABLE.data["switch"])
 DECIDES = re.compile(TABLE.data["decides"])
@@ -89,15 +104,13 @@ NOT_PRECISION = frozenset(TABLE.data["not precision"])
 
 def may_repeat(key: str) -> bool:
     """Return whether a key of a configuration file may stand twice: it bears on no precision, in no system."""
-    if key.startswith("--"):
-        name = dest(key)
-        return not (
-            bears_on_precision(key)
-            or name in BY_NAME
-            or name in OTHER_SETTINGS
-            or DECIDES.search(name)
-        )
-    return not (bears_on_precision(key) or ANY_SYSTEM.search(key.lower()))
+    if bears_on_precision(key):
+        return False
+    if not key.startswith("--"):
+        return ANY_SYSTEM.search(key.lower()) is None
+    name = dest(key)
+    is_read = name in BY_NAME or name in OTHER_SETTINGS
+    return not is_read and DECIDES.search(name) is None
 
 
 def report_other(builder: ImportBuilder, where: str, key: str, value: object) -> None:
@@ -152,10 +165,7 @@ def bears_on_precision(name: str) -> bool:
 
 
 def fields_of(name: str) -> tuple[str, ...]:
-    """Return the fields that an argument becomes, as section.field.
-
-    None for one that is no setting of a config.
-    """
+    """Return the fields that an argument becomes, as section.field; empty where no config has such a setting."""
     if name in FIELD_OF:
         return tuple(FIELD_OF[name])
     short = name.removeprefix("ddp_")
@@ -166,7 +176,7 @@ def fields_of(name: str) -> tuple[str, ...]:
 
 
 def switched_off(option: str) -> str | None:
-    """Return the argument that an option switches off, None where it is no such option."""
+    """Return the argument that an option switches off; None for another option."""
     if option in SWITCHED_OFF:
         return str(SWITCHED_OFF[option])
     if option in known_arguments():
@@ -175,10 +185,7 @@ def switched_off(option: str) -> str | None:
 
 
 def negated(option: str) -> str | None:
-    """Return the switch whose name stands behind `no_` or `disable_` in an option's.
-
-    None without one.
-    """
+    """Return the switch that an option with `no_` or `disable_` before its name negates; None for another option."""
     for prefix in ("no_", "disable_"):
         name = option.removeprefix(prefix)
         if name != option and _has_a_switch(fields_of(name)):
@@ -219,14 +226,14 @@ def is_switch(option: str) -> bool:
     return switched_off(name) is not None or SWITCH.fullmatch(option) is not None
 
 
-def misspelt(given: Iterable[str]) -> dict[str, str]:
-    """Return each name with a slip of a letter or two that no argument has -> the name that is meant."""
+def misspelt(names: Iterable[str]) -> dict[str, str]:
+    """Return each name that is an argument's but for a letter or two -> the argument's name."""
     known = {*BY_NAME, *SPELLED, *SPELLED.values(), *FIELD_OF, *SETS, *SWITCHED_OFF}
     known.update(flag.field for flag in BY_NAME.values())
     for role in OWNERS:
         known.update(OWNER_FIELDS[role])
     meant: dict[str, str] = {}
-    for name in sorted({*given} - known):
+    for name in sorted({*names} - known):
         for near in get_close_matches(name, known, 1, SLIP):
             if near.count("_") == name.count("_"):
                 meant[name] = near

@@ -1,4 +1,4 @@
-"""Megatron-LM: the import of launch scripts and arguments, and the export of arguments.
+"""Megatron-LM as a system of `convert`: `SYSTEM`, with the import of launch scripts and arguments.
 
 Its half-precision modes are O2: `--bf16` and `--fp16` cast the weights, and the optimizer keeps
 FP32 masters. Two of its defaults differ from a recipe's: FP8 without `--fp8-recipe` is *delayed*
@@ -13,39 +13,48 @@ from typing import Any
 from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.precision.config import MEGATRON_FIELDS
 from bridge.precision.mode import mode_of
-from bridge.read.builders import ImportBuilder
-from bridge.read.contract import ContextKey, ImportReport, System
+from bridge.read.import_builder import ImportBuilder
 from bridge.read.launch.alternatives import launches
 from bridge.read.megatron_lm import effects, flags, te_precision_file
-from bridge.read.megatron_lm.arguments import TRUTH, Arguments, Written, runs_of, runs_printed
+from bridge.read.megatron_lm.arguments import (
+    INFERENCE,
+    TRUTH,
+    Arguments,
+    Written,
+    runs_of,
+    runs_printed,
+)
+from bridge.read.megatron_lm.engine import OWNED_ARGUMENTS, is_engine, report_engine
 from bridge.read.megatron_lm.engine_file import EngineFile, engine_file, stated_by
 from bridge.read.megatron_lm.exporter import TITLE, export
+from bridge.read.megatron_lm.gradient_reduction import REDUCTION, state_reduction
 from bridge.read.megatron_lm.printed import START, printed_arguments
-from bridge.read.megatron_lm.recognition import is_per_module, recognise
+from bridge.read.megatron_lm.recognition import is_per_module
 from bridge.read.megatron_lm.refused import refused_words
 from bridge.read.megatron_lm.stage_files import LAYOUT
+from bridge.read.reports import ImportReport
+from bridge.read.system import ContextKey, System
 from bridge.read.text.document import Document
 from bridge.registry.config import MixedPrecisionConfig
 
 __all__ = ["SYSTEM", "export", "import_", "import_all", "read", "variables_of"]
 
-READ_TOGETHER = (
-    "grad_reduce_in_bf16",
-    "accumulate_allreduce_grads_in_fp32",
-    "use_distributed_optimizer",
-)
+READ_TOGETHER = (*REDUCTION, "use_distributed_optimizer")
+"""Arguments that are not mapped one by one: others decide about the reduction of gradients with them."""
 
 
 def import_(payload: object, *, variables: object = None) -> ImportReport:
-    """Return what the first run of a payload asks for.
+    """Return the import of the first run of a payload.
 
-    The payload is a list of arguments, a mapping, or what `read` returns.
+    Args:
+        payload: A list of arguments, a mapping of them, or the result of `read`.
+        variables: The environment of a launch script, as `variables_of` reads it.
     """
     return import_all(payload, variables=variables)[0]
 
 
 def import_all(payload: object, *, variables: object = None) -> tuple[ImportReport, ...]:
-    """Return what every run of a payload asks for; arguments as `import_`."""
+    """Return the import of each run of a payload; arguments as for `import_`."""
     if isinstance(payload, Mapping) and is_per_module(payload):
         return (_per_module(payload),)
     return tuple(map(imported, _runs(payload, variables)))
@@ -89,62 +98,71 @@ def _per_module(content: Mapping[str, Any]) -> ImportReport:
 
 
 def imported(run: Arguments) -> ImportReport:
-    """Return what the arguments of one run ask for."""
+    """Return the precision that the arguments of a run state."""
     builder = ImportBuilder(TITLE)
-    if effects.INFERENCE.search(run.launch.program):
+    if INFERENCE.search(run.launch.program):
         builder.record("megatron_lm.inference-by-its-name-not-training", run.label, None)
     is_silent = not run.launch.line and not run.settings
     if is_silent:
         builder.record("megatron_lm.nothing-in-it-starts-a-training", "launch", None)
     mode, is_unstated = _mode(run, builder, is_silent=is_silent)
-    is_open = is_silent and bool(run.launch.arguments or run.launch.notes)
-    if mode == "fp32" and run.launch.line and run.used_by:
-        is_open = True
-    has_engine = effects.is_engine(run)
+    has_engine = is_engine(run)
     file = EngineFile()
     if has_engine:
         file = engine_file(run, run.path)
     stated = stated_by(file.content).fields
+    is_whole = _is_whole(run, mode, is_silent=is_silent)
+    if has_engine and stated is None:
+        is_whole = False
     if stated is not None:
         mode = mode_of(MixedPrecisionConfig.from_dict(stated))
         is_unstated = False
-    _settings(run, builder, has_engine=has_engine)
+    _map_settings(run, builder, has_engine=has_engine)
     if has_engine:
-        effects.engine(run, builder, file, stated)
+        report_engine(run, builder, file, stated)
     else:
-        effects.reduction(run, mode, builder)
+        state_reduction(run, mode, builder)
     if is_unstated:
         builder.leave_mode(run.decided_by)
-    effects.scheme(mode, builder, is_scaled=not has_engine)
-    effects.unread(run, builder)
-    effects.sharding(run, builder)
-    effects.environment(run.launch.environment, builder)
+    effects.state_scheme(mode, builder, is_scaled=not has_engine)
+    effects.report_unread_settings(run, builder)
+    effects.report_sharding(run, builder)
+    effects.map_environment(run.launch.environment, builder)
     is_file_read = stated is not None and file.name in run.launch.files
-    effects.undecided(run, builder, is_file_read=is_file_read)
-    semantics = "fp32" if mode == "fp32" else "megatron_o2"
-    if has_engine and stated is None:
-        is_open = True
-    return builder.finish(semantics=semantics, label=run.label, is_whole=not is_open)
+    effects.report_undecided(run, builder, is_file_read=is_file_read)
+    semantics = "megatron_o2"
+    if mode == "fp32":
+        semantics = "fp32"
+    return builder.finish(semantics=semantics, label=run.label, is_whole=is_whole)
 
 
-def _settings(run: Arguments, builder: ImportBuilder, *, has_engine: bool) -> None:
+def _is_whole(run: Arguments, mode: str, *, is_silent: bool) -> bool:
+    """Return whether the arguments are the whole precision of the run, as far as they are read."""
+    if is_silent and (run.launch.arguments or run.launch.notes):
+        return False
+    return not (mode == "fp32" and run.launch.line and run.used_by)
+
+
+def _map_settings(run: Arguments, builder: ImportBuilder, *, has_engine: bool) -> None:
     """Map or report the settings, but those that the parser refuses or that an engine decides."""
     negations: set[str] = set()
-    for refused in refused_words(run):
-        builder.record(
-            f"megatron_lm.{refused.row}", refused.setting, refused.value, **refused.facts
-        )
-        if refused.row == "no-negation":
-            negations.add(flags.dest(refused.setting))
+    for refusal in refused_words(run):
+        row = f"megatron_lm.{refusal.row}"
+        builder.record(row, refusal.setting, refusal.value, **refusal.facts)
+        if refusal.row == "no-negation":
+            negations.add(flags.dest(refusal.setting))
     for key, written in run.settings.items():
-        is_of_the_engine = has_engine and key in effects.OWNED_BY_DEEPSPEED
-        if key not in negations and not is_of_the_engine:
-            _setting(key, written, builder)
+        is_of_the_engine = has_engine and key in OWNED_ARGUMENTS
+        if key not in negations and not is_of_the_engine and key not in READ_TOGETHER:
+            _map_setting(key, written, builder)
 
 
 def _mode(run: Arguments, builder: ImportBuilder, *, is_silent: bool) -> tuple[str, bool]:
-    """Return the mode of the arguments, and whether another source decides it."""
-    on: list[str] = []
+    """State the mode; return it, and whether another source than the arguments decides it.
+
+    Of two modes `--bf16` counts.
+    """
+    modes: list[str] = []
     is_off = False
     for name in ("fp16", "bf16"):
         written = run.settings.get(name)
@@ -153,10 +171,10 @@ def _mode(run: Arguments, builder: ImportBuilder, *, is_silent: bool) -> tuple[s
         if written.value is False:
             is_off = True
         if name in run:
-            on.append(name)
+            modes.append(name)
             builder.map(written.name, **_fields_of_mode(name))
-    if on:
-        return on[-1], False
+    if modes:
+        return modes[-1], False
     sources = [note for note in run.launch.notes if note.startswith("source ")]
     is_whole = not run.undecided and not sources
     if run.framework is not None and run.framework.mode and is_whole:
@@ -169,7 +187,9 @@ def _mode(run: Arguments, builder: ImportBuilder, *, is_silent: bool) -> tuple[s
         return "fp32", True
     builder.fields["fp32"] = True
     if not is_silent:
-        row = "megatron_lm.fp32-unless" if run.elsewhere else "megatron_lm.fp32-by-itself"
+        row = "megatron_lm.fp32-by-itself"
+        if run.elsewhere:
+            row = "megatron_lm.fp32-unless"
         builder.record(row, "--bf16", False, elsewhere=", ".join(run.elsewhere))
     return "fp32", False
 
@@ -178,10 +198,8 @@ def _fields_of_mode(mode: str) -> dict[str, object]:
     return {mode: True, "params_dtype": mode, "pipeline_dtype": mode}
 
 
-def _setting(key: str, written: Written, builder: ImportBuilder) -> None:
-    """Map or report one setting; others decide about the reduction of gradients together."""
-    if key in READ_TOGETHER:
-        return
+def _map_setting(key: str, written: Written, builder: ImportBuilder) -> None:
+    """Map or report a setting."""
     flag = flags.BY_NAME.get(key)
     row = flags.OTHER_SETTINGS.get(key)
     if written.value is None and key not in flags.FILES:
@@ -189,7 +207,7 @@ def _setting(key: str, written: Written, builder: ImportBuilder) -> None:
     elif flag is not None:
         builder.map(written.name, **_fields(flag, written))
     elif row is not None and str(written.value).lower() != str(row.harmless[0]).lower():
-        builder.report(written.name, written.shown, *row.record)
+        builder.report(written.name, written.shown, *row.sentence)
     elif row is not None or (flags.bears_on_precision(key) and written.value is False):
         builder.map(written.name)
     elif flags.bears_on_precision(key):
@@ -201,7 +219,7 @@ def _setting(key: str, written: Written, builder: ImportBuilder) -> None:
 
 
 def _fields(flag: flags.Flag, written: Written) -> dict[str, object]:
-    """Return the field that a flag sets; none where it sets no more than an unstated field."""
+    """Return the field that a flag sets; empty where it sets no more than an unstated field."""
     value = written.value
     if flag.kind == "value":
         if value is True:
@@ -211,7 +229,9 @@ def _fields(flag: flags.Flag, written: Written) -> dict[str, object]:
         if value in flags.NOTHING:
             value = None
     elif value is True or TRUTH.get(str(value).lower(), True):
-        value = flag.kind == "on" if flag.sets is None else flag.sets
+        value = flag.sets
+        if value is None:
+            value = flag.kind == "on"
     elif flag.kind == "off" and not written.name.startswith("--"):
         value = True
     else:
@@ -221,11 +241,11 @@ def _fields(flag: flags.Flag, written: Written) -> dict[str, object]:
     return {flag.field: value}
 
 
-def variables_of(given: object) -> dict[str, str]:
-    """Return the context key `variables` as a mapping; PayloadError for what is none."""
-    if isinstance(given, Mapping):
-        return {str(name): str(value) for name, value in given.items()}
-    lexer = shlex.shlex(str(given or ""), posix=True)
+def variables_of(stated: object) -> dict[str, str]:
+    """Return the context key `variables`, a mapping or a text of pairs; PayloadError for another text."""
+    if isinstance(stated, Mapping):
+        return {str(name): str(value) for name, value in stated.items()}
+    lexer = shlex.shlex(str(stated or ""), posix=True)
     lexer.whitespace = " \t\n,"
     lexer.whitespace_split = True
     lexer.commenters = ""
@@ -235,16 +255,16 @@ def variables_of(given: object) -> dict[str, str]:
         for word in lexer:
             pair = re.fullmatch(r"(\w+|[@*])=(.*)", word, re.DOTALL)
             if pair is None:
-                raise _no_pairs(given)
+                raise _no_pairs(stated)
             variables[pair[1]] = pair[2]
     except ValueError:  # a quote that is not closed
-        raise _no_pairs(given) from None
+        raise _no_pairs(stated) from None
     return variables
 
 
-def _no_pairs(given: object) -> PayloadError:
+def _no_pairs(stated: object) -> PayloadError:
     rule = "must be NAME=value pairs"
-    return PayloadError(f"variables: {rule}, got {given!r}. Write variables='A=1 B=\"2 3\"'.")
+    return PayloadError(f"variables: {rule}, got {stated!r}. Write variables='A=1 B=\"2 3\"'.")
 
 
 CONTEXT = (
@@ -252,14 +272,13 @@ CONTEXT = (
     *LAYOUT,
 )
 SYSTEM = System(
-    "megatron-lm",
-    "Megatron-LM",
-    "0.20.0",
-    export,
-    import_,
-    recognise,
-    write,
-    read,
-    CONTEXT,
-    import_all,
+    name="megatron-lm",
+    title="Megatron-LM",
+    version="0.20.0",
+    export=export,
+    import_=import_,
+    write=write,
+    read=read,
+    context=CONTEXT,
+    import_all=import_all,
 )

@@ -1,11 +1,11 @@
-"""`precision_file`: the per-module recipe that a run names by its path, read where it is found, and named where not.
+"""`precision_file`: the per-module recipe that a run names by its path.
 
     found = precision_file("--te-precision-config-file", "conf/te_quant.yaml", "runs/train.sh")
     found.content, found.sentence
 
-The file is looked up from the folder of the run's file, then at its own path. One of the same name
-next to the run's file counts too where it is such a recipe: scripts name paths of the machine on
-which they run.
+Scripts name paths of the machine on which they run. So the file is looked up in three places: from
+the folder of the run's file, at its path, and by its name next to the run's file. In the third
+place it counts where it has the form of such a recipe.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bridge.errors import PayloadError, RunConfigError
 from bridge.read.launch.word import UNKNOWN
@@ -24,52 +24,71 @@ from bridge.read.text.document import Document
 
 FIELD = "model.quant_recipe"
 """The setting that holds the content."""
+NOT_FOUND = (
+    "{field}: {option} names {name}, which is not found; the precision of the layers that it "
+    "selects is not known. Put the file next to the run's own."
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PrecisionFile:
-    """The outcome of a search."""
+    """A per-module recipe that a run names."""
 
     content: dict[str, Any] | None
-    """What the file holds; None: it is not there."""
+    """The content of the file; None where the file is not found."""
     sentence: str
-    """Where it was read, or what is not known without it."""
+    """The place where it was read, or what is not known without it, as a sentence."""
 
 
-def precision_file(option: str, name: str, beside: str) -> PrecisionFile:
-    """Return the content of the file that an option names.
-
-    RunConfigError for one that Megatron refuses.
+def precision_file(option: str, name: str, run_path: str) -> PrecisionFile:
+    """Return the per-module recipe that an option names.
 
     Args:
         option: The option, for messages.
         name: The path as it is written; a beginning that only the run knows is left out.
-        beside: Path of the run's own file.
+        run_path: Path of the run's file.
+
+    Raises:
+        RunConfigError: Megatron refuses the file.
     """
-    for path, is_exact in _places(name, Path(beside).parent):
-        if not os.path.isfile(path):  # noqa: PTH113  a path may be too long for Path.is_file
-            continue
-        try:
-            if is_exact or is_per_module(Document.load(path).mapping):
-                content = te_precision_file.read(path)
-                return PrecisionFile(
-                    content=content, sentence=f"{option} {name}: read from {path}."
-                )
-        except PayloadError as error:
-            if is_exact:
-                raise RunConfigError(str(error)) from None
-    rule = f"{option} names {name}, which is not found; the precision of the layers that it selects is not known"
-    return PrecisionFile(
-        content=None, sentence=f"{FIELD}: {rule}. Put the file next to the run's own."
-    )
+    for place in _places(name, Path(run_path).parent):
+        content = _content_at(place)
+        if content is not None:
+            sentence = f"{option} {name}: read from {place.path}."
+            return PrecisionFile(content=content, sentence=sentence)
+    sentence = NOT_FOUND.format(field=FIELD, option=option, name=name)
+    return PrecisionFile(content=None, sentence=sentence)
 
 
-def _places(name: str, folder: Path) -> Iterator[tuple[Path, bool]]:
-    """Yield the paths where a file may be, and whether it is the one that is meant if it is there."""
-    unknown = [*UNKNOWN.finditer(name)]
-    known = name[unknown[-1].end() :].lstrip("/") if unknown else name
+class _Place(NamedTuple):
+    """A path where the file may be."""
+
+    path: Path
+    is_exact: bool
+    """A file at the path is the file that is named; else its content has to look like one."""
+
+
+def _places(name: str, folder: Path) -> Iterator[_Place]:
+    """Yield the paths where a file may be, the surest first."""
+    unknown = list(UNKNOWN.finditer(name))
+    known = name
+    if unknown:
+        known = name[unknown[-1].end() :].lstrip("/")
     if not known or known.startswith("~") or not known.isprintable():
         return
-    yield folder / known, True
-    yield Path(known), not unknown
-    yield folder / Path(known).name, False
+    yield _Place(folder / known, is_exact=True)
+    yield _Place(Path(known), is_exact=not unknown)
+    yield _Place(folder / Path(known).name, is_exact=False)
+
+
+def _content_at(place: _Place) -> dict[str, Any] | None:
+    """Return the content of the file at a place; None without a file, or with a file of another form."""
+    if not os.path.isfile(place.path):  # noqa: PTH113  a path may be too long for Path.is_file
+        return None
+    try:
+        if place.is_exact or is_per_module(Document.load(place.path).mapping):
+            return te_precision_file.read(place.path)
+    except PayloadError as error:
+        if place.is_exact:
+            raise RunConfigError(str(error)) from None
+    return None

@@ -17,7 +17,8 @@ import io
 import pickle
 import re
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -42,22 +43,36 @@ DAMAGED = (
     AttributeError,
     OSError,
 )
+"""Errors of `torch.load` for a damaged file."""
 INERT = ("megatron.", "signal.Signals", "pathlib.PosixPath", "pathlib.PurePosixPath")
 
 
-def printed_arguments(text: str) -> list[tuple[dict[str, Any], bool]]:
-    """Return the arguments of each run that a log shows, by their names, and whether the block has its end.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PrintedBlock:
+    """The arguments that a run printed."""
 
-    A block that stands twice counts once.
+    arguments: Mapping[str, Any]
+    """Name of an argument -> its value."""
+    has_end: bool
+    """Whether the block has its last line, so that every argument is in it."""
+
+
+def printed_arguments(text: str) -> list[PrintedBlock]:
+    """Return the blocks of arguments that a log shows.
+
+    A block that stands twice counts once. A block without its end counts where it is the last.
     """
-    blocks: list[tuple[dict[str, Any], bool]] = []
+    blocks: list[PrintedBlock] = []
     pieces = START.split(text)[1:]
-    for place, piece in enumerate(pieces, 1):
+    for number, piece in enumerate(pieces, 1):
         lines, *rest = END.split(piece, maxsplit=1)
-        block = {match[1]: _value(match[2].strip()) for match in LINE.finditer(lines)}
-        is_whole_or_last = bool(rest) or place == len(pieces)
-        if block and is_whole_or_last and (block, True) not in blocks:
-            blocks.append((block, bool(rest)))
+        arguments: dict[str, Any] = {}
+        for match in LINE.finditer(lines):
+            arguments[match[1]] = _value(match[2].strip())
+        is_repeated = PrintedBlock(arguments=arguments, has_end=True) in blocks
+        is_whole_or_last = bool(rest) or number == len(pieces)
+        if arguments and is_whole_or_last and not is_repeated:
+            blocks.append(PrintedBlock(arguments=arguments, has_end=bool(rest)))
     return blocks
 
 
@@ -70,7 +85,7 @@ def _value(text: str) -> Any:
 
 
 class _Inert:
-    """Stands for an object of a class that is not imported."""
+    """An object in the place of an instance of a class that is not imported."""
 
     def __init__(self, *values: object) -> None:
         self.values = values
@@ -87,16 +102,13 @@ def arguments_text(data: bytes, path: str) -> str:
     """
     import torch  # two seconds, and only for this kind of file
 
-    named = _read(torch.serialization.get_unsafe_globals_in_checkpoint, data, path)
-    other = [name for name in named if name != "argparse.Namespace" and not name.startswith(INERT)]
-    if other:
-        raise PayloadError(
-            f"{path}: a checkpoint must not name {other[0]}. Give the log of the run."
-        )
     allowed: list[Any] = [Namespace]
-    for name in named:
+    for name in _read(torch.serialization.get_unsafe_globals_in_checkpoint, data, path):
         if name.startswith(INERT):
             allowed.append((_Inert, name))
+        elif name != "argparse.Namespace":
+            rule = f"a checkpoint must not name {name}"
+            raise PayloadError(f"{path}: {rule}. Give the log of the run.")
     with torch.serialization.safe_globals(allowed):
         content = _read(partial(torch.load, map_location="cpu", weights_only=True), data, path)
     arguments = None
@@ -114,6 +126,7 @@ def arguments_text(data: bytes, path: str) -> str:
 
 
 def _read(call: Callable[[io.BytesIO], Any], data: bytes, path: str) -> Any:
+    """Return the answer of a function of torch about a file; PayloadError where the file is damaged."""
     try:
         return call(io.BytesIO(data))
     except DAMAGED as error:

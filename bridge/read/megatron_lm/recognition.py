@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from bridge.read import frameworks
-from bridge.read.contract import Recognised
+from bridge.read import framework_signs
+from bridge.read.document_signs import Recognised
 from bridge.read.launch.launches import MEGATRON_ARGUMENTS, Launch
 from bridge.read.launch.script import MODES
 from bridge.read.megatron_lm.arguments import PROGRAMS, argument_groups
@@ -15,19 +15,25 @@ from bridge.read.megatron_lm.printed import EVIDENCE, START, SUFFIX
 from bridge.read.text.document import Document
 
 STRONG = re.compile(TABLE.data["strong"])
+"""Flags that Megatron-LM's parser alone has."""
 ARGUMENTS = frozenset(TABLE.data["arguments"].split())
+"""Names of arguments that a bare mapping is recognised by, where it has several."""
 OTHERS = frozenset(TABLE.data["others"].split())
+"""Keys that the files of other systems have."""
+FEW = 4
+"""Names that a bare mapping needs where a name bears on precision."""
 MANY = 12
-"""Where none of them bears on precision: four names of a model's sizes are anybody's."""
+"""Names that it needs where no name does: four names of a model's sizes are in any system's file."""
 FLAGSCALE = "FlagScale"
 """Fork of Megatron-LM that makes its arguments of every key in `system`, `model` and `data`."""
-OWN = (
+SURE = (
     "tensor_model_parallel_size",
     "micro_batch_size",
     "accumulate_allreduce_grads_in_fp32",
     "fp8_format",
     "num_layers",
 )
+"""Arguments of which two recognise a mapping."""
 
 
 def is_per_module(content: Mapping[Any, Any]) -> bool:
@@ -38,10 +44,10 @@ def is_per_module(content: Mapping[Any, Any]) -> bool:
 def is_megatron(launch: Launch) -> bool:
     """Return whether a launch starts a program of Megatron-LM's, or has several flags that its parser knows.
 
-    One flag that others have too says nothing: not `--seq-length`, and neither `--bf16` or `--fp16`
-    without a value.
+    A single flag that programs of other systems have too is no evidence: `--seq-length`, and
+    `--bf16` or `--fp16` without a value.
     """
-    framework = frameworks.of_launch(launch)
+    framework = framework_signs.recognise_launch(launch)
     if framework is not None and framework.table:
         return True
     if framework is not None and not framework.yields:
@@ -68,7 +74,7 @@ def _has_a_mode(launch: Launch) -> bool:
 
 
 def recognise(document: Document) -> Recognised | None:
-    """Return why a document is taken for Megatron-LM's, or None."""
+    """Return why a document is taken for Megatron-LM's; None for another system's."""
     if document.kind in ("shell", "text", "env"):
         return _of_text(document)
     return _of_mapping(document)
@@ -90,31 +96,39 @@ def _of_text(document: Document) -> Recognised | None:
 
 
 def _of_mapping(document: Document) -> Recognised | None:
+    """Return why a mapping is taken for Megatron-LM's, by its form or by the names of its keys."""
+    return _by_form(document) or _by_names(document.mapping)
+
+
+def _by_form(document: Document) -> Recognised | None:
     top = document.mapping
     if is_per_module(top):
-        return Recognised(
-            0.95, "has `configs` and `matchers`, as files for --te-precision-config-file do"
-        )
+        evidence = "has `configs` and `matchers`, as files for --te-precision-config-file do"
+        return Recognised(0.95, evidence)
     if {"language_model", "model_parallel"} <= top.keys():
-        return Recognised(
-            0.95, "has `language_model` and `model_parallel`, as files for --yaml-cfg do"
-        )
-    framework = frameworks.recognise(document)
+        evidence = "has `language_model` and `model_parallel`, as files for --yaml-cfg do"
+        return Recognised(0.95, evidence)
+    framework = framework_signs.recognise_file(document)
     if framework is not None and framework.name == FLAGSCALE and framework.is_converted:
         return Recognised(0.9, framework.evidence)
     groups = argument_groups(top)
     if groups:
-        return Recognised(0.9, f"has `{groups[0][0]}`, a mapping of Megatron-LM's arguments")
-    keys = list(map(str, top))
-    if top and all(key.startswith("--") for key in keys):
+        return Recognised(0.9, f"has `{groups[0].name}`, a mapping of Megatron-LM's arguments")
+    if top and all(str(key).startswith("--") for key in top):
         return Recognised(0.8, "every key is a command-line flag")
-    sure = [f"`{key}`" for key in OWN if key in top]
+    return None
+
+
+def _by_names(top: Mapping[Any, Any]) -> Recognised | None:
+    sure = [f"`{key}`" for key in SURE if key in top]
     if len(sure) > 1:
         return Recognised(0.7, f"has {' and '.join(sure[:2])}, Megatron-LM's arguments")
+    if any(isinstance(value, dict) for value in top.values()):
+        return None
+    keys = list(map(str, top))
     arguments = [f"`{key}`" for key in keys if key in ARGUMENTS]
-    is_flat = not any(isinstance(value, dict) for value in top.values())
     is_enough = len(arguments) >= _fewest(keys) and 2 * len(arguments) > len(top)
-    if is_enough and is_flat and OTHERS.isdisjoint(keys):
+    if is_enough and OTHERS.isdisjoint(keys):
         evidence = f"has {', '.join(arguments[:3])} and more of Megatron-LM's arguments, bare"
         return Recognised(0.6, evidence)
     return None
@@ -124,5 +138,5 @@ def _fewest(keys: Sequence[str]) -> int:
     """Return how many names of arguments a mapping needs, by whether one bears on precision."""
     for key in keys:
         if dest(key) in BY_NAME or dest(key) in OTHER_SETTINGS:
-            return 4
+            return FEW
     return MANY

@@ -1,7 +1,7 @@
 """`refused_words`: the words of a command line that Megatron-LM's parser refuses, so that the run does not start.
 
-A switch takes no value, and only a switch that is on by itself has a flag with `no-` or `disable-`
-before its name. Options that no release of Megatron-LM has are a program's own, and are not judged.
+A switch takes no value. Only a switch that is on by default has a flag with `no-` or `disable-`
+before its name. Options that no release of Megatron-LM has are a program's, and are not judged.
 
 Source: Megatron-LM 0.16 to 2026-08-22, training/arguments.py parse_args and argument_utils.py
 ArgumentGroupFactory.
@@ -21,7 +21,7 @@ class Refusal:
     setting: str
     """The option, with its dashes."""
     value: object
-    """The value after it; True for an option without one."""
+    """The value after it; True for an option without a value."""
     row: str
     """The sentence about it in the table of Megatron-LM."""
     facts: Mapping[str, str]
@@ -29,42 +29,41 @@ class Refusal:
 
 
 def refused_words(run: Arguments) -> list[Refusal]:
-    """Return the words of one run that the parser refuses, in their order.
-
-    Keys of a mapping are no words of it.
-    """
-    found = []
+    """Return the words of a command line that the parser refuses, in their order."""
+    refusals: list[Refusal] = []
     for option in run.options:
         if option.is_key or not option.name.startswith("--"):
             continue
-        name, value = flags.dest(option.name), _value_of(option)
-        negated = flags.negated(name)
-        if (
-            negated is not None
-            and name not in flags.known_arguments()
-            and name not in flags.SWITCHED_OFF
-        ):
-            facts = {"flag": f"--{negated.replace('_', '-')}"}
-            found.append(
-                Refusal(setting=str(option.name), value=True, row="no-negation", facts=facts)
-            )
-        elif value is not None and name in flags.known_arguments() and flags.is_switch(option.name):
-            state = "on"
-            if not TRUTH.get(value.lower(), True):
-                state = "off"
-            found.append(
-                Refusal(
-                    setting=str(option.name), value=value, row="refused", facts={"state": state}
-                )
-            )
-    return found
+        refusal = _refused_negation(option) or _refused_value(option)
+        if refusal is not None:
+            refusals.append(refusal)
+    return refusals
+
+
+def _refused_negation(option: Option) -> Refusal | None:
+    """Return the refusal of an option with `no-` or `disable-` whose switch has no such flag; None without one."""
+    name = flags.dest(option.name)
+    switch = flags.negated(name)
+    if switch is None or name in flags.known_arguments() or name in flags.SWITCHED_OFF:
+        return None
+    facts = {"flag": flags.option_of(switch)}
+    return Refusal(setting=str(option.name), value=True, row="no-negation", facts=facts)
+
+
+def _refused_value(option: Option) -> Refusal | None:
+    """Return the refusal of a switch with a value; None for another option."""
+    value = _value_of(option)
+    name = flags.dest(option.name)
+    if value is None or name not in flags.known_arguments() or not flags.is_switch(option.name):
+        return None
+    state = "on"
+    if not TRUTH.get(value.lower(), True):
+        state = "off"
+    return Refusal(setting=str(option.name), value=value, row="refused", facts={"state": state})
 
 
 def _value_of(option: Option) -> str | None:
-    """Return the value that an option is given after `=`, or as a word that says on or off.
-
-    None without one.
-    """
+    """Return the value behind `=`, or a word behind the option that means on or off; None without a value."""
     if option.value is not None:
         return str(option.value)
     following = option.following[:1]

@@ -1,8 +1,8 @@
-"""The values that Megatron-LM sets at the start of a run, as rows: its parser's defaults, and what it derives.
+"""`ROWS`: the values that Megatron-LM sets when a run starts, its parser's defaults and derived values.
 
-A default is a row where it is not that of Megatron Core's class. Rows are applied in order, as
-`validate_args` works. Settings that change no plan, no bytes, no dimension and no finding have no
-row.
+A default has a row where it differs from that of Megatron Core's class. Rows are applied in order,
+as `validate_args` works. Settings that change no plan, no bytes, no dimension and no finding have
+no row.
 
 Source: Megatron-LM of 2026-08-22, training/arguments.py.
 """
@@ -28,7 +28,7 @@ VALIDATE = f"{ARGUMENTS}: validate_args"
 
 
 def _mode(start: Start) -> str:
-    """Return the mode: that of a precision that is written over the arguments, or else theirs."""
+    """Return the mode of the precision that is written over the arguments, or that of the arguments."""
     precision = start.sections.get("mixed_precision")
     if isinstance(precision, Mapping):
         for name in ("fp16", "bf16"):
@@ -67,10 +67,7 @@ def _is_swiglu(start: Start) -> bool:
 
 
 def _is_interleaved(start: Start) -> bool:
-    """Return whether a stage has several chunks.
-
-    The field, a custom layout, or the pattern of a hybrid model says so.
-    """
+    """Return whether a stage has several chunks, by the field, a custom layout, or a hybrid model's pattern."""
     try:
         return Parallel.of(start.sections.get("model") or {}).virtual > 1
     except RunConfigError:  # which the plan raises again, with its reason
@@ -78,28 +75,32 @@ def _is_interleaved(start: Start) -> bool:
 
 
 def _chunks(start: Start) -> int | None:
-    """Return the model chunks of a stage by `--num-layers-per-virtual-pipeline-stage`, or None."""
-    each = whole_number(start.value(f"{ARGUMENT}.num_layers_per_virtual_pipeline_stage"))
+    """Return the model chunks of a stage by `--num-layers-per-virtual-pipeline-stage`; None without it."""
+    layers_of_chunk = whole_number(start.value(f"{ARGUMENT}.num_layers_per_virtual_pipeline_stage"))
     layers = whole_number(start.value("model.num_layers"))
-    if not each or not layers:
+    if not layers_of_chunk or not layers:
         return None
     parts = layers
     for name in ("account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"):
         if start.value(f"model.{name}"):
             parts += 1
-    return parts // start.size("pipeline_model_parallel_size") // each or None
+    return parts // start.size("pipeline_model_parallel_size") // layers_of_chunk or None
 
 
 def _layers_of_pattern(start: Start) -> int:
     """Return the number of layers of a hybrid model's pattern, 0 where no pattern is stated."""
     pattern = _pattern(start)
-    return 0 if pattern is None else len(pattern.layers)
+    if pattern is None:
+        return 0
+    return len(pattern.layers)
 
 
 def _depths_of_pattern(start: Start) -> int:
     """Return the prediction depths of a hybrid model's pattern, 0 where no pattern is stated."""
     pattern = _pattern(start)
-    return 0 if pattern is None else pattern.depths
+    if pattern is None:
+        return 0
+    return pattern.depths
 
 
 def _pattern(start: Start) -> HybridPattern | None:
@@ -113,6 +114,7 @@ def _letters(start: Start) -> str:
 
 
 def _bias_fusion(start: Start) -> bool:
+    """Return whether the bias is fused with the activation, by the parser's two switches."""
     if _is_swiglu(start):
         return start.value(f"{ARGUMENT}.bias_swiglu_fusion") is not False
     has_biases = bool(start.value("model.add_bias_linear"))
@@ -120,7 +122,7 @@ def _bias_fusion(start: Start) -> bool:
 
 
 def _vocabulary(start: Start) -> int | None:
-    """Return the vocabulary of the run's tokenizer, where the name of it or of its kind is known."""
+    """Return the vocabulary of the run's tokenizer by its name or its type; None where neither is known."""
     size = vocab_size_of(start.value(f"{ARGUMENT}.tokenizer_model"))
     if size is None:
         size = vocab_size_of(start.value(f"{ARGUMENT}.tokenizer_type"))
@@ -145,7 +147,9 @@ ROWS: tuple[Row, ...] = (
             "model.share_embeddings_and_output_weights": True,
         }
     ),
-    *_default({"model.attention_softmax_in_fp32": False}, _is_local),
+    *_default(
+        {"model.attention_softmax_in_fp32": False, "model.masked_softmax_fusion": True}, _is_local
+    ),
     *_default(
         {"model.q_lora_rank": None, "model.kv_lora_rank": 32}, "model.multi_latent_attention"
     ),

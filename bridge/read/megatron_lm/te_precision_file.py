@@ -1,8 +1,10 @@
 """The file behind `--te-precision-config-file`: Megatron Core's per-module recipe, as YAML or Megatron Bridge's `.cfg`.
 
-The content is kept as it is written; a fault that stops Megatron is one sentence each. It counts
-layers within one stage of a pipeline, so it is held as `model.quant_recipe` and never as rows of
-`modules`.
+    read("te_quant.yaml")["matchers"]
+
+The content is kept as it is written. Faults that stop Megatron are refused together, a sentence
+each. Its patterns count layers within one stage of a pipeline, so that the content is a value of
+`model.quant_recipe` and never becomes rows of `modules`.
 
 Source: megatron-core 0.16.1 and 0.19.2 quantization/quant_config.py,
 extensions/transformer_engine.py.
@@ -10,7 +12,7 @@ extensions/transformer_engine.py.
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.precision import strict_yaml
@@ -23,13 +25,11 @@ from bridge.precision.matchers import (
 )
 
 TYPE_KEY = next(iter(CONFIG_TYPE))
+CORRECT = "Correct it."
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """Return the content of a file.
-
-    PayloadError, every fault on its own line, where Megatron would refuse it.
-    """
+    """Return the content of a file; PayloadError, every fault on its own line, where Megatron refuses it."""
     return parse(strict_yaml.decoded(strict_yaml.read_bytes(path), str(path)), str(path))
 
 
@@ -37,84 +37,91 @@ def parse(text: str, name: str) -> dict[str, Any]:
     """Return the content of a YAML text; `name` is its name in messages. It raises as `read`."""
     (content, *_) = strict_yaml.load_all(text, name) or (None,)
     if not isinstance(content, dict):
-        raise PayloadError.of(
-            name, "must be a mapping of configs and matchers", content, "Give Megatron's file."
-        )
-    faults = [
-        str(PayloadError.of(f"{name}: {path}", rule, value, remedy))
-        for path, rule, value, remedy in _faults(content)
-    ]
-    if faults:
-        raise PayloadError("\n".join(faults))
+        rule = "must be a mapping of configs and matchers"
+        raise PayloadError.of(name, rule, content, "Give Megatron's file.")
+    sentences: list[str] = []
+    for fault in _faults(content):
+        error = PayloadError.of(f"{name}: {fault.path}", fault.rule, fault.value, fault.remedy)
+        sentences.append(str(error))
+    if sentences:
+        raise PayloadError("\n".join(sentences))
     return content
 
 
-Fault = tuple[str, str, object, str]
-"""Path, rule, value and remedy."""
+class _Fault(NamedTuple):
+    """A part of a file that Megatron refuses."""
+
+    path: str
+    rule: str
+    value: object
+    remedy: str
 
 
-def _faults(content: Mapping[str, Any]) -> Iterator[Fault]:
-    configs, matchers = content.get("configs", {}), content.get("matchers") or {}
+def _faults(content: Mapping[str, Any]) -> Iterator[_Fault]:
+    configs = content.get("configs", {})
+    matchers = content.get("matchers") or {}
     if not isinstance(configs, Mapping):
-        yield "configs", "must be a mapping of names to payloads", configs, "Correct it."
-    elif not isinstance(matchers, Mapping):
-        yield "matchers", "must be a mapping of names to matchers", matchers, "Correct it."
-    else:
-        for name, payload in configs.items():
-            yield from _payload_faults(f"configs.{name}", payload)
-        for name, row in matchers.items():
-            yield from _matcher_faults(f"matchers.{name}", row, configs)
+        yield _Fault("configs", "must be a mapping of names to payloads", configs, CORRECT)
+        return
+    if not isinstance(matchers, Mapping):
+        yield _Fault("matchers", "must be a mapping of names to matchers", matchers, CORRECT)
+        return
+    for name, payload in configs.items():
+        yield from _payload_faults(f"configs.{name}", payload)
+    for name, matcher in matchers.items():
+        yield from _matcher_faults(f"matchers.{name}", matcher, configs)
 
 
-def _payload_faults(path: str, payload: object) -> Iterator[Fault]:
+def _payload_faults(path: str, payload: object) -> Iterator[_Fault]:
+    """Yield the faults of a payload; a payload of another library, Kitchen's for example, has none."""
     if not isinstance(payload, Mapping):
-        yield (
-            path,
-            "must be a mapping",
-            payload,
-            "Give transformer_engine_config_type and training_recipe.",
-        )
+        remedy = "Give transformer_engine_config_type and training_recipe."
+        yield _Fault(path, "must be a mapping", payload, remedy)
         return
-    if TYPE_KEY not in payload:  # another library's: Kitchen has payloads of its own
+    if TYPE_KEY not in payload:
         return
-    if payload[TYPE_KEY] != CONFIG_TYPE[TYPE_KEY]:
-        yield f"{path}.{TYPE_KEY}", "must be TEQuantizationParams", payload[TYPE_KEY], "Correct it."
+    type_name = payload[TYPE_KEY]
+    if type_name != CONFIG_TYPE[TYPE_KEY]:
+        yield _Fault(f"{path}.{TYPE_KEY}", "must be TEQuantizationParams", type_name, CORRECT)
     if TRAINING not in payload:
-        yield (
-            path,
-            "must have a training_recipe",
-            list(payload),
-            "Write training_recipe: {} for high precision.",
-        )
-    for part in (one for one in (TRAINING, EVALUATION) if one in payload):
-        recipe = payload[part]
-        if not isinstance(recipe, Mapping):
-            yield f"{path}.{part}", "must be a mapping", recipe, "Write {} for high precision."
-            continue
-        for key in recipe:
-            near = close_matches(str(key), PAYLOAD_KEYS)
-            if key not in PAYLOAD_KEYS and near:  # a key of a later release is kept
-                rule = "Transformer Engine's recipes have no such key"
-                yield f"{path}.{part}.{key}", rule, recipe[key], did_you_mean(near)
-        for key, rule in payload_faults(recipe):
-            remedy = "Use 'tensorwise', 'blockwise' or 'mxfp8'." if key else "Correct it."
-            yield (
-                f"{path}.{part}.{key}".rstrip("."),
-                rule,
-                recipe[key] if key else dict(recipe),
-                remedy,
-            )
+        remedy = "Write training_recipe: {} for high precision."
+        yield _Fault(path, "must have a training_recipe", list(payload), remedy)
+    for part in (TRAINING, EVALUATION):
+        if part in payload:
+            yield from _recipe_faults(f"{path}.{part}", payload[part])
 
 
-def _matcher_faults(path: str, row: object, configs: Mapping[str, Any]) -> Iterator[Fault]:
-    if not isinstance(row, Mapping):
-        yield path, "must be a mapping", row, "Give type, pattern, config and enabled."
-    elif row.get("enabled", False):
-        if row.get("type") != "glob":
-            yield f"{path}.type", "must be glob", row.get("type"), "Correct it."
-        for key in ("pattern", "config"):
-            if row.get(key) is None:
-                yield f"{path}.{key}", "must be given", None, "Give it."
-        if row.get("config") is not None and row["config"] not in configs:
-            hint = did_you_mean(close_matches(str(row["config"]), configs)) or "Add it."
-            yield f"{path}.config", "no payload has this name", row["config"], hint
+def _recipe_faults(path: str, recipe: object) -> Iterator[_Fault]:
+    """Yield the faults of the recipe of Transformer Engine in a payload."""
+    if not isinstance(recipe, Mapping):
+        yield _Fault(path, "must be a mapping", recipe, "Write {} for high precision.")
+        return
+    for key in recipe:
+        near = close_matches(str(key), PAYLOAD_KEYS)
+        if key not in PAYLOAD_KEYS and near:  # a key of a later release is kept
+            rule = "Transformer Engine's recipes have no such key"
+            yield _Fault(f"{path}.{key}", rule, recipe[key], did_you_mean(near))
+    for key, rule in payload_faults(recipe):
+        if key:
+            remedy = "Use 'tensorwise', 'blockwise' or 'mxfp8'."
+            yield _Fault(f"{path}.{key}", rule, recipe[key], remedy)
+        else:
+            yield _Fault(path, rule, dict(recipe), CORRECT)
+
+
+def _matcher_faults(path: str, matcher: object, configs: Mapping[str, Any]) -> Iterator[_Fault]:
+    """Yield the faults of a matcher; Megatron does not read a matcher that is not enabled."""
+    if not isinstance(matcher, Mapping):
+        yield _Fault(path, "must be a mapping", matcher, "Give type, pattern, config and enabled.")
+        return
+    if not matcher.get("enabled", False):
+        return
+    if matcher.get("type") != "glob":
+        yield _Fault(f"{path}.type", "must be glob", matcher.get("type"), CORRECT)
+    for key in ("pattern", "config"):
+        if matcher.get(key) is None:
+            yield _Fault(f"{path}.{key}", "must be given", None, "Give it.")
+    name = matcher.get("config")
+    if name is not None and name not in configs:
+        hint = did_you_mean(close_matches(str(name), configs)) or "Add it."
+        yield _Fault(f"{path}.config", "no payload has this name", name, hint)

@@ -1,9 +1,14 @@
 """`unread_options`: options that may bear on a run's layout, layers or bytes, and that nothing here reads.
 
-An argument that Megatron-LM's parser has in some release from 0.16 on is known: what it does to a
-plan is read, or it does nothing, but for the few in the table. Any other option is a program's or a
-fork's own. Whether it bears on them is then told by its words: `--moe-expert-parallel-size` may,
-`--rollout-batch-size` does not.
+    unread_options({"moe_expert_parallel_size": 8})    # the option -> the settings that it may change
+
+Three kinds of options are told apart:
+
+- an argument that Megatron-LM's parser has in some release from 0.16 on is known. Its effect on a
+  plan is read or it has none, but for the rows of `UNREAD`;
+- an option whose words are in `GROUPS` may change the settings of the row:
+  `--moe-expert-parallel-size` for example;
+- any other option is a program's and is harmless: `--rollout-batch-size` for example.
 
 `known_arguments.json` is written by ``scripts/write_megatron_arguments.py`` from the sources of
 these releases.
@@ -21,11 +26,15 @@ GROUPS = [
 ]
 """Words of an option, and the settings that it may change."""
 HARMLESS = re.compile(flags.TABLE.data["harmless words"])
+"""Words of an option by which it changes none of them."""
 UNREAD: Mapping[str, list[str]] = flags.TABLE.data["unread arguments"]
+"""Argument of Megatron-LM that is not read -> the settings that it may change."""
 OF_EXPERTS = re.compile(r"(?:^|_)(?:moe|experts?)(?:_|$)")
 """Options that change nothing in a model without experts."""
 NOTHING = (None, False, "", "0", "0.0", "none", "None", "false", "False")
 """Values with which an option changes nothing."""
+NO_EXPERTS = (*map(str, NOTHING), "1")
+"""Values of `num_experts` for a dense model; DeepSpeed's is 1."""
 
 
 def unread_options(arguments: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
@@ -35,43 +44,44 @@ def unread_options(arguments: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
         arguments: Name of an argument -> its value, or the value as it is written where only the
             run decides it.
     """
-    found = {}
-    has_experts = str(arguments.get("num_experts")) not in (
-        *map(str, NOTHING),
-        "1",
-    )  # DeepSpeed's word for a dense model
+    has_experts = str(arguments.get("num_experts")) not in NO_EXPERTS
+    unread: dict[str, tuple[str, ...]] = {}
     for name, value in arguments.items():
-        if not _is_neutral(name, value) and (has_experts or not OF_EXPERTS.search(name)):
-            opened = _opened(name)
-            if opened:
-                found[name] = opened
-    return found
+        if _is_neutral(name, value):
+            continue
+        if OF_EXPERTS.search(name) and not has_experts:
+            continue
+        settings = _settings_of(name)
+        if settings:
+            unread[name] = settings
+    return unread
 
 
-def _opened(name: str) -> tuple[str, ...]:
-    """Return the settings that an argument may change without being read."""
+def _settings_of(name: str) -> tuple[str, ...]:
+    """Return the settings that an option may change without being read."""
     if name in UNREAD:
         return tuple(UNREAD[name])
     if is_known(name) or HARMLESS.search(name):
         return ()
-    opened: dict[str, None] = {}
+    settings: dict[str, None] = {}
     for words, paths in GROUPS:
         if words.search(name):
-            opened |= dict.fromkeys(paths)
-    return tuple(opened)
+            settings.update(dict.fromkeys(paths))
+    return tuple(settings)
 
 
 def _is_neutral(name: str, value: Any) -> bool:
-    """Return whether an option with this value is as if it were absent: off, or one rank."""
+    """Return whether an option with this value acts as if it were absent: off, or of one rank."""
     text = str(value)
-    return value in NOTHING or text in NOTHING or (name.endswith("_size") and text == "1")
+    is_one_rank = name.endswith("_size") and text == "1"
+    return is_one_rank or value in NOTHING or text in NOTHING
 
 
 def is_known(name: str) -> bool:
-    """Return whether an argument is one of Megatron-LM's, or of those that another part of the reading reads."""
-    own = flags.SPELLED.get(name, name)
+    """Return whether an option is an argument of Megatron-LM, or is read by another part of the reader."""
+    parser_arguments = flags.known_arguments()
     tables = (
-        flags.known_arguments(),
+        parser_arguments,
         flags.BY_NAME,
         flags.SETS,
         flags.OTHER_SETTINGS,
@@ -80,8 +90,8 @@ def is_known(name: str) -> bool:
     )
     if any(name in table for table in tables):
         return True
-    if (
-        f"no_{own}" in tables[0] or f"disable_{own}" in tables[0]
-    ):  # its name in the parsed arguments
+    argument = flags.SPELLED.get(name, name)
+    # a switch that the parser has in its negated form alone is printed by its name
+    if f"no_{argument}" in parser_arguments or f"disable_{argument}" in parser_arguments:
         return True
-    return bool(flags.fields_of(own)) or flags.switched_off(name) is not None
+    return bool(flags.fields_of(argument)) or flags.switched_off(name) is not None

@@ -1,4 +1,7 @@
-"""NeMo 1.x: `megatron_gpt_config.yaml` and its kin, and the files of models that are not Megatron's.
+"""NeMo 1.x: `megatron_gpt_config.yaml` and other files for Megatron's models.
+
+    trainer: {precision: bf16}
+    model: {megatron_amp_O2: true, transformer_engine: true, fp8: true, fp8_hybrid: true}
 
 `trainer.precision` chooses the dtype, `model.megatron_amp_O2` between O2 (half-precision weights,
 FP32 masters) and O1 (FP32 weights under autocast). A file is read as release 2.0 reads it, the last
@@ -19,12 +22,16 @@ from typing import Any
 from bridge.errors import PayloadError
 from bridge.precision.mode import mode_of
 from bridge.read.amp import amp_fields, export_as_amp
-from bridge.read.builders import DELAYED, ExportBuilder, ImportBuilder
-from bridge.read.contract import ExportReport, ImportReport, Recognised, System, as_yaml
+from bridge.read.document_signs import Recognised
+from bridge.read.export_builder import ExportBuilder
+from bridge.read.import_builder import DELAYED, ImportBuilder
 from bridge.read.meaning import meaning, semantics_of
 from bridge.read.megatron_lm.flags import report_other
-from bridge.read.table import at, table
+from bridge.read.reports import ExportReport, ImportReport
+from bridge.read.system import System, as_yaml
+from bridge.read.table import table
 from bridge.read.text.document import Document
+from bridge.read.text.dotted import value_at
 from bridge.read.text.settings import Settings, half_or_fp32
 from bridge.registry.config import MixedPrecisionConfig
 
@@ -34,24 +41,26 @@ NAMES = ("trainer.precision", "model.precision", "precision")
 """Settings that state the precision, the one that decides first."""
 MEGATRON = re.compile(TABLE.data["megatron"])
 REFERENCE = re.compile(r"\$\{\s*(\.*)([\w.]+)\s*\}")
-"""OmegaConf's reference to another key of the file; dots in front make it relative to the key it
-stands at."""
+"""OmegaConf's reference to another key of the file; dots in front make it relative to its key."""
 OTHER_SECTIONS = {"trainer": "apex", "model.optim": "optim", "quantization": "quantization"}
 """Section next to the model's -> the part of the table with its settings."""
 DEEPEST = 16
-WORDS = {"fp32": 32, "fp16": 16, "bf16": "bf16"}
+"""References that lead to each other."""
+PRECISION_OF_MODE = {"fp32": 32, "fp16": 16, "bf16": "bf16"}
 
 
-def _followed(value: Any, payload: Mapping[Any, Any], where: str = "", depth: int = 0) -> Any:
-    """Return a value with each reference to a plain value of the file replaced by it.
+def _with_references(
+    value: Any, payload: Mapping[Any, Any], where: str = "", depth: int = 0
+) -> Any:
+    """Return a value with each reference replaced by the plain value of the file that it names.
 
-    One that leads nowhere or in a circle, and what is computed when the run is started, stay as
-    they are written.
+    A reference that leads nowhere or in a circle stays as it is written, as does a value that is
+    computed when the run is started.
     """
     if isinstance(value, Mapping):
         values: dict[Any, Any] = {}
         for key, inner in value.items():
-            values[key] = _followed(inner, payload, f"{where}.{key}".lstrip("."), depth)
+            values[key] = _with_references(inner, payload, f"{where}.{key}".lstrip("."), depth)
         return values
     if not isinstance(value, str) or depth >= DEEPEST:
         return value
@@ -62,25 +71,24 @@ def _followed(value: Any, payload: Mapping[Any, Any], where: str = "", depth: in
     if reference[1]:
         folders = where.split(".")[: -len(reference[1])]
         path = ".".join([*folders, path])
-    target = at(payload, path)
+    target = value_at(payload, path)
     if target is None or isinstance(target, Mapping | list):
         return value
-    return _followed(target, payload, path, depth + 1)
+    return _with_references(target, payload, path, depth + 1)
 
 
 def _check_stated(where: str, value: object) -> None:
     """Raise PayloadError for a value that only the start of the run decides."""
     if "${" in str(value) or value == "???":
-        raise PayloadError(
-            f"{where}: must be written out, got {value!r:.60}. Write the value that it comes to."
-        )
+        remedy = "Write the value that it comes to."
+        raise PayloadError(f"{where}: must be written out, got {value!r:.60}. {remedy}")
 
 
 def import_(payload: object) -> ImportReport:
     """Return what a NeMo 1.x configuration, composed or only its `model` section, asks for."""
     builder = ImportBuilder(TABLE.title)
     top = Settings(payload, "nemo1").values
-    file: dict[str, Any] = _followed(top, top)
+    file: dict[str, Any] = _with_references(top, top)
     section: Mapping[Any, Any] = {}
     if isinstance(file.get("model"), Mapping):
         section = Settings(file["model"], "nemo1", "model").values
@@ -94,10 +102,10 @@ def import_(payload: object) -> ImportReport:
     _reduction(file, dtype, builder, semantics, fsdp=bool(model.switch("fsdp")))
     _settings(model, dtype, builder)
     for path, part in OTHER_SECTIONS.items():
-        other = at(file, path)
+        other = value_at(file, path)
         if isinstance(other, Mapping):
             TABLE.read(builder, Settings(other, builder.system, path), part)
-    return builder.finish(semantics, is_whole=at(file, "quantization.algorithm") is None)
+    return builder.finish(semantics, is_whole=value_at(file, "quantization.algorithm") is None)
 
 
 def _is_of_megatron(file: Mapping[Any, Any], model: Mapping[Any, Any]) -> bool:
@@ -105,12 +113,12 @@ def _is_of_megatron(file: Mapping[Any, Any], model: Mapping[Any, Any]) -> bool:
     keys = {key for key in (*model, *file) if isinstance(key, str) and MEGATRON.fullmatch(key)}
     if not keys and "precision" not in model:
         return False
-    is_refused_by_megatron = at(file, "trainer.precision") in ("bf16-true", "16-true")
+    is_refused_by_megatron = value_at(file, "trainer.precision") in ("bf16-true", "16-true")
     return not (is_refused_by_megatron and keys <= {"data"})
 
 
 def recognise(document: Document) -> Recognised | None:
-    """Return why a document is taken for NeMo 1.x's, or None: so for a model that is not Megatron's."""
+    """Return why a document is taken for NeMo 1.x's; None for a model that is not Megatron's."""
     model = document.mapping.get("model")
     section = model if isinstance(model, Mapping) else {}
     if not _is_of_megatron(document.mapping, section):
@@ -119,11 +127,12 @@ def recognise(document: Document) -> Recognised | None:
 
 
 def export(config: MixedPrecisionConfig) -> ExportReport:
-    """Return the precision's part of a NeMo 1.x configuration, every default written out."""
+    """Return the precision's part of a NeMo 1.x configuration, with every default written out."""
     builder = ExportBuilder(config, TABLE.title)
     acting = meaning(config)
     is_o2 = semantics_of(config) == "megatron_o2"
-    chosen = builder.values["fp8"]
+    fp8_format = builder.values["fp8"]
+    has_fp8 = bool(fp8_format)
     settings = ("trainer.precision", "model.megatron_amp_O2")
     builder.map_dtype("pipeline_dtype", settings[0])
     if is_o2:
@@ -133,22 +142,16 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     else:
         dtype = export_as_amp(builder, *settings)
     model: dict[str, Any] = {"megatron_amp_O2": is_o2}
-    if chosen:
+    if has_fp8:
         model["transformer_engine"] = True
-    model["fp8"] = chosen is not None
-    model["fp8_e4m3"] = chosen == "e4m3"
-    model["fp8_hybrid"] = chosen == "hybrid"
-    if chosen:
-        builder.map(
-            "fp8", "model.transformer_engine", "model.fp8", "model.fp8_e4m3", "model.fp8_hybrid"
-        )
+    model["fp8"] = fp8_format is not None
+    model["fp8_e4m3"] = fp8_format == "e4m3"
+    model["fp8_hybrid"] = fp8_format == "hybrid"
+    if has_fp8:
+        switches = ("transformer_engine", "fp8", "fp8_e4m3", "fp8_hybrid")
+        builder.map("fp8", *(f"model.{switch}" for switch in switches))
         builder.map("fp8_recipe")
-    facts = {
-        "engine": bool(chosen),
-        "on": bool(chosen),
-        "acts": bool(chosen),
-        "fp16": dtype == "fp16",
-    }
+    facts = {"engine": has_fp8, "on": has_fp8, "acts": has_fp8, "fp16": dtype == "fp16"}
     model |= TABLE.write(builder, "model", "model", acting, **facts)
     if "fp8_params" in model:
         for field in ("fp8_param", "fp8_param_gather"):
@@ -158,14 +161,15 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     if is_o2:
         model["optim"] = {"grad_sync_dtype": "fp32" if config.grad_reduce_in_fp32 else dtype}
         builder.map("grad_reduce_in_fp32", "model.optim.grad_sync_dtype")
-    payload = {"trainer": {"precision": WORDS[dtype]}, "model": model}
+    payload = {"trainer": {"precision": PRECISION_OF_MODE[dtype]}, "model": model}
     return builder.finish(payload, TABLE.unwritten, o2=is_o2)
 
 
 def _precision(file: Mapping[str, Any], builder: ImportBuilder) -> str:
+    """Map the settings that state the precision, and return its dtype."""
     stated: dict[str, Any] = {}
     for name in NAMES:
-        value = at(file, name)
+        value = value_at(file, name)
         if value is not None:
             stated[name] = value
     if not stated:
@@ -179,10 +183,9 @@ def _precision(file: Mapping[str, Any], builder: ImportBuilder) -> str:
     _check_stated(where, value)
     dtype = PRECISIONS.get(str(value).removesuffix(".0"))
     if dtype is None:
+        rule = f"NeMo takes {', '.join(PRECISIONS)}"
         remedy = "Use 16, 'bf16', 32 or their -mixed forms."
-        raise PayloadError(
-            f"{where}: NeMo takes {', '.join(PRECISIONS)}, got {value!r:.60}. {remedy}"
-        )
+        raise PayloadError(f"{where}: {rule}, got {value!r:.60}. {remedy}")
     builder.map(where)
     for other, second in others:
         if PRECISIONS.get(str(second).removesuffix(".0")) == dtype:
@@ -234,8 +237,8 @@ def _reduction(
     other = "model.fsdp_grad_reduce_dtype"
     if fsdp:
         decides, other = other, decides
-    value = at(file, decides)
-    unread = at(file, other)
+    value = value_at(file, decides)
+    unread = value_at(file, other)
     _check_stated(decides, value)
     if _is_fp32(unread) and not fsdp:
         builder.map(other)
@@ -255,19 +258,19 @@ def _is_fp32(dtype: object) -> bool:
     return str(dtype).lower() in ("32", "32-true") or half_or_fp32(dtype) == "fp32"
 
 
-def _settings(given: Settings, dtype: str, builder: ImportBuilder) -> None:
+def _settings(model: Settings, dtype: str, builder: ImportBuilder) -> None:
     """Map or report the settings of the model that bear on precision."""
-    is_on = bool(given.switch("fp8"))
-    engine = bool(given.switch("transformer_engine"))
-    on_core = bool(given.switch("mcore_gpt"))
-    formats = [name for name in ("e4m3", "hybrid") if given.switch(f"fp8_{name}")]
+    is_on = bool(model.switch("fp8"))
+    engine = bool(model.switch("transformer_engine"))
+    on_core = bool(model.switch("mcore_gpt"))
+    formats = [name for name in ("e4m3", "hybrid") if model.switch(f"fp8_{name}")]
     acts = is_on and engine
     if acts and not formats:
-        raise TABLE.wrong("fp8-without-a-format", given, "fp8")
+        raise TABLE.wrong("fp8-without-a-format", model, "fp8")
     if acts:
         builder.map("model.fp8", fp8=formats[0])
         builder.map(f"model.fp8_{formats[0]}", fp8=formats[0])
-    if is_on and not given.given("transformer_engine"):
+    if is_on and not model.is_written("transformer_engine"):
         builder.implied("model.transformer_engine", False)
     facts = {
         "engine": engine,
@@ -275,17 +278,23 @@ def _settings(given: Settings, dtype: str, builder: ImportBuilder) -> None:
         "acts": acts,
         "one format": len(formats) == 1,
         "fp16": dtype == "fp16",
-        "raised on": given.switch("fp8_param"),
-        "amax apart": acts and given.given("reduce_amax") and not given.switch("reduce_amax"),
-        "no scaling": on_core and dtype != "fp16" and given.switch("apply_query_key_layer_scaling"),
+        "raised on": model.switch("fp8_param"),
+        "amax apart": acts and model.is_written("reduce_amax") and not model.switch("reduce_amax"),
+        "no scaling": on_core and dtype != "fp16" and model.switch("apply_query_key_layer_scaling"),
     }
-    TABLE.read(builder, given, "model", report_other, mode=dtype.upper(), **facts)
+    TABLE.read(builder, model, "model", report_other, mode=dtype.upper(), **facts)
     if acts:
         absent = TABLE.data["absent"]["mcore" if on_core else "nemo"]
-        builder.imply_scheme(
-            "model.{}".format, delayed=absent, layers=1, why=dict.fromkeys(DELAYED, absent["why"])
-        )
+        why = dict.fromkeys(DELAYED, absent["why"])
+        builder.imply_scheme("model.{}".format, delayed=absent, layers=1, why=why)
 
 
 TITLE = f"{TABLE.title}, read as {TABLE.version}"
-SYSTEM = System("nemo1", TITLE, TABLE.version, export, import_, recognise, as_yaml)
+SYSTEM = System(
+    name="nemo1",
+    title=TITLE,
+    version=TABLE.version,
+    export=export,
+    import_=import_,
+    write=as_yaml,
+)

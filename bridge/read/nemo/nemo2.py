@@ -1,4 +1,6 @@
-"""NeMo 2.x: the plugin `MegatronMixedPrecision`, in Python or as a mapping, and the names of its recipes.
+"""NeMo 2.x: the plugin `MegatronMixedPrecision`, in Python or as a mapping, and its recipes.
+
+    MegatronMixedPrecision(precision="bf16-mixed", params_dtype=torch.bfloat16, fp8="hybrid")
 
 Half precision is O2 here, under a name that means AMP to Lightning itself ("bf16-mixed"). The
 plugin's own defaults are not a recipe's: `params_dtype` is FP32 even for bf16, the FP8 recipe is
@@ -15,11 +17,14 @@ from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.mode import mode_of
 from bridge.precision.statements import is_stated
 from bridge.precision.values import TORCH_NAMES
-from bridge.read import frameworks
+from bridge.read import framework_signs
 from bridge.read.amp import report_dropped_autocast
-from bridge.read.builders import ExportBuilder, ImportBuilder
-from bridge.read.contract import ExportReport, ImportReport, Recognised, System, as_yaml
+from bridge.read.document_signs import Recognised
+from bridge.read.export_builder import ExportBuilder
+from bridge.read.import_builder import ImportBuilder
 from bridge.read.meaning import recipe_named
+from bridge.read.reports import ExportReport, ImportReport
+from bridge.read.system import System, as_yaml
 from bridge.read.table import table
 from bridge.read.text.document import Document
 from bridge.read.text.python_calls import Call, program_of
@@ -35,39 +40,47 @@ PLUGIN = "MegatronMixedPrecision"
 TARGET = f"nemo.lightning.pytorch.plugins.mixed_precision.{PLUGIN}"
 DTYPES = ("params_dtype", "pipeline_dtype", "autocast_dtype")
 POSITIONAL = ("precision", *DTYPES, "autocast_enabled", "grad_reduce_in_fp32")
+"""The arguments of the plugin in their order."""
 GATHER = ("fp8_param_gather", "fp8_params")
+"""Two names of one argument."""
+DEEPEST = 6
+"""Lists within each other in which the plugin of a saved run is looked for."""
 
 
 def import_(payload: object) -> ImportReport:
-    """Return what a plugin asks for: its arguments as a mapping, a recipe's name, or Python that calls either."""
+    """Return what a plugin asks for.
+
+    Args:
+        payload: Its arguments as a mapping, a recipe's name, or a Python file that calls either.
+    """
     return import_all(payload)[0]
 
 
 def import_all(payload: object) -> tuple[ImportReport, ...]:
-    """Return what each plugin or recipe call of a Python file asks for.
+    """Return what each call of the plugin or a recipe in a Python file asks for.
 
-    One for a mapping or a name.
+    A mapping or a name has a single report.
     """
     if isinstance(payload, Document):
-        return _program(payload)
+        return _import_program(payload)
     if isinstance(payload, str):
-        return (_recipe(payload.removesuffix("()")),)
+        return (_import_recipe(payload.removesuffix("()")),)
     if not isinstance(payload, Mapping):
         rule = "must be the plugin's arguments or a recipe's name"
         raise PayloadError(f"nemo2: {rule}, got {payload!r:.60}. Give one of them.")
     for values in _nested(payload):  # a saved run has the plugin under a key
         target = str(values.get("_target_")).rpartition(".")[2]
         if target in RECIPES:
-            return (_recipe(target),)
+            return (_import_recipe(target),)
         if target == PLUGIN:
-            return (_plugin(values),)
-    return (_plugin(payload),)
+            return (_import_plugin(values),)
+    return (_import_plugin(payload),)
 
 
-def _program(document: Document) -> tuple[ImportReport, ...]:
+def _import_program(document: Document) -> tuple[ImportReport, ...]:
     """Return what the calls of a Python file ask for.
 
-    Settings assigned afterwards are reported, not followed.
+    Settings that are assigned afterwards are reported, and not followed.
     """
     program = program_of(document.text, document.path, {PLUGIN, *RECIPES, *ROWS}.__contains__)
     calls = [call for call in program.calls if call.name not in ROWS]
@@ -75,11 +88,13 @@ def _program(document: Document) -> tuple[ImportReport, ...]:
         rule = f"must call {PLUGIN} or one of NeMo's precision recipes, and calls neither"
         raise PayloadError(f"{document.path}: {rule}. Give the file that does.", path=document.path)
     later = ImportBuilder(TABLE.title)
-    for line, target, written in program.assignments:
-        of, _, name = target.rpartition(".")
-        if of and name in ROWS:
-            later.record("nemo2.assigned-later", target.lstrip("."), written, line=line)
-    reports = [_called(call) for call in calls]
+    for assignment in program.assignments:
+        holder, _, name = assignment.target.rpartition(".")
+        if holder and name in ROWS:
+            target = assignment.target.lstrip(".")
+            line = assignment.line
+            later.record("nemo2.assigned-later", target, assignment.written, line=line)
+    reports = [_import_call(call) for call in calls]
     if later.unmapped:
         for place, report in enumerate(reports):
             unmapped = (*report.unmapped, *later.unmapped)
@@ -87,8 +102,8 @@ def _program(document: Document) -> tuple[ImportReport, ...]:
     return tuple(reports)
 
 
-def _called(call: Call) -> ImportReport:
-    """Return what one call asks for, with the arguments that only the run decides reported."""
+def _import_call(call: Call) -> ImportReport:
+    """Return what a call asks for; arguments that only the run decides are reported."""
     label = f"line {call.line}, {call.name}"
     values = dict(call.arguments)
     undecided = dict(call.undecided)
@@ -100,9 +115,9 @@ def _called(call: Call) -> ImportReport:
             rule = "precision: must be written out, as only the run decides it"
             raise PayloadError(f"{label}, {rule}, got {source}. Give the value as it will be.")
     if call.name in RECIPES:
-        imported = _recipe(call.name)
+        imported = _import_recipe(call.name)
     else:
-        imported = _plugin(values)
+        imported = _import_plugin(values)
     late = ImportBuilder(TABLE.title)
     for name, source in undecided.items():
         late.record("nemo2.only-the-run-decides", name, source)
@@ -123,7 +138,7 @@ def _name_positional(call: Call, values: dict[str, Any], undecided: dict[str, st
             values.setdefault(POSITIONAL[place], value)
 
 
-def _nested(value: Any, depth: int = 6) -> list[Mapping[Any, Any]]:
+def _nested(value: Any, depth: int = DEEPEST) -> list[Mapping[Any, Any]]:
     """Return a mapping and those within it, the outer ones first."""
     if not depth:
         return []
@@ -136,7 +151,8 @@ def _nested(value: Any, depth: int = 6) -> list[Mapping[Any, Any]]:
     return mappings
 
 
-def _recipe(name: str) -> ImportReport:
+def _import_recipe(name: str) -> ImportReport:
+    """Return what a recipe of NeMo asks for, by its name."""
     builder = ImportBuilder(TABLE.title)
     wanted = name.strip().replace("-", "_")
     if wanted not in RECIPES:
@@ -150,33 +166,45 @@ def _recipe(name: str) -> ImportReport:
     return builder.finish(recipe=recipe_named(config))
 
 
-def _plugin(arguments: Mapping[Any, Any]) -> ImportReport:
+def _import_plugin(arguments: Mapping[Any, Any]) -> ImportReport:
+    """Return what the arguments of the plugin ask for."""
     builder = ImportBuilder(TABLE.title)
-    given = Settings(arguments, "nemo2")
-    mode = _mode(given, builder)
-    TABLE.read(builder, given)
-    gather = {name: given[name] for name in GATHER if name in builder.mapped and given.given(name)}
-    if len(gather) > 1 and gather[GATHER[0]] != gather[GATHER[1]]:
-        rule = "fp8_params and fp8_param_gather are one setting and NeMo raises where they differ"
-        raise PayloadError(f"nemo2: {rule}, got {gather!r:.80}. Give fp8_param_gather alone.")
+    settings = Settings(arguments, "nemo2")
+    mode = _mode(settings, builder)
+    TABLE.read(builder, settings)
+    _check_gather(settings, builder)
     if mode != "fp32" and "params_dtype" not in builder.fields:
         builder.record("nemo2.weights-in-fp32", "params_dtype", "fp32", {"params_dtype": "fp32"})
     if mode != "fp32" and "pipeline_dtype" not in builder.fields:
         stages = "bf16" if mode == "bf16" else "fp32"
         builder.record("nemo2.stages", "pipeline_dtype", stages, {"pipeline_dtype": stages})
     why = dict.fromkeys(LAYER_COUNTS, f"{builder.system} writes 0 over Megatron's own 1")
-    builder.imply_scheme(str, in_fp32=None if mode == "fp32" else True, layers=0, why=why)
+    reduces_in_fp32 = None if mode == "fp32" else True
+    builder.imply_scheme(str, in_fp32=reduces_in_fp32, layers=0, why=why)
     return builder.finish()
 
 
-def _mode(given: Settings, builder: ImportBuilder) -> str:
-    if not given.given("precision"):
+def _check_gather(settings: Settings, builder: ImportBuilder) -> None:
+    """Raise PayloadError where the two names of one argument have different values."""
+    written: dict[str, object] = {}
+    for name in GATHER:
+        if name in builder.mapped and settings.is_written(name):
+            written[name] = settings[name]
+    if len(written) > 1 and written[GATHER[0]] != written[GATHER[1]]:
+        rule = "fp8_params and fp8_param_gather are one setting and NeMo raises where they differ"
+        raise PayloadError(f"nemo2: {rule}, got {written!r:.80}. Give fp8_param_gather alone.")
+
+
+def _mode(settings: Settings, builder: ImportBuilder) -> str:
+    """Map the mode, and return it; FP32 for a precision that NeMo does not know."""
+    if not settings.is_written("precision"):
         raise PayloadError(
             f"nemo2: {PLUGIN} needs `precision`, got none. Give 'bf16-mixed', '16-mixed' or '32'."
         )
-    mode = PRECISIONS.get(str(given["precision"]))
+    precision = settings["precision"]
+    mode = PRECISIONS.get(str(precision))
     if mode is None:
-        builder.record("nemo2.a-precision-that-does-not-know", "precision", given["precision"])
+        builder.record("nemo2.a-precision-that-does-not-know", "precision", precision)
         builder.fields["fp32"] = True
         return "fp32"
     builder.map("precision", **{mode: True})
@@ -184,7 +212,7 @@ def _mode(given: Settings, builder: ImportBuilder) -> str:
 
 
 def export(config: MixedPrecisionConfig) -> ExportReport:
-    """Return the plugin's arguments, every one that decides written out."""
+    """Return the plugin's arguments, with each default that decides written out."""
     builder = ExportBuilder(config, TABLE.title)
     mode = mode_of(config)
     precision = {"fp32": "32", "bf16": "bf16-mixed", "fp16": "16-mixed"}[mode]
@@ -213,7 +241,8 @@ def recognise(document: Document) -> Recognised | None:
 
 
 def _imports_nemo(text: str) -> bool:
-    return any(name.split(".")[0] == "nemo" for name in frameworks.imports_of(text))
+    """Return whether a program imports the package `nemo`."""
+    return any(name.split(".")[0] == "nemo" for name in framework_signs.imports_of(text))
 
 
 def read(document: Document) -> Any:
@@ -224,5 +253,12 @@ def read(document: Document) -> Any:
 
 
 SYSTEM = System(
-    "nemo2", "NeMo 2.x", TABLE.version, export, import_, recognise, as_yaml, read, (), import_all
+    name="nemo2",
+    title="NeMo 2.x",
+    version=TABLE.version,
+    export=export,
+    import_=import_,
+    write=as_yaml,
+    read=read,
+    import_all=import_all,
 )

@@ -21,14 +21,15 @@ class CommandWords:
 
     def __init__(self, words: Iterable[Word]) -> None:
         self.options: dict[str, str | bool] = {}
-        """`--some-name value`, by `some_name`; True without a value. The last one counts."""
+        """`some_name` of `--some-name value` -> the last value; True for an option without a value."""
         self.overrides: dict[str, str] = {}
-        """`key.inner=value`, without Hydra's `+`."""
+        """`key.inner` of `key.inner=value`, without Hydra's `+` -> the value."""
         self.undecided: dict[str, str] = {}
-        """Option or override whose value only the run decides -> the value as it was written."""
+        """Option or override whose value only the run decides -> the value as it is written."""
         self.loose: list[str] = []
         """Words that only the run decides and that may hold any option."""
         self.written: dict[str, str] = {}
+        """`some_name` -> the option as it is written, `--some-name`."""
         waiting = ""
         for word in words:
             if word.startswith("-") and not NUMBER.match(word) and word.strip("-"):
@@ -46,13 +47,16 @@ class CommandWords:
             self.loose.append(str(word))
             return ""
         key = name.lstrip("-").replace("-", "_")
-        self.written[key], self.options[key] = str(name), True
+        self.written[key] = str(name)
+        self.options[key] = True
         self.undecided.pop(key, None)
-        if value is not None:
-            self._value(self.options, key, value)
-        return key if value is None else ""
+        if value is None:
+            return key
+        self._value(self.options, key, value)
+        return ""
 
     def _value(self, group: dict[str, Any], key: str, value: Word) -> None:
+        """Note the value of an option or an override."""
         if value.is_unknown and group is self.options and HOLDS_OPTIONS.search(value):
             self.loose.append(str(value))
         elif value.is_unknown:
@@ -63,36 +67,37 @@ class CommandWords:
             group[key] = str(value)
 
     def _other(self, word: Word) -> None:
+        """Note an override, or a word that may hold any option."""
         name, value = word.option()
-        found = OVERRIDE.fullmatch(name)
-        if found is not None and value is not None and not name.is_unknown:
+        match = OVERRIDE.fullmatch(name)
+        if match is not None and value is not None and not name.is_unknown:
             if word.startswith("~"):
-                self.overrides.pop(found[1], None)
+                self.overrides.pop(match[1], None)
             else:
-                self._value(self.overrides, found[1], value)
+                self._value(self.overrides, match[1], value)
         elif word.is_unknown:
             self.loose.append(str(word))
 
 
 def nested(flat: Mapping[str, str | bool]) -> dict[str, Any]:
-    """Return dotted keys as mappings within mappings, values as YAML reads them.
+    """Return dotted keys as mappings within mappings, with values as YAML reads them.
 
-    A key below a value goes over it.
+    A key below a value takes its place.
     """
-    found: dict[str, Any] = {}
+    tree: dict[str, Any] = {}
     for key, value in flat.items():
-        *path, last = re.split(r"[./]", key)
-        inner = found
-        for name in path:
-            if not isinstance(inner.get(name), dict):
-                inner[name] = {}
-            inner = inner[name]
-        inner[last] = _typed(value)
-    return found
+        *blocks, last = re.split(r"[./]", key)
+        block = tree
+        for name in blocks:
+            if not isinstance(block.get(name), dict):
+                block[name] = {}
+            block = block[name]
+        block[last] = _typed(value)
+    return tree
 
 
 def _typed(value: Any) -> Any:
-    """Return a text as YAML reads it, as it is where that fails or it is longer than any setting."""
+    """Return a text as YAML reads it; a text that is no YAML, or very long, stays as it is."""
     if not isinstance(value, str) or len(value) > LONGEST:
         return value
     try:

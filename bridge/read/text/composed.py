@@ -1,15 +1,17 @@
-"""`composed`: a YAML file of OmegaConf with the files that it inherits from, and its interpolations in place.
+"""`composed`: a YAML file of OmegaConf over the files that it inherits from.
 
-    config = composed(Path("examples/configs/sft.yaml"))
+    config = composed(path, mapping)
     config.values["policy"]["precision"]      # "bfloat16"
-    config.missing                            # the files that `defaults` names and that are not there
+    config.missing                            # files that `defaults` names and that are not there
+    resolved(config.values)                   # the same with its interpolations in place
 
-A file names the files below it in `defaults`, each by its path from the folder of the file. `${policy.precision}` and
-`${.name}` are the values there, and `${mul:a,b}` is their product. Other resolvers, of the environment for one, are
-left as they are written: only the run knows their values. No file is run, and none is read but those that are named.
+A file names the files below it in `defaults`, each by its path from the folder of the file.
+`${policy.precision}` and `${.name}` are the values there, and `${mul:a,b}` is their product. Other
+resolvers, of the environment for one, are left as they are written: only the run knows their values.
+No file is run, and no file is read but those that are named.
 
-Source: NVIDIA-NeMo/RL nemo_rl/utils/config.py at 7ea279abfbeb: load_config_with_inheritance, merge_with_override,
-register_omegaconf_resolvers.
+Source: NVIDIA-NeMo/RL nemo_rl/utils/config.py at 7ea279abfbeb: load_config_with_inheritance,
+merge_with_override, register_omegaconf_resolvers.
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ from pathlib import Path
 from bridge.errors import PayloadError
 from bridge.precision import strict_yaml
 
-DEFAULTS, REPLACES = "defaults", "_override_"
+DEFAULTS = "defaults"
+"""Key of a file with the names of the files below it."""
+REPLACES = "_override_"
+"""Key of a section that replaces the section below it, instead of being merged with it."""
 MANDATORY = "???"
 """A value that a file leaves to those above it."""
 DEEPEST = 12
@@ -50,13 +55,15 @@ class Composed:
     read: list[str] = field(default_factory=list)
     """The files below it that were read, by the paths that `defaults` has."""
     origins: dict[str, str] = field(default_factory=dict)
-    """Dotted key of a value -> the file that states it, by the path that `defaults` has; none for the file's own."""
+    """Dotted key of a value that a file below states -> that file, by the path that `defaults` has."""
     missing: list[str] = field(default_factory=list)
-    """Those that are named and were not found, or whose names only the run knows."""
+    """The files below it that were not found, or whose names only the run knows."""
 
 
 def composed(path: Path, whole: Mapping[str, object]) -> Composed:
-    """Return the mapping of a file merged over those that it inherits from; interpolations are left as they are.
+    """Return the mapping of a file merged over those that it inherits from.
+
+    Interpolations are left as they are written.
 
     Args:
         path: The file's path, from whose folder the names of others count.
@@ -65,31 +72,31 @@ def composed(path: Path, whole: Mapping[str, object]) -> Composed:
     Raises:
         PayloadError: A file below it holds no mapping, or the files inherit from each other in a circle.
     """
-    found = Composed()
-    found.values = _inherited(path, whole, found, ())
+    config = Composed()
+    config.values = _inherited(path, whole, config, ())
     for key in _keys(whole):
-        found.origins.pop(key, None)
-    return found
+        config.origins.pop(key, None)
+    return config
 
 
 def _inherited(
-    path: Path, whole: Mapping[str, object], found: Composed, above: tuple[Path, ...]
+    path: Path, whole: Mapping[str, object], config: Composed, above: tuple[Path, ...]
 ) -> Tree:
-    """Return a file's mapping over those of its bases, which are noted in `found`."""
+    """Return a file's mapping over those of its bases, whose names are noted in `config`."""
     own = {str(key): value for key, value in whole.items() if key != DEFAULTS}
     values: Tree = {}
     for name in _names(whole.get(DEFAULTS)):
         base = Path(os.path.normpath(path.parent / name))
         if "$" in name or not name.isprintable() or not os.path.isfile(base):  # noqa: PTH113  a path may be too long
-            found.missing.append(name)
+            config.missing.append(name)
             continue
         if base in above or len(above) > DEEPEST:
             rule = f"files must not inherit from each other in a circle, got {name!r}"
             raise PayloadError(f"{path}: {rule}. Remove it from defaults.")
-        found.read.append(name)
+        config.read.append(name)
         below = _mapping(base)
-        values = _merged_files(values, _inherited(base, below, found, (*above, path)))
-        found.origins |= dict.fromkeys(_keys(below), name)
+        values = _merged_files(values, _inherited(base, below, config, (*above, path)))
+        config.origins |= dict.fromkeys(_keys(below), name)
     return _merged_files(values, own)
 
 
@@ -103,7 +110,7 @@ def _keys(values: Mapping[str, object], path: str = "") -> Iterator[str]:
 
 
 def _names(defaults: object) -> list[str]:
-    """Return the paths that `defaults` has; an entry of another kind, as Hydra's groups are, is written out."""
+    """Return the paths that `defaults` has; an entry of another kind, such as a group, as text."""
     if defaults is None:
         return []
     entries = defaults if isinstance(defaults, list) else [defaults]
@@ -124,13 +131,14 @@ def _mapping(path: Path) -> Tree:
 
 def _merged_files(below: Tree, above: Tree) -> Tree:
     """Return a file over the one below it; a section that is marked to replace is not merged."""
-    values, marked = dict(below), {}
+    kept = dict(below)
+    plain: Tree = {}
     for key, section in above.items():
-        marked[key] = section
+        plain[key] = section
         if isinstance(section, dict) and section.get(REPLACES):
-            marked[key] = {name: value for name, value in section.items() if name != REPLACES}
-            values.pop(key, None)
-    return merged(values, marked)
+            plain[key] = {name: value for name, value in section.items() if name != REPLACES}
+            kept.pop(key, None)
+    return merged(kept, plain)
 
 
 def merged(below: Tree, above: Mapping[str, object]) -> Tree:
@@ -145,23 +153,16 @@ def merged(below: Tree, above: Mapping[str, object]) -> Tree:
     return values
 
 
-def at(values: Mapping[str, object], path: str) -> object:
-    """Return the value at a dotted path; None where there is none."""
-    held: object = values
-    for name in path.split("."):
-        if not isinstance(held, Mapping):
-            return None
-        held = held.get(name)
-    return held
-
-
 def is_open(value: object) -> bool:
-    """Return whether only the run knows a value: an interpolation that was left, or a mandatory value."""
+    """Return whether only the run knows a value: an interpolation that is left, or `???`."""
     return isinstance(value, str) and ("${" in value or value == MANDATORY)
 
 
 def resolved(values: Tree) -> Tree:
-    """Return a mapping with the interpolations in place that it decides itself; the others stay as they are written."""
+    """Return a mapping with those interpolations in place that it decides itself.
+
+    The others stay as they are written.
+    """
     return _Interpolation(values).inside(values, ())
 
 
@@ -170,19 +171,20 @@ class _UndecidedError(Exception):
 
 
 class _Interpolation:
-    """The interpolations of one mapping."""
+    """The interpolations of one mapping, by the path of the value that they stand in."""
 
     def __init__(self, values: Tree) -> None:
         self.values = values
 
-    def inside(self, held: Mapping[str, object], path: tuple[str, ...]) -> Tree:
-        """Return a mapping at a path with its interpolations in place."""
-        found: Tree = {}
-        for key, value in held.items():
-            found[key] = self._plain(value, (*path, str(key)))
-        return found
+    def inside(self, block: Mapping[str, object], path: tuple[str, ...]) -> Tree:
+        """Return the mapping at a path with its interpolations in place."""
+        plain: Tree = {}
+        for key, value in block.items():
+            plain[key] = self._plain(value, (*path, str(key)))
+        return plain
 
     def _plain(self, value: object, path: tuple[str, ...]) -> object:
+        """Return the value at a path with its interpolations in place, or as it is written."""
         if isinstance(value, dict):
             return self.inside(value, path)
         if isinstance(value, list):
@@ -195,27 +197,30 @@ class _Interpolation:
         return value
 
     def _decided(self, text: str, path: tuple[str, ...], depth: int) -> object:
-        """Return what a text stands for, its innermost interpolations first."""
+        """Return the value that a text stands for, its innermost interpolations first."""
         if depth > DEEPEST:
             raise _UndecidedError
-        while (found := INNERMOST.search(text)) is not None:
-            value = self._one(found[1].strip(), path, depth)
-            if found[0] == text:
+        match = INNERMOST.search(text)
+        while match is not None:
+            value = self._interpolated(match[1].strip(), path, depth)
+            if match[0] == text:
                 return value
             if isinstance(value, dict | list):
                 raise _UndecidedError
-            text = f"{text[: found.start()]}{value}{text[found.end() :]}"
+            text = f"{text[: match.start()]}{value}{text[match.end() :]}"
+            match = INNERMOST.search(text)
         return text
 
-    def _one(self, inner: str, path: tuple[str, ...], depth: int) -> object:
-        """Return what the text between two braces stands for."""
+    def _interpolated(self, inner: str, path: tuple[str, ...], depth: int) -> object:
+        """Return the value that the text between `${` and `}` stands for."""
         name, colon, arguments = inner.partition(":")
         if colon:
             return _computed(name, arguments)
         target = tuple(inner.split("."))
-        if inner.startswith("."):
-            own = inner.lstrip(".")
-            target = (*path[: len(own) - len(inner)], *own.split("."))
+        if inner.startswith("."):  # relative to the mapping that the value stands in
+            relative = inner.lstrip(".")
+            dots = len(inner) - len(relative)
+            target = (*path[:-dots], *relative.split("."))
         value: object = self.values
         for key in target:
             if not isinstance(value, Mapping) or key not in value:

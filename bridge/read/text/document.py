@@ -1,8 +1,13 @@
 """`Document`: a file of another system, read safely and only as far as it is asked.
 
-Nothing in it is run, imported or instantiated. What cannot be a configuration (too large, not
-UTF-8, deeper or with more aliases than any person writes, a key of the precision twice) is refused
-with one sentence.
+    document = Document.load("ds_config.json")
+    document.kind       # "json"
+    document.content    # {"fp16": {"enabled": True}}
+    document.parts      # the documents of a YAML file that holds several
+
+Nothing in a file is run, imported or instantiated. A file that cannot be a configuration is refused
+with one sentence: it is too large, no UTF-8, deeper or with more aliases than any person writes, or
+has a key of the precision twice.
 """
 
 import re
@@ -19,9 +24,8 @@ from bridge.read.megatron_lm.flags import may_repeat
 from bridge.read.megatron_lm.printed import SUFFIX as CHECKPOINT
 from bridge.read.megatron_lm.printed import arguments_text
 from bridge.read.text import strict_json
+from bridge.read.text.document_kind import PRINTED, kind_of
 
-PRINTED = "- end of arguments -"
-"""In the log of a run of Megatron-LM."""
 ARCHIVE = b"PK\x03\x04"
 """The first bytes of a file of `torch.save`."""
 MAX_KEY_PARTS = 64
@@ -31,16 +35,6 @@ DOTTED = re.compile(
 )
 """A key of TOML with more parts than anybody writes; `tomllib` takes time with the square of their
 number."""
-
-SUFFIXES = {
-    ".yaml": "yaml",
-    ".yml": "yaml",
-    ".json": "json",
-    ".toml": "toml",
-    ".py": "python",
-    ".env": "env",
-}
-SUFFIXES |= dict.fromkeys((".sh", ".bash", ".slurm", ".sbatch", ".sub", ".slrm"), "shell")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +46,7 @@ class Document:
     kind: str
     """yaml, json, toml, shell, python, env or text."""
     part: int | None = None
-    """Which document of a YAML file with several, from 1."""
+    """Its place in a YAML file with several documents, from 1."""
     of: Any = field(default=None, repr=False)
     """The parsed content, where the caller parsed it."""
     repeated: list[tuple[str, object, int]] = field(default_factory=list, repr=False)
@@ -63,16 +57,16 @@ class Document:
     def load(cls, path: str | Path) -> Self:
         """Read a file.
 
-        PayloadError for a device or a named pipe, and for what is not there, too large or no text.
+        Raises:
+            PayloadError: There is no file, it is a device or a named pipe, too large or no text.
         """
         return cls.of_bytes(strict_yaml.read_bytes(path), str(path))
 
     @classmethod
     def of_bytes(cls, data: bytes, path: str) -> Self:
         """Return the document of a file's contents; raises as `load`."""
-        if (
-            len(data) > MAX_BYTES and PRINTED.encode() in data
-        ):  # a log, whose rest says nothing of the precision
+        is_log = PRINTED.encode() in data
+        if len(data) > MAX_BYTES and is_log:  # the rest of a log states no precision
             data = data[:MAX_BYTES].rpartition(b"\n")[0]
         if data.startswith(ARCHIVE) and path.endswith(CHECKPOINT):
             return cls.of_text(arguments_text(data, path), path, kind="text")
@@ -80,51 +74,56 @@ class Document:
 
     @classmethod
     def of_text(cls, text: str, path: str = "<text>", *, kind: str | None = None) -> Self:
-        """Return the document of a text; without `kind`, name and contents tell."""
+        """Return the document of a text.
+
+        Args:
+            text: Its contents.
+            path: Its name in messages.
+            kind: Its kind; None where name and contents tell.
+        """
         text = strict_yaml.plain_text(text, path)
-        found = DOTTED.search(text) if path.endswith(".toml") else None
-        if found is not None:
-            line = text.count("\n", 0, found.start()) + 1
-            rule = f"a key must not have more than {MAX_KEY_PARTS} parts"
-            raise PayloadError(f"{path}, line {line}: {rule}, got more. Write tables.")
-        return cls(path=path, text=text, kind=kind if kind is not None else _kind(path, text))
+        if path.endswith(".toml"):
+            _refuse_long_keys(text, path)
+        if kind is None:
+            kind = kind_of(path, text)
+        return cls(path=path, text=text, kind=kind)
 
     @cached_property
     def contents(self) -> tuple[Any, ...]:
         """The parsed values: one, or one per document of a YAML file.
 
-        The text itself for what is no data format.
+        It is the text itself for a kind that is no data format.
         """
         if self.of is not None:
             return (self.of,)
         if self.kind == "yaml":
-            return strict_yaml.load_all(
+            documents = strict_yaml.load_all(
                 self.text, self.path, may_repeat=may_repeat, repeated=self.repeated
-            ) or (None,)
+            )
+            return documents or (None,)
         if self.kind == "json":
             return (strict_json.loads(self.text, self.path),)
         if self.kind == "toml":
-            try:
-                return (tomllib.loads(self.text),)
-            except RecursionError:
-                rule, remedy = strict_yaml.TOO_DEEP
-                raise PayloadError(f"{self.path}: {rule}. {remedy}.") from None
-            except tomllib.TOMLDecodeError as error:
-                raise PayloadError(
-                    f"{self.path}: must be TOML; {error}. Correct it there."
-                ) from None
+            return (_toml(self.text, self.path),)
         return (self.text,)
 
     @property
     def content(self) -> Any:
         """The parsed value; of several YAML documents the first that is not empty."""
-        return next((value for value in self.contents if value is not None), None)
+        for value in self.contents:
+            if value is not None:
+                return value
+        return None
 
     @property
     def mapping(self) -> dict[str, Any]:
-        """The parsed value where it is a mapping, else an empty one: what `recognise` asks."""
-        content = self.content if self.kind in ("yaml", "json", "toml") else None
-        return content if isinstance(content, dict) else {}
+        """The parsed value where it is a mapping, else an empty one."""
+        if self.kind not in ("yaml", "json", "toml"):
+            return {}
+        content = self.content
+        if not isinstance(content, dict):
+            return {}
+        return content
 
     @property
     def parts(self) -> tuple["Document", ...]:
@@ -137,38 +136,21 @@ class Document:
         return tuple(replace(self, part=place, of=value) for place, value in enumerate(filled, 1))
 
 
-def _kind(path: str, text: str) -> str:
-    """Return the kind by the file's name, or by how the text begins."""
-    name = Path(path).name.lower()
-    if name == ".env" or name.startswith(".env."):
-        return "env"
-    suffix = Path(name).suffix
-    if suffix in SUFFIXES:
-        return SUFFIXES[suffix]
-    if PRINTED in text:
-        return "text"
-    start = text.lstrip()[:400]
-    if re.match(r"#!.*python", start):
-        return "python"
-    if start.startswith("#!") or re.search(r"^#SBATCH ", start, re.MULTILINE):
-        return "shell"
-    if start.startswith("{"):
-        return "json"
-    lines = [
-        line
-        for line in text.splitlines()[:200]
-        if line.strip() and not line.lstrip().startswith("#")
-    ]
-    if lines and all(re.match(r"(export\s+)?[A-Za-z_]\w*=", line) for line in lines):
-        return "env"
-    if re.search(
-        r"^\s*(torchrun|python3?|srun|sbatch|deepspeed|accelerate|export)\s|^\w+=\(",
-        text,
-        re.MULTILINE,
-    ):
-        return "shell"
-    if lines and sum(
-        bool(re.match(r"\s*(- )?[\"']?[\w.-]+[\"']?\s*:(\s|$)", line)) for line in lines
-    ) * 2 > len(lines):
-        return "yaml"
-    return "text"
+def _toml(text: str, path: str) -> dict[str, Any]:
+    """Return the value of TOML."""
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        rule, remedy = strict_yaml.TOO_DEEP
+        raise PayloadError(f"{path}: {rule}. {remedy}.") from None
+    except tomllib.TOMLDecodeError as error:
+        raise PayloadError(f"{path}: must be TOML; {error}. Correct it there.") from None
+
+
+def _refuse_long_keys(text: str, path: str) -> None:
+    """Refuse TOML with a key of more parts than anybody writes."""
+    key = DOTTED.search(text)
+    if key is not None:
+        line = text.count("\n", 0, key.start()) + 1
+        rule = f"a key must not have more than {MAX_KEY_PARTS} parts"
+        raise PayloadError(f"{path}, line {line}: {rule}, got more. Write tables.")

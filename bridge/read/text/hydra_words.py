@@ -1,12 +1,13 @@
-"""`hydra_words`: the overrides of a command line as Hydra's grammar has them, and a mapping with them written over it.
+"""`hydra_words`: the overrides of a command line, as Hydra's grammar has them.
 
     words = hydra_words(["policy.precision=float16", "+policy.x=1", "~policy.y"])
     problems = write_over(values, words, is_whole=True)
 
-Hydra itself takes longer to import than most files take to read, so the words are read here: a key, a sign in front of
-it, and a value that is YAML in one line.
+Hydra takes longer to import than most files take to read. So the words are read here: a key, a sign
+in front of it, and a value that is YAML in one line.
 
-Source: Hydra 1.3 hydra/core/override_parser and _internal/config_loader_impl.py: _apply_overrides_to_config.
+Source: Hydra 1.3 hydra/core/override_parser and _internal/config_loader_impl.py,
+_apply_overrides_to_config.
 """
 
 from __future__ import annotations
@@ -36,23 +37,26 @@ class HydraWord:
     sign: str = ""
     """`+` adds a key, `++` adds or replaces it, `~` deletes it; empty: the key has to be there."""
     is_late: bool = False
-    """Only the run knows the value, which is the text as it is written."""
+    """Whether only the run knows the value, which then is the text as it is written."""
 
 
 def hydra_words(words: Iterable[Word]) -> list[HydraWord]:
     """Return the overrides among the words of a command; options and other words are left out."""
-    found = []
+    overrides: list[HydraWord] = []
     for word in words:
         match = WORD.match(word)
         if match is None or (match["value"] is None and match["sign"] != "~"):
             continue
         text = match["value"] or ""
         is_late = Word(text).is_unknown
-        value = text if is_late else value_of(text)
-        found.append(
-            HydraWord(key=match["key"], value=value, sign=match["sign"] or "", is_late=is_late)
+        value: object = text
+        if not is_late:
+            value = value_of(text)
+        override = HydraWord(
+            key=match["key"], value=value, sign=match["sign"] or "", is_late=is_late
         )
-    return found
+        overrides.append(override)
+    return overrides
 
 
 def value_of(text: str) -> object:
@@ -63,7 +67,9 @@ def value_of(text: str) -> object:
         documents = strict_yaml.load_all(str(text), "override")
     except PayloadError:
         return str(text)
-    return documents[0] if len(documents) == 1 else str(text)
+    if len(documents) != 1:
+        return str(text)
+    return documents[0]
 
 
 def write_over(values: Tree, words: Iterable[HydraWord], *, is_whole: bool) -> list[Finding]:
@@ -74,33 +80,48 @@ def write_over(values: Tree, words: Iterable[HydraWord], *, is_whole: bool) -> l
         words: The overrides, in their order.
         is_whole: The mapping has every key of the configuration, so that a key that is not there is refused.
     """
-    refused = []
+    refused: list[Finding] = []
     for word in words:
-        *holders, last = word.key.split(".")
-        if is_whole and word.key.partition(".")[0] not in values and not word.sign:
+        is_of_the_tree = word.key.partition(".")[0] in values
+        if is_whole and not is_of_the_tree and not word.sign:
             continue  # a word of another program, or a variable
-        held = values
-        is_there = True
-        for name in holders:
-            inner = held.get(name)
-            if not isinstance(inner, dict):
-                is_there = False
-                inner = held[name] = {}
-            held = inner
-        is_there = is_there and last in held
-        if is_whole and not is_there and word.sign in ("", "~"):
-            remedy = f"Write +{word.key}=VALUE"
-            refused.append(Finding(path=word.key, rule=ABSENT, value=word.value, remedy=remedy))
-        if (
-            is_whole
-            and is_there
-            and word.sign == "+"
-            and not isinstance(held[last], dict | list | None)
-        ):
-            remedy = f"Write {word.key}=VALUE"
-            refused.append(Finding(path=word.key, rule=THERE, value=word.value, remedy=remedy))
+        block, is_there = _block_of(values, word.key)
+        last = word.key.rpartition(".")[2]
+        is_there = is_there and last in block
+        if is_whole:
+            refused += _refusals(word, block.get(last), is_there=is_there)
         if word.sign == "~":
-            held.pop(last, None)
+            block.pop(last, None)
         else:
-            held[last] = word.value
+            block[last] = word.value
     return refused
+
+
+def _block_of(values: Tree, key: str) -> tuple[Tree, bool]:
+    """Return the mapping that a key stands in, and whether it was there; it is made where it was not."""
+    block = values
+    is_there = True
+    for name in key.split(".")[:-1]:
+        inner = block.get(name)
+        if not isinstance(inner, dict):
+            is_there = False
+            inner = block[name] = {}
+        block = inner
+    return block, is_there
+
+
+def _refusals(word: HydraWord, value: object, *, is_there: bool) -> list[Finding]:
+    """Return the refusal of an override by Hydra, where it refuses it.
+
+    Args:
+        word: The override.
+        value: The value that the configuration has for its key.
+        is_there: Whether the configuration has the key.
+    """
+    if not is_there and word.sign in ("", "~"):
+        remedy = f"Write +{word.key}=VALUE"
+        return [Finding(path=word.key, rule=ABSENT, value=word.value, remedy=remedy)]
+    if is_there and word.sign == "+" and not isinstance(value, dict | list | None):
+        remedy = f"Write {word.key}=VALUE"
+        return [Finding(path=word.key, rule=THERE, value=word.value, remedy=remedy)]
+    return []

@@ -1,4 +1,7 @@
-"""`found_above`: a file that a launch script names by its path from the folder where the script is run."""
+"""`found_above`: a file that a launch script names by its path from the folder where it is run.
+
+python train.py --config conf/run.yaml    # in examples/, run from the top of its repository
+"""
 
 from __future__ import annotations
 
@@ -12,12 +15,15 @@ UPWARDS = 6
 
 
 def found_above(name: str, script: Path) -> Path | None:
-    """Return the file of a name: from here, or from one of the folders above the script; None where it is not there.
+    """Return the file of a name, from this folder or from one above the script.
 
-    A beginning that only the run knows (`$ROOT/conf/run.yaml`) is left out.
+    It is None where there is no such file. A beginning that only the run knows
+    (`$ROOT/conf/run.yaml`) is left out.
     """
     unknown = [*UNKNOWN.finditer(name)]
-    known = name[unknown[-1].end() :].lstrip("/") if unknown else name
+    known = name
+    if unknown:
+        known = name[unknown[-1].end() :].lstrip("/")
     if not known or not known.isprintable():
         return None
     for folder in (Path(), *script.absolute().parents[:UPWARDS]):

@@ -1,4 +1,8 @@
-"""Calls in a Python file, with the arguments that are plain values; nothing is imported or run.
+"""Calls and assignments in a Python file, with the values that are plain; nothing is run.
+
+    program = program_of("L.Trainer(precision=PRECISION)", "a.py", {"Trainer"}.__contains__)
+    program.calls[0].name         # "Trainer"
+    program.calls[0].undecided    # {"precision": "PRECISION"}
 
 Names are followed through the file's imports, so that `L.Trainer` is `lightning.Trainer` and a
 class of the file's own is nobody else's. A call under `if False:` is left out, and a name that is
@@ -9,11 +13,15 @@ import ast
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from bridge.errors import PayloadError
 
 MAX_CHARACTERS = 256 * 1024
+WRAPPERS = ("Config", "Partial", "partial")
+"""`run.Config(Thing, ...)` and their like, which call their first argument later."""
+MOST_SOURCE = 120
+"""Characters of an expression that are shown."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,16 +29,26 @@ class Call:
     """One call by name."""
 
     name: str
-    """The last word of the callee, no alias; for `run.Config(Thing, ...)` and `partial(Thing, ...)`
-    Thing."""
+    """The last word of the callee, without an alias. For `run.Config(Thing, ...)` it is Thing."""
     line: int
     arguments: dict[str, Any] = field(default_factory=dict)
     """Keyword arguments that are plain; `torch.bfloat16` as that text."""
     undecided: dict[str, str] = field(default_factory=dict)
     """Keyword arguments that only a run decides, as written."""
     positional: tuple[Any, ...] = ()
+    """Positional arguments; None for one that only a run decides."""
     written: dict[str, str] = field(default_factory=dict)
     """Every argument as written, the positional ones under "0", "1", ..."""
+
+
+class Assignment(NamedTuple):
+    """One assignment; the order is that of the lines."""
+
+    line: int
+    target: str
+    """Its dotted name, with the file's imports followed."""
+    written: str
+    """The value as written."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,39 +56,46 @@ class Program:
     """The calls and assignments of a Python file that were asked for."""
 
     calls: tuple[Call, ...]
-    assignments: tuple[tuple[int, str, str], ...]
-    """Line, target with the file's imports followed, and the value as written."""
+    assignments: tuple[Assignment, ...]
 
 
 def program_of(text: str, path: str, wanted: Callable[[str], object]) -> Program:
-    """Return the calls and assignments of a file whose callee or target ends in a `wanted` word, in order."""
+    """Return calls and assignments of a file, in order.
+
+    Args:
+        text: The file.
+        path: Its name in messages.
+        wanted: Takes the last word of a callee or a target, and tells whether it is asked for.
+
+    Raises:
+        PayloadError: The file is too long or too deep, or no Python.
+    """
     tree = parsed(text, path)
+    calls: list[Call] = []
+    assignments: list[Assignment] = []
     try:
         names = Names(tree)
-        live = list(_live(tree))
-        callees = [(node, *_callee(node)) for node in live if isinstance(node, ast.Call)]
-        calls = [
-            _call(names, *found)
-            for found in callees
-            if wanted(names.path(found[1]).rpartition(".")[2])
-        ]
-        made = [
-            (node.lineno, names.path(target), source_of(node.value))
-            for node in live
-            if isinstance(node, ast.Assign)
-            for target in node.targets
-            if wanted(names.path(target).rpartition(".")[2])
-        ]
+        for node in list(_live_nodes(tree)):
+            if isinstance(node, ast.Call):
+                callee, _ = _callee(node)
+                if wanted(_last_word(names.path(callee))):
+                    calls.append(_call(names, node))
+            elif isinstance(node, ast.Assign):
+                for target in map(names.path, node.targets):
+                    if wanted(_last_word(target)):
+                        written = source_of(node.value)
+                        assignments.append(Assignment(node.lineno, target, written))
     except (RecursionError, MemoryError, ValueError):
         raise _too_deep(path) from None
     calls.sort(key=lambda call: call.line)
-    return Program(calls=tuple(calls), assignments=tuple(sorted(made)))
+    return Program(calls=tuple(calls), assignments=tuple(sorted(assignments)))
 
 
 def parsed(text: str, path: str) -> ast.Module:
     """Return the syntax tree of a file.
 
-    PayloadError for one that is too long or too deep, or no Python.
+    Raises:
+        PayloadError: The file is too long or too deep, or no Python.
     """
     if len(text) > MAX_CHARACTERS:
         rule = f"must not be longer than {MAX_CHARACTERS} characters"
@@ -78,10 +103,9 @@ def parsed(text: str, path: str) -> ast.Module:
     try:
         return ast.parse(text)
     except SyntaxError as error:
-        rule = f"must be Python; {error.msg}"
-        raise PayloadError(
-            f"{path}, line {error.lineno or 1}: {rule}. Correct it there.", path=path
-        ) from None
+        where = f"{path}, line {error.lineno or 1}"
+        sentence = f"{where}: must be Python; {error.msg}. Correct it there."
+        raise PayloadError(sentence, path=path) from None
     except (RecursionError, MemoryError, ValueError):
         raise _too_deep(path) from None
 
@@ -92,118 +116,156 @@ def _too_deep(path: str) -> PayloadError:
     )
 
 
+class Plain(NamedTuple):
+    """Whether an expression is a plain value, and the value."""
+
+    is_plain: bool
+    value: Any = None
+
+
 class Names:
-    """Values of a file's names: imports, and constants of its top level."""
+    """The meaning of a file's names: imports, and constants of its top level."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.imported: dict[str, str] = {}
+        """Name in the file -> dotted name of what is imported."""
         self.star = ""
+        """The module of `from MODULE import *`, with a dot behind it."""
         self.constants: dict[str, Any] = {}
+        """Name that is bound once, at the top level -> its plain value."""
         self.bound: Counter[str] = Counter()
+        """Name -> how often the file binds it."""
         for node in ast.walk(tree):
-            match node:
-                case ast.Import(names=aliases):
-                    for alias in aliases:
-                        first = alias.name.partition(".")[0]
-                        self._bind(alias.asname or first, alias.name if alias.asname else first)
-                case ast.ImportFrom(names=aliases):
-                    module = f"{'.' * node.level}{node.module or ''}."
-                    for alias in aliases:
-                        self._bind(alias.asname or alias.name, module + alias.name)
-                    self.star = module if aliases[0].name == "*" else self.star
-                case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store() | ast.Del()):
-                    self.bound[name] += 1
-                case (
-                    ast.FunctionDef(name=name)
-                    | ast.AsyncFunctionDef(name=name)
-                    | ast.ClassDef(name=name)
-                ):
-                    self.bound[name] += 1
+            self._count_binding(node)
         for node in tree.body:
             match node:
                 case ast.Assign(targets=[ast.Name(id=name)], value=value) if self.bound[name] == 1:
-                    plain, constant = self.plain(value)
-                    self.constants |= {name: constant} if plain else {}
+                    constant = self.plain(value)
+                    if constant.is_plain:
+                        self.constants[name] = constant.value
 
-    def _bind(self, name: str, path: str) -> None:
+    def _count_binding(self, node: ast.AST) -> None:
+        """Note the names that a statement binds."""
+        match node:
+            case ast.Import(names=aliases):
+                for alias in aliases:
+                    first = alias.name.partition(".")[0]
+                    if alias.asname:
+                        self._import(alias.asname, alias.name)
+                    else:
+                        self._import(first, first)
+            case ast.ImportFrom(names=aliases):
+                module = f"{'.' * node.level}{node.module or ''}."
+                for alias in aliases:
+                    self._import(alias.asname or alias.name, module + alias.name)
+                if aliases[0].name == "*":
+                    self.star = module
+            case ast.arg(arg=name) | ast.Name(id=name, ctx=ast.Store() | ast.Del()):
+                self.bound[name] += 1
+            case (
+                ast.FunctionDef(name=name)
+                | ast.AsyncFunctionDef(name=name)
+                | ast.ClassDef(name=name)
+            ):
+                self.bound[name] += 1
+
+    def _import(self, name: str, path: str) -> None:
         self.imported[name] = path
         self.bound[name] += 1
 
     def path(self, node: ast.AST) -> str:
         """Return the dotted name of an expression; a name of the file's own begins with a dot."""
-        words: list[str] = []
+        attributes: list[str] = []
         while isinstance(node, ast.Attribute):
-            words.append(node.attr)
+            attributes.insert(0, node.attr)
             node = node.value
         if not isinstance(node, ast.Name):
-            return ".".join(["?", *reversed(words)])
-        own = f".{node.id}" if self.bound[node.id] else f"{self.star}{node.id}"
-        return ".".join([self.imported.get(node.id, own), *reversed(words)])
+            return ".".join(["?", *attributes])
+        first = f"{self.star}{node.id}"
+        if node.id in self.imported:
+            first = self.imported[node.id]
+        elif self.bound[node.id]:
+            first = f".{node.id}"
+        return ".".join([first, *attributes])
 
-    def plain(self, node: ast.AST) -> tuple[bool, Any]:
-        """Return whether an expression is a plain value, and the value."""
+    def plain(self, node: ast.AST) -> Plain:
+        """Return the value of an expression, where it is plain."""
         if isinstance(node, ast.Constant):
-            return isinstance(node.value, str | int | float | bool | None), node.value
+            return Plain(isinstance(node.value, str | int | float | bool | None), node.value)
         if isinstance(node, ast.Name) and node.id in self.constants:
-            return True, self.constants[node.id]
+            return Plain(True, self.constants[node.id])
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow):
-            (_, left), (_, right) = self.plain(node.left), self.plain(node.right)
-            small = (
-                isinstance(left, int)
-                and isinstance(right, int)
-                and abs(left) <= 10
-                and 0 <= right <= 64
-            )
-            return small, left**right if small else None
-        path = self.path(node) if isinstance(node, ast.Attribute | ast.Name) else ""
-        return (True, path) if path.rpartition(".")[0] == "torch" else (False, None)
+            return self._power(node)
+        if isinstance(node, ast.Attribute | ast.Name):
+            path = self.path(node)
+            if path.rpartition(".")[0] == "torch":
+                return Plain(True, path)
+        return Plain(False)
+
+    def _power(self, node: ast.BinOp) -> Plain:
+        """Return the value of `2**16`; one that is large is not computed."""
+        base = self.plain(node.left).value
+        exponent = self.plain(node.right).value
+        if not (isinstance(base, int) and isinstance(exponent, int)):
+            return Plain(False)
+        if abs(base) > 10 or not 0 <= exponent <= 64:
+            return Plain(False)
+        return Plain(True, base**exponent)
 
 
-def _live(node: ast.AST) -> Iterator[ast.AST]:
-    """Walk a file, leaving out the body of `if False:`."""
+def _live_nodes(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield the nodes of a file, without the body of `if False:`."""
     yield node
-    is_dead = (
-        isinstance(node, ast.If) and isinstance(node.test, ast.Constant) and not node.test.value
-    )
-    children = node.orelse if isinstance(node, ast.If) and is_dead else ast.iter_child_nodes(node)
+    children = ast.iter_child_nodes(node)
+    if isinstance(node, ast.If) and isinstance(node.test, ast.Constant) and not node.test.value:
+        children = iter(node.orelse)
     for child in children:
-        yield from _live(child)
+        yield from _live_nodes(child)
 
 
 def _callee(node: ast.Call) -> tuple[ast.expr, list[ast.expr]]:
-    """Return the callee and its positional arguments, with `run.Config(Thing, ...)` seen through."""
+    """Return the callee and its positional arguments; those of Thing for `run.Config(Thing, ...)`."""
     last = getattr(node.func, "attr", getattr(node.func, "id", ""))
-    wraps = last in ("Config", "Partial", "partial") and node.args
-    return (node.args[0], node.args[1:]) if wraps else (node.func, node.args)
+    if last in WRAPPERS and node.args:
+        return node.args[0], node.args[1:]
+    return node.func, node.args
 
 
-def _call(names: Names, node: ast.Call, callee: ast.expr, positional: list[ast.expr]) -> Call:
+def _call(names: Names, node: ast.Call) -> Call:
+    """Return a call with its arguments."""
+    callee, positional = _callee(node)
     plain: dict[str, Any] = {}
     undecided: dict[str, str] = {}
-    written = {str(place): source_of(item) for place, item in enumerate(positional)}
+    written = {str(place): source_of(argument) for place, argument in enumerate(positional)}
     for keyword in node.keywords:
         name = keyword.arg or "**"
         written[name] = source_of(keyword.value)
-        is_plain, value = names.plain(keyword.value)
-        if keyword.arg is not None and is_plain:
-            plain[name] = value
+        value = names.plain(keyword.value)
+        if keyword.arg is not None and value.is_plain:
+            plain[name] = value.value
         else:
             undecided[name] = written[name]
     return Call(
-        name=names.path(callee).rpartition(".")[2],
+        name=_last_word(names.path(callee)),
         line=node.lineno,
         arguments=plain,
         undecided=undecided,
-        positional=tuple(
-            value if is_plain else None for is_plain, value in map(names.plain, positional)
-        ),
+        positional=tuple(_value_or_none(names.plain(argument)) for argument in positional),
         written=written,
     )
+
+
+def _value_or_none(plain: Plain) -> Any:
+    return plain.value if plain.is_plain else None
+
+
+def _last_word(path: str) -> str:
+    return path.rpartition(".")[2]
 
 
 def source_of(node: ast.AST) -> str:
     """Return an expression as it is written, its beginning where it is long."""
     try:
-        return ast.unparse(node)[:120]
+        return ast.unparse(node)[:MOST_SOURCE]
     except (RecursionError, ValueError):
         return "..."

@@ -1,4 +1,13 @@
-"""`Settings`: a foreign mapping, read with the types its own loader takes, one clear sentence for anything else."""
+"""`Settings`: a foreign mapping, read with the types that its own loader takes.
+
+    settings = Settings({"enabled": True, "loss_scale": 0}, "DeepSpeed", "fp16")
+    settings.switch("enabled")               # True
+    settings.number("loss_scale", least=0)   # 0
+    settings.whole("hysteresis")             # None: nothing is written
+
+A value of another type is an error of one sentence: "DeepSpeed: fp16.enabled: must be true or
+false, got 'yes'. Write true or false, without quotes."
+"""
 
 import sys
 from collections.abc import Mapping
@@ -14,20 +23,22 @@ SHORT_DTYPES = {
     "16-mixed": "fp16",
     "bf16-mixed": "bf16",
 }
-"""Words of Lightning's that NeMo and Megatron Bridge take for dtypes."""
+"""Words of Lightning that NeMo and Megatron Bridge take for dtypes -> the dtype."""
 LARGEST = sys.float_info.max
+"""The largest finite number."""
 SWITCHES = {**dict.fromkeys((*YES, "t", "y"), True), **dict.fromkeys((*NO, "f", "n"), False)}
+"""Word that pydantic takes for a switch, in small letters -> its value."""
 
 
 class Settings:
     """A mapping of another system's settings.
 
     Args:
-        payload: What was given; anything but a mapping is an error.
+        payload: The mapping; any other value is an error.
         system: The system's name, the start of every path in messages.
-        path: Where in the document this mapping stands.
-        lenient: Take what pydantic takes: "true", 1, 16.0 and "16" for the switch or number they
-            spell.
+        path: The place of the mapping in its document: "fsdp_config".
+        lenient: Whether "true", 1, 16.0 and "16" count for the switch or number that they spell, as
+            pydantic takes them.
     """
 
     def __init__(
@@ -38,9 +49,10 @@ class Settings:
             raise self.wrong(
                 "", "must be a mapping of settings", payload, "Give the parsed contents of the file"
             )
-        self.values: dict[str, Any] = {
-            key: value for key, value in payload.items() if isinstance(key, str)
-        }
+        self.values: dict[str, Any] = {}
+        for key, value in payload.items():
+            if isinstance(key, str):
+                self.values[key] = value
 
     def __contains__(self, key: str) -> bool:
         return key in self.values
@@ -52,25 +64,23 @@ class Settings:
         """Return the setting's name from the top of the document: "fsdp_config.mixed_precision_policy"."""
         return f"{self.path}.{key}" if self.path else key
 
-    def given(self, key: str) -> bool:
-        """Return whether a value is written, null not counting."""
+    def is_written(self, key: str) -> bool:
+        """Return whether a value is written; null does not count."""
         return self.values.get(key) is not None
 
     def switch(self, key: str) -> bool | None:
-        """Return true or false, None where nothing was written."""
+        """Return true or false; None where nothing is written."""
         value = self.values.get(key)
         if value is None or isinstance(value, bool):
             return value
-        if (
-            self.lenient
-            and (type(value) is int or isinstance(value, str))
-            and str(value).lower() in SWITCHES
-        ):
-            return SWITCHES[str(value).lower()]
+        if self.lenient and (type(value) is int or isinstance(value, str)):
+            word = str(value).lower()
+            if word in SWITCHES:
+                return SWITCHES[word]
         raise self.wrong(key, "must be true or false", value, "Write true or false, without quotes")
 
     def whole(self, key: str, *, least: int | None = None) -> int | None:
-        """Return a whole number, None where nothing was written."""
+        """Return a whole number; None where nothing is written."""
         value = self.number(key)
         if isinstance(value, float) and self.lenient and value.is_integer():
             value = int(value)
@@ -80,17 +90,13 @@ class Settings:
         return value
 
     def number(self, key: str, *, least: float | None = None) -> float | None:
-        """Return a finite number, None where nothing was written."""
+        """Return a finite number; None where nothing is written."""
         value = self.values.get(key)
         if value is None:
             return None
         if self.lenient and isinstance(value, str):
             value = number_of_text(value)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, int | float)
-            or not abs(value) <= LARGEST
-        ):
+        if isinstance(value, bool) or not isinstance(value, int | float) or _is_infinite(value):
             raise self.wrong(
                 key, "must be a finite number", value, "Write a number, without quotes"
             )
@@ -99,47 +105,52 @@ class Settings:
         return value
 
     def text(self, key: str) -> str | None:
-        """Return a string, None where nothing was written."""
+        """Return a string; None where nothing is written."""
         value = self.values.get(key)
         if value is None or isinstance(value, str):
             return value
         raise self.wrong(key, "must be a string", value, "Write a word")
 
     def word(self, key: str, choices: tuple[str, ...]) -> str | None:
-        """Return one of `choices`, None where nothing was written."""
+        """Return one of `choices`; None where nothing is written."""
         value = self.text(key)
         if value is None or value in choices:
             return value
-        near = did_you_mean(close_matches(value, choices)).removesuffix("?")
-        raise self.wrong(
-            key,
-            f"must be {listed(choices)}",
-            value,
-            near + "?" if near else f"Use {listed(choices[:3])}",
-        )
+        remedy = did_you_mean(close_matches(value, choices))
+        if not remedy:
+            remedy = f"Use {listed(choices[:3])}"
+        raise self.wrong(key, f"must be {listed(choices)}", value, remedy)
 
     def named_dtype(self, key: str) -> str | None:
         """Return the dtype that a setting of NeMo or Megatron Bridge names, None for null."""
         return named_dtype(self.values.get(key), self.name(key))
 
     def section(self, key: str) -> "Settings":
-        """Return the mapping under `key`, empty where nothing was written."""
+        """Return the mapping under `key`; an empty one where nothing is written."""
         value = self.values.get(key)
-        return Settings(
-            {} if value is None else value, self.system, self.name(key), lenient=self.lenient
-        )
+        if value is None:
+            value = {}
+        return Settings(value, self.system, self.name(key), lenient=self.lenient)
 
     def wrong(self, key: str, rule: str, value: object, remedy: str) -> PayloadError:
         """Return the error to raise about `key`."""
-        path = ": ".join(filter(None, (self.system, self.name(key) if key else self.path)))
-        return PayloadError.of(
-            path, rule, value, remedy if remedy.endswith(("?", ".")) else f"{remedy}."
-        )
+        setting = self.name(key) if key else self.path
+        path = ": ".join(filter(None, (self.system, setting)))
+        if not remedy.endswith(("?", ".")):
+            remedy = f"{remedy}."
+        return PayloadError.of(path, rule, value, remedy)
+
+
+def _is_infinite(number: float) -> bool:
+    """Return whether a number is infinite, NaN, or an integer larger than any float."""
+    return not abs(number) <= LARGEST
 
 
 def named_dtype(value: object, where: str) -> str | None:
     """Return the dtype that a setting of NeMo or Megatron Bridge names; None for null."""
-    named = value["_target_"] if isinstance(value, Mapping) and "_target_" in value else value
+    named = value
+    if isinstance(value, Mapping) and "_target_" in value:
+        named = value["_target_"]
     if named is None:
         return None
     try:
@@ -149,9 +160,11 @@ def named_dtype(value: object, where: str) -> str | None:
 
 
 def half_or_fp32(value: object) -> str | None:
-    """Return "fp32", "bf16" or "fp16" for a dtype in any spelling, None for anything else."""
+    """Return "fp32", "bf16" or "fp16" for a dtype in any spelling; None for any other value."""
     try:
-        compute = dtype_token(value)
+        dtype = dtype_token(value)
     except ValueError:
         return None
-    return compute if compute in ("fp32", "bf16", "fp16") else None
+    if dtype not in ("fp32", "bf16", "fp16"):
+        return None
+    return dtype

@@ -1,6 +1,6 @@
-"""JSON as plain data: no key twice, bounded depth.
+"""JSON as plain data: no key twice in an object, and bounded depth.
 
-Comments and trailing commas are taken as DeepSpeed takes them.
+Comments and trailing commas are allowed, as DeepSpeed allows them.
 """
 
 import json
@@ -16,27 +16,46 @@ COMMENT = re.compile(r'("(?:[^"\\\n]|\\.)*")|//[^\n]*|#[^\n]*|/\*.*?\*/', re.DOT
 def loads(text: str, path: str) -> Any:
     """Return the value of a JSON text.
 
-    PayloadError for no JSON, a key twice in one object, or too many levels.
+    A text that is not strictly JSON is given to the reader of YAML, which takes JSON too and names
+    the line of a fault.
 
-    What is no JSON to the letter goes to the reader of YAML, which takes JSON too and names the
-    line of a fault.
+    Raises:
+        PayloadError: It is no JSON, has a key twice in one object, or too many levels.
     """
     try:
-        value = json.loads(text, object_pairs_hook=_once)
-        level: list[Any] = [[value]]
-        for _ in range(MAX_DEPTH + 1):
-            inside = [item.values() if isinstance(item, dict) else item for item in level]
-            level = [item for items in inside for item in items if isinstance(item, dict | list)]
-        if not level:
-            return value
+        value = json.loads(text, object_pairs_hook=_without_repeated_keys)
+        is_strict = not _is_too_deep(value)
     except (ValueError, RecursionError):
-        pass
-    bare = COMMENT.sub(lambda found: found[1] or "\n" * found[0].count("\n"), text)
-    return next(iter(load_all(bare, path, form="JSON")), None)
+        is_strict = False
+    if is_strict:
+        return value
+    bare = COMMENT.sub(_string_or_line_ends, text)
+    documents = load_all(bare, path, form="JSON")
+    return documents[0] if documents else None
 
 
-def _once(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    taken = dict(items)
-    if len(taken) != len(items):
+def _is_too_deep(value: object) -> bool:
+    """Return whether a value has more levels than the reader of YAML allows."""
+    level: list[object] = [value]
+    for _ in range(MAX_DEPTH):
+        next_level: list[object] = []
+        for item in level:
+            if isinstance(item, dict):
+                next_level += item.values()
+            elif isinstance(item, list):
+                next_level += item
+        level = [item for item in next_level if isinstance(item, dict | list)]
+    return bool(level)
+
+
+def _string_or_line_ends(match: re.Match[str]) -> str:
+    """Return a string as it is, and the line ends of a comment, so that lines keep their numbers."""
+    return match[1] or "\n" * match[0].count("\n")
+
+
+def _without_repeated_keys(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the mapping of an object; ValueError where a key stands twice."""
+    mapping = dict(items)
+    if len(mapping) != len(items):
         raise ValueError("a key stands twice")
-    return taken
+    return mapping

@@ -19,12 +19,19 @@ SWITCHES = (
 
 
 def arguments_of(words: CommandWords) -> dict[str, Any]:
-    """Return the arguments of options whose values are known: `--bf16`, `--bf16 True`, `--tf32=false`, `--no_tf32`."""
-    found: dict[str, Any] = {}
+    """Return the arguments of options whose values are known.
+
+    A switch may be written as `--bf16`, `--bf16 True`, `--tf32=false` or `--no_tf32`.
+    """
+    arguments: dict[str, Any] = {}
     for name, value in words.options.items():
-        is_off = value is True and name.startswith("no_") and name[3:] in SWITCHES
-        found |= {name[3:]: False} if is_off else {name: value}
-    switches = Settings(
-        {name: found[name] for name in SWITCHES if name in found}, TITLE, lenient=True
-    )
-    return found | {name: switches.switch(name) for name in switches.values}
+        switch = name.removeprefix("no_")
+        if value is True and switch != name and switch in SWITCHES:
+            arguments[switch] = False
+        else:
+            arguments[name] = value
+    written = {name: arguments[name] for name in SWITCHES if name in arguments}
+    switches = Settings(written, TITLE, lenient=True)
+    for name in written:
+        arguments[name] = switches.switch(name)
+    return arguments

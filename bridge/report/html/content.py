@@ -60,10 +60,11 @@ def run_content(
     content: dict[str, Any] = {
         "name": run.findings.get("precision") or summary.get("precision") or run.path.name,
         "folder": str(run.path),
+        "source": None,
         "figures": figures,
         "compared": compared,
         "base": _with_deciders(base, run),
-        "plan": _plan_rows(plan),
+        "plan": plan_rows(plan),
         "ran": ran,
         "recorded_gemms": len(gemms),
         "backend": backend,
@@ -75,7 +76,7 @@ def run_content(
         "train": run.metrics("train"),
         "validation": run.metrics("validation"),
         "heat": _heat(run),
-        "memory": _memory(census, predicted_bytes or {}),
+        "memory": memory_rows(census, predicted_bytes or {}),
         "environment": {
             "target": run.findings.get("target"),
             "megatron-core": run.sync.get("megatron_core"),
@@ -132,7 +133,7 @@ def _verdict(
     of_findings = "good", "No findings of check and sync."
     if count:
         of_findings = "unknown", f"{_counted(count, 'finding')} of check and sync."
-    verdicts = [_end(summary, run), _audit(content, run), _moved(losses), of_findings]
+    verdicts = [_end(summary, run), _audit(content, run), moved(losses), of_findings]
     for name, sentence in content["warnings"].items():
         verdicts.append(("bad", f"{name}: {sentence}"))
     return [{"state": state, "sentence": sentence} for state, sentence in verdicts]
@@ -165,7 +166,8 @@ def _counted(count: int, noun: str) -> str:
     return f"{count} {noun}s"
 
 
-def _moved(losses: list[float]) -> tuple[str, str]:
+def moved(losses: list[float]) -> tuple[str, str]:
+    """Return the state and the sentence about the fall of a training loss."""
     if len(losses) < 2:
         return "unknown", "Too few losses to say whether it learned."
     fall = 1 - losses[-1] / losses[0]
@@ -174,7 +176,7 @@ def _moved(losses: list[float]) -> tuple[str, str]:
     return "good", f"The training loss fell from {losses[0]:.4f} to {losses[-1]:.4f}."
 
 
-def _plan_rows(plan: PrecisionPlan | None) -> list[dict[str, Any]]:
+def plan_rows(plan: PrecisionPlan | None) -> list[dict[str, Any]]:
     """Return the formats of each group of equal layers.
 
     Modules that compute nothing are left out.
@@ -214,7 +216,7 @@ def _heat(run: RunFolder) -> list[dict[str, Any]]:
     return cells
 
 
-def _memory(census: Sequence[CensusRow], predicted: dict[str, int]) -> list[dict[str, Any]]:
+def memory_rows(census: Sequence[CensusRow], predicted: dict[str, int]) -> list[dict[str, Any]]:
     """Return the recorded and the predicted bytes of each kind of tensor; None where unknown."""
     recorded: dict[str, int] = {}
     dtypes: dict[str, dict[str, None]] = {}

@@ -125,7 +125,7 @@ def _charts(run: Run) -> Markup:
         "training": points(run["train"], "loss"),
         "validation": points(run["validation"], "loss"),
     }
-    entropy, train = run["figures"]["unigram_entropy"], run["train"]
+    entropy, train = run["figures"].get("unigram_entropy"), run["train"]
     if entropy is not None and train:
         losses["unigram entropy"] = [(train[0]["step"], entropy), (train[-1]["step"], entropy)]
     charts = [line_chart(losses, title="Loss", y="nats per token")]

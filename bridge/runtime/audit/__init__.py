@@ -10,6 +10,7 @@
     QuantisationRow   the error of one operand at one step, made by megatron.record.telemetry
     Signs             the values that early warnings look at
     RunFolder         the files of a run, read while it goes on or after its end: their one reader
+    RunLog            the metrics of a run of another trainer, made by read.logs
     Setting           one key of a run's config: default, who replaced it, its trace
 
 Rows hold text and numbers alone, so that they are compared, saved and sent between ranks. Makers

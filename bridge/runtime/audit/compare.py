@@ -87,6 +87,17 @@ def compare(plan: PrecisionPlan, record: Record) -> tuple[Mismatch, ...]:
     return (*gemms, *health, *_compare_census(plan.settings, record))
 
 
+def lacks_low_precision(plan: PrecisionPlan, record: Record) -> bool:
+    """Return whether FP8 or FP4 is asked for, and neither is planned for a layer nor ran in one.
+
+    Plan and record are equal then, and the run is still not what its precision says.
+    """
+    is_asked = plan.settings.family is not None and plan.settings.reaches_layers
+    if not is_asked or plan.linears()[0]:
+        return False
+    return all(row.scheme == "none" for row in record.gemms)
+
+
 def _compare_gemms(plan: PrecisionPlan, recorded: Sequence[GemmRow]) -> Iterator[Mismatch]:
     ran: dict[tuple[str, str, str], list[GemmRow]] = {}
     for row in recorded:

@@ -5,6 +5,7 @@ The sync's report has the fields that the precision wrote, with what it replaced
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,8 @@ from bridge.runtime.audit.run_folder import RunFolder
 FILE = "origins.json"
 """The file of a run with the defaults of its fields, and who set them."""
 
+LOSS_SCALE = "Loss scale"
+"""Subject of the fields about it."""
 STATE = ("master weights", "optimizer state")
 TENSORS: dict[str, tuple[str, ...]] = {
     "Mode": ("parameters", "activations", *STATE),
@@ -109,7 +112,11 @@ def _is_written(run: RunFolder, key: str) -> bool:
 
 
 def _trace(run: RunFolder, key: str) -> str:
-    train = run.metrics("train")
+    return trace_of(key, run.metrics("train"))
+
+
+def trace_of(key: str, train: Sequence[Mapping[str, Any]]) -> str:
+    """Return one sentence on the trace of a key in the records of steps; empty without a trace."""
     if not train:
         return ""
     if key in {"optimizer.lr", "optimizer.min_lr"}:
@@ -127,8 +134,8 @@ def effect_in(run: RunFolder, field: str) -> str:
     subject = ""
     if row.subject is not None:
         subject = row.subject.title
-    if subject == "Loss scale":
-        return _loss_scale(run)
+    if subject == LOSS_SCALE:
+        return loss_scale_trace(run.metrics("train"))
     record = run.record
     if record is None:
         return ""
@@ -156,8 +163,8 @@ def _tensors(record: Record, kinds: tuple[str, ...]) -> str:
     return "; ".join(parts)
 
 
-def _loss_scale(run: RunFolder) -> str:
-    train = run.metrics("train")
+def loss_scale_trace(train: Sequence[Mapping[str, Any]]) -> str:
+    """Return one sentence on the loss scale in the records of steps; empty without records."""
     if not train:
         return ""
     first, last = train[0], train[-1]

@@ -5,10 +5,10 @@
     Listing          the tensors and objects that `.metadata` lists, read by an allow list: no code
                      of a file runs
       Tensor, Stored   dtype and shape of a tensor; place of an object in a file
-    Contents         manifest and listing for people; `Part`: the tensors of one part in one dtype
+    Contents         manifest and listing for people; `Part`: tensors of a part in the same dtype
     Difference       of two `Contents`; `Change`: one difference of precision and what it means to
                      resume with it
-    folder_lock      one run writes into a folder
+    folder_lock      a single run writes into a folder
     linear_weights   the tensors of linear layers, whose values alone need torch (weights.py)
 
 `megatron.checkpoint` writes and loads the tensors and asks this room whether it

@@ -24,12 +24,12 @@ PARTS = {
 }
 """Megatron's name in the optimizer's state -> the part of the training state."""
 HALVES = ("bf16", "fp16", *DERIVED)
-"""Settings that a change of the mode stands for."""
+"""Settings that change with the mode, and are not listed next to a change of it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Part:
-    """The tensors of one part of the training state in one dtype."""
+    """The tensors of a part of the training state that have the same dtype."""
 
     part: str
     dtype: str
@@ -38,7 +38,7 @@ class Part:
 
     @property
     def bytes(self) -> int:
-        """Bytes of their values."""
+        """Bytes of the tensors' values."""
         kind = self.dtype.partition("_")[0]  # float8 of float8_e4m3fn
         digits = "".join(filter(str.isdigit, kind))
         if not digits:  # bool
@@ -52,9 +52,9 @@ class Contents:
 
     path: Path
     run: Mapping[str, Any] = field(default_factory=dict)
-    """Facts about the run that wrote it; empty without a manifest."""
+    """Facts about the run that wrote the checkpoint; empty without a manifest."""
     manifest_digest: str | None = None
-    """None: it has no manifest."""
+    """SHA-256 of the manifest, None without a manifest."""
     files: int
     bytes: int
     tensors: Mapping[str, Tensor]
@@ -82,7 +82,7 @@ class Contents:
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """The settings of the run that wrote it."""
+        """The settings of the run that wrote the checkpoint."""
         settings: Mapping[str, str] = self.run.get("settings", {})
         return settings
 
@@ -116,31 +116,29 @@ class Contents:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """What differs between two checkpoints.
-
-    `changes` are those of a run in the second's precision.
-    """
+    """The differences between two checkpoints."""
 
     changes: tuple[Change, ...]
+    """Changes of precision of a run that resumes the first checkpoint in the second's precision."""
     settings: tuple[dict[str, str], ...]
-    """`setting`, `a` and `b` of each; those of `changes` are left out."""
+    """`setting`, `a` and `b` of each other setting that differs."""
     tensors: tuple[dict[str, str], ...]
-    """`tensor`, and its dtype and shape as `a` and `b`."""
+    """`tensor`, and its dtype and shape in both checkpoints as `a` and `b`."""
 
     @classmethod
-    def of(cls, one: Contents, two: Contents) -> Difference:
-        """Return what differs between two checkpoints."""
+    def of(cls, first: Contents, second: Contents) -> Difference:
+        """Return the differences between two checkpoints."""
         changes: list[Change] = []
-        if two.settings:
-            changes = precision_changes(one.settings, two.settings)
+        if second.settings:
+            changes = precision_changes(first.settings, second.settings)
         shown = {change.path.rpartition(".")[2] for change in changes}
         if changes:
             shown.update(HALVES)
         settings = []
-        for row in _differing("setting", one.settings, two.settings):
+        for row in _differing("setting", first.settings, second.settings):
             if row["setting"].rpartition(".")[2] not in shown:
                 settings.append(row)
-        tensors = _differing("tensor", one.tensors, two.tensors)
+        tensors = _differing("tensor", first.tensors, second.tensors)
         return cls(changes=tuple(changes), settings=tuple(settings), tensors=tuple(tensors))
 
     def __bool__(self) -> bool:
@@ -157,7 +155,11 @@ class Difference:
 
 
 def checkpoint_at(path: Path) -> Path:
-    """Return the checkpoint that a path names: itself, or the newest one of a folder."""
+    """Return the checkpoint of a path: the path, or the newest checkpoint of a folder.
+
+    Raises:
+        CheckpointError: There is none.
+    """
     numbers: list[int] = []
     try:
         if (path / METADATA).is_file():
@@ -175,6 +177,7 @@ def checkpoint_at(path: Path) -> Path:
 
 
 def _part_of(key: str) -> str:
+    """Return the part of the training state that a tensor belongs to, by its key."""
     if key.startswith(STATE):
         name = key.removeprefix(STATE).partition(".")[0]
         return PARTS.get(name, f"optimizer {name}")

@@ -47,10 +47,7 @@ def newest_finished(folder: Path) -> int | None:
 
 
 def latest_iteration(folder: Path) -> int | None:
-    """Return the number that the pointer of a folder names.
-
-    The result is None where there is no pointer, or a torn one.
-    """
+    """Return the number in the pointer of a folder, None for a missing or incomplete pointer."""
     if not (folder / LATEST).is_file():
         return None
     text = ""
@@ -64,7 +61,7 @@ def latest_iteration(folder: Path) -> int | None:
 def candidates(folder: Path) -> list[int]:
     """Return the steps of the checkpoints that a run may resume from, the newest first.
 
-    They begin at the one that the pointer names, or at the newest where there is no pointer.
+    The first is the checkpoint that the pointer names, or without a pointer the newest.
     """
     numbers = iterations(folder)
     pointed = latest_iteration(folder)
@@ -90,10 +87,7 @@ def load_fault(folder: Path) -> Finding | None:
 
 
 def pointer_fault(folder: Path, key: str) -> Finding | None:
-    """Return the fault of a pointer that cannot be written over, or None.
-
-    `key` is the setting of its folder.
-    """
+    """Return the fault of a pointer that cannot be replaced, or None; `key` names its folder."""
     pointer = folder / LATEST
     if not os.path.lexists(pointer) or pointer.is_file():
         return None
@@ -103,7 +97,7 @@ def pointer_fault(folder: Path, key: str) -> Finding | None:
 
 
 def set_aside(checkpoint: Path, why: str) -> None:
-    """Rename a checkpoint that stands in the place of a coming one; nothing of it is deleted."""
+    """Rename a checkpoint whose folder a new checkpoint needs; no file is deleted."""
     other = checkpoint.with_name(f"{checkpoint.name}.{why}")
     number = 0
     while other.exists():

@@ -1,8 +1,8 @@
-"""`folder_lock`: one run writes into a folder; the lock of a run that died is taken over.
+"""`folder_lock`: a single run writes into a folder, and a new run replaces the lock of a dead run.
 
-The lock is a file that its holder keeps locked with `filelock`, by `flock`: the kernel drops it
-with the process. The file names the process. On a file system that keeps `flock` to one machine
-(Lustre mounted with `localflock`), a run on another machine is not seen.
+The lock is a file that a process keeps locked with `filelock`, by `flock`; the kernel releases it at
+the end of the process. The file names the process. On a file system whose `flock` is local to a
+machine (Lustre mounted with `localflock`), runs on other machines are not seen.
 """
 
 import os
@@ -22,10 +22,17 @@ _HOLDER = re.compile(r"process \d+ on [\w.-]+")
 
 @contextmanager
 def folder_lock(folder: Path, *, key: str = "checkpoint.save") -> Iterator[str | None]:
-    """Hold the lock of a folder, which the setting `key` names.
+    """Keep the lock of a folder in a ``with`` block; the folder is made if it does not exist.
 
-    The folder is made where it does not exist. Yield a sentence where the lock of a run that died
-    was taken over, else None.
+    Args:
+        folder: The folder.
+        key: Setting that names it, for the messages.
+
+    Yields:
+        A sentence if the lock of a dead run was replaced, else None.
+
+    Raises:
+        CheckpointError: Another run writes into the folder, or it cannot be written to.
     """
     path = folder / LOCK
     lock = FileLock(path, blocking=False)
@@ -54,7 +61,7 @@ def folder_lock(folder: Path, *, key: str = "checkpoint.save") -> Iterator[str |
 
 
 def require_unlocked(folder: Path, key: str) -> None:
-    """Refuse a folder whose lock another process holds; nothing is made."""
+    """Refuse a folder whose lock another process keeps; no folder or file is made."""
     path = folder / LOCK
     if not path.is_file():
         return
@@ -68,6 +75,7 @@ def require_unlocked(folder: Path, key: str) -> None:
 
 
 def _in_use(folder: Path, key: str) -> CheckpointError:
+    """Return the error of a folder that another process writes into."""
     holder = _holder(folder / LOCK) or "another process"
     return CheckpointError(
         f"{key}: one run may write into a folder, got {str(folder)!r}, which {holder} writes into. "

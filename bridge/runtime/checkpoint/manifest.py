@@ -1,9 +1,9 @@
 """The manifest of a checkpoint: its run, and name, size and checksum of each file.
 
-It is written after all files. A checkpoint without a manifest was never finished, or is of another
-program. One whose files do not match it is damaged, and is not read. The manifest holds no secret:
-it finds damage, and it does not prove who wrote it. Its own digest, kept elsewhere, proves that
-neither it nor a file was exchanged (`Manifest.digest`).
+It is written after all files. A checkpoint without a manifest was not finished, or another program
+wrote it. A checkpoint whose files do not match the manifest is damaged, and is not read. The
+manifest finds damage; it does not prove who wrote it. The digest of a manifest, kept elsewhere,
+proves that neither the manifest nor a file was exchanged (`digest`).
 """
 
 from __future__ import annotations
@@ -33,18 +33,22 @@ _LARGEST = 64 * 2**20
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """What a checkpoint's manifest says."""
+    """Sizes and checksums of a checkpoint's files, and facts about its run."""
 
     sizes: Mapping[str, int]
     """File, as a path in the checkpoint's folder -> its bytes."""
     checksums: Mapping[str, str]
-    """File -> its SHA-256 in hexadecimal; empty where the run was told to write none."""
+    """File -> its SHA-256 in hexadecimal; empty for a run with `checkpoint.checksum=false`."""
     run: Mapping[str, Any] = field(default_factory=dict)
     """Facts about the run that wrote it, as plain data."""
 
     @classmethod
     def read(cls, checkpoint: Path) -> Manifest:
-        """Return the manifest of a checkpoint."""
+        """Return the manifest of a checkpoint.
+
+        Raises:
+            DamagedCheckpointError: The manifest is missing, damaged or too large.
+        """
         path = checkpoint / MANIFEST
         try:
             if path.exists() and not path.is_file():
@@ -68,18 +72,18 @@ class Manifest:
 
     @classmethod
     def _of(cls, content: Any) -> Manifest:
-        """Return the manifest of the content of its file; an error of any kind where it is none."""
+        """Return the manifest of the content of its file; other content raises errors of any class."""
         sizes: dict[str, int] = {}
         checksums: dict[str, str] = {}
         for name, facts in content["files"].items():
-            of_file = dict(facts)
-            sizes[str(name)] = int(of_file["bytes"])
-            if ALGORITHM in of_file:
-                checksums[str(name)] = str(of_file[ALGORITHM])
+            entry = dict(facts)
+            sizes[str(name)] = int(entry["bytes"])
+            if ALGORITHM in entry:
+                checksums[str(name)] = str(entry[ALGORITHM])
         return cls(sizes=sizes, checksums=checksums, run=dict(content.get("run") or {}))
 
     def is_sound(self) -> bool:
-        """Return whether it lists files of its own folder, with a checksum each or none at all."""
+        """Return whether all files are in the checkpoint's folder, and all or none have checksums."""
         for name in self.sizes:
             path = PurePosixPath(name)
             if not path.parts or path.is_absolute() or ".." in path.parts:
@@ -89,7 +93,7 @@ class Manifest:
         return bool(self.sizes) and len(self.checksums) in (0, len(self.sizes))
 
     def write(self, checkpoint: Path) -> None:
-        """Write the manifest so that it is there as a whole or not at all."""
+        """Write the manifest into a scratch file, and rename it, so that no part of it is ever read."""
         files: dict[str, dict[str, int | str]] = {}
         for name, size in self.sizes.items():
             files[name] = {"bytes": size}
@@ -144,10 +148,7 @@ def damage(checkpoint: Path) -> str | None:
 
 
 def digest(checkpoint: Path) -> str:
-    """Return the SHA-256 of a manifest.
-
-    Whoever noted it elsewhere can prove that no file was exchanged since.
-    """
+    """Return the SHA-256 of a manifest; kept elsewhere, it proves that no file was exchanged."""
     return _checksum(checkpoint / MANIFEST)
 
 
@@ -164,10 +165,7 @@ def outline(checkpoint: Path) -> dict[str, int]:
 
 
 def share(names: Iterable[str], rank: int, ranks: int) -> list[str]:
-    """Return the files that a rank reads.
-
-    They are those that the rank of this number wrote, and may have in its cache.
-    """
+    """Return the files that a rank reads: those that the same rank wrote, and may have cached."""
     of_rank = []
     for name in names:
         writer = 0
@@ -180,7 +178,7 @@ def share(names: Iterable[str], rank: int, ranks: int) -> list[str]:
 
 
 def checksums(checkpoint: Path, names: Iterable[str]) -> dict[str, str]:
-    """Return file -> checksum, of files of a checkpoint, several of them read at the same time."""
+    """Return file -> checksum of files of a checkpoint; several are read at the same time."""
     with ThreadPoolExecutor(max_workers=min(THREADS, os.cpu_count() or 1)) as pool:
         return dict(pool.map(lambda name: (name, _checksum(checkpoint / name)), names))
 

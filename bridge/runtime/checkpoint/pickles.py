@@ -1,11 +1,11 @@
 """The pickles of a checkpoint, read without running code.
 
-A pickle names the classes and functions that make its objects, so that reading one runs whatever it
-names. Megatron's checkpoints are pickles in three places, and their readers take two of them as
-they come: ``.metadata``, which is small and lists the tensors, and the objects between the tensors
-(random states, the state of Transformer Engine's modules). `pickle_fault` reads both before
-Megatron does, by an allow list, with stand-ins that do nothing in the place of the classes on it. A
-checkpoint that names anything else is refused, whoever wrote its manifest.
+A pickle names the classes and functions that make its objects, and reading it calls them. Megatron's
+checkpoints have pickles in three places, and their readers accept any class in two of them:
+``.metadata``, which is small and lists the tensors, and the objects between the tensors (random
+states, the state of Transformer Engine's modules). `pickle_fault` reads both before Megatron does.
+It makes stand-ins, which do nothing, for the classes of an allow list, and refuses a checkpoint that
+names any other class, whatever its manifest is.
 """
 
 import io
@@ -64,9 +64,7 @@ MODULE_STATE: Mapping[str, tuple[str, ...]] = {
     "megatron.core.extensions.transformer_engine": ("TEDelayedScaling",),
     "megatron.core.safe_globals": ("safe_load_from_bytes",),  # 0.19 puts it in the place of torch's
 }
-"""The same for the state of a module of Transformer Engine, which is
-a pickle in a tensor of bytes.
-"""
+"""Module -> the names that the state of a Transformer Engine module needs, a pickle in a tensor."""
 MODULE_KEY = "_extra_state"
 _DTYPE = re.compile(r"(?:bfloat16|float\d+(?:_e\d+m\d+\w*)?|u?int\d+|complex\d+|bool)\Z")
 
@@ -104,14 +102,11 @@ class Listing:
     tensors: Mapping[str, Tensor]
     objects: tuple[Stored, ...]
     files: frozenset[str]
-    """The files that hold them."""
+    """The files of tensors and objects."""
 
 
 class _Named(type):
-    """The class of stand-ins.
-
-    A pickle can write onto the objects that it makes, and onto no class.
-    """
+    """The class of stand-ins; a pickle can set attributes of objects, and not of these classes."""
 
     def __setattr__(cls, name: str, value: object) -> None:
         raise pickle.UnpicklingError(f"writes onto {cls.__name__}")
@@ -175,7 +170,11 @@ class _Reader(pickle.Unpickler):
 
 
 def read_listing(checkpoint: Path) -> Listing:
-    """Return what a checkpoint's ``.metadata`` lists. Neither torch nor code of the file is run."""
+    """Return the tensors, objects and files that ``.metadata`` lists, without torch or its code.
+
+    Raises:
+        DamagedCheckpointError: The file is missing, damaged, or names other classes.
+    """
     path = checkpoint / METADATA
     reason = f"{METADATA} is missing"
     try:
@@ -192,10 +191,7 @@ def read_listing(checkpoint: Path) -> Listing:
 
 
 def pickle_fault(checkpoint: Path) -> str | None:
-    """Return why the pickles of a checkpoint must not be read, as a clause, or None.
-
-    The answer is None where they are plain data.
-    """
+    """Return why the pickles of a checkpoint must not be read, as a clause, or None."""
     for path in checkpoint.glob("*"):
         if not (path.is_file() or path.is_dir()):  # a pipe or a device, which could block for ever
             return f"{path.name:.80} is no regular file"
@@ -212,10 +208,7 @@ def pickle_fault(checkpoint: Path) -> str | None:
 
 
 def _object_fault(checkpoint: Path, listing: Listing) -> str | None:
-    """Return which object of a checkpoint is missing or more than plain data, or None.
-
-    The answer is a clause.
-    """
+    """Return, as a clause, which object is missing or more than plain data, or None."""
     name = ""
     try:
         for path in sorted(checkpoint.glob("*.pt")):

@@ -1,6 +1,6 @@
 """Resuming in another precision: differences from the checkpoint, and their meaning.
 
-`precision_changes` returns them. A checkpoint holds weights in the dtype of the mode, FP32 master
+A checkpoint has weights in the dtype of the mode, FP32 master
 weights where the mode is half precision, the moments of the optimizer and the scales of delayed
 scaling. A change that touches none of them takes effect in the next step.
 """
@@ -22,7 +22,7 @@ _BEGINS = "scales and amax histories begin again: a scale is 1 until the first a
 _UNUSED = "the checkpoint's scales and amax histories are not used"
 MODULES = "mixed_precision.modules"
 HISTORY = tuple(name for name in FIELDS if name.startswith("fp8_amax"))
-"""Fields that only say something next to the same field of another run in delayed scaling."""
+"""Fields that are compared only if both runs use delayed scaling."""
 DERIVED = tuple(dict.fromkeys(route.field for route in ROUTES if route.rule.endswith("dtype")))
 """Fields that follow from the mode."""
 _ROUTES: dict[str, list[Route]] = {}
@@ -34,7 +34,7 @@ for _names in GROUPS.values():
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Change:
-    """One difference between the precision of a checkpoint and that of the run that resumes it."""
+    """A difference between the precision of a checkpoint and that of the run that resumes it."""
 
     path: str
     before: str
@@ -51,7 +51,7 @@ class Change:
 
 
 def precision_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list[Change]:
-    """Return what differs in precision between two runs, the gravest first."""
+    """Return the differences in precision between two runs, the gravest first."""
     if not before:
         return []
     return sorted(_changes(before, now), key=lambda change: -OUTCOMES.index(change.outcome))
@@ -74,7 +74,7 @@ def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Chan
 
 
 def _of_field(route: Route, before: Mapping[str, str], now: Mapping[str, str]) -> Change | None:
-    """Return the change of one home of a field, None if it has no effect in either run."""
+    """Return the change of a field in an owner, None if the field acts in neither run."""
     field = FIELDS[route.field]
     path = f"{route.owner}.{route.attribute}"
     if route.field == "modules":
@@ -83,11 +83,11 @@ def _of_field(route: Route, before: Mapping[str, str], now: Mapping[str, str]) -
     value_now = now.get(path)
     if value_before is None or value_now is None or value_before == value_now:
         return None
-    acted = _acts(field, before)
-    acts = _acts(field, now)
-    if route.field in HISTORY and not (acted and acts):
+    acted_before = _acts(field, before)
+    acts_now = _acts(field, now)
+    if route.field in HISTORY and not (acted_before and acts_now):
         return None
-    if not (acted or acts) or (route.field == "fp8_recipe" and not acts):
+    if not (acted_before or acts_now) or (route.field == "fp8_recipe" and not acts_now):
         return None
     subject = field.subject or subjects.COMPUTE
     meaning = subject.meaning
@@ -108,6 +108,7 @@ def _of_field(route: Route, before: Mapping[str, str], now: Mapping[str, str]) -
 
 
 def _acts(field: StatedField, settings: Mapping[str, str]) -> bool:
+    """Return whether a field has an effect under the settings of a run."""
     fp8 = settings.get("model.fp8", "None") != "None"
     fp4 = settings.get("model.fp4", "None") != "None"
     if field.name in HISTORY:
@@ -118,6 +119,7 @@ def _acts(field: StatedField, settings: Mapping[str, str]) -> bool:
 
 
 def _mode(settings: Mapping[str, str]) -> str:
+    """Return the mode of a run: fp16, bf16 or fp32."""
     for name in ("fp16", "bf16"):
         if settings.get(f"model.{name}") == "True":
             return name
@@ -125,6 +127,7 @@ def _mode(settings: Mapping[str, str]) -> str:
 
 
 def _of_mode(before: str, now: str) -> tuple[str, str]:
+    """Return outcome and meaning of a change of the mode."""
     if "fp32" in (before, now):
         return (
             IMPOSSIBLE,

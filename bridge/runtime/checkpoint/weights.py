@@ -1,7 +1,4 @@
-"""The weights of a checkpoint's linear layers as matrices.
-
-They are the FP32 masters where it holds them, else the weights.
-"""
+"""The weights of a checkpoint's linear layers as matrices: FP32 masters, or weights without masters."""
 
 from __future__ import annotations
 
@@ -30,9 +27,11 @@ LARGEST = 8 * 2**30
 
 
 def linear_weights(checkpoint: Path) -> dict[str, Tensor]:
-    """Return the tensors of linear layers, by key.
+    """Return the tensors of linear layers, by key; an FP32 master of the same shape comes first.
 
-    A tensor is that of the FP32 master where there is one of the same shape.
+    Raises:
+        DamagedCheckpointError: The pickles of the checkpoint must not be read.
+        CheckpointError: The checkpoint has no linear layer.
     """
     fault = pickle_fault(checkpoint)
     if fault is not None:
@@ -75,7 +74,7 @@ def matrices(checkpoint: Path, tensors: dict[str, Tensor]) -> Iterator[torch.Ten
     for key, tensor in tensors.items():
         state = {key: torch.empty(tensor.shape, dtype=getattr(torch, tensor.dtype))}
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that one process alone reads, which is meant
+            warnings.simplefilter("ignore")  # torch warns that a single process reads
             load(state, storage_reader=FileSystemReader(checkpoint), no_dist=True)
         yield from state[key].reshape(-1, *tensor.shape[-2:])
 

@@ -1,6 +1,6 @@
 """Comparison of finished runs: the twins, and the gap between their losses. Imports no torch.
 
-    Arm            one finished run, read from its folder: precision, the rest, seed, curve
+    Arm            one finished run, of its folder or its log: precision, the rest, seed, curve
     Curve          its training loss over the steps (gap.py)
     Comparison     twins: runs equal in every field but those of precision and the seeds
       RecipeRow      all seeds of one recipe
@@ -9,7 +9,8 @@
     Band           one batch in two precisions: `BandRow` per GEMM, its error and its bound
     Proposal       a module whose operands lost more than a bit, and the precision that suits it
 
-`front.compare` reads the arms of a sweep and judges them, `training.passes` makes the errors of a
+`front.compare` reads the arms of a sweep and judges them. `cli.compare` does so with runs that are
+there; `logs.py` makes arms of logs, and says what stays unknown of them. `training.passes` makes the errors of a
 band, and `cli.quantisation_error` proposes rows of `modules`. `report.comparison` and
 `report.gradients` show the answers.
 """

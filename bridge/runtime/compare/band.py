@@ -77,7 +77,11 @@ class Band:
     @property
     def blind(self) -> tuple[BandRow, ...]:
         """Results whose bound does not even notice another batch."""
-        return tuple(row for row in self.rows if row.control <= row.bound)
+        rows = []
+        for row in self.rows:
+            if row.control <= row.bound:
+                rows.append(row)
+        return tuple(rows)
 
     @property
     def verdict(self) -> str:

@@ -1,152 +1,13 @@
-"""The comparison of finished runs.
-
-Each run is read from its folder. Twins are put together, and recipes are judged against the first.
-"""
+"""The comparison of finished runs: twins are put together, and judged against the first recipe."""
 
 import json
-import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from dataclasses import dataclass
 from statistics import fmean
 from typing import Any
 
-from bridge.errors import RunConfigError
-from bridge.runtime.audit.quantisation import by_operand, last_measured
-from bridge.runtime.audit.run_folder import RunFolder
-from bridge.runtime.compare.gap import GATE, Curve, Gap, judge
-from bridge.sync.routes import ROUTES
-
-PRECISION = ("mixed_precision", "precision_backend", "precision_schedule")
-"""Sections in which the arms of a comparison may differ.
-
-The fields that a precision is written to may differ, too.
-"""
-ROUTED = frozenset(f"{route.owner}.{route.attribute}" for route in ROUTES if route.attribute)
-"""The fields that a precision can be written to."""
-SEEDS = ("train.seed", "data.seed")
-APART = ("logging", "silence", "checkpoint.save", "checkpoint.load", "data.cache_dir")
-"""Places of files, and answers of the check: no part of what is trained."""
-FAILED = "failed.json"
-"""Written by a comparison into the folder of a run that ended with an error."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Arm:
-    """A run of one recipe with one seed."""
-
-    folder: Path
-    label: str
-    """The recipe and what was stated over it."""
-    precision: Mapping[str, Any]
-    """Flat fields of precision, as the run had them."""
-    rest: Mapping[str, Any]
-    """Every other field but the seeds and `APART`: equal in twins."""
-    seed: tuple[Any, ...]
-    """Values of `SEEDS`."""
-    warm_up: int
-    """Steps of the learning rate's warm-up."""
-    curve: Curve
-    """Training loss."""
-    summary: Mapping[str, Any] = field(default_factory=dict)
-    """Content of ``summary.json``; empty where the run did not end."""
-    sqnr_db: Mapping[str, float] = field(default_factory=dict)
-    """Operand -> mean signal-to-quantisation-noise ratio of the last measured step."""
-    failure: str | None = None
-    """Why the run is no success; None for a success, and for a run that did not end."""
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether the run came to its end, or to a loss that is not finite."""
-        return bool(self.summary) or self.curve.first_lost() is not None
-
-    @property
-    def step_seconds(self) -> float | None:
-        """Mean time of a step after the first."""
-        samples = self.rest["train.global_batch_size"]
-        tokens_per_second = self.summary.get("tokens_per_second")
-        if not tokens_per_second:
-            return None
-        seconds: float = samples * self.rest["model.seq_length"] / tokens_per_second
-        return seconds
-
-
-def read_arm(folder: Path) -> Arm | None:
-    """Return the run in a folder, None where it was refused before it began."""
-    if not RunFolder.is_one(folder):
-        return None
-    try:
-        return _arm_of(RunFolder(folder))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        rule = f"is no folder of a run ({type(error).__name__}: {error})"
-        remedy = "Delete it, and run again."
-        raise RunConfigError.of("compare", rule, str(folder), remedy) from error
-
-
-def _arm_of(run: RunFolder) -> Arm:
-    flat = flat_fields(run.config)
-    summary = run.summary or {}
-    failed = run.json_of(FAILED).get("error")
-    curve = _curve_of(run)
-    sqnr_db = _sqnr_of(run)
-    precision, rest = {}, {}
-    for name, value in flat.items():
-        if name in ROUTED or _is_under(name, PRECISION):
-            precision[name] = value
-        elif name not in SEEDS and not _is_under(name, APART):
-            rest[name] = value
-    recipe = summary.get("precision") or flat.get("mixed_precision._recipe_") or "no recipe"
-    seed = tuple(map(flat.get, SEEDS))
-    return Arm(
-        folder=run.path,
-        label=str(recipe),
-        precision=precision,
-        rest=rest,
-        seed=seed,
-        warm_up=int(flat["train.lr_warmup_iters"]),
-        curve=curve,
-        summary=summary,
-        sqnr_db=sqnr_db,
-        failure=failed or summary.get("failure"),
-    )
-
-
-def _curve_of(run: RunFolder) -> Curve:
-    steps: list[int] = []
-    losses: list[float] = []
-    for record in run.metrics("train"):
-        steps.append(int(record["step"]))
-        if record["loss"] is None:
-            losses.append(math.nan)
-        else:
-            losses.append(float(record["loss"]))
-    return Curve(steps=tuple(steps), losses=tuple(losses))
-
-
-def _sqnr_of(run: RunFolder) -> dict[str, float]:
-    """Return the mean ratio of each operand in the last measured step, of the finite ones."""
-    finite = [row for row in last_measured(run.quantisation) if math.isfinite(row.sqnr_db)]
-    means = {}
-    for operand, rows in by_operand(finite).items():
-        ratios = [row.sqnr_db for row in rows]
-        means[operand] = fmean(ratios)
-    return means
-
-
-def _is_under(name: str, places: tuple[str, ...]) -> bool:
-    return any(name == place or name.startswith(f"{place}.") for place in places)
-
-
-def flat_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a saved config by dotted name."""
-    flat: dict[str, Any] = {}
-    for section, values in config.items():
-        if not isinstance(values, dict):
-            flat[section] = values
-            continue
-        for name, value in values.items():
-            flat[f"{section}.{name}"] = value
-    return flat
+from bridge.runtime.compare.arm import Arm
+from bridge.runtime.compare.gap import GATE, INTERVAL_SETTING, Curve, Gap, judge
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,7 +26,11 @@ class RecipeRow:
     @property
     def curves(self) -> list[Curve]:
         """The training losses that have a record."""
-        return [arm.curve for arm in self.arms if arm.curve.steps]
+        curves = []
+        for arm in self.arms:
+            if arm.curve.steps:
+                curves.append(arm.curve)
+        return curves
 
     @property
     def failures(self) -> list[str]:
@@ -184,10 +49,16 @@ class RecipeRow:
 
         They are means, the sum of the skipped steps, and the largest peak of memory.
         """
-        seconds = [arm.step_seconds for arm in self.arms]
+        seconds = []
+        for arm in self.arms:
+            seconds.append(arm.step_seconds)
+        skipped = self._of_summaries("skipped_steps")
+        skipped_steps = None
+        if skipped:
+            skipped_steps = sum(skipped)
         return {
             "validation_loss": mean_of(self._of_summaries("validation_loss")),
-            "skipped_steps": sum(self._of_summaries("skipped_steps")),
+            "skipped_steps": skipped_steps,
             "step_seconds": mean_of(seconds),
             "tokens_per_second": mean_of(self._of_summaries("tokens_per_second")),
             "peak_memory_bytes": max(self._of_summaries("peak_memory_bytes"), default=None),
@@ -244,6 +115,8 @@ class Comparison:
     """Fields that every run has with the same value."""
     where: Mapping[str, Any]
     """Fields in which this comparison differs from the other ones of the sweep."""
+    notes: tuple[str, ...] = ()
+    """What is known of runs that a log shows, as sentences; empty for twins of our own."""
 
     @property
     def baseline(self) -> RecipeRow:
@@ -253,73 +126,111 @@ class Comparison:
     @property
     def verdicts(self) -> set[str]:
         """The verdicts on all other recipes."""
-        return {row.gap.verdict for row in self.rows if row.gap is not None}
+        verdicts: set[str] = set()
+        for row in self.rows:
+            if row.gap is not None:
+                verdicts.add(row.gap.verdict)
+        return verdicts
 
 
-def compare(arms: Sequence[Arm], *, gate: float = GATE) -> list[Comparison]:
+OUTSIDE, CANNOT_TELL = 1, 3
+"""Exit codes: a recipe is outside the gate; none is, and of one nothing can be told."""
+
+
+def exit_code(comparisons: Iterable[Comparison]) -> int:
+    """Return the exit code of a command that printed comparisons; 0 where each gap is within."""
+    verdicts: set[str] = set()
+    for comparison in comparisons:
+        verdicts.update(comparison.verdicts)
+    if "outside" in verdicts:
+        return OUTSIDE
+    if "cannot tell" in verdicts:
+        return CANNOT_TELL
+    return 0
+
+
+def compare(
+    arms: Sequence[Arm], *, gate: float = GATE, interval_setting: str = INTERVAL_SETTING
+) -> list[Comparison]:
     """Return a comparison for each set of twins among the runs, in the order of their first runs.
 
     The recipe of the first run of all is the baseline, or the first recipe of a set that lacks it.
+    `interval_setting` is the setting of the runs that decides how often a loss is recorded.
     """
     if not arms:
         return []
     sets: dict[str, list[Arm]] = {}
     for arm in arms:
         sets.setdefault(_key(arm.rest), []).append(arm)
-    rests = [twins[0].rest for twins in sets.values()]
-    varied = _varied(rests)
+    rests = []
+    for twins in sets.values():
+        rests.append(twins[0].rest)
+    varied = varied_names(rests)
     baseline = _key(arms[0].precision)
     comparisons = []
     for twins, rest in zip(sets.values(), rests, strict=True):
         where = {name: rest.get(name) for name in varied}
-        comparisons.append(_comparison(twins, where, baseline, gate))
+        rows = _rows(twins, baseline, gate, interval_setting)
+        comparisons.append(
+            Comparison(rows=tuple(rows), gate=gate, equal_fields=len(rest), where=where)
+        )
     return comparisons
 
 
-def _comparison(
-    twins: list[Arm], where: Mapping[str, Any], baseline: str, gate: float
-) -> Comparison:
+def _rows(twins: list[Arm], baseline: str, gate: float, interval_setting: str) -> list[RecipeRow]:
+    """Return a row for each recipe among twins, the baseline's first."""
     recipes: dict[str, list[Arm]] = {}
     for arm in twins:
         recipes.setdefault(_key(arm.precision), []).append(arm)
-    first = recipes.get(baseline) or twins[:1]
-    ordered = sorted(recipes.values(), key=lambda arms: arms[0].precision != first[0].precision)
-    first_arms = [arms[0] for arms in ordered]
-    labels = _labels(first_arms)
-    rows = []
+    first = recipes.pop(baseline, None)
+    if first is None:
+        first = recipes.pop(_key(twins[0].precision))
+    examples = [first[0]]
+    for arms in recipes.values():
+        examples.append(arms[0])
+    labels = _labels(examples)
+    judged = []
     baseline_losses = []
-    for label, arms in zip(labels, ordered, strict=True):
-        row = _row(label, arms, ordered[0], gate)
-        rows.append(row)
-        if row.gap is not None:
-            baseline_losses.append(row.gap.baseline_loss)
-    rows[0] = replace(rows[0], loss=mean_of(baseline_losses))
-    return Comparison(rows=tuple(rows), gate=gate, equal_fields=len(twins[0].rest), where=where)
-
-
-def _row(label: str, arms: list[Arm], baseline: list[Arm], gate: float) -> RecipeRow:
-    gap = loss = None
-    if arms is not baseline:
-        gap = _gap(arms, baseline, gate)
-        loss = gap.loss
-    differs_in = _varied([baseline[0].precision, arms[0].precision])
-    return RecipeRow(
-        label=label, arms=tuple(arms), gap=gap, differs_in=tuple(differs_in), loss=loss
+    for label, arms in zip(labels[1:], recipes.values(), strict=True):
+        gap = _gap(arms, first, gate, interval_setting)
+        baseline_losses.append(gap.baseline_loss)
+        differs_in = varied_names([first[0].precision, arms[0].precision])
+        judged.append(
+            RecipeRow(
+                label=label,
+                arms=tuple(arms),
+                gap=gap,
+                differs_in=tuple(differs_in),
+                loss=gap.loss,
+            )
+        )
+    baseline_row = RecipeRow(
+        label=labels[0],
+        arms=tuple(first),
+        gap=None,
+        differs_in=(),
+        loss=mean_of(baseline_losses),
     )
+    return [baseline_row, *judged]
 
 
-def _gap(arms: list[Arm], baseline: list[Arm], gate: float) -> Gap:
-    failed = [arm for arm in arms if arm.failure is not None]
+def _gap(arms: list[Arm], baseline: list[Arm], gate: float, interval_setting: str) -> Gap:
+    """Return the gap of a recipe: each seed is paired with the same seed of the baseline."""
+    failed = 0
+    for arm in arms:
+        if arm.failure is not None:
+            failed += 1
     if failed:
-        reason = f"The run failed in {len(failed)} of {len(arms)} seeds."
+        reason = f"The run failed in {failed} of {len(arms)} seeds."
         return Gap(verdict="outside", reason=reason, seeds=len(arms), gate=gate)
     baseline_of_seed = {arm.seed: arm for arm in baseline if arm.is_whole}
     pairs = []
+    warm_up = 0
     for arm in arms:
         if arm.seed in baseline_of_seed and arm.is_whole:
             pairs.append((baseline_of_seed[arm.seed].curve, arm.curve))
-    warm_up = max(arm.warm_up for arm in arms)
-    return judge(pairs, warm_up=warm_up, gate=gate)
+        warm_up = max(warm_up, arm.warm_up)
+    return judge(pairs, warm_up=warm_up, gate=gate, interval_setting=interval_setting)
 
 
 def _labels(arms: Sequence[Arm]) -> list[str]:
@@ -328,13 +239,13 @@ def _labels(arms: Sequence[Arm]) -> list[str]:
     for arm in arms:
         alike = [other.precision for other in arms if other.label == arm.label]
         parts = [arm.label]
-        for name in _varied(alike):
+        for name in varied_names(alike):
             parts.append(f"{name}={arm.precision.get(name)}")
         labels.append(", ".join(parts))
     return labels
 
 
-def _varied(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+def varied_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return the names whose values are not the same in all rows."""
     names: dict[str, None] = {}
     for row in rows:
@@ -352,7 +263,10 @@ def _key(fields: Mapping[str, Any]) -> str:
 
 def mean_of(values: Iterable[float | None]) -> float | None:
     """Return the mean of the values that are there, None without any."""
-    known = [value for value in values if value is not None]
+    known = []
+    for value in values:
+        if value is not None:
+            known.append(value)
     if not known:
         return None
     return fmean(known)

@@ -17,12 +17,17 @@ learned little: a recipe that learns nothing would pass.
 """
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median_high
 from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+
+from bridge.errors import RunConfigError
 
 Verdict = Literal["within", "outside", "cannot tell"]
 Losses = NDArray[np.float64]
@@ -39,23 +44,34 @@ MOVED = 2
 MOST_SEEDS = 100
 POINTS = 24
 """Points over the steps, at most, for the picture."""
+INTERVAL_SETTING = "logging.log_interval"
+"""The setting of our own runs that decides how often a loss is recorded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Curve:
-    """Records of a run, each the mean loss of the steps since the record before."""
+    """The training loss of a run over its steps.
+
+    A record is the mean loss of the steps since the record before, or the loss of its step alone.
+    """
 
     steps: tuple[int, ...]
     """Last step of each record, increasing, from 1 on."""
     losses: tuple[float, ...]
     """In nats per token; NaN where the loss was not finite."""
+    is_sampled: bool = False
+    """Whether each loss is that of its step alone."""
 
     def over(self, boundaries: Sequence[int]) -> Losses:
-        """Return the mean loss of each interval that ends at one of these steps of the curve.
+        """Return the loss of each interval that ends at one of these steps of the curve.
 
-        A skipped step has a record of its own, so two runs can have records at different steps.
+        It is the mean over the interval: a skipped step has a record of its own, so two runs can
+        have records at different steps. Of single steps it is the loss of the last step, as runs
+        that record different steps have those at the boundaries in common alone.
         """
         steps = np.asarray(self.steps)
+        if self.is_sampled:
+            return np.asarray(self.losses)[np.searchsorted(steps, np.asarray(boundaries))]
         weights = np.diff(steps, prepend=0)
         # The records after the last boundary come last.
         interval = np.searchsorted(np.asarray(boundaries), steps)
@@ -124,10 +140,13 @@ class Gap:
     over_steps: GapCurve | None = None
 
 
-def judge(pairs: Pairs, *, warm_up: int, gate: float = GATE) -> Gap:
+def judge(
+    pairs: Pairs, *, warm_up: int, gate: float = GATE, interval_setting: str = INTERVAL_SETTING
+) -> Gap:
     """Return the gap of a recipe, from one pair per seed that both ran, and the verdict on it.
 
-    The steps of the learning rate's `warm_up` are not judged.
+    The steps of the learning rate's `warm_up` are not judged. `interval_setting` is the setting of
+    the runs that decides how often a loss is recorded.
     """
     curves: list[Curve] = []
     lost: list[int] = []
@@ -150,8 +169,10 @@ def judge(pairs: Pairs, *, warm_up: int, gate: float = GATE) -> Gap:
         verdict = "outside"
         seeds = f"{len(lost)} of {len(pairs)} seeds"
         reason = f"Its loss is not finite from step {min(lost)} on in {seeds}."
+    elif not steps and all(curve.steps for curve in curves):
+        reason = "The runs have no step of which each has a record."
     else:
-        reason = too_short(steps, warm_up)
+        reason = too_short(steps, warm_up, interval_setting)
     if reason is not None:
         return Gap(verdict=verdict, reason=reason, seeds=len(pairs), gate=gate)
     return _judged(pairs, steps, _window(steps, warm_up), gate)
@@ -162,24 +183,41 @@ def _window(steps: Sequence[int], warm_up: int) -> list[int]:
     return after[int(len(after) * (1 - WINDOW)) :]
 
 
-def too_short(steps: Sequence[int], warm_up: int) -> str | None:
+def too_short(
+    steps: Sequence[int], warm_up: int, interval_setting: str = INTERVAL_SETTING
+) -> str | None:
     """Return why runs with a record at these steps are too short, and how long they have to be.
 
     None: they are long enough to be judged.
     """
     if len(_window(steps, warm_up)) >= LEAST_RECORDS:
         return None
-    interval, last = 1, 0
+    interval, seen = 1, 0
     if steps:
-        interval, last = max(1, steps[0]), steps[-1]
+        interval = _interval(steps)
+        seen = steps[-1] - max(0, steps[0] - interval)
     needed = math.ceil((warm_up + interval * LEAST_RECORDS / WINDOW) / interval) * interval
     shorter = ""
     if interval > 1:
-        shorter = ", or a shorter logging.log_interval"
+        shorter = f", or a shorter {interval_setting}"
     return (
-        f"{last} steps with a warm-up of {warm_up} and a record every {interval} are too few. "
+        f"{seen} steps with a warm-up of {warm_up} and a record every {interval} are too few. "
         f"{needed} steps would do{shorter}."
     )
+
+
+def _interval(steps: Sequence[int]) -> int:
+    """Return the steps between two records.
+
+    The first record does not show it in a log that begins in the middle of a run, or that has the
+    first step by itself.
+    """
+    if len(steps) < 3:
+        return steps[0]
+    distances = []
+    for earlier, later in pairwise(steps):
+        distances.append(later - earlier)
+    return median_high(distances)
 
 
 def _judged(pairs: Pairs, steps: list[int], chosen: list[int], gate: float) -> Gap:
@@ -260,6 +298,22 @@ def _decide(
             f"The interval reaches across the gate. With this spread about {needed} seeds tell."
         )
     return _Decision("cannot tell", reason, needed)
+
+
+def gate_of(text: str) -> float:
+    """Return the share that a text such as "1%" or "0.5%" names.
+
+    Raises:
+        RunConfigError: It is no share between 0 and 100 %.
+    """
+    share = math.nan
+    if re.fullmatch(r"\d*\.?\d+%", text):
+        share = float(text[:-1]) / 100
+    if not 0 < share < 1:
+        raise RunConfigError.of(
+            "gate", "must be a share of the baseline's loss", text, "Write gate=1%."
+        )
+    return share
 
 
 def interval_of(values: Losses) -> tuple[float | None, float | None]:

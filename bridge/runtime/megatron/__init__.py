@@ -8,7 +8,7 @@ replaced by `training_process`, for its length. In a process that was declared f
 
     Process          this process among the ranks, set up and taken down by `training_process`:
                      device shim, `Peers`, groups, seeds, `StopRequest`
-    Backend          who runs the linear layers: te, te_cpu, emulated or local;
+    Backend          implementation of the linear layers: te, te_cpu, emulated or local;
                      `choose_backend`, then `running`
     GPTConfig        the model's config -> `build_gpt`: chunks of `GPTModel` by layer_spec.py,
                      weights by their place
@@ -16,14 +16,14 @@ replaced by `training_process`, for its length. In a process that was declared f
       te/, te_cpu/     Transformer Engine's requirements, quantizers per layer; its Python over
                        torch code
     Corpus, Splits   the data: documents on disk, samples of a run -> `batches`
-    Trainer          model, optimizer and schedule -> `StepResult` of one step
+    Trainer          model, optimizer and schedule -> `StepResult` of a step
     Position         how far a run has come; checkpoint/ saves and loads the state
     record/          what ran, read from live objects: census, copies, telemetry, first gradient
                      that is not finite
     replaced         attributes of torch, Megatron or Transformer Engine have other values for a
                      while, or for good
 
-`training` makes all of them for a run; rooms below know only what they leave in the files of one.
+`training` makes all of them for a run. Rooms below this one read the files of a run alone.
 """
 
 import warnings

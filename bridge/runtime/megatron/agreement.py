@@ -1,8 +1,8 @@
-"""Ranks that agree: `require_agreement` compares settings, `from_first_rank` shares one answer.
+"""Agreement of ranks: `require_agreement` compares settings, `from_first_rank` shares an answer.
 
-Each rank sends a digest of 32 bytes. Only where digests differ are the settings of two ranks sent:
-those of rank 0 and of the first rank that differs from it. Every rank then raises the same error,
-before any group of Megatron exists.
+For a comparison each rank sends a digest of 32 bytes. If digests differ, rank 0 and the first rank
+that differs from it send their settings, and every rank raises the same error, before any group of
+Megatron exists.
 """
 
 import hashlib
@@ -20,14 +20,14 @@ T = TypeVar("T")
 SHOWN = 20
 """Settings that the message lists; the others are counted."""
 SHARED = (CheckpointError, TrainingError, OSError)
-"""Errors of one rank that every rank raises."""
+"""Errors that every rank raises if a rank raises them."""
 
 
 def require_agreement(fingerprint: Mapping[str, str]) -> None:
-    """Compare the fingerprints of all ranks.
+    """Compare the fingerprints of all ranks; a collective call.
 
-    A collective call of a process group that has just been started. RunConfigError, on every rank,
-    where two ranks have different settings.
+    Raises:
+        RunConfigError: Two ranks have different settings; raised on every rank.
     """
     digest = hashlib.sha256(json.dumps(sorted(fingerprint.items())).encode()).digest()
     rank = torch.distributed.get_rank()
@@ -79,7 +79,7 @@ def _differences(
 
 
 def from_first_rank(compute: Callable[[], T]) -> T:
-    """Return on every rank what `compute` returns on the first one.
+    """Return the result of `compute` on the first rank, on every rank.
 
     An error of `SHARED` is raised on every rank.
     """
@@ -93,9 +93,9 @@ def from_first_rank(compute: Callable[[], T]) -> T:
 
 
 def from_all_ranks(compute: Callable[[], T], *, group: Any = None) -> list[T]:
-    """Return on every rank of a group what `compute` returns on each.
+    """Return the results of `compute` on all ranks of a group, on every rank.
 
-    An error of `SHARED` is raised on all of them.
+    An error of `SHARED` is raised on every rank.
     """
     outcome = _outcome(compute)
     ranks = torch.distributed.get_world_size(group)

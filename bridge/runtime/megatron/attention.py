@@ -1,17 +1,19 @@
-"""Attention without Transformer Engine, in one operator.
+"""Attention without Transformer Engine: a fused operator, and a repair of latent attention.
 
-Latent attention gives its rotary key the whole gradient. `FusedDotProductAttention` is torch's
-`scaled_dot_product_attention` inside Megatron's core-attention module. Megatron's own writes the
-scores to memory and passes over them for the scale, the mask, the cast to FP32, the softmax and the
-cast back; on a CPU that is a third of a small model's step. The fused operator keeps them in cache.
-Its arithmetic is the same where it takes over: causal self-attention with the softmax in FP32,
-products of 16-bit operands accumulated in FP32. One thing differs: where this CPU has no 16-bit
-GEMM (`wide_gemm.py`), the probabilities enter the second product in FP32 instead of being rounded
-to 16 bits.
+`FusedDotProductAttention` is torch's `scaled_dot_product_attention` inside Megatron's core-attention
+module. Megatron's implementation writes the scores to memory and passes over them for the scale, the
+mask, the cast to FP32, the softmax and the cast back; on a CPU that is a third of a small model's
+step. The fused operator keeps the scores in cache. It computes causal self-attention with the
+softmax in FP32 and products of 16-bit operands accumulated in FP32, as Megatron does.
 
-Everything else (masks, dropout, sliding windows, softmax offsets, 16-bit softmax)
-goes to Megatron's implementation, which has no context parallelism. Here keys and
-values are gathered over its ranks.
+*Differs*: on a CPU without a 16-bit GEMM (`wide_gemm.py`) the probabilities enter the second product
+in FP32, and are not rounded to 16 bits.
+
+All other attention (masks, dropout, sliding windows, softmax offsets, 16-bit softmax) goes to
+Megatron's implementation, which has no context parallelism. The fused operator has it: keys and
+values are gathered over the ranks.
+
+`LatentAttention` gives its rotary key the whole gradient.
 """
 
 # ruff: noqa: N806 tensors carry their shape in capitals
@@ -131,7 +133,7 @@ class LatentAttention(MLASelfAttention):  # type: ignore[misc]  # Megatron is un
 
     Megatron gives each rank's heads the gathered rotary key, and takes the gradient of that rank's
     heads alone for it (multi_latent_attention.py:605-614 in 0.16.1), so a run under tensor
-    parallelism trains otherwise than one process. Here the down projection returns its part of the
+    parallelism trains otherwise than a single process. Here the down projection returns its part of the
     sequence with the whole latent, as Transformer Engine's does; Megatron then gathers the rotary
     key itself, with the gradients of all ranks.
 

@@ -22,10 +22,11 @@ from bridge.runtime.megatron.emulation.delayed import checkpoint
 from bridge.runtime.megatron.emulation.linear import backward_overridden, gemm_precision, scheme_of
 from bridge.runtime.megatron.emulation.stored_weight import megatron_stores
 from bridge.runtime.megatron.optimizer import separate_gathers
-from bridge.runtime.megatron.replacement import fitting, replaced
+from bridge.runtime.megatron.replacement import Change, fitting, replaced
 from bridge.runtime.megatron.te.machine import missing_for_te
 from bridge.runtime.megatron.te_cpu.install import TOO_LATE, installed_te
-from bridge.target.target import Target, gpu_of_capability
+from bridge.target.gpus import gpu_of_capability
+from bridge.target.target import Target
 from bridge.target.versions import dotted, parse_version
 
 OVERRIDE = "NVTE_BACKWARD_OVERRIDE"
@@ -50,8 +51,8 @@ def choose_backend_of_phases(
 ) -> Backend:
     """Return the backend for a run whose phases have these model configs.
 
-    It is that of the first phase with FP8 or FP4 matmuls. Arguments and errors as for
-    `choose_backend`, of each phase.
+    The backend is that of the first phase with FP8 or FP4 matmuls. Arguments and errors are those of
+    `choose_backend`, for each phase.
     """
     backends = [choose_backend(requested, model, environ) for model in models]
     low: list[Backend] = []
@@ -68,16 +69,19 @@ def choose_backend_of_phases(
 def choose_backend(
     requested: str, config: Any, environ: Mapping[str, str] = MappingProxyType({})
 ) -> Backend:
-    """Return the backend for a `TransformerConfig` on this machine.
+    """Return the backend for a model config on this machine.
 
-    Of `BACKENDS`, auto is Transformer Engine where it works, else the emulation; te_cpu needs a
-    process that was declared for it (`bridge.preflight.te_cpu`) and runs nothing else. `environ`
-    has Transformer Engine's variables.
+    Args:
+        requested: One of `BACKENDS`. auto is Transformer Engine where it works, else the emulation.
+            te_cpu needs a process that was declared for it (`bridge.preflight.te_cpu`), and such a
+            process runs no other backend.
+        config: A `TransformerConfig`.
+        environ: Environment variables, from which those of Transformer Engine are read.
 
     Raises:
-        BackendUnavailableError: `te` or `te_cpu` was asked for and something is missing.
-        PrecisionConfigError: No such scheme or format, or a variable of the
-            environment contradicts the config.
+        BackendUnavailableError: The requested backend cannot run here.
+        PrecisionConfigError: There is no such scheme or format, or a variable of the environment
+            contradicts the config.
     """
     scheme = scheme_of(config)
     effects: list[Effect] = []
@@ -86,29 +90,33 @@ def choose_backend(
     schemes = [scheme, *(effect.scheme for effect in effects if effect.scheme is not None)]
     if requested == "te_cpu" or installed_te() is not None:
         return _te_on_cpu(requested, config, schemes, environ)
-    notes: tuple[str, ...]
-    if requested == "emulated":
-        why = "as asked for"
-        notes = (
-            "precision_backend=emulated has no effect: this precision has no FP8 or FP4 matmuls.",
-        )
-    else:
+    missing: list[str] = []
+    if requested != "emulated":
         missing = _missing(schemes)
         if not missing:
             notes = ("Layers: Transformer Engine.", *_te_notes(config, environ))
             return Backend(name="te", notes=notes)
-        if requested == "te":
-            raise BackendUnavailableError(
-                "precision_backend: Transformer Engine cannot run here, got 'te'. "
-                f"Missing: {'; '.join(missing)}. "
-                "Use auto or emulated, use te_cpu for its Python on this CPU, or run this where it "
-                "works."
-            )
-        why = f"Transformer Engine cannot run here: {'; '.join(missing)}"
-        notes = ()
+    if requested == "te":
+        raise BackendUnavailableError(
+            "precision_backend: Transformer Engine cannot run here, got 'te'. "
+            f"Missing: {'; '.join(missing)}. "
+            "Use auto or emulated, use te_cpu for its Python on this CPU, or run this where it "
+            "works."
+        )
     if scheme is None and not any(effect.chooses_in_high for effect in effects):
-        return Backend(name="local", notes=notes)
+        return _local(requested)
+    why = "as asked for"
+    if requested != "emulated":
+        why = f"Transformer Engine cannot run here: {'; '.join(missing)}"
     return _emulated(config, why, environ, schemes)
+
+
+def _local(requested: str) -> Backend:
+    """Return the backend of a run without FP8 and FP4 matmuls: Megatron's layers."""
+    if requested != "emulated":
+        return Backend(name="local")
+    note = "precision_backend=emulated has no effect: this precision has no FP8 or FP4 matmuls."
+    return Backend(name="local", notes=(note,))
 
 
 def _emulated(
@@ -153,9 +161,10 @@ def _refuse_options(environ: Mapping[str, str], schemes: Sequence[str | None]) -
 def _te_on_cpu(
     requested: str, config: Any, schemes: list[str | None], environ: Mapping[str, str]
 ) -> Backend:
-    """Return the backend of a process with Transformer Engine's Python on its CPU.
+    """Return the backend of a process with Transformer Engine's Python on a CPU.
 
-    A backend that does not fit is refused.
+    Raises:
+        BackendUnavailableError: Another backend was requested, or the process was not declared.
     """
     installed = installed_te()
     if requested != "te_cpu":
@@ -181,10 +190,7 @@ def _te_on_cpu(
 
 
 def _missing(schemes: Sequence[str | None], machine: Target | None = None) -> list[str]:
-    """Return the requirements of a run's schemes that a machine lacks.
-
-    The schemes of single modules count too.
-    """
+    """Return the requirements of schemes that a machine, by default this one, does not meet."""
     missing: dict[str, None] = {}
     for scheme in schemes:
         missing.update(dict.fromkeys(missing_for_te(scheme, machine)))
@@ -194,7 +200,8 @@ def _missing(schemes: Sequence[str | None], machine: Target | None = None) -> li
 def _te_notes(config: Any, environ: Mapping[str, str]) -> list[str]:
     """Return sentences on Transformer Engine's recipe and variables.
 
-    Refuse a variable that contradicts the config.
+    Raises:
+        PrecisionConfigError: A variable contradicts the config.
     """
     attention = bool(getattr(config, "fp8_dot_product_attention", False))
     findings = environment_findings(scheme_of(config), environ, attention=attention)
@@ -209,10 +216,7 @@ def _te_notes(config: Any, environ: Mapping[str, str]) -> list[str]:
 
 
 def te_recipe(config: Any) -> Any:
-    """Return the recipe object that Megatron gives Transformer Engine for a model config.
-
-    The result is None without FP8 and FP4.
-    """
+    """Return Transformer Engine's recipe of a model config, None without FP8 and FP4."""
     if getattr(config, "fp8", None):
         with cpu_as_cuda():  # Megatron asks for the current device to make a delayed recipe
             return get_fp8_recipe(config)
@@ -232,9 +236,9 @@ _TE_CHECKPOINTS = (
 
 @contextmanager
 def running(backend: Backend) -> Iterator[None]:
-    """Let Megatron run a backend for the length of a ``with`` block.
+    """Prepare Megatron for a backend in a ``with`` block.
 
-    The block lasts from building the model to the last step.
+    The model is built and trained inside of the block.
     """
     with ExitStack() as stack:
         if backend.name in ("emulated", "te_cpu"):
@@ -246,8 +250,8 @@ def running(backend: Backend) -> Iterator[None]:
         yield
 
 
-def _checkpoints() -> list[tuple[Any, str, Any]]:
-    """Return the changes that put the emulation's recomputation in the place of `te_checkpoint`."""
+def _checkpoints() -> list[Change]:
+    """Return the changes that replace `te_checkpoint` by the emulation's recomputation."""
     changes = []
     for name in _TE_CHECKPOINTS:
         if find_spec(name) is not None:

@@ -51,7 +51,7 @@ def attended(
 
 
 def chunks_of(rank: int, ranks: int) -> tuple[int, int]:
-    """Return the numbers of the two chunks that a context-parallel rank holds, of 2 x ranks."""
+    """Return the numbers of a context-parallel rank's two chunks, of 2 x ranks chunks."""
     return rank, 2 * ranks - 1 - rank
 
 
@@ -65,7 +65,7 @@ def own_part(whole: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
 
 
 def in_order(gathered: torch.Tensor, ranks: int) -> torch.Tensor:
-    """Return the whole sequence: the parts of all ranks, one after the other along axis 0."""
+    """Return the whole sequence in order, from the parts of all ranks along axis 0."""
     parts = iter(gathered.chunk(2 * ranks))
     part_of: dict[int, torch.Tensor] = {}
     for rank in range(ranks):

@@ -1,7 +1,7 @@
-"""Megatron's optimizer and DDP configs whose checks wait for `finalize`.
+"""Megatron's optimizer and DDP configs, with checks that wait for `finalize`, as in Megatron Bridge.
 
-The classes of Megatron Bridge do so too. A script states these configs before a recipe completes
-them, so that what Megatron refuses may be true only in between.
+A script makes these configs before a recipe completes them. In between they may have values that
+Megatron refuses.
 """
 
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ class _Deferred:
         """Check nothing yet."""
 
     def finalize(self) -> None:
-        """Run Megatron's own checks and compute what it derives; as often as wanted."""
+        """Run Megatron's checks and compute its derived values; more calls do no harm."""
         super().__post_init__()  # type: ignore[misc]  # Megatron's class, which comes next
 
 

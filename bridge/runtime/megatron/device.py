@@ -1,13 +1,13 @@
 """CPU device shim: runs Megatron Core, which asks for "cuda", on a machine without it.
 
-Megatron creates tensors with ``device="cuda"``, asks ``tensor.type()`` for
+Megatron creates tensors with ``device="cuda"``, compares ``tensor.type()`` with
 ``torch.cuda.FloatTensor``, keeps its random number states in CUDA generators and opens
-``torch.autocast("cuda")``. Each row of `REPLACEMENTS` replaces one callable while the shim is
-installed; nothing intercepts operators, so a training step costs what it costs without it. Where
-CUDA is present, installing is a no-op.
+``torch.autocast("cuda")``. Each row of `REPLACEMENTS` replaces a callable while the shim is
+installed. No operator is intercepted, so that a training step is as fast as without the shim. On a
+machine with CUDA the shim changes nothing.
 
-The shim has to stay installed while training: schedules and optimizer
-steps create tensors on "cuda" too.
+The shim stays installed during training, since schedules and optimizer steps create tensors on
+"cuda" too.
 """
 
 import functools
@@ -45,7 +45,7 @@ def is_installed() -> bool:
 
 
 def _cuda_type_name(_original: object) -> Callable[..., Any]:
-    """`Tensor.type()` without arguments, which Megatron compares with CUDA's type names."""
+    """Replace `Tensor.type()`: without arguments it returns the name of CUDA's type."""
 
     def type_(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
         if dtype is not None:
@@ -59,7 +59,7 @@ def _cuda_type_name(_original: object) -> Callable[..., Any]:
 
 
 def _asked_about_cpu(query: Callable[..., Any]) -> Callable[..., Any]:
-    """An autocast query for which "cuda", which is the default too, means the CPU."""
+    """Replace a query of autocast: "cuda", which is the default too, is the CPU."""
     on_device = on_cpu(query)
 
     def asked(*args: Any, **kwargs: Any) -> Any:
@@ -73,12 +73,12 @@ def _asked_about_cpu(query: Callable[..., Any]) -> Callable[..., Any]:
 _STREAM = SimpleNamespace(
     wait_event=lambda *_: None, wait_stream=lambda *_: None, synchronize=lambda *_: None
 )
-"""A stream of a device that does things in order anyway."""
+"""A stream of a device that executes everything in order."""
 _STREAM.record_event = lambda *_: _STREAM
 
 
 def _to_numpy_too(move: Callable[..., Any]) -> Callable[..., Any]:
-    """`maybe_move_tensor_to_cpu` that converts a tensor on the CPU too, as its callers expect."""
+    """Replace `maybe_move_tensor_to_cpu`: it converts a tensor on the CPU to NumPy too."""
 
     @functools.wraps(move)
     def moved(tensor: Any, as_numpy: bool = False, *_stream: Any, **_named: Any) -> Any:
@@ -90,7 +90,7 @@ def _to_numpy_too(move: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_aliases(send: Callable[..., Any]) -> Callable[..., Any]:
-    """`_p2p_ops` that sends aliases.
+    """Replace `_p2p_ops`: it sends aliases of the tensors.
 
     Gloo reads a tensor after Megatron has emptied it through ``.data``.
     """
@@ -113,9 +113,9 @@ def _alias(tensor: Any) -> Any:
 
 
 def _in_place(reduce_or_gather: Callable[..., Any]) -> Callable[..., Any]:
-    """A collective that moves nothing where the one rank's result is its own tensor.
+    """Replace a collective: in a group of one rank it does nothing if result and input are the same.
 
-    NCCL does so; gloo copies the tensor.
+    NCCL does so, and gloo copies the tensor.
     """
 
     @functools.wraps(reduce_or_gather)
@@ -130,9 +130,9 @@ def _in_place(reduce_or_gather: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _of_one_loop(start: Callable[..., None]) -> Callable[..., None]:
-    """`ProcessGroupGloo.__init__` whose groups share the thread that wakes each 10 ms.
+    """Replace `ProcessGroupGloo.__init__`: all groups share the thread that wakes each 10 ms.
 
-    Torch starts a thread per group.
+    Torch starts such a thread per group.
     """
     gloo: Any = torch.distributed.ProcessGroupGloo
     shared = functools.cache(gloo.create_default_device)
@@ -189,7 +189,7 @@ REPLACEMENTS: Rows = {
     "torch.is_autocast_enabled": _asked_about_cpu,
     "torch.get_autocast_dtype": _asked_about_cpu,
 }
-"""Callable -> original -> replacement; device.yaml says who needs each, and the failure without."""
+"""Callable -> original -> replacement. device.yaml has the caller of each, and the failure without."""
 
 
 @contextmanager

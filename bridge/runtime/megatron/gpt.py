@@ -1,7 +1,4 @@
-"""The model: its config, and Megatron's `GPTModel` built from it and wrapped.
-
-The wrappers are those for mixed precision and data parallelism.
-"""
+"""The model: its config, and Megatron's `GPTModel` in wrappers for precision and data parallelism."""
 
 import copy
 import importlib.util
@@ -28,7 +25,7 @@ from bridge.runtime.megatron.hybrid.model import build_hybrid
 from bridge.runtime.megatron.initial_weights import draw_weights, marked_weights
 from bridge.runtime.megatron.layer_spec import block_spec, mtp_spec
 from bridge.runtime.megatron.process import release_at_end
-from bridge.runtime.megatron.replacement import fitting, replaced
+from bridge.runtime.megatron.replacement import Change, fitting, replaced
 from bridge.runtime.megatron.without_te import OF_CONFIGS
 
 ACTIVATIONS = {
@@ -54,11 +51,11 @@ class GPTConfig(MLATransformerConfig):  # type: ignore[misc]  # Megatron is unty
     normalization: Literal["LayerNorm", "RMSNorm"] = "LayerNorm"
     """LayerNorm or RMSNorm."""
     q_lora_rank: int | None = 512
-    """Width of the latent of queries; None: queries are projected at once."""
+    """Width of the latent of queries. None projects queries without a latent."""
     rope_type: Literal["rope", "yarn"] = "yarn"
     """Rotary embedding of latent attention."""
     vocab_size: int | None = None
-    """Tokens of the vocabulary before padding; None: the data's."""
+    """Tokens of the vocabulary before padding. None is the vocabulary of the data."""
     seq_length: int = 256
     """Tokens per sample."""
     make_vocab_size_divisible_by: int = 128
@@ -70,11 +67,9 @@ class GPTConfig(MLATransformerConfig):  # type: ignore[misc]  # Megatron is unty
     rotary_percent: float = 1.0
     """Part of each head that is rotated."""
     hybrid_layer_pattern: str | None = None
-    """A letter for each layer of a hybrid model: M for Mamba, * for
-    attention, - for an MLP, E for experts.
-    """
+    """A letter per layer of a hybrid model: M Mamba, * attention, - MLP, E experts."""
     hybrid_override_pattern: str | None = None
-    """The older name of the same."""
+    """The older name of `hybrid_layer_pattern`."""
     share_embeddings_and_output_weights: bool = False
     """Whether the output head uses the embedding's weights."""
 
@@ -109,7 +104,7 @@ _WITHOUT_CUDA = {
     "cross_entropy_loss_fusion": "the fusion is compiled for CUDA",
     "apply_rope_fusion": "the kernel is Transformer Engine's",
 }
-"""Switch that is off without CUDA, and why."""
+"""Switch that is turned off without CUDA -> the reason."""
 _EXTENSIONS = {
     "gradient_accumulation_fusion": "fused_weight_gradient_mlp_cuda",
     "masked_softmax_fusion": "scaled_masked_softmax_cuda",
@@ -119,10 +114,17 @@ _EXTENSIONS = {
 
 
 def run_config(config: Any, *, vocab_size: int, backend: str = "local") -> tuple[Any, list[str]]:
-    """Return a copy of a model config that runs on this machine, and the changes.
+    """Return a copy of a model config that runs on this machine, and sentences on the changes.
 
-    The changes are a sentence that names the fields. No precision field is touched. RunConfigError
-    where the data's vocabulary, `vocab_size`, is larger than its own.
+    No field of the precision is changed.
+
+    Args:
+        config: The model config.
+        vocab_size: Vocabulary of the data.
+        backend: Backend of the GEMMs.
+
+    Raises:
+        RunConfigError: The vocabulary of the data is larger than that of the config.
     """
     config = copy.copy(config)
     if config.vocab_size is None:
@@ -155,10 +157,7 @@ def run_config(config: Any, *, vocab_size: int, backend: str = "local") -> tuple
 
 
 def padded_vocab_size(config: Any) -> int:
-    """Return the rows of the embedding: the padded vocabulary.
-
-    Every tensor-parallel rank gets the same number of rows.
-    """
+    """Return the rows of the embedding: the vocabulary, padded so that all ranks have equal parts."""
     multiple = int(config.make_vocab_size_divisible_by) * int(config.tensor_model_parallel_size)
     return -(-int(config.vocab_size) // multiple) * multiple
 
@@ -174,10 +173,15 @@ def build_gpt(
 ) -> list[Any]:
     """Build this rank's part of the model, a `DistributedDataParallel` per chunk.
 
-    Megatron's schedules take the chunks in this form. `config` is the result of `run_config`,
-    `backend` the name of one, and `phases` are the model configs of a precision schedule. Weights
-    are cast by Megatron's `Float16Module`; from one seed they are the same in every parallel
-    layout.
+    Megatron's schedules take the chunks in this form. Megatron's `Float16Module` casts the weights.
+
+    Args:
+        config: The result of `run_config`.
+        ddp: DDP config.
+        where: Device of the weights.
+        seed: Seed of the weights, which are equal in every parallel layout.
+        backend: Name of the backend.
+        phases: Model configs of the phases of a precision schedule.
     """
     if backend in ("te", "te_cpu"):
         _require_te_storage(config, ddp)
@@ -270,7 +274,7 @@ def _build_chunk(
     arguments = _model_arguments(config, vp_stage)
     model: torch.nn.Module
     recipe: Any = getattr(config, "quant_recipe", None)
-    recipe_of_chunk: list[tuple[Any, str, Any]] = []
+    recipe_of_chunk: list[Change] = []
     if vp_stage is not None and hasattr(recipe, "of_chunk"):
         recipe_of_chunk = [(config, "quant_recipe", recipe.of_chunk(vp_stage))]
     # the chunk's recipe is there while the chunk is built and matched

@@ -1,17 +1,17 @@
 """Initial weights that are the same in every parallel layout.
 
-Megatron draws a rank's weights one after the other from the rank's own random state, so another
-pipeline stage, tensor-parallel shard or expert-parallel rank has other weights than the single
-process. Here each weight of the whole model is drawn by itself, from a seed made of the run's seed
-and its place: the name and the numbers of layer and expert under which Megatron's distributed
-checkpoints keep it. A rank takes its part of the tensor.
+Megatron draws the weights of a rank in sequence from the rank's random state. So the weights of a
+pipeline stage, tensor-parallel shard or expert-parallel rank differ from those of a single process.
+Here each weight of the whole model is drawn separately, from a seed made of the run's seed and the
+weight's place: its name, and the numbers of layer and expert, in Megatron's distributed checkpoints.
+A rank takes its part of the tensor.
 
-While Megatron builds a chunk, its initialisation functions write a mark, a small constant, in
-place of random values. A parameter that holds a mark afterwards is drawn with the function of
-that mark; norms and biases keep their values. Megatron draws the convolution, decays and steps
-of a Mamba layer or a gated delta net without such a function; they are drawn here from its
-distributions. On one kind of device the weights are equal in every layout; a CPU and a GPU draw
-other values from the same seed.
+While Megatron builds a chunk, its initialisation functions write a mark, a small constant, in place
+of random values. A parameter that has a mark afterwards is drawn with the function of that mark.
+Norms and biases keep their values. Megatron draws the convolution, decays and steps of a Mamba layer
+or a gated delta net without such a function; here they are drawn from the same distributions. The
+weights are equal in every layout on the same kind of device. A CPU and a GPU draw different values
+from the same seed.
 """
 
 import hashlib
@@ -26,7 +26,7 @@ from megatron.core import parallel_state
 from megatron.core.dist_checkpointing.dict_utils import dict_list_map_outplace, nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTensorFactory
 
-from bridge.runtime.megatron.replacement import replaced
+from bridge.runtime.megatron.replacement import Change, replaced
 
 Marks = dict[float, "Callable[[torch.Tensor], Any]"]
 
@@ -44,7 +44,7 @@ scaling keeps the larger one of.
 def marked_weights(config: Any) -> Iterator[Marks]:
     """Let a config's initialisation functions write their marks; yield mark -> function."""
     marks: Marks = {}
-    changes: list[tuple[Any, str, Any]] = []
+    changes: list[Change] = []
     for name, mark in _MARKS.items():
         method = getattr(config, name, None)
         if method is not None:
@@ -56,7 +56,7 @@ def marked_weights(config: Any) -> Iterator[Marks]:
 
 @torch.no_grad()
 def draw_weights(model: Any, marks: Marks, *, seed: int) -> None:
-    """Draw every weight of a model that holds a mark, and those that a layer draws by itself."""
+    """Draw every weight of a model that has a mark, and the weights that layers draw by themselves."""
     group = parallel_state.get_data_parallel_group(with_context_parallel=True)
     state = model.sharded_state_dict(
         metadata={"singleton_local_shards": False, "dp_cp_group": group}
@@ -103,7 +103,7 @@ def _drawn_by(module: Any) -> Iterator[tuple[torch.Tensor, Callable[[torch.Tenso
     for parameter in convolution:
         yield parameter, partial(torch.nn.init.uniform_, a=-bound, b=bound)
     yield module.A_log, lambda decays: decays.uniform_(1, 16).log_()
-    if hasattr(module, "D"):  # a delta net begins with steps of one value
+    if hasattr(module, "D"):  # the steps of a delta net begin with a constant
         yield module.dt_bias, _draw_steps
 
 
@@ -130,9 +130,9 @@ _PLACED = (ShardedTensor, ShardedTensorFactory)
 
 
 def _mark_of(weight: torch.Tensor, marks: Marks) -> float | None:
-    """Return the mark that all elements of a weight hold, or None.
+    """Return the mark that all elements of a weight have, or None.
 
-    The mark may be rounded to a low precision.
+    The elements may be the mark rounded to a low precision.
     """
     edges = torch.aminmax(weight.float())
     smallest, largest = float(edges.min), float(edges.max)
@@ -145,10 +145,14 @@ def _mark_of(weight: torch.Tensor, marks: Marks) -> float | None:
 def _drawn(
     place: Any, parameter: torch.Tensor, method: Callable[[torch.Tensor], Any], seed: int
 ) -> torch.Tensor:
-    """Return the values of a parameter, which is read for shape and device.
+    """Return the values of a parameter, or of this rank's part of it.
 
-    `place` is Megatron's entry for it in a sharded state dict, or its name where that
-    has none: it is then drawn whole.
+    Args:
+        place: Megatron's entry for the parameter in a sharded state dict. A parameter without an
+            entry is drawn whole, and `place` is its name.
+        parameter: Read for its shape and device.
+        method: Initialisation function.
+        seed: Seed of the run.
     """
     plain = torch.empty(parameter.shape, device=parameter.device)
     if isinstance(place, str):
@@ -167,6 +171,7 @@ def _drawn(
 def _shard(
     part: Any, where: torch.device, method: Callable[[torch.Tensor], Any], seed: int
 ) -> torch.Tensor:
+    """Draw a whole tensor, and return the part of it that an entry of a state dict has."""
     axes = part.prepend_axis_num  # of layer and expert
     whole = torch.empty(part.global_shape[axes:], device=where)
     _filled(whole, method, f"{seed} {part.key} {part.global_offset[:axes]}")
@@ -179,10 +184,10 @@ def _shard(
 def _filled(
     tensor: torch.Tensor, method: Callable[[torch.Tensor], Any], place: str
 ) -> torch.Tensor:
-    """Fill a tensor with random values that its place decides; the random states stay as they are.
+    """Fill a tensor with random values, seeded by its place, and keep the random states.
 
-    `torch.manual_seed` would seed the kinds of devices that are not there too: a stack
-    trace for each, kept for ever.
+    `torch.manual_seed` would also queue a seed for devices that do not exist, each with a stack
+    trace that is never freed.
     """
     number = int.from_bytes(hashlib.sha256(place.encode()).digest()[:8], "big")
     devices = []

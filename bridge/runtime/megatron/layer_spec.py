@@ -1,10 +1,10 @@
-"""Layer specs: Megatron's own spec functions.
+"""Layer specs, made by Megatron's spec functions.
 
-Their modules are Transformer Engine's or, elsewhere, Megatron's local ones. The spec functions read
-the whole model config: experts, latent attention, norms of queries and keys, prediction layers. Of
-a local spec the classes alone are replaced, at every depth: norms that work under sequence
-parallelism, fused attention, latent attention. `emulate` puts emulated linear layers into the model
-that is built.
+The layers are Transformer Engine's, or Megatron's local layers under the other backends. The spec
+functions read the whole model config: experts, latent attention, norms of queries and keys,
+prediction layers. In a local spec some classes are replaced, at every depth: norms that work under
+sequence parallelism, fused attention, latent attention. `emulate` puts emulated linear layers into
+the built model.
 """
 
 import copy
@@ -36,11 +36,10 @@ from bridge.runtime.megatron.attention import FusedDotProductAttention, LatentAt
 
 
 class SequenceParallelNorm:
-    """Torch's norm under sequence parallelism.
+    """Torch's norm with parameters whose gradients are summed over tensor-parallel ranks.
 
-    Its parameters are marked so that their gradients are summed over TP. Megatron's
-    `WrappedTorchNorm` refuses sequence parallelism, although a norm works on each token alone; all
-    it lacks is the mark that `finalize_model_grads` looks for
+    Megatron's `WrappedTorchNorm` refuses sequence parallelism, although a norm works on each token
+    by itself. It lacks the mark `sequence_parallel` that `finalize_model_grads` looks for
     (distributed/finalize_model_grads.py:354 in 0.16.1).
     """
 
@@ -66,8 +65,8 @@ LOCAL: Mapping[Any, Any] = {
 def with_classes(part: Any, classes: Mapping[Any, Any]) -> Any:
     """Return a part of a spec with other classes at every depth.
 
-    From megatron-core 0.19 it may be a `partial`. Without Transformer Engine, Megatron's names of
-    its classes are mocks, which are no types.
+    A part may be a `partial` from megatron-core 0.19 on. Without Transformer Engine, Megatron's
+    names of TE's classes are mocks, which are no types.
     """
     if isinstance(part, Hashable) and part in classes:
         return classes[part]
@@ -83,9 +82,12 @@ def with_classes(part: Any, classes: Mapping[Any, Any]) -> Any:
 
 
 def block_spec(config: Any, *, backend: str, vp_stage: int | None = None) -> Any:
-    """Return the spec of one model chunk's transformer block.
+    """Return the spec of the transformer block of a model chunk, with the chunk's layers alone.
 
-    `num_layers` of the config counts the whole model, the spec holds this chunk's share.
+    Args:
+        config: Config of the whole model.
+        backend: Backend of the GEMMs.
+        vp_stage: Number of the chunk in an interleaved pipeline.
     """
     with_te = backend in ("te", "te_cpu")
     spec = get_gpt_decoder_block_spec(
@@ -114,10 +116,10 @@ def _plain(config: Any) -> Any:
 
 
 def mtp_spec(config: Any, *, backend: str, vp_stage: int | None = None) -> Any:
-    """Return the spec of a model chunk's multi-token-prediction layers, None where it has none.
+    """Return the spec of a chunk's multi-token-prediction layers, None for a chunk without them.
 
-    As `block_spec`. A prediction layer contains a transformer layer of the kind of the model's last
-    one.
+    The arguments are those of `block_spec`. The transformer layer inside a prediction layer is of
+    the kind of the model's last layer.
     """
     if not config.mtp_num_layers:
         return None
@@ -135,7 +137,7 @@ def mtp_spec(config: Any, *, backend: str, vp_stage: int | None = None) -> Any:
 
 
 class WholeLinear:
-    """Megatron's linear layer in the place of one of TE's that is whole on every rank."""
+    """Megatron's linear layer in place of a layer of TE that is whole on every rank."""
 
     def __new__(cls, *args: Any, parallel_mode: str, **kwargs: Any) -> Any:
         """Return the layer."""
@@ -143,10 +145,10 @@ class WholeLinear:
         return ColumnParallelLinear(*args, gather_output=False, **kwargs)
 
 
-class _OwnLayers(LocalSpecProvider):  # type: ignore[misc]  # Megatron is untyped
-    """Megatron's own layers, also in other places of Transformer Engine's.
+class _LocalLayers(LocalSpecProvider):  # type: ignore[misc]  # Megatron is untyped
+    """Megatron's local layers, with layers for two kinds that only Transformer Engine has.
 
-    Those places are layers that are whole or have a norm inside.
+    These are linear layers that are whole on every rank, and linear layers with a norm inside.
     """
 
     def linear(self) -> Any:
@@ -159,17 +161,26 @@ class _OwnLayers(LocalSpecProvider):  # type: ignore[misc]  # Megatron is untype
 def _with_variant(
     config: Any, layers: Sequence[ModuleSpec], *, first: int, with_te: bool
 ) -> list[ModuleSpec]:
-    """Return layers of plain attention with the variant of a model config in those that have it.
+    """Return layers with the attention variant of a model config in the layers that have it.
 
-    The variants are the gated delta net and DeepSeek sparse attention; `first` is the number of the
-    first layer in the whole model, from 0. Megatron has specs of their attention, and no block spec
-    with sparse attention. Source: megatron-core 0.16.1
-    models/gpt/experimental_attention_variant_module_specs.py.
+    The variants are the gated delta net and DeepSeek sparse attention. Megatron has specs of their
+    attention, and no block spec with sparse attention.
+
+    Args:
+        config: The model config.
+        layers: Layers with plain attention.
+        first: Number of the first layer in the whole model, from 0.
+        with_te: Whether the layers are Transformer Engine's.
+
+    Raises:
+        RunConfigError: Sparse attention without BF16.
+
+    Source: megatron-core 0.16.1 models/gpt/experimental_attention_variant_module_specs.py.
     """
     variant = config.experimental_attention_variant
     if variant is None:
         return list(layers)
-    provider = _OwnLayers()
+    provider = _LocalLayers()
     if with_te:
         provider = specs.TESpecProvider()
     is_delta = variant in DELTA_NET
@@ -197,7 +208,7 @@ def _changed(
     """Return a layer with another attention."""
     parts: dict[str, Any] = {"self_attention": attention}
     if is_delta and with_te:
-        parts["input_layernorm"] = IdentityOp  # it is inside of the input projection
+        parts["input_layernorm"] = IdentityOp  # the norm is inside of the input projection
     elif is_delta:
         names = dict(layer.submodules.sharded_state_dict_keys_map)
         parts["sharded_state_dict_keys_map"] = names | {
@@ -211,8 +222,8 @@ def _changed(
 def _with_core_of(latent: ModuleSpec, sparse: ModuleSpec) -> ModuleSpec:
     """Return latent attention with the core of sparse attention.
 
-    The class is the one that this core is made for. From megatron-core 0.19 on that is a class of
-    its own, which multiplies with the weight of the up projection.
+    From megatron-core 0.19 on sparse attention has a separate class of latent attention, which
+    multiplies with the weight of the up projection.
     """
     core = sparse.submodules.core_attention
     if sparse.module is latent.module:

@@ -1,12 +1,12 @@
-"""Results of every GEMM of a model's linear layers in one forward and backward pass.
+"""Comparison of the GEMMs of a model's linear layers between two passes over the same batch.
 
-They are compared with those of another pass. `capture` two passes of one batch, then ask
-`relative_errors`. Hooks on tensors do it, so that the layers may be Megatron's own, Transformer
-Engine's or emulated. A result is sampled at fixed places, in FP32 on the CPU. Of several
-micro-batches the first counts, apart from weight gradients, which are summed.
+`capture` keeps the results of a forward and a backward pass, and `relative_errors` compares two of
+them. The results are read by hooks on tensors, so that the layers may be Megatron's, Transformer
+Engine's or emulated. A sample of each result is kept, at fixed places, in FP32 on the CPU. The
+results of the first micro-batch count; weight gradients are the sum over micro-batches.
 
-Each expert has a number of tokens of its own, to which FP8 adds rows of zeros, so the first
-elements of its results are kept. `Routes` gives the experts of two passes the same tokens.
+Experts have different numbers of tokens, and FP8 adds rows of zeros to them, so that the first
+elements of an expert's results are kept. `Routes` gives the experts of two passes the same tokens.
 """
 
 import math
@@ -22,20 +22,20 @@ from torch.nn.utils.rnn import pad_sequence
 
 from bridge.runtime.compare.band import Place
 from bridge.runtime.megatron.record.telemetry import global_layer_names
-from bridge.runtime.megatron.replacement import replaced
+from bridge.runtime.megatron.replacement import Change, replaced
 
 SAMPLED = 2**16
-"""About how many elements of a result are kept: fewer than twice as many, at even distances."""
+"""Least number of elements that a sample of a larger result has, at even distances."""
 
 Captured = dict[Place, torch.Tensor]
 
 
 @contextmanager
 def capture(model: Sequence[torch.nn.Module], *, loss_scale: float = 1.0) -> Iterator[Captured]:
-    """Capture the results of linear layers in transformer layers, for a ``with`` block.
+    """Capture samples of the results of linear layers in transformer layers, in a ``with`` block.
 
-    The results are in the order of execution; a weight's gradient comes
-    after that of the layer's input.
+    The results are in the order of execution. The gradient of a weight follows that of the layer's
+    input.
     """
     captured: Captured = {}
     linears: dict[Any, tuple[int, str]] = {}
@@ -70,7 +70,7 @@ def _forward_hook(
     inputs: tuple[Any, ...],
     output: Any,
 ) -> None:
-    """Keep a layer's output, and the gradient of its input.
+    """Keep a layer's output and the gradient of its input; a hook of torch.
 
     Under recomputation the second pass has the gradient of the input.
     """
@@ -90,7 +90,7 @@ def _keep(
     result: torch.Tensor | None,
     scale: float = 1.0,
 ) -> None:
-    """Keep a sample of a result, if it is the first of its place."""
+    """Keep a sample of a result, divided by a scale, if it is the first result of its place."""
     layer, module = where
     place = Place(layer=layer, module=module, gemm=gemm)
     if result is None or place in captured:
@@ -101,13 +101,13 @@ def _keep(
 
 
 def sample(tensor: torch.Tensor) -> torch.Tensor:
-    """Return elements at fixed places, in FP32 on the CPU."""
+    """Return elements at even distances, in FP32 on the CPU."""
     flat = tensor.detach().reshape(-1)
     return flat[:: max(1, flat.numel() // SAMPLED)].float().cpu()
 
 
 def relative_errors(first: Captured, second: Captured) -> dict[Place, float]:
-    """Return |a - b| / |a| of each result that both have, in the order of the first."""
+    """Return |a - b| / |a| of each place that both have, in the order of the first."""
     errors = {}
     for place, result in first.items():
         if place in second:
@@ -116,13 +116,13 @@ def relative_errors(first: Captured, second: Captured) -> dict[Place, float]:
     return errors
 
 
-def relative_error(one: torch.Tensor, other: torch.Tensor) -> float:
+def relative_error(a: torch.Tensor, b: torch.Tensor) -> float:
     """Return |a - b| / |a| in Frobenius norms.
 
-    It is 0 where both are zero, infinite where a alone is, and not finite where a number is not.
+    It is 0 if both are zero, infinite if a alone is zero, and not finite if an element is not.
     """
-    difference = float(torch.linalg.vector_norm(one.double() - other.double()))
-    norm = float(torch.linalg.vector_norm(one.double()))
+    difference = float(torch.linalg.vector_norm(a.double() - b.double()))
+    norm = float(torch.linalg.vector_norm(a.double()))
     if norm:
         return difference / norm
     if difference:
@@ -135,14 +135,16 @@ _Choose = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 @dataclass(kw_only=True)
 class _Route:
-    """The choices of one router, call after call; the object that Megatron asks."""
+    """The choices of a router, call after call, as an object of Megatron's `router_replay`."""
 
     chosen: list[torch.Tensor] = field(default_factory=list)
-    taken: int | None = None
-    """Calls of this pass; None: this pass chooses."""
+    """Experts of each call of the first pass, (tokens, topk)."""
+    calls: int | None = None
+    """Calls of this pass so far, None in the first pass, which chooses."""
     tokens: int = 0
+    """Tokens of the last pass."""
     rerouted: int = 0
-    """Those of the last pass for which its own scores name other experts."""
+    """Tokens of the last pass whose scores would choose other experts."""
 
     def get_replay_topk(
         self,
@@ -156,11 +158,11 @@ class _Route:
         values, preferred = default_compute_topk(
             scores, topk, num_groups=num_groups, group_topk=group_topk
         )
-        if self.taken is None:
+        if self.calls is None:
             self.chosen.append(preferred)
             return values, preferred
-        experts = self.chosen[self.taken]
-        self.taken += 1
+        experts = self.chosen[self.calls]
+        self.calls += 1
         self.tokens += len(preferred)
         is_rerouted = (preferred.sort().values != experts.sort().values).any(-1)
         self.rerouted += int(is_rerouted.sum())
@@ -168,45 +170,45 @@ class _Route:
 
 
 class Routes:
-    """The experts that a model's routers choose.
+    """The experts that the routers of a model choose in the first pass; later passes follow them.
 
-    The first pass chooses them, and each later one takes them. Two precisions give nearly equal
-    scores other orders, and an expert then multiplies other tokens. With the routes of one pass in
-    the other the results of every GEMM are of the same tokens. Megatron asks the object at a
-    router's `router_replay` for the experts of each call (transformer/moe/moe_utils.py,
-    topk_routing_with_score_function).
+    Nearly equal scores have another order in another precision, and an expert then multiplies other
+    tokens. With equal routes the results of every GEMM are of the same tokens. Megatron asks the
+    object at a router's `router_replay` for the experts of each call
+    (transformer/moe/moe_utils.py, topk_routing_with_score_function).
     """
 
     def __init__(self) -> None:
-        self._of: dict[tuple[int, str], _Route] = {}
+        self._routes: dict[tuple[int, str], _Route] = {}
 
     @contextmanager
-    def taken(self, model: Sequence[torch.nn.Module]) -> Iterator[None]:
-        """Let a model's routers choose, or take what was chosen, for a ``with`` block.
+    def followed(self, model: Sequence[torch.nn.Module]) -> Iterator[None]:
+        """Let the routers of a model follow these routes in a ``with`` block, which is a pass.
 
-        The block is one pass.
+        In the first pass the routers choose the routes.
         """
-        is_first = not self._of
-        changes: list[tuple[Any, str, Any]] = []
+        is_first = not self._routes
+        changes: list[Change] = []
         for module, where in global_layer_names(model).items():
             if isinstance(module, TopKRouter):
-                route = self._of.setdefault(where, _Route())
-                route.tokens, route.rerouted = 0, 0
-                route.taken = 0
+                route = self._routes.setdefault(where, _Route())
+                route.tokens = 0
+                route.rerouted = 0
+                route.calls = 0
                 if is_first:
-                    route.taken = None
+                    route.calls = None
                 changes.append((module, "router_replay", route))
         with replaced(changes):
             yield
 
     @property
     def rerouted(self) -> float | None:
-        """Part of the last pass's tokens for which its own scores name other experts.
+        """Share of the last pass's tokens whose scores would choose other experts.
 
-        The result is None without routers.
+        It is None for a model without routers.
         """
-        tokens = sum(route.tokens for route in self._of.values())
-        rerouted = sum(route.rerouted for route in self._of.values())
+        tokens = sum(route.tokens for route in self._routes.values())
+        rerouted = sum(route.rerouted for route in self._routes.values())
         if not tokens:
             return None
         return rerouted / tokens

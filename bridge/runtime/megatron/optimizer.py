@@ -14,7 +14,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 
 from bridge.runtime.megatron.emulation.stored_weight import StoredWeight
-from bridge.runtime.megatron.replacement import fitting, replaced
+from bridge.runtime.megatron.replacement import Change, fitting, replaced
 
 
 class TorchAdamDistributedOptimizer(DistributedOptimizer):  # type: ignore[misc]  # Megatron is untyped
@@ -38,10 +38,9 @@ class TorchAdamDistributedOptimizer(DistributedOptimizer):  # type: ignore[misc]
 def build_optimizer(config: Any, model: list[Any]) -> Any:
     """Build Megatron's optimizer for the model chunks of this rank.
 
-    Where neither Transformer Engine nor Apex is installed Megatron takes torch's AdamW. That
-    one is then switched to its single-pass kernel, and its state is created now rather than at
-    the first step, so that a checkpoint written before the first successful step (FP16 begins
-    with overflows) can be resumed from.
+    Without Transformer Engine and Apex Megatron uses torch's AdamW. It is switched to its single-pass
+    kernel. Its state is created now and not in the first step, so that a run can resume from a
+    checkpoint that was written before the first successful step (FP16 begins with overflows).
     """
     with warnings.catch_warnings():  # 0.19 imports an experimental model class here, which says so
         warnings.filterwarnings("ignore", message="MimoModelConfig is experimental")
@@ -66,10 +65,10 @@ def build_optimizer(config: Any, model: list[Any]) -> Any:
 
 
 def _forget_dequantised_shards(part: Any) -> None:
-    """Give a distributed optimizer None for the shards of stored weights.
+    """Replace the shards of stored weights in a distributed optimizer by None.
 
-    Under delayed scaling Megatron takes dequantised shards for views of the weights. Elsewhere it
-    has None.
+    Under delayed scaling Megatron takes dequantised shards for views of the weights. Under other
+    schemes it has None there.
     """
     for shards, weights in zip(part.shard_float16_groups, part.model_float16_groups, strict=True):
         for index, (_, weight) in enumerate(zip(shards, weights, strict=True)):
@@ -78,21 +77,21 @@ def _forget_dequantised_shards(part: Any) -> None:
 
 
 def parts(optimizer: Any) -> list[Any]:
-    """Return the optimizers inside a `ChainedOptimizer`, or the one there is."""
+    """Return the optimizers of a `ChainedOptimizer`, or an optimizer that is no chain."""
     return list(getattr(optimizer, "chained_optimizers", [optimizer]))
 
 
 def inner_optimizers(optimizer: Any) -> list[Any]:
-    """Return the torch optimizers that do the stepping."""
+    """Return the torch optimizers inside Megatron's, which update the weights."""
     return [part.optimizer for part in parts(optimizer) if part.optimizer is not None]
 
 
 def unshare_steps(optimizer: Any) -> None:
-    """Give every parameter a step tensor of its own after loading a checkpoint.
+    """Give every parameter a separate step tensor after a checkpoint was loaded.
 
-    `DistributedOptimizer.load_state_dict` hands one tensor to all of them; each
-    parameter's Adam then counts it up, and after four steps of 53 parameters it stands
-    at 217 instead of 9, without any error.
+    `DistributedOptimizer.load_state_dict` gives all parameters the same tensor, which Adam then
+    increments once per parameter: after four steps of 53 parameters it is 217 instead of 9, without
+    an error.
     """
     for inner in inner_optimizers(optimizer):
         for state in inner.state.values():
@@ -109,9 +108,15 @@ def build_scheduler(
     decay_style: str,
     global_batch_size: int,
 ) -> Any:
-    """Build Megatron's schedule of learning rate and weight decay.
+    """Build Megatron's schedule of learning rate and weight decay, which counts samples.
 
-    It counts samples, so that resuming can.
+    Args:
+        config: Optimizer config.
+        optimizer: Megatron's optimizer.
+        warmup_iters: Steps of warm-up.
+        decay_iters: Steps after which the rate is `min_lr`.
+        decay_style: Megatron's name of the schedule.
+        global_batch_size: Samples of a step.
     """
     decay_iters = max(decay_iters, warmup_iters + 1)
     wsd_decay_steps, wsd_decay_style = None, None
@@ -137,13 +142,12 @@ def build_scheduler(
 
 @contextmanager
 def one_gather(chunks: Sequence[Any]) -> Iterator[None]:
-    """Let the optimizers of a step gather the weights once, for a ``with`` block.
+    """Gather the weights once, after the last optimizer of a step, for a ``with`` block.
 
-    They gather after the last of them. With experts there are two optimizers, and each of
-    megatron-core 0.16.1 gathers the weights of both after its update
-    (optimizer/distrib_optimizer.py:2617-2619). MXFP8 weights go through the gradients' buffer: the
-    first gather takes the experts' gradients for weights, and the second one finds zeros in the
-    place of all other weights.
+    With experts there are two optimizers. In megatron-core 0.16.1 each gathers the weights of both
+    after its update (optimizer/distrib_optimizer.py:2617-2619). MXFP8 weights go through the
+    gradients' buffer: the first gather takes the experts' gradients for weights, and the second
+    finds zeros in place of all other weights.
     """
     asked: dict[Any, tuple[tuple[Any, ...], dict[str, Any]]] = {}
 
@@ -158,7 +162,7 @@ def one_gather(chunks: Sequence[Any]) -> Iterator[None]:
 
 
 def separate_gathers() -> AbstractContextManager[None]:
-    """Let Megatron gather the buckets of a group one by one on gloo, in a ``with`` block.
+    """Gather the buckets of a group one after the other on gloo, in a ``with`` block.
 
     Megatron gathers them in one coalesced collective, and puts FP8 codes and BF16 parameters
     into one group. Gloo coalesces by copying everything into one tensor of one dtype: the codes
@@ -177,7 +181,7 @@ def separate_gathers() -> AbstractContextManager[None]:
         named.pop("async_op", None)
         return gather(*parts, **named)
 
-    one_by_one: list[tuple[Any, str, Any]] = [
+    one_by_one: list[Change] = [
         (param_and_grad_buffer, "_coalescing_manager", lambda *_, **_named: ended),
         (param_and_grad_buffer, "dist_all_gather_func", gather_now),
     ]

@@ -1,11 +1,10 @@
-"""The ranks of a launch, asked outside of collectives.
+"""Search for the rank that ended or stalled, outside of collectives, after a collective failed.
 
-They say which rank ended or stalled when a collective failed. A rank that dies closes its
-connections, and one that stalls lets the collectives of the others time out. Either is an error of
-a collective on the others, which names no rank. The rank that has the error raises an alarm in the
-store of the launch. A thread of each rank looks there and answers. A rank without an answer is dead
-or stopped; one that answers and has not failed within the timeout is stalled. The first rank that
-knows writes the sentence, and all end with it.
+A rank that dies closes its connections, and a rank that stalls lets the collectives of other ranks
+time out. On the other ranks either is an error of a collective, which names no rank. A rank with
+such an error raises an alarm in the store of the launch, and a thread of each rank answers it. A rank
+without an answer is dead or stopped. A rank that answers and has no error within the timeout is
+stalled. The first rank that knows this writes the sentence with which all ranks end.
 
 Each rank asks the store once a second, and less often in a launch of more than 5000 ranks, so that
 the store answers at most 5000 questions a second.
@@ -36,9 +35,10 @@ SHOWN = 8
 
 
 def in_time(ask: Callable[[], T], seconds: float) -> T:
-    """Return what a store answers.
+    """Return the answer of a store, whose clients would wait for ever if it stalls.
 
-    DistError after some seconds, since one that stalls lets its clients wait.
+    Raises:
+        DistError: The store does not answer in time.
     """
     answer: Future[T] = Future()
 
@@ -57,7 +57,7 @@ def in_time(ask: Callable[[], T], seconds: float) -> T:
 
 
 class Peers:
-    """This rank's view of the others."""
+    """The other ranks of a launch, as this rank sees them in the store."""
 
     def __init__(self, store: Store, rank: int, ranks: int, timeout: timedelta) -> None:
         self.step = 0
@@ -90,12 +90,12 @@ class Peers:
                 thread.join()
 
     def finished(self, step: int) -> None:
-        """Note the end of a step."""
+        """Record the end of a step."""
         self.step = step
         self._marked = time.monotonic()
 
     def ends(self, how: str) -> None:
-        """Let ranks whose collectives fail because this one ends say why."""
+        """Write why this rank ends, for the ranks whose collectives fail with it."""
         with suppress(DistError):
             sentence = f"ranks: rank {self._rank} ({socket.gethostname()}) {how}"
             self._store.compare_set("verdict", "", sentence)
@@ -103,11 +103,11 @@ class Peers:
     def blame(self) -> TrainingError | None:
         """Return the error that names the ranks behind a failed collective.
 
-        The result is None where the fault is this rank's own.
+        The result is None where no other rank is at fault.
         """
         waited = time.monotonic() - self._marked
         try:
-            return self._in_time(lambda: self._judged(waited))
+            return self._in_time(lambda: self._verdict(waited))
         except DistError:
             return TrainingError(
                 "ranks: the store of the launch must answer every rank, and no longer does. "
@@ -115,8 +115,8 @@ class Peers:
                 "and its machine."
             )
 
-    def _judged(self, waited: float) -> TrainingError | None:
-        """Return the error of `blame` as the store has it.
+    def _verdict(self, waited: float) -> TrainingError | None:
+        """Raise an alarm, wait for the answers of the ranks, and return the error that all end with.
 
         `waited` are the seconds since the last finished step.
         """
@@ -136,6 +136,7 @@ class Peers:
         return TrainingError(self._store.get("verdict").decode())
 
     def _in_time(self, ask: Callable[[], T]) -> T:
+        """Return the answer of the store, and remember a store that does not answer."""
         try:
             return in_time(ask, STORE_SECONDS + 2 * self._seconds)
         except DistError:
@@ -154,9 +155,9 @@ class Peers:
         self._store.compare_set("verdict", "", sentence)
 
     def _without(self, word: str, *, until: float) -> list[int]:
-        """Return the ranks that have not written a word nor left.
+        """Return the ranks that have not written a word and have not left.
 
-        It returns as soon as there is no such rank, or at a time.
+        The call returns when there is no such rank, and at the time `until`.
         """
         missing = list(range(self._ranks))
         while missing:
@@ -176,7 +177,7 @@ class Peers:
         return "an unknown host"
 
     def _answer(self, store: Store) -> None:
-        """Answer an alarm, in a thread with a connection of its own."""
+        """Answer an alarm; the target of a thread, which has a separate connection."""
         with suppress(DistError):
             while not self._ended.wait(self._seconds):
                 if store.check(["alarm"]):

@@ -7,19 +7,16 @@ again, also after an exception, so that one Python process can train several tim
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import itertools
 import math
 import os
 import random
-import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -48,11 +45,6 @@ from bridge.runtime.megatron.stop_request import StopRequest, noted_signals
 from bridge.runtime.megatron.without_te import OF_LAYERS
 
 TIMEOUT_MINUTES = 30.0
-_PROCESS = Path("/proc/self")
-_RESET = "5"
-"""Written to ``clear_refs`` it sets the high-water mark to the
-memory held now (Linux, man 5 proc).
-"""
 _runs = itertools.count()
 _PARALLEL_SIZES = (
     "tensor_model_parallel_size",
@@ -66,19 +58,19 @@ _PARALLEL_SIZES = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Process:
-    """Place of this process among the others."""
+    """This process among the ranks of the job."""
 
     rank: int
     world_size: int
     data_parallel_rank: int
     data_parallel_size: int
-    context: tuple[int, int]
-    """The context-parallel rank, and their number."""
+    context_parallel_rank: int
+    context_parallel_size: int
     device: torch.device
     notes: tuple[str, ...]
-    """Sentences about what this machine made necessary, for the log."""
+    """Sentences for the log about adaptations to this machine."""
     peers: Peers | None
-    """The other ranks; None without any."""
+    """The other ranks, None in a job of one process."""
     stop: StopRequest
     """The signal that asked this process to stop."""
 
@@ -122,9 +114,11 @@ def training_process(
 ) -> Iterator[Process]:
     """Set this process up for training, and take it down at the end.
 
-    The parallel sizes are those of a model config. `seed` is the same on all ranks (Megatron
-    derives their own), as the settings in `fingerprint` must be. A collective waits for its ranks
-    for `timeout_minutes`.
+    Args:
+        model: Model config with the parallel sizes.
+        seed: The same on all ranks. Megatron derives a seed per rank from it.
+        fingerprint: Settings that must be equal on all ranks.
+        timeout_minutes: How long a collective waits for its ranks.
 
     Raises:
         RunConfigError: Ranks have different settings, or their number
@@ -151,25 +145,24 @@ def training_process(
             require_agreement(fingerprint)
         _require_whole_replicas(model, launch.world_size)
         _start_model_parallel(stack, model, timeout_minutes, seed)
-        yield _placed(launch, where, notes, peers, request)
+        yield _process(launch, where, notes, peers, request)
 
 
-def _placed(
+def _process(
     launch: _Launch,
     where: torch.device,
     notes: Sequence[str],
     peers: Peers | None,
     request: StopRequest,
 ) -> Process:
+    """Return the process with its place in Megatron's groups."""
     return Process(
         rank=launch.rank,
         world_size=launch.world_size,
         data_parallel_rank=parallel_state.get_data_parallel_rank(),
         data_parallel_size=parallel_state.get_data_parallel_world_size(),
-        context=(
-            parallel_state.get_context_parallel_rank(),
-            parallel_state.get_context_parallel_world_size(),
-        ),
+        context_parallel_rank=parallel_state.get_context_parallel_rank(),
+        context_parallel_size=parallel_state.get_context_parallel_world_size(),
         device=where,
         notes=tuple(notes),
         peers=peers,
@@ -181,7 +174,7 @@ def _placed(
 def _blamed(peers: Peers, request: StopRequest) -> Iterator[None]:
     """Name the ranks behind an error of this rank.
 
-    The error is its own or that of a collective that others left.
+    The error is that of this rank, or of a collective that other ranks left.
     """
     try:
         yield
@@ -201,10 +194,7 @@ def _blamed(peers: Peers, request: StopRequest) -> Iterator[None]:
 
 
 def _repair(stack: ExitStack) -> None:
-    """Repair Megatron's layers, and leave out warnings about how it calls torch.
-
-    A user cannot act on those.
-    """
+    """Repair Megatron's layers, and ignore warnings of torch that a user cannot act on."""
     stack.enter_context(replaced(fitting(OF_LAYERS)))
     stack.enter_context(warnings.catch_warnings())
     warnings.filterwarnings(
@@ -218,7 +208,7 @@ def _repair(stack: ExitStack) -> None:
 
 
 def _require_whole_replicas(model: Any, world_size: int) -> None:
-    """Refuse a number of processes that is no multiple of those of one replica."""
+    """Refuse a number of processes that is no multiple of the processes of a model replica."""
     dense = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
     experts = (
         "expert_model_parallel_size",
@@ -239,9 +229,10 @@ def _require_whole_replicas(model: Any, world_size: int) -> None:
 
 
 def _enter_device(stack: ExitStack, launch: _Launch, model: Any, notes: list[str]) -> torch.device:
-    """Choose the device.
+    """Return the device of this process.
 
-    Without CUDA, install the shim and, where 16-bit GEMMs are scalar loops, the widened ones.
+    Without CUDA the shim is installed, and with it widened GEMMs on a CPU whose 16-bit GEMMs are
+    scalar loops.
     """
     if device.has_cuda():
         torch.cuda.set_device(launch.local_rank)
@@ -286,8 +277,8 @@ def _start_distributed(
 ) -> Store:
     """Join the process group, and return its store.
 
-    The store is the launcher's, or for one process one in memory (no port). Each run of a process
-    has keys of its own in the launcher's store, so that one launch can train several times.
+    A process without a launcher has a store in memory, which needs no port. Each run has separate
+    keys in the launcher's store, so that a launch can train several times.
     """
     if psutil.Process().num_threads() > MANY_THREADS:
         # models, which refer to themselves, hold their process groups, and each group its threads
@@ -321,12 +312,15 @@ def _start_distributed(
 
 
 MANY_THREADS = 200
-"""Threads of a process at which a sweep's earlier models are collected; a run has some twenty."""
+"""Threads of a process above which the models of a sweep's earlier runs are collected.
+
+A run has some twenty.
+"""
 _chunks: list[Any] = []
 
 
 def release_at_end(chunk: Any) -> None:
-    """Let a model chunk go with the running `training_process`.
+    """Release a model chunk at the end of the running `training_process`.
 
     Megatron's `DistributedDataParallel` wraps the chunk. The wrapper holds the model; experts hold
     tensors of the last step's graph; its C++ nodes hold the gradient hooks, and these hold the
@@ -337,6 +331,7 @@ def release_at_end(chunk: Any) -> None:
 
 
 def _release() -> None:
+    """Empty the wrappers of all model chunks of this run."""
     while _chunks:
         chunk = _chunks.pop()
         chunk.grad_accs.clear()
@@ -369,10 +364,7 @@ def _start_model_parallel(stack: ExitStack, model: Any, timeout_minutes: float, 
 
 
 def _losses_of_experts() -> dict[str, Any]:
-    """Return Megatron's record of the experts' losses.
-
-    From megatron-core 0.19 on a tracker holds it.
-    """
+    """Return Megatron's record of the experts' losses, which 0.19 moved into a tracker."""
     if hasattr(moe_utils, "get_moe_metrics_tracker"):
         losses: dict[str, Any] = moe_utils.get_moe_metrics_tracker().metrics
     else:
@@ -380,43 +372,8 @@ def _losses_of_experts() -> dict[str, Any]:
     return losses
 
 
-def return_free_memory() -> None:
-    """Give freed memory of the C library's heap back to the system.
-
-    It needs glibc, and no CUDA device. Tensors on a CPU come from an aligned allocation that glibc
-    often cannot place into the hole the last one of the same size left: without this the heap of a
-    run grew by as much as a layer's operands with each step.
-    """
-    if device.has_cuda():
-        return
-    with suppress(AttributeError, OSError):  # another C library
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def start_peak_memory() -> None:
-    """Forget the peak of an earlier run in this process."""
-    if device.has_cuda():
-        torch.cuda.reset_peak_memory_stats()
-    with suppress(OSError):  # another system
-        (_PROCESS / "clear_refs").write_text(_RESET, encoding="ascii")
-
-
-def peak_memory() -> int | None:
-    """Return the most bytes since the start, None where the system does not count."""
-    if device.has_cuda():
-        return torch.cuda.max_memory_allocated()
-    try:
-        status = (_PROCESS / "status").read_text(encoding="ascii")
-    except OSError:
-        return None
-    high_water_mark = re.search(r"VmHWM:\s+(\d+) kB", status)
-    if high_water_mark is None:
-        return None
-    return 1024 * int(high_water_mark[1])
-
-
 def apply_tf32(allow: bool) -> str:
-    """Allow or forbid TF32 in FP32 matrix multiplications; return one sentence about it."""
+    """Allow or forbid TF32 in FP32 matrix multiplications, and return a sentence for the log."""
     precision, answer = "highest", "forbidden"
     if allow:
         precision, answer = "high", "allowed"

@@ -22,16 +22,18 @@ import torch
 
 Rows = Mapping[str, Callable[[Any], Any]]
 """Dotted path of a callable -> original -> replacement."""
+Change = tuple[Any, str, Any]
+"""Owner, name of an attribute, and its new value."""
 logger = logging.getLogger(__name__)
 _NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _PLACED = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 
 
-def changes(rows: Rows) -> Iterator[tuple[Any, str, Any]]:
-    """Yield owner, name and new value of each callable.
+def changes(rows: Rows) -> Iterator[Change]:
+    """Yield the change of each callable.
 
-    The value is made of the one that is there when its turn comes. A callable that is not there, or
-    that its replacement does not fit, is left out.
+    A replacement is made of the callable that is there when its turn comes. A callable that is not
+    there, or that its replacement does not fit, is left out.
     """
     for path, replace in rows.items():
         place, _, name = path.rpartition(".")
@@ -47,19 +49,16 @@ def changes(rows: Rows) -> Iterator[tuple[Any, str, Any]]:
 
 
 @contextmanager
-def replaced(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
-    """Set attributes, (owner, name, value) each, for a ``with`` block.
-
-    Its end restores them, last one first.
-    """
+def replaced(changes: Iterable[Change]) -> Iterator[None]:
+    """Set attributes for a ``with`` block, whose end restores them in reverse order."""
     with ExitStack() as stack:
         for owner, name, value in changes:
             stack.enter_context(patch.object(owner, name, value, create=True))
         yield
 
 
-def fitting(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[tuple[Any, str, Any]]:
-    """Yield the changes (owner, name, value) whose value can take the place of the present one."""
+def fitting(changes: Iterable[Change]) -> Iterator[Change]:
+    """Yield the changes whose value can take the place of the present value."""
     for owner, name, value in changes:
         owner_name = getattr(owner, "__name__", type(owner).__name__)
         if _is_fitting(f"{owner_name}.{name}", getattr(owner, name, None), value):
@@ -67,11 +66,11 @@ def fitting(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[tuple[Any, str,
 
 
 def misfit(original: object, replacement: object) -> str | None:
-    """Return why a function cannot take the place of another.
+    """Return why a function cannot take the place of another, as a clause, or None.
 
-    The result is None where it can, or where nothing tells. Each parameter that the replacement
-    names must be one of the original, and it must take all of the original's. Classes and functions
-    of compiled extensions, which name no parameters, fit.
+    Each parameter that the replacement names must be a parameter of the original, and the
+    replacement must accept all parameters of the original. Classes fit, and so do functions of
+    compiled extensions, whose parameters have no names.
     """
     if isinstance(original, type) or isinstance(replacement, type):
         return None
@@ -120,16 +119,16 @@ def log_left_out(path: str, reason: str) -> None:
 
 
 def _not_cuda(argument: Any) -> Any:
-    """Return "cpu" for an argument that names a CUDA device, any other as it is."""
+    """Return "cpu" for an argument that names a CUDA device, any other argument as it is."""
     if isinstance(argument, (str, torch.device)) and str(argument).startswith("cuda"):
         return "cpu"
     return argument
 
 
 def on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace a function by one for which a CUDA device means the CPU.
+    """Replace a function by a function for which a CUDA device is the CPU.
 
-    It pins no memory for the device.
+    The replacement pins no memory for the device.
     """
 
     @functools.wraps(function)
@@ -142,10 +141,7 @@ def on_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def first_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the first argument of a call, by whatever name it is given.
-
-    The result is None for a call without arguments.
-    """
+    """Return the first argument of a call, by position or by name; None without arguments."""
     if args:
         return args[0]
     for value in kwargs.values():
@@ -154,15 +150,15 @@ def first_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
 
 
 def always(value: Any) -> Callable[[Any], Callable[..., Any]]:
-    """Return the replacement by a function that returns one value, whatever it is given."""
+    """Return the replacement by a function that returns a constant, whatever its arguments are."""
     return lambda _original: lambda *_args, **_kwargs: value
 
 
 def rng_state(_original: object) -> Callable[..., torch.Tensor]:
-    """Replace a getter of CUDA's random state by that of the CPU's."""
+    """Replace the getter of CUDA's random state by the getter of the CPU's."""
     return lambda *_args, **_kwargs: torch.get_rng_state()
 
 
 def set_rng_state(_original: object) -> Callable[..., None]:
-    """Replace a setter of CUDA's random state by that of the CPU's."""
+    """Replace the setter of CUDA's random state by the setter of the CPU's."""
     return lambda *args, **kwargs: torch.set_rng_state(first_of(args, kwargs))

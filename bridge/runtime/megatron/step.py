@@ -1,4 +1,4 @@
-"""One training step and one validation, through Megatron's schedules."""
+"""A training step and a validation, through Megatron's schedules."""
 
 # ruff: noqa: N803 tensors carry their shape in capitals
 
@@ -26,36 +26,34 @@ Batch = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepResult:
-    """Result of one optimizer step."""
+    """Result of an optimizer step."""
 
     loss: float
-    """Mean over the global batch, in nats per token; the same on every rank."""
+    """Mean loss of the global batch, in nats per token; equal on all ranks."""
     skipped: bool
-    """Whether a gradient held NaN or Inf on any rank, so that nothing was updated."""
+    """Whether a gradient of any rank had NaN or Inf, so that no weight was updated."""
     not_finite: str | None
-    """Where the backward pass first had NaN or Inf, as a clause; None
-    for a step that was not skipped.
-    """
+    """Place of the first NaN or Inf of the backward pass, as a clause; None unless skipped."""
     is_stuck: bool
-    """Whether the step was skipped and the loss scale cannot fall: there is none,
-    it is constant or at its floor.
+    """Whether the step was skipped although no lower loss scale is left.
+
+    There is no loss scale, or it is constant, or at its floor.
     """
     grad_norm: float | None
-    """Norm of the gradients before clipping; None for a skipped
-    step or where nothing is clipped.
-    """
+    """Norm of the gradients before clipping; None for a skipped step, and without clipping."""
     loss_scale: float
     learning_rate: float
     stop: int
-    """The largest number of the signals that asked any rank to stop; 0 for none."""
+    """The largest number of a signal that asked a rank to stop; 0 without a signal."""
 
 
 def _loss(loss_mask_BS: torch.Tensor, losses_BS: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the mean over the unmasked tokens, to be differentiated and to be reported.
+    """Return the mean loss of the unmasked tokens twice: to be differentiated, and to be reported.
 
-    Under context parallelism both are this rank's part of it; the mean of the reported ones is
-    the mean. The schedule multiplies the other by the number of these ranks and divides it by
-    that of the micro-batches, in place.
+    Under context parallelism the first is this rank's part of the mean. The second is that part
+    times the number of context-parallel ranks, so that its mean over these ranks is the mean loss.
+    The schedule multiplies the first by the number of these ranks and divides it by the number of
+    micro-batches, in place.
     """
     group = parallel_state.get_context_parallel_group()
     mask = loss_mask_BS.view(-1)
@@ -67,9 +65,9 @@ def _loss(loss_mask_BS: torch.Tensor, losses_BS: torch.Tensor) -> tuple[torch.Te
 
 
 def _forward(batches: Iterator[Batch], model: Any) -> tuple[torch.Tensor, Any]:
-    """Run one micro-batch forward.
+    """Run a micro-batch forward, and return the output and the loss function.
 
-    The schedule calls the returned loss function on the last stage.
+    The schedule calls the loss function on the last stage.
     """
     batch = next(batches)
     output = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])
@@ -77,9 +75,9 @@ def _forward(batches: Iterator[Batch], model: Any) -> tuple[torch.Tensor, Any]:
 
 
 def _one_or_all(hooks: list[Any]) -> Any:
-    """Return the hooks as Megatron's schedules take them.
+    """Return the hooks of the chunks in the form of Megatron's schedules.
 
-    An interleaved pipeline takes a list for its chunks.
+    A pipeline without interleaving has a hook, and not a list.
     """
     if len(hooks) > 1:
         return hooks
@@ -88,11 +86,12 @@ def _one_or_all(hooks: list[Any]) -> Any:
 
 @dataclass(kw_only=True, eq=False)
 class Trainer:
-    """The model, its optimizer and schedule, and how to advance them by one step."""
+    """The model, its optimizer and its schedule, which take steps together."""
 
     config: Any
-    """The model config that the model was built with; it gets the loss
-    scale and the gradient reduction.
+    """The model config that the model was built with.
+
+    The loss scale and the gradient reduction are set in it.
     """
     model: list[Any]
     optimizer: Any
@@ -129,9 +128,12 @@ class Trainer:
             config.param_sync_func = _one_or_all(param_syncs)
 
     def step(self, batches: Iterator[Batch], *, stop: Callable[[], int] = int) -> StepResult:
-        """Train on one global batch.
+        """Train on a global batch.
 
-        `stop` is asked at its end for the signal that this rank is to stop on, or 0.
+        Args:
+            batches: This rank's micro-batches.
+            stop: Called at the end of the step. Returns the number of the signal that asked this
+                rank to stop, or 0.
         """
         losses = self.forward_backward(batches)
         learning_rate = self._learning_rate()
@@ -173,9 +175,9 @@ class Trainer:
         return float(groups[0]["lr"])
 
     def forward_backward(self, batches: Iterator[Batch]) -> list[torch.Tensor]:
-        """Compute the gradients of one global batch.
+        """Compute the gradients of a global batch, and return the losses of its micro-batches.
 
-        The losses come back on the last stage only.
+        The list is empty on all stages but the last.
         """
         for chunk in self.model:
             chunk.zero_grad_buffer()
@@ -237,7 +239,7 @@ class Trainer:
     def _run(
         self, batches: Iterator[Batch], num_microbatches: int, *, forward_only: bool
     ) -> list[torch.Tensor]:
-        """Run micro-batches through the pipeline; the losses come back on the last stage only."""
+        """Run micro-batches through the pipeline, and return their losses on the last stage."""
         sources: Any = batches
         if len(self.model) > 1:
             # every chunk of an interleaved pipeline goes through the same micro-batches
@@ -272,9 +274,9 @@ class Trainer:
         return self._everywhere(are_finite(tensors))
 
     def _gradients(self) -> Iterator[torch.Tensor]:
-        """Yield the gradient buffers of this rank, reduced.
+        """Yield the reduced gradient buffers of this rank.
 
-        With sharding, each holds the rank's own part, and its addends.
+        In a sharded buffer the part of this rank alone is reduced.
         """
         for chunk in self.model:
             for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
@@ -282,7 +284,7 @@ class Trainer:
 
     @property
     def loss_scale(self) -> float:
-        """The scale that the next step's loss is multiplied with; 1 without one."""
+        """Factor of the next step's loss; 1 without a loss scale."""
         return float(self.optimizer.get_loss_scale())
 
     @property
@@ -292,14 +294,11 @@ class Trainer:
         return any(bool(scaler.scale > scaler.min_scale) for scaler in dynamic)
 
     def _everywhere(self, holds: bool) -> bool:
-        """Return whether something holds on every rank; a collective call."""
+        """Return whether a condition is true on every rank; a collective call."""
         return not self.largest(int(not holds))
 
     def _mean_over_ranks(self, losses: list[torch.Tensor], stop: int) -> tuple[float, int]:
-        """Return the mean loss of the last stages and the largest `stop`.
-
-        Both are known on every rank.
-        """
+        """Return the mean loss of the last stages and the largest `stop`, on every rank."""
         if losses:
             mean = torch.stack(losses).mean()
         else:

@@ -1,8 +1,8 @@
-"""`StopRequest`: the first Ctrl-C or SIGTERM of a run that trains or ends.
+"""`StopRequest`: the first Ctrl-C or SIGTERM of a run, which ends between two steps.
 
-It never interrupts the run half way. A scheduler that signals a whole job, and a terminal, reach
-the launcher and its workers, and torchrun forwards its own signal to the workers: each has it
-twice. So a second signal within `COPY_SECONDS` is the same request.
+A scheduler, and a terminal, signal the launcher and its workers, and torchrun forwards the signal to
+the workers, so that each gets it twice. A second signal within `COPY_SECONDS` is therefore the same
+request.
 """
 
 import signal
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from types import FrameType
 
 COPY_SECONDS = 10.0
-"""How long after the first signal a second one counts as the launcher's copy of it."""
+"""Seconds after the first signal in which a second signal is the launcher's copy of it."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -23,10 +23,9 @@ class StopRequest:
     number = 0
     """Number of the first signal, 0 for none."""
     is_noted_only = False
-    """Whether the first signal is only noted: by a loop that looks at `number`, or a
-    process that ends with an error.
+    """Whether the first signal is only noted, by a loop that reads `number` or by a dying process.
 
-    A launcher that has seen one rank end stops the others, which must still say why they end.
+    A launcher stops the other ranks when a rank has ended. They have to write why they end first.
     """
     _noted_at = 0.0
     _has_copy = False
@@ -36,10 +35,7 @@ class StopRequest:
         return self.number
 
     def note(self, number: int) -> bool:
-        """Return whether a signal is this request, or the launcher's one copy of it.
-
-        Any other ends the process.
-        """
+        """Return whether a signal is this request or its copy; any other signal ends the process."""
         if self.is_noted_only and not self.number:
             self.number = number
             self._noted_at = time.monotonic()
@@ -53,10 +49,10 @@ class StopRequest:
 
 @contextmanager
 def noted_signals() -> Iterator[StopRequest]:
-    """Note SIGINT and SIGTERM for the length of a ``with`` block.
+    """Note SIGINT and SIGTERM in a ``with`` block, after `is_noted_only` is set.
 
-    One that is not noted acts as before the block. Until `is_noted_only` is set, none is noted.
-    Outside the main thread, where Python allows no signal handlers, nothing is changed.
+    A signal that is not noted acts as before the block. Outside the main thread, where Python allows
+    no signal handlers, nothing is changed.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():

@@ -1,19 +1,19 @@
-"""16-bit matrix multiplication on a CPU that has no fast one.
+"""16-bit matrix multiplication in FP32, on a CPU without a fast 16-bit kernel.
 
-Without AVX-512 (or an Arm core with BF16) PyTorch multiplies 16-bit matrices with a
-scalar loop, thirty to fifty times slower than FP32. There is an exact alternative, and
-the hardware units do the same:
+Without AVX-512 (or an Arm core with BF16) PyTorch multiplies 16-bit matrices with a scalar loop,
+thirty to fifty times slower than in FP32. The following steps give the values of a 16-bit GEMM with
+FP32 accumulation:
 
-1. widen both operands to FP32; every BF16 and FP16 value is an FP32 value, so this is exact;
-2. multiply in FP32. The product of two BF16 values has at most 16 significant bits and of two FP16
-   values 22, so each product is exact in FP32 (24 bits) and only the sum rounds, as in a 16-bit
-   GEMM with FP32 accumulation;
-3. round the result once to the 16-bit type. Above its range it becomes infinite, so FP16 loss
-   scaling sees overflows.
+1. Widen both operands to FP32. This is exact, since every BF16 and FP16 value is an FP32 value.
+2. Multiply in FP32. The product of two BF16 values has at most 16 significant bits, and of two FP16
+   values 22, so that each product is exact in FP32 (24 bits) and only the sum rounds.
+3. Round the result once to the 16-bit type. A result beyond its range becomes infinite, so that the
+   FP16 loss scale sees overflows.
 
-While installed, the rows of `OPERATORS` replace the CPU kernels of those operators for operands of
-the slow types only: AVX-512 with BF16 but without FP16 multiplies BF16 itself. FP32 and everything
-above the kernels (autograd, autocast, Megatron's own autograd functions) are untouched.
+While installed, the rows of `OPERATORS` replace the CPU kernels of these operators for operands of
+the slow types alone. A CPU with AVX-512 for BF16 and not for FP16 multiplies BF16 with its kernel.
+FP32, and the code above the kernels (autograd, autocast, Megatron's autograd functions), are not
+changed.
 """
 
 import warnings
@@ -27,14 +27,11 @@ from torch import Tensor
 
 _aten = torch.ops.aten
 _installed: dict[torch.dtype, Any] = {}
-"""Each type that is widened now, with the library that holds the kernels."""
+"""Type that is widened now -> the library of the kernels."""
 
 
 def slow_dtypes() -> tuple[torch.dtype, ...]:
-    """Return the 16-bit types whose CPU GEMM is a scalar loop here.
-
-    The tuple is empty where oneDNN has kernels for both.
-    """
+    """Return the 16-bit types for which oneDNN has no kernel on this CPU."""
     has_kernel = {
         torch.bfloat16: bool(torch.ops.mkldnn._is_mkldnn_bf16_supported()),
         torch.float16: bool(torch.ops.mkldnn._is_mkldnn_fp16_supported()),
@@ -43,13 +40,14 @@ def slow_dtypes() -> tuple[torch.dtype, ...]:
 
 
 def _wide(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both operands in FP32 if they are of one type that is widened, else as they are."""
+    """Return both operands in FP32 if they have the same widened type, else as they are."""
     if first.dtype is second.dtype and first.dtype in _installed:
         return first.float(), second.float()
     return first, second
 
 
 def _empty_product(first: Tensor, second: Tensor) -> Tensor:
+    """Return an uninitialised tensor of the shape of a product."""
     return torch.empty(
         (*first.shape[:-1], second.shape[-1]), dtype=first.dtype, device=first.device
     )
@@ -58,7 +56,7 @@ def _empty_product(first: Tensor, second: Tensor) -> Tensor:
 def _product(operator: Callable[..., Tensor], first: Tensor, second: Tensor) -> Tensor:
     """Return the product in the operands' type.
 
-    The operator's ``out`` overload has its own kernel.
+    The ``out`` overload of an operator has a separate kernel, which is not replaced.
     """
     wide = _wide(first, second)
     return operator(*wide, out=_empty_product(*wide)).to(first.dtype)
@@ -73,10 +71,7 @@ def _sum(
     beta: float = 1,
     alpha: float = 1,
 ) -> Tensor:
-    """Return beta * added + alpha * product in the operands' type.
-
-    With beta 0 the summand is not read.
-    """
+    """Return beta * added + alpha * product in the operands' type; `added` is not read if beta is 0."""
     wide = _wide(first, second)
     out = _empty_product(*wide)
     start = added
@@ -93,20 +88,17 @@ OPERATORS: dict[str, Callable[..., Tensor]] = {
     "addmm": partial(_sum, _aten.addmm.out),
     "baddbmm": partial(_sum, _aten.baddbmm.out),
 }
-"""Operator of `torch.ops.aten` -> the kernel that takes its place on the CPU."""
+"""Operator of `torch.ops.aten` -> the kernel that replaces its CPU kernel."""
 
 
 def is_widened(dtype: torch.dtype) -> bool:
-    """Return whether operands of a type are multiplied in FP32 now."""
+    """Return whether operands of a type are widened now."""
     return dtype in _installed
 
 
 @contextmanager
 def widened(slow: tuple[torch.dtype, ...]) -> Iterator[bool]:
-    """Replace the GEMM kernels of some types for a ``with`` block.
-
-    Yields whether they are in place.
-    """
+    """Replace the GEMM kernels of some types in a ``with`` block, and yield whether any is widened."""
     if not slow or _installed:
         yield bool(_installed)
         return

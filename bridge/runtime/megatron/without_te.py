@@ -5,8 +5,6 @@ Transformer Engine there that it has not imported, and compares the version of a
 there. The modules need none of it: Megatron's own layers multiply, or emulated ones.
 """
 
-from typing import Any
-
 from megatron.core.transformer import (
     multi_latent_attention,
     multi_token_prediction,
@@ -14,6 +12,8 @@ from megatron.core.transformer import (
 )
 from megatron.core.transformer.moe import moe_utils, shared_experts
 from megatron.core.utils import get_te_version
+
+from bridge.runtime.megatron.replacement import Change
 
 _FUSED = (
     "fused_permute",
@@ -26,7 +26,7 @@ _FUSED = (
 in a check that then names TE.
 """
 _ASKS_FOR_INFERENCE = "is_inference_column_parallel_linear"
-_OF_RELEASE: list[tuple[Any, str, Any]] = []
+_OF_RELEASE: list[Change] = []
 """Changes of layers that some releases alone need."""
 if not hasattr(moe_utils, "te_general_gemm"):  # :1192, NameError
     _OF_RELEASE.append((moe_utils, "te_general_gemm", None))
@@ -35,7 +35,7 @@ if hasattr(multi_token_prediction, _ASKS_FOR_INFERENCE):
     # there.
     _OF_RELEASE.append((multi_token_prediction, _ASKS_FOR_INFERENCE, lambda *_, **_named: False))
 
-OF_CONFIGS: tuple[tuple[Any, str, Any], ...] = (
+OF_CONFIGS: tuple[Change, ...] = (
     (transformer_config, "is_te_min_version", lambda *_, **_named: True),
     *((moe_utils, name, None) for name in _FUSED),
 )
@@ -44,7 +44,7 @@ OF_CONFIGS: tuple[tuple[Any, str, Any], ...] = (
 The check is about experts without tokens (transformer_config.py:1601), which emulated layers
 accept.
 """
-OF_LAYERS: tuple[tuple[Any, str, Any], ...] = (
+OF_LAYERS: tuple[Change, ...] = (
     (shared_experts, "is_te_min_version", lambda *_, **_named: False),  # :68, TypeError under FP8
     # :184, TypeError: it counts as there, its layers do not
     (multi_latent_attention, "HAVE_TE", False),

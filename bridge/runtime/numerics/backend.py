@@ -1,8 +1,5 @@
 # ruff: noqa: N803  (shape suffixes are capitals)
-"""Dispatch of a pass: the C kernel where it takes the tensor, else plain torch.
-
-Both give the same bits.
-"""
+"""Dispatch of a pass over a matrix, to the C kernel or to plain torch, with the same bits."""
 
 import math
 
@@ -17,7 +14,7 @@ from bridge.runtime.numerics.tiles import TilePass, TileResult
 def amax(x_MK: torch.Tensor, *, hadamard: bool = False) -> float:
     """Return the largest magnitude of a matrix, or of its Hadamard transform.
 
-    NaN does not count. A matrix without elements has 0.
+    NaN does not count. The amax of a matrix without elements is 0.
     """
     kernel = native.kernel_for(x_MK)
     if kernel is not None:
@@ -26,7 +23,7 @@ def amax(x_MK: torch.Tensor, *, hadamard: bool = False) -> float:
         return 0.0
     if hadamard:
         return amax(hadamard_columns(x_MK))
-    # Several times faster than abs().amax(), but NaN hides everything else.
+    # aminmax is several times faster than abs().amax(). With a NaN it returns nothing but NaN.
     low, high = x_MK.aminmax()
     if not math.isnan(low.item()):
         return max(-low.item(), high.item())
@@ -37,9 +34,9 @@ def amax(x_MK: torch.Tensor, *, hadamard: bool = False) -> float:
 
 
 def run(x_MK: torch.Tensor, todo: TilePass) -> TileResult:
-    """Run one quantisation pass over a matrix."""
+    """Run a quantisation pass over a matrix."""
     kernel = native.kernel_for(x_MK)
-    if kernel is not None and kernel.takes(todo):
+    if kernel is not None and kernel.can_run(todo):
         return kernel.run(x_MK, todo)
     if todo.hadamard:
         return tiles.run(hadamard_columns(x_MK), todo)
@@ -47,9 +44,9 @@ def run(x_MK: torch.Tensor, todo: TilePass) -> TileResult:
 
 
 def decoded(stored: Quantised, *, columnwise: bool, shift: float) -> torch.Tensor:
-    """Return code * scale_inv * shift of one copy in BF16, in the axes of the tensor.
+    """Return code * scale_inv * shift of a stored copy in BF16, in the axes of the tensor.
 
-    With one scale for the whole tensor these are the values of the codes alone.
+    Where the whole tensor has a single scale the result is the values of the codes alone.
     """
     codes, _ = stored.copy(columnwise)
     kernel = native.kernel_for(codes)
@@ -63,9 +60,12 @@ def decoded(stored: Quantised, *, columnwise: bool, shift: float) -> torch.Tenso
 
 
 def laid_out(codes: torch.Tensor, *, transposed: bool, packed: bool) -> torch.Tensor:
-    """Return codes, contiguous and one byte each, as they are stored.
+    """Return codes as they are stored.
 
-    Their axes are exchanged, or two stand in a byte, as asked.
+    Args:
+        codes: (M, K), contiguous, a byte per code.
+        transposed: Whether the axes are exchanged.
+        packed: Whether two codes of 4 bits share a byte.
     """
     kernel = native.kernel_for(codes)
     if kernel is not None and (transposed or packed):

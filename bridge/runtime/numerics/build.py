@@ -1,19 +1,18 @@
-"""Compiling the C kernel once per machine: in the background, into the user's cache, atomically.
+"""Compilation of the C kernel, once per machine, in the background, into the user's cache.
 
-A run never waits for the compiler. The first call starts it (about a second of one core) and
-returns; until the library is there, plain torch computes the same values. The file name in the
-cache holds a hash of source, compiler, flags and processor, so that another machine on the same
-home directory compiles its own, and a hash of the file's own content. Several processes may compile
-at the same time: each writes a file of its own and renames it into place.
+A run does not wait for the compiler. The first call starts it (about a second of a core) and
+returns. Until the library is ready, plain torch computes the same values. The name of the file in
+the cache has two hashes: of source, compiler, flags and processor, so that machines with the same
+home directory have separate files; and of the file's content. Several processes may compile at the
+same time: each writes a separate file and renames it into place.
 
-A library is code, so only a file that nobody else can have written is loaded: the folder belongs to
-this user and is closed to all others, and the content has the hash of the name. Any other file is
-compiled again. Where the cache is no such folder, each process compiles into a private temporary
-folder.
+A library is code. It is loaded only if no other user can have written it: the folder belongs to this
+user and is closed to all others, and the content has the hash of the name. Any other file is
+compiled again. Without such a folder each process compiles into a private temporary folder.
 
-Threads are those of torch: the kernel's OpenMP symbols resolve against the runtime that torch has
-loaded already. A second OpenMP runtime would bring a second set of threads, spinning against the
-first.
+The kernel uses torch's threads: its OpenMP symbols resolve against the runtime that torch has
+loaded. A second OpenMP runtime would start a second set of threads, which would compete for the
+cores.
 """
 
 import ctypes
@@ -59,15 +58,15 @@ class Build:
 
     def __init__(self) -> None:
         self.problem: str | None = None
-        """Why there is no library; None while there may be one."""
+        """Why the library cannot be compiled, as a sentence, or None."""
         self._library: ctypes.CDLL | None = None
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 
     def library(self, *, wait: bool) -> ctypes.CDLL | None:
-        """Return the loaded library; None where it cannot be compiled.
+        """Return the loaded library, None if it cannot be compiled.
 
-        While it is compiled the answer is None too, unless `wait` waits for the end.
+        Without `wait` the result is also None while it is compiled.
         """
         with self._lock:
             if self._library is None and self._thread is None and self.problem is None:
@@ -78,6 +77,7 @@ class Build:
         return self._library
 
     def _start(self) -> None:
+        """Load the library from the cache, or start the thread that compiles it."""
         compiler = _compiler()
         if compiler is None:
             self._fail("There is no C compiler (cc, gcc or clang) on the PATH.")
@@ -102,6 +102,7 @@ class Build:
         self._thread.start()
 
     def _compile(self, compiler: str, folder: Path | None, stem: str) -> None:
+        """Compile the library into the cache, or without a cache into a temporary folder; load it."""
         fault = ""
         try:
             with tempfile.TemporaryDirectory(dir=folder, prefix="precision-bridge-") as scratch:
@@ -125,11 +126,13 @@ class Build:
             _log.info("The quantisation kernel is ready in %s.", folder)
 
     def _load(self, target: Path) -> bool:
+        """Load a library, and return whether that worked."""
         with suppress(OSError):
             self._library = ctypes.CDLL(str(target))
         return self._library is not None
 
     def _fail(self, problem: str) -> None:
+        """Log a problem, and compile no more in this process."""
         self.problem = problem
         _log.warning(
             "%s Quantisation runs in plain torch, several times slower, with the same values.",
@@ -138,7 +141,7 @@ class Build:
 
 
 def _made(compiler: str, threads: tuple[str, ...], library: Path) -> str:
-    """Compile and link the kernel; return the compiler's complaint, "" where there is none."""
+    """Compile and link the kernel; return the compiler's message, empty for a success."""
     compiled = f"{library}.o"
     fault = _run([compiler, *FLAGS, *threads, "-c", str(SOURCE), "-o", compiled])
     if fault:
@@ -149,8 +152,8 @@ def _made(compiler: str, threads: tuple[str, ...], library: Path) -> str:
 def cache_folder() -> Path | None:
     """Return the folder of compiled kernels in the user's cache.
 
-    It is made with mode 0700. The answer is None where it cannot be trusted or written to: a folder
-    that is a link, belongs to another user or is open to others is not used.
+    The folder is made with mode 0700. The result is None for a folder that is a link, belongs to
+    another user, is open to other users, or cannot be written to.
     """
     try:
         caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
@@ -162,8 +165,8 @@ def cache_folder() -> Path | None:
     except (OSError, RuntimeError) as error:  # RuntimeError: a user without a home folder
         _log.info("There is no cache of compiled kernels: %s.", error)
         return None
-    is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-    if not is_own or stat.S_IMODE(status.st_mode) & 0o077:
+    is_folder_of_user = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    if not is_folder_of_user or stat.S_IMODE(status.st_mode) & 0o077:
         _log.warning(
             "%s: must be a folder of this user with mode 0700, got owner %d and mode %s. "
             "No kernel there is used; this process compiles its own. Remove the folder.",
@@ -178,12 +181,12 @@ def cache_folder() -> Path | None:
 
 
 def _sound_libraries(folder: Path, stem: str) -> Iterator[Path]:
-    """Yield the libraries of a name that this user wrote, with the content of the name's hash."""
+    """Yield the libraries of a name that this user wrote and whose content has the hash of the name."""
     for path in sorted(folder.glob(f"{stem}-*.so")):
         status = path.lstat()
-        is_own = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+        is_file_of_user = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
         is_closed = not status.st_mode & 0o022
-        if is_own and is_closed and path.name == f"{stem}-{_digest(path)}.so":
+        if is_file_of_user and is_closed and path.name == f"{stem}-{_digest(path)}.so":
             yield path
         else:
             _log.warning(
@@ -202,7 +205,7 @@ def _compiler() -> str | None:
 
 
 def _runtime(threads: tuple[str, ...]) -> list[str]:
-    """Return the linker's arguments for the OpenMP runtime, torch's own where it can be found."""
+    """Return the linker's arguments for the OpenMP runtime, by preference that of torch."""
     if not threads:
         return ["-lm"]
     of_torch = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
@@ -212,7 +215,7 @@ def _runtime(threads: tuple[str, ...]) -> list[str]:
 
 
 def _run(command: list[str]) -> str:
-    """Run a compiler; return its complaint, an empty string where it succeeded."""
+    """Run a compiler; return its last line of output, an empty string for a success."""
     try:
         done = _ran(command, COMPILE_SECONDS)
     except subprocess.TimeoutExpired:
@@ -227,7 +230,7 @@ def _ran(command: list[str], seconds: float) -> subprocess.CompletedProcess[str]
     """Run a fixed command line.
 
     Raises:
-        TimeoutExpired: It did not end in time; a compiler may wait for a licence.
+        TimeoutExpired: The command did not end in time; a compiler may wait for a licence.
     """
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds)  # noqa: S603
 

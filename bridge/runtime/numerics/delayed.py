@@ -1,8 +1,8 @@
-"""Delayed scaling: today's scale comes from yesterday's amaxes.
+"""Delayed scaling: the scale of a step comes from the amaxes of earlier steps.
 
-A quantiser that knows its scale beforehand reads the tensor once. So each operand keeps a history
-of amaxes; a step quantises with the stored scale and maxes its amax into entry 0, and between steps
-(`update_scaling_factors`):
+A quantiser that knows its scale beforehand reads the tensor once. So each operand has a history of
+amaxes. A step quantises with the stored scale, and entry 0 becomes the maximum of itself and the
+step's amax. Between steps `update_scaling_factors` computes:
 
     last    = amax of this step, reduced over the ranks where there are several
     history = roll left by one, `last` at the end, 0 at entry 0
@@ -46,26 +46,29 @@ def update_scaling_factors(
     algo: str = "max",
     reduced_amax: torch.Tensor | None = None,
 ) -> None:
-    """Roll histories, (length, n), and renew scales, (n,), both FP32 and in place.
+    """Roll histories and renew scales, in place.
 
-    `algo` is max or most_recent.
-
-    Entry 0 of the history holds the amaxes since the last update, and counts where `reduced_amax`,
-    (n,) reduced over ranks, is 0. `maximum`, (n,), is format_max * 2^-margin of each column.
+    Args:
+        amax_history: (length, n) FP32. Entry 0 has the amaxes since the last update.
+        scale: (n,) FP32.
+        maximum: (n,) FP32, format_max * 2^-margin of each column.
+        algo: max or most_recent.
+        reduced_amax: (n,) FP32, the amaxes since the last update, reduced over ranks. Entry 0 of the
+            history is taken where a value is 0.
     """
     last = amax_history[0].clone()
     if reduced_amax is not None:
         last = torch.where(reduced_amax != 0, reduced_amax, last)
-    ran = last != 0
+    has_run = last != 0
     amax = last
     if algo != "most_recent" and len(amax_history) > 1:
         earlier = amax_history[1:].nan_to_num(nan=0.0, posinf=float("inf"))
         amax = torch.maximum(earlier.amax(0), last)
     rolled = torch.cat([torch.zeros_like(last)[None], amax_history[2:], last[None]])
     rolled = rolled[: len(amax_history)]
-    amax_history.copy_(torch.where(ran, rolled, amax_history))
+    amax_history.copy_(torch.where(has_run, rolled, amax_history))
     renewed = torch.div(maximum, amax).clamp_(max=FP32_MAX)
-    scale.copy_(torch.where(ran & amax.isfinite() & (amax > 0), renewed, scale))
+    scale.copy_(torch.where(has_run & amax.isfinite() & (amax > 0), renewed, scale))
 
 
 def update_together(
@@ -76,11 +79,12 @@ def update_together(
     algo: str,
     reduced_amax: torch.Tensor | None = None,
 ) -> None:
-    """Update several layers at once, as `update_scaling_factors` does one.
+    """Update several layers at once with `update_scaling_factors`.
 
-    Their histories have one length.
+    All histories have the same length.
     """
-    history, scale = torch.cat(list(histories), dim=1), torch.cat(list(scales))
+    history = torch.cat(list(histories), dim=1)
+    scale = torch.cat(list(scales))
     maximums = torch.full_like(scale, maximum)
     update_scaling_factors(history, scale, maximums, algo=algo, reduced_amax=reduced_amax)
     widths = [len(of_layer) for of_layer in scales]
@@ -89,17 +93,17 @@ def update_together(
 
 
 class DelayedScaling(torch.nn.Module):
-    """Scales and amax histories of one linear layer's input, weight and grad_output.
+    """Scales and amax histories of a linear layer's input, weight and grad_output.
 
     Buffers (saved in checkpoints, always FP32, whatever the module is converted to):
         scale: (3,)
         amax_history: (history length, 3)
-        stored_scale: () the scale of a weight that is stored as codes, from when it was last
-            quantised; a step that was skipped renews `scale` and leaves the codes
+        stored_scale: (), the scale of a weight that is stored as codes. It is the scale at the last
+            quantisation: a skipped step renews `scale` and leaves the codes as they are.
 
     The owner calls `update("forward")` once after the forward passes that belong together, and
-    `update("backward")` after the backward pass; with several ranks it reduces `pending("forward")`
-    and hands it over.
+    `update("backward")` after the backward pass. With several ranks it reduces `pending("forward")`
+    first, and calls `update_all` with the result.
     """
 
     scale: torch.Tensor
@@ -114,34 +118,34 @@ class DelayedScaling(torch.nn.Module):
         self.register_buffer("scale", torch.ones(len(SLOTS), **kind))
         self.register_buffer("amax_history", history)
         self.register_buffer("stored_scale", torch.ones((), **kind))
-        self._lent: torch.Tensor | None = None
+        self._stashed: torch.Tensor | None = None
+        """Scales that replace `scale` inside `using`."""
 
     def scale_of(self, operand: str) -> float:
-        """Return the factor an operand is quantised with now."""
-        scales = self.scale if self._lent is None else self._lent
+        """Return the scale that an operand is quantised with now."""
+        scales = self.scale
+        if self._stashed is not None:
+            scales = self._stashed
         return scales[SLOTS[operand]].item()
 
     def record(self, operand: str, amax: float) -> None:
         """Max an amax into entry 0 of the operand's history.
 
-        NaN is ignored. While scales are lent, every amax is.
+        NaN is ignored, and so is every amax inside `using`.
         """
-        if self._lent is None:
+        if self._stashed is None:
             entry = self.amax_history[0, SLOTS[operand]]
             if amax > entry.item():
                 entry.fill_(amax)
 
     def note_stored(self) -> None:
-        """Note that the weight is stored as codes of its present scale.
-
-        While scales are lent nothing is noted.
-        """
-        if self._lent is None:
+        """Record the present scale of the weight as that of its stored codes, except in `using`."""
+        if self._stashed is None:
             self.stored_scale.copy_(self.scale[SLOTS["weight"]])
 
     @contextmanager
     def as_stored(self) -> Iterator[None]:
-        """Quantise the weight as it was last stored, and record no amaxes."""
+        """Quantise the weight with the scale of its stored codes, and record no amaxes."""
         scales = self.stash()
         scales[SLOTS["weight"]] = self.stored_scale
         with self.using(scales):
@@ -157,7 +161,7 @@ class DelayedScaling(torch.nn.Module):
         torch.maximum(pending, amaxes, out=pending)
 
     def update(self, which: str) -> None:
-        """Roll the histories and renew the scales of one pass.
+        """Roll the histories and renew the scales of a pass.
 
         "forward" has input and weight, "backward" has grad_output.
         """
@@ -167,9 +171,12 @@ class DelayedScaling(torch.nn.Module):
     def update_all(
         states: "Sequence[DelayedScaling]", which: str, reduced_amax: torch.Tensor | None = None
     ) -> None:
-        """Update layers of one precision.
+        """Update layers that have the same precision.
 
-        `reduced_amax` has the amaxes of all of them, reduced over ranks.
+        Args:
+            states: The layers' states.
+            which: forward or backward.
+            reduced_amax: The pending amaxes of all layers, one after the other, reduced over ranks.
         """
         columns, precision = PASSES[which], states[0].precision
         (largest,) = {precision.spec(name).element.max for name in list(SLOTS)[columns]}
@@ -180,25 +187,25 @@ class DelayedScaling(torch.nn.Module):
         update_together(histories, scales, maximum, algo=algo, reduced_amax=reduced_amax)
 
     def stash(self) -> torch.Tensor:
-        """Return the scales of now, for a later recomputation of this forward pass."""
+        """Return a copy of the scales, for a later recomputation of this forward pass."""
         return self.scale.clone()
 
     @contextmanager
     def using(self, stashed: torch.Tensor) -> Iterator[None]:
-        """Quantise with stashed scales and record no amaxes.
+        """Quantise with stashed scales and record no amaxes, in a ``with`` block.
 
-        A recomputed forward pass must repeat the first.
+        A recomputed forward pass has to repeat the values of the first.
         """
-        self._lent = stashed
+        self._stashed = stashed
         try:
             yield
         finally:
-            self._lent = None
+            self._stashed = None
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
-        """Follow the module to another device, but not to another dtype.
+        """Move the buffers to another device with the module, and keep them in FP32.
 
-        Scales in BF16 would be other scales.
+        A scale that is rounded to BF16 is another scale.
         """
 
         def moved(tensor: torch.Tensor) -> torch.Tensor:
@@ -211,4 +218,4 @@ class DelayedScaling(torch.nn.Module):
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_lent": None}
+        return {**self.__dict__, "_stashed": None}

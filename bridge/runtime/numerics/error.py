@@ -1,12 +1,12 @@
 # ruff: noqa: N803, N806  (shape suffixes are capitals)
-"""Quantisation error of one tensor: noise, underflow and saturation.
+"""Quantisation error of a tensor: noise, underflow and saturation.
 
     noise     x - dequantised(x)
     SQNR      10 log10(sum x^2 / sum noise^2), in dB: 6 dB are one bit
     underflow share of the elements that are not zero and became zero
     saturated share of the elements beyond the format's largest value at their scale
 
-A tile's own scale follows its maximum, so under blockwise, MXFP8 and NVFP4 scaling only infinity
+The scale of a tile follows its maximum, so that under blockwise, MXFP8 and NVFP4 scaling only infinity
 saturates.
 
 A rounding to m mantissa bits, of numbers spread evenly over a binade's logarithm, has an SQNR of
@@ -28,22 +28,28 @@ from bridge.runtime.numerics.spec import SCHEMES, GemmPrecision
 from bridge.runtime.numerics.tiles import chunk_rows
 
 SAMPLED = 2**18
-"""Elements that are quantised for each of them."""
+"""Elements that are quantised for each scheme of `WHAT_IF`."""
 BLOCK_ROWS = 128
 """Rows that are sampled together: the tallest tile."""
 
 
 def quantisation_error(source_MK: torch.Tensor, operand: GemmOperand) -> dict[str, Any]:
-    """Compare an operand that is not Hadamard-transformed with the matrix that it was made from.
+    """Return the quantisation error of an operand, a column of telemetry per key.
 
-    The keys are amax (largest magnitude before quantisation, NaN not counted), scale (of the whole
-    tensor, None where tiles have their own), underflow and saturated (shares, 0 to 1) and sqnr_db,
-    infinite without noise, NaN with NaN or infinity in the tensor.
+    Args:
+        source_MK: The matrix before quantisation.
+        operand: The operand that was made of it, without a Hadamard transform.
+
+    Returns:
+        amax: Largest magnitude before quantisation, NaN not counted; NaN where it is not known.
+        scale: Scale of the whole tensor, None for a scheme with a scale per tile.
+        underflow, saturated: Shares, 0 to 1.
+        sqnr_db: SQNR in dB; infinite without noise, NaN where the tensor has NaN or infinity.
     """
     factor = operand_factor(operand)
-    most = math.inf
+    largest_representable = math.inf
     if operand.scale is not None:
-        most = operand.spec.element.max / operand.scale
+        largest_representable = operand.spec.element.max / operand.scale
     sums = torch.zeros(5, dtype=torch.float64)
     for start, end in chunk_rows(source_MK, 1):
         x = source_MK[start:end].float()
@@ -57,12 +63,15 @@ def quantisation_error(source_MK: torch.Tensor, operand: GemmOperand) -> dict[st
             noise.square_().sum(dtype=torch.float64),
             is_nonzero.sum().double(),
             (is_nonzero & vanished).sum().double(),
-            ((magnitude > most) | magnitude.isinf()).sum().double(),
+            ((magnitude > largest_representable) | magnitude.isinf()).sum().double(),
         ]
         sums += torch.stack(of_chunk).cpu()
     signal, noise_power, nonzero, underflow, saturated = sums.tolist()
+    amax = math.nan
+    if operand.amax is not None:
+        amax = operand.amax
     return {
-        "amax": math.nan if operand.amax is None else operand.amax,
+        "amax": amax,
         "scale": operand.scale,
         "underflow": _share(underflow, nonzero),
         "saturated": _share(saturated, source_MK.numel()),
@@ -92,9 +101,14 @@ def what_if_db(
 ) -> dict[str, float]:
     """Return the SQNR that a tensor would have under each scheme of `WHAT_IF`.
 
-    It is measured on a sample of its rows. A scheme takes the run's `fp8_format` where it can, and
-    a scheme with one scale makes it of the `amax` of the whole matrix. Nothing that the training
-    draws from is touched: stochastic rounding has a generator of its own.
+    The SQNR is measured on a sample of the rows. Stochastic rounding draws from a separate
+    generator, so that the random numbers of the training stay as they are.
+
+    Args:
+        source_MK: The tensor.
+        role: input, weight or grad_output.
+        fp8_format: The run's `fp8`; a scheme that has no such format takes its default.
+        amax: Largest magnitude of the whole tensor, for schemes with a single scale.
     """
     blocks = torch.split(source_MK, BLOCK_ROWS)
     wanted = max(1, SAMPLED // max(1, BLOCK_ROWS * source_MK.shape[1]))

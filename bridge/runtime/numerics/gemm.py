@@ -1,10 +1,9 @@
-"""The emulated GEMM: one native BF16 product of two operands, summed in FP32, times one factor.
+"""The emulated GEMM: a native BF16 product of two operands, summed in FP32, times a factor.
 
     result = bf16( factor * sum over k of left * right + bias )
 
-The factor multiplies the FP32 sum, the bias is added to it, and the result is rounded once, because
-they go in as `alpha` and summand of `addmm`: on the BF16 result both would round again, and read
-and write it again.
+Factor and bias are `alpha` and the summand of `addmm`, which applies both to the FP32 sum and rounds
+once. Applied to the BF16 result they would round it a second time, and read and write it once more.
 
 For NVFP4 the factor is amax_left * amax_right / (6 * 448)^2, in this order. With an infinite amax
 it is infinite, and so is the result: the one place where infinity in a tensor shows after
@@ -24,14 +23,14 @@ from bridge.precision.schemes import GEMMS
 from bridge.runtime.numerics.operand import GemmOperand
 from bridge.runtime.numerics.scaling import NVFP4_MAX, fp32
 
-_NVFP4 = fp32(1.0 / NVFP4_MAX**2)
+_NVFP4_FACTOR = fp32(1.0 / NVFP4_MAX**2)
 
 
 def output_factor(left: GemmOperand, right: GemmOperand) -> float:
     """Return the factor of the FP32 sums, an FP32 number."""
     factor = fp32(left.factor * right.factor)
     if left.spec.scheme == "nvfp4":
-        return fp32(factor * _NVFP4)
+        return fp32(factor * _NVFP4_FACTOR)
     return factor
 
 
@@ -47,14 +46,24 @@ def multiply(
 ) -> torch.Tensor:
     """Run a GEMM of `GEMMS` and return its result in BF16.
 
-    `left` has the first axis of the result, `right` the last one. The bias has one value per
-    column, rounded to BF16 before it is added, as Transformer Engine's are. The result is NaN where
-    a NaN takes part, infinity where it exceeds BF16, and zeros where the factor is zero, as cuBLAS
-    leaves the operands unread then, or where nothing is summed.
+    Args:
+        gemm: fprop, dgrad or wgrad.
+        left: Operand with the result's first axis.
+        right: Operand with the result's last axis.
+        bias: A value per column. It is rounded to BF16 before it is added, as in Transformer
+            Engine.
+
+    Returns:
+        NaN where a NaN takes part, and infinity beyond BF16's maximum. Zeros where nothing is
+        summed, and where the factor is zero: cuBLAS does not read the operands then.
     """
-    row = GEMMS[gemm]
-    a = left.values.T if row.left_columnwise else left.values
-    b = right.values if row.right_columnwise else right.values.T
+    sides = GEMMS[gemm]
+    a = left.values
+    if sides.left_columnwise:
+        a = a.T
+    b = right.values
+    if not sides.right_columnwise:
+        b = b.T
     factor = output_factor(left, right)
     if factor == 0 or a.numel() == 0 or b.numel() == 0:
         zeros = a.new_zeros(a.shape[0], b.shape[1], dtype=torch.bfloat16)

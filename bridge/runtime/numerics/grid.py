@@ -9,10 +9,12 @@ large enough number is added: from 2^k on, FP32 has the step 2^(k-23), so with k
 is |x| rounded to nearest, ties to even, because 2^k is an even multiple of q. The addition must not
 be simplified away, which is why the C kernel is never compiled with -ffast-math. The steps:
 
-1. saturate first: |x| = min(|x|, max). Values above the maximum and infinity become it, as
-`cvt.satfinite` has it; 2. work on magnitudes and put the sign back, or -0.0 and small negatives
-would come out as +0.0; 3. NaN passes through every step by itself. E2M1 has no NaN: there it
-becomes +6, as the hardware's conversion does.
+1. Saturate: |x| = min(|x|, max). Values above the maximum, and infinity, become the maximum, as
+   under `cvt.satfinite`.
+2. Round the magnitude, and put the sign back. Rounding x itself would turn -0.0 and small negative
+   values into +0.0.
+3. NaN passes through every step. E2M1 has no NaN: there it becomes +6, as in the hardware's
+   conversion.
 
 Stochastic rounding takes floor(|x| / q + u) * q with u uniform in [0, 1), so that the expectation
 is |x|. A value on the grid stays where it is for every u.
@@ -40,8 +42,14 @@ def round_to_grid(
 ) -> torch.Tensor:
     """Return scaled FP32 values rounded to the nearest value of a format, in FP32, ties to even.
 
-    `units`, uniform numbers in [0, 1) of the same shape, round up or down at random. Too large and
-    infinite values saturate, -0.0 keeps its sign, and NaN stays NaN (+6 in E2M1).
+    Values beyond the format's maximum, and infinity, saturate. -0.0 keeps its sign. NaN stays NaN,
+    and becomes +6 in E2M1.
+
+    Args:
+        x: FP32 values, already scaled.
+        element: The format.
+        units: Uniform numbers in [0, 1) of the shape of `x`, for stochastic rounding; None rounds
+            to nearest.
     """
     magnitude = x.abs().clamp_(max=element.max)
     exponent = magnitude.view(torch.int32) & 0x7F800000
@@ -55,7 +63,7 @@ def round_to_grid(
         step = exponent.view(torch.float32)
         rounded = torch.div(magnitude, step).add_(units).floor_().mul_(step)
     rounded = rounded.copysign_(x)
-    # NaN makes garbage of anchor and step, and stays NaN with any of it where the format has NaN.
+    # The anchor and step of a NaN are arbitrary, and a sum with a NaN is NaN whatever they are.
     if element.nan is None:
         rounded = torch.where(x.isnan(), torch.full_like(rounded, element.max), rounded)
     return rounded
@@ -66,12 +74,18 @@ def random_units(
 ) -> torch.Tensor:
     """Return FP32 numbers in [0, 1) for some rows of a matrix.
 
-    Each depends on the seed, its row and its column alone, so that chunks, threads and the C kernel
-    draw the same
-    numbers: two keys of 32 bits for the row, and one round of a 32-bit integer hash over the column
-        between them.
+    A number depends on the seed, its row and its column alone, so that chunks, threads and the C
+    kernel draw the same numbers. A row has two keys of 32 bits, and the column goes through a
+    32-bit integer hash that takes in both.
+
+    Args:
+        first_row: Number of the first of these rows in the matrix.
+        shape: Rows and columns to return.
+        seed: 63 bits.
+        device: Device of the result.
     """
-    mask, (rows, columns) = 0xFFFFFFFF, shape
+    mask = 0xFFFFFFFF
+    rows, columns = shape
     row = torch.arange(first_row, first_row + rows, device=device)[:, None]
     first_key = _hash(row ^ (seed & mask))
     second_key = _hash(first_key ^ (seed >> 32))
@@ -96,9 +110,9 @@ def _hash(x: torch.Tensor) -> torch.Tensor:
 
 
 def encode(x: torch.Tensor, element: Format) -> torch.Tensor:
-    """Return the codes (uint8, one per value) of FP32 values that are on the grid.
+    """Return the codes (uint8, one byte per value) of FP32 values that are on the grid.
 
-    NaN gets the canonical NaN.
+    The code of NaN is the format's canonical NaN.
     """
     magnitude = x.abs()
     bits = magnitude.view(torch.int32)

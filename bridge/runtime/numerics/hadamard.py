@@ -9,14 +9,15 @@ H / 4 is orthogonal, so both operands of the weight gradient can be transformed 
 that is summed over (M) and the product is unchanged: (H d a)^T (H d b) / 16 = a^T b. d keeps a
 constant input from piling up in one place.
 
-1. multiply by the signs, exact; 2. four rounds of butterflies, (a, b) -> (a + b, a - b), over
-distances 1, 2, 4, 8, in FP32. This order of additions is
-   part of the definition here: on a GPU a tensor core adds in an order that is documented nowhere;
-3. multiply by 1/4, exact, and round to BF16. Only then are amax and codes taken, as Transformer
-Engine does.
+1. Multiply by the signs, which is exact.
+2. Compute four rounds of butterflies, (a, b) -> (a + b, a - b), over distances 1, 2, 4 and 8, in
+   FP32. This order of additions is part of the definition here: a tensor core of a GPU adds in an
+   order that is not documented.
+3. Multiply by 1/4, which is exact, and round to BF16. Amax and codes are taken of the BF16 values,
+   as in Transformer Engine.
 
-Source: Transformer Engine 2.20 pytorch/tensor/nvfp4_tensor.py:49-103 (signs, matrix),
-common/hadamard_transform/ row_cast_col_hadamard_transform_cast_fusion.cu:775-785 (BF16 rounding).
+Source: Transformer Engine 2.20 pytorch/tensor/nvfp4_tensor.py:49-103 (signs, matrix), and
+common/hadamard_transform/row_cast_col_hadamard_transform_cast_fusion.cu:775-785 (BF16 rounding).
 
 Shapes: M rows (tokens), K columns, G groups of 16 rows.
 """
@@ -27,7 +28,7 @@ import torch
 from bridge.runtime.numerics.tiles import chunk_rows
 
 BLOCK = 16
-
+"""Rows that are mixed."""
 SIGNS = (1, 1, 1, -1, 1, -1, -1, -1, -1, -1, -1, 1, -1, 1, -1, -1)
 """Must be the same on all ranks that multiply their results together."""
 

@@ -21,12 +21,12 @@
 #define ALWAYS static inline __attribute__((always_inline))
 
 enum { FP32, BF16, FP16 };
-enum { GIVEN, FROM_AMAX, E8M0, NVFP4 };
+enum { OF_TENSOR, FROM_AMAX, E8M0, NVFP4 };
 
 typedef struct {
     const void *x;            /* rows x columns, contiguous */
     void *out;                /* uint8 codes, or BF16 operand values */
-    void *scale_inv;          /* per tile: float, or uint8 for E8M0 and NVFP4; unused with GIVEN */
+    void *scale_inv;          /* per tile: float, or uint8 for E8M0 and NVFP4; unused with OF_TENSOR */
     int64_t rows, columns, tile_rows, tile_columns;
     const int32_t *signs;     /* of the Hadamard transform; NULL without one */
     int64_t x_rows;           /* rows of x; `rows` are those of the result, more with a transform's padding */
@@ -481,11 +481,11 @@ static void panel(const pass *p, int64_t row, int64_t column, found *f, measure 
         l.x = block;
         l.from = 0;
     }
-    if (p->rule != GIVEN || p->measure) {
+    if (p->rule != OF_TENSOR || p->measure) {
         tile_amax(l.x, l.from, stride, rows, n, size, amax);
         for (int t = 0; t < tiles; t++) f->amax = as_bits(amax[t]) > f->amax ? as_bits(amax[t]) : f->amax;
     }
-    if (p->rule == GIVEN) {
+    if (p->rule == OF_TENSOR) {
         for (int t = 0; t < tiles; t++) { tile_scale[t] = p->scale; tile_back[t] = 1; }
     } else {
         const int64_t across = (p->columns + size - 1) / size, first = row / p->tile_rows * across + column / size;
@@ -591,7 +591,7 @@ float bridge_amax(const pass *p) {
 /* Codes and scales that are stored, to be read as operand values in the axes of the tensor itself. */
 typedef struct {
     const uint8_t *codes; /* rows x columns, or columns x rows where they are transposed; packed along the last axis */
-    const void *scale_inv; /* per tile; float, or uint8 for E8M0 and NVFP4; unused with GIVEN */
+    const void *scale_inv; /* per tile; float, or uint8 for E8M0 and NVFP4; unused with OF_TENSOR */
     uint16_t *out;        /* rows x columns */
     int64_t rows, columns, tile_rows, tile_columns;
     int64_t scale_row, scale_column; /* from one scale to that of the next tile */
@@ -701,10 +701,10 @@ void bridge_decode(const stored *p) {
         uint8_t code[GROUP][WIDE];
         float scale[WIDE];
         read_codes(p, b.row, b.column, b.rows, b.n, code);
-        for (int c = 0; p->rule == GIVEN && c < b.n; c++) scale[c] = 1;
+        for (int c = 0; p->rule == OF_TENSOR && c < b.n; c++) scale[c] = 1;
         for (int r = 0; r < b.rows; r++) {
             const int64_t row = b.row + r;
-            if (p->rule != GIVEN && (r == 0 || row % p->tile_rows == 0)) read_scales(p, row, b.column, b.n, scale);
+            if (p->rule != OF_TENSOR && (r == 0 || row % p->tile_rows == 0)) read_scales(p, row, b.column, b.n, scale);
             decode_row(p, code[r], b.n, scale, p->out + row * p->columns + b.column);
         }
     }

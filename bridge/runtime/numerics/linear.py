@@ -5,17 +5,16 @@
     backward   dy_row, w_col -> dx_MK = dy w
                dy_col, x_col -> dw_NK = dy^T x
 
-Which format and tile each copy has is in the scheme's row (`bridge.precision.schemes`). Kept from
-forward to backward is one BF16 matrix as large as x, the column-wise operand, in place of x itself,
-which is what a BF16 layer keeps. The weight is rounded again in the backward pass, with the scale
-of the forward pass where the whole tensor has one, rather than kept a second time; a `WeightCache`
-keeps its operands from microbatch to microbatch.
+The row of a scheme has format and tile of each copy (`bridge.precision.schemes`). The forward pass
+keeps a BF16 matrix as large as x for the backward pass, the column-wise operand, where a BF16 layer
+keeps x. The weight is not kept a second time: it is rounded again in the backward pass, with the
+scale of the forward pass for a scheme with a single scale. A `WeightCache` keeps its operands from
+microbatch to microbatch.
 
-Under a `backward_override` the two GEMMs of the backward pass multiply in the dtype of x instead:
-the original tensors (high_precision), or the dequantised operands of the forward GEMM
-(dequantized).
+Under a `backward_override` the two GEMMs of the backward pass multiply in the dtype of x: the
+original tensors (high_precision), or the dequantised operands of the forward GEMM (dequantized).
 
-Shapes: M tokens (all leading axes), K inputs, N outputs.
+Shapes: M tokens (the product of all leading axes), K inputs, N outputs.
 Source: Transformer Engine 2.20 pytorch/module/linear.py.
 """
 
@@ -37,40 +36,41 @@ from bridge.runtime.numerics.spec import GemmPrecision
 
 
 class Observer:
-    """Observer of every operand and every GEMM, for telemetry and for the audit.
-
-    This one ignores them.
-    """
+    """Base of observers of operands and GEMMs, for telemetry and the audit; it ignores all of them."""
 
     def quantised(self, source: torch.Tensor, operand: GemmOperand) -> None:
-        """Observe an operand and the high-precision matrix it was made from. Keep neither."""
+        """Observe an operand and the high-precision matrix it was made from.
+
+        An observer must not keep the tensors.
+        """
 
     def multiplied(self, gemm: str, left: GemmOperand, right: GemmOperand) -> None:
-        """Observe a GEMM (fprop, dgrad, wgrad) about to run."""
+        """Observe a GEMM (fprop, dgrad, wgrad) before it runs."""
 
     def finished(self, gemm: str, out: torch.Tensor, bias: torch.Tensor | None) -> None:
-        """Observe the result of the announced GEMM, with its bias.
+        """Observe the result of the GEMM that `multiplied` announced, with its bias.
 
-        Keep it no longer than the step.
+        An observer must not keep the tensors after the step.
         """
 
 
-_OF_ALL_CALLS: list[Observer] = []
+_OBSERVERS: list[Observer] = []
+"""Observers of all calls."""
 _SAVED = torch.empty(0)
-"""Stands for the values of an operand while autograd keeps them."""
+"""Takes the place of an operand's values while autograd keeps them."""
 
 
 @contextmanager
 def observing(observer: Observer) -> Iterator[None]:
-    """Let an observer see every call of a ``with`` block, on all threads.
+    """Let an observer see every call in a ``with`` block, on all threads.
 
-    The observer of a call sees it, too.
+    The observer of a single call sees that call as well.
     """
-    _OF_ALL_CALLS.append(observer)
+    _OBSERVERS.append(observer)
     try:
         yield
     finally:
-        _OF_ALL_CALLS.remove(observer)
+        _OBSERVERS.remove(observer)
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
@@ -81,7 +81,7 @@ class WeightCache:
     column: GemmOperand | None = None
 
     def put(self, operand: GemmOperand) -> None:
-        """Keep an operand, as both copies where they share their values."""
+        """Keep an operand; it is kept as both copies if these share their values."""
         if operand.columnwise or operand.spec.copies_share_values:
             self.column = operand
         if not operand.columnwise or operand.spec.copies_share_values:
@@ -94,27 +94,29 @@ class WeightCache:
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LinearCall:
-    """Everything about one call but its differentiable tensors."""
+    """The arguments of a call of `scaled_linear` that are not differentiable."""
 
     precision: GemmPrecision
     state: DelayedScaling | None = None
-    """Scales and histories, for delayed scaling and only for it. The caller updates it."""
+    """Scales and histories of delayed scaling, None for other schemes. The caller updates them."""
     cache: WeightCache | None = None
-    """Place of the weight's operands between microbatches."""
+    """Cache of the weight's operands between microbatches."""
     first_microbatch: bool = True
-    """True quantises the weight and fills the cache, False takes it from there."""
+    """Whether the weight is quantised and put into the cache, or read from the cache."""
     stored_weight: Quantised | None = None
-    """The weight as codes and scales (FP8-stored parameters).
-
-    It is quantised by `precision.spec("weight")`.
-    """
+    """Codes and scales of a stored weight, quantised by `precision.spec("weight")`."""
     observer: Observer | None = None
     """Gets every operand and GEMM."""
     after_backward: Callable[[], None] | None = None
     """Called once the backward pass of this call is done."""
 
     def require_fitting(self) -> None:
-        """Refuse a state or stored codes that do not fit the precision."""
+        """Refuse a state or a stored weight that does not fit the precision.
+
+        Raises:
+            PrecisionTypeError: Delayed scaling has no state, another scheme has a state, or the
+                stored weight is quantised in another way.
+        """
         scheme, stored = self.precision.scheme, self.stored_weight
         if (self.state is not None) != (scheme == "delayed"):
             kind = type(self.state).__name__
@@ -143,15 +145,20 @@ class LinearCall:
     ) -> GemmOperand:
         """Return the weight's operand: cached, decoded from stored codes, or quantised now.
 
-        The backward pass, which takes the column-wise copy, repeats the forward pass's `scale`.
+        Args:
+            w_NK: The weight.
+            columnwise: Which copy is returned. The backward pass reads the column-wise copy.
+            scale: Scale of the forward pass, for the backward pass.
         """
         cache = self.cache
         if cache is not None:
             if self.first_microbatch and not columnwise:
                 cache.clear()
-            kept = cache.column if columnwise else cache.row
-            if kept is not None:
-                return kept
+            cached = cache.row
+            if columnwise:
+                cached = cache.column
+            if cached is not None:
+                return cached
         if self.stored_weight is not None:
             made = stored_operand(self.stored_weight, "weight", columnwise=columnwise)
         else:
@@ -169,8 +176,8 @@ class LinearCall:
     ) -> torch.Tensor:
         """Return the weight that dgrad multiplies under a `backward_override`.
 
-        It is the original or the dequantised weight. A weight that is stored as codes has no
-        original, and `w_NK` is not read.
+        It is the original or the dequantised weight. A stored weight has no original: it is
+        dequantised, and `w_NK` is not read.
         """
         if self.stored_weight is not None:
             return dequantised(stored_operand(self.stored_weight, "weight"), dtype)
@@ -186,7 +193,7 @@ class LinearCall:
     def multiply(
         self, gemm: str, left: GemmOperand, right: GemmOperand, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Run a GEMM."""
+        """Run a GEMM, and show it to the observers."""
         observers = self._observers()
         for observer in observers:
             observer.multiplied(gemm, left, right)
@@ -197,10 +204,11 @@ class LinearCall:
 
     def _observers(self) -> list[Observer]:
         if self.observer is None:
-            return _OF_ALL_CALLS
-        return [self.observer, *_OF_ALL_CALLS]
+            return _OBSERVERS
+        return [self.observer, *_OBSERVERS]
 
     def _note(self, source: torch.Tensor, made: GemmOperand, *, record: bool = True) -> None:
+        """Record the amax of a new operand for delayed scaling, and show it to the observers."""
         if self.state is not None and made.amax is not None and record:
             self.state.record(made.role, made.amax)
         for observer in self._observers():
@@ -208,7 +216,7 @@ class LinearCall:
 
 
 class ScaledLinearFunction(torch.autograd.Function):
-    """The three GEMMs as one differentiable function; `scaled_linear` is how to call it."""
+    """The three GEMMs as a differentiable function, which `scaled_linear` calls."""
 
     @staticmethod
     def forward(
@@ -262,10 +270,7 @@ class ScaledLinearFunction(torch.autograd.Function):
 
 
 def _kept_input(ctx: Any, x_MK: torch.Tensor, x_row: GemmOperand) -> torch.Tensor:
-    """Return the matrix of the input that the backward pass needs.
-
-    What else it needs goes to `ctx`.
-    """
+    """Return the matrix that the backward pass needs of the input, and put its factor into `ctx`."""
     call: LinearCall = ctx.call
     override = call.precision.backward_override
     if override == "high_precision":
@@ -290,8 +295,8 @@ def _backward_in_high_precision(
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Return the gradients of x and weight under a `backward_override`.
 
-    They are multiplied in the dtype of x. `x_values` and `weight` are what the forward pass kept of
-    them: nothing of one that no gradient needs.
+    The GEMMs multiply in the dtype of x. `x_values` and `weight` are the tensors that the forward
+    pass kept; a tensor that no gradient needs is None.
 
     Source: Transformer Engine 2.20 pytorch/module/linear.py, `weight_for_dgrad` and
         `inputmat_total`.
@@ -320,11 +325,11 @@ def scaled_linear(
         weight: (N, K). Gets a gradient in its own dtype. With `stored_weight` its values are not
             read.
         bias: (N,), added to the FP32 product.
-        **call: fields of `LinearCall`: `precision`, and what the layer keeps.
+        **call: Fields of `LinearCall`.
 
     Returns:
-        (..., N) in the dtype of x. `quantise` has a table of NaN and infinity: NaN reaches the
-        result in all FP8 schemes, infinity saturates as it does in Transformer Engine.
+        (..., N) in the dtype of x. NaN reaches the result in all FP8 schemes, and infinity saturates
+        as in Transformer Engine; `quantise.py` has the table.
     """
     linear_call = LinearCall(**call)
     linear_call.require_fitting()

@@ -1,9 +1,9 @@
 # ruff: noqa: N803, N806  (shape suffixes are capitals)
-"""The C kernel: its calls, and the tensors it takes.
+"""The C kernel: its calls, and the choice between it and plain torch.
 
-`BRIDGE_NUMERICS` chooses: `auto` (default) uses the C kernel as soon as it is compiled, `native`
-waits for it and fails without it, `torch` never uses it. All give the same bits; only the speed
-differs.
+`BRIDGE_NUMERICS` is `auto` (the default: the C kernel as soon as it is compiled), `native` (wait for
+the kernel, and fail without it) or `torch` (never the kernel). The bits are the same under all
+three; only the speed differs.
 """
 
 import ctypes
@@ -14,30 +14,35 @@ from typing import Any
 import torch
 
 from bridge.errors import BackendUnavailableError, RunConfigError, close_matches
-from bridge.precision.formats import FORMATS
+from bridge.precision.formats import Format
 from bridge.precision.schemes import Tile
 from bridge.runtime.numerics.build import Build
 from bridge.runtime.numerics.hadamard import BLOCK, SIGNS
 from bridge.runtime.numerics.quantised import Quantised
+from bridge.runtime.numerics.spec import QuantSpec
 from bridge.runtime.numerics.tiles import TilePass, TileResult
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
-_RULES = {"given": 0, "fp32": 1, "e8m0": 2, "nvfp4": 3}
+"""Dtype of x -> its number in kernel.c."""
+_RULES = {"tensor": 0, "fp32": 1, "e8m0": 2, "nvfp4": 3}
+"""`QuantSpec.scale_rule` -> its number in kernel.c."""
 _PANEL = 1024
-_MAX_BITS = struct.unpack("<I", struct.pack("<f", FORMATS["e2m1"].max))[0]
-_NAN_BITS = 0x7FC00000
+"""Columns that kernel.c works on at a time."""
+_BF16_NAN_AS_FP32 = 0x7FC00000
+"""Bits of the NaN that operand values get."""
 _NO_CODE = 256
+"""Stands for a code that a format does not have; it is above all codes."""
 _SIGNS = (ctypes.c_int32 * BLOCK)(*SIGNS)
 _CHOICES = ("auto", "native", "torch")
 
 
 def _of_type(kind: Any, names: str) -> list[tuple[str, Any]]:
-    """Return the fields of a C structure that are of one type, in the order of their names."""
+    """Return the fields of a C structure that have the same type, in the order of their names."""
     return [(name, kind) for name in names.split()]
 
 
 class _Pass(ctypes.Structure):
-    """`pass` of kernel.c."""
+    """The structure `pass` of kernel.c: arguments and results of a quantisation pass."""
 
     _fields_ = (
         *_of_type(ctypes.c_void_p, "x out scale_inv"),
@@ -54,7 +59,7 @@ class _Pass(ctypes.Structure):
 
 
 class _Stored(ctypes.Structure):
-    """`stored` of kernel.c."""
+    """The structure `stored` of kernel.c: codes and scales that are read or laid out."""
 
     _fields_ = (
         *_of_type(ctypes.c_void_p, "codes scale_inv out"),
@@ -67,13 +72,13 @@ class _Stored(ctypes.Structure):
 
 
 class Kernel:
-    """The loaded library."""
+    """The functions of the loaded library."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         library.bridge_amax.restype = ctypes.c_float
         self._library = library
 
-    def takes(self, todo: TilePass) -> bool:
+    def can_run(self, todo: TilePass) -> bool:
         """Return whether the kernel's panels can hold the tiles of a pass.
 
         The width of a tile must be a power of two.
@@ -82,88 +87,75 @@ class Kernel:
         return width <= _PANEL and width.bit_count() <= 1
 
     def amax(self, x_MK: torch.Tensor, *, hadamard: bool) -> float:
-        """Return what `backend.amax` describes."""
+        """Return the largest magnitude of a matrix, as `backend.amax` does."""
         x_MK = x_MK.contiguous()
         source = _Pass(**_source(x_MK, hadamard=hadamard))
-        most: float = self._library.bridge_amax(ctypes.byref(source))
-        return most
+        amax: float = self._library.bridge_amax(ctypes.byref(source))
+        return amax
 
     def run(self, x_MK: torch.Tensor, todo: TilePass) -> TileResult:
-        """Return what `tiles.run` describes."""
+        """Run a quantisation pass over a matrix, as `tiles.run` does."""
         x_MK = x_MK.contiguous()
-        spec, element, rule = todo.spec, todo.spec.element, todo.spec.scale_rule
+        spec = todo.spec
         rows, columns = x_MK.shape
         if todo.hadamard:
             rows += -rows % BLOCK
-        height, width = spec.tile(todo.columnwise)
+        tile = spec.tile(todo.columnwise)
         if spec.whole_tensor:
-            height, width = 1, _PANEL
-        kind = torch.uint8 if todo.codes else torch.bfloat16
-        values = torch.empty(rows, columns, dtype=kind)
-        scale_inv = None
+            tile = (1, _PANEL)
+        values = torch.empty(rows, columns, dtype=todo.result_dtype)
+        scale_inv = _empty_scales(spec, tile, rows, columns)
         scale_pointer = None
-        if rule != "given":
-            scale_kind = torch.float32 if rule == "fp32" else torch.uint8
-            tiles = -(-rows // height), -(-columns // width)
-            scale_inv = torch.empty(*tiles, dtype=scale_kind)
+        if scale_inv is not None:
             scale_pointer = scale_inv.data_ptr()
-        nan_code, nan_bits = element.nan, _NAN_BITS
-        if nan_code is None:  # the largest value stands for NaN
-            nan_code, nan_bits = (1 << (element.bits - 1)) - 1, _MAX_BITS
-        c = _Pass(
+        arguments = _Pass(
             **_source(x_MK, hadamard=todo.hadamard),
+            **_grid(spec.element),
             out=values.data_ptr(),
             scale_inv=scale_pointer,
             rows=rows,
-            tile_rows=height,
-            tile_columns=width,
+            tile_rows=tile[0],
+            tile_columns=tile[1],
             seed=todo.seed or 0,
-            rule=_RULES[rule],
+            rule=_RULES[spec.scale_rule],
             codes=todo.codes,
             stochastic=todo.seed is not None,
             power_of_two=spec.power_of_two_scale,
             measure=todo.measure,
-            mantissa_bits=element.mantissa_bits,
-            min_exponent=element.min_exponent,
-            bias=element.bias,
-            bits=element.bits,
-            nan_code=nan_code,
-            nan_bits=nan_bits,
-            max=element.max,
-            max_inv=1.0 / element.max,
             eps=spec.eps,
             on_overflow=torch.finfo(x_MK.dtype).max,
             scale=todo.scale,
             shift=todo.shift,
         )
-        self._library.bridge_quantise(ctypes.byref(c))
+        self._library.bridge_quantise(ctypes.byref(arguments))
         smallest = largest = 1.0
-        if c.largest > 0:
-            smallest, largest = c.smallest, c.largest
+        if arguments.largest > 0:
+            smallest, largest = arguments.smallest, arguments.largest
         return TileResult(
-            values=values, scale_inv=scale_inv, amax=c.amax, smallest=smallest, largest=largest
+            values=values,
+            scale_inv=scale_inv,
+            amax=arguments.amax,
+            smallest=smallest,
+            largest=largest,
         )
 
     def decode(self, stored: Quantised, *, columnwise: bool, shift: float) -> torch.Tensor:
-        """Return what `backend.decoded` describes."""
-        spec, element = stored.spec, stored.spec.element
+        """Return the values of a stored copy in BF16, as `backend.decoded` does."""
+        spec = stored.spec
         codes, scales = stored.copy(columnwise)
-        codes, transposed = codes.contiguous(), stored.is_transposed(columnwise)
+        codes = codes.contiguous()
+        transposed = stored.is_transposed(columnwise)
         rows, columns = stored.matrix(columnwise)
         values = torch.empty(rows, columns, dtype=torch.bfloat16)
         tile: Tile = (1, 1)
-        strides: tuple[int, ...] = (0, 0)
+        scale_strides: tuple[int, ...] = (0, 0)
         if not spec.whole_tensor:
-            tile, strides = stored.scale_tile(columnwise), scales.stride()
+            tile = stored.scale_tile(columnwise)
+            scale_strides = scales.stride()
             if transposed:
-                strides = strides[::-1]
-        infinity = _NO_CODE if element.infinity is None else element.infinity
-        nan = _NO_CODE  # the smallest code of NaN
-        if element.nan is not None:
-            nan = element.nan
-            if element.infinity:
-                nan = element.infinity + 1
-        c = _Stored(
+                scale_strides = scale_strides[::-1]
+        arguments = _Stored(
+            **_special_codes(spec.element),
             codes=codes.data_ptr(),
             scale_inv=scales.data_ptr(),
             out=values.data_ptr(),
@@ -171,24 +163,22 @@ class Kernel:
             columns=columns,
             tile_rows=tile[0],
             tile_columns=tile[1],
-            scale_row=strides[0],
-            scale_column=strides[1],
+            scale_row=scale_strides[0],
+            scale_column=scale_strides[1],
             rule=_RULES[spec.scale_rule],
             transposed=transposed,
             packed=spec.format == "e2m1",
             threads=torch.get_num_threads(),
-            mantissa_bits=element.mantissa_bits,
-            bias=element.bias,
-            bits=element.bits,
-            infinity=infinity,
-            nan=nan,
+            mantissa_bits=spec.element.mantissa_bits,
+            bias=spec.element.bias,
+            bits=spec.element.bits,
             shift=shift,
         )
-        self._library.bridge_decode(ctypes.byref(c))
+        self._library.bridge_decode(ctypes.byref(arguments))
         return values
 
     def lay_out(self, codes: torch.Tensor, *, transposed: bool, packed: bool) -> torch.Tensor:
-        """Return what `backend.laid_out` describes."""
+        """Return codes as they are stored, as `backend.laid_out` does."""
         rows, columns = codes.shape
         if transposed:
             rows, columns = columns, rows
@@ -196,7 +186,7 @@ class Kernel:
         if packed:
             width = -(-columns // 2)
         out = torch.empty(rows, width, dtype=torch.uint8)
-        c = _Stored(
+        arguments = _Stored(
             codes=codes.data_ptr(),
             out=out.data_ptr(),
             rows=rows,
@@ -204,12 +194,53 @@ class Kernel:
             transposed=transposed,
             threads=torch.get_num_threads(),
         )
-        self._library.bridge_lay_out(ctypes.byref(c), packed)
+        self._library.bridge_lay_out(ctypes.byref(arguments), packed)
         return out
 
 
+def _empty_scales(spec: QuantSpec, tile: Tile, rows: int, columns: int) -> torch.Tensor | None:
+    """Return an uninitialised scale per tile, None where the whole tensor has a single scale."""
+    if spec.scale_rule == "tensor":
+        return None
+    dtype = torch.uint8
+    if spec.scale_rule == "fp32":
+        dtype = torch.float32
+    height, width = tile
+    return torch.empty(-(-rows // height), -(-columns // width), dtype=dtype)
+
+
+def _grid(element: Format) -> dict[str, Any]:
+    """Return the fields of `pass` about the element format."""
+    nan_code, nan_bits = element.nan, _BF16_NAN_AS_FP32
+    if nan_code is None:  # the largest value stands for NaN
+        nan_code = (1 << (element.bits - 1)) - 1
+        nan_bits = struct.unpack("<I", struct.pack("<f", element.max))[0]
+    return {
+        "mantissa_bits": element.mantissa_bits,
+        "min_exponent": element.min_exponent,
+        "bias": element.bias,
+        "bits": element.bits,
+        "nan_code": nan_code,
+        "nan_bits": nan_bits,
+        "max": element.max,
+        "max_inv": 1.0 / element.max,
+    }
+
+
+def _special_codes(element: Format) -> dict[str, int]:
+    """Return the code of infinity and the smallest code of NaN of a format."""
+    infinity = nan = _NO_CODE
+    if element.infinity is not None:
+        infinity = element.infinity
+    if element.infinity:
+        nan = element.infinity + 1
+    elif element.nan is not None:
+        nan = element.nan
+    return {"infinity": infinity, "nan": nan}
+
+
 def _source(x_MK: torch.Tensor, *, hadamard: bool) -> dict[str, Any]:
-    """Return the fields of `pass` that say what is read, and by how many threads."""
+    """Return the fields of `pass` about the matrix that is read, and the number of threads."""
     signs = None
     if hadamard:
         signs = ctypes.addressof(_SIGNS)
@@ -229,7 +260,13 @@ _selection: str | None = None
 
 
 def selection() -> str:
-    """Return the choice in force, auto, native or torch; reads `BRIDGE_NUMERICS` the first time."""
+    """Return the choice of this process: auto, native or torch.
+
+    The first call reads `BRIDGE_NUMERICS`.
+
+    Raises:
+        RunConfigError: The variable has another value.
+    """
     global _selection  # noqa: PLW0603  (one choice per process)
     if _selection is None:
         choice = os.environ.get("BRIDGE_NUMERICS", "auto")
@@ -246,7 +283,8 @@ def selection() -> str:
 def use(choice: str) -> str | None:
     """Choose auto, native or torch for this process.
 
-    Return why it cannot be had, None where it can.
+    Returns:
+        Why the C kernel cannot be compiled, as a sentence; None where the choice can be used.
     """
     global _selection  # noqa: PLW0603
     _selection = choice
@@ -256,7 +294,14 @@ def use(choice: str) -> str | None:
 
 
 def kernel_for(x: torch.Tensor) -> Kernel | None:
-    """Return the kernel if it is ready and takes this tensor, None where plain torch is used."""
+    """Return the kernel for a tensor, None where plain torch is used.
+
+    Plain torch is used on other devices and dtypes, under the choice `torch`, and until the kernel
+    is compiled.
+
+    Raises:
+        BackendUnavailableError: The choice is `native`, and the kernel cannot be compiled.
+    """
     if x.device.type != "cpu" or x.dtype not in (*_DTYPES, torch.uint8) or selection() == "torch":
         return None
     must_wait = selection() == "native"
@@ -270,9 +315,9 @@ def kernel_for(x: torch.Tensor) -> Kernel | None:
 
 
 def load(*, wait: bool) -> Kernel | None:
-    """Return the kernel, compiling it first where necessary.
+    """Return the kernel, and start its compilation where there is none.
 
-    None: it is still compiled, or it cannot be.
+    The result is None where the kernel cannot be compiled and, without `wait`, while it is compiled.
     """
     global _kernel  # noqa: PLW0603  (one library per process)
     if _kernel is None:

@@ -1,5 +1,5 @@
 # ruff: noqa: N803  (shape suffixes are capitals)
-"""Operands of an emulated GEMM: a quantised tensor as BF16 numbers, and one factor for the result.
+"""Operands of an emulated GEMM: a quantised tensor as BF16 numbers, and a factor for the result.
 
 Everything a low-precision tensor can hold is a BF16 number, so multiplying in BF16 is exact:
 
@@ -11,7 +11,7 @@ Everything a low-precision tensor can hold is a BF16 number, so multiplying in B
 
 BF16 ends at 2^128 and has fewer bits below 2^-126. Block scales reach from 2^-127 to 2^127 and
 would leave it at both ends, so a tensor with scales out there is multiplied by a power of two
-(`shift_for`) that is taken out again on the result. A tensor that lives at *both* ends, more than
+(`shift_for`) that is divided out of the result. A tensor that lives at *both* ends, more than
 2^200 apart, keeps its large values and drops the tiny ones.
 """
 
@@ -31,23 +31,20 @@ from bridge.runtime.numerics.tiles import TilePass
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class GemmOperand:
-    """One copy of a tensor, ready to be multiplied."""
+    """The row-wise or column-wise copy of a tensor, ready to be multiplied."""
 
     role: str
     """input, weight or grad_output."""
     spec: QuantSpec
     columnwise: bool
     values: torch.Tensor
-    """(M, K) BF16, in the axes of the tensor itself."""
+    """(M, K) BF16, in the axes of the tensor, not transposed."""
     factor: float
     """Factor of the result, an FP32 number."""
     amax: float | None
     """Largest magnitude before quantisation; None for stored codes."""
     scale: float | None = None
-    """The factor the whole tensor went in with.
-
-    None where tiles have their own, or codes were stored.
-    """
+    """Scale of the whole tensor; None for a scheme with a scale per tile, and for stored codes."""
 
 
 def make_operand(
@@ -59,11 +56,18 @@ def make_operand(
     scale: float | None = None,
     generator: torch.Generator | None = None,
 ) -> GemmOperand:
-    """Round a matrix in FP32, BF16 or FP16 to the grid of its scheme, as the operand of a role.
+    """Round a matrix to the grid of its scheme, as an operand of a GEMM.
 
-    `scale` is a stored factor, None computes it; stochastic rounding draws its seed from
-    `generator`. The operand's values * factor is what `quantise(...).dequantise()` returns. After a
-    Hadamard transform the rows are padded to a multiple of 16.
+    values * factor of the operand is what `quantise(...).dequantise()` returns.
+
+    Args:
+        x_MK: FP32, BF16 or FP16.
+        spec: Format, scale rule and tiles.
+        role: input, weight or grad_output.
+        columnwise: Which copy is made. After a Hadamard transform its rows are padded to a multiple
+            of 16.
+        scale: Stored scale of delayed scaling. None computes the scale.
+        generator: Stochastic rounding draws its seed from it; None is torch's default generator.
     """
     amax = None
     if scale is None and spec.needs_amax:
@@ -72,22 +76,28 @@ def make_operand(
     seed = None
     if spec.stochastic:
         seed = draw_seed(generator)
-    factor = 1.0 if scale is None else scale
-    todo = TilePass(spec=spec, columnwise=columnwise, scale=factor, seed=seed, measure=amax is None)
+    pass_scale = 1.0
+    if scale is not None:
+        pass_scale = scale
+    todo = TilePass(
+        spec=spec, columnwise=columnwise, scale=pass_scale, seed=seed, measure=amax is None
+    )
     result = backend.run(x_MK, todo)
     if amax is None:
         amax = result.amax
-    factor, kept_scale = 1.0, None
+    factor = 1.0
     if spec.whole_tensor:
-        kept_scale = scale
-        if scale is not None:
-            factor = fp32(1.0 / scale)
+        factor = fp32(1.0 / pass_scale)
     elif spec.scheme == "nvfp4":
         factor = amax
     else:
         shift = shift_for(result.smallest, result.largest, spec.element)
         if shift != 1.0:
-            result, factor = backend.run(x_MK, replace(todo, shift=shift)), 1.0 / shift
+            result = backend.run(x_MK, replace(todo, shift=shift))
+            factor = 1.0 / shift
+    kept_scale = None
+    if spec.whole_tensor:
+        kept_scale = scale
     return GemmOperand(
         role=role,
         spec=spec,
@@ -100,34 +110,43 @@ def make_operand(
 
 
 def shift_for(smallest: float, largest: float, element: Format) -> float:
-    """Return the power of two that keeps code * scale exact in BF16.
+    """Return the power of two that keeps code * scale_inv exact in BF16.
 
-    `smallest` and `largest` are scale_inv of the tensor. It is 1.0 for all but the outermost
-    scales.
+    The shift is 1.0 unless a scale is in one of the outermost binades.
+
+    Args:
+        smallest: The smallest scale_inv of the tensor.
+        largest: The largest scale_inv of the tensor.
+        element: The element format.
     """
-    low, high = math.frexp(smallest)[1] - 1, math.frexp(largest)[1] - 1
-    most = 127 - (math.frexp(element.max)[1] - 1)
-    least = -126 - (element.min_exponent - element.mantissa_bits)
-    if high > most:
-        return 2.0 ** (most - high)
-    if low < least:
-        return 2.0 ** min(least - low, most - high)
+    low, high = _exponent(smallest), _exponent(largest)
+    highest_exact = 127 - _exponent(element.max)
+    lowest_exact = -126 - (element.min_exponent - element.mantissa_bits)
+    if high > highest_exact:
+        return 2.0 ** (highest_exact - high)
+    if low < lowest_exact:
+        return 2.0 ** min(lowest_exact - low, highest_exact - high)
     return 1.0
+
+
+def _exponent(x: float) -> int:
+    """Return floor(log2(x)) of a positive number."""
+    return math.frexp(x)[1] - 1
 
 
 def stored_operand(stored: Quantised, role: str, *, columnwise: bool = False) -> GemmOperand:
     """Return the operand of codes and scales that exist already, such as an FP8-stored weight."""
     spec = stored.spec
-    is_column = columnwise  # of the two copies that are stored
-    if spec.copies_share_values:
-        is_column = stored.codes is None
-    _, scale_inv = stored.copy(is_column)
+    reads_column = columnwise
+    if spec.copies_share_values:  # then either copy serves
+        reads_column = stored.codes is None
+    _, scale_inv = stored.copy(reads_column)
     factor = shift = 1.0
     if spec.whole_tensor:
         factor = scale_inv.item()
     elif spec.scheme == "nvfp4":
         amax = stored.amax
-        if is_column and stored.amax_t is not None:
+        if reads_column and stored.amax_t is not None:
             amax = stored.amax_t
         factor = amax.item()
     elif scale_inv.numel():
@@ -137,7 +156,7 @@ def stored_operand(stored: Quantised, role: str, *, columnwise: bool = False) ->
             low, high = 2.0 ** (low - 127), 2.0 ** (high - 127)
         shift = shift_for(low, high, spec.element)
         factor = 1.0 / shift
-    values = backend.decoded(stored, columnwise=is_column, shift=shift)
+    values = backend.decoded(stored, columnwise=reads_column, shift=shift)
     return GemmOperand(
         role=role, spec=spec, columnwise=columnwise, values=values, factor=factor, amax=None
     )

@@ -19,7 +19,7 @@ So infinity is finite after quantisation wherever Transformer Engine saturates i
 overflow has to look at the tensor before, or at `Quantised.amax`, which is infinite. NaN survives
 in all FP8 schemes.
 
-Shapes: M rows (all leading axes together), K columns.
+Shapes: M rows (the product of all leading axes), K columns.
 """
 
 from collections.abc import Callable
@@ -37,10 +37,10 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def as_matrix(x: torch.Tensor) -> torch.Tensor:
-    """Return `x` as (M, K), all leading axes taken together.
+    """Return `x` as (M, K): M is the product of all leading axes.
 
     Raises:
-        PrecisionTypeError: It is a scalar, or has a dtype that cannot be quantised.
+        PrecisionTypeError: `x` is a scalar, or has a dtype that cannot be quantised.
     """
     if x.dtype not in FLOATS:
         raise PrecisionTypeError(
@@ -48,15 +48,15 @@ def as_matrix(x: torch.Tensor) -> torch.Tensor:
         )
     if x.ndim == 0:
         raise PrecisionTypeError("x: needs at least one axis to be quantised along, got a scalar.")
-    if not x.numel():  # which -1 cannot tell
+    if not x.numel():  # reshape cannot infer -1 for an empty tensor
         return x.reshape(x.shape[:-1].numel(), x.shape[-1])
     return x.reshape(-1, x.shape[-1])
 
 
 def tensor_scale(amax: float, spec: QuantSpec) -> float:
-    """Return the factor that a scheme takes from the whole tensor's amax.
+    """Return the scale that a scheme computes from the whole tensor's amax.
 
-    1.0 where it takes none.
+    The scale is 1.0 for a scheme with a scale per tile alone.
     """
     if spec.scheme == "nvfp4":
         return whole_nvfp4_scale(amax)
@@ -67,7 +67,7 @@ def tensor_scale(amax: float, spec: QuantSpec) -> float:
 
 
 def draw_seed(generator: torch.Generator | None = None) -> int:
-    """Return 63 random bits from a generator, torch's default one without."""
+    """Return 63 random bits from a generator; None is torch's default generator."""
     device = torch.device("cpu")
     if generator is not None:
         device = generator.device
@@ -85,44 +85,56 @@ def quantise(
 ) -> Quantised:
     """Quantise a tensor, row-wise and column-wise.
 
-    Stochastic rounding draws its seed from torch's default generator. `x` is FP32, BF16 or FP16,
-    with at least one axis; ragged edges make smaller tiles. `scale` is the stored factor of delayed
-    scaling, None computes it. `reduce_amax` returns the maximum of an amax over the ranks that hold
-    parts of the tensor. The table above has the special values; an empty tensor has amax 0.
+    Stochastic rounding draws its seed from torch's default generator.
+
+    Args:
+        x: FP32, BF16 or FP16, with at least one axis. Ragged edges make smaller tiles.
+        spec: Format, scale rule and tiles.
+        row: Whether the row-wise copy is made.
+        col: Whether the column-wise copy is made.
+        scale: Stored scale of delayed scaling. None computes the scale.
+        reduce_amax: Returns the maximum of an amax over the ranks that have parts of the tensor.
+
+    Returns:
+        Codes and scales of the copies. The table above has the special values; an empty tensor has
+        amax 0.
+
+    Raises:
+        PrecisionTypeError: `x` cannot be quantised, or delayed scaling has no scale.
     """
     x_MK = as_matrix(x.detach())
     factor, amax = _factor(x_MK, spec, scale, reduce_amax)
-    result = None
+    rowwise = None
     if row or spec.copies_share_values:
-        result = _codes(x_MK, spec, False, factor)
-    if amax is None and result is not None:
-        amax = result.amax
+        rowwise = _tile_pass(x_MK, spec, columnwise=False, scale=factor)
+    if amax is None and rowwise is not None:
+        amax = rowwise.amax
     elif amax is None:
         amax = backend.amax(x_MK)
     codes, scale_inv = None, None
-    if row and result is not None:
-        codes, scale_inv = _stored(result, spec, False, factor)
-    codes_t, scale_inv_t, whole_t = None, None, None
+    if row and rowwise is not None:
+        codes, scale_inv = _stored(rowwise, spec, columnwise=False, scale=factor)
+    codes_t, scale_inv_t, amax_t = None, None, None
     if col:
-        amax_t = amax
-        if result is None or not spec.copies_share_values:
-            if spec.hadamard:
-                amax_t = _amax(x_MK, reduce_amax, hadamard=True)
-                factor = tensor_scale(amax_t, spec)
-            result = _codes(x_MK, spec, True, factor)
-        codes_t, scale_inv_t = _stored(result, spec, True, factor)
-        whole_t = torch.tensor([amax_t], dtype=torch.float32, device=x.device)
-    whole = torch.tensor([amax], dtype=torch.float32, device=x.device)
+        column_amax = amax
+        if spec.hadamard:
+            column_amax = _amax(x_MK, reduce_amax, hadamard=True)
+            factor = tensor_scale(column_amax, spec)
+        columnwise = rowwise
+        if columnwise is None or not spec.copies_share_values:
+            columnwise = _tile_pass(x_MK, spec, columnwise=True, scale=factor)
+        codes_t, scale_inv_t = _stored(columnwise, spec, columnwise=True, scale=factor)
+        amax_t = _fp32_tensor(column_amax, x.device)
     return Quantised(
         spec=spec,
         shape=x.shape,
         dtype=x.dtype,
         codes=codes,
         scale_inv=scale_inv,
-        amax=whole,
+        amax=_fp32_tensor(amax, x.device),
         codes_t=codes_t,
         scale_inv_t=scale_inv_t,
-        amax_t=whole_t,
+        amax_t=amax_t,
     )
 
 
@@ -132,9 +144,9 @@ def _factor(
     scale: torch.Tensor | float | None,
     reduce_amax: Callable[[float], float] | None,
 ) -> tuple[float, float | None]:
-    """Return the factor of the whole tensor, and the amax that it was computed from.
+    """Return the scale of the whole tensor, and the amax that it was computed from.
 
-    The factor is 1 where tiles have their own.
+    The scale is 1 for a scheme with a scale per tile. The amax is None where none was needed.
     """
     if scale is not None:
         return float(scale), None
@@ -158,7 +170,10 @@ def _amax(
     return reduce_amax(amax)
 
 
-def _codes(x_MK: torch.Tensor, spec: QuantSpec, columnwise: bool, scale: float) -> TileResult:
+def _tile_pass(
+    x_MK: torch.Tensor, spec: QuantSpec, *, columnwise: bool, scale: float
+) -> TileResult:
+    """Return codes and scales of a copy, before they are laid out."""
     seed = None
     if spec.stochastic:
         seed = draw_seed()
@@ -167,7 +182,7 @@ def _codes(x_MK: torch.Tensor, spec: QuantSpec, columnwise: bool, scale: float) 
 
 
 def _stored(
-    result: TileResult, spec: QuantSpec, columnwise: bool, scale: float
+    result: TileResult, spec: QuantSpec, *, columnwise: bool, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return codes and scale_inv in Transformer Engine's layout."""
     transposed = columnwise and spec.scheme != "mxfp8"
@@ -175,8 +190,7 @@ def _stored(
     codes = backend.laid_out(result.values, transposed=transposed, packed=spec.format == "e2m1")
     scales = result.scale_inv
     if scales is None:
-        whole = torch.tensor([fp32(1.0 / scale)], dtype=torch.float32, device=codes.device)
-        return codes, whole
+        return codes, _fp32_tensor(fp32(1.0 / scale), codes.device)
     height, width = spec.tile(columnwise)
     if spec.scheme in ("mxfp8", "nvfp4") and height == width:
         axis, size = 0, rows
@@ -186,3 +200,7 @@ def _stored(
     if transposed:
         scales = scales.T.contiguous()
     return codes, scales
+
+
+def _fp32_tensor(value: float, device: torch.device) -> torch.Tensor:
+    return torch.tensor([value], dtype=torch.float32, device=device)

@@ -36,7 +36,7 @@ class Quantised:
     shape: torch.Size
     """Shape of the tensor before quantisation."""
     dtype: torch.dtype
-    """Type of the tensor before quantisation."""
+    """Dtype of the tensor before quantisation."""
     codes: torch.Tensor | None = None
     """Row-wise codes, uint8."""
     scale_inv: torch.Tensor | None = None
@@ -44,43 +44,49 @@ class Quantised:
     amax: torch.Tensor
     """(1,) FP32: largest magnitude, NaN not counted.
 
-    Of NVFP4 the second level of the row-wise scale.
+    Under NVFP4 it is the second level of the row-wise scale.
     """
     codes_t: torch.Tensor | None = None
     """Column-wise codes, transposed except for MXFP8."""
     scale_inv_t: torch.Tensor | None = None
     """Column-wise dequantisation scales."""
     amax_t: torch.Tensor | None = None
-    """(1,) FP32: the same for the column-wise copy, after a Hadamard transform."""
+    """(1,) FP32: amax of the column-wise copy, after a Hadamard transform where there is one."""
 
     def copy(self, columnwise: bool) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return codes and scales of one copy."""
-        codes = self.codes_t if columnwise else self.codes
-        scales = self.scale_inv_t if columnwise else self.scale_inv
+        """Return codes and scales of the row-wise or the column-wise copy.
+
+        Raises:
+            PrecisionTypeError: The copy was not made.
+        """
+        name, codes, scales = "row-wise", self.codes, self.scale_inv
+        if columnwise:
+            name, codes, scales = "column-wise", self.codes_t, self.scale_inv_t
         if codes is None or scales is None:
-            copy = "column-wise" if columnwise else "row-wise"
-            raise PrecisionTypeError(f"Quantised: the {copy} copy was not made.")
+            raise PrecisionTypeError(f"Quantised: the {name} copy was not made.")
         return codes, scales
 
     def values(self, columnwise: bool = False, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Return the codes' values without the scales, (M, K) in FP32 or BF16.
+        """Return the values of the codes without scales, (M, K) in FP32 or BF16.
 
-        They are in the axes of the tensor itself.
+        The axes are those of the tensor, not transposed.
         """
         codes, _ = self.copy(columnwise)
         if self.spec.format == "e2m1":
             rows, columns = self.matrix(columnwise)
-            count = rows if columnwise else columns
-            codes = unpack_nibbles(codes, count)
+            row_length = columns
+            if columnwise:  # whose codes are transposed
+                row_length = rows
+            codes = unpack_nibbles(codes, row_length)
         values = decode(codes, self.spec.element, dtype)
         if self.is_transposed(columnwise):
             return values.T
         return values
 
     def tile_scales(self, columnwise: bool = False) -> torch.Tensor:
-        """Return the stored scales in FP32, in the axes of the tensor itself.
+        """Return the stored scales in FP32, in the axes of the tensor, not transposed.
 
-        Of NVFP4 they are the first level alone.
+        Those of NVFP4 are the first level alone.
         """
         _, stored = self.copy(columnwise)
         if self.spec.scheme == "mxfp8":
@@ -94,7 +100,7 @@ class Quantised:
     def spread(
         self, scales: torch.Tensor, columnwise: bool = False, dtype: torch.dtype = torch.float32
     ) -> torch.Tensor:
-        """Return the scale of each element, (M, K), from one per tile as `tile_scales` has them."""
+        """Return the scale of each element, (M, K), from the scales per tile of `tile_scales`."""
         rows, columns = self.matrix(columnwise)
         scales = scales.to(dtype)
         if self.spec.whole_tensor:
@@ -103,7 +109,10 @@ class Quantised:
         return scales.repeat_interleave(height, 0).repeat_interleave(width, 1)[:rows, :columns]
 
     def scale_tile(self, columnwise: bool) -> Tile:
-        """Return the rows and columns of a stored scale, in the axes of the tensor itself."""
+        """Return the rows and columns that a stored scale covers, in the axes of the tensor.
+
+        A square tile of MXFP8 and NVFP4 stores its scale once for each of its rows.
+        """
         height, width = self.spec.tile(columnwise)
         if self.spec.scheme == "blockwise":
             return height, width
@@ -120,9 +129,12 @@ class Quantised:
     ) -> torch.Tensor:
         """Return code * scale_inv, computed in FP32 and rounded once to `dtype`.
 
-        None is the dtype before quantisation. The tensor is in its own axes and shape; after a
-        Hadamard transform the column-wise copy is the transformed one, with its rows padded to a
-        multiple of 16. Exact wherever `dtype` can hold the product. NaN codes give NaN.
+        The result has the shape of the tensor. After a Hadamard transform the column-wise copy is
+        that of the transform, (M, K) with M padded to a multiple of 16. NaN codes give NaN.
+
+        Args:
+            dtype: Dtype of the result; None is the dtype before quantisation.
+            columnwise: Which copy is read.
 
         Source: Transformer Engine 2.20 common/cast/nvfp4/dequantize_nvfp4.cuh (order of NVFP4's
             factors).
@@ -139,7 +151,7 @@ class Quantised:
         return result.reshape(self.shape)
 
     def matrix(self, columnwise: bool) -> tuple[int, int]:
-        """Return rows and columns of a copy, in the axes of the tensor itself."""
+        """Return rows and columns of a copy, in the axes of the tensor, not transposed."""
         columns = self.shape[-1]
         rows = self.shape[:-1].numel()
         if columnwise and self.spec.hadamard:
@@ -148,9 +160,9 @@ class Quantised:
 
 
 def pack_nibbles(codes: torch.Tensor) -> torch.Tensor:
-    """Return 4-bit codes two to a byte along the last axis.
+    """Return 4-bit codes packed two to a byte along the last axis.
 
-    The even code is in the low half. An odd end is filled with 0.
+    The code with the even index is in the low half. A row of odd length ends with a zero.
     """
     if codes.shape[-1] % 2:
         codes = torch.nn.functional.pad(codes, (0, 1))
@@ -165,8 +177,8 @@ def unpack_nibbles(packed: torch.Tensor, count: int) -> torch.Tensor:
 def padded_scales(quantised: Quantised, *, columnwise: bool = False) -> torch.Tensor:
     """Return the scales as Transformer Engine's GEMMs read them.
 
-    They are padded with zeros, and for 1x128 tiles transposed. Swizzling, which cuBLAS asks for as
-    well, is a matter of the GEMM call and not done here.
+    They are padded with zeros, and transposed for tiles of 1x128. The call of the GEMM swizzles them
+    for cuBLAS; that is not done here.
 
     Source: Transformer Engine 2.20 pytorch/csrc/quantizer.cpp:1441-1493 (blockwise), :1852-1881
         (MXFP8); pytorch/tensor/float8_blockwise_tensor.py:162-211.

@@ -1,7 +1,5 @@
 # ruff: noqa: N803, N806  (shape suffixes are capitals)
-"""A quantised weight that is stored in another form and quantised again.
-
-The codes, scales and values that change are counted.
+"""Counts of the codes, scales and values that change when a stored weight is quantised again.
 
     training    q = quantise(w)                   v = dequantised(q)
     bf16        q' = quantise(bf16(v))            the quantised values are stored in BF16
@@ -9,11 +7,10 @@ The codes, scales and values that change are counted.
     blocks      q' = quantise(bf16(dequantised(b(bf16(w)))))
                                                   exported in 128x128 FP32-scaled blocks, loaded
 
-A block of MXFP8 whose largest code is at most 224 after rounding has a smaller power of two as its
-scale the second
-time: the codes double, the values stay. Values of blockwise scaling and MXFP8 have at most 4
-significant bits and are BF16 numbers; those under a scale per tensor, or under NVFP4's two levels,
-are rounded.
+A block of MXFP8 whose largest code is at most 224 after rounding gets a smaller power of two as its
+scale the second time: the codes double, and the values stay. Values under blockwise scaling and
+MXFP8 have at most 4 significant bits, and are BF16 numbers. Values under a scale per tensor, or
+under NVFP4's two levels, are rounded to BF16.
 
 Source: Megatron-LM issue 6666 (52 of 1024 MXFP8 scales on a GB300); DeepSeek-V3's
 inference/kernel.py for `blocks`.
@@ -39,15 +36,12 @@ FORMS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "masters": lambda weight_NK, _: weight_NK.bfloat16(),
     "blocks": lambda weight_NK, _: quantise(weight_NK.bfloat16(), BLOCKS, col=False).dequantise(),
 }
-"""Form in which the weight is stored -> what is quantised again.
-
-It is made of the weight and its quantised values.
-"""
+"""Form of the stored weight -> function of the weight and its quantised values that makes it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RoundTrip:
-    """The change of weights under one scheme through one form; empty sums are 0."""
+    """The change of weights under a scheme through a form; all sums of no weight are 0."""
 
     scheme: str
     form: str
@@ -58,7 +52,7 @@ class RoundTrip:
     scales_changed: int = 0
     values_changed: int = 0
     largest_error: float = 0.0
-    """Of a value that is not zero, relative to it; 1 is a value that vanished."""
+    """Largest relative error of a value that is not zero; 1 is a value that became zero."""
 
     def __add__(self, other: RoundTrip) -> RoundTrip:
         return replace(
@@ -98,6 +92,7 @@ def round_trips(weights: Iterable[torch.Tensor]) -> list[RoundTrip]:
 def _change(
     scheme: str, form: str, before: Quantised, after: Quantised, values_NK: torch.Tensor
 ) -> RoundTrip:
+    """Return the change of a weight whose values were `values_NK` at the first quantisation."""
     codes = before.values() != after.values()
     scales = _scales(before) != _scales(after)
     error_NK = (after.dequantise(torch.float32) - values_NK).abs_()
@@ -118,7 +113,7 @@ def _change(
 
 
 def _scales(quantised: Quantised) -> torch.Tensor:
-    """Return the scales of all tiles, and of NVFP4 the scale over the tensor too."""
+    """Return the scales of all tiles, under NVFP4 together with the amax of the tensor."""
     tiles = quantised.tile_scales().flatten()
     if quantised.spec.scheme == "nvfp4":
         return torch.cat((tiles, quantised.amax))

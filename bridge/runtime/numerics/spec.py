@@ -1,6 +1,6 @@
 """Precision of GEMMs as plain values.
 
-There is one `QuantSpec` per operand, and one `GemmPrecision` per linear layer.
+An operand has a `QuantSpec`, and a linear layer has a `GemmPrecision`.
 """
 
 from dataclasses import dataclass
@@ -12,15 +12,12 @@ from bridge.precision.formats import FORMATS, Format
 from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, OPERAND_FORMATS, WHOLE, Tile
 
 SCHEMES = {name: row for name, row in {**FP4_SCHEMES, **FP8_SCHEMES}.items() if row.operands}
-"""The schemes with operands of their own: all but the custom factories."""
+"""The schemes that have operands: all but the custom factories."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantSpec:
-    """The way in which one tensor is quantised.
-
-    It has the element format, the scale rule, and the tile that shares a scale in either copy.
-    """
+    """Quantisation of a tensor: element format, scale rule, and the tiles that share a scale."""
 
     scheme: str
     """delayed, tensorwise, blockwise, mxfp8 or nvfp4."""
@@ -29,7 +26,7 @@ class QuantSpec:
     row: Tile = WHOLE
     """Tile of the row-wise copy; (0, 0) is the whole tensor."""
     column: Tile = WHOLE
-    """Tile of the column-wise copy, in the axes of the tensor itself."""
+    """Tile of the column-wise copy, in the axes of the tensor, not transposed."""
     power_of_two_scale: bool = False
     """Round the scale down to a power of two (current and blockwise scaling)."""
     eps: float = 0.0
@@ -46,22 +43,25 @@ class QuantSpec:
 
     @property
     def whole_tensor(self) -> bool:
-        """One scale for the whole tensor."""
+        """Whether the whole tensor has a single scale."""
         return self.row == WHOLE
 
     @property
     def needs_amax(self) -> bool:
-        """The amax of the whole tensor has to be known before anything can be rounded."""
+        """Whether the amax of the whole tensor must be known before a value is rounded."""
         return self.row == WHOLE or self.scheme == "nvfp4"
 
     @property
     def scale_rule(self) -> str:
-        """The rule by which a scale is computed and stored.
+        """The rule by which scales are computed and stored.
 
-        given: beforehand. fp32: from each tile's amax. e8m0: as MXFP8 does. nvfp4: in two levels.
+        - tensor: one FP32 scale of the whole tensor, known before the pass.
+        - fp32: an FP32 scale per tile, from the tile's amax.
+        - e8m0: a power of two per tile, as MXFP8 has it.
+        - nvfp4: an E4M3 scale per tile under an FP32 scale of the whole tensor.
         """
         if self.whole_tensor:
-            return "given"
+            return "tensor"
         if self.scheme == "mxfp8":
             return "e8m0"
         if self.scheme == "nvfp4":
@@ -70,17 +70,19 @@ class QuantSpec:
 
     @property
     def copies_share_values(self) -> bool:
-        """Row-wise and column-wise copy hold the same values, so one of them serves all GEMMs."""
+        """Whether row-wise and column-wise copy have the same values, so that either serves."""
         return self.row == self.column and not (self.hadamard or self.stochastic)
 
     def tile(self, columnwise: bool) -> Tile:
-        """Return the tile of one of the two copies."""
-        return self.column if columnwise else self.row
+        """Return the tile of the row-wise or the column-wise copy."""
+        if columnwise:
+            return self.column
+        return self.row
 
 
 @dataclass(frozen=True, kw_only=True)
 class GemmPrecision:
-    """The low-precision recipe of one linear layer, with the names of Megatron's config."""
+    """The low-precision recipe of a linear layer, with the names of Megatron's config."""
 
     scheme: str
     """Megatron's `fp8_recipe` (delayed, tensorwise, blockwise, mxfp8) or `fp4_recipe` (nvfp4)."""
@@ -92,7 +94,7 @@ class GemmPrecision:
     margin: int = 0
     """Megatron's `fp8_margin`: delayed scales aim at the format's maximum times 2^-margin."""
     amax_history_len: int = 1024
-    """Megatron's `fp8_amax_history_len`: how many amaxes a delayed scale looks back on."""
+    """Megatron's `fp8_amax_history_len`: the number of steps in the history of a delayed scale."""
     amax_compute_algo: str = "max"
     """Megatron's `fp8_amax_compute_algo`: max of the history, or its most_recent entry."""
     disable_stochastic_rounding: bool = False
@@ -100,8 +102,9 @@ class GemmPrecision:
     backward_override: str | None = None
     """Transformer Engine's `backward_override`.
 
-    high_precision: dgrad and wgrad multiply the original tensors. dequantized: they multiply what
-        the forward GEMM read, in the dtype of the run. None: both are in low precision.
+    - None: dgrad and wgrad run in low precision.
+    - high_precision: they multiply the original tensors, in the dtype of the run.
+    - dequantized: they multiply the dequantised operands of the forward GEMM, in that dtype.
     """
 
     def __post_init__(self) -> None:
@@ -116,10 +119,13 @@ class GemmPrecision:
 
 @lru_cache(maxsize=256)
 def _spec(precision: GemmPrecision, name: str) -> QuantSpec:
+    """Return the quantisation of an operand, the same object for equal arguments."""
     scheme = SCHEMES[precision.scheme]
     operand = scheme.operand(name)
-    forward, backward = OPERAND_FORMATS[precision.format]
-    format_ = backward if name == "grad_output" else forward
+    forward_format, backward_format = OPERAND_FORMATS[precision.format]
+    format_ = forward_format
+    if name == "grad_output":
+        format_ = backward_format
     return QuantSpec(
         scheme=precision.scheme,
         format=format_,
@@ -132,17 +138,20 @@ def _spec(precision: GemmPrecision, name: str) -> QuantSpec:
 
 
 def _findings(precision: GemmPrecision) -> list[Finding]:
-    found = []
+    """Return every field that Transformer Engine, or the emulation, does not take."""
+    findings = []
 
     def fault(path: str, rule: str, remedy: str) -> None:
-        found.append(Finding(path=path, rule=rule, remedy=remedy, value=getattr(precision, path)))
+        findings.append(
+            Finding(path=path, rule=rule, remedy=remedy, value=getattr(precision, path))
+        )
 
     scheme = SCHEMES.get(precision.scheme)
     if scheme is None:
         near = did_you_mean(close_matches(precision.scheme, SCHEMES))
         remedy = near or "Run a custom factory on Transformer Engine."
         fault("scheme", f"must be one of {', '.join(sorted(SCHEMES))}", remedy)
-        return found
+        return findings
     formats = []
     for name, (forward, _) in OPERAND_FORMATS.items():
         if (forward == "e2m1") == (scheme.family == "fp4"):
@@ -161,4 +170,4 @@ def _findings(precision: GemmPrecision) -> list[Finding]:
         fault("backward_override", rule, "Use one of these, or None.")
     elif precision.backward_override is not None and scheme.name == "delayed":
         fault("backward_override", "is refused by the recipe of delayed scaling", "Use tensorwise.")
-    return found
+    return findings

@@ -35,46 +35,55 @@ from bridge.runtime.numerics.scaling import (
 )
 from bridge.runtime.numerics.spec import QuantSpec
 
-CHUNK_BYTES, CHUNK_BYTES_ELSEWHERE = 1 << 20, 1 << 26
-"""FP32 bytes worked on at a time, on a CPU and elsewhere."""
+CPU_CHUNK_BYTES = 1 << 20
+"""FP32 bytes that a CPU works on at a time."""
+DEVICE_CHUNK_BYTES = 1 << 26
+"""FP32 bytes that any other device works on at a time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TilePass:
-    """Parameters of one pass."""
+    """Parameters of a pass."""
 
     spec: QuantSpec
     columnwise: bool
     scale: float
-    """One FP32 number: the factor under the rule "given", S_enc of NVFP4."""
+    """FP32 scale of the whole tensor, under NVFP4 its S_enc; not read under the other rules."""
     codes: bool = False
-    """Return codes rather than BF16 operand values."""
+    """Whether the result is codes rather than operand values in BF16."""
     shift: float = 1.0
     """Power of two that operand values are multiplied by."""
     seed: int | None = None
-    """Round stochastically, with this sequence."""
+    """Seed of stochastic rounding; None rounds to nearest."""
     measure: bool = True
-    """Take the amax also where no scale is made of it (the rule "given")."""
+    """Measure the amax also under the rule "tensor", which does not need it."""
 
     @property
     def hadamard(self) -> bool:
-        """Quantise the random Hadamard transform of the matrix (`hadamard.py`).
+        """Whether the random Hadamard transform of the matrix is quantised (`hadamard.py`).
 
-        `run` below gets the matrix transformed.
+        `run` below expects a matrix that is already transformed.
         """
         return self.columnwise and self.spec.hadamard
+
+    @property
+    def result_dtype(self) -> torch.dtype:
+        """uint8 for codes, BF16 for operand values."""
+        if self.codes:
+            return torch.uint8
+        return torch.bfloat16
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TileResult:
-    """Result of one pass."""
+    """Result of a pass."""
 
     values: torch.Tensor
     """(M, K): codes in uint8, or operand values in BF16."""
     scale_inv: torch.Tensor | None
-    """(B, C): what comes back, in FP32.
+    """(B, C) dequantisation scales in FP32; None under the rule "tensor".
 
-    Of MXFP8 it is the biased exponent and of NVFP4 S_dec's code, in uint8.
+    Those of MXFP8 are biased exponents, and those of NVFP4 the E4M3 codes of S_dec, in uint8.
     """
     amax: float
     """Largest magnitude of the matrix; 0 where it was not measured."""
@@ -87,7 +96,7 @@ class TileResult:
 def amax_of(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
     """Return the largest magnitude over `dims` in FP32.
 
-    NaN counts as 0, infinity as infinity, nothing as 0.
+    NaN counts as 0. The amax of an empty tensor is 0.
     """
     magnitude = torch.where(x.isnan(), torch.zeros_like(x), x.abs())
     if not x.numel():
@@ -96,29 +105,30 @@ def amax_of(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
 
 
 def chunk_rows(x_MK: torch.Tensor, multiple: int) -> Iterator[tuple[int, int]]:
-    """Yield row ranges that start at multiples of `multiple` and fit the chunk size.
+    """Yield ranges of rows, (start, end), that start at multiples of `multiple`.
 
-    An empty matrix has none.
+    A range has at most the chunk's bytes, or `multiple` rows. An empty matrix has no range.
     """
     if not x_MK.numel():
         return
-    budget = CHUNK_BYTES if x_MK.device.type == "cpu" else CHUNK_BYTES_ELSEWHERE
-    step = max(1, budget // max(1, 4 * x_MK.shape[1] * multiple)) * multiple
+    budget_bytes = DEVICE_CHUNK_BYTES
+    if x_MK.device.type == "cpu":
+        budget_bytes = CPU_CHUNK_BYTES
+    step = max(1, budget_bytes // max(1, 4 * x_MK.shape[1] * multiple)) * multiple
     for start in range(0, x_MK.shape[0], step):
         yield start, min(start + step, x_MK.shape[0])
 
 
 def run(x_MK: torch.Tensor, todo: TilePass) -> TileResult:
-    """Run one pass over a matrix in FP32, BF16 or FP16, any device, any strides.
+    """Quantise a matrix in FP32, BF16 or FP16, on any device and with any strides.
 
-    NaN counts for no scale.
+    NaN does not count for a scale.
     """
     rows, columns = x_MK.shape
     tile = todo.spec.tile(todo.columnwise)
     if tile == WHOLE:
         tile = (1, max(1, columns))
-    kind = torch.uint8 if todo.codes else torch.bfloat16
-    values = torch.empty(rows, columns, dtype=kind, device=x_MK.device)
+    values = torch.empty(rows, columns, dtype=todo.result_dtype, device=x_MK.device)
     scales, amaxes = [], []
     for start, end in chunk_rows(x_MK, tile[0]):
         amax_BC, scale_inv_BC = _chunk(x_MK[start:end], values[start:end], todo, tile, start)
@@ -130,12 +140,13 @@ def run(x_MK: torch.Tensor, todo: TilePass) -> TileResult:
     amax_BC, scale_inv_BC = torch.cat(amaxes), torch.cat(scales)
     amax = amax_of(amax_BC, (0, 1)).item()
     rule = todo.spec.scale_rule
-    if rule == "given":
+    if rule == "tensor":
         return TileResult(values=values, scale_inv=None, amax=amax)
-    used = scale_inv_BC[amax_BC > 0]
+    scales_of_nonzero_tiles = scale_inv_BC[amax_BC > 0]
     smallest = largest = 1.0
-    if used.numel():
-        smallest, largest = used.min().item(), used.max().item()
+    if scales_of_nonzero_tiles.numel():
+        smallest = scales_of_nonzero_tiles.min().item()
+        largest = scales_of_nonzero_tiles.max().item()
     if rule == "e8m0":
         scale_inv_BC = e8m0_from_amax(amax_BC, todo.spec.element.max).to(torch.uint8)
     elif rule == "nvfp4":
@@ -149,8 +160,9 @@ def _chunk(
     x_MK: torch.Tensor, out_MK: torch.Tensor, todo: TilePass, tile: Tile, first_row: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Quantise some rows into `out_MK`; return amax and scale_inv of their tiles."""
-    x_BRCS, element = _tiled(x_MK.float(), tile), todo.spec.element
-    if todo.spec.scale_rule != "given" or todo.measure:
+    x_BRCS = _tiled(x_MK.float(), tile)
+    element = todo.spec.element
+    if todo.spec.scale_rule != "tensor" or todo.measure:
         amax_BC = amax_of(x_BRCS, (1, 3))
     else:
         amax_BC = x_BRCS.new_zeros(x_BRCS.shape[0], x_BRCS.shape[2])
@@ -183,19 +195,22 @@ def _tiled(x_MK: torch.Tensor, tile: Tile) -> torch.Tensor:
 def _scales(
     amax_BC: torch.Tensor, dtype: torch.dtype, todo: TilePass
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the factors that go in, and those that come back, of some tiles."""
-    spec, most = todo.spec, todo.spec.element.max
+    """Return scale and scale_inv of some tiles, in FP32.
+
+    Under the rule "tensor" scale_inv is 1: the scale of the tensor is taken out of the product.
+    """
+    spec, format_max = todo.spec, todo.spec.element.max
     if spec.scale_rule == "fp32":
         scale_BC = scale_from_amax(
             amax_BC,
-            most,
+            format_max,
             power_of_two=spec.power_of_two_scale,
             eps=spec.eps,
             on_overflow=torch.finfo(dtype).max,
         )
         return scale_BC, divide(1.0, scale_BC)
     if spec.scale_rule == "e8m0":
-        exponent_BC = e8m0_from_amax(amax_BC, most)
+        exponent_BC = e8m0_from_amax(amax_BC, format_max)
         return e8m0_value(254 - exponent_BC), e8m0_value(exponent_BC)
     if spec.scale_rule == "nvfp4":
         decode_BC, encode_BC = nvfp4_block_scale(amax_BC, todo.scale)

@@ -7,17 +7,17 @@
         loss = model(x)
     scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()
 
-Weights stay in FP32 and autocast casts per operator: they are master weights and working weights in
-one. torch is imported when one of these functions is called, not before.
+Weights stay in FP32, and autocast casts per operator, so that the weights are their own masters.
+torch is imported when a function of this room is called.
 
     loop.py               autocast, `LossScaler`, FSDP policy and TF32 of a recipe, from plain data
     linear_schemes.py     name of each `nn.Linear` -> scheme and format, by the rows of `modules`
     float8.py             torchao's config for them, or `EmulatedLinear` over `numerics`
-    check_precision.py    `PrecisionReport`: dtypes of a model, its optimizer and one step
-    live_audit.py         `StepAudit`: one step against a plan, or how many layers ran in FP8 or FP4
+    check_precision.py    `PrecisionReport`: dtypes of a model, its optimizer and a step
+    live_audit.py         `StepAudit`: a step against a plan, or the layers that ran in FP8 or FP4
     record/               `GemmWatch`: the rows of `audit.record` from every GEMM that runs
 
-The last is what the training job records with too.
+The training job records with `record/`, too.
 """
 
 from bridge.runtime.pytorch.check_precision import PrecisionReport, check_precision

@@ -1,11 +1,11 @@
-"""`check_precision`: what a model, its gradients, its optimizer and one step of it are really in.
+"""`check_precision`: the dtypes of a model, its gradients, its optimizer and a step of it.
 
     report = check_precision(model, optimizer, step=lambda: loss_of(model(x)).backward())
     print(report)
 
 The dtype of a parameter says what is stored, not what computes: under autocast all parameters are
-FP32 and every matmul runs in BF16. So one step is watched: the output of each module, and each
-matrix multiplication, with its formats where it is in FP8 or FP4. The record is that of the audit
+FP32 and every matmul runs in BF16. So a step is recorded: the output of each module, and each
+matrix multiplication, with its formats in FP8 or FP4. The record is that of the audit
 (`bridge.runtime.pytorch.record`).
 """
 
@@ -38,7 +38,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class PrecisionReport:
-    """How much there is of each dtype; names of dtypes as torch has them, without ``torch.``."""
+    """Counts per dtype of parameters, gradients, states and the operators of a step.
+
+    Dtypes have torch's names without ``torch.``.
+    """
 
     parameters: Mapping[str, int]
     """Dtype -> values in parameters."""
@@ -52,20 +55,20 @@ class PrecisionReport:
     It is empty before the optimizer's first step.
     """
     activations: Mapping[str, int] = field(default_factory=dict)
-    """Dtype -> modules whose output had it in the step; containers do not count."""
+    """Dtype -> number of modules whose output has it in the step; containers do not count."""
     modules: Mapping[str, str] = field(default_factory=dict)
     """Name of a module -> dtype of its output in the step."""
     matmuls: Mapping[str, int] = field(default_factory=dict)
-    """Dtype of the operands -> matrix multiplications in the step.
+    """Dtype of the operands -> number of matrix multiplications in the step.
 
-    In FP8 and FP4 a key has formats and scheme.
+    A key of FP8 and FP4 has formats and scheme.
     """
     gemms: tuple[GemmRow, ...] = ()
     """The record of the linear layers: module, GEMM, formats, scheme."""
     converted: Mapping[str, int] = field(default_factory=dict)
-    """Class of torchao -> layers converted to it.
+    """Class of torchao -> number of layers that are converted to it.
 
-    Where torchao emulates FP8, their matmuls need not show it.
+    The matmuls of torchao's emulated FP8 do not always show their formats.
     """
 
     def __str__(self) -> str:
@@ -80,21 +83,21 @@ class PrecisionReport:
         return "\n".join(rows)
 
     def disagreements(self, config: str | MixedPrecisionConfig) -> list[str]:
-        """Return where the report is not what the recipe asks for, one sentence each.
+        """Return the differences of the report from a recipe, a sentence each.
 
-        Half-precision weights and FP32 weights under autocast both satisfy a half-precision recipe.
-        It is not satisfied by matmuls mostly in FP32 (a few, of a head for example, may be), by any
-        in another half precision, or by an optimizer that keeps nothing in FP32. An FP8 or FP4
-        recipe asks for matmuls in its scheme and its formats, an FP32 one for no narrower matmul.
-        With rows of `modules` each linear layer is asked for its own scheme, as `linear_schemes`
-        names it.
+        - A half-precision recipe is satisfied by half-precision weights, and by FP32 weights under
+          autocast. It is not satisfied if most matmuls are in FP32, if a matmul is in another half
+          precision, or if the optimizer keeps nothing in FP32.
+        - An FP8 or FP4 recipe asks for matmuls in its scheme and formats.
+        - An FP32 recipe asks for no narrower matmul.
+        - Under rows of `modules` each linear layer has to run in its scheme of `linear_schemes`.
 
         Args:
-            config: A recipe, or the name of one.
+            config: A recipe, or its name.
 
         Raises:
-            BridgeError: There is no recipe of that name, it is neither a name nor a recipe, or a
-                row of `modules` takes no linear layer that multiplied.
+            BridgeError: There is no recipe of that name, the argument is of another type, or a row
+                of `modules` takes no linear layer that multiplied.
         """
         from bridge.registry.registry import get_mixed_precision_config
 
@@ -118,24 +121,29 @@ class PrecisionReport:
         return found
 
     def _of_matmuls(self, config: MixedPrecisionConfig) -> list[str]:
-        """Return where the matmuls of all modules are not what one precision asks for."""
+        """Return the differences of the matmuls from a recipe without rows of `modules`."""
         found = []
         if config.fp8 or config.fp4:
             if self.converted or self._has_low_matmuls(config):
                 return self._of_linears(config)
-            family = "FP8" if config.fp8 else "FP4"
+            family = "FP4"
+            if config.fp8:
+                family = "FP8"
             counted = _counted(self.matmuls, "calls")
             found.append(f"No matmul ran in {family}: {counted}. Were the linear layers converted?")
-        return found + self._of_high(_wanted(config))
+        return found + self._of_high_precision(_wanted(config))
 
     def _has_low_matmuls(self, config: MixedPrecisionConfig) -> bool:
-        start = "float8" if config.fp8 else "float4"
+        """Return whether a matmul ran in the family of a recipe, FP8 or FP4."""
+        start = "float4"
+        if config.fp8:
+            start = "float8"
         if any(name.startswith(start) for name in self.matmuls):
             return True
         return any(row.scheme != "none" for row in self.gemms)
 
-    def _of_high(self, wanted: str) -> list[str]:
-        """Return where the matmuls are not mostly in one dtype of high precision."""
+    def _of_high_precision(self, wanted: str) -> list[str]:
+        """Return the differences of the matmuls from a dtype of high precision."""
         counted = _counted(self.matmuls, "calls")
         wide, other = [], []
         for name in self.matmuls:
@@ -156,7 +164,7 @@ class PrecisionReport:
         return found
 
     def _of_linears(self, config: MixedPrecisionConfig) -> list[str]:
-        """Return where linear layers ran in another scheme or format than a recipe gives them."""
+        """Return the linear layers that ran in another scheme or format than the recipe's."""
         chosen = _chosen(self.gemms, config)
         mismatches = []
         for row in self.gemms:
@@ -177,7 +185,7 @@ class PrecisionReport:
         return [str(mismatch) for mismatch in folded(mismatches)]
 
     def _is_hidden(self, row: GemmRow) -> bool:
-        """Return whether a GEMM is torchao's own, which does not show its formats."""
+        """Return whether a GEMM is one of torchao's, which do not show their formats."""
         return row.scheme == "scaled" or (row.scheme == "none" and bool(self.converted))
 
 
@@ -199,9 +207,9 @@ def _formats(scheme: Chosen, gemm: str) -> str:
 
 
 def _chosen(rows: Sequence[GemmRow], config: MixedPrecisionConfig) -> dict[str, Chosen | None]:
-    """Return the scheme of each linear layer that a recipe decides.
+    """Return the scheme that a recipe chooses, by the key of a linear layer.
 
-    It decides by its rows, or, without rows, for all layers that ran in a low precision.
+    A recipe without rows of `modules` chooses for the layers that ran in a low precision.
     """
     if not field_value(config, "modules"):
         of_run = ModuleSchemes.of_run(config)
@@ -211,7 +219,7 @@ def _chosen(rows: Sequence[GemmRow], config: MixedPrecisionConfig) -> dict[str, 
     for row in rows:
         if not row.layer:
             chosen[_key(row)] = None
-        # Of a Megatron model. Prediction layers and the output are not asked.
+        # A layer of a Megatron model; prediction layers and the output are left out.
         if row.layer.isdecimal():
             number = int(row.layer) - 1
             path = ModulePaths().path(row.layer, number, row.module)
@@ -227,18 +235,19 @@ def _chosen(rows: Sequence[GemmRow], config: MixedPrecisionConfig) -> dict[str, 
 def check_precision(
     model: torch.nn.Module, optimizer: Any = None, step: Callable[[], object] | None = None
 ) -> PrecisionReport:
-    """Return the dtypes of a model, of its optimizer, and of what one step of it computes.
+    """Return the dtypes of a model, of its optimizer, and of the operators of a step.
+
+    An error of `step` is not caught, and leaves no hook behind.
 
     Args:
         model: Any module.
-        optimizer: A `torch.optim.Optimizer` or anything with such a `state`; None: there is none.
-        step: Runs one forward pass, and a backward pass where gradients are asked for, with
-            everything the training loop puts around them. It is called once; None: nothing runs,
-            and what is there already is counted.
+        optimizer: A `torch.optim.Optimizer`, or another object with such a `state`, or None.
+        step: Runs a forward pass, and for gradients a backward pass, with everything that the
+            training loop puts around them. It is called once. None runs nothing, and the report
+            has the present tensors alone.
 
     Raises:
-        PrecisionTypeError: Something else than a module, an optimizer or a function. What `step`
-            raises is not caught, and leaves no hook behind.
+        PrecisionTypeError: An argument is no module, optimizer or function.
     """
     _require_types(model, optimizer, step)
     from bridge.runtime.pytorch.record.watch import GemmWatch  # imports torch
@@ -246,7 +255,7 @@ def check_precision(
     modules: dict[str, str] = {}
     watch = GemmWatch([model])
     if step is not None:
-        with _noting(model, modules), watch.watching():
+        with _recording_outputs(model, modules), watch.watching():
             step()
     parameters = list(model.parameters())
     buffers = [buffer for buffer in model.buffers() if buffer.is_floating_point()]
@@ -265,6 +274,7 @@ def check_precision(
 
 
 def _require_types(model: object, optimizer: object, step: object) -> None:
+    """Refuse arguments of `check_precision` of another type."""
     import torch
 
     if not isinstance(model, torch.nn.Module):
@@ -281,6 +291,7 @@ def _require_types(model: object, optimizer: object, step: object) -> None:
 
 
 def _key(row: GemmRow) -> str:
+    """Return the name of a linear layer, in a Megatron model behind the label of its layer."""
     if not row.layer:
         return row.module
     return f"{row.layer}.{row.module}"
@@ -297,22 +308,22 @@ def _converted(model: torch.nn.Module) -> Iterator[str]:
 
 
 @contextmanager
-def _noting(model: torch.nn.Module, modules: dict[str, str]) -> Iterator[None]:
-    """Note the dtype of each module's output for a ``with`` block."""
+def _recording_outputs(model: torch.nn.Module, modules: dict[str, str]) -> Iterator[None]:
+    """Write the dtype of each module's output into `modules`, in a ``with`` block."""
     from bridge.runtime.pytorch.record.modules import holds_more_than_modules
 
     with ExitStack() as hooks:
         for name, module in model.named_modules():
             if holds_more_than_modules(module):
-                hook = module.register_forward_hook(partial(_note, modules, name))
+                hook = module.register_forward_hook(partial(_record_output, modules, name))
                 hooks.callback(hook.remove)
         yield
 
 
-def _note(
+def _record_output(
     modules: dict[str, str], name: str, _module: object, _inputs: object, output: object
 ) -> None:
-    """Note the dtype of a module's output; a hook of torch."""
+    """Write the dtype of a module's output into `modules`; a hook of torch."""
     from bridge.runtime.pytorch.record.modules import dtype_of, tensors_in
 
     tensors = tensors_in(output)
@@ -331,6 +342,7 @@ def _state_of(optimizer: Any) -> list[torch.Tensor]:
 
 
 def _sizes(tensors: Iterable[Any]) -> dict[str, int]:
+    """Return dtype -> number of values."""
     from bridge.runtime.pytorch.record.modules import dtype_of
 
     sizes: Counter[str] = Counter()

@@ -13,10 +13,7 @@ from bridge.runtime.numerics.spec import GemmPrecision
 
 
 class EmulatedLinear(torch.nn.Linear):
-    """`nn.Linear` whose three GEMMs run in low precision.
-
-    Weight and bias are the replaced layer's own.
-    """
+    """`nn.Linear` whose three GEMMs run in low precision, with the replaced layer's parameters."""
 
     precision: GemmPrecision
     scaling: DelayedScaling | None

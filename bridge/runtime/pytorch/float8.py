@@ -20,8 +20,12 @@ if TYPE_CHECKING:
 
     import torch
 
+    from bridge.runtime.numerics.spec import GemmPrecision
+
 OPERANDS = ("input", "weight", "grad_output")
-OF_WGRAD = ("input_for_grad_weight", "grad_output_for_grad_weight")
+"""Operands of fprop and dgrad, as torchao's config names their casts."""
+WGRAD_OPERANDS = ("input_for_grad_weight", "grad_output_for_grad_weight")
+"""Operands of wgrad, as torchao's config names their casts."""
 
 
 def float8_linear_config_for(config: MixedPrecisionConfig, *, emulate: bool = False) -> Any:
@@ -83,7 +87,8 @@ def convert_linears(
 
     Raises:
         BackendUnavailableError: torchao is not installed, or has no such scheme; nothing is
-        converted. PrecisionTypeError: A row takes no layer of the model.
+            converted.
+        PrecisionTypeError: A row takes no layer of the model.
     """
     schemes = linear_schemes(model, checked(config))
     chosen = {name: scheme for name, scheme in schemes.items() if scheme is not None}
@@ -109,7 +114,7 @@ def convert_linears(
 
 
 def with_one_scheme(config: MixedPrecisionConfig, chosen: Chosen) -> MixedPrecisionConfig:
-    """Return the recipe with one scheme for all modules."""
+    """Return the recipe with the same scheme for all modules."""
     family = "fp8"
     if chosen.scheme in FP4_SCHEMES and chosen.format == "e2m1":
         family = "fp4"
@@ -124,9 +129,9 @@ def with_one_scheme(config: MixedPrecisionConfig, chosen: Chosen) -> MixedPrecis
 def emulate_linears(
     model: torch.nn.Module, config: MixedPrecisionConfig, *, skip: str | Collection[str] = ()
 ) -> list[str]:
-    """Run the model's linear layers in the recipe's FP8 or FP4, emulated.
+    """Replace the model's linear layers by layers that emulate the recipe's FP8 or FP4.
 
-    Without FP8 and FP4 nothing happens.
+    A recipe without FP8 and FP4 replaces nothing.
 
     Args:
         model: Its `nn.Linear` modules are replaced in place and keep their parameters.
@@ -135,17 +140,16 @@ def emulate_linears(
             is one name.
 
     Returns:
-        The names of what was replaced.
+        The names of the replaced layers.
 
     Raises:
-        PrecisionTypeError: `skip` names what is no linear layer of the model, or the model has none
-            to replace: it is itself an `nn.Linear`, or was converted before; or a row of `modules`
-            takes no layer of it.
+        PrecisionTypeError: `skip` names no linear layer of the model; or the model has no layer to
+            replace, is itself an `nn.Linear`, or was converted before; or a row of `modules` takes
+            no layer of it.
     """
     rows = field_value(require_config(config), "modules")
     if scheme_of(config) is None and not rows:
         return []
-    from bridge.runtime.numerics.spec import GemmPrecision
     from bridge.runtime.pytorch.emulated_linear import EmulatedLinear
 
     skipped = tuple(skip)
@@ -161,26 +165,37 @@ def emulate_linears(
         scheme = chosen[name]
         if scheme is None or name in skipped:
             continue
-        margin = 0
-        if scheme.scheme == "delayed":
-            margin = config.fp8_margin
-        precision = GemmPrecision(
-            scheme=scheme.scheme,
-            format=scheme.format,
-            margin=margin,
-            amax_history_len=config.fp8_amax_history_len,
-            amax_compute_algo=config.fp8_amax_compute_algo,
-        )
         parent, _, child = name.rpartition(".")
-        setattr(model.get_submodule(parent), child, EmulatedLinear.of(linear, precision))
+        layer = EmulatedLinear.of(linear, _gemm_precision(config, scheme))
+        setattr(model.get_submodule(parent), child, layer)
         replaced.append(name)
     return replaced
+
+
+def _gemm_precision(config: MixedPrecisionConfig, chosen: Chosen) -> GemmPrecision:
+    """Return the precision of a layer's GEMMs in a scheme, with the recipe's delayed scaling."""
+    from bridge.runtime.numerics.spec import GemmPrecision
+
+    margin = 0
+    if chosen.scheme == "delayed":
+        margin = config.fp8_margin
+    return GemmPrecision(
+        scheme=chosen.scheme,
+        format=chosen.format,
+        margin=margin,
+        amax_history_len=config.fp8_amax_history_len,
+        amax_compute_algo=config.fp8_amax_compute_algo,
+    )
 
 
 def _linears_to_replace(
     model: torch.nn.Module, skipped: Collection[str]
 ) -> dict[str, torch.nn.Linear]:
-    """Return the linear layers of a model by name, those to be skipped among them."""
+    """Return the linear layers of a model by name, with the skipped layers.
+
+    Raises:
+        PrecisionTypeError: As for `emulate_linears`.
+    """
     import torch
 
     from bridge.runtime.pytorch.emulated_linear import EmulatedLinear
@@ -224,7 +239,7 @@ def float8_settings(config: MixedPrecisionConfig) -> dict[str, dict[str, Any]]:
     else:
         kinds = dict.fromkeys(OPERANDS, "dynamic")
         if not config.fp8_wgrad:
-            kinds.update(dict.fromkeys(OF_WGRAD, "disabled"))
+            kinds.update(dict.fromkeys(WGRAD_OPERANDS, "disabled"))
         for name, kind in kinds.items():
             cast = {"scaling_type": kind}
             if config.fp8 == "e4m3":
@@ -235,14 +250,17 @@ def float8_settings(config: MixedPrecisionConfig) -> dict[str, dict[str, Any]]:
 
 
 def _torchao_object(settings: Mapping[str, Any], *, emulate: bool) -> Any:
+    """Return torchao's config of some `float8_settings`."""
     if "mxfp8" in settings:
         from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig, MXFP8TrainingRecipe
 
         recipe = settings["mxfp8"]["recipe"]
-        base = "mxfp8_emulated_rceil" if emulate else recipe
-        made = MXFP8TrainingOpConfig.from_recipe(MXFP8TrainingRecipe(base))
-        made.wgrad_with_hp = recipe.endswith("wgrad_with_hp")
-        return made
+        base = recipe
+        if emulate:
+            base = "mxfp8_emulated_rceil"
+        config = MXFP8TrainingOpConfig.from_recipe(MXFP8TrainingRecipe(base))
+        config.wgrad_with_hp = recipe.endswith("wgrad_with_hp")
+        return config
     from torchao.float8 import CastConfig, Float8LinearConfig, ScalingType
 
     arguments: dict[str, Any] = {"emulate": emulate}
@@ -252,6 +270,6 @@ def _torchao_object(settings: Mapping[str, Any], *, emulate: bool) -> Any:
             if "target_dtype" in value:
                 cast["target_dtype"] = torch_dtype(value["target_dtype"])
             arguments[name] = CastConfig(**cast)
-        elif name != "recipe_name":  # tensorwise is what the class's own defaults are
+        elif name != "recipe_name":  # the defaults of the class are tensorwise
             arguments[name] = value
     return Float8LinearConfig(**arguments)

@@ -24,19 +24,20 @@ if TYPE_CHECKING:
 def linear_schemes(
     model: torch.nn.Module, config: MixedPrecisionConfig
 ) -> dict[str, Chosen | None]:
-    """Return scheme and format of each `nn.Linear` of a model by name; None: the run's dtype.
+    """Return scheme and format of each `nn.Linear` of a model by name.
 
-    Linear layers that Megatron never runs in FP8 or FP4, as the output layer and a router, are
-    None, and so is every name that `bridge.precision.foreign_names` does not know.
+    The value is None for a layer in the dtype of the run. Those are the layers that Megatron never
+    runs in FP8 or FP4, such as the output layer and a router, and every layer whose name
+    `bridge.precision.foreign_names` does not know.
 
     Args:
         model: A model of transformers, torchtitan or another whose linear layers have such names.
-        config: The recipe. Its rows select these modules by Megatron's names, `linear_qkv` for
-        `q_proj` say.
+        config: The recipe. Its rows select these modules by Megatron's names, for example
+            `linear_qkv` for `q_proj`.
 
     Raises:
         PrecisionTypeError: No name is known, a row takes no layer, or the model has no layer that a
-        row names.
+            row names.
     """
     import torch
 

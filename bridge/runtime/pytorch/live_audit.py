@@ -1,6 +1,4 @@
-"""The audit as a library: one step of any model.
-
-The step is compared with a plan, or asked how many layers ran in FP8 or FP4.
+"""The audit as a library: a step of any model, compared with a plan or counted by precision.
 
     with audit(model, "fp8_current"):       # one step of a Megatron model, on every rank
         train_step(...)
@@ -8,7 +6,7 @@ The step is compared with a plan, or asked how many layers ran in FP8 or FP4.
     with assert_effective(model, "fp8", min_layers=24):         # any model
         loss_of(model(x)).backward()
 
-Both watch the GEMMs as they run, whoever runs them; nothing is read from a config.
+Both record the GEMMs that run, in any framework; no config is read.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ if TYPE_CHECKING:
 
 _FP8 = {scheme.name for scheme in SCHEMES if scheme.family == "fp8"}
 FAMILIES = {"fp8": {*_FP8, "scaled"}, "fp4": {"nvfp4"}}
-"""fp8 or fp4 -> schemes of a record; "scaled" is torch's own FP8 GEMM."""
+"""fp8 or fp4 -> schemes of a record; "scaled" is an FP8 GEMM of torch."""
 
 
 @dataclass(kw_only=True)
@@ -56,16 +54,16 @@ def audit(
 ) -> Iterator[StepAudit]:
     """Record the step of a ``with`` block and compare it with a plan.
 
-    With several ranks its end is a collective call.
+    With several ranks the end of the block is a collective call.
 
     Args:
         model: A Megatron model, or this rank's list of its chunks, in Megatron's wrappers or
             without.
-        plan: The plan, or a recipe or the name of one, which is planned for the model's own config.
-        raises: Raise an error where they differ; else the mismatches are only returned.
+        plan: The plan; or a recipe, or its name, which is planned for the config of the model.
+        raises: Raise an error if step and plan differ. Otherwise the mismatches are returned alone.
 
     Raises:
-        AuditError: The step ran something else than planned.
+        AuditError: The step differs from the plan.
         PrecisionTypeError: `plan` is a recipe, and the model has no Megatron config.
     """
     planned = plan
@@ -81,17 +79,17 @@ def audit(
 
 @contextmanager
 def assert_effective(model: Model, family: str, *, min_layers: int = 1) -> Iterator[StepAudit]:
-    """Raise an error unless the step of a ``with`` block ran so many layers in FP8 or FP4.
+    """Raise an error unless the step of a ``with`` block ran enough layers in FP8 or FP4.
 
     Args:
-        model: Any model. Of a Megatron model its layers are counted, of any other its linear
-            modules.
+        model: Any model. The layers of a Megatron model are counted, or the linear modules of any
+            other model.
         family: fp8 or fp4.
-        min_layers: The least number of layers with at least one GEMM in it, on all ranks together.
+        min_layers: Least number of layers, over all ranks, with a GEMM in this family.
 
     Raises:
-        AuditError: There are fewer.
-        PrecisionTypeError: Another name than fp8 and fp4.
+        AuditError: Fewer layers have such a GEMM.
+        PrecisionTypeError: `family` is another name.
     """
     if family not in FAMILIES:
         raise PrecisionTypeError(f"family: must be fp8 or fp4, got {family!r}. Name one of them.")

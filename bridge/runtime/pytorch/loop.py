@@ -1,7 +1,7 @@
-"""The parts of a recipe around the steps of a training loop.
+"""Autocast, loss scaler, FSDP policy and TF32 of a recipe, for a training loop.
 
-They are autocast, loss scaler, FSDP policy and TF32. Each is made of plain data (`compute_dtype`,
-`scaler_settings`, `policy_dtypes`), which needs no torch.
+Each is made of plain data (`compute_dtype`, `scaler_settings`, `policy_dtypes`), which needs no
+torch.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ def autocast_for(
 ) -> torch.autocast:
     """Return the autocast context of a recipe: its half precision over FP32 weights.
 
-    For FP32 it is switched off.
+    The context of an FP32 recipe switches autocast off.
 
     Args:
         config: The recipe.
-        device: Where the model is; None: CUDA where there is a device, else the CPU.
+        device: Device of the model. None is CUDA where there is a device, else the CPU.
     """
     import torch
 
@@ -50,12 +50,12 @@ def grad_scaler_for(
 ) -> torch.amp.GradScaler:
     """Return the loss scaler of a recipe, with Megatron's rule.
 
-    Where nothing is to be scaled, the scaler does nothing.
+    The scaler of a recipe without a loss scale does nothing.
 
     Args:
-        config: The recipe. FP16 scales dynamically unless `loss_scale` is stated; BF16 and FP32
-            only then.
-        device: As for `autocast_for`. On a CPU, too, the scale is real.
+        config: The recipe. FP16 scales dynamically unless `loss_scale` is stated. BF16 and FP32
+            scale only if `loss_scale` is stated.
+        device: As for `autocast_for`. The loss is scaled on a CPU too.
     """
     import torch
 
@@ -73,12 +73,12 @@ def fsdp_policy_for(
     """Return the FSDP policy of a recipe.
 
     Args:
-        config: The recipe; its FP8 or FP4 is not FSDP's business.
+        config: The recipe. Its FP8 or FP4 has no part in the policy.
         version: 2 for `fully_shard`, 1 for `FullyShardedDataParallel`.
 
     Returns:
-        A `MixedPrecisionPolicy`, or for version 1 a `MixedPrecision`, with both dtypes written out;
-        no casts for FP32.
+        A `MixedPrecisionPolicy`, or for version 1 a `MixedPrecision`, with both dtypes. The policy
+        of an FP32 recipe casts nothing.
     """
     from torch.distributed.fsdp import MixedPrecision, MixedPrecisionPolicy
 
@@ -96,15 +96,14 @@ def fsdp_policy_for(
 
 
 def apply_tf32(config: MixedPrecisionConfig) -> str | None:
-    """Allow or forbid TF32 in FP32 matmuls for this process, as the recipe states.
+    """Allow or forbid TF32 in FP32 matmuls and convolutions of this process, as the recipe states.
+
+    It calls `torch.set_float32_matmul_precision`, after which both the old and the new interface of
+    PyTorch can be read, and sets `torch.backends.cudnn.allow_tf32`.
 
     Returns:
-        What float32 matmuls now use: "tf32" or "ieee"; None where the recipe leaves it to the
-        process.
-
-    It goes through `torch.set_float32_matmul_precision`, the one switch after which both of
-    PyTorch's interfaces, old and new, can still be read, and for convolutions through
-    `torch.backends.cudnn.allow_tf32`.
+        "tf32" or "ieee", the arithmetic of FP32 matmuls. None where the recipe does not state it,
+        and nothing is changed.
     """
     import torch
 
@@ -120,10 +119,7 @@ def apply_tf32(config: MixedPrecisionConfig) -> str | None:
 
 
 def compute_dtype(config: MixedPrecisionConfig) -> str:
-    """Return the dtype that operators compute in.
-
-    It is the dtype of autocast over FP32 weights, else the mode.
-    """
+    """Return the dtype that operators compute in: that of autocast over FP32 weights, or the mode."""
     values = config.to_dict(full=True)
     if config.autocast_enabled and (values["params_dtype"] or mode_of(config)) == "fp32":
         return str(values["autocast_dtype"] or mode_of(config))
@@ -142,7 +138,7 @@ def scaler_settings(config: MixedPrecisionConfig) -> dict[str, Any]:
 
 
 def policy_dtypes(config: MixedPrecisionConfig) -> dict[str, str | None]:
-    """Return `param_dtype` and `reduce_dtype` by our names; both None for FP32."""
+    """Return `param_dtype` and `reduce_dtype` of FSDP as tokens; both are None for FP32."""
     compute = compute_dtype(config)
     if compute == "fp32":
         return {"param_dtype": None, "reduce_dtype": None}
@@ -153,11 +149,11 @@ def policy_dtypes(config: MixedPrecisionConfig) -> dict[str, str | None]:
 
 
 def checked(config: object) -> MixedPrecisionConfig:
-    """Return the recipe.
+    """Return a recipe after it is finalized.
 
     Raises:
-        PrecisionTypeError: It is no recipe.
-        PrecisionConfigError: The recipe can never be right.
+        PrecisionTypeError: The object is no recipe.
+        PrecisionConfigError: The recipe contradicts itself.
     """
     recipe = require_config(config)
     recipe.finalize()
@@ -165,7 +161,11 @@ def checked(config: object) -> MixedPrecisionConfig:
 
 
 def require_config(config: object) -> MixedPrecisionConfig:
-    """Return the recipe; PrecisionTypeError for anything else."""
+    """Return a recipe as it is.
+
+    Raises:
+        PrecisionTypeError: The object is no recipe.
+    """
     if not isinstance(config, MixedPrecisionConfig):
         remedy = "get_mixed_precision_config makes one of a recipe's name."
         raise PrecisionTypeError.of(

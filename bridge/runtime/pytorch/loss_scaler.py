@@ -1,10 +1,12 @@
 """`LossScaler`: Megatron's rule for FP16's loss scale, in torch's `GradScaler`.
 
-    overflow:   one less of `hysteresis`; at none left, and from then on:
-                scale = max(scale * backoff, min_scale)
-    good step:  after `growth_interval` in a row, scale * growth, and hysteresis is whole again
+- Overflow: one of `hysteresis` is used up. When none is left, each overflow sets
+  scale = max(scale * backoff, min_scale).
+- Good step: after `growth_interval` good steps in a row scale = scale * growth, and `hysteresis` is
+  restored.
 
-torch's own scaler halves at the first overflow, knows no smallest scale and no constant one.
+torch's scaler halves at the first overflow, and has neither a smallest nor a constant scale.
+
 Source: Megatron-LM core/optimizer/grad_scaler.py 0.16.1, PyTorch 2.13 torch/amp/grad_scaler.py.
 """
 
@@ -36,48 +38,59 @@ class LossScaler(torch.amp.GradScaler):
         constant: bool = False,
     ) -> None:
         super().__init__(device, init_scale=init_scale, growth_interval=growth_interval)
-        self.hysteresis, self.min_scale, self.constant = hysteresis, min_scale, constant
-        self._left, self._good = hysteresis, 0
+        self.hysteresis = hysteresis
+        self.min_scale = min_scale
+        self.constant = constant
+        self._hysteresis_left = hysteresis
+        self._good_steps = 0
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
-        """Move the scale on after `step`; with `new_scale`, set it."""
+        """Change the scale after `step` by the rule, or set it to `new_scale`."""
         if new_scale is not None:
             super().update(new_scale)
             return
         before, overflowed = self.get_scale(), self._overflowed()
-        super().update(before)  # clears what was found in this step
+        super().update(before)  # clears the overflows of this step
         if not self.constant:
-            after = self._moved(before, overflowed)
+            after = self._next_scale(before, overflowed)
             if after != before:
                 super().update(after)
 
     def _overflowed(self) -> bool:
+        """Return whether a gradient of this step has NaN or infinity."""
         for state in self._per_optimizer_states.values():
             if any(float(count) > 0 for count in state["found_inf_per_device"].values()):
                 return True
         return False
 
-    def _moved(self, scale: float, overflowed: bool) -> float:
+    def _next_scale(self, scale: float, overflowed: bool) -> float:
+        """Return the scale of the next step, and change both counts."""
         if overflowed:
-            self._good, self._left = 0, self._left - 1
-            if self._left > 0:
+            self._good_steps = 0
+            self._hysteresis_left -= 1
+            if self._hysteresis_left > 0:
                 return scale
             return max(scale * self.get_backoff_factor(), self.min_scale)
-        self._good += 1
-        if self._good < self.get_growth_interval():
+        self._good_steps += 1
+        if self._good_steps < self.get_growth_interval():
             return scale
-        self._good, self._left = 0, self.hysteresis
+        self._good_steps = 0
+        self._hysteresis_left = self.hysteresis
         return scale * self.get_growth_factor()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scale and both counts."""
-        return {**super().state_dict(), "hysteresis_left": self._left, "good_steps": self._good}
+        return {
+            **super().state_dict(),
+            "hysteresis_left": self._hysteresis_left,
+            "good_steps": self._good_steps,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the scale and, where the state holds them, both counts."""
+        """Restore the scale and, from a state that has them, both counts."""
         of_torch = dict(state_dict)
         of_torch.pop("hysteresis_left", None)
         of_torch.pop("good_steps", None)
         super().load_state_dict(of_torch)
-        self._left = state_dict.get("hysteresis_left", self.hysteresis)
-        self._good = state_dict.get("good_steps", 0)
+        self._hysteresis_left = state_dict.get("hysteresis_left", self.hysteresis)
+        self._good_steps = state_dict.get("good_steps", 0)

@@ -308,6 +308,26 @@ def test_the_checkpoint_of_slime_decides_and_its_config_answers(
     assert words_for(answer, "training") == in_fp8.replace(" --fp8-r", "|--fp8-r").split("|")
 
 
+def test_slime_sends_fp8_values_for_modules_that_the_list_of_the_checkpoint_keeps(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """slime's quantize_params_fp8 decides by Megatron's names, and does not read modules_to_not_convert."""
+    edges = "--fp8-format e4m3 --fp8-recipe blockwise --first-last-layers-bf16"
+    layers = [f"model.layers.{number}" for number in (0, 3)]
+    listed = served(tmp_path, {**BLOCKS, "modules_to_not_convert": ["lm_head", *layers]})
+    code, answer = asked(capsys, slime(tmp_path, edges), "--rollout", listed)
+    assert code == 0
+    attention = {row["layers"]: row for row in answer["rows"] if row["subject"] == ATTENTION}
+    assert {layers: row["verdict"] for layers, row in attention.items()} == {
+        "layers 1, 4": "cannot be known",
+        "layers 2-3": "equal",
+    }
+    assert (
+        "training sends FP8 values for it, since slime or miles does not read" in attention["layers 1, 4"]["decided_by"]
+    )
+    assert verdicts(answer)["output_layer"] == {"equal"}
+
+
 def test_a_cache_of_sglang_in_fp8_differs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = slime(tmp_path, "--sglang-kv-cache-dtype fp8_e4m3")
     code, answer = asked(capsys, path, "--rollout", served(tmp_path, None))

@@ -84,8 +84,8 @@ def test_a_file_of_arguments_is_read_with_the_words_behind_it(run_of, tmp_path) 
 @pytest.mark.parametrize(("dtype", "count"), [("bf16", 1), ("fp32", 0)])
 def test_moments_in_bf16_of_weights_stored_in_fp8_are_an_error(run_of, dtype: str, count: int) -> None:
     words = (
-        "--bf16 true --fp8_format e4m3 --fp8_recipe delayed --fp8_param_gather true --use_precision_aware_optimizer true"
-        f" --exp_avg_dtype {dtype} --exp_avg_sq_dtype {dtype}"
+        "--bf16 true --fp8_format e4m3 --fp8_recipe delayed --fp8_param_gather true "
+        f"--use_precision_aware_optimizer true --exp_avg_dtype {dtype} --exp_avg_sq_dtype {dtype}"
     )
     run = run_of(f"#!/bin/bash\n{COMMAND} {words}\n", "run.sh")
     assert [one.id for one in check(run).findings if one.severity == "error"] == ["PB369"] * count

@@ -6,7 +6,7 @@ from bridge.read.framework.files import TREES
 from bridge.read.framework.hf_config import decided_fields
 from bridge.read.framework.launches import READERS
 from bridge.read.framework.table import framework_table
-from bridge.read.frameworks import of_launches
+from bridge.read.framework_signs import recognise_first
 from bridge.read.launch.alternatives import launches
 from bridge.target.fields import FIELDS
 
@@ -53,5 +53,5 @@ def test_a_framework_that_reads_files_reads_launches_too() -> None:
     ],
 )
 def test_a_launch_names_the_table_that_reads_it(command: str, tree: str) -> None:
-    found = of_launches(launches(f"#!/bin/bash\n{command}\n"))
+    found = recognise_first(launches(f"#!/bin/bash\n{command}\n"))
     assert (found.tree if found is not None else "") == tree

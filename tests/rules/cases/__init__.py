@@ -3,5 +3,6 @@
 from importlib import import_module
 from pathlib import Path
 
-TOPICS = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if path.stem not in ("__init__", "runs"))
+FOLDER = Path(__file__).parent
+TOPICS = sorted(f"{path.parent.name}.{path.stem}" for path in FOLDER.glob("*/[!_]*.py"))
 CASES = {name: runs for topic in TOPICS for name, runs in import_module(f"tests.rules.cases.{topic}").CASES.items()}

@@ -225,7 +225,9 @@ def coalesced() -> Any:
 def misses_fc2(role: Any) -> Any:
     """Return the quantizer of a team's factory, whose list of names has linear_fc3 instead of linear_fc2."""
     import transformer_engine.pytorch as te
-    from transformer_engine.pytorch.custom_recipes.quantizer_factories import current_scaling_factory
+    from transformer_engine.pytorch.custom_recipes.quantizer_factories import (
+        current_scaling_factory,
+    )
 
     known = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc3")
     is_known = role is None or role.name.endswith(known)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from bridge.runtime.compare.comparison import Arm, compare
+from bridge.runtime.compare.arm import Arm
+from bridge.runtime.compare.comparison import compare
 from tests.runtime.compare.test_gap import WARM_UP, curve
 
 

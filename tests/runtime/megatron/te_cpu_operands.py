@@ -74,8 +74,9 @@ def watched(backend: str, model: list, step: int, operands: list[dict]):
     from bridge.runtime.megatron.emulation.linear import EmulatedLinear
     from bridge.runtime.megatron.record.telemetry import global_layer_names
     from bridge.runtime.numerics import Observer
-    from bridge.runtime.pytorch.record import te
+    from bridge.runtime.pytorch.record import te_gemms
     from bridge.runtime.pytorch.record.modules import Running
+    from bridge.runtime.pytorch.record.operand_format import is_quantised, is_te
 
     def keep(where: tuple[int, str], gemm: str, left, right) -> None:
         sides = {"left": left, "right": right}
@@ -92,10 +93,10 @@ def watched(backend: str, model: list, step: int, operands: list[dict]):
         def multiplied(self, gemm: str, left, right) -> None:
             keep(self.where, gemm, left, right)
 
-    def keep_te(call: te.TeGemm) -> None:
+    def keep_te(call: te_gemms.TeGemm) -> None:
         from bridge.runtime.megatron.te_cpu.storage import operand_of
 
-        if not te.is_quantised(call.left) or running.module not in names:  # in BF16, or no layer
+        if not is_quantised(call.left) or running.module not in names:  # in BF16, or no layer
             return
         row = GEMMS[call.gemm]
         left = operand_of(call.left, row.left, columnwise=row.left_columnwise)
@@ -105,8 +106,8 @@ def watched(backend: str, model: list, step: int, operands: list[dict]):
     names, running = global_layer_names(model), Running()
     with ExitStack() as stack:
         if backend == "te_cpu":
-            stack.enter_context(running.following(filter(te.is_te, names)))
-            stack.enter_context(te.watching(keep_te, nullcontext))
+            stack.enter_context(running.following(filter(is_te, names)))
+            stack.enter_context(te_gemms.watching(keep_te, nullcontext))
         else:
             for module, where in names.items():
                 if isinstance(module, EmulatedLinear):

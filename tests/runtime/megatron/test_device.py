@@ -133,7 +133,9 @@ def test_cuda_autocast_acts_on_the_cpu_and_ends():
 
 def test_backward_of_a_linear_under_autocast_matches_the_forward_dtype():
     """Megatron's linear runs its backward GEMMs under the autocast its forward had (custom_fwd/custom_bwd)."""
-    from megatron.core.tensor_parallel.layers import linear_with_grad_accumulation_and_async_allreduce
+    from megatron.core.tensor_parallel.layers import (
+        linear_with_grad_accumulation_and_async_allreduce,
+    )
 
     from bridge.runtime.megatron.gpt import GPTConfig
     from bridge.runtime.megatron.process import training_process

@@ -20,7 +20,7 @@ from bridge.runtime.megatron.emulation.stored_weight import quantize_shards
 from bridge.runtime.megatron.one_batch import _Route
 from bridge.runtime.megatron.replacement import changes, fitting, log_left_out, misfit, replaced
 from bridge.runtime.megatron.without_te import OF_LAYERS
-from bridge.runtime.pytorch.record import te
+from bridge.runtime.pytorch.record import te_gemms
 
 
 @pytest.fixture
@@ -157,12 +157,12 @@ def test_a_group_with_options_of_its_own_or_none_starts_as_torch_would(
 def test_a_call_of_another_release_is_not_read_as_a_gemm(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    extension = ModuleType(te.EXTENSION)
+    extension = ModuleType(te_gemms.EXTENSION)
     extension.__dict__["generic_gemm"] = generic_gemm
-    monkeypatch.setitem(sys.modules, te.EXTENSION, extension)
-    te._log_unseen.cache_clear()
+    monkeypatch.setitem(sys.modules, te_gemms.EXTENSION, extension)
+    te_gemms._log_unrecorded.cache_clear()
     seen: list[Any] = []
-    with caplog.at_level(logging.WARNING), te.watching(seen.append, nullcontext):
+    with caplog.at_level(logging.WARNING), te_gemms.watching(seen.append, nullcontext):
         assert extension.generic_gemm(1, True, 2, False) == ("product",)
         assert extension.generic_gemm(1, True, 2, False) == ("product",)
     assert seen == []

@@ -18,8 +18,13 @@ from bridge.errors import RunConfigError, TrainingError
 from bridge.front.decode import container, require_startable
 from bridge.front.loader import load_run
 from bridge.preflight.check import check
-from bridge.rules.own_run import unhonoured
-from bridge.rules.own_run_fields import HONOURED, NEED_TE_LAYERS, NEED_TE_ON_A_GPU, SAME_NUMBERS
+from bridge.rules.topics.system.train_script import unhonoured
+from bridge.rules.topics.system.train_script_fields import (
+    HONOURED,
+    NEED_TE_LAYERS,
+    NEED_TE_ON_A_GPU,
+    SAME_NUMBERS,
+)
 from bridge.runtime.megatron.gpt import GPTConfig
 from bridge.target.fields import FIELDS
 from bridge.target.versions import at_least, installed

@@ -25,7 +25,9 @@ from bridge.runtime.megatron.emulation.linear import scheme_of
 from bridge.runtime.megatron.te import machine as machine_module
 from bridge.runtime.megatron.te.layers import layer_factory, name_te_modules, te_quantizers
 from bridge.runtime.megatron.te.machine import missing_for_te
-from bridge.target.target import CPU, Target, parse_target
+from bridge.target.declaration import parse_target
+from bridge.target.gpus import CPU
+from bridge.target.target import Target
 
 TE = Path(sys.prefix) / "te"
 FILE = Path(os.environ.get("BRIDGE_TE_RECIPE", TE / "transformer_engine/common/recipe/__init__.py"))

@@ -7,7 +7,12 @@ import torch
 from megatron.core.transformer.experimental_attention_variant import dsa
 
 from bridge.errors import RunConfigError
-from bridge.runtime.megatron.hybrid.kernels import causal_convolution, delta_rule, hadamard_transform, l2norm
+from bridge.runtime.megatron.hybrid.kernels import (
+    causal_convolution,
+    delta_rule,
+    hadamard_transform,
+    l2norm,
+)
 from bridge.training.loop import pretrain
 from tests.runtime.megatron.test_model_kinds import LATENT, SCHEMES, mismatches, parameters, run_of
 from tests.training.grid import slow

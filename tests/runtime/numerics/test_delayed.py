@@ -6,7 +6,12 @@ import math
 
 import torch
 
-from bridge.runtime.numerics import DelayedScaling, GemmPrecision, scaled_linear, update_scaling_factors
+from bridge.runtime.numerics import (
+    DelayedScaling,
+    GemmPrecision,
+    scaled_linear,
+    update_scaling_factors,
+)
 
 
 def updated(history: list[float], scale: float = 3.0, **options: object) -> tuple[list[float], float]:

@@ -1,4 +1,4 @@
-"""Resuming: the newest checkpoint that is whole is found, and its state is given to the run."""
+"""Resuming: the search for the newest sound checkpoint, and the restoration of its state."""
 
 import logging
 import os
@@ -37,12 +37,12 @@ from bridge.runtime.megatron.checkpoint.state import (
 )
 from bridge.runtime.megatron.emulation.model import (
     requantise_stored_weights,
-    round_masters_anew,
+    round_masters_to_weights,
     unrecorded,
 )
 from bridge.runtime.megatron.gpt import unwrapped
 from bridge.runtime.megatron.optimizer import inner_optimizers, one_gather, unshare_steps
-from bridge.runtime.megatron.replacement import fitting, replaced
+from bridge.runtime.megatron.replacement import Change, fitting, replaced
 from bridge.runtime.megatron.step import Trainer
 
 logger = logging.getLogger(__name__)
@@ -50,16 +50,16 @@ logger = logging.getLogger(__name__)
 COMMON = "common.pt"
 """File with the state that all ranks share, which megatron-core before 0.19 writes and needs."""
 _SCHEDULE = {
-    "max_lr": ("optimizer.lr", False),
-    "min_lr": ("optimizer.min_lr", False),
-    "lr_warmup_steps": ("train.lr_warmup_iters", True),
-    "lr_decay_steps": ("train.lr_decay_iters", True),
-    "lr_decay_style": ("train.lr_decay_style", False),
-    "end_wd": ("optimizer.weight_decay", False),
+    "max_lr": "optimizer.lr",
+    "min_lr": "optimizer.min_lr",
+    "lr_warmup_steps": "train.lr_warmup_iters",
+    "lr_decay_steps": "train.lr_decay_iters",
+    "lr_decay_style": "train.lr_decay_style",
+    "end_wd": "optimizer.weight_decay",
 }
-"""Attribute of Megatron's scheduler -> the run's key, and whether it counts
-samples, where the key counts steps.
-"""
+"""Attribute of Megatron's scheduler -> key of the run."""
+_IN_SAMPLES = ("lr_warmup_steps", "lr_decay_steps")
+"""Attributes of Megatron's scheduler that count samples, where the run's key counts steps."""
 TE_STATES = {"NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE": "1"}
 """Lets Transformer Engine read the delayed scales of its modules: `newest_sound` has
 read these pickles by its list.
@@ -69,19 +69,24 @@ read these pickles by its list.
 def newest_sound(folder: Path, *, checksum: bool = True, trust: bool = False) -> int:
     """Return the number of the newest checkpoint that may be read; a collective call.
 
-    With `checksum` the content of the files is compared with the manifest, not their sizes alone;
-    with `trust` a checkpoint without a manifest is taken too. CheckpointError where there is none.
+    Args:
+        folder: Folder of checkpoints.
+        checksum: Compare the content of the files with the manifest, not their sizes alone.
+        trust: Accept a checkpoint without a manifest.
+
+    Raises:
+        CheckpointError: The folder has no such checkpoint.
     """
     missing = from_first_rank(lambda: load_fault(folder))
     if missing is not None:
         raise CheckpointError(str(missing))
     reasons = []
-    for number, wrong in _judged(folder, checksum=checksum, trust=trust):
-        if wrong is None:
+    for number, fault in _faults(folder, checksum=checksum, trust=trust):
+        if fault is None:
             return number
         if torch.distributed.get_rank() == 0:
-            logger.warning("checkpoint.load: %s is skipped: %s.", folder_of(folder, number), wrong)
-        reasons.append(f"step {number}: {wrong}")
+            logger.warning("checkpoint.load: %s is skipped: %s.", folder_of(folder, number), fault)
+        reasons.append(f"step {number}: {fault}")
     faults = "; ".join(reasons) or "none"
     raise CheckpointError(
         f"checkpoint.load: must hold a whole checkpoint, got {str(folder)!r} ({faults}). "
@@ -90,16 +95,19 @@ def newest_sound(folder: Path, *, checksum: bool = True, trust: bool = False) ->
 
 
 def require_free(folder: Path, start: Position, *, checksum: bool, trust: bool) -> None:
-    """Refuse to write into a folder with a later checkpoint that counts.
+    """Refuse to write into a folder with a sound checkpoint of a later step than the run's start.
 
-    Later means after the step where this run begins. A collective call. Later ones that do not
-    count are renamed: the run will write its own.
+    A collective call. Later checkpoints that are not sound are renamed, so that the run can write
+    checkpoints of these steps.
+
+    Raises:
+        CheckpointError: The folder has a later checkpoint that could be resumed from.
     """
     skipped = []
-    for number, wrong in _judged(folder, checksum=checksum, trust=trust):
+    for number, fault in _faults(folder, checksum=checksum, trust=trust):
         if number <= start.iteration:
             break
-        if wrong is None:
+        if fault is None:
             raise CheckpointError(
                 f"checkpoint.save: the folder holds a checkpoint of step {number}, "
                 f"and this run begins at step {start.iteration}, got {str(folder)!r}. "
@@ -109,17 +117,16 @@ def require_free(folder: Path, start: Position, *, checksum: bool, trust: bool) 
 
     def put_aside() -> None:
         for checkpoint in skipped:
-            if is_finished(checkpoint):  # a save makes room where one is not
+            if is_finished(checkpoint):  # a save renames an unfinished checkpoint
                 set_aside(checkpoint, "skipped")
 
     from_first_rank(put_aside)
 
 
-def _judged(folder: Path, *, checksum: bool, trust: bool) -> Iterator[tuple[int, str | None]]:
-    """Yield the steps of a folder's checkpoints, newest first, and why each does not count.
+def _faults(folder: Path, *, checksum: bool, trust: bool) -> Iterator[tuple[int, str | None]]:
+    """Yield the step of each checkpoint of a folder, newest first, with its fault or None.
 
-    The reason is a clause, or None. Each item is a collective call. Loading, starting and renaming
-    ask here.
+    A fault is a clause. Each item is a collective call.
     """
     numbers, pointed = from_first_rank(lambda: (iterations(folder), candidates(folder)))
     for number in numbers:
@@ -131,7 +138,7 @@ def _judged(folder: Path, *, checksum: bool, trust: bool) -> Iterator[tuple[int,
 
 def _fault(checkpoint: Path, *, checksum: bool, trust: bool) -> str | None:
     """Return why a checkpoint must not be read, as a clause, or None; a collective call."""
-    manifest, fault = from_first_rank(lambda: _outline(checkpoint, checksum=checksum, trust=trust))
+    manifest, fault = from_first_rank(lambda: _manifest(checkpoint, checksum=checksum, trust=trust))
     if fault is not None:
         return fault
     if manifest is not None and checksum:
@@ -145,10 +152,7 @@ def _fault(checkpoint: Path, *, checksum: bool, trust: bool) -> str | None:
 
 
 def _step_fault(checkpoint: Path) -> str | None:
-    """Return the fault of a checkpoint that holds another step than its folder's name, or None.
-
-    The fault is a clause.
-    """
+    """Return, as a clause, that a checkpoint is not of the step in its folder's name, or None."""
     if hasattr(common_state, "TorchCommonLoadStrategy") and not (checkpoint / COMMON).is_file():
         return f"a later Megatron Core wrote it, without the {COMMON} that this one reads"
     try:
@@ -174,10 +178,10 @@ def facts_of(checkpoint: Path) -> dict[str, Any]:
     return from_first_rank(facts)
 
 
-def _outline(
+def _manifest(
     checkpoint: Path, *, checksum: bool, trust: bool
 ) -> tuple[Manifest | None, str | None]:
-    """Return the manifest of a checkpoint and why it must not be read.
+    """Return the manifest of a checkpoint, and the fault that it shows or None.
 
     A trusted checkpoint may have no manifest.
     """
@@ -197,13 +201,21 @@ def _outline(
 
 
 def load_checkpoint(
-    trainer: Trainer, folder: Path, iteration: int, *, is_rounded_anew: bool = False
+    trainer: Trainer, folder: Path, iteration: int, *, rounds_masters: bool = False
 ) -> Position:
-    """Continue from a checkpoint of a folder, and return how far that run had come.
+    """Restore a run from a checkpoint of a folder, and return how far it had come.
 
-    A collective call. With `is_rounded_anew` the weights are made from the master weights: those of
-    the checkpoint are of another dtype, or were quantised, in layers or in a format that this run
-    does not store.
+    A collective call.
+
+    Args:
+        trainer: The run, as it was built.
+        folder: Folder of checkpoints.
+        iteration: Number of the checkpoint.
+        rounds_masters: Make the weights from the master weights. The checkpoint's weights have
+            another dtype, or were quantised in layers or in a format that this run does not store.
+
+    Raises:
+        CheckpointError: The checkpoint is of another run, or cannot be read.
     """
     source = folder_of(folder, iteration)
     common = _common_state(source)
@@ -213,8 +225,28 @@ def load_checkpoint(
         logger.info("The checkpoint has another parallel layout: random states start fresh.")
     state = sharded_state(trainer, is_loading=True, with_random_states=same_layout)
     fresh = _without_new_scales(trainer, state, source)
+    loaded = _loaded(state, source)
+    # amaxes of a checkpoint's weights are in its histories already
+    with unrecorded(trainer.model), patch.dict(os.environ, TE_STATES):
+        for name, chunk in named_chunks(trainer).items():
+            unwrapped(chunk).load_state_dict(loaded[name], strict=not fresh)
+    _take_schedule_into_groups(trainer, loaded["opt_param_scheduler"])
+    _load_optimizer(trainer, loaded["optimizer"], rounds_masters=rounds_masters)
+    _warn_of_another_schedule(trainer, loaded["opt_param_scheduler"])
+    trainer.scheduler.load_state_dict(loaded["opt_param_scheduler"])
+    if same_layout:
+        restore_random_states(loaded["rng_state"][0])
+    return Position(
+        iteration=int(common.get("iteration", iteration)),
+        consumed_samples=int(common.get("consumed_train_samples", 0)),
+        extra=common.get("extra", {}),
+    )
+
+
+def _loaded(state: dict[str, Any], source: Path) -> dict[str, Any]:
+    """Return the state of a checkpoint, for the tensors and objects of a sharded state."""
     try:
-        loaded = dist_checkpointing.load(state, str(source))
+        loaded: dict[str, Any] = dist_checkpointing.load(state, str(source))
     except (
         CheckpointingException,
         CheckpointException,
@@ -227,24 +259,11 @@ def load_checkpoint(
             f"checkpoint.load: {source} cannot be loaded ({_reason(error)}). "
             "Use the configuration that wrote it."
         ) from error
-    # the weights of a checkpoint are no new ones
-    with unrecorded(trainer.model), patch.dict(os.environ, TE_STATES):
-        for name, chunk in named_chunks(trainer).items():
-            unwrapped(chunk).load_state_dict(loaded[name], strict=not fresh)
-    _take_schedule_into_groups(trainer, loaded["opt_param_scheduler"])
-    _load_optimizer(trainer, loaded["optimizer"], is_rounded_anew=is_rounded_anew)
-    _warn_of_another_schedule(trainer, loaded["opt_param_scheduler"])
-    trainer.scheduler.load_state_dict(loaded["opt_param_scheduler"])
-    if same_layout:
-        restore_random_states(loaded["rng_state"][0])
-    return Position(
-        iteration=int(common.get("iteration", iteration)),
-        consumed_samples=int(common.get("consumed_train_samples", 0)),
-        extra=common.get("extra", {}),
-    )
+    return loaded
 
 
 def _common_state(source: Path) -> dict[str, Any]:
+    """Return the state that all ranks share."""
     try:
         common: dict[str, Any] = dist_checkpointing.load_common_state_dict(str(source))
     except (CheckpointingException, OSError, RuntimeError) as error:
@@ -256,19 +275,19 @@ def _common_state(source: Path) -> dict[str, Any]:
     return common
 
 
-def _load_optimizer(trainer: Trainer, loaded: dict[Any, Any], *, is_rounded_anew: bool) -> None:
-    """Give the optimizer its state of a checkpoint, and stored weights the codes of its masters."""
+def _load_optimizer(trainer: Trainer, loaded: dict[Any, Any], *, rounds_masters: bool) -> None:
+    """Restore the state of the optimizer, and quantise stored weights from its masters."""
     inner = loaded.get("optimizer", loaded)
     # Transformer Engine's Adam counts its steps in the groups
     counts_in_groups = any("step" in group for group in inner.get("param_groups", ()))
     if inner.get("state") and not counts_in_groups:
         # Megatron leaves the step of torch's Adam out where it is zero (optimizer.py:836)
         inner["state"].setdefault("common_step", torch.tensor(0.0))
-    # a constant loss scale has no state; a dynamic one refuses an empty one
+    # a constant loss scale has no state, and a dynamic loss scale refuses an empty state
     for state in (loaded, *loaded.values()):
         if isinstance(state, dict) and state.get("grad_scaler") == {}:
             del state["grad_scaler"]
-    changes: list[tuple[Any, str, Any]] = []
+    changes: list[Change] = []
     for part in inner_optimizers(trainer.optimizer):
         if getattr(part, "store_param_remainders", False):
             changes.append((part, "set_scaled_state", partial(_set_as_half, part.set_scaled_state)))
@@ -277,8 +296,8 @@ def _load_optimizer(trainer: Trainer, loaded: dict[Any, Any], *, is_rounded_anew
     unshare_steps(trainer.optimizer)
     with one_gather(trainer.model):
         requantise_stored_weights(trainer.optimizer)
-        if is_rounded_anew:
-            round_masters_anew(trainer.optimizer)
+        if rounds_masters:
+            round_masters_to_weights(trainer.optimizer)
 
 
 def _set_as_half(
@@ -300,10 +319,12 @@ def _set_as_half(
 
 
 def _without_new_scales(trainer: Trainer, state: dict[str, Any], source: Path) -> bool:
-    """Leave delayed scaling's state out of a load that has none of its shape.
+    """Remove delayed scaling's state from a load where the checkpoint has none of its shape.
 
-    A checkpoint of another precision has none. Return whether it was left out: scales then begin at
-    1, as in a fresh run.
+    A checkpoint of another precision has none.
+
+    Returns:
+        Whether a state was removed. Its scales begin at 1, as in a fresh run.
     """
     stored = dist_checkpointing.load_tensors_metadata(str(source))
     shapes = {key: entry.global_shape for key, entry in stored.items()}
@@ -323,10 +344,7 @@ def _without_new_scales(trainer: Trainer, state: dict[str, Any], source: Path) -
 
 
 def _reason(error: BaseException) -> str:
-    """Return the first line of an error.
-
-    Of a collective error of torch it is that of the first rank that failed.
-    """
+    """Return the first line of an error; of a collective error, that of the first failed rank."""
     first = error
     if isinstance(error, CheckpointException):
         for failure, _ in error.failures.values():
@@ -337,11 +355,11 @@ def _reason(error: BaseException) -> str:
 
 
 def _take_schedule_into_groups(trainer: Trainer, stored: Mapping[str, Any]) -> None:
-    """Give parameter groups that follow this run's schedule the one of the checkpoint.
+    """Set the schedule of the checkpoint in parameter groups that follow this run's schedule.
 
-    The run goes on with the checkpoint's. megatron-core 0.19 pairs the groups of optimizer and
+    megatron-core 0.19 pairs the groups of optimizer and
     checkpoint by their rates too (optimizer.py, ``param_group_identifier_keys``) and refuses
-    others; 0.16.1 takes over the checkpoint's.
+    others; 0.16.1 takes the checkpoint's groups.
     """
     for inner in inner_optimizers(trainer.optimizer):
         for group in inner.param_groups:
@@ -351,16 +369,16 @@ def _take_schedule_into_groups(trainer: Trainer, stored: Mapping[str, Any]) -> N
 
 
 def _warn_of_another_schedule(trainer: Trainer, stored: Mapping[str, Any]) -> None:
-    """Log where the checkpoint's schedule is not the one of this run's config.
+    """Log each value of the checkpoint's schedule that differs from this run's config.
 
-    The run goes on with the checkpoint's.
+    The run goes on with the schedule of the checkpoint.
     """
-    for name, (key, in_samples) in _SCHEDULE.items():
+    for name, key in _SCHEDULE.items():
         before = stored[name]
         now = getattr(trainer.scheduler, name)
         if before == now:
             continue
-        if in_samples:
+        if name in _IN_SAMPLES:
             before = before / trainer.global_batch_size
             now = now / trainer.global_batch_size
         logger.warning(
@@ -373,7 +391,7 @@ def _warn_of_another_schedule(trainer: Trainer, stored: Mapping[str, Any]) -> No
 
 
 def _short(value: Any) -> str:
-    """Return a value of a schedule in few digits."""
+    """Return the text of a value of a schedule."""
     if isinstance(value, float):
         return f"{value:g}"
     return str(value)

@@ -50,9 +50,19 @@ def save_checkpoint(
 ) -> Path:
     """Write a checkpoint into ``iter_<number>/``, point to it, and return its folder.
 
-    A collective call. `facts` about the run go into the manifest; `position.extra` must be the same
-    on all ranks. TrainingError where a weight or the optimizer's state is not finite, where nothing
-    is written, and where a write fails.
+    A collective call.
+
+    Args:
+        trainer: The run.
+        folder: Folder of checkpoints.
+        position: How far the run has come. Its `extra` must be equal on all ranks.
+        facts: Facts about the run, for the manifest.
+        checksum: Write a checksum of every file into the manifest.
+
+    Raises:
+        TrainingError: A weight or the optimizer's state is not finite, and nothing is written; or a
+            write fails.
+        CheckpointError: The folder has a finished checkpoint of this step.
     """
     target = folder_of(folder, position.iteration)
     with trainer.parameters_in_place():
@@ -74,7 +84,8 @@ def _write(
 ) -> None:
     """Write the files of a checkpoint, then the pointer and the manifest.
 
-    OSError, on every rank, where one of them cannot be written.
+    Raises:
+        OSError: A file cannot be written; raised on every rank.
     """
     from_first_rank(lambda: _make_room(target))
     with trainer.parameters_in_place(), _written_by_threads():
@@ -104,7 +115,7 @@ def _write(
 
 @contextmanager
 def _written_by_threads() -> Iterator[None]:
-    """Let Megatron's writers of a checkpoint be threads, for the length of a ``with`` block.
+    """Write checkpoints with threads, and not with processes, in a ``with`` block.
 
     megatron-core 0.16.1 forks a process per file, which outlives a killed run and holds its output,
     and collects the results in a queue of a spawned process, which imports the main script again
@@ -118,7 +129,7 @@ def _written_by_threads() -> Iterator[None]:
 
 
 def _make_room(target: Path) -> None:
-    """Make the folder of a checkpoint; one that an interrupted run left unfinished is renamed."""
+    """Make the folder of a checkpoint, and rename an unfinished checkpoint in its place."""
     if is_finished(target):
         raise CheckpointError(
             "checkpoint.save: a finished checkpoint is never written over, "
@@ -130,7 +141,7 @@ def _make_room(target: Path) -> None:
 
 
 def _finish(target: Path, iteration: int, manifest: Manifest) -> None:
-    """Point to a checkpoint whose files are written, and give it its manifest."""
+    """Write the pointer to a checkpoint and its manifest, after its files."""
     pointer = target.parent / LATEST
     scratch = pointer.with_suffix(".tmp")
     scratch.write_text(f"{iteration}\n")

@@ -24,7 +24,7 @@ from bridge.runtime.megatron.emulation.model import delayed_updates
 from bridge.runtime.megatron.emulation.stored_weight import StoredWeight
 from bridge.runtime.megatron.gpt import padded_vocab_size, unwrapped
 from bridge.runtime.megatron.optimizer import parts
-from bridge.runtime.megatron.replacement import fitting, replaced
+from bridge.runtime.megatron.replacement import Change, fitting, replaced
 from bridge.runtime.megatron.step import Trainer
 
 SHARDING: dict[str, Any] = {
@@ -121,17 +121,14 @@ def _random_states() -> ShardedObject:
 
 
 def named_chunks(trainer: Trainer) -> dict[str, Any]:
-    """Return the model chunks under Megatron's names for them.
-
-    The name is model, or model0, model1, ... on a rank with several chunks.
-    """
+    """Return the model chunks by Megatron's names: model, or model0, model1, ... of several."""
     if len(trainer.model) == 1:
         return {"model": trainer.model[0]}
     return {f"model{index}": chunk for index, chunk in enumerate(trainer.model)}
 
 
 def restore_random_states(states: Mapping[str, Any]) -> None:
-    """Give this process the random states of a checkpoint."""
+    """Set the random states of this process to those of a checkpoint."""
     random.setstate(states["random"])
     np.random.set_state(states["numpy"])  # noqa: NPY002 see _random_states
     torch.set_rng_state(states["torch"])
@@ -141,9 +138,9 @@ def restore_random_states(states: Mapping[str, Any]) -> None:
 
 @cache
 def _wants_padding() -> bool:
-    """Return whether this megatron-core looks for state where it is with the padding.
+    """Return whether this megatron-core reads state at positions that count the padding.
 
-    Such a release takes no padding off.
+    Such a release has no adjustment for the padding.
     """
     return "padding_adjustment" not in inspect.getsource(
         DistributedOptimizer.sharded_param_state_fully_reshardable
@@ -155,9 +152,10 @@ def _gathered_with_padding(
 ) -> Any:
     """Gather the state of a distributed optimizer with the padding between its buckets.
 
-    megatron-core leaves the padding out (distrib_optimizer.py:1110) and looks for each parameter
-    where it is with it (:1475): whatever follows a padded bucket is saved some elements off,
-    without an error. Since 2026-08-21 (commit 32a03b77c5, in 0.20.0) it looks for it where it is.
+    megatron-core removes the padding (distrib_optimizer.py:1110), and then reads each parameter at
+    the position that it has with the padding (:1475). Parameters behind a padded bucket are saved
+    some elements off, without an error. Since 2026-08-21 (commit 32a03b77c5, in 0.20.0) it reads
+    them at the right position.
     """
     state = gather(*arguments, **named)
     if state is None:
@@ -185,9 +183,9 @@ def _padded(tensor: torch.Tensor, sizes: Sequence[tuple[int, int]]) -> torch.Ten
     return torch.cat(pieces)
 
 
-def _padded_gathers(optimizer: Any) -> list[tuple[Any, str, Any]]:
-    """Return the changes that put the padding back, none where this megatron-core wants none."""
-    changes: list[tuple[Any, str, Any]] = []
+def _padded_gathers(optimizer: Any) -> list[Change]:
+    """Return the changes that gather with the padding, none for a megatron-core without the fault."""
+    changes: list[Change] = []
     if not _wants_padding():
         return changes
     name = "get_parameter_state_dp_zero"

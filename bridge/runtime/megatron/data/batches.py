@@ -23,16 +23,16 @@ from bridge.runtime.megatron.data.corpus import END_OF_DOCUMENT, Corpus
 log = logging.getLogger(__name__)
 
 COUNT_TOKENS = 2**26
-"""Tokens per split that the unigram statistics read at most."""
+"""Largest number of tokens per split that the unigram statistics read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Splits:
-    """The samples a run trains on and is validated with."""
+    """The samples of a run."""
 
     train: Any
     validation: Any
-    """None where the split gives validation nothing, or none was asked for."""
+    """None without validation."""
 
 
 def build_splits(
@@ -44,31 +44,23 @@ def build_splits(
     train_samples: int,
     validation_samples: int,
 ) -> Splits:
-    """Build (or read back from the cache) the indices of the samples that the run will read.
+    """Return the samples of a run; Megatron builds their indices, or reads them from the cache.
 
-    A collective call. The documents repeat as often as it takes. DataError where the split is
-    malformed or leaves a part with less than one sample.
+    A collective call. The documents repeat until there are enough samples.
+
+    Args:
+        corpus: The text.
+        seq_length: Tokens of a sample.
+        split: Parts of the documents for training, validation and test, as Megatron writes them.
+        seed: Seed of the sample order.
+        train_samples: Samples of the whole run.
+        validation_samples: Samples of a validation; 0 is no validation.
+
+    Raises:
+        DataError: The split is malformed, or a part has less than one sample.
     """
     _require_parts(split)
-    vocabulary = SimpleNamespace(  # in place of a tokenizer: the text is ids already
-        vocab_size=corpus.vocab_size,
-        eod=END_OF_DOCUMENT,
-        pad=-1,  # an id that does not occur, so that no token's loss is masked
-        # in the name of the cached sample index
-        unique_identifiers={"kind": "ids", "vocab_size": corpus.vocab_size},
-    )
-    config = GPTDatasetConfig(
-        random_seed=seed,
-        sequence_length=seq_length,
-        blend=([corpus.prefix], None),
-        split=split,
-        path_to_cache=str(corpus.index_dir),
-        tokenizer=vocabulary,
-        reset_position_ids=False,
-        reset_attention_mask=False,
-        eod_mask_loss=False,
-        create_attention_mask=False,
-    )
+    config = _dataset_config(corpus, seq_length=seq_length, split=split, seed=seed)
     _require_samples(corpus, config, seq_length, split, validation_samples > 0)
     from_first_rank(lambda: _drop_damaged(corpus.index_dir))
     sizes = [train_samples, validation_samples or None, None]
@@ -81,11 +73,31 @@ def build_splits(
     return Splits(train=train, validation=validation)
 
 
-def _drop_damaged(folder: Path) -> None:
-    """Delete sample indices that a killed run left torn, or that are pickles.
+def _dataset_config(corpus: Corpus, *, seq_length: int, split: str, seed: int) -> Any:
+    """Return Megatron's config of a data set over a corpus, whose tokens are ids already."""
+    tokenizer = SimpleNamespace(
+        vocab_size=corpus.vocab_size,
+        eod=END_OF_DOCUMENT,
+        pad=-1,  # an id that does not occur, so that no token's loss is masked
+        # in the name of the cached sample index
+        unique_identifiers={"kind": "ids", "vocab_size": corpus.vocab_size},
+    )
+    return GPTDatasetConfig(
+        random_seed=seed,
+        sequence_length=seq_length,
+        blend=([corpus.prefix], None),
+        split=split,
+        path_to_cache=str(corpus.index_dir),
+        tokenizer=tokenizer,
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+        create_attention_mask=False,
+    )
 
-    Megatron would unpickle them.
-    """
+
+def _drop_damaged(folder: Path) -> None:
+    """Delete sample indices that a killed run left incomplete, and pickles, which Megatron unpickles."""
     for path in sorted(folder.glob("*.npy")):
         try:
             np.load(path, mmap_mode="r", allow_pickle=False)
@@ -95,7 +107,7 @@ def _drop_damaged(folder: Path) -> None:
 
 
 def _require_parts(split: str) -> None:
-    """Refuse anything but three numbers, of which Megatron would pick out what looks like one."""
+    """Refuse a split that is not three numbers; Megatron ignores the parts that are no numbers."""
     try:
         parts = [float(part) for part in split.split(",")]
     except ValueError:
@@ -140,15 +152,26 @@ def batches(
     data_parallel_rank: int,
     data_parallel_size: int,
     where: torch.device,
-    context: tuple[int, int] = (0, 1),
+    context_parallel_rank: int = 0,
+    context_parallel_size: int = 1,
     num_workers: int = 0,
     start: int = 0,
 ) -> Iterator[dict[str, torch.Tensor]]:
-    """Yield this rank's micro-batches, for ever.
+    """Yield this rank's micro-batches, without end.
 
-    Sample k of the run is the same whatever the layout: the ranks take turns of `micro_batch_size`
-    samples, from `start` on, which were consumed already over all ranks. Context-parallel ranks
-    share each sample; `context` is this one, and their number.
+    Sample k of the run is the same in every layout: the data-parallel ranks take turns of
+    `micro_batch_size` samples. Each context-parallel rank has a part of every sample.
+
+    Args:
+        dataset: A split.
+        micro_batch_size: Samples of a micro-batch.
+        data_parallel_rank: This rank.
+        data_parallel_size: Number of data-parallel ranks.
+        where: Device of the batches.
+        context_parallel_rank: This rank.
+        context_parallel_size: Number of context-parallel ranks.
+        num_workers: Processes that load samples.
+        start: Samples that all ranks together have consumed before.
     """
     first = start + data_parallel_rank * micro_batch_size
     step = data_parallel_size * micro_batch_size
@@ -163,12 +186,13 @@ def batches(
     for samples in loader:
         batch = {}
         for name, tensor in samples.items():
-            batch[name] = own_part(tensor, *context).to(where, non_blocking=True)
+            part = own_part(tensor, context_parallel_rank, context_parallel_size)
+            batch[name] = part.to(where, non_blocking=True)
         yield batch
 
 
 def _indices(first: int, step: int, micro_batch_size: int, samples: int) -> Iterator[list[int]]:
-    """Yield the numbers of the samples of each micro-batch, for ever; the samples repeat."""
+    """Yield the numbers of the samples of each micro-batch, without end; the samples repeat."""
     for begin in itertools.count(first, step):
         yield [index % samples for index in range(begin, begin + micro_batch_size)]
 
@@ -176,20 +200,21 @@ def _indices(first: int, step: int, micro_batch_size: int, samples: int) -> Iter
 def unigram_entropy(splits: Splits, vocab_size: int) -> float:
     """Return the loss of the best model without context, in nats per token of the validation split.
 
-    It is the cross-entropy of the validation tokens under the token frequencies of the training
-    split (each count plus one, so that an unseen token costs a finite amount): the loss of a model
-    that has learnt how often each token occurs and nothing else. Without validation, the training
-    split's own entropy. At most `COUNT_TOKENS` of each split are counted.
+    The model knows how often each token occurs in the training split, and nothing else. Its loss is
+    the cross-entropy of the validation tokens under these frequencies. Each count is increased by
+    one, so that the loss of an unseen token is finite. Without validation the loss is that on the
+    training split. At most `COUNT_TOKENS` of each split are counted.
     """
-    train = _counts(splits.train, vocab_size)
-    seen = train
+    train_counts = _counts(splits.train, vocab_size)
+    counts = train_counts
     if splits.validation is not None:
-        seen = _counts(splits.validation, vocab_size)
-    log_probability = np.log((train + 1) / (train.sum() + vocab_size))
-    return float(-(seen * log_probability).sum() / seen.sum())
+        counts = _counts(splits.validation, vocab_size)
+    log_probability = np.log((train_counts + 1) / (train_counts.sum() + vocab_size))
+    return float(-(counts * log_probability).sum() / counts.sum())
 
 
 def _counts(dataset: Any, vocab_size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
+    """Return how often each token occurs in a split."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     tokens = 0
     for document in dataset.indices:

@@ -29,14 +29,10 @@ PIECE_BYTES = 2048
 """A piece ends at the first line end after this many bytes."""
 SHUFFLE_SEED = 20240
 SCAN_TOKENS = 2**28
-"""Ids of an existing pair are checked up to this many tokens; beyond, the
-embedding's own bounds check has to do.
-"""
+"""Tokens of an existing pair whose ids are checked; for the others the embedding checks its bounds."""
 
 _INDEX = struct.Struct("<9sQBQQ")
-"""The head of an ``.idx``: magic, version, code of the dtype, and the
-numbers of sequences and documents.
-"""
+"""The head of an ``.idx``: magic, version, code of the dtype, numbers of sequences and documents."""
 
 log = logging.getLogger(__name__)
 
@@ -54,39 +50,40 @@ class Corpus:
 
 
 def open_corpus(path: str | None, *, vocab_size: int | None, cache_dir: str | None) -> Corpus:
-    """Return the corpus that the data section names.
+    """Return the corpus that the data section names; a collective call.
 
-    Rank 0 tokenises text while the other ranks wait. The arguments are the fields of `DataConfig`.
-    DataError where the file is missing, empty or half there, or `vocab_size` is missing,
-    superfluous or too small.
+    The first rank tokenises text while the other ranks wait. The arguments are the fields of
+    `DataConfig`.
+
+    Raises:
+        DataError: The file is missing, empty or incomplete, or `vocab_size` is missing,
+            superfluous or too small.
     """
     cache = _cache_folder(cache_dir)
     if path is not None:
         fault = path_fault(path)
         if fault is not None:
             raise DataError(str(fault))
-        prefix, there = _pair(path)
-        if all(there.values()):
+        prefix, is_file = _pair(path)
+        if all(is_file.values()):
             return _open_pair(prefix, vocab_size, cache)
     if vocab_size is not None:
         raise DataError(
             f"data.vocab_size: text is tokenised to bytes and always has {BYTES_VOCAB_SIZE} ids, "
             f"got {vocab_size}. Leave it at None; it belongs to an existing .bin/.idx pair."
         )
+    return _open_text(path, cache)
+
+
+def _open_text(path: str | None, cache: Path) -> Corpus:
+    """Return the corpus of a text, whose tokens the first rank writes into the cache."""
     name, text = _read_text(path)
     pieces: list[bytes] = []
     for part in text:
         pieces.extend(_pieces(part))
     target = cache / f"bytes-{_digest(pieces)}"
-    if torch.distributed.get_rank() == 0:
-        is_usable = _is_complete(target)
-        if is_usable:
-            damage = pair_fault(target)
-            if damage is not None:
-                log.warning("data.cache_dir: %s. The text is tokenised again.", damage)
-                is_usable = False
-        if not is_usable:
-            _write(pieces, target)
+    if torch.distributed.get_rank() == 0 and not _is_sound(target):
+        _write(pieces, target)
     torch.distributed.barrier()
     if not _is_complete(target):
         raise DataError(
@@ -96,6 +93,17 @@ def open_corpus(path: str | None, *, vocab_size: int | None, cache_dir: str | No
     return Corpus(
         prefix=str(target), vocab_size=BYTES_VOCAB_SIZE, name=name, index_dir=cache / "indices"
     )
+
+
+def _is_sound(target: Path) -> bool:
+    """Return whether tokenised text is in the cache and complete; damage is logged."""
+    if not _is_complete(target):
+        return False
+    damage = pair_fault(target)
+    if damage is None:
+        return True
+    log.warning("data.cache_dir: %s. The text is tokenised again.", damage)
+    return False
 
 
 def _cache_folder(cache_dir: str | None) -> Path:
@@ -109,22 +117,19 @@ def _cache_folder(cache_dir: str | None) -> Path:
 
 
 def path_fault(path: str) -> Finding | None:
-    """Return the fault of a path that names no text file and no ``.bin``/``.idx`` pair, or None.
-
-    A pair needs both files.
-    """
-    prefix, there = _pair(path)
-    if all(there.values()):
+    """Return the fault of a path that names no text file and no ``.bin``/``.idx`` pair, or None."""
+    prefix, is_file = _pair(path)
+    if all(is_file.values()):
         return None
-    if any(there.values()):
-        present, absent = sorted(there, key=there.__getitem__, reverse=True)
+    if any(is_file.values()):
+        present, absent = sorted(is_file, key=is_file.__getitem__, reverse=True)
         return Finding(
             path="data.path",
             rule=f"{prefix}{present} is there but {prefix}{absent} is not",
             value=path,
             remedy="A Megatron data set is both files.",
         )
-    if Path(path).suffix not in there and Path(path).expanduser().is_file():
+    if Path(path).suffix not in is_file and Path(path).expanduser().is_file():
         return None  # a text file
     return Finding(
         path="data.path",
@@ -135,7 +140,7 @@ def path_fault(path: str) -> Finding | None:
 
 
 def _pair(path: str) -> tuple[Path, dict[str, bool]]:
-    """Return the prefix that `path` may stand for, and suffix -> whether there is such a file."""
+    """Return the prefix of a pair that a path may name, and suffix -> whether that file exists."""
     suffixes = (".bin", ".idx")
     prefix = Path(path).expanduser()
     if prefix.suffix in suffixes:
@@ -144,6 +149,7 @@ def _pair(path: str) -> tuple[Path, dict[str, bool]]:
 
 
 def _open_pair(prefix: Path, vocab_size: int | None, cache: Path) -> Corpus:
+    """Return the corpus of an existing pair, whose ids must be smaller than `vocab_size`."""
     if vocab_size is None:
         raise DataError(
             "data.vocab_size: an existing .bin/.idx pair does not say how many ids its tokenizer "
@@ -175,8 +181,8 @@ def _open_pair(prefix: Path, vocab_size: int | None, cache: Path) -> Corpus:
 def pair_fault(prefix: Path) -> str | None:
     """Return which file of a pair was not written to its end, as a clause, or None.
 
-    Megatron's own reader is not asked: where it refuses an index, it prints
-    a traceback as it is collected.
+    Megatron's reader is not called: it prints a traceback when an index that it refused is
+    collected.
     """
     file = Path(f"{prefix}.idx")
     with file.open("rb") as stream:
@@ -200,7 +206,7 @@ def pair_fault(prefix: Path) -> str | None:
 
 
 def _read_text(path: str | None) -> tuple[str, list[bytes]]:
-    """Return a name and the text, in parts that belong together."""
+    """Return a name for the log, and the text in parts; no piece reaches over two parts."""
     if path is None:
         from pydoc_data.topics import topics
 
@@ -216,9 +222,9 @@ def _read_text(path: str | None) -> tuple[str, list[bytes]]:
 
 
 def _pieces(text: bytes) -> list[bytes]:
-    """Cut text at the first line end after every `PIECE_BYTES` bytes.
+    """Return text cut at the first line end after every `PIECE_BYTES` bytes.
 
-    A text without line ends is cut there.
+    A piece without a line end is cut after twice as many bytes.
     """
     pieces = []
     start = 0
@@ -232,7 +238,7 @@ def _pieces(text: bytes) -> list[bytes]:
 
 
 def _digest(pieces: list[bytes]) -> str:
-    """Return a name for the content and for everything that shapes the files made of it."""
+    """Return a hash of the pieces, and of the constants that the files are made with."""
     content = hashlib.sha256(f"{SHUFFLE_SEED} {END_OF_DOCUMENT}".encode())
     for piece in pieces:
         content.update(len(piece).to_bytes(8, "little") + piece)
@@ -240,14 +246,14 @@ def _digest(pieces: list[bytes]) -> str:
 
 
 def _is_complete(prefix: Path) -> bool:
-    """Return whether both files are there; the index is put in place last."""
+    """Return whether both files exist; the index is renamed into place last."""
     return Path(f"{prefix}.idx").is_file() and Path(f"{prefix}.bin").is_file()
 
 
 def _write(pieces: list[bytes], prefix: Path) -> None:
     """Write the pieces, shuffled, as documents of byte ids.
 
-    The files appear under their names when complete.
+    The files are renamed into place when they are complete.
     """
     try:
         prefix.parent.mkdir(parents=True, exist_ok=True)

@@ -1,23 +1,26 @@
 """Delayed scaling in Megatron's passes: renewal of scales, ranks, and recomputation.
 
-- Input and weight: after each forward pass of a region, if gradients are enabled. - Gradient of the
-output: after the backward pass of the region's layer that ran first, which ends that of the region.
+- The scales of input and weight are renewed after each forward pass of a region, if gradients are
+  enabled.
+- The scale of the output's gradient is renewed after the backward pass of the layer that ran first
+  in the region, which ends the backward pass of the region.
 
 A region is a part of the model that Megatron runs in one FP8 context: the transformer block of this
-stage; in a multi-token-prediction layer, the projection and the transformer layer. The end of each
-renews the scales of all layers of this process, as Transformer Engine does: a layer that did not
-run in it keeps its scale, and its history moves on.
+stage; in a multi-token-prediction layer, the projection and the transformer layer. The end of a
+region renews the scales of all layers of this process, as in Transformer Engine. The scale of a
+layer that did not run in the region stays, and its history moves on.
 
-Both reduce the amaxes of all layers at once, the maximum over Megatron's amax reduction group: the
-tensor-, data- and context-parallel ranks, or without the data-parallel ones under
-`tp_only_amax_red`. A pipeline's stages renew their own.
+The amaxes of all layers are reduced in one collective: the maximum over Megatron's amax reduction
+group, which has the tensor-, data- and context-parallel ranks, without the data-parallel ranks
+under `tp_only_amax_red`. Each stage of a pipeline reduces the amaxes of its layers.
 
-Under activation recomputation the second forward pass quantises with the scales of the first, which
-may have been renewed in between. So the first pass of a recomputed region stashes each layer's
-scales in the order in which the layers run, and the second takes them from there; its amaxes are
-not recorded, since they are those of the first. All other schemes compute their scales from the
-tensor itself and need nothing. Megatron sends regions with FP8 or FP4 to Transformer Engine's
-`te_checkpoint`, which is not there without it. `checkpoint` stands in for it.
+Under activation recomputation the second forward pass has to quantise with the scales of the first
+pass, which may have been renewed in between. So the first pass of a recomputed region stashes the
+scales of each layer in the order in which the layers run, and the second pass takes them in this
+order. Its amaxes are not recorded, since they are those of the first pass. The other schemes
+compute their scales from the tensor and stash nothing. Megatron runs regions with FP8 or FP4
+through Transformer Engine's `te_checkpoint`; `checkpoint` takes its place without Transformer
+Engine.
 
 Source: Transformer Engine 2.20 pytorch/quantization.py:668-843, pytorch/module/linear.py:320-327.
 """
@@ -27,6 +30,7 @@ from __future__ import annotations
 from collections import deque
 from contextlib import nullcontext
 from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any
@@ -44,14 +48,17 @@ if TYPE_CHECKING:
 
 
 class DelayedUpdates:
-    """Renews the scales of one model chunk."""
+    """Renews the scales of a model chunk."""
 
     def __init__(
         self, regions: Sequence[torch.nn.Module], layers: Sequence[EmulatedLinear], *, tp_only: bool
     ) -> None:
         """Hook into the forward passes of a chunk's regions.
 
-        `tp_only` leaves data-parallel ranks out of reductions.
+        Args:
+            regions: Parts of the chunk that Megatron runs in one FP8 context each.
+            layers: The emulated layers in them.
+            tp_only: Leave data-parallel ranks out of reductions.
         """
         self.states: list[DelayedScaling] = []
         for layer in layers:
@@ -61,7 +68,8 @@ class DelayedUpdates:
         self._group = parallel_state.get_amax_reduction_group(
             with_context_parallel=True, tp_only_amax_red=tp_only
         )
-        self._firsts: dict[torch.nn.Module, EmulatedLinear] = {}
+        self._first_layer: dict[torch.nn.Module, EmulatedLinear] = {}
+        """Region -> the layer that runs first in it."""
         self._layers = layers
         self._region_of: dict[torch.nn.Module, torch.nn.Module] = {}
         for region in regions:
@@ -70,27 +78,27 @@ class DelayedUpdates:
         self._hooks = [region.register_forward_hook(self._after_forward) for region in regions]
 
     def detach(self) -> None:
-        """Leave the regions and their layers."""
+        """Remove the hooks from the regions and their layers."""
         for hook in self._hooks:
             hook.remove()
         for layer in self._layers:
             layer.updates = None
 
     def after_backward_of(self, layer: EmulatedLinear) -> Callable[[], None] | None:
-        """Return the callback for the end of a layer's backward pass.
+        """Return the callback for the end of a layer's backward pass, None for most layers.
 
-        The first layer of a region to ask is the last one in the backward pass.
+        The first layer that runs in a region is the last layer of the backward pass.
         """
         region = self._region_of[layer]  # type: ignore[index]  # a module of Megatron's class, mixed in
-        first = self._firsts.setdefault(region, layer)
+        first = self._first_layer.setdefault(region, layer)
         if first is not layer:
             return None
         return partial(self._update, "backward")
 
     def reduce_pending(self) -> None:
-        """Take the maximum of the pending amaxes over the group, as the next update would.
+        """Reduce the pending amaxes over the group as the next update would.
 
-        Then all ranks hold equal states.
+        The states of all ranks are equal afterwards.
         """
         for which in ("forward", "backward"):
             for state, amaxes in zip(self.states, self._reduced(which), strict=True):
@@ -104,7 +112,7 @@ class DelayedUpdates:
         DelayedScaling.update_all(self.states, which, self._reduced(which).flatten())
 
     def _reduced(self, which: str) -> torch.Tensor:
-        """Return every layer's pending amaxes, one row each, the largest of all ranks."""
+        """Return the pending amaxes, a row per layer, each the maximum over the ranks."""
         of_layers = [state.pending(which) for state in self.states]
         amaxes = torch.stack(of_layers)
         if self._group.size() > 1:
@@ -114,24 +122,30 @@ class DelayedUpdates:
         return amaxes
 
 
-_REGION: ContextVar[tuple[deque[torch.Tensor], bool] | None] = ContextVar(
-    "recomputed region", default=None
-)
-"""The scales that the first pass of a region went in with, and whether it is recomputed now."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Pass:
+    """A forward pass of a recomputed region."""
+
+    scales: deque[torch.Tensor]
+    """Scales of the region's layers in the first pass, in the order in which the layers run."""
+    is_recomputation: bool
+
+
+_PASS: ContextVar[_Pass | None] = ContextVar("pass of a recomputed region", default=None)
+"""The pass that runs, None outside of recomputed regions."""
 
 
 def scales_of_this_pass(state: DelayedScaling | None) -> AbstractContextManager[None]:
-    """Quantise with the scales that belong to this pass.
+    """Let a layer quantise with the scales of this pass, in a ``with`` block.
 
-    Outside a recomputation they are the current ones.
+    A recomputation takes the scales of the first pass. Any other pass takes the present scales.
     """
-    running = _REGION.get()
+    running = _PASS.get()
     if running is None or state is None:
         return nullcontext()
-    scales, recomputes = running
-    if recomputes:
-        return state.using(scales.popleft())
-    scales.append(state.stash())
+    if running.is_recomputation:
+        return state.using(running.scales.popleft())
+    running.scales.append(state.stash())
     return nullcontext()
 
 
@@ -143,18 +157,20 @@ def checkpoint(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Run a function now and again in the backward pass.
+    """Run a function now, and once more in the backward pass.
 
-    The call signature is that of Megatron's `te_checkpoint`. Megatron's own checkpoint, which takes
-    its place, knows the random states and the group.
+    The call signature is that of Megatron's `te_checkpoint`. Megatron's `checkpoint`, which is
+    called here, keeps the random states and knows the group.
     """
-    scales, passes = deque[torch.Tensor](), count()
+    scales: deque[torch.Tensor] = deque()
+    passes = count()
 
     def run(*tensors: Any) -> Any:
-        token = _REGION.set((scales, next(passes) > 0))
+        is_recomputation = next(passes) > 0
+        token = _PASS.set(_Pass(scales=scales, is_recomputation=is_recomputation))
         try:
             return forward(*tensors, **kwargs)
         finally:
-            _REGION.reset(token)
+            _PASS.reset(token)
 
     return tensor_parallel.checkpoint(run, is_distributed, *args)

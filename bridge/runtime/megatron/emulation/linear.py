@@ -19,7 +19,7 @@ Source: Transformer Engine 2.20 pytorch/module/linear.py; megatron-core
 0.16.1 tensor_parallel/layers.py.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -51,10 +51,7 @@ _OVERRIDE: ContextVar[str | None] = ContextVar("backward_override", default=None
 
 @contextmanager
 def backward_overridden(override: str | None) -> Iterator[None]:
-    """Let layers that are built in a ``with`` block run their backward GEMMs as overridden.
-
-    The argument is the value of `backward_override`.
-    """
+    """Build layers with a `backward_override` of Transformer Engine in a ``with`` block."""
     before = _OVERRIDE.set(override)
     try:
         yield
@@ -115,10 +112,13 @@ def is_low_layer(config: Any, number: int) -> bool:
 def _in_module(
     layer: GemmPrecision | None, payload: dict[str, Any] | None, part: str
 ) -> GemmPrecision | None:
-    """Return what the payload of a per-module recipe, or None, makes of a layer's own precision.
+    """Return the precision of a layer under a per-module recipe, None for high precision.
 
-    None is high precision. `part` is `TRAINING` or `EVALUATION`, which is that of training
-    where the payload has none.
+    Args:
+        layer: The precision without the recipe, None for high precision.
+        payload: What the recipe states for the layer, None where it states nothing.
+        part: `TRAINING` or `EVALUATION`. Evaluation is as training where the payload has no part
+            for it.
     """
     if payload is None:
         return layer
@@ -134,10 +134,7 @@ def _in_module(
 
 
 class EmulatedLinear:
-    """Common part of both layers.
-
-    Mixed in before Megatron's class, whose `_forward_impl` it replaces.
-    """
+    """The common part of both layers, a mix-in that replaces Megatron's `_forward_impl`."""
 
     config: Any
     training: bool
@@ -145,12 +142,15 @@ class EmulatedLinear:
     weight: torch.nn.Parameter
 
     def prepare(self, payload: dict[str, Any] | None, *, is_low: bool) -> None:
-        """Give the layer its precision, and its state where the scheme keeps one.
+        """Set the precision of a layer that Megatron has built, and the state of its scheme.
 
-        Megatron's part of the layer is there already. In a transformer layer that is kept in BF16
-        (not `is_low`) the payload of a per-module recipe alone puts it into a low precision.
+        Args:
+            payload: What a per-module recipe states for the layer, or None.
+            is_low: Whether the transformer layer computes in FP8 or FP4. In any other layer the
+                payload alone chooses a low precision.
         """
-        self.payload, self.is_low = payload, is_low
+        self.payload = payload
+        self.is_low = is_low
         self.weight_cache = WeightCache()
         self.observer: Observer | None = None
         self.updates: DelayedUpdates | None = None
@@ -160,7 +160,7 @@ class EmulatedLinear:
         self.multiply_in(precision)
 
     def multiply_in(self, precision: GemmPrecision | None) -> None:
-        """Multiply in this precision from now on, or in what a per-module recipe makes of it.
+        """Change the precision of the layer, which a per-module recipe may override.
 
         Scales of an earlier precision are dropped.
         """
@@ -177,26 +177,17 @@ class EmulatedLinear:
     ) -> Tensor:
         """Multiply (sequence, batch, K) by this rank's (N, K) in low precision.
 
-        Megatron's arguments and result. Under `sequence_parallel` the input is this rank's part of
-        the sequence, and its gradient is scattered.
+        Arguments and result are Megatron's. Under `sequence_parallel` the input is this rank's part
+        of the sequence, and its gradient is scattered.
         """
         precision = self.gemm_precision
         if not self.training:
             precision = self.evaluation_precision
-        if precision is None:  # Megatron's layer comes next
-            result: Tensor = super()._forward_impl(input, weight, bias, **others)  # type: ignore[misc]
-            return result
-        x, group = input, others.get("tp_group")
-        if others.get("sequence_parallel"):
-            x = gather_from_sequence_parallel_region(
-                x, tensor_parallel_output_grad=True, group=group
+        if precision is None:
+            high_precision: Tensor = super()._forward_impl(  # type: ignore[misc]  # Megatron's
+                input, weight, bias, **others
             )
-        elif others.get("allreduce_dgrad"):
-            x = copy_to_tensor_model_parallel_region(x, group=group)
-        # Megatron 0.16.1 tells no step to a run without FP8 and FP4
-        is_told = scheme_of(self.config) is not None
-        first = self.is_first_microbatch or not is_told or precision is not self.gemm_precision
-        self.is_first_microbatch = False
+            return high_precision
         after_backward = None
         if self.updates is not None:
             after_backward = self.updates.after_backward_of(self)
@@ -205,17 +196,43 @@ class EmulatedLinear:
             stored = weight.stored
         with scales_of_this_pass(self.fp8_state):
             return scaled_linear(
-                x,
+                _input_of_gemm(input, others),
                 weight,
                 bias,
                 precision=precision,
                 state=self.fp8_state,
                 cache=self.weight_cache,
-                first_microbatch=first,
+                first_microbatch=self._is_first_microbatch_of(precision),
                 stored_weight=stored,
                 observer=self.observer,
                 after_backward=after_backward,
             )
+
+    def _is_first_microbatch_of(self, precision: GemmPrecision) -> bool:
+        """Return whether the weight is quantised for this micro-batch, not read from the cache.
+
+        Megatron 0.16.1 sets `is_first_microbatch` in runs with FP8 or FP4 alone, so that a run
+        whose low precision is chosen per module quantises in each micro-batch. So does evaluation
+        in another precision than that of training.
+        """
+        is_first = self.is_first_microbatch
+        self.is_first_microbatch = False
+        has_steps = scheme_of(self.config) is not None
+        return is_first or not has_steps or precision is not self.gemm_precision
+
+
+def _input_of_gemm(x: Tensor, arguments: Mapping[str, Any]) -> Tensor:
+    """Return the input of a layer's GEMM, gathered over the sequence where it is split."""
+    group = arguments.get("tp_group")
+    if arguments.get("sequence_parallel"):
+        gathered: Tensor = gather_from_sequence_parallel_region(
+            x, tensor_parallel_output_grad=True, group=group
+        )
+        return gathered
+    if arguments.get("allreduce_dgrad"):
+        copied: Tensor = copy_to_tensor_model_parallel_region(x, group=group)
+        return copied
+    return x
 
 
 class EmulatedColumnParallelLinear(EmulatedLinear, ColumnParallelLinear):  # type: ignore[misc]  # Megatron is untyped
@@ -230,7 +247,7 @@ EMULATED = {
     ColumnParallelLinear: EmulatedColumnParallelLinear,
     RowParallelLinear: EmulatedRowParallelLinear,
 }
-"""Megatron's class of a linear layer -> the emulated one."""
+"""Megatron's class of a linear layer -> the emulated class."""
 
 
 def emulated_linears(model: Sequence[torch.nn.Module]) -> list[Any]:

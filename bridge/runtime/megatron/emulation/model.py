@@ -1,4 +1,4 @@
-"""Set-up of a built model with emulated layers: layers, stored weights, delayed updates."""
+"""Emulated layers, stored weights and delayed updates of a built model."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -33,11 +33,16 @@ LAYERS = (TransformerLayer, MambaLayer, MultiTokenPredictionLayer)
 
 
 def emulate(model: torch.nn.Module, config: Any, phases: Sequence[Any] = ()) -> None:
-    """Make the linear layers in a model's low layers emulated ones, before they are wrapped.
+    """Turn the linear layers of a model's low-precision layers into emulated layers.
 
-    Layers that stay in BF16 in all `phases`, the model configs of a precision
-    schedule, are left as they are. With a per-module recipe every linear layer is
-    emulated, since the recipe may choose any.
+    The model is not wrapped yet. Under a per-module recipe every linear layer is emulated, since the
+    recipe may choose any of them.
+
+    Args:
+        model: A chunk.
+        config: Its config.
+        phases: Model configs of the phases of a precision schedule. A layer that is in BF16 in all
+            phases is not emulated.
     """
     recipe = getattr(config, "quant_recipe", None)
     is_per_module = bool(quant_recipes(recipe))
@@ -57,11 +62,11 @@ def emulate(model: torch.nn.Module, config: Any, phases: Sequence[Any] = ()) -> 
 
 
 def prepare_emulation(model: torch.nn.Module, config: Any, ddp: Any) -> None:
-    """Store the weights of emulated layers where `fp8_param` or `fp4_param` asks.
+    """Store the weights of emulated layers under `fp8_param` or `fp4_param`, and attach updates.
 
-    Updates of delayed scales are attached too. Before the model is wrapped for data parallelism,
-    whose buffers take the codes in; in the dtype of its training. Stored are the weights of the
-    layers that Megatron builds in its FP8 or FP4 context.
+    The stored weights are those of the layers that Megatron builds in its FP8 or FP4 context. The
+    model has the dtype of its training already, and is not wrapped yet for data parallelism, whose
+    buffers take the codes.
     """
     run = gemm_precision(config)
     stores_fp8 = config.fp8 and config.fp8_param
@@ -74,21 +79,25 @@ def prepare_emulation(model: torch.nn.Module, config: Any, ddp: Any) -> None:
 def _store_weights(model: torch.nn.Module, run: GemmPrecision, ddp: Any) -> None:
     """Store the weights of the low layers in the precision of the run."""
     reuses_buffer = getattr(ddp, "reuse_grad_buf_for_mxfp8_param_ag", False)
-    as_is = reuses_buffer and ddp.use_distributed_optimizer and run.scheme == "mxfp8"
+    in_16_bits = reuses_buffer and ddp.use_distributed_optimizer and run.scheme == "mxfp8"
     gathered = None
-    if as_is and ddp.grad_reduce_in_fp32:
+    if in_16_bits and ddp.grad_reduce_in_fp32:
         gathered = torch.bfloat16
     for layer in emulated_linears([model]):
         if layer.is_low:
             store_weight(
-                layer, run.spec("weight"), layer.fp8_state, as_is=as_is, gathered_dtype=gathered
+                layer,
+                run.spec("weight"),
+                layer.fp8_state,
+                in_16_bits=in_16_bits,
+                gathered_dtype=gathered,
             )
 
 
 def switch_precision(model: Sequence[torch.nn.Module], config: Any) -> None:
-    """Let the emulated layers of this rank's chunks multiply as the config says now.
+    """Change the precision of the emulated layers of this rank's chunks to that of the config.
 
-    Their weights are not stored.
+    Their weights must not be stored.
     """
     for chunk in model:
         for updates in delayed_updates([chunk]):
@@ -105,8 +114,8 @@ def switch_precision(model: Sequence[torch.nn.Module], config: Any) -> None:
 def numbered_layers(model: torch.nn.Module) -> dict[Any, int]:
     """Return the layers of a model chunk, each with its number in the whole model from 1.
 
-    Prediction layers are last. The transformer layer inside of a prediction layer has that one's
-    number. Megatron counts it from 1 from 0.19 on.
+    Prediction layers are the last. The transformer layer inside a prediction layer has the number of
+    the prediction layer, whatever Megatron's number of it is (from 0.19 on it counts from 1).
     """
     number_of: dict[Any, int] = {}
     for layer in model.modules():
@@ -171,11 +180,8 @@ def unrecorded(model: Sequence[torch.nn.Module]) -> Iterator[None]:
         yield
 
 
-def round_masters_anew(optimizer: Any) -> None:
-    """Write the optimizer's FP32 master weights into the weights, as after a step.
-
-    A collective call.
-    """
+def round_masters_to_weights(optimizer: Any) -> None:
+    """Round the optimizer's FP32 masters to the weights, as after a step; a collective call."""
     for part in parts(optimizer):
         if hasattr(part, "model_chunks"):
             _requantise_as_after_a_step(part)

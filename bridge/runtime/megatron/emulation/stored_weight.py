@@ -1,14 +1,13 @@
 # ruff: noqa: N803, N806  (shape suffixes are capitals)
-"""A weight that is held as codes and scales: `fp8_param` without Transformer Engine.
+"""A weight that is stored as codes and scales: `fp8_param` without Transformer Engine.
 
-`StoredWeight` is a tensor with the dtype and shape of the weight it stands for and none of its
-memory. GEMMs read the codes (`stored`); any other operation gets the weight dequantised;
-`copy_` quantises what is copied in. That is the interface that Megatron's DDP buffers and
-optimizers have with Transformer Engine's `QuantizedTensor`, so both work on it once Megatron
-knows the class (`megatron_stores`).
+`StoredWeight` is a tensor with the dtype and shape of the weight, without the memory of its values.
+GEMMs read the codes (`stored`), `copy_` quantises its argument, and every other operation gets the
+dequantised weight. Megatron's DDP buffers and optimizers use Transformer Engine's `QuantizedTensor`
+in the same way, so that they work on a `StoredWeight` after `megatron_stores` has registered it.
 
-The optimizer's masters start from the weight before it was quantised, as Transformer Engine's do,
-and the weight is quantised from the master rounded to the weight's dtype.
+As with Transformer Engine, the optimizer's masters begin with the weight before quantisation, and
+the weight is quantised from the master rounded to the weight's dtype.
 
 Source: Transformer Engine 2.20 pytorch/quantization.py:878-938, pytorch/tensor/utils.py:204-291;
 megatron-core 0.16.1 fp8_utils.py.
@@ -24,7 +23,7 @@ from megatron.core import fp4_utils, fp8_utils
 from megatron.core.distributed import distributed_data_parallel, param_and_grad_buffer
 from megatron.core.optimizer import distrib_optimizer
 
-from bridge.runtime.megatron.replacement import first_of, fitting, replaced
+from bridge.runtime.megatron.replacement import Change, first_of, fitting, replaced
 from bridge.runtime.numerics import DelayedScaling, Quantised, QuantSpec, quantise
 
 
@@ -36,11 +35,11 @@ class Store:
     state: DelayedScaling | None
     """Scales and histories, under delayed scaling."""
     initial: torch.Tensor | None
-    """The weight as it was before it was first quantised."""
+    """The weight before its first quantisation, until masters are made of it."""
     gathered_dtype: torch.dtype
     """Dtype that a master is rounded to before it is quantised."""
     source_dtype: torch.dtype
-    """Dtype that was quantised last: before the first step it is the weight's own."""
+    """Dtype of the values that were quantised last; before the first step it is the weight's dtype."""
 
 
 class StoredWeight(torch.Tensor):
@@ -77,9 +76,9 @@ class StoredWeight(torch.Tensor):
         return self.stored.dequantise()
 
     def quantize_(self, x_NK: torch.Tensor) -> Self:
-        """Take on new values, in the memory of the old ones.
+        """Quantise new values into the present memory.
 
-        They are rounded to the nominal dtype, then to codes.
+        The values are rounded to the nominal dtype, and then to codes.
         """
         stored = self.stored
         source_dtype = x_NK.dtype
@@ -92,7 +91,7 @@ class StoredWeight(torch.Tensor):
         return self
 
     def place_codes(self, memory: torch.Tensor) -> None:
-        """Move the row-wise codes into other memory, one byte per element.
+        """Move the row-wise codes into other memory, which has a byte per element.
 
         FP4 codes fill the first half of the memory.
         """
@@ -101,17 +100,14 @@ class StoredWeight(torch.Tensor):
         self.store.quantised = replace(self.stored, codes=placed)
 
     def get_high_precision_init_val(self) -> torch.Tensor:
-        """Return the weight as it was before it was first quantised.
-
-        Megatron's masters begin with it.
-        """
+        """Return the weight before its first quantisation, with which Megatron's masters begin."""
         initial = self.store.initial
         if initial is None:
             return self.dequantize()
         return initial
 
     def clear_high_precision_init_val(self) -> None:
-        """Forget the weight as it was before it was first quantised."""
+        """Free the weight before its first quantisation."""
         self.store.initial = None
 
     @classmethod
@@ -122,10 +118,7 @@ class StoredWeight(torch.Tensor):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Share the store on detach, quantise on copy_.
-
-        Everything else works on the dequantised weight.
-        """
+        """Run an operator: detach shares the store, copy_ quantises, others get dequantised weights."""
 
         def plain(x: Any) -> Any:
             if isinstance(x, StoredWeight):
@@ -140,13 +133,13 @@ class StoredWeight(torch.Tensor):
         return func(*args, **kwargs)
 
 
-class GatheredAsIs(StoredWeight):
+class GatheredIn16Bits(StoredWeight):
     """A stored weight that ranks gather in 16 bits and quantise afterwards.
 
-    It is gathered through the gradient buffer. `reuse_grad_buf_for_mxfp8_param_ag` asks for it:
-    MXFP8 has two independently rounded copies, and gathering both would cost as much. An FP32
-    gradient buffer is used as BF16 then, whatever the weights' dtype, so FP16 weights are rounded
-    to three bits less (megatron-core 0.16.1 distributed/param_and_grad_buffer.py:786-790).
+    Under `reuse_grad_buf_for_mxfp8_param_ag` weights are gathered through the gradient buffer: MXFP8
+    has two independently rounded copies, and gathering both would cost as much. An FP32 gradient
+    buffer is used as BF16 then, whatever the weights' dtype, so that FP16 weights lose three bits
+    (megatron-core 0.16.1 distributed/param_and_grad_buffer.py:786-790).
     """
 
 
@@ -176,12 +169,12 @@ def _tensors(quantised: Quantised) -> dict[str, torch.Tensor]:
 
 
 def _quantised(x_NK: torch.Tensor, spec: QuantSpec, state: DelayedScaling | None) -> Quantised:
-    """Quantise a weight, both copies where they differ, and note its amax under delayed scaling."""
+    """Quantise a weight, in both copies where they differ, and record its amax for delayed scaling."""
     scale: torch.Tensor | float | None = None
     if state is not None:
         scale = state.scale_of("weight")
     elif spec.scheme == "delayed":
-        # Under delayed scaling the factor of a weight that no GEMM in FP8 reads stays 1.
+        # Under delayed scaling the scale of a weight that no GEMM in FP8 reads stays 1.
         scale = torch.ones(1, device=x_NK.device)
     fresh = quantise(x_NK, spec, col=not spec.copies_share_values, scale=scale)
     if state is not None:
@@ -195,14 +188,20 @@ def store_weight(
     spec: QuantSpec,
     state: DelayedScaling | None,
     *,
-    as_is: bool = False,
+    in_16_bits: bool = False,
     gathered_dtype: torch.dtype | None = None,
 ) -> None:
     """Replace a module's weight, (N, K), by codes and scales.
 
-    The attributes that Megatron has put on the weight are kept. With `as_is` it is a
-    `GatheredAsIs`. Masters are rounded to `gathered_dtype`, None: the weight's, before they are
-    quantised.
+    The attributes that Megatron has set on the weight are kept.
+
+    Args:
+        module: A linear layer.
+        spec: Quantisation of the weight.
+        state: Scales and histories of delayed scaling.
+        in_16_bits: Make a `GatheredIn16Bits`.
+        gathered_dtype: Dtype that masters are rounded to before they are quantised. None is the
+            dtype of the weight.
     """
     weight = module.weight
     x_NK = weight.detach()
@@ -214,8 +213,8 @@ def store_weight(
         source_dtype=x_NK.dtype,
     )
     kind = StoredWeight
-    if as_is:
-        kind = GatheredAsIs
+    if in_16_bits:
+        kind = GatheredIn16Bits
     elif spec.format == "e2m1":
         kind = PackedWeight
     parameter = torch.nn.Parameter(kind(store), requires_grad=weight.requires_grad)
@@ -227,9 +226,13 @@ def store_weight(
 def _full_matrix(
     weight: StoredWeight, master: torch.Tensor | None, start: int, group: Any
 ) -> torch.Tensor:
-    """Return a weight in the dtype it is gathered in.
+    """Return a whole weight in the dtype that it is gathered in; a collective call of a group.
 
-    The ranks of a group hold the parts of its master.
+    Args:
+        weight: The stored weight.
+        master: This rank's part of the master, or None.
+        start: Index of the part's first element.
+        group: The ranks that have the parts.
     """
     count, dtype = weight.numel(), weight.store.gathered_dtype
     if master is not None and group.size() == 1:
@@ -238,7 +241,7 @@ def _full_matrix(
     if master is not None:
         whole[start : start + master.numel()] = master.to(dtype)
     bits = whole.view(torch.int32)
-    torch.distributed.all_reduce(bits, group=group)  # a sum of bits: every element has one owner
+    torch.distributed.all_reduce(bits, group=group)  # a sum of bits, since parts do not overlap
     return whole[:count].view(weight.shape)
 
 
@@ -263,8 +266,8 @@ def quantize_shards(
 def megatron_stores() -> AbstractContextManager[None]:
     """Let Megatron's DDP and distributed optimizer treat a `StoredWeight` as an FP8 parameter."""
     fp8 = _with_class(fp8_utils.FP8_TENSOR_CLASS, StoredWeight)
-    mxfp8 = _with_class(getattr(fp8_utils, "MXFP8Tensor", None), GatheredAsIs)
-    changes: list[tuple[Any, str, Any]] = [
+    mxfp8 = _with_class(getattr(fp8_utils, "MXFP8Tensor", None), GatheredIn16Bits)
+    changes: list[Change] = [
         (fp8_utils, "FP8_TENSOR_CLASS", fp8),
         (fp8_utils, "HAVE_TE_FP8_TENSOR_CLASS", True),
         (fp8_utils, "MXFP8Tensor", mxfp8),
@@ -287,11 +290,11 @@ _FUNCTIONS: dict[str, Any] = {
     "quantize_param_shard": quantize_shards,
     "quantize_nvfp4_param_shard": quantize_shards,
 }
-"""Megatron's function for parameters of Transformer Engine -> the one for stored weights."""
+"""Megatron's function for parameters of Transformer Engine -> the function for stored weights."""
 
 
 def _with_class(theirs: Any, ours: type[StoredWeight]) -> Any:
-    """Return the classes that `isinstance` is to accept: ours, with Transformer Engine's if any."""
+    """Return our class and Transformer Engine's, if there is one, for `isinstance`."""
     if theirs is None:
         return ours
     return theirs, ours

@@ -1,8 +1,8 @@
-"""Compiled packages that layers of Megatron call, and torch code for missing ones.
+"""Torch code in place of compiled packages that layers of Megatron call.
 
-`stand_ins` is a part of a run on a CPU: for its length the layers find the torch code under the
-names of the package. Nothing of it exists outside of a run. With CUDA, Megatron's own error
-names the package that is missing.
+In a run on a CPU `stand_ins` puts the torch code into the layers, under the names of the package.
+Outside of a run the layers are as Megatron has them. A run with CUDA gets no stand-ins: Megatron's
+error names the missing package.
 """
 
 import importlib
@@ -29,9 +29,9 @@ def l2norm(x: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
 
 
 def delta_rule(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the result of `chunk_gated_delta_rule` of fla.
+    """Return the result of fla's `chunk_gated_delta_rule`, by Megatron's form of it in torch.
 
-    Megatron has a form in torch, for its deterministic mode.
+    Megatron has this form for its deterministic mode.
     """
     layer = importlib.import_module("megatron.core.ssm.gated_delta_net")
     result: tuple[torch.Tensor, torch.Tensor | None] = layer.torch_chunk_gated_delta_rule(
@@ -48,11 +48,17 @@ def causal_convolution(
     activation: str | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Return each channel of x (B, L, D) convolved with its past, in the dtype of x.
+    """Return each channel convolved with its past, as fla's `causal_conv1d` does, and None.
 
-    It is what `causal_conv1d` of fla does. `weight` (D, W) has the taps, the last of which is for
-    the token itself. The activation is silu or none. The second result is the state for inference,
-    which training does not ask for.
+    Args:
+        x: (B, L, D).
+        weight: (D, W) taps; the last tap is for the token itself.
+        bias: (D), or None.
+        activation: silu, swish or None.
+
+    Returns:
+        (B, L, D) in the dtype of x. The second result is the state for inference, which training
+        does not need.
     """
     past = torch.nn.functional.pad(x.float().transpose(1, 2), (weight.shape[1] - 1, 0))
     if bias is not None:
@@ -67,10 +73,10 @@ def causal_convolution(
 
 
 def hadamard_transform(x: torch.Tensor, scale: float = 1.0) -> torch.Tensor:
-    """Return the last axis times Sylvester's matrix and a factor, in the dtype of x.
+    """Return scale * (Sylvester's matrix) x along the last axis, in the dtype of x.
 
-    It is what fast_hadamard_transform does. An axis that is no power of two is padded with zeros,
-    and the results beyond it are dropped.
+    It computes the same as the package fast_hadamard_transform. An axis whose length is no power of
+    two is padded with zeros, and the results beyond its length are dropped.
     """
     width = x.shape[-1]
     padded_width = 1 << (width - 1).bit_length()
@@ -102,13 +108,13 @@ class ShardedGatedNorm(GatedRMSNorm):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StandIn:
-    """Torch code for one package."""
+    """Torch code in place of a package."""
 
     package: str
     layer: str
-    """Module or package of Megatron that calls it."""
+    """Module or package of Megatron that calls the package."""
     values: Mapping[str, Any]
-    """Name there -> the value without the package."""
+    """Name in the layer's module -> its value in a run without the package."""
 
 
 STAND_INS = (
@@ -146,15 +152,15 @@ _OF_TRITON = ("megatron.core.ssm.mamba_mixer", SPECS)
 _TENSOR_OPS = "megatron.core.inference.contexts.attention_context.triton.tensor_ops"
 _UNCALLED = ("tensor_get_slice_after", "tensor_masked_update", "tensor_merge")
 """Functions of that module, which the mixer calls in inference alone."""
-_put_away: dict[str, types.ModuleType] = {}
-"""The modules that need Triton, outside of a run."""
+_triton_modules: dict[str, types.ModuleType] = {}
+"""Name -> module that needs Triton, kept for the next run."""
 
 
 @contextmanager
 def stand_ins() -> Iterator[None]:
-    """Put the torch code into Megatron's layers for a ``with`` block.
+    """Put the torch code for packages that are not installed into Megatron's layers.
 
-    It is for the packages that are not installed.
+    The end of the ``with`` block removes it.
     """
     with ExitStack() as stack:
         stack.enter_context(_without_triton())
@@ -170,10 +176,7 @@ def stand_ins() -> Iterator[None]:
 
 
 def _modules_of(layer: str) -> list[types.ModuleType]:
-    """Return the module of a layer, and those inside of it where it is a package.
-
-    The list is empty where a release has none.
-    """
+    """Return the module of a layer, and the modules of a package; none in a release without it."""
     if find_spec(layer) is None:
         return []
     importlib.import_module(layer)
@@ -182,29 +185,29 @@ def _modules_of(layer: str) -> list[types.ModuleType]:
 
 @contextmanager
 def _without_triton() -> Iterator[None]:
-    """Let the modules that need Triton be imported without it for a ``with`` block.
+    """Import the modules that need Triton without it, for a ``with`` block.
 
-    After the block they are gone again.
+    After the block they are not in `sys.modules`.
     """
     if find_spec("triton") is not None or _OF_TRITON[0] in sys.modules:
         yield
         return
-    if not _put_away:
+    if not _triton_modules:
         stub = types.ModuleType(_TENSOR_OPS)
         stub.__dict__.update(dict.fromkeys(_UNCALLED))
         sys.modules[_TENSOR_OPS] = stub
         try:
             modules = {name: importlib.import_module(name) for name in _OF_TRITON}
-            _put_away.update(modules)
+            _triton_modules.update(modules)
         finally:
             del sys.modules[_TENSOR_OPS]
-    for name, module in _put_away.items():
+    for name, module in _triton_modules.items():
         sys.modules[name] = module
         setattr(*_place_of(name), module)
     try:
         yield
     finally:
-        for name in _put_away:
+        for name in _triton_modules:
             del sys.modules[name]
             delattr(*_place_of(name))
 

@@ -1,8 +1,9 @@
 """Hybrid models: Megatron's `MambaModel`.
 
 It is a stack of Mamba, attention, MLP and expert layers in the order of a pattern. Megatron has a
-spec of Transformer Engine's layers alone; `local_stack` puts its own layers in their places. In
-both every layer is one kind of block, and counts as a layer of the model.
+spec with Transformer Engine's layers alone. `local_stack` replaces these by Megatron's local layers.
+Each block of the stack is a Mamba, attention, MLP or expert layer, and counts as a layer of the
+model.
 """
 
 import importlib
@@ -28,29 +29,22 @@ CLASSES = {
     te.TERowParallelLinear: RowParallelLinear,
     te.TEDotProductAttention: FusedDotProductAttention,
 }
-"""Class of Megatron's spec, or what stands for it without Transformer Engine ->
-the class that takes its place.
-"""
+"""Class of Megatron's spec, or its mock without Transformer Engine -> class of the local layer."""
 NORMS = {
     "mamba_layer": ("norm", "mixer.in_proj"),
     "attention_layer": ("input_layernorm", "self_attention.linear_qkv"),
     "mlp_layer": ("pre_mlp_layernorm", "mlp.linear_fc1"),
 }
-"""Layer -> its norm, and the linear layer behind it, under whose
-name a checkpoint keeps the norm.
-"""
+"""Layer -> its norm, and the linear layer behind the norm, whose name the norm has in a checkpoint."""
 
 
 def stack_spec() -> Any:
-    """Return Megatron's spec of a hybrid's layers.
-
-    Without Triton, its module is there during a run alone.
-    """
+    """Return Megatron's spec of a hybrid's layers; without Triton it exists inside of a run alone."""
     return importlib.import_module(SPECS).mamba_stack_spec
 
 
 def local_stack(config: Any) -> Any:
-    """Return the layers of Megatron's `mamba_stack_spec` with local ones in place of TE's."""
+    """Return the layers of Megatron's `mamba_stack_spec` with local layers in place of TE's."""
     stack = with_classes(stack_spec().submodules, CLASSES)
     layers = {}
     for name, (norm, linear) in NORMS.items():
@@ -70,7 +64,13 @@ def local_stack(config: Any) -> Any:
 def build_hybrid(config: Any, *, backend: str, **model: Any) -> Any:
     """Return this rank's `MambaModel` of a `GPTConfig` with a hybrid pattern.
 
-    `model` has its other arguments.
+    Args:
+        config: The model config.
+        backend: Backend of the GEMMs.
+        **model: Further arguments of `MambaModel`.
+
+    Raises:
+        RunConfigError: The pattern is not valid.
     """
     pattern = HybridPattern.of(config) or HybridPattern(layers="")
     if pattern.faults:

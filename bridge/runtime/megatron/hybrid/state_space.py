@@ -1,12 +1,11 @@
-"""The state-space layer of Mamba-2 in plain torch.
+"""The state-space layer of Mamba-2 in plain torch, without the GPU kernels of `mamba_ssm`.
 
-It is for a machine without the GPU kernels of `mamba_ssm`. A head keeps a state h of P x N numbers.
-Token by token, with its step d, its input x and the vectors B and C:
+A head has a state h of P x N numbers. A token with step d, input x and vectors B and C changes it:
 
     h = exp(d A) h + d x B^T,    y = h C + D x
 
-`chunk_scan` computes that in chunks of K tokens: inside a chunk as a masked product, between
-chunks by the states at their ends.
+`chunk_scan` computes this in chunks of K tokens: inside a chunk as a masked product, and between
+chunks through the states at their ends.
 
 Axes: B batch, L tokens, H heads, P channels of a head, G groups of heads, N state, C chunks, K
 tokens of a chunk, W taps of the convolution.
@@ -40,21 +39,27 @@ def chunk_scan(
 ) -> torch.Tensor:
     """Return y (B, L, H, P) in the dtype of x, as `mamba_chunk_scan_combined` of mamba_ssm does.
 
-    Inputs are x (B, L, H, P), the steps dt (B, L, H), decays A (H), which are negative, and the
-    vectors B and C (B, L, G, N); a sequence shorter than `chunk_size` is one chunk. D (H), or (H,
-    P), are skip weights and z (B, L, H, P) is a gate. `dt_bias` (H) is added to the steps, before
-    the softplus where `dt_softplus` asks for it. The others are settings of inference and of packed
-    sequences; one that is set raises NotImplementedError.
+    Args:
+        x: (B, L, H, P).
+        dt: (B, L, H) steps.
+        A: (H) decays, which are negative.
+        B: (B, L, G, N).
+        C: (B, L, G, N).
+        chunk_size: Tokens of a chunk; a shorter sequence is a single chunk.
+        D: (H) or (H, P) skip weights.
+        z: (B, L, H, P) gate.
+        dt_bias: (H), added to the steps.
+        dt_softplus: Whether the steps are the softplus of `dt + dt_bias`.
+        **others: Settings of inference and of packed sequences.
+
+    Raises:
+        NotImplementedError: One of `others` is set.
     """
     _require_plain(others)
     tokens = x.shape[1]
     size = min(chunk_size, tokens)
     heads_per_group = x.shape[2] // B.shape[2]
-    dt_BLH = dt.float()
-    if dt_bias is not None:
-        dt_BLH = dt_BLH + dt_bias.float()
-    if dt_softplus:
-        dt_BLH = F.softplus(dt_BLH)
+    dt_BLH = _steps(dt, dt_bias, softplus=dt_softplus)
     x_BCKHP = _in_chunks(x.float() * dt_BLH[..., None], size)
     B_BCKHN = _in_chunks(B.float(), size).repeat_interleave(heads_per_group, 3)
     C_BCKHN = _in_chunks(C.float(), size).repeat_interleave(heads_per_group, 3)
@@ -73,12 +78,22 @@ def chunk_scan(
     return y_BLHP.to(x.dtype)
 
 
+def _steps(dt: torch.Tensor, bias: torch.Tensor | None, *, softplus: bool) -> torch.Tensor:
+    """Return the steps in FP32, (B, L, H)."""
+    dt_BLH = dt.float()
+    if bias is not None:
+        dt_BLH = dt_BLH + bias.float()
+    if softplus:
+        dt_BLH = F.softplus(dt_BLH)
+    return dt_BLH
+
+
 def _inside_chunks(
     x: torch.Tensor, B: torch.Tensor, C: torch.Tensor, decay_BHCK: torch.Tensor
 ) -> torch.Tensor:
-    """Return what the tokens of a chunk add to the later ones, (B, C, K, H, P).
+    """Return the contribution of a chunk's tokens to the later tokens of it, (B, C, K, H, P).
 
-    Decays are summed from the start of the chunk.
+    `decay_BHCK` is summed from the start of the chunk.
     """
     since_BHCKK = decay_BHCK[..., :, None] - decay_BHCK[..., None, :]
     past = torch.ones(since_BHCKK.shape[-2:], dtype=torch.bool, device=x.device).tril()
@@ -89,7 +104,7 @@ def _inside_chunks(
 def _between_chunks(
     x: torch.Tensor, B: torch.Tensor, C: torch.Tensor, decay_BHCK: torch.Tensor
 ) -> torch.Tensor:
-    """Return what the chunks before add to each token, (B, C, K, H, P)."""
+    """Return the contribution of earlier chunks to each token, (B, C, K, H, P)."""
     left_BHCK = (decay_BHCK[..., -1:] - decay_BHCK).exp()
     added_BCHPN = torch.einsum("bclhn,bhcl,bclhp->bchpn", B, left_BHCK, x)
     states_BCHPN = _states_before(added_BCHPN, decay_BHCK[..., -1].exp())
@@ -97,10 +112,7 @@ def _between_chunks(
 
 
 def _require_plain(others: dict[str, Any]) -> None:
-    """Refuse settings that no training run of Megatron has.
-
-    They are those of inference or of packing, and a norm before the gate.
-    """
+    """Refuse settings of inference, of packed sequences, and a norm before the gate."""
     asked_for = []
     for name, value in others.items():
         if value is not None and value is not False:
@@ -120,9 +132,11 @@ def _in_chunks(tensor: torch.Tensor, size: int) -> torch.Tensor:
 
 
 def _states_before(added_BCHPN: torch.Tensor, kept_BHC: torch.Tensor) -> torch.Tensor:
-    """Return the state at the beginning of each chunk.
+    """Return the state at the beginning of each chunk, (B, C, H, P, N).
 
-    A chunk adds something, and keeps a part of the state.
+    Args:
+        added_BCHPN: The addition of each chunk to the state.
+        kept_BHC: The factor of each chunk on the state before it.
     """
     before = []
     state_BHPN = torch.zeros_like(added_BCHPN[:, 0])
@@ -146,13 +160,24 @@ def convolved_scan(
     activation: str = "silu",
     **others: Any,
 ) -> torch.Tensor:
-    """Return the gated output (B, L, H P) of a whole mixer.
+    """Return the gated output (B, L, H P) of a mixer, as `mamba_split_conv1d_scan_combined` does.
 
-    It is what `mamba_split_conv1d_scan_combined` of mamba_ssm does. `zxbcdt` (B, L, 2 H P + 2 G N +
-    H) is the result of the input projection: gate, inputs, B, C and steps. The causal convolution
-    of inputs, B and C has weights (H P + 2 G N, W). `headdim` is P, where D is (H), and `ngroups`
-    is G. The others are those of `chunk_scan`, and one of a norm in the kernel, which Megatron does
-    not ask for.
+    Args:
+        zxbcdt: (B, L, 2 H P + 2 G N + H), the result of the input projection: gate, inputs, B, C
+            and steps.
+        conv1d_weight: (H P + 2 G N, W), taps of the causal convolution of inputs, B and C.
+        conv1d_bias: (H P + 2 G N), or None.
+        dt_bias: (H), added to the steps.
+        A: (H) decays.
+        D: (H) or (H, P) skip weights.
+        chunk_size: Tokens of a chunk.
+        headdim: P; needed where D is (H).
+        ngroups: G.
+        activation: silu or swish, two names of the same function.
+        **others: As for `chunk_scan`, and settings of a norm in the kernel.
+
+    Raises:
+        NotImplementedError: One of `others` is set, or the activation is another.
     """
     _require_plain({**others, "another activation": activation not in ("silu", "swish")})
     heads, width = dt_bias.shape[0], conv1d_weight.shape[1]
@@ -175,10 +200,7 @@ def convolved_scan(
 
 
 class GatedRMSNorm(torch.nn.Module):
-    """RMS norm of groups of channels with the gate before it.
-
-    It is `RMSNorm` of mamba_ssm without `norm_before_gate`.
-    """
+    """RMS norm of groups of channels after a gate: `RMSNorm` of mamba_ssm without `norm_before_gate`."""
 
     def __init__(
         self,
@@ -197,7 +219,7 @@ class GatedRMSNorm(torch.nn.Module):
         self.register_parameter("bias", None)
 
     def forward(self, x: torch.Tensor, z: torch.Tensor | None = None) -> torch.Tensor:
-        """Return x multiplied with silu(z) and normed, in the dtype of x; computed in FP32."""
+        """Return the norm of x * silu(z), computed in FP32, in the dtype of x."""
         gated = x.float()
         if z is not None:
             gated = gated * F.silu(z.float())

@@ -1,7 +1,4 @@
-"""Census of a run's tensors: the dtype and size of each kind.
-
-They are read from the live objects and not from any config.
-"""
+"""Census of a run's tensors: the dtype and size of each kind, read from the live objects."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -16,7 +13,7 @@ from bridge.runtime.megatron.emulation.stored_weight import StoredWeight
 from bridge.runtime.megatron.gpt import bucket_groups, unwrapped
 from bridge.runtime.megatron.optimizer import inner_optimizers
 from bridge.runtime.pytorch.record.modules import dtype_of
-from bridge.runtime.pytorch.record.te import describe, is_quantised, stored_bytes
+from bridge.runtime.pytorch.record.operand_format import is_quantised, operand_format, stored_bytes
 
 LINEAR = (ColumnParallelLinear, RowParallelLinear, torch.nn.Linear)
 
@@ -28,15 +25,15 @@ class Activations:
         self.bytes_of: Counter[str] = Counter()
         self.layers = 0
         self.sent: dict[str, int] = {}
-        """Of a micro-batch's output that goes to the next pipeline stage."""
+        """Bytes per dtype of the output that goes to the next pipeline stage, of a micro-batch."""
 
 
 @contextmanager
 def watch_activations(model: list[Any]) -> Iterator[Activations]:
-    """Record in which dtypes the linear layers hand on their outputs, in a ``with`` block.
+    """Record the dtypes of linear layers' outputs, in a ``with`` block.
 
-    Only each layer's first forward pass counts, so a step with gradient
-    accumulation shows one micro-batch.
+    The first forward pass of each layer counts, so that a step with gradient accumulation shows a
+    single micro-batch.
     """
     seen = Activations()
     counted: set[torch.nn.Module] = set()
@@ -69,7 +66,10 @@ def take_census(
 ) -> tuple[CensusRow, ...]:
     """Return the dtypes and sizes of every kind of tensor after a training step.
 
-    `watch_activations` recorded the step.
+    Args:
+        model: Chunks of this rank.
+        optimizer: Megatron's optimizer.
+        activations: Result of `watch_activations` around the step.
     """
     parameters: list[torch.nn.Parameter] = []
     for chunk in model:
@@ -88,6 +88,7 @@ def take_census(
 
 
 def _sized(kind: str, sizes: Mapping[str, int], read_from: str) -> list[CensusRow]:
+    """Return a row per dtype, from the bytes of each."""
     rows = []
     for dtype, size in sorted(sizes.items()):
         rows.append(CensusRow(kind=kind, dtype=dtype, bytes=size, read_from=read_from))
@@ -95,10 +96,11 @@ def _sized(kind: str, sizes: Mapping[str, int], read_from: str) -> list[CensusRo
 
 
 def _rows(kind: str, tensors: Iterable[torch.Tensor], read_from: str) -> list[CensusRow]:
+    """Return a row per dtype of some tensors."""
     sizes: Counter[str] = Counter()
     for tensor in tensors:
         if is_quantised(tensor):
-            codes = describe(tensor, columnwise=False)
+            codes = operand_format(tensor, columnwise=False)
             sizes[f"{codes.format} {codes.scheme}"] += stored_bytes(tensor)
         else:
             sizes[dtype_of(tensor)] += tensor.nbytes
@@ -106,6 +108,7 @@ def _rows(kind: str, tensors: Iterable[torch.Tensor], read_from: str) -> list[Ce
 
 
 def _reduction(model: list[Any]) -> list[CensusRow]:
+    """Return the rows of the buffers in which gradients are reduced."""
     gradients: list[torch.Tensor] = []
     for group in bucket_groups(model):
         gradients.extend(bucket.grad_data for bucket in group.buckets)
@@ -116,16 +119,16 @@ def _reduction(model: list[Any]) -> list[CensusRow]:
 
 
 def _counted(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural unless it is one."""
+    """Return a number with its noun, which is in the plural unless the number is 1."""
     if number == 1:
         return f"{number} {noun}"
     return f"{number} {noun}s"
 
 
 def _master_weights(parameters: list[torch.nn.Parameter], optimizer: Any) -> list[CensusRow]:
-    """Return the tensors that the optimizer steps on.
+    """Return the rows of the tensors that the optimizer steps on.
 
-    They are copies (or shards of copies), or the parameters' own memory.
+    These are copies of the parameters, or shards of copies, or the parameters.
     """
     memory_of_parameters = set()
     for parameter in parameters:
@@ -148,6 +151,7 @@ def _master_weights(parameters: list[torch.nn.Parameter], optimizer: Any) -> lis
 
 
 def _optimizer_state(optimizer: Any) -> list[CensusRow]:
+    """Return the rows of the optimizer's moments."""
     states: list[Any] = []
     for inner in inner_optimizers(optimizer):
         states.extend(inner.state.values())

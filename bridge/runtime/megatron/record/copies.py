@@ -1,9 +1,9 @@
-"""The copies of a weight on data-parallel ranks, after Megatron's optimizer gathered it.
+"""Comparison of a weight's copies on data-parallel ranks, after Megatron's optimizer gathered them.
 
-Each rank steps on its own part of a weight, in a master, and gathers the other parts. A gather that
-goes wrong gives no error: the loss alone shows it, later. So at the end of a forward pass each rank
-compares its own part with its master, and all ranks compare a sample of the whole weight. Nothing
-else writes to the weights or the masters in between.
+Each rank steps on its part of a weight, in a master, and gathers the other parts. A wrong gather
+raises no error: only the loss shows it, later. So at the end of a forward pass each rank compares
+its part with its master, and all ranks compare a sample of the whole weight. Between the optimizer's
+step and that time nothing else writes to the weights or the masters.
 """
 
 import zlib
@@ -20,34 +20,29 @@ from bridge.runtime.audit.record import layer_order
 from bridge.runtime.megatron.agreement import from_all_ranks
 from bridge.runtime.megatron.gpt import unwrapped
 from bridge.runtime.megatron.optimizer import parts
-from bridge.runtime.pytorch.record.health import error_limit, in_range, scale_of
+from bridge.runtime.pytorch.record.health import error_limit, saturated, scale_of
 from bridge.runtime.pytorch.record.modules import places
-from bridge.runtime.pytorch.record.te import describe, is_quantised
+from bridge.runtime.pytorch.record.operand_format import is_quantised, operand_format
 
 SAMPLE = 4096
-"""Elements of a weight that are compared between ranks, in equal distances."""
+"""Elements of a weight that are compared between ranks, at equal distances."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Copy:
-    """One rank's copy of a weight."""
+    """The copy of a weight on a rank."""
 
     layer: str
     module: str
     part: tuple[str, int, int]
-    """Path of the parameter in its chunk, and this rank's place in the groups
-    that hold different parts of it.
-    """
+    """Path of the parameter in its chunk, and this rank's place among ranks with other parts of it."""
     digest: int
-    is_own: bool
-    """The rank's own part is that of its master."""
+    is_of_master: bool
+    """Whether the rank's part is its master, rounded."""
 
 
 def wrong_copies(copies: list[Copy]) -> tuple[Mismatch, ...]:
-    """Return the weights that ranks have other copies of than their masters say.
-
-    A collective call.
-    """
+    """Return the weights whose copies differ between ranks or from the masters; a collective call."""
     copies_of: dict[tuple[str, str, tuple[str, int, int]], list[Copy]] = {}
     for of_rank in from_all_ranks(lambda: copies):
         for copy in of_rank:
@@ -55,7 +50,7 @@ def wrong_copies(copies: list[Copy]) -> tuple[Mismatch, ...]:
     wrong: list[tuple[str, str]] = []
     for (layer, module, _), of_ranks in copies_of.items():
         digests = {copy.digest for copy in of_ranks}
-        is_right = len(digests) == 1 and all(copy.is_own for copy in of_ranks)
+        is_right = len(digests) == 1 and all(copy.is_of_master for copy in of_ranks)
         if not is_right and (layer, module) not in wrong:
             wrong.append((layer, module))
     mismatches = []
@@ -68,9 +63,9 @@ def wrong_copies(copies: list[Copy]) -> tuple[Mismatch, ...]:
 
 @contextmanager
 def watch_copies(model: list[Any], optimizer: Any) -> Iterator[list[Copy]]:
-    """Compare the weights of a distributed optimizer in a block.
+    """Collect the copies of a distributed optimizer's weights, in a ``with`` block.
 
-    It does so at the end of each chunk's first forward pass.
+    They are read at the end of each chunk's first forward pass.
     """
     copies: list[Copy] = []
     ranges: dict[torch.nn.Parameter, slice | None] = {}
@@ -103,6 +98,7 @@ def _ranges(part: Any) -> Iterator[tuple[torch.nn.Parameter, slice | None]]:
 def _copies(
     chunk: torch.nn.Module, ranges: dict[torch.nn.Parameter, slice | None]
 ) -> Iterator[Copy]:
+    """Yield this rank's copies of the weights of a chunk that have a range."""
     model = unwrapped(chunk)
     modules = places([model])
     for path, parameter in model.named_parameters():
@@ -120,11 +116,12 @@ def _copies(
             module=name,
             part=(path, *_place(parameter)),
             digest=zlib.crc32(sample.view(torch.uint8).numpy().tobytes()),
-            is_own=_is_own(parameter, values, ranges[parameter], is_stored=is_stored),
+            is_of_master=_is_of_master(parameter, values, ranges[parameter], is_stored=is_stored),
         )
 
 
 def _place(parameter: torch.nn.Parameter) -> tuple[int, int]:
+    """Return this rank's numbers in the groups whose ranks have other parts of a weight."""
     if getattr(parameter, "allreduce", True):
         return parallel_state.get_tensor_model_parallel_rank(), 0
     return (
@@ -133,11 +130,10 @@ def _place(parameter: torch.nn.Parameter) -> tuple[int, int]:
     )
 
 
-def _is_own(parameter: Any, values: torch.Tensor, part: slice | None, *, is_stored: bool) -> bool:
-    """Return whether this rank's part of a weight is its master, rounded.
-
-    It is True where the rank has no master of the weight.
-    """
+def _is_of_master(
+    parameter: Any, values: torch.Tensor, part: slice | None, *, is_stored: bool
+) -> bool:
+    """Return whether this rank's part of a weight is its master, rounded; True without a master."""
     master = getattr(parameter, "main_param", None)
     if (
         part is None
@@ -146,12 +142,12 @@ def _is_own(parameter: Any, values: torch.Tensor, part: slice | None, *, is_stor
         or master.numel() != part.stop - part.start
     ):
         return True
-    own_values = values[part]
+    values = values[part]
     if not is_stored:
-        return torch.equal(own_values, master.to(own_values.dtype))
-    row = describe(parameter, columnwise=False)
-    wanted = in_range(master, row.format, scale_of(parameter))
+        return torch.equal(values, master.to(values.dtype))
+    codes = operand_format(parameter, columnwise=False)
+    wanted = saturated(master, codes.format, scale_of(parameter))
     norm = wanted.norm()
-    error = (own_values.float() - wanted).norm()
-    is_near = bool(error <= error_limit(row.format, row.scheme) * norm)
+    error = (values.float() - wanted).norm()
+    is_near = bool(error <= error_limit(codes) * norm)
     return is_near or not norm > 0

@@ -1,6 +1,7 @@
 """The first gradient of a backward pass that is not finite: its layer, module and GEMM.
 
-A skipped step leaves its gradients where they are, so that a step without a fault costs nothing.
+A skipped step leaves its gradients in their buffers. They are examined after such a step alone, so
+that a step without a fault costs nothing.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,13 +19,10 @@ WIDE = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class _Gradient:
-    """The gradient of one parameter.
-
-    Gradients are ordered as the forward pass reads the parameters.
-    """
+    """The gradient of a parameter; gradients are ordered as the forward pass reads parameters."""
 
     part: int
-    """0: embeddings, 1: layers, 2: the rest."""
+    """0 for embeddings, 1 for layers, 2 for all other modules."""
     layer: int
     order: tuple[int, bool, int]
     """Position of its part of the layer, whether it is the projection of the
@@ -37,10 +35,10 @@ class _Gradient:
 
 @torch.no_grad()
 def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
-    """Return whether no tensor of a 16-bit or 32-bit dtype holds NaN or Inf.
+    """Return whether no tensor of a 16-bit or 32-bit dtype has NaN or Inf.
 
-    Smallest and largest value keep either. The norm of the largest magnitude would say the same;
-    torch computes it on a CPU without vector instructions.
+    The smallest and the largest value of a tensor show both. So does the norm of the largest
+    magnitude, which torch computes on a CPU without vector instructions.
     """
     edges: list[torch.Tensor] = []
     for tensor in tensors:
@@ -53,9 +51,9 @@ def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
 def first_not_finite(model: list[Any]) -> str | None:
     """Return where a backward pass first has NaN or Inf, on any rank, as a clause.
 
-    A collective call. The other results of a layer's backward pass are not kept. Where the
-    gradients further back are not finite either, the fault came through the dgrad of the layer in
-    front; a single one is a fault of its own GEMM.
+    A collective call. The gradients of weights alone are kept after a backward pass. If gradients
+    further back are not finite either, the fault came through the dgrad of the layer before. A
+    single gradient that is not finite is a fault of the layer's wgrad.
     """
     gradients: list[_Gradient] = []
     for of_rank in from_all_ranks(lambda: list(_gradients(model))):
@@ -84,6 +82,7 @@ def first_not_finite(model: list[Any]) -> str | None:
 
 
 def _part(layer: int, path: str) -> int:
+    """Return the field `part` of a gradient."""
     if layer:
         return 1
     if "embedding" in path:
@@ -92,6 +91,7 @@ def _part(layer: int, path: str) -> int:
 
 
 def _gradients(model: list[Any]) -> Iterator[_Gradient]:
+    """Yield the gradients of this rank's parameters."""
     for chunk in model:
         layers = global_layer_names([chunk])
         begins: dict[tuple[int, str], int] = {}

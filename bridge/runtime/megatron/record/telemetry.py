@@ -1,10 +1,10 @@
-"""Errors of the quantisers of a run, every so many steps.
+"""Quantisation errors of a run's operands, measured in some steps.
 
-Of each emulated layer, and of Transformer Engine's on its CPU, the row-wise copies of input,
-weight and grad_output are compared with their sources, in the first micro-batch. The numbers
-are of this rank's shard. A sample of the sources shows the error that other schemes would have.
-A stored weight is compared with its master where this rank holds all of it. Nothing is drawn or
-changed: a measured step trains as any other.
+The row-wise copies of input, weight and grad_output are compared with their sources, in the first
+micro-batch, for each emulated layer and each layer of Transformer Engine on a CPU. The numbers are
+of this rank's shard. A sample of the sources gives the errors under other schemes. A stored weight
+is compared with its master if this rank has all of it. A measured step trains like any other: no
+random number is drawn, and no tensor is changed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -32,14 +32,14 @@ from bridge.runtime.numerics import (
 )
 
 TE_ROLES = {"scaling_fwd": "input", "scaling_bwd": "grad_output"}
-"""Transformer Engine's lists of quantizers -> operand of the first one."""
+"""Transformer Engine's list of quantizers -> operand of its first quantizer."""
 
 
 def global_layer_names(model: Sequence[torch.nn.Module]) -> dict[Any, tuple[int, str]]:
-    """Return layer number and name of every module in a transformer or prediction layer.
+    """Return the layer's number and the name of every module in a transformer or prediction layer.
 
-    The number is global, and the name is the one in the layer. Prediction layers are numbered after
-    the others; names in the transformer layer inside one are as in any other.
+    The number is that in the whole model; prediction layers are numbered after the others. The name
+    is that in the layer, and in a prediction layer that in the transformer layer inside it.
     """
     names: dict[Any, tuple[int, str]] = {}
     for chunk in model:
@@ -50,6 +50,8 @@ def global_layer_names(model: Sequence[torch.nn.Module]) -> dict[Any, tuple[int,
 
 
 class _Place(NamedTuple):
+    """An operand of a linear layer."""
+
     where: tuple[int, str]
     role: str
     fp8: str | None
@@ -57,10 +59,12 @@ class _Place(NamedTuple):
 
 
 class _ErrorObserver(Observer):
-    """Measures one emulated layer's row-wise operands, under its own scheme and under others."""
+    """Measures the row-wise operands of an emulated layer."""
 
     def __init__(self, telemetry: "Telemetry", where: tuple[int, str], fp8: str | None) -> None:
-        self.telemetry, self.where, self.fp8 = telemetry, where, fp8
+        self.telemetry = telemetry
+        self.where = where
+        self.fp8 = fp8
 
     def quantised(self, source: torch.Tensor, operand: GemmOperand) -> None:
         place = _Place(self.where, operand.role, self.fp8)
@@ -74,24 +78,21 @@ class Telemetry:
     def __init__(self, model: Sequence[torch.nn.Module]) -> None:
         self.rows: list[QuantisationRow] = []
         self.step: int | None = None
-        self._layers: list[tuple[Any, tuple[int, str]]] = []
-        self._of_te: list[tuple[Any, tuple[int, str]]] = []
+        self._emulated_layers: list[tuple[Any, tuple[int, str]]] = []
+        self._te_layers: list[tuple[Any, tuple[int, str]]] = []
         for layer, where in global_layer_names(model).items():
             if isinstance(layer, EmulatedLinear):
-                self._layers.append((layer, where))
+                self._emulated_layers.append((layer, where))
             if hasattr(layer, "quantizers"):
-                self._of_te.append((layer, where))
+                self._te_layers.append((layer, where))
         self._seen: set[_Place] = set()
 
     @contextmanager
     def measuring(self, step: int) -> Iterator[None]:
-        """Measure the operands that are quantised in a ``with`` block.
-
-        The stored weights are measured as they are before it.
-        """
+        """Measure the operands that are quantised in a ``with`` block, and stored weights before it."""
         self.step = step
         self._seen.clear()
-        for layer, where in self._layers:
+        for layer, where in self._emulated_layers:
             layer.observer = _ErrorObserver(self, where, layer.config.fp8)
             if isinstance(layer.weight, StoredWeight):
                 self._measure_stored(_Place(where, "weight", layer.config.fp8), layer.weight)
@@ -100,11 +101,11 @@ class Telemetry:
             yield
         finally:
             WATCHERS.remove(self._watch)
-            for layer, _ in self._layers:
+            for layer, _ in self._emulated_layers:
                 layer.observer = None
 
     def is_new(self, place: _Place) -> bool:
-        """Return whether an operand is the first one of its place in this step."""
+        """Return whether an operand is the first of its place in this step."""
         is_first = place not in self._seen
         self._seen.add(place)
         return is_first
@@ -129,7 +130,7 @@ class Telemetry:
         self.rows.append(row)
 
     def _add_quantised(self, place: _Place, source: torch.Tensor, quantised: Quantised) -> None:
-        """Add the row of codes and scales that are there already."""
+        """Add the row of codes and scales that exist already."""
         self.add(place, source, stored_operand(quantised, place.role))
         scale = None
         if quantised.spec.whole_tensor and quantised.scale_inv is not None:
@@ -137,13 +138,14 @@ class Telemetry:
         self.rows[-1] = replace(self.rows[-1], amax=quantised.amax.item(), scale=scale)
 
     def _measure_stored(self, place: _Place, weight: StoredWeight) -> None:
+        """Add the row of a stored weight, if this rank has its whole master."""
         master = getattr(weight, "main_param", None)
         if master is not None and master.numel() == weight.numel():
             source = master.detach().view(weight.shape).to(weight.store.gathered_dtype)
             self._add_quantised(place, source, weight.stored)
 
     def _watch(self, source: torch.Tensor, quantizer: Any, quantised: Quantised) -> None:
-        """Measure a tensor that TE quantises on its CPU, if it is row-wise and new in its place."""
+        """Measure a tensor that TE quantises on a CPU, if it is row-wise and new in its place."""
         place = self._place_of(source, quantizer)
         if quantised.codes is None or place is None or not self.is_new(place):
             return
@@ -158,11 +160,11 @@ class Telemetry:
         self.add(place, matrix, make_operand(matrix, spec, place.role, scale=scale))
 
     def _place_of(self, source: torch.Tensor, quantizer: Any) -> _Place | None:
-        """Return the operand that a tensor is, None where it is none of a linear layer's.
+        """Return the place of a tensor, None for a tensor that is no operand of a linear layer.
 
-        A weight is known by its memory, since a cached weight has a copy of its quantizer.
+        A weight is recognised by its memory, since a cached weight has a copy of its quantizer.
         """
-        for layer, where in self._of_te:
+        for layer, where in self._te_layers:
             weight = getattr(layer, "weight", None)
             if weight is not None and source.data_ptr() == weight.data_ptr():
                 return _Place(where, "weight", layer.config.fp8)
@@ -172,10 +174,7 @@ class Telemetry:
         return None
 
     def of_all_stages(self, step: int | None = None) -> list[QuantisationRow]:
-        """Return the rows of all pipeline stages in order, those of one step or all.
-
-        A collective call.
-        """
+        """Return the rows of all pipeline stages in order, of a step or of all; a collective call."""
         group = parallel_state.get_pipeline_model_parallel_group()
         of_step = [row for row in self.rows if step in (None, row.step)]
         rows: list[QuantisationRow] = []

@@ -1,22 +1,22 @@
-"""A choice per layer inside one Transformer Engine recipe: BF16 or a scheme.
+"""Factories of quantizers that choose BF16 or a scheme per layer, inside a Transformer Engine recipe.
 
-Megatron keeps its first and last layers in BF16 by leaving autocast off for them, which delayed
-scaling cannot do. Transformer Engine's `CustomRecipe` asks a factory for the quantizer of each
-tensor, and `IdentityQuantizer` leaves a tensor as it is:
+Megatron runs its first and last layers in BF16 without autocast, which delayed scaling does not
+allow. Transformer Engine's `CustomRecipe` asks a factory for the quantizer of each tensor, and
+`IdentityQuantizer` does not quantise:
 
     # team_quantizers.py, named by fp8_quantizer_factory="team_quantizers.factory", with
     # fp8_recipe="custom"
     factory = layer_factory(te_quantizers("tensorwise"), bf16_layers={0, 31})
 
 `module_factory` follows the rows of `modules` in any model of Transformer Engine's layers, without
-Megatron's own per-module recipe:
+Megatron's per-module recipe:
 
     factory = module_factory(bf16=True, fp8="e4m3", fp8_recipe="mxfp8", modules=rows)
     recipe = CustomRecipe(qfactory=factory)
 
-A factory knows a linear by its name alone. Megatron gives no names, so
-`name_te_modules(model)` has to be called once after the model was built; other models name
-their layers themselves (``te.Linear(name=...)``).
+A factory recognises a linear layer by its name. Megatron's layers have no names: call
+`name_te_modules(model)` once after the model is built. Other models name their layers with
+``te.Linear(name=...)``.
 
 Source: Transformer Engine 2.20 pytorch/quantization.py:60-120 (`QuantizerRole`) and :1890-1945 (the
 state of a `CustomRecipe`), pytorch/custom_recipes/quantizer_factories.py.
@@ -49,10 +49,14 @@ _FACTORIES = {
 def layer_factory(
     low_precision: QuantizerFactory, *, bf16_layers: Collection[int]
 ) -> QuantizerFactory:
-    """Return a factory that leaves some layers in BF16, numbered from 0 over the whole model.
+    """Return a factory that keeps some layers in BF16.
 
-    It maps a `QuantizerRole` (or None) to a quantizer, that of `low_precision` in all other layers,
-    and raises PrecisionConfigError for a linear without a name, because its layer is unknown.
+    The factory maps a `QuantizerRole`, or None, to a quantizer. It raises PrecisionConfigError for a
+    linear layer without a name.
+
+    Args:
+        low_precision: Factory for all other layers.
+        bf16_layers: Numbers of layers, from 0 over the whole model.
     """
 
     def factory(role: Any) -> Any:
@@ -65,13 +69,17 @@ def layer_factory(
 
 
 def module_factory(*, num_layers: int | None = None, **precision: Any) -> QuantizerFactory:
-    """Return a factory that gives each linear layer the scheme that a precision gives it.
+    """Return a factory that follows the scheme of a precision for each linear layer.
 
-    `precision` are fields of `MixedPrecisionConfig`: the scheme, `modules`,
-    `first_last_layers_bf16`; where they choose single layers, `num_layers` are those of the model.
-    A linear layer is known by Megatron's name, or by that of Transformer Engine's own
-    `TransformerLayer`; any other name, and attention, have the scheme of the run.
-    PrecisionConfigError: the number of layers is not known, or a scheme has no factory.
+    A linear layer is recognised by Megatron's name, or by its name in Transformer Engine's
+    `TransformerLayer`. A layer with another name, and attention, has the scheme of the run.
+
+    Args:
+        num_layers: Layers of the model; needed where the precision chooses layers by number.
+        **precision: Fields of `MixedPrecisionConfig`: scheme, `modules`, `first_last_layers_bf16`.
+
+    Raises:
+        PrecisionConfigError: The number of layers is needed, or a scheme has no factory.
     """
     config = PrecisionConfig.from_dict(precision)
     try:
@@ -107,9 +115,10 @@ def module_factory(*, num_layers: int | None = None, **precision: Any) -> Quanti
 
 
 def _name_of(role: Any) -> str:
-    """Return the name of the module that asks for a quantizer.
+    """Return the name of the module that asks for a quantizer, empty for other modules than linears.
 
-    The name is empty where the quantizer is none of a linear layer's.
+    Raises:
+        PrecisionConfigError: A linear layer has no name.
     """
     if role is None:
         return ""
@@ -126,14 +135,22 @@ def _name_of(role: Any) -> str:
 
 
 def _high_precision() -> Any:
+    """Return the quantizer that does not quantise."""
     return importlib.import_module("transformer_engine.pytorch").IdentityQuantizer()
 
 
 def te_quantizers(scheme: str, **delayed: Any) -> QuantizerFactory:
-    """Return Transformer Engine's own factory for a scheme, with the scheme's default formats.
+    """Return Transformer Engine's factory for a scheme, with the default formats of the scheme.
 
-    It imports when called. `delayed` are keywords of `DelayedScalingRequest` (margin,
-    amax_history_len, ...), for that scheme alone.
+    Transformer Engine is imported when the factory is called.
+
+    Args:
+        scheme: Megatron's name of the scheme.
+        **delayed: Keywords of `DelayedScalingRequest` (margin, amax_history_len, ...), for delayed
+            scaling alone.
+
+    Raises:
+        PrecisionConfigError: There is no such factory.
     """
     if scheme != "delayed" and (scheme not in _FACTORIES or delayed):
         rule = f"must be delayed, {', '.join(_FACTORIES)}, and only delayed takes settings"
@@ -155,11 +172,13 @@ def te_quantizers(scheme: str, **delayed: Any) -> QuantizerFactory:
 
 
 def name_te_modules(model: Any) -> int:
-    """Give each Transformer Engine module of a model its path as a name.
+    """Set the name of each Transformer Engine module of a model to its path.
 
-    Return how many were named. A layer is what has Megatron's `layer_number`, which counts from 1
-    over all pipeline stages; its modules become ``layers.<number - 1>.<path>``, others keep their
-    path in the model.
+    The modules of a Megatron layer are named ``layers.<number - 1>.<path>``, by the `layer_number`
+    that counts from 1 over all pipeline stages. Other modules are named by their path in the model.
+
+    Returns:
+        The number of named modules.
     """
     named = 0
     for name, module in _named(model):

@@ -1,7 +1,4 @@
-"""Requirements of Transformer Engine that a machine lacks.
-
-They are the GPU, the package, its CUDA parts, or their versions.
-"""
+"""Requirements of Transformer Engine that a machine does not meet: GPU, packages and versions."""
 
 import importlib
 import re
@@ -10,17 +7,23 @@ from collections.abc import Iterator
 import torch
 
 from bridge.precision.schemes import Scheme, scheme_row
-from bridge.target.target import Target, detect_target
+from bridge.target.machine import detect_target
+from bridge.target.target import Target
 from bridge.target.versions import Version, at_least, dotted
 
 
 def missing_for_te(scheme: str | None = None, machine: Target | None = None) -> list[str]:
-    """Return the requirements of Transformer Engine that a machine lacks, as nouns to be listed.
+    """Return the requirements of Transformer Engine that a machine does not meet, as nouns.
 
-    The machine is by default this one. With Megatron's name of a scheme those of the scheme are
-    among them. Imports Transformer Engine where this machine has a CUDA device for it.
+    Transformer Engine is imported if this machine has a CUDA device for it.
+
+    Args:
+        scheme: Megatron's name of a scheme, whose requirements count too.
+        machine: A declared machine; None is this machine.
     """
-    target = detect_target() if machine is None else machine
+    target = machine
+    if target is None:
+        target = detect_target()
     has_gpu = target.gpu is not None and target.gpu.is_gpu
     missing = []
     if not has_gpu and torch.version.cuda:
@@ -40,7 +43,10 @@ def missing_for_te(scheme: str | None = None, machine: Target | None = None) -> 
 
 
 def _below_floors(row: Scheme, target: Target) -> Iterator[str]:
-    """Yield which floors of a scheme the machine stays below, as far as it has the part at all."""
+    """Yield the requirements of a scheme that the parts of a machine do not meet, as nouns.
+
+    A part that the machine does not have is left out.
+    """
     capability = target.capability
     floor = row.min_compute_capability
     ceiling = row.below_compute_capability

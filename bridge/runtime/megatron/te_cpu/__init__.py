@@ -1,16 +1,16 @@
-"""Transformer Engine on a CPU: its own Python, over torch code in place of its compiled module.
+"""Transformer Engine on a CPU: its Python, over torch code in place of its compiled module.
 
-    install.py     Transformer Engine's Python is found and imported: stand-in, package, patches
+    install.py     the search for Transformer Engine's Python, and its import: stand-in, patches
     patches.py     every callable that is replaced, as rows; patches.yaml has the line that needs it
     extension.py   the module `transformer_engine_torch`, put together from the files below
       enums.py       its enums, as rows
       storage.py     quantizers and quantised tensors <-> `bridge.runtime.numerics`
-      gemm.py        the GEMMs, one by one and grouped
+      gemm.py        single and grouped GEMMs
       norms.py, attention.py, shards.py, support.py
 
-The C++ part is modelled, not run. So a run shows what Megatron's and Transformer Engine's Python
-do: in which formats each GEMM multiplies, and which copy of a tensor it reads. It shows nothing
-about CUDA kernels, cuBLAS or speed.
+The C++ part is modelled, and does not run. A run shows the behaviour of Megatron's and Transformer
+Engine's Python: the formats of each GEMM, and the copy of a tensor that it reads. It shows nothing of
+CUDA kernels, cuBLAS or speed.
 
 Source: Transformer Engine 2.20.2; files and lines are those of this version.
 """

@@ -1,8 +1,8 @@
 """Fused attention of the extension as torch's `scaled_dot_product_attention`.
 
-It is computed in BF16, FP16 or FP32. It takes causal attention and attention without a mask;
-everything else goes to Transformer Engine's unfused attention, which has no context parallelism.
-FP8 attention is not modelled.
+It computes causal attention and attention without a mask, in BF16, FP16 or FP32. All other attention
+goes to Transformer Engine's unfused attention, which has no context parallelism. FP8 attention is
+not modelled.
 
 Shapes: S sequence, B batch, N heads, G key/value heads, D width of a head.
 """
@@ -41,6 +41,13 @@ def get_fused_attn_backend(params: Any) -> tuple[Any, str]:
 _AXES = {"SBHD": (1, 2, 0, 3), "BSHD": (0, 2, 1, 3)}
 """Format -> the permutation to (B, N, S, D)."""
 _BACK = {"SBHD": (2, 0, 1, 3), "BSHD": (0, 2, 1, 3)}
+"""Format -> the permutation from (B, N, S, D)."""
+_FWD_SCALE = 3
+"""Position of the softmax scale among the arguments of `fused_attn_fwd`."""
+_BWD_SCALE = 2
+"""Position of the softmax scale among the arguments of `fused_attn_bwd`."""
+_BWD_GRADIENT = 4
+"""Number of the output's gradient among the tensors of `fused_attn_bwd` with four axes."""
 
 
 def _format(name: str) -> str:
@@ -58,8 +65,8 @@ def _attended(
 ) -> tuple[list[torch.Tensor], torch.Tensor]:
     """Return query, key and value as leaves of a graph, and the attended values at its end.
 
-    What the graph keeps stands for the kernel's own statistics, and is hidden
-    from whoever counts saved tensors.
+    The tensors that the graph saves take the place of the kernel's statistics. Hooks hide them from
+    code that counts saved tensors.
     """
     with (
         torch.enable_grad(),
@@ -70,7 +77,7 @@ def _attended(
 
 
 def _of_enum(arguments: tuple[Any, ...], name: str) -> list[Any]:
-    """Return the arguments of one of the extension's enums."""
+    """Return the arguments that are members of an enum of the extension."""
     return [argument for argument in arguments if type(argument).__name__ == name]
 
 
@@ -87,7 +94,7 @@ def _tensors(arguments: tuple[Any, ...]) -> list[torch.Tensor]:
 
 
 def _graph_of(arguments: tuple[Any, ...]) -> Any:
-    """Take the graph of the forward pass out of the tensor that it came with, or return None."""
+    """Remove the graph of the forward pass from the softmax statistic, and return it or None."""
     graph = None
     for argument in arguments:
         if isinstance(argument, list):
@@ -100,7 +107,7 @@ def _graph_of(arguments: tuple[Any, ...]) -> Any:
 def fused_attn_fwd(*arguments: Any) -> list[Any]:
     """Return the attended values, an empty softmax statistic, and an empty random state.
 
-    The statistic has the graph with it.
+    The statistic has the graph of the backward pass as an attribute.
 
     Source: pytorch/cpp_extensions/fused_attn.py:367-400.
     """
@@ -108,7 +115,7 @@ def fused_attn_fwd(*arguments: Any) -> list[Any]:
     (mask,) = _of_enum(arguments, "NVTE_Mask_Type")
     out_format = _of_enum(arguments, "NVTE_QKV_Format")[0]
     tensors = _tensors(arguments)
-    how = {"scale": arguments[3], "is_causal": mask.name != "NVTE_NO_MASK"}
+    how = {"scale": arguments[_FWD_SCALE], "is_causal": mask.name != "NVTE_NO_MASK"}
     statistic = torch.empty(0)
     inputs, out = _attended(tensors, _format(layout.name), **how)
     statistic.graph = inputs, out  # type: ignore[attr-defined]
@@ -119,7 +126,7 @@ def fused_attn_fwd(*arguments: Any) -> list[Any]:
 def fused_attn_bwd(*arguments: Any) -> list[Any]:
     """Return the gradients of query, key and value, and two Nones.
 
-    Without the graph the forward pass runs again.
+    Without a graph the forward pass is computed once more.
 
     Source: pytorch/cpp_extensions/fused_attn.py:618-651.
     """
@@ -131,9 +138,9 @@ def fused_attn_bwd(*arguments: Any) -> list[Any]:
     if graph is None:
         is_causal = mask.name != "NVTE_NO_MASK"
         layout = _format(layouts[0].name)
-        graph = _attended(tensors, layout, scale=arguments[2], is_causal=is_causal)
+        graph = _attended(tensors, layout, scale=arguments[_BWD_SCALE], is_causal=is_causal)
     inputs, out = graph
-    grad_output = _inside(tensors[4], _format(formats[1].name)).to(out.dtype)
+    grad_output = _inside(tensors[_BWD_GRADIENT], _format(formats[1].name)).to(out.dtype)
     back = _BACK[_format(layouts[-1].name)]
     results: list[Any] = []
     for gradient in torch.autograd.grad(out, inputs, grad_output):

@@ -1,8 +1,8 @@
 """The module `transformer_engine_torch`.
 
-It is made of the public functions and the enums of the files in this folder. A function that is not
-here is a name that raises when it is called, with its own name in the message, and never when
-Transformer Engine imports it or asks for it.
+It has the public functions and the enums of the files in this folder. Any other name of it is a
+function that raises when it is called, with the name in the message. Transformer Engine may import
+such a function, or look for it, without an error.
 """
 
 import types
@@ -20,10 +20,7 @@ _CLASSES = ("CommOverlap", "CommOverlapP2P", "CommOverlapHelper", "FP8TensorMeta
 
 
 def module_of_missing(name: str) -> types.ModuleType:
-    """Return a module all of whose names are functions without a CPU version.
-
-    They raise when they are called.
-    """
+    """Return a module in which every name is a function that raises when it is called."""
     module = types.ModuleType(name)
 
     def missing(attribute: str) -> Callable[..., NoReturn]:

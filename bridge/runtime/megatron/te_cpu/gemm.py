@@ -1,5 +1,5 @@
 # ruff: noqa: N806  (cuBLAS's names, as in the extension)
-"""GEMMs of the extension: `generic_gemm`, and the grouped one as a loop over it.
+"""GEMMs of the extension: `generic_gemm`, and the grouped GEMM as a loop over it.
 
 Transformer Engine names the operands as cuBLAS does, in column-major order:
 `generic_gemm(A, transA, B, transB)` gives op(B) op(A) in row-major order. Its three layouts
@@ -9,9 +9,9 @@ are the three GEMMs of a linear layer:
     NN   dgrad   A weight, column-wise    B grad_output, row-wise
     NT   wgrad   A input, column-wise     B grad_output, column-wise
 
-`bridge.runtime.numerics` multiplies two quantised operands, as in the emulation. Where the
-result is FP32, or is added to another one, the product stays in FP32 until then. What no layer
-of Megatron asks for is not modelled.
+`bridge.runtime.numerics` multiplies two quantised operands, as in the emulation. The product stays in
+FP32 if the result is FP32 or is added to another tensor. Features that no layer of Megatron uses are
+refused.
 
 Source: pytorch/csrc/extensions/gemm.cpp, common/gemm/cublaslt_gemm.cu (the
 epilogue adds the bias in FP32).
@@ -24,7 +24,12 @@ import torch
 from bridge.precision.schemes import GEMMS
 from bridge.runtime.megatron.te_cpu.storage import operand_of, shape_of, torch_dtype
 from bridge.runtime.numerics.gemm import multiply, output_factor
-from bridge.runtime.pytorch.record.te import GEMM_OF_LAYOUT, is_quantised
+from bridge.runtime.pytorch.record.operand_format import is_quantised
+from bridge.runtime.pytorch.record.te_gemms import (
+    GEMM_OF_LAYOUT,
+    GenericGemmArguments,
+    GroupedGemmArguments,
+)
 
 
 def generic_gemm(
@@ -37,50 +42,36 @@ def generic_gemm(
 ) -> list[Any]:
     """Return result, gradient of the bias, None for the input of a GELU, and extra output.
 
-    An entry is None where nothing of its kind is asked for.
+    The gradient of the bias is None where `bias` is None or empty, and without `grad`.
+
+    Raises:
+        NotImplementedError: The call asks for a feature that no layer of Megatron uses on a CPU.
     """
-    (
-        A,
-        transA,
-        B,
-        transB,
-        D,
-        quantizer,
-        output_dtype,
-        bias,
-        _,
-        gelu,
-        _,
-        grad,
-        _,
-        _,
-        accumulate,
-        _,
-    ) = arguments
+    call = GenericGemmArguments(*arguments)
     features = {
         "overlap with communication (userbuffers)": comm_overlap is not None,
-        "a fused GELU": gelu,
-        "a quantised result": quantizer is not None,
+        "a fused GELU": call.gelu,
+        "a quantised result": call.quantization_params is not None,
         "a factor": alpha != 1.0 or beta not in (None, 0.0, 1.0),
     }
     _require_none_of(features)
-    dtype = _dtype_of_result(output_dtype, D, A)
-    added, bias_gradient = None, None
-    if bias is not None and bias.numel() > 0:
-        if grad:
-            bias_gradient = _bias_gradient(B).to(dtype)
+    dtype = _dtype_of_result(call)
+    bias_to_add, bias_gradient = None, None
+    if call.bias is not None and call.bias.numel() > 0:
+        if call.grad:
+            bias_gradient = _bias_gradient(call.B).to(dtype)
         else:
-            added = bias.detach()
-    gemm = GEMM_OF_LAYOUT[transA, transB]
-    in_fp32 = dtype == torch.float32 or accumulate
-    out = _product(gemm, B, A, added, in_fp32=in_fp32)
-    if not transB:
-        out = out.reshape(*shape_of(B)[:-1], out.shape[-1])
-    if accumulate:
-        out = out + D.reshape(out.shape).float()
+            bias_to_add = call.bias.detach()
+    gemm = GEMM_OF_LAYOUT[call.transa, call.transb]
+    in_fp32 = dtype == torch.float32 or call.accumulate
+    out = _product(gemm, call.B, call.A, bias_to_add, in_fp32=in_fp32)
+    if not call.transb:
+        out = out.reshape(*shape_of(call.B)[:-1], out.shape[-1])
+    if call.accumulate:
+        out = out + call.out.reshape(out.shape).float()
     out = out.to(dtype)
-    if D is not None:
-        out = D.copy_(out.reshape(D.shape))
+    if call.out is not None:
+        out = call.out.copy_(out.reshape(call.out.shape))
     return [out, bias_gradient, None, extra_output]
 
 
@@ -91,19 +82,20 @@ def _require_none_of(features: dict[str, bool]) -> None:
             raise NotImplementedError(f"generic_gemm: {name} has no CPU version")
 
 
-def _dtype_of_result(output_dtype: Any, out: Any, left: Any) -> torch.dtype:
+def _dtype_of_result(call: GenericGemmArguments) -> torch.dtype:
     """Return the dtype that is stated, else that of the tensor to write to, else an operand's."""
-    if output_dtype is not None:
-        return torch_dtype(output_dtype)
+    if call.out_dtype is not None:
+        return torch_dtype(call.out_dtype)
     dtype: torch.dtype
-    if out is not None:
-        dtype = out.dtype
+    if call.out is not None:
+        dtype = call.out.dtype
     else:  # an operand that is a storage of Transformer Engine's has none
-        dtype = left.dtype
+        dtype = call.A.dtype
     return dtype
 
 
 def _bias_gradient(grad_output: Any) -> torch.Tensor:
+    """Return the sum of a gradient over its tokens, (N,) in FP32."""
     source: torch.Tensor = grad_output
     if is_quantised(grad_output):
         source = grad_output.dequantize()
@@ -113,8 +105,19 @@ def _bias_gradient(grad_output: Any) -> torch.Tensor:
 def _product(
     gemm: str, left: Any, right: Any, bias: torch.Tensor | None, *, in_fp32: bool
 ) -> torch.Tensor:
-    """Return left right + bias; both operands are quantised, or neither."""
-    row = GEMMS[gemm]
+    """Return left right + bias; both operands are quantised, or neither.
+
+    Args:
+        gemm: fprop, dgrad or wgrad.
+        left: Operand with the result's first axis.
+        right: Operand with the result's last axis.
+        bias: (N,), added before the result is rounded; or None.
+        in_fp32: Whether the result stays in FP32; else it has the dtype of the operands.
+
+    Raises:
+        RuntimeError: One operand is quantised and the other is not.
+    """
+    sides = GEMMS[gemm]
     factor = 1.0
     if is_quantised(left) != is_quantised(right):
         names = f"{type(left).__name__} and {type(right).__name__}"
@@ -122,19 +125,19 @@ def _product(
             f"generic_gemm: both operands must be quantised or none, got {names} in {gemm}"
         )
     if is_quantised(left):
-        first = operand_of(left, row.left, columnwise=row.left_columnwise)
-        second = operand_of(right, row.right, columnwise=row.right_columnwise)
+        left_operand = operand_of(left, sides.left, columnwise=sides.left_columnwise)
+        right_operand = operand_of(right, sides.right, columnwise=sides.right_columnwise)
         if not in_fp32:
-            return multiply(gemm, first, second, bias)
-        a = first.values
-        b = second.values
-        factor = output_factor(first, second)
+            return multiply(gemm, left_operand, right_operand, bias)
+        a = left_operand.values
+        b = right_operand.values
+        factor = output_factor(left_operand, right_operand)
     else:
         a = _as_matrix(left)
         b = _as_matrix(right)
-    if row.left_columnwise:
+    if sides.left_columnwise:
         a = a.T
-    if not row.right_columnwise:
+    if not sides.right_columnwise:
         b = b.T
     if in_fp32:
         out = torch.mm(a.float(), b.float()) * factor
@@ -147,48 +150,40 @@ def _product(
 
 
 def _as_matrix(tensor: torch.Tensor) -> torch.Tensor:
+    """Return a tensor as (M, K), all leading axes taken together."""
     return tensor.detach().reshape(-1, tensor.shape[-1])
 
 
 def te_general_grouped_gemm(*arguments: Any) -> Any:
-    """Multiply each pair of a group.
+    """Multiply each pair of a group and return the bias, with `grad` its gradient.
 
     An expert without tokens leaves zeros, or with `accumulate` the sum as it is.
     """
-    (
-        A,
-        transA,
-        B,
-        transB,
-        D,
-        _,
-        m_splits,
-        bias,
-        bias_type,
-        single_output,
-        _,
-        grad,
-        _,
-        _,
-        accumulate,
-        split,
-        *_,
-    ) = arguments
-    outs = D
-    if single_output:
-        whole = D
-        if not isinstance(D, torch.Tensor):
-            whole = D[0]
-        outs = list(torch.split(whole, m_splits))
-    for index, (left, right) in enumerate(zip(A, B, strict=True)):
-        added = None
-        if bias:
-            added = bias[index]
-        results = generic_gemm(
-            left, transA, right, transB, outs[index], None, None, added, bias_type, False, None,
-            grad, None, 0, accumulate, split,
-        )  # fmt: skip
-        bias_gradient = results[1]
+    group = GroupedGemmArguments.of(arguments)
+    outs = group.outputs()
+    for index, (A, B) in enumerate(zip(group.A, group.B, strict=True)):
+        bias = None
+        if group.bias:
+            bias = group.bias[index]
+        call = GenericGemmArguments(
+            A=A,
+            transa=group.transa,
+            B=B,
+            transb=group.transb,
+            out=outs[index],
+            quantization_params=None,
+            out_dtype=None,
+            bias=bias,
+            bias_dtype=group.bias_dtype,
+            gelu=False,
+            gelu_in=None,
+            grad=group.grad,
+            workspace=None,
+            workspace_size=0,
+            accumulate=group.accumulate,
+            use_split_accumulator=group.use_split_accumulator,
+        )
+        bias_gradient = generic_gemm(*call)[1]
         if bias_gradient is not None and bias is not None:
-            bias[index].copy_(bias_gradient)
-    return bias
+            bias.copy_(bias_gradient)
+    return group.bias

@@ -11,7 +11,7 @@ The order, and the failure of any other:
    `sys.modules`.
 3. `transformer_engine.common` alone, under an empty parent. In it `load_framework_extension`, which
    would load a shared object, is replaced.
-4. `transformer_engine.pytorch`, the real one.
+4. `transformer_engine.pytorch` itself.
 5. `megatron.core`, which imports it. Then the patches.
 """
 
@@ -51,9 +51,7 @@ _STUBS = (
     f"{_TRITON}.grouped_dbias_dscales",
     "transformer_engine.pytorch.onnx_extensions",
 )
-"""Modules that import Triton or ONNX Script. `triton` itself stays
-what it is: torch asks for it.
-"""
+"""Modules that import Triton or ONNX Script. `triton` has no stub, since torch looks for it."""
 
 
 TOO_LATE = (
@@ -61,7 +59,7 @@ TOO_LATE = (
     "because Megatron decides at import whether there is Transformer Engine. "
     "Start the run by itself, or call bridge.preflight.te_cpu.declare() before anything else."
 )
-"""The answer to a run, or a declaration, that comes after that import."""
+"""The error of a run, or of a declaration, after the import of Megatron Core."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -77,9 +75,13 @@ _installed: list[Installed] = []
 
 
 def find_te() -> tuple[Path, str]:
-    """Return the folder that holds Transformer Engine's Python, and its version.
+    """Return the folder of Transformer Engine's Python, and its version.
 
-    ``make setup`` fills a folder in the environment, which is on no path unless it is asked for.
+    The folder is that of an installed package, or ``te`` in the environment, which ``make setup``
+    fills and which is not on Python's path.
+
+    Raises:
+        BackendUnavailableError: There is no Transformer Engine of the release `VERSION`.
     """
     side = Path(sys.prefix) / "te"
     root = side
@@ -101,7 +103,7 @@ def find_te() -> tuple[Path, str]:
 
 
 def _version_in(root: Path) -> str | None:
-    """Return the version of the Transformer Engine in a folder, None where its Python is not."""
+    """Return the version of the Transformer Engine in a folder, None without its Python files."""
     if not (root / "transformer_engine" / "pytorch" / "__init__.py").is_file():
         return None
     for distribution in metadata.distributions(name="transformer_engine", path=[str(root)]):
@@ -110,7 +112,7 @@ def _version_in(root: Path) -> str | None:
 
 
 def installed_te() -> Installed | None:
-    """Return the Transformer Engine that was installed in this process, None where none was."""
+    """Return the Transformer Engine that `install` imported in this process, or None."""
     if _installed:
         return _installed[0]
     return None
@@ -119,8 +121,11 @@ def installed_te() -> Installed | None:
 def install(capability: tuple[int, int]) -> Installed:
     """Import Transformer Engine's Python over the stand-in, then Megatron.
 
-    Branches are those of a compute capability. BackendUnavailableError where its files are not
-    there, or Megatron Core was imported already.
+    Args:
+        capability: Compute capability whose branches Transformer Engine takes.
+
+    Raises:
+        BackendUnavailableError: Its files are not installed, or Megatron Core was imported before.
     """
     if "megatron.core" in sys.modules:
         raise BackendUnavailableError(TOO_LATE)
@@ -142,6 +147,7 @@ def install(capability: tuple[int, int]) -> Installed:
 
 
 def _stub(name: str) -> types.ModuleType:
+    """Return the stub of a module that imports Triton or ONNX Script."""
     stub = module_of_missing(name)
     if name == _TRITON:
         stub.__path__ = []
@@ -156,10 +162,7 @@ def _padded_scales(scales: torch.Tensor) -> torch.Tensor:
 
 
 def _import_te(root: Path) -> None:
-    """Import `transformer_engine.common` alone, replace its loader, then import the rest.
-
-    The rest is the package and Megatron.
-    """
+    """Import `transformer_engine.common` alone, replace its loader, then import TE and Megatron."""
     parent = types.ModuleType("transformer_engine")
     parent.__path__ = [str(root / "transformer_engine")]
     sys.modules["transformer_engine"] = parent

@@ -1,11 +1,11 @@
 """LayerNorm and RMSNorm, computed in FP32; the result is rounded once, or quantised.
 
 Under delayed scaling the kernel quantises the FP32 result (`FUSED`). Every other scheme rounds it
-to the layer's dtype first, as a norm and a quantisation one after the other do.
+to the layer's dtype first, as a norm with a separate quantisation does.
 
-The arithmetic is torch's own, operator by operator, so that Megatron's torch norms give the same
-bits. The extension's backward pass is given the reciprocal deviation of the forward pass and not
-its eps, so the gradient of RMSNorm is written out:
+The arithmetic is that of torch's norms, operator by operator, so that Megatron's torch norms give the
+same bits. The backward pass of the extension gets the reciprocal deviation of the forward pass and
+not its eps, so that the gradient of RMSNorm is written out:
 
     n = x r      y = n g
     dn = dy g    dx = dn r - n r^2 mean(dn x)    dg = sum over rows of dy n
@@ -33,6 +33,7 @@ _layer_norm_backward = torch.ops.aten.native_layer_norm_backward
 
 
 def _gamma(weight: Tensor, zero_centered: bool) -> Tensor:
+    """Return the gain of a norm, whose weight is the gain minus 1 if it is zero-centred."""
     gamma = weight.detach()
     if zero_centered:
         gamma = gamma + 1
@@ -40,9 +41,13 @@ def _gamma(weight: Tensor, zero_centered: bool) -> Tensor:
 
 
 def _delivered(y: Tensor, out: Any, quantizer: Any, stated: Any) -> Any:
-    """Return the result in the dtype that is stated, or quantised.
+    """Return the result of a norm in a dtype or, with a quantizer, quantised.
 
-    `out` takes it where it is given.
+    Args:
+        y: The normalised tensor.
+        out: Tensor or storage to write to, or None.
+        quantizer: Quantizer of the result, or None.
+        stated: Dtype of the result, in the extension's enum.
     """
     dtype = torch_dtype(stated)
     if quantizer is None:

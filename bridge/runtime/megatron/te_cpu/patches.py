@@ -1,9 +1,8 @@
-"""Callables that are replaced so that they run on a CPU, one row each.
+"""Callables of torch, Transformer Engine and Megatron that are replaced to run on a CPU, a row each.
 
-They are those of torch, Transformer Engine and Megatron. They are in place from `install` to the
-end of the process; Transformer Engine cannot be taken out of one again. Two of Transformer Engine's
-questions ("is there CUDA?", "is this tensor on it?") are answered with yes only while the callable
-that asks runs: answered for good, they would lead torch and Megatron to CUDA too.
+The replacements stay from `install` to the end of the process, since Transformer Engine cannot be
+removed from a process. `torch.cuda.is_available` and `Tensor.is_cuda` are True only while certain
+callables of Transformer Engine run: everywhere else torch and Megatron would take them for a GPU.
 """
 
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from bridge.runtime.megatron.te_cpu.storage import dequantize
 
 
 class _Event:
-    """An event on a device that does things in order anyway."""
+    """An event of a device that executes everything in order."""
 
     def __init__(self, *_args: Any, **_kwargs: Any) -> None:
         self.record = self.wait = self.synchronize = lambda *_: None
@@ -38,29 +37,29 @@ _DONE = SimpleNamespace(wait=lambda: None)
 
 
 _WITH_CUDA = replaced([(torch.cuda, "is_available", lambda: True)])
-"""Decorator: there is CUDA for the length of each call."""
+"""Decorator: CUDA is available for the length of each call."""
 _ON_CUDA = replaced([(torch.Tensor, "is_cuda", property(lambda _self: True))])
-"""Decorator: every tensor is on it."""
+"""Decorator: every tensor is on CUDA for the length of each call."""
 
 
 def _of_current(name: str) -> Callable[[Any], Any]:
-    """Return the method of the quantizer of current scaling.
+    """Return the replacement by a method of the quantizer of current scaling.
 
-    Its tensors are those of delayed scaling too.
+    Delayed scaling has tensors of the same class.
     """
     path = f"transformer_engine.pytorch.tensor.float8_tensor.Float8CurrentScalingQuantizer.{name}"
     return lambda _original: resolve_name(path)
 
 
 def _dequantized(_original: Any) -> Any:
-    """The forward pass of a dequantisation, without the way over CUDA."""
+    """Return the forward pass of a dequantisation that does not move the tensor to CUDA."""
     return staticmethod(lambda *args: dequantize(*args[1:3]))
 
 
 def patches(capability: tuple[int, int]) -> Rows:
     """Return every replacement, in order.
 
-    The file patches.yaml says who needs each, and the failure without.
+    The file patches.yaml has the caller that needs each, and the failure without it.
     """
     properties = SimpleNamespace(
         major=capability[0],
@@ -98,14 +97,15 @@ def patches(capability: tuple[int, int]) -> Rows:
 
 
 def save_without_state() -> None:
-    """Let grouped experts that have no extra state be saved, as megatron-core 0.19 does.
+    """Save grouped experts that have no extra state, as megatron-core 0.19 does.
 
-    Earlier ones split the state by expert without looking (extensions/transformer_engine.py:1705).
+    Earlier releases split an empty state by expert, which fails
+    (extensions/transformer_engine.py:1705).
     """
     # imported by `install`, with its patches
     from megatron.core.extensions.transformer_engine import TEGroupedLinear
 
-    split = TEGroupedLinear._split_extra_state  # noqa: SLF001 the one that Megatron calls
+    split = TEGroupedLinear._split_extra_state  # noqa: SLF001 a private method that Megatron calls
 
     def split_if_any(self: Any, state: Any, *others: Any, **named: Any) -> Any:
         if state.numel():

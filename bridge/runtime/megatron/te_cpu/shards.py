@@ -1,9 +1,9 @@
 """Casts of shards, for the distributed optimizer with stored weights.
 
-Each rank has a flat part of a weight's master. It finds that part's amaxes, which are
-reduced over the ranks, and casts the part with the scales of the whole. NVFP4 keeps the
-factors of its tiles between the two steps, and two codes a byte; the column-wise copy is
-made of the row-wise one once all parts are there.
+Each rank has a flat part of a weight's master. It computes the amaxes of the part, which are reduced
+over the ranks, and casts the part with the scales of the whole weight. NVFP4 keeps the scales of its
+tiles between the two steps, and stores two codes a byte. Its column-wise copy is made of the row-wise
+copy after all parts are gathered.
 
 Source: pytorch/csrc/extensions/partial_cast.cpp, nvfp4_2d_partial_cast.cpp;
 pytorch/tensor/utils.py of 2.20.2, which calls them.
@@ -25,9 +25,14 @@ Tensors = list[Tensor]
 
 
 def _amaxes(part: Tensor, tile: tuple[int, int], rows: int, columns: int, start: int) -> Tensor:
-    """Return the amax of each tile of a matrix, of the elements in a flat part.
+    """Return the amax of each tile of a matrix, (B, C), over the elements in a flat part.
 
-    Ragged edges make smaller tiles.
+    Args:
+        part: Consecutive elements of the flat matrix.
+        tile: Rows and columns of a tile. Ragged edges make smaller tiles.
+        rows: Rows of the matrix.
+        columns: Columns of the matrix.
+        start: Index of the first element of the part.
     """
     whole = torch.zeros(rows * columns, dtype=torch.float32)
     whole[start : start + part.numel()] = part.detach().float().abs().reshape(-1)
@@ -37,6 +42,7 @@ def _amaxes(part: Tensor, tile: tuple[int, int], rows: int, columns: int, start:
 
 
 def _write_amaxes(padded: Tensor, part: Tensor, tile: tuple[int, int], *place: int) -> None:
+    """Write the amaxes of tiles into a padded tensor; `place` is rows, columns and start."""
     amaxes = _amaxes(part, tile, *place)
     padded.zero_()
     padded[: amaxes.shape[0], : amaxes.shape[1]].copy_(amaxes)
@@ -51,7 +57,10 @@ def _codes(
     columns: int,
     start: int,
 ) -> Tensor:
-    """Return the codes of a flat part of a matrix, saturated, from a factor per tile."""
+    """Return the codes of a flat part of a matrix, saturated, from a scale per tile.
+
+    The other arguments are those of `_amaxes`.
+    """
     element = FORMATS[name]
     spread = factors.repeat_interleave(tile[0], 0).repeat_interleave(tile[1], 1)[:rows, :columns]
     scaled = part.detach().float().reshape(-1) * spread.reshape(-1)[start : start + part.numel()]

@@ -2,13 +2,13 @@
 
     quantizer -> QuantSpec              spec_of
     tensor, quantizer -> storage        quantize
-    storage -> Quantised                held
+    storage -> Quantised                stored_in
     storage -> operand of a GEMM        operand_of
 
-A storage is Transformer Engine's own object; which buffers it has and of what shape is asked of its
-quantizer (`inner_tensor_specs`, made for torch.compile).
+A storage is an object of Transformer Engine. Its quantizer states the buffers that it has and their
+shapes (`inner_tensor_specs`, made for torch.compile).
 
-Shapes: M rows (all leading axes together), K columns.
+Shapes: M rows (the product of all leading axes), K columns.
 """
 
 import functools
@@ -30,7 +30,7 @@ from bridge.runtime.numerics import (
     stored_operand,
 )
 from bridge.runtime.numerics.backend import laid_out
-from bridge.runtime.pytorch.record.te import SCHEME_OF_QUANTIZER, TILE_SIZES, tile_of
+from bridge.runtime.pytorch.record.operand_format import SCHEME_OF_QUANTIZER, TILE_SIZES, tile_of
 
 TORCH_DTYPES: dict[int, torch.dtype] = {
     DType.kByte: torch.uint8,
@@ -61,9 +61,10 @@ def kind_of(quantizer: Any) -> str:
 
 
 def spec_of(quantizer: Any) -> QuantSpec:
-    """Return a quantizer's request in the terms of `bridge.runtime.numerics`.
+    """Return the quantisation of a quantizer.
 
-    A request that is not there is refused.
+    Raises:
+        BackendUnavailableError: The emulation has no such quantisation.
     """
     kind = kind_of(quantizer)
     scheme = SCHEME_OF_QUANTIZER.get(kind)
@@ -90,8 +91,6 @@ def spec_of(quantizer: Any) -> QuantSpec:
 
 
 _spec = functools.cache(QuantSpec)
-
-
 _DETAILS = {
     "power_of_two_scale": "force_pow_2_scales",
     "eps": "amax_epsilon",
@@ -104,7 +103,7 @@ _DETAILS = {
 def _multiplies_any_layout() -> bool:
     """Return whether FP8 GEMMs of the declared GPU read row-wise data for every operand.
 
-    Then no copy is transposed.
+    On such a GPU no copy is transposed.
 
     Source: pytorch/utils.py:is_non_tn_fp8_gemm_supported; csrc/quantizer.cpp.
     """
@@ -120,8 +119,8 @@ def _buffers(quantizer: Any, shape: tuple[int, ...]) -> dict[str, _Buffer]:
     """Return attribute -> shape and dtype of a quantised tensor's buffers."""
     specs: dict[str, _Buffer] = quantizer.inner_tensor_specs(shape)
     if kind_of(quantizer) == "NVFP4Quantizer" and "_columnwise_data" in specs:
-        # A matrix, as csrc/quantizer.cpp makes it: two codes a byte leave nothing of a last axis of
-        # one sample.
+        # csrc/quantizer.cpp makes a matrix: with two codes a byte a last axis of one sample would
+        # have no byte.
         specs["_columnwise_data"] = ((shape[-1], math.prod(shape[:-1]) // 2), torch.uint8)
     return specs
 
@@ -157,7 +156,7 @@ def shape_of(tensor: Any) -> tuple[int, ...]:
 
 
 def _reduction(quantizer: Any) -> Callable[[float], float] | None:
-    """Return the maximum of an amax over the quantizer's group; None where it has none."""
+    """Return a function for the maximum of an amax over the quantizer's group, None without a group."""
     if not getattr(quantizer, "with_amax_reduction", False):
         return None
     group = quantizer._canonicalized_amax_reduction_group()
@@ -171,7 +170,10 @@ def _reduction(quantizer: Any) -> Callable[[float], float] | None:
 
 
 def _quantised(x: torch.Tensor, quantizer: Any) -> dict[str, torch.Tensor | None]:
-    """Return the contents of each buffer of the quantised tensor, by TE's attribute."""
+    """Return the contents of each buffer of the quantised tensor, by Transformer Engine's attribute.
+
+    The amax of delayed scaling is written into the quantizer, and telemetry gets the result.
+    """
     spec = spec_of(quantizer)
     row, col = quantizer.rowwise_usage, quantizer.columnwise_usage
     if spec.whole_tensor and _multiplies_any_layout():
@@ -208,9 +210,16 @@ def _quantised(x: torch.Tensor, quantizer: Any) -> dict[str, torch.Tensor | None
 def quantize(
     tensor: torch.Tensor, quantizer: Any, output: Any = None, noop: torch.Tensor | None = None
 ) -> Any:
-    """Quantise a tensor into a storage of Transformer Engine's, `output` where it is given.
+    """Quantise a tensor into a storage of Transformer Engine, and return the storage.
 
-    Nothing is written where the first element of `noop` is not zero.
+    Args:
+        tensor: FP32, BF16 or FP16.
+        quantizer: Transformer Engine's quantizer.
+        output: Storage to write to; None makes a storage.
+        noop: Nothing is written where its first element is not zero.
+
+    Raises:
+        RuntimeError: A Hadamard transform of another dtype than BF16.
     """
     if noop is not None and noop.numel() and noop.reshape(-1)[0].item() != 0.0:
         return output
@@ -235,10 +244,16 @@ def quantize(
 def _fill(
     out: Any, name: str, value: torch.Tensor | None, buffer: _Buffer | None, *, is_new: bool
 ) -> None:
-    """Write one buffer; None where there is none.
+    """Write a buffer of a storage.
 
-    A tensor that was there keeps its memory, which may be a part of a DDP
-    buffer; a new one takes the value's.
+    A tensor of an existing storage keeps its memory, which may be a part of a DDP buffer.
+
+    Args:
+        out: The storage.
+        name: Attribute of the buffer.
+        value: Its contents.
+        buffer: Its shape and dtype, None where the storage has no such buffer.
+        is_new: Whether the storage has just been made.
     """
     if buffer is None:
         setattr(out, name, None)
@@ -261,8 +276,8 @@ def _fill(
         setattr(out, name, value)
 
 
-def held(tensor: Any) -> Quantised:
-    """Return the codes and scales of a storage of Transformer Engine's, which share its buffers."""
+def stored_in(tensor: Any) -> Quantised:
+    """Return the codes and scales of a storage of Transformer Engine, without copying its buffers."""
     spec = spec_of(tensor._quantizer)
     shape = torch.Size(shape_of(tensor))
     rows, columns = shape[:-1].numel(), shape[-1]
@@ -280,7 +295,7 @@ def held(tensor: Any) -> Quantised:
 
 
 def _copies_of_whole(tensor: Any, rows: int, columns: int) -> dict[str, Any]:
-    """Return the codes and scales of a storage with one scale of the whole tensor."""
+    """Return the codes and scales of a storage with a single scale."""
     copies: dict[str, Any] = {"scale_inv": tensor._scale_inv, "scale_inv_t": tensor._scale_inv}
     if tensor._data is not None:
         copies["codes"] = tensor._data.reshape(rows, columns)
@@ -310,6 +325,7 @@ def _copies_of_tiles(tensor: Any, spec: QuantSpec, rows: int, columns: int) -> d
 
 
 def _matrix(codes: torch.Tensor) -> torch.Tensor:
+    """Return codes as (M, K)."""
     return codes.reshape(codes.shape[:-1].numel(), codes.shape[-1])
 
 
@@ -326,18 +342,22 @@ def _compact(
     tiles_down = -(-rows // height)
     tiles_across = -(-columns // width)
     if spec.scheme == "blockwise" and height != width:
-        # with the tiles first: (K/128, M) row-wise, (M/128, K) else
+        # the axis of tiles is the first: (K/128, M) row-wise, (M/128, K) column-wise
         if columnwise:
             return scales[:tiles_down, :tiles_across].T
         return scales[:tiles_across, :tiles_down].T
-    if columnwise and spec.scheme != "mxfp8":  # of the transposed tensor
+    if columnwise and spec.scheme != "mxfp8":  # in the axes of the transposed tensor
         return scales[:tiles_across, :tiles_down]
     return scales[:tiles_down, :tiles_across]
 
 
 def operand_of(tensor: Any, role: str, *, columnwise: bool) -> GemmOperand:
-    """Return one copy of a storage as the operand of a GEMM, or refuse one that is not held."""
-    stored = held(tensor)
+    """Return the row-wise or column-wise copy of a storage as the operand of a GEMM.
+
+    Raises:
+        RuntimeError: The storage does not have the copy.
+    """
+    stored = stored_in(tensor)
     if stored.spec.whole_tensor:
         if not columnwise and stored.codes is None:
             raise RuntimeError(
@@ -353,8 +373,8 @@ def operand_of(tensor: Any, role: str, *, columnwise: bool) -> GemmOperand:
 
 
 def dequantize(tensor: Any, dtype: Any) -> torch.Tensor:
-    """Return the values of a storage, of its row-wise copy where it is held."""
-    stored = held(tensor)
+    """Return the values of a storage, from its row-wise copy if it has one."""
+    stored = stored_in(tensor)
     values = stored.dequantise(torch_dtype(dtype), columnwise=stored.codes is None)
     return values.reshape(shape_of(tensor))
 
@@ -370,7 +390,7 @@ def bgrad_quantize(tensor: torch.Tensor, quantizer: Any) -> list[Any]:
 def split_quantize(
     tensor: torch.Tensor, sections: list[int], quantizers: list[Any], **_allocation: Any
 ) -> list[Any]:
-    """Return the parts of a tensor, each quantised by its own quantizer."""
+    """Return the parts of a tensor, each quantised by the quantizer at its position."""
     quantised = []
     for part, quantizer in zip(torch.split(tensor, sections), quantizers, strict=True):
         quantised.append(quantize(part, quantizer))
@@ -380,7 +400,7 @@ def split_quantize(
 def fp8_transpose(
     codes: torch.Tensor, _dtype: Any, *, out: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return codes transposed: the last axis first, the others in their order."""
+    """Return transposed codes: the last axis is the first, and the other axes keep their order."""
     matrix = laid_out(_matrix(codes).contiguous(), transposed=True, packed=False)
     transposed = matrix.reshape(codes.shape[-1], *codes.shape[:-1])
     if out is None:

@@ -54,7 +54,7 @@ def multi_tensor_compute_scale_and_scale_inv(
     force_pow_2_scales: bool,
     epsilon: float,
 ) -> None:
-    """Write factors and their reciprocals from amaxes."""
+    """Write scales and their reciprocals from amaxes."""
     for amax, scale, scale_inv in zip(*tensors, strict=True):
         factor = scale_from_amax(amax, max_fp8, power_of_two=force_pow_2_scales, eps=epsilon)
         scale.copy_(factor)
@@ -72,7 +72,7 @@ def multi_tensor_scale(
 def multi_tensor_l2norm(
     _chunk: int, _noop: Any, tensors: Tensors, per_tensor: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the norm over all tensors, and that of each."""
+    """Return the norm of all tensors together, and with `per_tensor` the norm of each."""
     of_each = [tensor.float().norm() for tensor in tensors[0]]
     norms = torch.stack(of_each)
     whole = norms.norm().reshape(1)
@@ -82,9 +82,9 @@ def multi_tensor_l2norm(
 
 
 def _in_parts(tensors: Tensors) -> Iterator[tuple[torch.Tensor, ...]]:
-    """Yield as many elements of each list's tensors as a processor's cache holds.
+    """Yield parts of tensors that fit into a processor's cache.
 
-    The tensors come one after the other.
+    The lists have tensors of equal sizes; an item has the same elements of a tensor of each list.
     """
     for together in zip(*tensors, strict=True):
         split = [tensor.detach().view(-1).split(_ELEMENTS) for tensor in together]
@@ -92,11 +92,11 @@ def _in_parts(tensors: Tensors) -> Iterator[tuple[torch.Tensor, ...]]:
 
 
 def multi_tensor_adam(_chunk: int, _noop: Any, tensors: Tensors, *settings: Any) -> None:
-    """Take a step of Adam (mode 0: decay in the gradient; mode 1: AdamW), in place.
+    """Compute a step of Adam (mode 0: decay in the gradient; mode 1: AdamW), in place.
 
-    The tensors are gradients, parameters, first and second moments; a fifth list has
-    masters, stepped instead: FP32 weights, or the low halves (int16) of those whose high
-    halves are the parameters, in BF16.
+    The lists of `tensors` are gradients, parameters, first moments, second moments and, optionally,
+    masters. With masters the step updates these and writes the parameters from them. Masters are
+    FP32 weights, or int16 low halves of FP32 weights whose high halves are the BF16 parameters.
 
     Source: common/multi_tensor/adam.cu.
     """
@@ -134,15 +134,16 @@ def multi_tensor_adam(_chunk: int, _noop: Any, tensors: Tensors, *settings: Any)
 
 
 def _joined(parameter: torch.Tensor, remainder: torch.Tensor) -> torch.Tensor:
-    """Return the FP32 weight of a BF16 parameter and its low 16 bits.
+    """Return the FP32 weight of a BF16 parameter and the low 16 bits of the weight.
 
-    The parameter was rounded half up in magnitude.
+    The parameter is the weight rounded to nearest, ties away from zero.
     """
     high = parameter.detach().view(torch.int16).int() - (remainder < 0).int()
     return ((high << 16) | (remainder.int() & 0xFFFF)).view(torch.float32)
 
 
 def _split(weight: torch.Tensor, parameter: torch.Tensor, remainder: torch.Tensor) -> None:
+    """Write an FP32 weight into a BF16 parameter and its low 16 bits."""
     bits = weight.view(torch.int32)
     remainder.copy_(bits.to(torch.int16))
     parameter.detach().view(torch.int16).copy_((bits >> 16) + (remainder < 0).int())
@@ -186,4 +187,4 @@ ANSWERS: dict[str, Any] = {
     "ubuf_built_with_mpi": False,
     "nvte_built_with_cublasmp": False,
 }
-"""Function that is asked about the machine -> the one value that it returns."""
+"""Function about the machine or the build -> the value that it returns."""

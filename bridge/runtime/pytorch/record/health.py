@@ -1,14 +1,13 @@
 # ruff: noqa: N803, N806  (shape suffixes are capitals)
 """Two checks of the tensors behind the formats: a right format can hold a wrong tensor.
 
-- Error: the result of each low-precision module's first fprop GEMM is compared with the GEMM in
-  FP32 on the operands before they were quantised, as far as their scales reach, and on the weight
-  as it is now. A healthy FP8 linear layer has 0.03 to 0.05; a transposed weight, or one from
-  elsewhere, has 1 and more.
-- Freshness: the weight's operand is the quantisation of the weight as it is now. A cache that is
-  not cleared after an optimizer step has too small an error to be seen otherwise.
-
-Of the tokens the first `TOKENS` are compared.
+- Error. The first fprop GEMM of each low-precision module is computed again in FP32, from the
+  tensors before quantisation, and the two results are compared. A healthy FP8 linear layer has a
+  relative error of 0.03 to 0.05; a transposed weight, or that of another layer, has 1 and more.
+  Values beyond the reach of a scale are saturated first, and only the first `TOKENS` tokens are
+  compared.
+- Freshness. The weight's operand is compared with a new quantisation of the weight. The codes of an
+  earlier step differ, and their error is too small for the first check.
 
 Shapes: M tokens (all leading axes), K inputs, N outputs.
 """
@@ -22,24 +21,25 @@ from bridge.runtime.audit.record import HealthRow
 from bridge.runtime.numerics.operand import GemmOperand, make_operand, stored_operand
 from bridge.runtime.numerics.quantise import quantise
 from bridge.runtime.pytorch.record.modules import Place
-from bridge.runtime.pytorch.record.te import TeGemm, is_quantised
+from bridge.runtime.pytorch.record.operand_format import OperandFormat, is_quantised
+from bridge.runtime.pytorch.record.te_gemms import TeGemm
 
 TOKENS = 256
 
 
-def error_limit(format_: str, scheme: str) -> float:
-    """Return the largest healthy error: some four times that of two operands rounded to the format.
+def error_limit(operand: OperandFormat) -> float:
+    """Return the largest healthy relative error of a GEMM whose operands have this format.
 
-    Under delayed scaling values may be far below the reach of the scale, which is from earlier
-    steps.
+    It is some four times the error of rounding both operands. Under delayed scaling the limit is
+    0.5: values may be far below the reach of the scale, which is from earlier steps.
     """
-    if scheme == "delayed":
+    if operand.scheme == "delayed":
         return 0.5
-    return float(2.0 ** -FORMATS[format_].mantissa_bits)
+    return float(2.0 ** -FORMATS[operand.format].mantissa_bits)
 
 
 def scale_of(stored: Any) -> float | None:
-    """Return the factor that a weight's codes were made with; None where tiles have their own."""
+    """Return the scale of a stored weight's codes, None for a weight with a scale per tile."""
     emulated = getattr(stored, "stored", None)
     if emulated is not None:
         scale_inv = emulated.scale_inv
@@ -55,27 +55,33 @@ def scale_of(stored: Any) -> float | None:
 def relative_error(
     out: torch.Tensor, x_MK: torch.Tensor, w_NK: torch.Tensor, bias: Any = None
 ) -> float:
-    """Return the Frobenius norm of the error of a result, divided by that of the result in FP32.
+    """Return |out - (x w^T + bias)| / |x w^T + bias|, in Frobenius norms.
 
-    0 for zeros, and where the result in FP32 has no finite norm: the run itself judges values that
-    leave the range.
+    The error of a reference of zeros is 0. It is 0 too where the reference has no finite norm:
+    other checks of a run find values that leave the range.
+
+    Args:
+        out: (M, N), the result of the low-precision GEMM.
+        x_MK: Its left operand before quantisation.
+        w_NK: The weight before quantisation.
+        bias: (N,), or None.
     """
     rows = min(TOKENS, x_MK.shape[0])
     with torch.autocast(out.device.type, enabled=False):
-        wanted = x_MK[:rows].float() @ w_NK.float().T
+        reference_MN = x_MK[:rows].float() @ w_NK.float().T
     if bias is not None:
-        wanted += bias.float()
-    norm = wanted.norm()
+        reference_MN += bias.float()
+    norm = reference_MN.norm()
     if not (norm > 0 and norm.isfinite()):
         return 0.0
-    return float((out[:rows].float() - wanted).norm() / norm)
+    return float((out[:rows].float() - reference_MN).norm() / norm)
 
 
-def in_range(values: torch.Tensor, format_: str, scale: float | None) -> torch.Tensor:
-    """Return values as far as a format reaches with a tensor's scale.
+def saturated(values: torch.Tensor, format_: str, scale: float | None) -> torch.Tensor:
+    """Return values clamped to the range of a format under a tensor's scale.
 
-    Delayed scaling has the scale from earlier steps. Values that saturate are no fault of the GEMM:
-    a run whose values grow that fast ends by its loss or gradients.
+    Delayed scaling takes its scale from earlier steps, so that values may saturate without a fault
+    of the GEMM. A scale of None clamps nothing.
     """
     if scale is None:
         return values
@@ -86,8 +92,8 @@ def in_range(values: torch.Tensor, format_: str, scale: float | None) -> torch.T
 def live_weight(module: torch.nn.Module, name: str = "weight") -> torch.Tensor | None:
     """Return a module's weight as the next quantisation has to read it.
 
-    Weights that are stored quantised are read from the optimizer's master. None: this rank does not
-    hold the whole weight.
+    A weight that is stored quantised is read from the optimizer's master. The result is None where
+    the module has no such weight, or this rank has only a part of the master.
     """
     weight: torch.Tensor | None = getattr(module, name, None)
     if weight is None:
@@ -98,13 +104,13 @@ def live_weight(module: torch.nn.Module, name: str = "weight") -> torch.Tensor |
     if master is None or master.numel() != weight.numel():
         return None
     source_dtype = weight.dtype
-    store = getattr(weight, "store", None)  # of an emulated weight
+    store = getattr(weight, "store", None)  # an emulated stored weight has it
     if store is not None:
         source_dtype = store.source_dtype
     return master.detach().view(weight.shape).to(source_dtype).to(weight.dtype)
 
 
-def of_emulated(
+def emulated_health(
     module: torch.nn.Module,
     place: Place,
     x_MK: torch.Tensor,
@@ -113,29 +119,37 @@ def of_emulated(
     *,
     bias: torch.Tensor | None,
 ) -> HealthRow | None:
-    """Return the health of an emulated layer's fprop GEMM.
+    """Return the health of an emulated layer's fprop GEMM, None without a weight on this rank.
 
-    None where the weight is not known here.
+    Args:
+        module: The layer.
+        place: Its label and name in the plan.
+        x_MK: Its input before quantisation.
+        operands: Input and weight as they were multiplied.
+        out: (M, N), the result before the bias is added.
+        bias: (N,), or None.
     """
     weight = live_weight(module)
     if weight is None:
         return None
-    left, operand = operands
-    is_fresh = _is_fresh(weight, operand)
-    scale = operand.scale
-    if operand.amax is None and operand.spec.whole_tensor:
-        scale = 1 / operand.factor  # of stored codes, with the scale that they were made with
-    x_MK = in_range(x_MK, left.spec.format, left.scale)
-    weight = in_range(weight, operand.spec.format, scale)
+    x_operand, w_operand = operands
+    is_fresh = _is_fresh(weight, w_operand)
+    w_scale = w_operand.scale
+    has_stored_codes = w_operand.amax is None
+    if has_stored_codes and w_operand.spec.whole_tensor:
+        w_scale = 1 / w_operand.factor
+    x_MK = saturated(x_MK, x_operand.spec.format, x_operand.scale)
+    weight = saturated(weight, w_operand.spec.format, w_scale)
     error = relative_error(out, x_MK, weight, bias)
-    return _row(place, (operand.spec.format, operand.spec.scheme), error, is_fresh=is_fresh)
+    weight_format = OperandFormat(format=w_operand.spec.format, scheme=w_operand.spec.scheme)
+    return _row(place, weight_format, error, is_fresh=is_fresh)
 
 
 def _is_fresh(weight: torch.Tensor, operand: GemmOperand) -> bool:
     """Return whether an operand is the quantisation of the weight as it is now.
 
-    Weights that are stored under delayed scaling keep the scale of the step before, and count as
-    fresh.
+    A weight that is stored under delayed scaling counts as fresh: its codes have the scale of the
+    step before, which is not known any more.
     """
     spec = operand.spec
     if operand.amax is not None:
@@ -149,12 +163,19 @@ def _is_fresh(weight: torch.Tensor, operand: GemmOperand) -> bool:
     return torch.equal(fresh.values, operand.values) and fresh.factor == operand.factor
 
 
-def of_te(
-    module: Any, place: Place, arguments: Any, call: TeGemm, format_: tuple[str, str]
+def te_health(
+    module: Any, place: Place, arguments: Any, call: TeGemm, input_format: OperandFormat
 ) -> HealthRow | None:
-    """Return the health of one of Transformer Engine's fprop GEMMs.
+    """Return the health of a fprop GEMM of Transformer Engine.
 
-    None where its parts are not known here.
+    The result is None where this rank does not have the input, the weight or the result.
+
+    Args:
+        module: The module of Transformer Engine that multiplied.
+        place: Its label and name in the plan.
+        arguments: Positional arguments of its forward pass.
+        call: The GEMM.
+        input_format: Format of the GEMM's left operand.
     """
     name = "weight"
     if call.part is not None:
@@ -164,26 +185,43 @@ def of_te(
         return None
     if not isinstance(call.out, torch.Tensor) or is_quantised(call.out):
         return None
-    source = arguments[0]
-    x_MK = _normed(module, source.detach()).reshape(-1, source.shape[-1])
-    if call.part is not None:
-        x_MK = torch.split(x_MK, list(call.splits))[call.part]
+    x_MK = _input_of_gemm(module, arguments[0], call)
     out = call.out.detach().reshape(-1, call.out.shape[-1])
-    if out.shape[0] > x_MK.shape[0]:  # gathered over the sequence: the rows of this rank
+    is_gathered = out.shape[0] > x_MK.shape[0]  # over the sequence; x has this rank's rows
+    if is_gathered:
         out = out[torch.distributed.get_rank(module.tp_group) * x_MK.shape[0] :]
+    is_fresh = _is_fresh_in_te(weight, call, is_stored=is_quantised(getattr(module, name)))
+    x_MK = saturated(x_MK, input_format.format, _scale_of_te(call.left))
+    weight = saturated(weight, input_format.format, _scale_of_te(call.right))
+    error = relative_error(out, x_MK, weight, call.bias)
+    return _row(place, input_format, error, is_fresh=is_fresh)
+
+
+def _input_of_gemm(module: Any, source: torch.Tensor, call: TeGemm) -> torch.Tensor:
+    """Return the input of a GEMM before quantisation, (M, K): normed, and the part of its group."""
+    x_MK = _normed(module, source.detach()).reshape(-1, source.shape[-1])
+    if call.part is None:
+        return x_MK
+    return torch.split(x_MK, list(call.splits))[call.part]
+
+
+def _is_fresh_in_te(weight: torch.Tensor, call: TeGemm, *, is_stored: bool) -> bool:
+    """Return whether the weight's operand of a GEMM is the quantisation of the weight as it is now.
+
+    The operand counts as fresh where it has no quantizer, and where the weight is stored under
+    delayed scaling.
+    """
     quantizer = getattr(call.right, "_quantizer", None)
-    is_stored = is_quantised(getattr(module, name))
-    is_fresh = True
-    if quantizer is not None and not (is_stored and type(quantizer).__name__ == "Float8Quantizer"):
-        with torch.no_grad():
-            is_fresh = torch.equal(quantizer(weight).dequantize(), call.right.dequantize())
-    x_MK = in_range(x_MK, format_[0], _scale_of_te(call.left))
-    weight = in_range(weight, format_[0], _scale_of_te(call.right))
-    return _row(place, format_, relative_error(out, x_MK, weight, call.bias), is_fresh=is_fresh)
+    if quantizer is None:
+        return True
+    if is_stored and type(quantizer).__name__ == "Float8Quantizer":
+        return True
+    with torch.no_grad():
+        return torch.equal(quantizer(weight).dequantize(), call.right.dequantize())
 
 
 def _scale_of_te(operand: Any) -> float | None:
-    """Return the factor that an operand went in with; None where tiles have their own."""
+    """Return the scale of an operand's codes, None for an operand with a scale per tile."""
     scale_inv = getattr(operand, "_scale_inv", None)
     if scale_inv is None:
         return None
@@ -191,25 +229,27 @@ def _scale_of_te(operand: Any) -> float | None:
 
 
 def _normed(module: Any, x: torch.Tensor) -> torch.Tensor:
+    """Return the input after the norm of a `LayerNormLinear`, the input itself in other modules."""
     gain = getattr(module, "layer_norm_weight", None)
     if gain is None:
         return x
     gain = gain.detach().float()
     if module.zero_centered_gamma:
         gain = gain + 1.0
-    wide, shape = x.float(), (x.shape[-1],)
+    wide = x.float()
+    shape = (x.shape[-1],)
     if module.normalization == "RMSNorm":
         return torch.nn.functional.rms_norm(wide, shape, gain, module.eps)
     bias = module.layer_norm_bias.detach().float()
     return torch.nn.functional.layer_norm(wide, shape, gain, bias, module.eps)
 
 
-def _row(place: Place, format_: tuple[str, str], error: float, *, is_fresh: bool) -> HealthRow:
+def _row(place: Place, operand: OperandFormat, error: float, *, is_fresh: bool) -> HealthRow:
     layer, module = place
     return HealthRow(
         layer=layer,
         module=module,
         error=round(error, 4),
-        limit=error_limit(*format_),
+        limit=error_limit(operand),
         is_fresh=is_fresh,
     )

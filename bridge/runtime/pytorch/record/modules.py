@@ -1,12 +1,12 @@
-"""The modules of a model: their names as the plan has them, and the one that is running.
+"""The modules of a model: their names in the plan, and the module that is running.
 
 Megatron's layers are recognised by the names of their classes, so that a model of plain torch needs
 no Megatron. Other modules have no layer, and their whole path as the name.
 
-Forward, hooks keep the modules that run, the innermost last. Backward, autograd names the node that
-it runs; the nodes that a module's forward pass made are marked with the module when that pass ends.
-This needs no change of the functions of Megatron or Transformer Engine, and holds under activation
-recomputation, which runs forward passes again.
+In a forward pass, hooks keep a stack of the modules that run. At the end of a module's forward pass
+the nodes of autograd that it made are marked with the module. In a backward pass autograd names the
+node that it runs, whose mark is the module. No function of Megatron or Transformer Engine is
+replaced. Activation recomputation runs forward passes in the backward pass, and is followed as well.
 """
 
 import re
@@ -43,44 +43,38 @@ def is_a(module: torch.nn.Module, names: Iterable[str]) -> bool:
 
 
 def places(model: Iterable[torch.nn.Module]) -> dict[torch.nn.Module, Place]:
-    """Return the place of every module of a model, or of the chunks of one."""
-    found: dict[torch.nn.Module, Place] = {}
+    """Return the place of every module of a model, or of its chunks."""
+    place_of: dict[torch.nn.Module, Place] = {}
     for chunk in model:
         for module in chunk.modules():
-            if module in found or not is_a(module, LAYERS):
+            if module in place_of or not is_a(module, LAYERS):
                 continue
             label = str(module.layer_number)
             if is_a(module, (PREDICTION,)):
                 label = f"mtp {label}"
-            # A layer inside a prediction layer is part of that one.
+            # A layer inside a prediction layer is a part of the prediction layer.
             for name, part in module.named_modules():
-                found.setdefault(part, (label, _short(name)))
+                place_of.setdefault(part, (label, _short(name)))
         for path, module in chunk.named_modules():
             is_output = path.rpartition(".")[2] == "output_layer"
-            if is_output and found:
-                found.setdefault(module, ("output", "output_layer"))
+            if is_output and place_of:
+                place_of.setdefault(module, ("output", "output_layer"))
             else:
-                found.setdefault(module, ("", path))
-    return found
+                place_of.setdefault(module, ("", path))
+    return place_of
 
 
 def mixes_tokens(name: str) -> bool:
-    """Return whether the matrix products of a module itself mix tokens.
-
-    None of them is a linear layer's.
-    """
+    """Return whether a module's matrix products mix tokens, so that none is a linear layer's."""
     return name in MIXERS or ATTENTION_CORE in name.split(".")
 
 
 def _short(name: str) -> str:
-    """Return a module's name in its layer as the plan has it.
-
-    All experts of a layer have one name.
-    """
+    """Return the plan's name of a module in its layer; all experts of a layer have the same name."""
     rest = _CONTAINERS.sub("", name)
     if "experts.local_experts." in name.removesuffix(rest):
         return f"experts.{rest}"
-    # The product of the shared experts themselves is their gate; the others are of their layers.
+    # A product of the module of shared experts is their gate; its linear layers are modules.
     if rest == "shared_experts":
         return "shared_experts.gate"
     return rest
@@ -94,21 +88,22 @@ It is a weak reference, since Python does not collect a cycle through torch's C+
 
 
 class Running:
-    """Modules that run, and the nodes of autograd that they made."""
+    """The module that runs, in forward and backward passes."""
 
     def __init__(
         self, entered: Callable[[torch.nn.Module, tuple[Any, ...]], None] | None = None
     ) -> None:
-        """Prepare without hooks.
+        """Make the object without setting hooks.
 
-        `entered` gets a module and its positional arguments before each forward pass.
+        Args:
+            entered: Called with a module and its positional arguments before each forward pass.
         """
         self._entered = entered
         self._stack: list[torch.nn.Module] = []
 
     @property
     def module(self) -> torch.nn.Module | None:
-        """The innermost module that runs; None outside of all of them."""
+        """The innermost module that runs, None outside of all modules."""
         if self._stack:
             return self._stack[-1]
         node = self._node
@@ -130,7 +125,7 @@ class Running:
 
     @contextmanager
     def following(self, modules: Iterable[torch.nn.Module]) -> Iterator[None]:
-        """Follow modules for a ``with`` block; those that only hold others are left out."""
+        """Follow modules in a ``with`` block, without pure containers of other modules."""
         with ExitStack() as hooks:
             hooks.callback(self._stack.clear)
             for module in filter(holds_more_than_modules, modules):
@@ -148,6 +143,8 @@ class Running:
             self._entered(module, arguments)
 
     def _leave(self, module: torch.nn.Module, arguments: Any, named: Any, output: Any) -> None:
+        if not self._stack:
+            return  # a module that ran already when the hooks were registered
         self._stack.pop()
         _mark(module, _nodes((arguments, named)), _nodes(output))
 
@@ -168,13 +165,14 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
 
 
 def _nodes(value: Any) -> list[Any]:
+    """Return the nodes of autograd that made the tensors in a value."""
     return [tensor.grad_fn for tensor in tensors_in(value) if tensor.grad_fn is not None]
 
 
 def _mark(module: torch.nn.Module, inputs: list[Any], outputs: list[Any]) -> None:
     """Mark the nodes between inputs and outputs with a module.
 
-    The nodes of a module inside it keep the mark of that module.
+    Nodes of a module inside of it have the mark of that module already, and keep it.
     """
     seen = set(inputs)
     waiting = list(outputs)

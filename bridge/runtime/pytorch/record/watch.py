@@ -1,11 +1,11 @@
 """One record of every GEMM of a model in a block of code, from three sources that do not overlap.
 
 - `bridge.runtime.numerics` announces the GEMMs that it emulates.
-- Transformer Engine's Python calls its extension (`te.py`).
+- Transformer Engine's Python calls its extension (`te_gemms.py`).
 - Any other matrix multiplication is an operator of torch. A dispatch mode sees it below autograd.
 
-The first two multiply with operators of torch themselves, or hide them; these are kept out of the
-third.
+The first two sources multiply with operators of torch themselves. The dispatch mode does not count
+those operators a second time.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -22,46 +23,61 @@ from bridge.precision.schemes import GEMMS
 from bridge.runtime.audit.record import GemmRow, HealthRow, merged, tile_name
 from bridge.runtime.numerics.linear import Observer, observing
 from bridge.runtime.numerics.operand import GemmOperand
-from bridge.runtime.pytorch.record import te
-from bridge.runtime.pytorch.record.health import of_emulated, of_te
+from bridge.runtime.pytorch.record import te_gemms
+from bridge.runtime.pytorch.record.health import emulated_health, te_health
 from bridge.runtime.pytorch.record.modules import Running, dtype_of, mixes_tokens, places
-from bridge.runtime.pytorch.record.te import (
-    Described,
-    TeGemm,
-    describe,
+from bridge.runtime.pytorch.record.operand_format import (
+    OperandFormat,
+    autocast_scheme,
     dtype_name,
     is_quantised,
     is_te,
+    operand_format,
 )
+from bridge.runtime.pytorch.record.te_gemms import TeGemm
 
 OPERATORS = frozenset(
     {"mm", "addmm", "bmm", "baddbmm", "linear", "mkldnn_linear", "_scaled_mm", "_grouped_mm"}
 )
-"""Operators below autograd that multiply matrices in a linear layer.
+"""Operators below autograd that multiply the matrices of a linear layer.
 
-Others are counted and have no row.
+Attention and convolution are counted, without a row.
 """
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EmulatedGemm:
+    """The operands of an emulated fprop GEMM, until its result is known."""
+
+    module: torch.nn.Module
+    operands: tuple[GemmOperand, GemmOperand]
+    """Input and weight."""
+
+
 class GemmWatch(Observer):
-    """The rows of the GEMMs that ran."""
+    """A record of the GEMMs that ran: rows, counts, and the health of low-precision modules."""
 
     def __init__(self, model: Iterable[torch.nn.Module]) -> None:
         self.places = places(model)
         self.running = Running(self._entered)
         self.calls: Counter[str] = Counter()
-        """Formats as rows have them, or torch's dtype -> matrix multiplications.
+        """Formats as rows have them, or torch's dtype -> number of matrix multiplications.
 
-        Those outside of linear layers count, too.
+        Multiplications outside of linear layers count, too.
         """
         self._rows: set[GemmRow] = set()
-        self._depth = 0
+        self._gemm_depth = 0
+        """GEMMs of the first two sources that are running; operators inside them do not count."""
         self._contexts: dict[torch.nn.Module, str] = {}
-        self._parameters: set[int] = set()
+        """Module of Transformer Engine -> scheme of the autocast around its forward pass."""
         self._inputs: dict[torch.nn.Module, Any] = {}
-        self._source: torch.Tensor | None = None
-        self._pending: tuple[torch.nn.Module, tuple[GemmOperand, GemmOperand]] | None = None
+        """Module of Transformer Engine -> positional arguments of its forward pass."""
+        self._parameter_addresses: set[int] = set()
+        self._emulated_input: torch.Tensor | None = None
+        """Input of the emulated layer that runs, before quantisation."""
+        self._emulated_gemm: EmulatedGemm | None = None
         self._health: dict[tuple[torch.nn.Module, int | None], HealthRow | None] = {}
+        """Module, and the part of a grouped GEMM -> health of its first fprop GEMM."""
 
     @property
     def rows(self) -> tuple[GemmRow, ...]:
@@ -70,107 +86,123 @@ class GemmWatch(Observer):
 
     @property
     def health(self) -> tuple[HealthRow, ...]:
-        """The health of each low-precision module, of its first forward pass."""
+        """The health of each low-precision module in its first forward pass."""
         return tuple(sorted(row for row in self._health.values() if row is not None))
 
     @contextmanager
     def watching(self) -> Iterator[GemmWatch]:
         """Record for a ``with`` block."""
-        self._parameters = set()
+        self._parameter_addresses = set()
         for module in self.places:
             for parameter in module.parameters(recurse=False):
                 if not is_quantised(parameter):
-                    self._parameters.add(parameter.data_ptr())
-        of_te = te.watching(self._te_gemm, self._quiet)
-        with self.running.following(self.places), observing(self), of_te, _Dispatch(self):
+                    self._parameter_addresses.add(parameter.data_ptr())
+        with (
+            self.running.following(self.places),
+            observing(self),
+            te_gemms.watching(self._te_gemm, self._inside_a_gemm),
+            _Dispatch(self),
+        ):
             yield self
 
     def _entered(self, module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
         if is_te(module):
-            self._contexts[module] = te.context()
+            self._contexts[module] = autocast_scheme()
             self._inputs[module] = arguments
 
     @contextmanager
-    def _quiet(self) -> Iterator[None]:
-        self._depth += 1
+    def _inside_a_gemm(self) -> Iterator[None]:
+        """Count no operator of torch in a ``with`` block."""
+        self._gemm_depth += 1
         try:
             yield
         finally:
-            self._depth -= 1
+            self._gemm_depth -= 1
 
     def quantised(self, source: torch.Tensor, operand: GemmOperand) -> None:
-        """Remember the input that was quantised last."""
+        """Keep the input of an emulated layer for the check of its GEMM."""
         if operand.role == "input" and not operand.columnwise:
-            self._source = source.detach()
+            self._emulated_input = source.detach()
 
     def multiplied(self, gemm: str, left: GemmOperand, right: GemmOperand) -> None:
-        """Note an emulated GEMM."""
-        self._depth += 1
-        self._note(gemm, _of_operand(left), _of_operand(right))
+        """Record an emulated GEMM before it runs."""
+        self._gemm_depth += 1
+        self._record(gemm, _emulated_format(left), _emulated_format(right))
         module = self.running.module
         if gemm == "fprop" and module is not None and (module, None) not in self._health:
-            self._pending = module, (left, right)
+            self._emulated_gemm = EmulatedGemm(module=module, operands=(left, right))
 
     def finished(self, gemm: str, out: torch.Tensor, bias: torch.Tensor | None) -> None:  # noqa: ARG002
-        """Leave an emulated GEMM."""
-        if self._pending is not None and self._source is not None:
-            module, operands = self._pending
-            place = self.places[module]
-            self._health[module, None] = of_emulated(
-                module, place, self._source, operands, out, bias=bias
+        """Record the health of an emulated layer after its GEMM."""
+        pending = self._emulated_gemm
+        if pending is not None and self._emulated_input is not None:
+            module = pending.module
+            self._health[module, None] = emulated_health(
+                module,
+                self.places[module],
+                self._emulated_input,
+                pending.operands,
+                out,
+                bias=bias,
             )
-        self._source = self._pending = None
-        self._depth -= 1
+        self._emulated_input = None
+        self._emulated_gemm = None
+        self._gemm_depth -= 1
 
     def _te_gemm(self, call: TeGemm) -> None:
-        row, out = GEMMS[call.gemm], call.out
-        left = describe(call.left, columnwise=row.left_columnwise)
-        right = describe(call.right, columnwise=row.right_columnwise)
+        """Record a GEMM of Transformer Engine after it has run."""
+        sides = GEMMS[call.gemm]
+        left = operand_format(call.left, columnwise=sides.left_columnwise)
+        right = operand_format(call.right, columnwise=sides.right_columnwise)
         columns = {"output": ""}
-        if out is not None and not is_quantised(out):
-            columns["output"] = dtype_name(out.dtype)
-        if left.scheme == "none":
+        if call.out is not None and not is_quantised(call.out):
+            columns["output"] = dtype_name(call.out.dtype)
+        if not left.is_quantised:
             self.calls[dtype_of(call.right)] += 1
         elif call.split_accumulator:
             columns["accumulate"] = "fp32"
         else:
             columns["accumulate"] = "fp32 fast"
-        self._note(call.gemm, left, right, **columns)
+        self._record(call.gemm, left, right, **columns)
         if call.gemm == "fprop" and left.scheme not in ("none", "custom"):
-            self._check_te(call, (left.format, left.scheme))
+            self._check_te_gemm(call, left)
 
-    def _check_te(self, call: TeGemm, format_: tuple[str, str]) -> None:
+    def _check_te_gemm(self, call: TeGemm, input_format: OperandFormat) -> None:
+        """Record the health of the first fprop GEMM of a module of Transformer Engine."""
         module = self.running.module
-        if module in self._inputs and (module, call.part) not in self._health:
-            with self._quiet():
-                health = of_te(module, self.places[module], self._inputs[module], call, format_)
-            self._health[module, call.part] = health
+        if module not in self._inputs or (module, call.part) in self._health:
+            return
+        place = self.places[module]
+        with self._inside_a_gemm():
+            health = te_health(module, place, self._inputs[module], call, input_format)
+        self._health[module, call.part] = health
 
     def operator(self, name: str, arguments: Any, out: Any) -> None:
-        """Note an operator of torch."""
-        if self._depth:
+        """Count an operator of torch, and record it where a linear layer runs it."""
+        if self._gemm_depth:
             return
-        dtypes, low = [], []
+        dtypes = []
+        low_dtypes = []
         for value in arguments:
             if isinstance(value, torch.Tensor) and value.dim() > 1:
                 dtype = dtype_of(value)
                 dtypes.append(dtype)
                 if dtype.startswith(("float8", "float4")):
-                    low.append(dtype)
+                    low_dtypes.append(dtype)
         if not dtypes:
             return
-        if low:  # the others are scales
-            self.calls[low[-1]] += 1
+        if low_dtypes:  # the other tensors are scales
+            self.calls[low_dtypes[-1]] += 1
         else:
             self.calls[dtypes[-1]] += 1
         module = self.running.module
         if name in OPERATORS and module is not None and not is_te(module):
-            self._note_linear(module, name, arguments, out)
+            self._record_operator(module, name, arguments, out)
 
-    def _note_linear(
+    def _record_operator(
         self, module: torch.nn.Module, name: str, arguments: Any, out: torch.Tensor
     ) -> None:
-        """Note an operator of torch in a linear layer."""
+        """Record an operator of torch in a linear layer."""
         factors = arguments[:2]
         if name in ("addmm", "baddbmm"):  # whose first argument is added to the product
             factors = arguments[1:3]
@@ -180,31 +212,34 @@ class GemmWatch(Observer):
         scheme = "none"
         if "_scaled" in name:
             scheme = "scaled"
-        left = Described(format=dtype_name(left_matrix.dtype), scheme=scheme)
-        right = Described(format=dtype_name(right_matrix.dtype), scheme=scheme)
-        gemm = self._gemm_of(module, left_matrix, right_matrix)
-        self._note(gemm, left, right, output=dtype_name(out.dtype))
+        left = OperandFormat(format=dtype_name(left_matrix.dtype), scheme=scheme)
+        right = OperandFormat(format=dtype_name(right_matrix.dtype), scheme=scheme)
+        gemm = self._gemm_of_operator(module, left_matrix, right_matrix)
+        self._record(gemm, left, right, output=dtype_name(out.dtype))
 
-    def _gemm_of(self, module: torch.nn.Module, left: torch.Tensor, right: torch.Tensor) -> str:
-        """Return the GEMM of an operator.
+    def _gemm_of_operator(
+        self, module: torch.nn.Module, left: torch.Tensor, right: torch.Tensor
+    ) -> str:
+        """Return the GEMM that an operator computes for a linear layer.
 
         In a backward pass dgrad reads the weight, and the result of wgrad has the weight's shape.
         """
         if not self.running.is_backward:
             return "fprop"
-        if {left.data_ptr(), right.data_ptr()} & self._parameters:
+        if {left.data_ptr(), right.data_ptr()} & self._parameter_addresses:
             return "dgrad"
-        sizes = []
+        weight_sizes = []
         for parameter in module.parameters(recurse=False):
             if parameter.dim() == 2:
-                sizes.append({*parameter.shape})
-        if sizes and {left.shape[-2], right.shape[-1]} not in sizes:
+                weight_sizes.append({*parameter.shape})
+        if weight_sizes and {left.shape[-2], right.shape[-1]} not in weight_sizes:
             return "dgrad"
         if left.stride(-2) == 1:  # wgrad reads its left operand transposed
             return "wgrad"
         return "dgrad"
 
-    def _note(self, gemm: str, left: Described, right: Described, **columns: str) -> None:
+    def _record(self, gemm: str, left: OperandFormat, right: OperandFormat, **columns: str) -> None:
+        """Count a low-precision GEMM, and add the row of a GEMM of a linear layer."""
         if left.scheme not in ("none", "scaled"):
             self.calls[f"{left.format} x {right.format} ({left.scheme})"] += 1
         module = self.running.module
@@ -231,6 +266,8 @@ class GemmWatch(Observer):
 
 
 class _Dispatch(TorchDispatchMode):
+    """Calls a watch with the operators below autograd that multiply matrices."""
+
     def __init__(self, watch: GemmWatch) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._watch = watch
@@ -243,22 +280,24 @@ class _Dispatch(TorchDispatchMode):
         return out
 
 
-def _of_operand(operand: GemmOperand) -> Described:
+def _emulated_format(operand: GemmOperand) -> OperandFormat:
+    """Return the format of an operand of the emulation."""
     spec = operand.spec
     hadamard = spec.hadamard and operand.columnwise
     tile = tile_name(spec.tile(operand.columnwise), hadamard=hadamard, stochastic=spec.stochastic)
-    return Described(format=spec.format, scheme=spec.scheme, tile=tile)
+    return OperandFormat(format=spec.format, scheme=spec.scheme, tile=tile)
 
 
 def _storage(module: torch.nn.Module) -> str:
-    """Return the format of a module's weight between steps, "" without a weight of its own."""
+    """Return the format of a module's weight between steps, "" for a module without a weight."""
     for parameter in module.parameters(recurse=False):
         if parameter.dim() > 1:
-            return describe(parameter, columnwise=False).format
+            return operand_format(parameter, columnwise=False).format
     return ""
 
 
 def _class_name(module: torch.nn.Module) -> str:
+    """Return the class of a module, with the package that it is from."""
     kind = type(module)
     if kind.__module__.startswith("torch.nn."):
         return f"torch.nn.{kind.__name__}"

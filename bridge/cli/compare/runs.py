@@ -1,0 +1,75 @@
+"""`precision-bridge compare --runs A B`: finished runs of ours, or logs of other trainers."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bridge.cli.logged_runs import described_logs, is_log
+from bridge.cli.output import print_json, unwritable
+from bridge.errors import RunConfigError
+from bridge.extras import require_extra
+
+if TYPE_CHECKING:
+    from bridge.runtime.compare.comparison import Comparison
+
+REMEDY = "Write precision-bridge compare --runs bf16.log fp8.log."
+
+
+def compare_runs(chosen: argparse.Namespace) -> int:
+    """Print the verdict on the loss of each run against that of the first.
+
+    Return 1 where a run is outside the gate, 3 where of one nothing can be told.
+    """
+    require_extra("train", "precision-bridge compare --runs")
+    from bridge.report.comparison import comparison_dict, show_comparisons, write_comparisons
+    from bridge.runtime.compare.comparison import exit_code
+
+    paths = [Path(word) for word in dict.fromkeys(chosen.overrides)]
+    comparisons = _compared(paths, chosen.gate)
+    if chosen.output is not None:
+        folder = Path(chosen.output)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            write_comparisons(folder, comparisons)
+        except OSError as error:
+            raise unwritable(folder, "--output", error) from None
+    if chosen.json:
+        print_json(list(map(comparison_dict, comparisons)))
+    else:
+        show_comparisons(comparisons)
+    return exit_code(comparisons)
+
+
+def _compared(paths: Sequence[Path], gate: str | None) -> list[Comparison]:
+    from bridge.runtime.compare.arm import read_arm
+    from bridge.runtime.compare.comparison import compare
+    from bridge.runtime.compare.gap import GATE, gate_of
+    from bridge.runtime.compare.logs import compare_logs
+
+    share = GATE
+    if gate is not None:
+        share = gate_of(gate)
+    logs = [path for path in paths if is_log(path)]
+    if not logs:
+        arms = []
+        for path in paths:
+            arm = read_arm(path)
+            if arm is not None:
+                arms.append(arm)
+        _require_several(len(arms))
+        return compare(arms, gate=share)
+    if len(logs) < len(paths):
+        rule = "compares runs of ours with each other, or logs with each other, got both"
+        raise RunConfigError(f"--runs: {rule}. Give the runs of one kind.")
+    described = described_logs(logs)
+    _require_several(len(described))
+    compared = [log.compared() for log in described]
+    return [compare_logs(compared, gate=share)]
+
+
+def _require_several(count: int) -> None:
+    if count < 2:
+        raise RunConfigError.of("--runs", "compares two runs or more", count, REMEDY)

@@ -1,0 +1,79 @@
+"""The foreign systems that `convert` reads and writes, by name, and the one that a document was written for.
+
+Importing this imports none of them.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from bridge.errors import PayloadError, close_matches, did_you_mean, listed
+from bridge.read.system_signs import candidates
+
+if TYPE_CHECKING:
+    from bridge.read.system import System
+    from bridge.read.text.document import Document
+
+MODULES = MappingProxyType(
+    {
+        "megatron-lm": "bridge.read.megatron_lm.importer",
+        "megatron-bridge": "bridge.read.megatron_bridge.importer",
+        "nemo1": "bridge.read.nemo.nemo1",
+        "nemo2": "bridge.read.nemo.nemo2",
+        "axolotl": "bridge.convert.axolotl",
+        "huggingface": "bridge.convert.huggingface",
+        "deepspeed": "bridge.read.deepspeed",
+    }
+)
+"""Name of a system -> its module, which ends with its `SYSTEM`."""
+CLOSE = 0.05
+"""Certainties this close are a tie."""
+
+
+def system(name: str) -> System:
+    """Return a system by its name, in either spelling.
+
+    Raises:
+        PayloadError: No system has the name; the nearest names are shown.
+    """
+    wanted = name.strip().lower().replace("_", "-")
+    if wanted not in MODULES:
+        hint = did_you_mean(close_matches(wanted, MODULES)) or f"Systems: {', '.join(MODULES)}."
+        raise PayloadError(f"no system is called {name!r}. {hint}")
+    found: System = import_module(MODULES[wanted]).SYSTEM
+    return found
+
+
+def all_systems() -> list[System]:
+    """Return every system, in the order of the table."""
+    return [system(name) for name in MODULES]
+
+
+def detect(document: Document, chosen: str | None = None) -> tuple[System, str]:
+    """Return the system that a document was written for, and the evidence as a clause behind "it".
+
+    Args:
+        document: The file.
+        chosen: The system that --from names, which overrules detection.
+
+    Raises:
+        PayloadError: No system has its signs, or two have them alike.
+    """
+    if chosen is not None:
+        return system(chosen), "was named with --from"
+    found = candidates(document)
+    if not found:
+        remedy = f"Name the system with --from: {', '.join(MODULES)}."
+        if document.kind == "python":
+            remedy = "Give a configuration."
+        rule = f"no system is recognised in this {document.kind} file"
+        raise PayloadError(f"{document.path}: {rule}. {remedy}")
+    first = found[0]
+    tied = [other for other in found if first.certainty - other.certainty < CLOSE]
+    if len(tied) > 1:
+        names = listed([candidate.system for candidate in tied])
+        reasons = "; ".join(f"{candidate.system}: it {candidate.evidence}" for candidate in tied)
+        raise PayloadError(f"{document.path}: could be {names} ({reasons}). Say which with --from.")
+    return system(first.system), first.evidence

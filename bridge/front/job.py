@@ -1,0 +1,156 @@
+"""`Job`: the run of a script as Hydra calls it, in the run folder that Hydra makes."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.types import RunMode
+from omegaconf import DictConfig
+
+from bridge.errors import BridgeError, RunConfigError, TrainingError
+from bridge.front.compose import given_of_job
+from bridge.front.decode import container, require_startable
+from bridge.front.errors import CRASH
+from bridge.front.loader import run_of
+from bridge.read.given_run import GivenRun
+from bridge.registry.hydra_group import own_environment
+from bridge.training.config import ConfigContainer
+
+StartRun = Callable[[Path], None]
+"""Starts a run that was checked, in its folder."""
+CheckRun = Callable[[ConfigContainer], StartRun]
+"""A script's check of a run. It writes no file, and returns the function that starts the run."""
+
+DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
+"""The errors of a disk that takes no more."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedRun:
+    """A run that can begin."""
+
+    config: ConfigContainer
+    start: StartRun
+
+
+class Job:
+    """The run of a script as Hydra calls it, in the run folder that Hydra made."""
+
+    def __init__(self, check: CheckRun, name: str) -> None:
+        # Hydra names the job after the last part of its function's module.
+        self.__module__ = f"{__name__}.{name}"
+        self.check = check
+        self.run: CheckedRun | None = None
+        """The run that was checked before Hydra started.
+
+        A job of a sweep has none: its run is that of the config which Hydra composed for it.
+        """
+        self.refused: BridgeError | None = None
+        """The error that ended the run which was checked before Hydra started."""
+
+    def __call__(self, config: DictConfig) -> None:
+        """Start the run of a config that Hydra composed."""
+        settings: Any = HydraConfig.get()
+        run_dir = Path(settings.runtime.output_dir)
+        run = self.run
+        try:
+            with own_environment():
+                if run is None:
+                    run = checked_run(given_of_job(config), self.check)
+                run_dir = Path(run.config.logging.run_dir or run_dir)
+                run.start(run_dir)
+        except Exception as raised:
+            error = _error_to_show(raised, run_dir)
+            if not isinstance(error, BridgeError):
+                error.add_note(f"{CRASH}{run_dir}")
+            elif self.run is not None:
+                self.refused = error
+                return
+            if settings.mode == RunMode.MULTIRUN:
+                _log_failure(error)
+                if run is None:
+                    _remove_empty(run_dir, settings.job.name)
+            if error is raised:
+                raise
+            raise error from raised
+
+
+def _log_failure(error: Exception) -> None:
+    """Log why a job of a sweep failed.
+
+    Hydra shows the first failure only, and after the last job.
+    """
+    traceback = None
+    if not isinstance(error, BridgeError):
+        traceback = error
+    log.log(logging.ERROR, "This job failed. %s", error, exc_info=traceback)
+
+
+def _remove_empty(run_dir: Path, job_name: str) -> None:
+    """Remove the run folder that Hydra made for a job which was refused, unless it has files."""
+    names = {path.name for path in run_dir.iterdir()}
+    if names <= {".hydra", f"{job_name}.log"}:
+        shutil.rmtree(run_dir)
+
+
+def _error_to_show(error: Exception, run_dir: Path) -> Exception:
+    """Return the error to show: one sentence where a file of the run could not be written.
+
+    On a full disk the end of a run fails too: the error that ended the run is shown where it is one
+    of ours.
+    """
+    if not isinstance(error, OSError) or error.errno not in DISK:
+        return error
+    earlier = error.__context__
+    while earlier is not None:
+        if isinstance(earlier, BridgeError):
+            return earlier
+        earlier = earlier.__context__
+    place = str(error.filename or run_dir)
+    rule = f"the files of the run must be written, got {place!r} ({error.strerror})"
+    return TrainingError(f"logging.run_dir: {rule}. Make room, or choose another folder.")
+
+
+def is_first_process() -> bool:
+    """Return whether this process is the one that writes about the run."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def checked_run(composed: GivenRun, check: CheckRun) -> CheckedRun:
+    """Return a composed run that passes every check, and make its folder where one is named.
+
+    Raises:
+        BridgeError: The run cannot begin.
+    """
+    run, problems = run_of(composed)
+    config = container(run, problems)
+    start = check(config)
+    require_startable(config, run, problems)
+    folder = config.logging.run_dir
+    if folder is not None and is_first_process():
+        make_run_dir(folder)
+    return CheckedRun(config=config, start=start)
+
+
+def make_run_dir(folder: str) -> None:
+    """Make the folder of a run; RunConfigError where that is refused, or it takes no file."""
+    rule = None
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        rule = f"cannot be made ({(error.strerror or 'an error').lower()})"
+    else:
+        if not os.access(folder, os.W_OK):
+            rule = "cannot be written"
+    if rule is not None:
+        raise RunConfigError.of("logging.run_dir", rule, folder, "Give another folder.")

@@ -1,0 +1,41 @@
+"""`list_of`: the list of numbers that a field of Megatron's states as an expression of Python.
+
+``moe_layer_freq`` and its kind are stated so: ``([0]*3+[1]*58)``.
+"""
+
+import ast
+from contextlib import suppress
+from typing import Any
+
+LONGEST_LIST = 100_000
+"""The limit of a repeated list; a slip in a count would fill the memory."""
+
+
+def list_of(expression: str) -> Any:
+    """Return the list that an expression such as ``([0]*3+[1]*58)`` stands for.
+
+    It is None for an expression of another form, which is not evaluated.
+    """
+    with suppress(ValueError, SyntaxError, TypeError):
+        return _value(ast.parse(expression, mode="eval").body)
+    return None
+
+
+def _value(node: ast.expr) -> Any:
+    """Return the number or list of a part of an expression; ValueError for any other part."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, int):
+        return node.value
+    if isinstance(node, ast.List):
+        return list(map(_value, node.elts))
+    if isinstance(node, ast.BinOp):
+        left, right = _value(node.left), _value(node.right)
+        lists = [part for part in (left, right) if isinstance(part, list)]
+        if isinstance(node.op, ast.Add) and len(lists) == 2:
+            return left + right
+        if isinstance(node.op, ast.Mult) and len(lists) == 1:
+            times = left
+            if isinstance(left, list):
+                times = right
+            if len(lists[0]) * times < LONGEST_LIST:
+                return left * right
+    raise ValueError("no number, list, sum of lists or repeated list")

@@ -1,0 +1,144 @@
+"""`Workload`: the tokens that a rank works on at a time, and the parts that it recomputes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from bridge.errors import RunConfigError
+from bridge.model.section import Section, read_section
+
+FUSING = (
+    "bias_activation_fusion",
+    "use_fused_weighted_squared_relu",
+    "use_transformer_engine_op_fuser",
+)
+"""Fields under which the activation function is one kernel."""
+FUSED, LOCAL, UNFUSED = "fused", "local", "unfused"
+"""Cores of attention.
+
+`FUSED`: kernels that keep no scores. `LOCAL`: Megatron's DotProductAttention. `UNFUSED`:
+Transformer Engine's UnfusedDotProductAttention.
+"""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Workload:
+    """Tokens that a rank works on at a time, and the parts that it recomputes."""
+
+    seq_length: int = 0
+    """Tokens per sample before context parallelism; 0: activations are not counted."""
+    micro_batch_size: int = 1
+    micro_batches: int | None = None
+    """Micro-batches per step and rank; None: as many as fill the pipeline."""
+    group_size: int | None = None
+    """Micro-batches of an interleaved pipeline that pass a chunk before the next one.
+
+    None: as many as stages.
+    """
+    keeps_outputs: bool = True
+    """Whether a pipeline stage keeps the outputs that it sent (no `deallocate_pipeline_outputs`)."""
+    is_combined: bool = False
+    """Whether a forward and a backward pass run together (`overlap_moe_expert_parallel_comm`)."""
+    recompute: str = "none"
+    """`recompute_granularity`: none, selective or full."""
+    modules: tuple[str, ...] = ()
+    """The modules that selective recomputation runs again."""
+    method: str = "uniform"
+    """The layers that `full` groups: all (uniform), or the first of each chunk (block)."""
+    layers: int = 1
+    """Layers per group, or per block."""
+    hidden_dropout: bool = False
+    fused_activation: bool = False
+    """Whether one kernel computes the activation function and the experts' weights.
+
+    It keeps its input alone.
+    """
+    attention: str = FUSED
+    """The core of attention: `FUSED`, or one that keeps its scores, `LOCAL` or `UNFUSED`."""
+    attention_dropout: bool = False
+    softmax_in_fp32: bool = True
+    """Whether `LOCAL` computes the softmax in FP32 where its kernel does not run."""
+    fused_softmax: bool = True
+    """Whether `LOCAL` may run its kernel for scale, mask and softmax."""
+    loss: str = "unfused"
+    """The cross-entropy: unfused, native or te.
+
+    Megatron's two (`unfused`, and `native` of `cross_entropy_fusion_impl`) keep the softmax in FP32,
+    Transformer Engine's (`te`) the logits in their own dtype.
+    """
+
+    @classmethod
+    def of(cls, model: Any, train: Any = None, *, data_parallel: int = 1) -> Workload:
+        """Return the workload of model and training fields, or sections."""
+        model = read_section("model", model)
+        train = read_section("train", train)
+        micro_batch_size = _count("train.micro_batch_size", train, 1)
+        samples = _count("train.global_batch_size", train, 0, least=0)
+        micro_batches = None
+        if samples:
+            micro_batches = max(1, samples // (micro_batch_size * data_parallel))
+        recompute = model.given("recompute_granularity")
+        if recompute not in ("selective", "full"):
+            recompute = "none"
+        loss = "unfused"
+        if model.values["cross_entropy_loss_fusion"]:
+            loss = str(model.values["cross_entropy_fusion_impl"])
+        stages = _count("model.pipeline_model_parallel_size", model, 1)
+        return cls(
+            seq_length=_count("model.seq_length", model, 0, least=0),
+            micro_batch_size=micro_batch_size,
+            micro_batches=micro_batches,
+            group_size=_count("model.microbatch_group_size_per_vp_stage", model, stages),
+            keeps_outputs=not model.values["deallocate_pipeline_outputs"],
+            is_combined=bool(model.values["overlap_moe_expert_parallel_comm"]),
+            recompute=recompute,
+            modules=_recomputed(model),
+            method=model.given("recompute_method", "uniform"),
+            layers=_count("model.recompute_num_layers", model, 1),
+            hidden_dropout=model.values["hidden_dropout"] > 0,
+            fused_activation=any(model.values[name] for name in FUSING),
+            attention=_attention_of(model.values),
+            attention_dropout=model.values["attention_dropout"] > 0,
+            softmax_in_fp32=bool(model.values["attention_softmax_in_fp32"]),
+            fused_softmax=bool(model.values["masked_softmax_fusion"]),
+            loss=loss,
+        )
+
+
+def _recomputed(model: Section) -> tuple[str, ...]:
+    """Return the modules that selective recomputation runs again; none without it."""
+    names = model.given("recompute_modules", ("core_attn",))
+    if model.given("recompute_granularity") != "selective":
+        return ()
+    if isinstance(names, str):
+        names = (names,)
+    return tuple(map(str, names))
+
+
+def _attention_of(model: Mapping[str, Any]) -> str:
+    """Return the core of attention that a model's fields choose; `auto` is fused on a GPU."""
+    value = model["attention_backend"]
+    backend = str(getattr(value, "name", value)).lower()
+    if LOCAL in (model["transformer_impl"], backend):
+        return LOCAL
+    if backend == UNFUSED:
+        return UNFUSED
+    return FUSED
+
+
+def _count(path: str, section: Section, default: int, *, least: int = 1) -> int:
+    """Return a whole number of a section.
+
+    Raises:
+        RunConfigError: The value is no whole number, or too small.
+    """
+    number: int = section.given(path.partition(".")[2], default)
+    rule = f"must be a whole number of at least {least}"
+    for finding in section.malformed:
+        if finding.path == path:
+            raise RunConfigError(f"{path}: {rule}, got {finding.value!r}. Correct it.")
+    if number < least:
+        raise RunConfigError(f"{path}: {rule}, got {number!r}. Correct it.")
+    return number

@@ -1,0 +1,286 @@
+"""`DebugFeatures`: a features file of Transformer Engine's debugger, and what it changes in a layer.
+
+    tensor_inspect:
+      enabled: true
+      features:
+        fc1_in_bf16:
+          enabled: true
+          layers: {layer_name_regex_pattern: .*fc1.*}
+          transformer_engine: {DisableFP8Layer: {enabled: true}}
+
+The debugger knows a layer by its path with the layer's number in the whole model, from 1 on:
+``model.module.module.decoder.layers.3.mlp.linear_fc1``.
+
+Source: nvdlfw-inspect 0.2.2 config_manager.py and api.py, infer_and_assign_layer_names; Transformer
+Engine 2.20.2 debug/features and debug/pytorch/debug_quantization.py.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from bridge.errors import RunConfigError
+from bridge.precision.copies import HIGH, Copies, Copy, Pair
+from bridge.precision.schemes import GEMMS, WHOLE
+
+NAMESPACE = "transformer_engine"
+ENABLED = "enabled"
+HARMLESS = frozenset({"LogTensorStats", "LogFp8TensorStats", "LogNvfp4TensorStats", "DumpTensors"})
+"""Features that read tensors and change none."""
+WHOLE_LAYER = frozenset({"DisableFP8Layer", "DisableQuantizationLayer"})
+SINGLE_GEMMS = frozenset({"DisableFP8GEMM", "DisableQuantizationGEMM"})
+FAKE, PER_TENSOR = "FakeQuant", "PerTensorScaling"
+FOLLOWED = frozenset({*WHOLE_LAYER, *SINGLE_GEMMS, FAKE, PER_TENSOR})
+TENSORS = {"input": "activation", "weight": "weight", "grad_output": "gradient"}
+"""Operand -> its name in the debugger."""
+FAKE_FORMATS = {
+    "FP8E4M3": "e4m3",
+    "FP8E5M2": "e5m2",
+    "MXFP8E4M3": "e4m3 (mxfp8)",
+    "MXFP8E5M2": "e5m2 (mxfp8)",
+}
+"""`quant_format` of FakeQuant -> the format that values are rounded to."""
+NUMBER = re.compile(r"(?<!fc)\d+")
+"""The number of a layer in its name, as the debugger finds it: not that of fc1."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerChanges:
+    """The changes of the copies that a layer's GEMMs read."""
+
+    high_gemms: tuple[str, ...] = ()
+    """GEMMs that multiply in high precision."""
+    modified: tuple[tuple[str, str, str], ...] = ()
+    """GEMM, operand, and the format that it is rounded to; empty for a scale of the tensor."""
+
+    def applied_to(self, copies: Copies) -> Copies:
+        """Return the copies of a layer's operands after the changes."""
+        pairs = {}
+        for operand in TENSORS:
+            pair = copies.of(operand)
+            row = self._changed(pair.row, operand, columnwise=False)
+            column = self._changed(pair.column, operand, columnwise=True)
+            pairs[operand] = Pair(row=row, column=column)
+        return replace(
+            copies,
+            input=pairs["input"],
+            weight=pairs["weight"],
+            grad_output=pairs["grad_output"],
+        )
+
+    def _changed(self, copy: Copy, operand: str, *, columnwise: bool) -> Copy:
+        gemm = _reader(operand, columnwise=columnwise)
+        for changed_gemm, changed_operand, rounded_to in self.modified:
+            if (changed_gemm, changed_operand) != (gemm, operand):
+                continue
+            if rounded_to:
+                return Copy(rounded_to=rounded_to)
+            return Copy(scheme="tensorwise", format=copy.format, tile=WHOLE)
+        if gemm in self.high_gemms:
+            return HIGH
+        return copy
+
+
+def _reader(operand: str, *, columnwise: bool) -> str:
+    """Return the GEMM that reads one copy of an operand."""
+    for gemm in GEMMS.values():
+        is_left = (gemm.left, gemm.left_columnwise) == (operand, columnwise)
+        is_right = (gemm.right, gemm.right_columnwise) == (operand, columnwise)
+        if is_left or is_right:
+            return gemm.name
+    raise KeyError(operand)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeatureRow:
+    """One entry of the file: the layers that it takes, and its features."""
+
+    name: str
+    numbers: frozenset[int] | None = None
+    """Layers by number; None: not chosen by it. A -1 stands for all."""
+    types: tuple[str, ...] | None = None
+    """Parts of names; "all" stands for each."""
+    pattern: re.Pattern[str] | None = None
+    features: Mapping[str, Mapping[str, Any]]
+    """Feature -> its settings, of those that are on."""
+
+    def takes(self, layer: str) -> bool:
+        """Return whether the entry takes a layer of this name, as `is_layer_in_cfg` decides."""
+        if self.pattern is not None:
+            return self.pattern.search(layer) is not None
+        if self.numbers is None and self.types is None:
+            return False
+        return self._has_number(layer) and self._has_type(layer)
+
+    def _has_number(self, layer: str) -> bool:
+        if self.numbers is None:
+            return True
+        numbers = NUMBER.findall(layer)
+        if len(numbers) != 1:
+            rule = f"layer_numbers needs one number in each layer's name, and {layer} has other"
+            raise _fault(self.name, rule)
+        return -1 in self.numbers or int(numbers[0]) in self.numbers
+
+    def _has_type(self, layer: str) -> bool:
+        if self.types is None:
+            return True
+        return "all" in self.types or any(part in layer for part in self.types)
+
+    @property
+    def changes(self) -> LayerChanges:
+        """The changes of the layers that the entry takes."""
+        high: dict[str, None] = {}
+        modified: dict[tuple[str, str, str], None] = {}
+        for name, settings in self.features.items():
+            if name in WHOLE_LAYER:
+                high.update(dict.fromkeys(GEMMS))
+            elif name in SINGLE_GEMMS:
+                high.update(dict.fromkeys(gemm for gemm, _ in _gemms_of(settings)))
+            elif name in (FAKE, PER_TENSOR):
+                for gemm, of_gemm in _gemms_of(settings):
+                    if name == FAKE:
+                        high[gemm] = None
+                    for operand, rounded_to in self._operands_of(name, of_gemm):
+                        modified[gemm, operand, rounded_to] = None
+        return LayerChanges(high_gemms=tuple(high), modified=tuple(modified))
+
+    def _operands_of(self, name: str, settings: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        for tensor, of_tensor in _tensors_of(settings):
+            rounded_to = ""
+            if name == FAKE:
+                chosen = of_tensor.get("quant_format", settings.get("quant_format"))
+                if chosen not in FAKE_FORMATS:
+                    rule = f"quant_format must be one of {', '.join(FAKE_FORMATS)}"
+                    raise _fault(f"{self.name}.{name}", f"{rule}, got {chosen!r}")
+                rounded_to = FAKE_FORMATS[chosen]
+            for operand, theirs in TENSORS.items():
+                if theirs == tensor:
+                    yield operand, rounded_to
+
+
+def _gemms_of(settings: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield each GEMM that a feature names, with the settings for it."""
+    for row in settings.get("gemms_struct") or ():
+        if isinstance(row, Mapping):
+            yield str(row.get("gemm")), {**settings, **row}
+    if "gemms_struct" not in settings:
+        for gemm in settings.get("gemms") or ():
+            yield str(gemm), settings
+
+
+def _tensors_of(settings: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield each tensor that a feature names, with the settings for it."""
+    for row in settings.get("tensors_struct") or ():
+        if isinstance(row, Mapping):
+            yield str(row.get("tensor")), row
+    if "tensors_struct" not in settings:
+        for tensor in settings.get("tensors") or ():
+            yield str(tensor), settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class DebugFeatures:
+    """The entries of a features file that are on."""
+
+    rows: tuple[FeatureRow, ...]
+
+    @classmethod
+    def of(cls, content: Any) -> DebugFeatures:
+        """Return the features of a file's content.
+
+        Raises:
+            RunConfigError: The debugger refuses such a file.
+        """
+        rows = []
+        if isinstance(content, Mapping):
+            for name, entry in content.items():
+                if isinstance(entry, Mapping) and entry.get(ENABLED, True):
+                    rows.append(_row(str(name), entry))
+        return cls(rows=tuple(rows))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The features that are on and change what layers compute, once each."""
+        names: dict[str, None] = {}
+        for row in self.rows:
+            for name in row.features:
+                if name not in HARMLESS:
+                    names[name] = None
+        return tuple(names)
+
+    def changes_of(self, layer: str) -> LayerChanges | None:
+        """Return the changes of a layer by its name; None: it computes as without the debugger.
+
+        Raises:
+            RunConfigError: Two entries take the layer, which the debugger refuses.
+        """
+        taking = [row for row in self.rows if row.features and row.takes(layer)]
+        if len(taking) > 1:
+            raise _fault(f"{taking[0].name} and {taking[1].name}", f"both take the layer {layer}")
+        for row in taking:
+            changes = row.changes
+            if changes != LayerChanges():
+                return changes
+        return None
+
+    def scales_tensors(self, layer: str) -> bool:
+        """Return whether `PerTensorScaling` acts on a layer."""
+        return any(PER_TENSOR in row.features and row.takes(layer) for row in self.rows)
+
+
+def _row(name: str, entry: Mapping[str, Any]) -> FeatureRow:
+    layers = entry.get("layers")
+    if not isinstance(layers, Mapping):
+        layers = {}
+    if layers.get("exact_layer_names") is not None:
+        rule = "exact_layer_names ends a run at the first layer that is not in the list"
+        raise _fault(name, rule)
+    pattern = None
+    if layers.get("layer_name_regex_pattern") is not None:
+        pattern = _compiled(name, str(layers["layer_name_regex_pattern"]))
+    types = layers.get("layer_types")
+    if types is not None:
+        types = tuple(map(str, types))
+    features: dict[str, Mapping[str, Any]] = {}
+    chosen = entry.get(NAMESPACE)
+    if isinstance(chosen, Mapping):
+        for feature, settings in chosen.items():
+            is_on = not isinstance(settings, Mapping) or settings.get(ENABLED, True)
+            if feature == ENABLED or not is_on:
+                continue
+            features[str(feature)] = settings if isinstance(settings, Mapping) else {}
+    numbers = _numbers(name, layers.get("layer_numbers"))
+    return FeatureRow(name=name, numbers=numbers, types=types, pattern=pattern, features=features)
+
+
+def _compiled(name: str, pattern: str) -> re.Pattern[str]:
+    try:
+        return re.compile(pattern)
+    except re.error as error:
+        rule = f"layer_name_regex_pattern is no regular expression ({error}): {pattern!r}"
+        raise _fault(name, rule) from None
+
+
+def _numbers(name: str, value: Any) -> frozenset[int] | None:
+    """Return the layers of `layer_numbers`, whose ranges are "2-5"; None where it is absent."""
+    if value is None:
+        return None
+    if value == "all" or (isinstance(value, list) and "all" in value):
+        return frozenset({-1})
+    if not isinstance(value, list):
+        raise _fault(name, f"layer_numbers must be a list, got {value!r}")
+    numbers: set[int] = set()
+    for part in value:
+        first, _, last = str(part).partition("-")
+        if not first.isdecimal() or not (last or first).isdecimal():
+            raise _fault(name, f"layer_numbers has numbers and ranges such as 2-5, got {part!r}")
+        numbers.update(range(int(first), int(last or first) + 1))
+    return frozenset(numbers)
+
+
+def _fault(name: str, rule: str) -> RunConfigError:
+    path = f"debug features, {name}"
+    return RunConfigError(f"{path}: {rule}. nvdlfw-inspect 0.2.2 raises an error.", path=path)

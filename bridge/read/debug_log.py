@@ -1,0 +1,188 @@
+"""`read_debug_log`: the statistics that Transformer Engine's debugger logged, as rows of a run's own.
+
+    2026-11-29 22:04:01,123 - INFO - model.module.module.decoder.layers.2.mlp.linear_fc1_activation_underflows%
+        iteration=000100        value=0.4213
+
+Each line is one statistic of one tensor of one layer at one step, in a file per rank. Values have
+four decimals: a statistic of 0.0000 can be anything below 0.00005, so an amax, a scale or a squared
+error of 0.0000 counts as unknown. Experts of a grouped layer are one row, of the worst of them.
+
+Source: nvdlfw-inspect 0.2.2 logging.py, FileLogger.log_scalar; Transformer Engine 2.20.2
+debug/features/utils/stats_buffer.py and stats_computation.py.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from bridge.errors import RunConfigError
+from bridge.precision import strict_yaml
+from bridge.precision.debug_features import TENSORS
+from bridge.runtime.audit.quantisation import OPERANDS, QuantisationRow
+
+if TYPE_CHECKING:
+    from bridge.plan.precision_plan import PrecisionPlan
+
+FOLDER = "nvdlfw_inspect_statistics_logs"
+FILES = "*_globalrank-*.log"
+MAX_BYTES = 256 * 2**20
+LINE = re.compile(r" - INFO - (\S+)\s+iteration=(\d+)\s+value=(\S+)$")
+NAME = re.compile(r"(?P<layer>.+)_(?P<tensor>activation|weight|gradient)_(?P<stat>[^.]+)$")
+LAYER = re.compile(r"(?P<mtp>\bmtp\.)?\blayers\.(?P<number>\d+)\.(?P<path>.+?)(\.gemm_\d+)?$")
+PARENTS = re.compile(r"^(mtp_model_layer\.|transformer_layer\.)?(self_attention\.|mlp\.|mixer\.)?")
+"""Modules around the linear layers of a layer, which the plan leaves out of their names."""
+OPERAND_OF = {theirs: operand for operand, theirs in TENSORS.items()}
+OWN_PREFIX = "nvfp4_"
+"""Beginning of the statistics of NVFP4; those of the other schemes have the plain name."""
+SMALLEST_KEPT = 0.00005
+WORST_IS_SMALL = frozenset({"scale_inv_min"})
+
+
+class _Place(NamedTuple):
+    """The operand that a statistic is about."""
+
+    step: int
+    layer: int
+    module: str
+    operand: str
+
+
+@dataclass(kw_only=True)
+class _Operand:
+    """The statistics of one operand of one layer at one step."""
+
+    values: dict[str, float] = field(default_factory=dict)
+
+    def add(self, stat: str, value: float) -> None:
+        known = self.values.get(stat)
+        if known is None:
+            self.values[stat] = value
+        elif stat in WORST_IS_SMALL:
+            self.values[stat] = min(known, value)
+        else:
+            self.values[stat] = max(known, value)
+
+    def share(self, stat: str) -> float:
+        """Return a percentage as a share; NaN where it was not logged."""
+        return self.values.get(stat, math.nan) / 100
+
+    def positive(self, stat: str) -> float:
+        """Return a value above zero; NaN where it is not known."""
+        value = self.values.get(stat, math.nan)
+        if value < SMALLEST_KEPT:
+            return math.nan
+        return value
+
+    @property
+    def scale(self) -> float | None:
+        """The factor of the whole tensor; None where tiles have their own, or it is not known."""
+        smallest, largest = self.positive("scale_inv_min"), self.positive("scale_inv_max")
+        if smallest == largest:
+            return 1 / largest
+        return None
+
+    @property
+    def sqnr_db(self) -> float:
+        """Ratio of the mean square of the tensor to that of the error; NaN where not known."""
+        mean = self.values.get("mean", math.nan)
+        deviation = self.values.get("std", math.nan)
+        ratio = (mean**2 + deviation**2) / self.positive("mse")
+        if not ratio > 0:
+            return math.nan
+        return 10 * math.log10(ratio)
+
+
+def read_debug_log(folder: Path, plan: PrecisionPlan | None = None) -> list[QuantisationRow]:
+    """Return the rows of a folder of logs, in the order of steps and layers.
+
+    Args:
+        folder: The debugger's log folder, or the folder of statistics in it.
+        plan: The plan of the run, which knows the formats of the operands; None: formats are empty.
+
+    Raises:
+        RunConfigError: The folder has no statistics.
+    """
+    operands: dict[_Place, _Operand] = {}
+    prediction: dict[_Place, _Operand] = {}
+    for path in _files(folder):
+        content = strict_yaml.read_bytes(path, error=RunConfigError, limit=MAX_BYTES)
+        for line in content.decode(errors="replace").splitlines():
+            _add(line, operands, prediction)
+    last_layer = max((place.layer for place in operands), default=0)
+    for place, found in prediction.items():
+        operands[place._replace(layer=last_layer + place.layer)] = found
+    if not operands:
+        rule = "has no statistics of quantised tensors"
+        remedy = "Log LogFp8TensorStats or LogNvfp4TensorStats, and call debug_api.step()."
+        raise RunConfigError.of("--debug-log", rule, str(folder), remedy)
+    rows = [_row(place, found, _format(plan, place)) for place, found in operands.items()]
+    rows.sort(key=lambda row: (row.step, row.layer, row.module, OPERANDS.index(row.operand)))
+    return rows
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    if (folder / FOLDER).is_dir():
+        folder = folder / FOLDER
+    yield from sorted(folder.glob(FILES))
+
+
+def _add(
+    line: str,
+    operands: dict[_Place, _Operand],
+    prediction: dict[_Place, _Operand],
+) -> None:
+    """Add the statistic of a line, if it has one of a linear layer's operand."""
+    logged = LINE.search(line)
+    if logged is None:
+        return
+    named = NAME.fullmatch(logged[1])
+    if named is None:
+        return
+    found = LAYER.search(named["layer"])
+    if found is None:
+        return
+    place = _Place(
+        step=int(logged[2]),
+        layer=int(found["number"]),
+        module=PARENTS.sub("", found["path"]),
+        operand=OPERAND_OF[named["tensor"]],
+    )
+    kept = operands
+    if found["mtp"] is not None:
+        kept = prediction
+    try:
+        value = float(logged[3])
+    except ValueError:
+        return
+    kept.setdefault(place, _Operand()).add(named["stat"].removeprefix(OWN_PREFIX), value)
+
+
+def _row(place: _Place, found: _Operand, format_: str) -> QuantisationRow:
+    return QuantisationRow(
+        **place._asdict(),
+        format=format_,
+        amax=found.positive("cur_amax"),
+        scale=found.scale,
+        underflow=found.share("underflows%"),
+        saturated=found.share("overflows%"),
+        sqnr_db=found.sqnr_db,
+    )
+
+
+def _format(plan: PrecisionPlan | None, place: _Place) -> str:
+    """Return the format of the row-wise copy of an operand in the plan; empty without a plan."""
+    layer = None
+    if plan is not None:
+        layer = plan.by_label.get(str(place.layer))
+    if layer is None:
+        return ""
+    for module in layer.modules:
+        row = module.row(place.operand)
+        if module.name == place.module and row is not None:
+            return row.format.partition(" / ")[0]
+    return ""

@@ -1,0 +1,322 @@
+"""The training framework that a file or a launch belongs to, by signs that only this framework has.
+
+    recognise_file(document)      # a Python program by its imports, a configuration by its settings
+    recognise_launch(launch)      # `python examples/run_grpo.py policy.precision=...` is NeMo RL
+    recognise_first(launches)     # the framework of the first launch that has one
+
+A sign is an import, a started program, a launcher, the path of a class, or settings that only the
+framework has; no sign is a part of a word. `rows/frameworks.yaml` has the signs of each framework,
+and says whether its files are read, here or by `convert`.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from pathlib import PurePosixPath
+from shlex import quote
+from typing import TYPE_CHECKING, Any
+
+from bridge.read.document_signs import DocumentSign
+from bridge.read.row_files import rows
+
+if TYPE_CHECKING:
+    from bridge.read.launch.launches import Launch
+    from bridge.read.text.document import Document
+
+TARGET = "_target_"
+"""Key of a mapping that names a class."""
+DEEPEST = 8
+"""Mappings within each other in which the path of a class is looked for."""
+CONVERTED = (
+    "{path}: looks like {name} (it {evidence}), which {runs}. `check`, `plan` and `memory` do not read it; "
+    "`precision-bridge convert {quoted}` reads what it states of the precision."
+)
+READ = (
+    "{path}: looks like {name} (it {evidence}), which {runs}. `check`, `plan` and `memory` read it, and `convert` does "
+    "not."
+)
+UNREAD = "{path}: looks like {name} (it {evidence}), which {runs}. No command reads it, `convert` neither."
+
+
+@dataclass(frozen=True, kw_only=True)
+class Framework:
+    """The framework of a file or a launch, and how it was recognised."""
+
+    name: str
+    evidence: str
+    """The sign, as a clause behind "it"."""
+    runs: str
+    """What a run of it trains on, as a clause behind "which"."""
+    is_converted: bool = False
+    """Whether `convert` reads what the file states of the precision."""
+    yields: bool = False
+    """Whether a system that reads the command line goes before it."""
+    is_read: bool = False
+    """Whether `check`, `plan` and `memory` read the file."""
+    table: str = ""
+    """Its table in `bridge.read.framework` by which launches are read; empty where they are not read."""
+    tree: str = ""
+    """Its table there by which files with settings of its own are read; empty where they are not read."""
+
+    def refusal(self, path: str) -> str:
+        """Return the sentences with which every command that does not read the file refuses it."""
+        template = UNREAD
+        if self.is_read or self.tree:
+            template = READ
+        elif self.is_converted:
+            template = CONVERTED
+        return template.format(
+            path=path, quoted=quote(path), name=self.name, evidence=self.evidence, runs=self.runs
+        )
+
+
+class _FileSign:
+    """One row of `files`: settings of a YAML, JSON or TOML file, and what such a file's run is."""
+
+    OF_THE_RUN = ("runs", "converts", "reads", "tree")
+    """Columns that are no signs."""
+
+    def __init__(self, columns: Mapping[str, Any], framework: _FrameworkSigns) -> None:
+        self.runs: str = columns.get("runs", framework.runs)
+        self.is_converted: bool = columns.get("converts", framework.is_converted)
+        self.is_read: bool = columns.get("reads", False)
+        self.tree: str = columns.get("tree", framework.tree)
+        signs = {name: value for name, value in columns.items() if name not in self.OF_THE_RUN}
+        self.sign = DocumentSign({**signs, "certainty": 1.0})
+
+
+class _FrameworkSigns:
+    """The signs of one framework, a row of `rows/frameworks.yaml` with its patterns compiled."""
+
+    def __init__(self, name: str, columns: Mapping[str, Any]) -> None:
+        self.name = name
+        self.runs: str = columns["runs"]
+        self.is_converted: bool = columns.get("converts", False)
+        self.shown_options = _words(columns, "shows")
+        self.yields: bool = columns.get("yields", False)
+        self.table: str = columns.get("table", "")
+        self.tree: str = columns.get("tree", "")
+        self.needed_word = _pattern(columns, "words")
+        self.modules = _words(columns, "modules")
+        self.classes = self.modules
+        if "classes" in columns:
+            self.classes = _words(columns, "classes")
+        self.launchers = _words(columns, "launchers")
+        self.programs = _pattern(columns, "programs", template=r"(?:{})\Z")
+        self.needed_argument = _pattern(columns, "with")
+        self.overrides = _pattern(columns, "overrides")
+        self.files = [_FileSign(row, self) for row in columns.get("files", ())]
+
+    def recognised_by(self, evidence: str) -> Framework:
+        """Return the framework, recognised by a sign."""
+        return Framework(
+            name=self.name,
+            evidence=evidence,
+            runs=self.runs,
+            is_converted=self.is_converted,
+            yields=self.yields,
+            table=self.table,
+            tree=self.tree,
+        )
+
+    def of_launch(self, launch: Launch) -> Framework | None:
+        """Return the framework where a launch has a sign of it."""
+        if not self._has_needed_word(launch):
+            return None
+        evidence = (
+            self._launcher_evidence(launch)
+            or self._program_evidence(launch)
+            or self._override_evidence(launch)
+        )
+        if not evidence:
+            return None
+        return self.recognised_by(evidence)
+
+    def _has_needed_word(self, launch: Launch) -> bool:
+        if self.needed_word is None:
+            return True
+        return any(self.needed_word.search(word) for word in _all_words(launch))
+
+    def _launcher_evidence(self, launch: Launch) -> str:
+        """Return the clause about a launcher of the framework; empty without one."""
+        for word in launch.runner:
+            name = PurePosixPath(word).name
+            if name in self.launchers:
+                return f"starts with `{name}`"
+        return ""
+
+    def _program_evidence(self, launch: Launch) -> str:
+        """Return the clause about a program or a module of the framework; empty without one."""
+        if self.programs is not None:
+            match = self.programs.search(launch.program)
+            if match is not None and self._has_needed_argument(launch):
+                command = _command_shown(match[0].lstrip("/"), launch, self.shown_options)
+                return f"starts `{command}`"
+        if _package_of(launch.program, self.modules):
+            return f"starts `{launch.program}`"
+        return ""
+
+    def _has_needed_argument(self, launch: Launch) -> bool:
+        if self.needed_argument is None:
+            return True
+        return any(self.needed_argument.fullmatch(word) for word in launch.arguments)
+
+    def _override_evidence(self, launch: Launch) -> str:
+        """Return the clause about an argument that only the framework takes; empty without one."""
+        if self.overrides is None:
+            return ""
+        for word in launch.arguments:
+            if not self.overrides.fullmatch(word):
+                continue
+            name = word.partition("=")[0].lstrip("+")
+            if name.startswith("--"):
+                return f"has `{name}`, an option of its programs"
+            return f"has `{name}`, an override of its configuration"
+        return ""
+
+    def of_settings(self, document: Document, classes: Sequence[str]) -> Framework | None:
+        """Return the framework where the settings of a document, or the classes it names, are those of it."""
+        for file in self.files:
+            recognised = file.sign.recognise(document)
+            if recognised is not None:
+                return replace(
+                    self.recognised_by(recognised.evidence),
+                    runs=file.runs,
+                    is_converted=file.is_converted,
+                    is_read=file.is_read,
+                    tree=file.tree,
+                )
+        for path in classes:
+            if _package_of(path, self.classes):
+                return replace(self.recognised_by(f"names the class `{path}`"), tree="")
+        return None
+
+    def of_imports(self, modules: Sequence[str]) -> Framework | None:
+        """Return the framework where a program imports a package of it."""
+        for module in modules:
+            package = _package_of(module, self.modules)
+            if package:
+                return replace(self.recognised_by(f"imports `{package}`"), tree="")
+        return None
+
+
+def _words(columns: Mapping[str, Any], name: str) -> tuple[str, ...]:
+    """Return the words of a column."""
+    return tuple(str(columns.get(name, "")).split())
+
+
+def _pattern(columns: Mapping[str, Any], name: str, template: str = "{}") -> re.Pattern[str] | None:
+    """Return the compiled pattern of a column; None where the row does not have it."""
+    if name not in columns:
+        return None
+    return re.compile(template.format(columns[name]))
+
+
+def _all_words(launch: Launch) -> Iterator[str]:
+    """Yield the words of a launch, the values of its variables and the files that its script reads."""
+    yield launch.program
+    yield from launch.arguments
+    yield from launch.environment.values()
+    yield from launch.notes
+
+
+def _package_of(path: str, packages: Sequence[str]) -> str:
+    """Return the package in which a dotted path lies, or that it is; empty where it lies in none of them."""
+    for package in packages:
+        if path == package or path.startswith(f"{package}."):
+            return package
+    return ""
+
+
+def _command_shown(name: str, launch: Launch, shown_options: Sequence[str]) -> str:
+    """Return the command as people know it: the program with a telling option, or with what it is to do."""
+    for place, word in enumerate(launch.arguments):
+        option, equals, value = word.partition("=")
+        if option in shown_options:
+            if not equals:
+                value = "".join(launch.arguments[place + 1 : place + 2])
+            return f"{name} {option} {value}"
+    if name.endswith(".py") or not launch.arguments or launch.arguments[0].startswith("-"):
+        return name
+    return f"{name} {launch.arguments[0]}"
+
+
+@cache
+def _frameworks() -> tuple[_FrameworkSigns, ...]:
+    """Return the signs of every framework, in the order of the table."""
+    table = rows("frameworks")["frameworks"]
+    return tuple(_FrameworkSigns(name, columns) for name, columns in table.items())
+
+
+def recognise_file(document: Document) -> Framework | None:
+    """Return the framework whose file a document is.
+
+    It is None for a launch script, which may start several programs.
+    """
+    if document.kind == "python":
+        modules = imports_of(document.text)
+        for signs in _frameworks():
+            framework = signs.of_imports(modules)
+            if framework is not None:
+                return framework
+        return None
+    classes = list(dict.fromkeys(classes_in(document.mapping)))
+    for signs in _frameworks():
+        framework = signs.of_settings(document, classes)
+        if framework is not None:
+            return framework
+    return None
+
+
+def recognise_launch(launch: Launch) -> Framework | None:
+    """Return the framework of which a launch is a start."""
+    for signs in _frameworks():
+        framework = signs.of_launch(launch)
+        if framework is not None:
+            return framework
+    return None
+
+
+def recognise_first(launches: Iterable[Launch]) -> Framework | None:
+    """Return the framework of the first launch that has one."""
+    for launch in launches:
+        framework = recognise_launch(launch)
+        if framework is not None:
+            return framework
+    return None
+
+
+@lru_cache(maxsize=16)
+def imports_of(text: str) -> tuple[str, ...]:
+    """Return the modules that a Python program imports, in order; none where the text is no Python."""
+    try:
+        nodes = list(ast.walk(ast.parse(text)))
+    except (SyntaxError, RecursionError, MemoryError, ValueError):
+        return ()
+    modules: dict[str, None] = {}
+    for node in nodes:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                modules[alias.name] = None
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            modules[node.module] = None
+    return tuple(modules)
+
+
+def classes_in(value: object, depth: int = DEEPEST) -> Iterator[str]:
+    """Yield the paths of classes that a configuration names, the outer ones first."""
+    if not depth:
+        return
+    if isinstance(value, Mapping):
+        target = value.get(TARGET)
+        if isinstance(target, str):
+            yield target
+        for inner in value.values():
+            yield from classes_in(inner, depth - 1)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from classes_in(inner, depth - 1)

@@ -1,0 +1,65 @@
+"""`CountedLoop`: the header of a loop that counts, `for ((i = 0; i < N; i++))`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Self
+
+from bridge.read.launch.arithmetic import computed
+from bridge.read.launch.script import text_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from tree_sitter import Node
+
+MAX_TURNS = 256
+
+
+@dataclass(frozen=True, kw_only=True)
+class CountedLoop:
+    """A loop whose counter goes up by one."""
+
+    counter: str
+    start: str
+    """The first value, an expression."""
+    condition: str
+
+    @classmethod
+    def of(cls, node: Node) -> Self | None:
+        """Return the header of a loop; None for a loop that does not count up by one."""
+        if node.type != "c_style_for_statement":
+            return None
+        start = _without_blanks(node.child_by_field_name("initializer"))
+        condition = _without_blanks(node.child_by_field_name("condition"))
+        step = _without_blanks(node.child_by_field_name("update"))
+        counter, sign, first = start.partition("=")
+        if not sign or step not in (f"{counter}++", f"++{counter}", f"{counter}+=1"):
+            return None
+        return cls(counter=counter, start=first, condition=condition)
+
+    def values(self, known: Mapping[str, Mapping[int, str]]) -> list[str] | None:
+        """Return the values of the counter in the turns.
+
+        It is None where only the run knows a value, and where there are too many turns.
+
+        Args:
+            known: The elements of each variable that the script has set.
+        """
+        first = computed(f"$(({self.start}))", known)
+        if first is None:
+            return None
+        values: list[str] = []
+        while len(values) <= MAX_TURNS:
+            value = str(int(first) + len(values))
+            holds = computed(f"$(({self.condition}))", {**known, self.counter: {0: value}})
+            if holds is None:
+                return None
+            if holds == "0":
+                return values
+            values.append(value)
+        return None
+
+
+def _without_blanks(node: Node | None) -> str:
+    return "".join(text_of(node).split())

@@ -1,0 +1,264 @@
+"""`Loops`: `for`, `while` and `until`.
+
+The body is read once, and notes what it starts. What the loop leaves behind in variables is known
+where its words are constants: then the body is read again with each of them. Otherwise each value
+that a second turn changes is one that only the run knows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from bridge.read.launch.branches import Branches
+from bridge.read.launch.conditions import Answer
+from bridge.read.launch.counted_loop import CountedLoop
+from bridge.read.launch.reading import Arm
+from bridge.read.launch.script import statements, text_of
+from bridge.read.launch.walk import MAX_REPEATED
+from bridge.read.launch.word import UNKNOWN, Word
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from tree_sitter import Node
+
+    from bridge.read.launch.launches import Launch
+    from bridge.read.launch.shell import State
+
+MAX_WORDS = 64
+"""Of a loop that is read with each of its words."""
+KINDS = frozenset({"for_statement", "while_statement", "c_style_for_statement"})
+
+
+class Loops(Branches):
+    """The loops of a script."""
+
+    def __init__(
+        self, stated: Mapping[str, str], answers: Mapping[str, bool], *, is_lenient: bool
+    ) -> None:
+        super().__init__(stated, answers, is_lenient=is_lenient)
+        self.levels = 0
+        """How many loops `break` or `continue` ends."""
+        self.loops = 0
+        """Loops of the function around the command."""
+        self.readers |= dict.fromkeys(KINDS, self._loop)
+
+    def _loop(self, node: Node) -> None:
+        """Read a loop of any kind."""
+        body = node.children_by_field_name("body")
+        variables = [*map(text_of, node.children_by_field_name("variable"))]
+        if variables:
+            self._for(node, body, variables)
+        elif node.type == "while_statement":
+            self._while(node, body)
+        else:
+            self._for_with_header(node, body)
+
+    def _for(self, node: Node, body: Sequence[Node], variables: Sequence[str]) -> None:
+        """Read `for NAME in WORDS`."""
+        words = self._words_of(node)
+        if words == []:
+            return
+        before = self.state()
+        for variable in variables:
+            self.set(variable, [f"${variable}"])
+        goes_on = self._turn(body)
+        if not self._is_changed(before, variables):
+            return
+        if words is not None:
+            self._repeat(before, body, variables[0], words)
+        else:
+            self._resolve(before, node, body, goes_on=goes_on, has_a_turn=False)
+
+    def _while(self, node: Node, body: Sequence[Node]) -> None:
+        """Read `while CONDITION` or `until CONDITION`."""
+        answer = self._condition(node)
+        has_a_turn = not answer.is_free
+        if has_a_turn and not answer.holds:
+            return
+        self._unknown_turns(node, body, has_a_turn=has_a_turn)
+
+    def _for_with_header(self, node: Node, body: Sequence[Node]) -> None:
+        """Read `for ((START; CONDITION; STEP))`."""
+        counted = CountedLoop.of(node)
+        if counted is not None and self._counted(counted, body):
+            return
+        header, _, _ = text_of(node).partition("do")
+        self.compute(header)
+        self._unknown_turns(node, body, has_a_turn=False)
+
+    def _unknown_turns(self, node: Node, body: Sequence[Node], *, has_a_turn: bool) -> None:
+        """Read the body of a loop whose number of turns is not known."""
+        before = self.state()
+        goes_on = self._turn(body)
+        if self._is_changed(before, ()):
+            self._resolve(before, node, body, goes_on=goes_on, has_a_turn=has_a_turn)
+
+    def _counted(self, loop: CountedLoop, body: Sequence[Node]) -> bool:
+        """Read a loop that counts from a constant to another; return whether it is such a loop."""
+        before = self.state()
+        values = loop.values(self.values)
+        if values is None:
+            return False
+        if not values:
+            return True
+        self.set(loop.counter, [values[0]])
+        if not self._turn(body):
+            return True
+
+        def further_turns() -> None:
+            for value in values[1:]:
+                self.set(loop.counter, [value])
+                if not self._turn(body):
+                    return
+            self.set(loop.counter, [str(int(values[-1]) + 1)])
+
+        after_one_turn = self.state()
+        self._again(further_turns)
+        if self.repeated > MAX_REPEATED:
+            self.restore(after_one_turn)
+            self._forget_changed(before)
+        return True
+
+    def _words_of(self, node: Node) -> list[str] | None:
+        """Return the words of a `for`; None where only the run knows one of them."""
+        if any(child.type == "in" for child in node.children):
+            words = self.words(node.children_by_field_name("value"))
+        elif "@" in self.values:
+            words = self.elements_of("@")
+        else:
+            return None
+        if len(words) > MAX_WORDS:
+            return None
+        for text in words:
+            word = Word.of(text)
+            is_pattern = any(sign in text for sign in "*?[{")
+            if word.defaults or word.is_unknown or is_pattern:
+                return None
+        return words
+
+    def _condition(self, node: Node) -> Answer:
+        """Read the condition of `while` or `until`; return whether the body is read."""
+        condition = [child for child in statements(node) if child.type != "do_group"]
+        self.read_condition(condition)
+        answer = None
+        if condition:
+            answer = self.answer(condition[-1])
+        if answer is None or answer.is_free:
+            return Answer(holds=True)
+        if node.children[0].type == "until":
+            return answer.negated
+        return answer
+
+    def _turn(self, body: Sequence[Node]) -> bool:
+        """Read the body of a loop; return whether the loop goes on."""
+        self.loops += 1
+        self.run(body)
+        self.loops -= 1
+        if self.end not in ("break", "continue"):
+            return not self.end
+        goes_on = self.end == "continue" and self.levels <= 1
+        self.levels -= 1
+        if self.levels <= 0 or not self.loops:
+            self.end = ""
+        return goes_on
+
+    def _is_changed(self, before: State, loop_variables: Sequence[str]) -> bool:
+        """Return whether a turn has changed what is known, other than the variables of the loop."""
+        if self.exported != before.exported or self.functions != before.functions:
+            return True
+        now = self.values.copy()
+        for name in loop_variables:
+            now.pop(name, None)
+            if name in before.values:
+                now[name] = before.values[name]
+        return now != before.values
+
+    def _repeat(
+        self, before: State, body: Sequence[Node], variable: str, words: Sequence[str]
+    ) -> None:
+        """Read a loop again with each of its words, for the values that it leaves behind."""
+        after_one_turn = self.state()
+        end = self.end
+        self.restore(replace(before, values=before.values.copy()))
+        self.end = ""
+
+        def turns() -> None:
+            for word in words:
+                self.set(variable, [word])
+                if not self._turn(body):
+                    return
+
+        self._again(turns)
+        if self.repeated > MAX_REPEATED:
+            self.restore(after_one_turn)
+            self.end = end
+            self._forget_changed(before)
+
+    def _resolve(
+        self, before: State, node: Node, body: Sequence[Node], *, goes_on: bool, has_a_turn: bool
+    ) -> None:
+        """Make values that a further turn changes unknown.
+
+        Args:
+            before: The state before the loop.
+            node: The loop.
+            body: Its commands.
+            goes_on: Whether a turn may follow the one that was read.
+            has_a_turn: Whether the loop has at least one turn; otherwise it is a question.
+        """
+        first = self.state()
+        after = self.state()
+        end = self.end
+        further_body = body if goes_on else ()
+        self._again(lambda: self._turn(further_body))
+        second = self.state()
+        self.end = end
+        self.restore(after)
+        if self.repeated > MAX_REPEATED:
+            self._forget_changed(before)
+        for name in first.values.keys() | second.values.keys():
+            value = first.values.get(name)
+            is_unknown = value is not None and any(map(UNKNOWN.search, value.values()))
+            if value != second.values.get(name) and not is_unknown:
+                self.forget(name)
+        if has_a_turn:
+            return
+        header = " ".join(text_of(node).partition("\n")[0].partition(";")[0].split())
+        arm = Arm(
+            answer=Answer(holds=True), text=header, line=self.line_of(node), body=body, word="in"
+        )
+        if not self.holds(arm):
+            self.restore(before)
+        self.reading.ask(arm, taken=arm.label(holds=True))
+
+    def _forget_changed(self, before: State) -> None:
+        for name in [*self.values]:
+            if self.values[name] != before.values.get(name):
+                self.forget(name)
+
+    def _again(self, read: Callable[[], object]) -> None:
+        """Read commands again, for their variables alone.
+
+        A launch is added where its precision differs from that of each launch on its line.
+        """
+        before = self.reading
+        was_repeated = self.is_repeated
+        self.reading = before.copy()
+        self.is_repeated = True
+        read()
+        launches = self.reading.launches[len(before.launches) :]
+        self.reading = before
+        self.is_repeated = was_repeated
+        for launch in launches:
+            same_line = [other for other in before.launches if other.line == launch.line]
+            is_known = any(other.known == launch.known for other in same_line)
+            is_open = any(map(_is_open, (*same_line, launch)))
+            if not is_open and not is_known:
+                before.launches.append(launch)
+
+
+def _is_open(launch: Launch) -> bool:
+    """Return whether only the run decides an argument of a launch."""
+    return any(word.is_unknown for word in launch.arguments)

@@ -1,0 +1,73 @@
+"""`nested_script`: the script that a command hands to another shell.
+
+bash -c "torchrun pretrain.py"        with the environment of this shell
+ssh host "torchrun pretrain.py"       on another host, without it
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from bridge.read.launch.launches import QUIET, ROWS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+SHELLS = frozenset(ROWS["shells"].split())
+REMOTE_SHELLS = frozenset({"ssh", "sshpass"})
+PREFIXES = frozenset({"nohup", "timeout", "exec", "time", "sudo", "env", "setsid", "stdbuf"})
+"""Commands in front of a remote shell."""
+SHELL_OPTIONS_WITH_TEXT = re.compile(r"-\w*c")
+SSH_OPTIONS_WITH_VALUE = re.compile(r"-[46AaCfGgKkMNnqsTtVvXxYy]*[BbcDEeFIiJLlmOopQRSWw]")
+
+
+@dataclass(frozen=True, kw_only=True)
+class NestedScript:
+    """A script that a command hands to a shell."""
+
+    text: str
+    place: int
+    """The place of the shell among the words."""
+    is_elsewhere: bool = False
+    """Whether the shell runs on another host, which has none of the variables."""
+
+
+def nested_script(words: Sequence[str]) -> NestedScript | None:
+    """Return the script that a command hands to a shell; None for other commands."""
+    if words[0] in QUIET:
+        return None
+    for place, program in enumerate(words):
+        name = PurePosixPath(program).name
+        if name in REMOTE_SHELLS and (place == 0 or words[place - 1] in PREFIXES):
+            text = _behind_the_host(words[place + 1 :])
+            if not text:
+                return None
+            return NestedScript(text=text, place=place, is_elsewhere=True)
+        if name in SHELLS:
+            script = _behind_the_option(words[place + 1 :])
+            if script is not None:
+                return NestedScript(text=script, place=place)
+    return None
+
+
+def _behind_the_option(words: Sequence[str]) -> str | None:
+    """Return the text behind `-c` of a shell; None where the shell runs a file."""
+    for place, option in enumerate(words):
+        if SHELL_OPTIONS_WITH_TEXT.fullmatch(option) and place + 1 < len(words):
+            return words[place + 1]
+        if not option.startswith(("-", "+")) and option != "pipefail":
+            return None
+    return None
+
+
+def _behind_the_host(words: Sequence[str]) -> str:
+    """Return the command that `ssh [options] host command` runs; empty where there is none."""
+    rest = list(words)
+    while rest and rest[0].startswith("-"):
+        option = rest.pop(0)
+        if SSH_OPTIONS_WITH_VALUE.fullmatch(option):
+            rest = rest[1:]
+    return " ".join(rest[1:])

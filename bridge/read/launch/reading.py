@@ -1,0 +1,75 @@
+"""`Reading`: what a script was found to do: its launches, and the conditions that it does not decide."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from tree_sitter import Node
+
+    from bridge.read.launch.conditions import Answer
+    from bridge.read.launch.launches import Launch
+    from bridge.read.launch.word import Word
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """A condition with its answer, and the commands that it decides about."""
+
+    answer: Answer
+    text: str
+    """The condition as it is written."""
+    line: int
+    body: Sequence[Node]
+    word: str = "if"
+
+    def label(self, *, holds: bool) -> str:
+        """Return the name of the branch that is taken where the condition holds, or does not."""
+        word = self.word if holds else "not"
+        return f"line {self.line}, {word} {self.text}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """A condition that the file does not decide."""
+
+    arm: Arm
+    taken: str
+    """The name of the branch that the reading takes."""
+
+
+@dataclass(kw_only=True)
+class Reading:
+    """What a script was found to do up to the command that is read."""
+
+    launches: list[Launch] = field(default_factory=list)
+    notes: dict[str, None] = field(default_factory=dict)
+    """Parts that were not read, as nouns."""
+    questions: dict[object, Question] = field(default_factory=dict)
+    """Conditions that the file does not decide, each by its text or by the variable that it asks
+    for."""
+    files: dict[str, str] = field(default_factory=dict)
+    """Name of a file that `cat` has written from a here-document -> its text."""
+    stray: list[Word] = field(default_factory=list)
+    """Options that stand where a command should."""
+
+    def note(self, noun: str) -> None:
+        """Note something that was not read."""
+        self.notes[noun] = None
+
+    def ask(self, arm: Arm, *, taken: str) -> None:
+        """Add a condition that the file does not decide, unless the same was asked before."""
+        self.questions.setdefault(arm.answer.equal or arm.text, Question(arm=arm, taken=taken))
+
+    def copy(self) -> Reading:
+        """Return a copy that can be added to."""
+        return Reading(
+            launches=self.launches.copy(),
+            notes=self.notes.copy(),
+            questions=self.questions.copy(),
+            files=self.files.copy(),
+            stray=self.stray.copy(),
+        )

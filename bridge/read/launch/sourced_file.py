@@ -1,0 +1,62 @@
+"""`text_of_file`: the text of a file that a script names, found next to the script.
+
+source "$(dirname "$0")/../models/qwen3.sh"     # by the known end of the path
+source /opt/slime/scripts/models/qwen3.sh       # in the clone that the script lies in
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from bridge.errors import PayloadError
+from bridge.read.launch.word import UNKNOWN, Word
+from bridge.read.text.document import Document
+
+ABOVE = re.compile(r"\A\$\(\s*cd\s[^|;]*?/(?P<up>\.\.(?:/\.\.)*)/?[\"']?\s[^|;]*&&\s*pwd[^|;]*\)\Z")
+"""`$(cd "$(dirname "$0")/../.." && pwd)`, a folder above that of the script."""
+
+
+def text_of_file(script: str, word: Word) -> str | None:
+    """Return the text of a file that a script names; None where there is no such file.
+
+    Args:
+        script: The path of the script.
+        word: The file as the script names it. A part that only the run decides is taken for the
+            folder of the script, or for one above it.
+    """
+    name: str = word
+    unknown = [*UNKNOWN.finditer(word)]
+    if unknown:
+        name = word[unknown[-1].end() :].lstrip("/")
+    if not name or name.startswith("~"):
+        return None
+    if unknown:
+        above = ABOVE.search(unknown[-1][0])
+        if above is not None:
+            name = f"{above['up']}/{name}"
+    file: Path | None = Path(script).parent / name
+    if name.startswith("/"):
+        file = _in_the_clone(Path(script), name)
+    if file is None:
+        return None
+    try:
+        return Document.load(file).text
+    except (PayloadError, ValueError):
+        return None
+
+
+def _in_the_clone(script: Path, name: str) -> Path | None:
+    """Return the file of an absolute path (`/opt/slime/a/b.sh`) in the clone of a script.
+
+    The clone is the folder around the script whose name is a part of the path.
+    """
+    parts = Path(name).parts
+    for folder in script.resolve().parents:
+        if folder.name and folder.name in parts[1:-1]:
+            rest = parts[parts.index(folder.name) + 1 :]
+            file = folder.joinpath(*rest)
+            if file.is_file():
+                return file
+            return None
+    return None

@@ -1,0 +1,80 @@
+"""`read_logs`: the runs of a log, a folder of logs or an exported history."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from bridge.errors import UnreadFileError
+from bridge.precision import strict_yaml
+from bridge.read.logs import golden_values, megatron, mlflow, nemo_rl, rows, tensorboard
+from bridge.runtime.audit.run_log import RunLog
+
+MAX_BYTES = 512 * 2**20
+"""A line for each of a million steps is smaller."""
+READ = (
+    "the folder of a run of ours, the log that Megatron-LM, Megatron Bridge or NeMo-RL prints, "
+    "a TensorBoard folder, a history of W&B (CSV, JSON), an MLflow run (folder, CSV, JSON) or "
+    "golden values of Megatron-LM"
+)
+
+
+def read_logs(path: Path) -> list[RunLog]:
+    """Return the runs of a log; an export of a chart and a folder of folders may have several.
+
+    Raises:
+        UnreadFileError: It cannot be read, or is no log of a format that is known here.
+        MissingExtraError: TensorBoard's files need a package that is not installed.
+    """
+    if tensorboard.is_file_of(path):
+        return tensorboard.read(path, [path])
+    if path.is_dir():
+        return _read_folder(path)
+    data = strict_yaml.read_bytes(path, error=UnreadFileError, limit=MAX_BYTES)
+    if len(data) > MAX_BYTES:
+        size = f"{MAX_BYTES // 2**20} MiB"
+        raise UnreadFileError(f"{path}: a log must not be larger than {size}. Give a part of it.")
+    return _read_text(data.decode(errors="replace"), path)
+
+
+def _read_folder(path: Path) -> list[RunLog]:
+    runs = mlflow.runs_in(path)
+    if runs:
+        return mlflow.read(path, runs)
+    folders = tensorboard.folders_in(path)
+    if folders:
+        return tensorboard.read(path, folders)
+    raise _unread(path)
+
+
+def _read_text(text: str, path: Path) -> list[RunLog]:
+    if megatron.is_of(text):
+        return [megatron.read(text, path)]
+    if nemo_rl.is_of(text):
+        return [nemo_rl.read(text, path)]
+    if text.lstrip().startswith(("{", "[")):
+        return _read_json(text, path)
+    logs = rows.read_csv(text, path)
+    if logs is None:
+        raise _unread(path)
+    return logs
+
+
+def _read_json(text: str, path: Path) -> list[RunLog]:
+    content: Any
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError):
+        content = rows.lines_of_json(text)
+    if golden_values.is_of(content):
+        return [golden_values.read(content, path)]
+    logs = rows.read_json(content, path)
+    if logs is None:
+        raise _unread(path)
+    return logs
+
+
+def _unread(path: Path) -> UnreadFileError:
+    return UnreadFileError(
+        f"{path}: no run is read from it. Give {READ}.",
+        kind="it is no log of a known format",
+    )

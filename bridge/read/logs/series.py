@@ -1,0 +1,145 @@
+"""`log_of`: the series of a log as a `RunLog`, by the names in `metrics.yaml`.
+
+A series is the values of one metric by step. Every format of a log is read as series; which of
+them is the loss or the gradient norm is the table's matter.
+"""
+
+import math
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from bridge.errors import UnreadFileError
+from bridge.runtime.audit.run_log import LogRecord, RunLog
+
+Series = Mapping[str, Mapping[int, float]]
+"""Name of a metric -> step -> value."""
+
+MOST_NAMES = 6
+"""Metrics that a refusal names."""
+OF_RECORDS = (
+    "loss",
+    "grad_norm",
+    "loss_scale",
+    "learning_rate",
+    "skipped",
+    "seconds_per_step",
+    "tokens_per_second",
+    "tflops_per_gpu",
+)
+"""Figures of a training record."""
+
+
+@cache
+def _table() -> dict[str, list[dict[str, Any]]]:
+    text = resources.files("bridge.read.logs").joinpath("metrics.yaml").read_text(encoding="utf-8")
+    table: dict[str, list[dict[str, Any]]] = yaml.safe_load(text)
+    return table
+
+
+def figure_in(series: Series, figure: str) -> dict[int, float]:
+    """Return a figure by step, in the figure's unit; empty where no series is known as it."""
+    for row in _table()[figure]:
+        values = series.get(row["name"])
+        if values:
+            factor = row.get("times", 1)
+            return {step: value * factor for step, value in values.items()}
+    return {}
+
+
+def has_loss(series: Series) -> bool:
+    """Return whether one of the series is a training loss."""
+    return bool(figure_in(series, "loss"))
+
+
+def log_of(
+    series: Series,
+    *,
+    path: Path,
+    source: str,
+    name: str = "",
+    is_sampled: bool = True,
+    train_iters: int | None = None,
+    arguments: Mapping[str, Any] | None = None,
+    described_by: Path | None = None,
+    notes: tuple[str, ...] = (),
+) -> RunLog:
+    """Return the run that series show.
+
+    Args:
+        series: Every metric of the log, known or not.
+        path: The file or folder that was read.
+        source: The kind of log, with its article.
+        name: The run's name in the log; without one, that of the file or folder counts.
+        is_sampled: Whether a loss is that of its step alone.
+        train_iters: Steps that the run was to make.
+        arguments: Megatron-LM's arguments by name.
+        described_by: The file with these arguments.
+        notes: What was left out of the log, as sentences.
+
+    Raises:
+        UnreadFileError: None of the series is a training loss.
+    """
+    figures = {figure: figure_in(series, figure) for figure in OF_RECORDS}
+    losses = figures["loss"]
+    if not losses:
+        raise no_loss(path, source, series)
+    # TensorBoard and W&B count from 0; no figure of a step before the first is compared.
+    steps = {step for figure in ("loss", "skipped") for step in figures[figure] if step > 0}
+    records = []
+    for step in sorted(steps):
+        values = {figure: by_step.get(step) for figure, by_step in figures.items()}
+        skipped = values.pop("skipped")
+        records.append(LogRecord(step=step, skipped=step_of(skipped), **values))
+    if all(record.loss is None for record in records):
+        raise no_loss(path, source, series)
+    validation = figure_in(series, "validation_loss")
+    return RunLog(
+        path=path,
+        name=name or path.stem,
+        source=source,
+        train=tuple(records),
+        validation=tuple(sorted(validation.items())),
+        is_sampled=is_sampled,
+        train_iters=train_iters,
+        arguments=arguments or {},
+        described_by=described_by,
+        is_policy=bool(figure_in(series, "reward")),
+        notes=notes,
+    )
+
+
+def number(cell: object) -> float | None:
+    """Return a cell as a number; None for an empty cell and for text. "NaN" is a number."""
+    if isinstance(cell, bool) or not isinstance(cell, int | float | str):
+        return None
+    try:
+        return float(cell)
+    except (ValueError, OverflowError):
+        return None
+
+
+def step_of(cell: object) -> int | None:
+    """Return a cell as a step; None for one that is no finite number."""
+    value = number(cell)
+    if value is None or not math.isfinite(value):
+        return None
+    return int(value)
+
+
+def no_loss(path: Path, source: str, series: Series) -> UnreadFileError:
+    """Return the refusal of a log without a training loss, which names the metrics that it has."""
+    names = list(series)
+    shown = ", ".join(map(repr, names[:MOST_NAMES])) or "none"
+    if len(names) > MOST_NAMES:
+        shown += f" and {len(names) - MOST_NAMES} more"
+    known = ", ".join(repr(row["name"]) for row in _table()["loss"])
+    return UnreadFileError(
+        f"{path}: {source} must have a training loss ({known}), got the metrics {shown}. "
+        "Give a log with the loss.",
+        kind="it has no training loss",
+    )

@@ -1,0 +1,77 @@
+"""A folder of TensorBoard's event files, read by TensorBoard's own package.
+
+Each folder with event files is a run, as TensorBoard itself counts them. A folder with hyperparameters
+alone, which NeMo-RL writes too, is none.
+"""
+
+from pathlib import Path
+
+from bridge.extras import require_extra
+from bridge.read.logs.series import Series, has_loss, log_of, no_loss
+from bridge.runtime.audit.run_log import RunLog
+
+SOURCE = "a TensorBoard folder"
+PATTERN = "*tfevents*"
+GENERIC = ("tensorboard", "tb_logs", "tb", "logs", "events")
+"""Names of folders that say nothing of the run in them."""
+
+
+def folders_in(path: Path) -> list[Path]:
+    """Return the folders with event files, a path itself or below it."""
+    return sorted({file.parent for file in path.rglob(PATTERN)})
+
+
+def is_file_of(path: Path) -> bool:
+    """Return whether a file is one of TensorBoard's event files."""
+    return path.is_file() and "tfevents" in path.name
+
+
+def read(path: Path, folders: list[Path]) -> list[RunLog]:
+    """Return the runs of folders with event files, or of one such file.
+
+    Raises:
+        MissingExtraError: TensorBoard is not installed.
+        UnreadFileError: No run has a training loss.
+    """
+    require_extra("train", f"{path}: reading {SOURCE}")
+    logs = []
+    names: dict[str, dict[int, float]] = {}
+    for folder in folders:
+        series = _series(folder)
+        names.update({name: dict(values) for name, values in series.items()})
+        if has_loss(series):
+            logs.append(log_of(series, path=folder, source=SOURCE, name=_name(folder)))
+    if not logs:
+        raise no_loss(path, SOURCE, names)
+    return logs
+
+
+def _series(folder: Path) -> Series:
+    from tensorboard.backend.event_processing.event_accumulator import (  # heavy
+        SCALARS,
+        TENSORS,
+        EventAccumulator,
+    )
+    from tensorboard.util.tensor_util import make_ndarray
+
+    # 0 keeps every event; the default keeps 10,000 of a scalar.
+    events = EventAccumulator(str(folder), size_guidance={SCALARS: 0, TENSORS: 0})
+    events.Reload()
+    tags = events.Tags()
+    series: dict[str, dict[int, float]] = {}
+    for tag in tags[SCALARS]:
+        series[tag] = {event.step: event.value for event in events.Scalars(tag)}
+    for tag in tags[TENSORS]:  # a scalar of TensorFlow 2's writer
+        for event in events.Tensors(tag):
+            array = make_ndarray(event.tensor_proto)
+            if array.size == 1 and array.dtype.kind in "fiu":
+                series.setdefault(tag, {})[event.step] = float(array.item())
+    return series
+
+
+def _name(folder: Path) -> str:
+    if folder.is_file():
+        folder = folder.parent
+    if folder.name.lower() in GENERIC:
+        return folder.resolve().parent.name
+    return folder.resolve().name

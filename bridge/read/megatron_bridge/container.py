@@ -1,0 +1,299 @@
+"""`reading_of`: the container that a program of Megatron Bridge makes, as what its file says of a run.
+
+A field that a statement sets is stated, with the statement as its origin. A field that none sets has the default of its
+class, where the source of the class is at hand. What a checkpoint, a function that is not at hand or a condition
+decides is open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from bridge.preflight.file_reading import FileReading
+from bridge.read.framework.checkpoint import Checkpoint
+from bridge.read.keys import OWNERS, PRECISION
+from bridge.read.megatron_bridge import run
+from bridge.read.megatron_bridge.evaluator import Evaluator
+from bridge.read.megatron_bridge.importer import import_
+from bridge.read.megatron_bridge.known_calls import CHECKPOINT, CONFIG, is_of_checkpoint
+from bridge.read.megatron_bridge.library import BENCHMARK, PACKAGE
+from bridge.read.megatron_bridge.values import Class, Function, Name, Stated, Thing, Value, is_open
+from bridge.registry.registry import REGISTRY
+from bridge.target.fields import FIELDS
+
+CONTAINER = f"{PACKAGE}.training.config.ConfigContainer"
+OF_A_CHECKPOINT = f"{PACKAGE}.models.conversion.auto_bridge.AutoBridge"
+"""The class that stands for that of a checkpoint's model, which nobody knows here."""
+CONVERTED_TOO = (
+    "attention_backend",
+    "bias_activation_fusion",
+    "cross_entropy_fusion_impl",
+    "gradient_accumulation_fusion",
+    "init_method_std",
+    "moe_flex_dispatcher_backend",
+    "moe_permute_fusion",
+    "moe_shared_expert_overlap",
+    "moe_token_dispatcher_type",
+    "mtp_loss_scaling_factor",
+    "seq_length",
+)
+"""Fields of Megatron that the converters of checkpoints set, besides those of a framework with a converter of its own.
+
+Source: NVIDIA-NeMo/Megatron-Bridge 067f987d src/megatron/bridge/models.
+"""
+NUMBERS = ("int", "float")
+"""Kinds of fields of Megatron of which a class of Megatron Bridge may hold several."""
+BY_DEFAULT = "default of {name}"
+GPUS = "The number of GPUs: the recipe's name has {gpus} of them. Add --target {gpu}x{gpus}, for example."
+OVERRIDDEN = "The program writes its command line over the recipe: add its overrides here."
+CHANGED = "{path}: {function} gets it afterwards and may change it, and its source is not at hand."
+OF_HUB = "hf_model_id"
+"""Field of a model's class with the name of its checkpoint."""
+OF_MODULES = "model.quant_recipe"
+UNREAD_ROWS = "{path}: {decider} makes the rows of single modules, which are not read, and they cannot be planned."
+BEARING = (*OWNERS, PRECISION, "train", "dataset", "data", "tokenizer", "comm_overlap", "peft")
+"""Sections whose open values bear on an answer."""
+NO_PRECISION = "{decider}, as no mixed_precision is set,"
+
+
+@dataclass(kw_only=True, slots=True)
+class Sections:
+    """The sections of a container while they are made."""
+
+    whole: dict[str, object] = field(default_factory=lambda: {run.TARGET: CONTAINER})
+    origins: dict[str, str] = field(default_factory=dict)
+    open_values: dict[str, str] = field(default_factory=dict)
+    opened: dict[str, str] = field(default_factory=dict)
+    defaults: dict[str, object] = field(default_factory=dict)
+    """Defaults of the owners' classes."""
+    mode_decided_by: str | None = None
+    """As in `FileReading`, but `whole`, which has the form of a saved container."""
+
+
+def reading_of(container: Thing, evaluator: Evaluator, path: Path, name: str) -> FileReading:
+    """Return what a container says of a run.
+
+    Args:
+        container: The container.
+        evaluator: The evaluator that made it.
+        path: The file that is read.
+        name: Name of the function that makes the container.
+    """
+    made = Sections()
+    for key, stated in container.fields.items():
+        if key != PRECISION:
+            _add(made, key, stated, evaluator)
+    _add_precision(made, container)
+    reading = _with_defaults(run.read(made.whole, path), made.defaults)
+    unplanned = reading.unplanned
+    if OF_MODULES in made.open_values:
+        unplanned = UNREAD_ROWS.format(path=OF_MODULES, decider=made.open_values[OF_MODULES])
+    origins = {reading.own_name(key): origin for key, origin in made.origins.items()}
+    open_values = {reading.own_name(key): text for key, text in made.open_values.items()}
+    return replace(
+        reading,
+        origins=origins,
+        open_values=open_values,
+        opened={**made.opened, **reading.opened},
+        unknown=(*_unknown(container, evaluator, name), *reading.unknown),
+        unplanned=unplanned,
+        mode_decided_by=made.mode_decided_by,
+        unstated_by=container.decider or None,
+    )
+
+
+def _unknown(container: Thing, evaluator: Evaluator, name: str) -> list[str]:
+    """Return what the program leaves open, as sentences."""
+    sentences: list[str] = []
+    things = {"cfg": container}
+    for key, stated in container.fields.items():
+        if isinstance(stated.value, Thing):
+            things[f"cfg.{key}"] = stated.value
+    for path, thing in things.items():
+        for function in dict.fromkeys(thing.strangers):
+            sentences.append(CHANGED.format(path=path, function=function))
+    if evaluator.starts.is_overridden:
+        sentences.append(OVERRIDDEN)
+    benchmark = BENCHMARK.search(name)
+    if benchmark is not None:
+        sentences.append(GPUS.format(gpus=benchmark["gpus"], gpu=benchmark["gpu"]))
+    return sentences
+
+
+def _add(made: Sections, key: str, stated: Stated, evaluator: Evaluator) -> None:
+    """Add a section, or a value of the container itself."""
+    value = stated.value
+    if isinstance(value, dict):
+        made.whole[key] = {
+            name: plain(inner) for name, inner in value.items() if not _has_open(inner)
+        }
+    elif isinstance(value, Thing):
+        made.whole[key] = _section(made, key, value, evaluator)
+
+
+def _section(made: Sections, key: str, thing: Thing, evaluator: Evaluator) -> dict[str, object]:
+    """Return the fields of a section, with the class that they are of."""
+    fields: dict[str, object] = {}
+    if thing.kind:
+        fields[run.TARGET] = thing.kind
+    elif key == "model":
+        fields[run.TARGET] = OF_A_CHECKPOINT
+    if key in OWNERS and thing.kind:
+        _add_defaults(made, key, thing, evaluator)
+    for name, stated in thing.fields.items():
+        path = f"{key}.{name}"
+        if not stated.origin and is_open(stated.value):
+            continue
+        if _has_open(stated.value):
+            if key in BEARING:
+                made.open_values[path] = _decider(stated.value)
+            continue
+        fields[name] = plain(stated.value)
+        made.origins[path] = stated.origin
+    if key in OWNERS and thing.decider:
+        made.opened.update(_opened(key, thing.decider, fields))
+    if key == "model" and is_of_checkpoint(thing):
+        fields.setdefault(OF_HUB, thing.decider.removeprefix(CHECKPOINT))
+    return fields
+
+
+def _add_defaults(made: Sections, key: str, thing: Thing, evaluator: Evaluator) -> None:
+    """Note the defaults that the source of an owner's class states, where it is a class of Megatron Bridge."""
+    class_name = thing.kind.rpartition(".")[2]
+    if thing.kind.startswith(PACKAGE) and not isinstance(evaluator.library.find(thing.kind), Class):
+        thing.decider = f"the class {class_name}, whose source is not at hand,"
+        return
+    for name, default in evaluator.defaults(thing.kind).items():
+        path = f"{key}.{name}"
+        kind = FIELDS[key][name].kind if name in FIELDS[key] else ""
+        if name in thing.fields or name.startswith("_"):
+            continue
+        if _has_open(default) or (kind in NUMBERS and isinstance(default, list | tuple)):
+            made.opened[path] = f"the {BY_DEFAULT.format(name=class_name)}"
+        else:
+            made.defaults[path] = plain(default)
+            made.origins[path] = BY_DEFAULT.format(name=class_name)
+
+
+def _with_defaults(reading: FileReading, defaults: Mapping[str, object]) -> FileReading:
+    """Return a reading with the defaults of its owners' classes below what the file states."""
+    sections = dict(reading.sections)
+    own_fields = dict(reading.own_fields)
+    for path, value in defaults.items():
+        role, _, name = path.partition(".")
+        if name not in FIELDS[role]:
+            own_fields.setdefault(path, value)
+        elif value is not None:
+            sections[role] = {name: value, **sections[role]}
+    return replace(reading, sections=sections, own_fields=own_fields)
+
+
+def _opened(key: str, decider: str, fields: Mapping[str, object]) -> dict[str, str]:
+    """Return the settings that something else decides than the file, each with what decides it."""
+    if key == "model" and decider.startswith(CHECKPOINT):
+        names = [name for name in CONVERTED_TOO if name not in fields]
+        opened = Checkpoint(source=decider).opened(fields)
+        return opened | {f"model.{name}": decider for name in names}
+    return {f"{key}.{name}": decider for name in FIELDS[key] if name not in fields}
+
+
+def _add_precision(made: Sections, container: Thing) -> None:
+    """Add the precision of the container, or what decides it."""
+    stated = container.fields.get(PRECISION)
+    value = None if stated is None else stated.value
+    strangers = list(container.strangers)
+    if isinstance(value, Thing):
+        strangers += value.strangers
+        _add_fields(made, value)
+    elif isinstance(value, str) and value in REGISTRY:
+        made.whole[PRECISION] = value
+    elif isinstance(value, str):
+        made.mode_decided_by = f"the recipe {value!r}, which is not registered here,"
+    elif container.decider and stated is None:
+        made.mode_decided_by = container.decider
+    else:
+        made.mode_decided_by = _decider_of_owners(container)
+    if strangers:
+        made.mode_decided_by = f"the function {strangers[0]}, whose source is not at hand,"
+        if isinstance(value, str) and value in REGISTRY:  # a name alone states the mode
+            made.whole[PRECISION] = REGISTRY.get(value).to_dict()
+
+
+def _decider_of_owners(container: Thing) -> str | None:
+    """Return what decides the mode where no precision is set; None where the model states it."""
+    model = container.fields.get("model")
+    if model is None or not isinstance(model.value, Thing) or not model.value.decider:
+        return None
+    for mode in ("bf16", "fp16"):
+        stated = model.value.fields.get(mode)
+        if stated is not None and stated.value is True:
+            return None
+    return NO_PRECISION.format(decider=model.value.decider)
+
+
+def _add_fields(made: Sections, precision: Thing) -> None:
+    """Add the fields of a precision, as the class of Megatron Bridge reads them."""
+    values: dict[str, object] = {}
+    if precision.kind and not precision.recipe:
+        values[run.TARGET] = CONFIG
+    for name, stated in precision.fields.items():
+        if _has_open(stated.value):
+            made.open_values[f"{PRECISION}.{name}"] = _decider(stated.value)
+        else:
+            values[name] = plain(stated.value)
+    imported = import_({PRECISION: values}, base=precision.decider or None)
+    made.whole[PRECISION] = imported.config.to_dict()
+    for name in imported.config.to_dict():
+        path = f"{PRECISION}.{name}"
+        of_field = precision.fields.get(name)
+        if of_field is None:
+            made.origins[path] = BY_DEFAULT.format(name="MixedPrecisionConfig")
+        else:
+            made.origins[path] = of_field.origin
+    if precision.decider and not (values.get("bf16") is True or values.get("fp16") is True):
+        made.mode_decided_by = precision.decider
+
+
+def plain(value: Value) -> object:
+    """Return a value without open parts as plain data: import paths of functions and classes, names of enums."""
+    if isinstance(value, Thing):
+        fields = {
+            name: plain(stated.value)
+            for name, stated in value.fields.items()
+            if not _has_open(stated.value)
+        }
+        return {run.TARGET: value.kind, **fields}
+    if isinstance(value, Name):
+        holder = value.path.rpartition(".")[0].rpartition(".")[2]
+        if holder[:1].isupper():  # the member of an enum
+            return value.last
+        return value.path
+    if isinstance(value, Function):
+        return f"{value.module.name}.{value.node.name}"
+    if isinstance(value, Class):
+        return value.path
+    if isinstance(value, dict):
+        return {name: plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(inner) for inner in value]
+    if isinstance(value, set):
+        return sorted(map(str, value))
+    return value
+
+
+def _has_open(value: Value) -> bool:
+    """Return whether only the run knows a value, or a part of a list or a mapping."""
+    if isinstance(value, dict):
+        return any(_has_open(inner) for inner in value.values())
+    if isinstance(value, list | tuple):
+        return any(map(_has_open, value))
+    return is_open(value)
+
+
+def _decider(value: Value) -> str:
+    """Return what decides an open value."""
+    if isinstance(value, Thing):
+        return value.decider.removesuffix(", which only the run knows,")
+    return "of which only the run knows a part"

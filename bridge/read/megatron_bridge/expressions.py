@@ -1,0 +1,411 @@
+"""`Expressions`: the values of a program's expressions, by their syntax; a call of a function is left to the evaluator.
+
+An expression whose value only the run knows is open, with its text as what decides it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bridge.read.megatron_bridge import operations
+from bridge.read.megatron_bridge.classes import declared_fields, method_of
+from bridge.read.megatron_bridge.journal import ABSENT, Holder, Journal
+from bridge.read.megatron_bridge.known_calls import (
+    CONVERTER,
+    MODELS,
+    NOT_KNOWN,
+    OF_EVERY_MODEL,
+    Call,
+    Starts,
+    is_of_checkpoint,
+    known_call,
+)
+from bridge.read.megatron_bridge.library import PACKAGE, Library, Module
+from bridge.read.megatron_bridge.operations import Unknown
+from bridge.read.megatron_bridge.values import (
+    Class,
+    Constant,
+    Function,
+    Method,
+    Name,
+    Stated,
+    Thing,
+    Value,
+    is_same,
+    truth,
+)
+from bridge.read.text.python_calls import source_of
+
+BY_NAME = ("hasattr", "getattr", "setattr")
+"""Builtin functions that take the name of an attribute."""
+OF_PYTHON = frozenset((*operations.BUILTINS, *operations.TYPES, *BY_NAME, "isinstance", "print"))
+HARMLESS = (
+    *("argparse", "dataclasses", "logger", "logging", "os", "print", "sys", "time", "torch"),
+    *("warnings", "megatron.bridge.utils"),
+)
+"""Packages whose functions leave a config as it is."""
+
+
+@dataclass(slots=True)
+class Frame:
+    """A function while it is followed."""
+
+    module: Module
+    names: Holder = field(default_factory=dict)
+    closure: Mapping[str, Value] = field(default_factory=dict)
+    """Names of the function around it."""
+
+    @property
+    def visible(self) -> dict[str, Value]:
+        """The names that a function inside it sees."""
+        return {**self.closure, **self.names}
+
+
+class Expressions:
+    """The expressions of a program."""
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self.journal = Journal()
+        self.starts = Starts()
+
+    def follow(self, function: Function, call: Call) -> Value:
+        """Return what a call of a function returns whose source is at hand."""
+        raise NotImplementedError
+
+    def value(self, node: ast.expr, frame: Frame) -> Value:
+        """Return the value of an expression, an open one where only the run knows it."""
+        try:
+            return self._made(node, frame)
+        except (Unknown, RecursionError):
+            return opened(node)
+
+    def answer(self, test: ast.expr, frame: Frame) -> bool | None:
+        """Return the answer of a condition; None where only the run knows it."""
+        return truth(self.value(test, frame))
+
+    def defaults(self, kind: str) -> dict[str, Value]:
+        """Return the defaults that the source of a class and of its bases states."""
+        defaults: dict[str, Value] = {}
+        for name, declared in declared_fields(self.library, kind).items():
+            if declared.node.value is not None:
+                defaults[name] = self._declared(declared.node.value, Frame(declared.module))
+        return defaults
+
+    def state(self, holder: Thing, name: str, value: Value, origin: str) -> None:
+        """Write a field of an object."""
+        self.journal.put(holder.fields, name, Stated(value=value, origin=origin))
+
+    def _made(self, node: ast.expr, frame: Frame) -> Value:  # noqa: PLR0912  a case for each form
+        match node:
+            case ast.Constant(value=value):
+                return value
+            case ast.Name(id=name):
+                return self._named(name, frame)
+            case ast.Attribute(value=inner, attr=name):
+                return self._attribute(self.value(inner, frame), name)
+            case ast.Call():
+                return self._called(node, frame)
+            case ast.List(elts=items):
+                return self._items(items, frame)
+            case ast.Tuple(elts=items):
+                return tuple(self._items(items, frame))
+            case ast.Set(elts=items):
+                return set(_plain(self._items(items, frame)))
+            case ast.Dict():
+                return self._mapping(node, frame)
+            case ast.BinOp(left=left, op=kind, right=right):
+                values = (self.value(left, frame), self.value(right, frame))
+                return operations.binary(type(kind), *values)
+            case ast.UnaryOp(op=kind, operand=operand):
+                return operations.unary(kind, self.value(operand, frame))
+            case ast.BoolOp():
+                return self._joined(node, frame)
+            case ast.Compare(left=left, ops=[kind], comparators=[right]):
+                values = (self.value(left, frame), self.value(right, frame))
+                return operations.compare(type(kind), *values)
+            case ast.IfExp():
+                return self._chosen(node, frame)
+            case ast.Subscript(value=inner, slice=index):
+                return operations.item(self.value(inner, frame), self.value(index, frame))
+            case ast.JoinedStr(values=parts):
+                return self._text(parts, frame)
+            case ast.ListComp(elt=element, generators=[ast.comprehension(ifs=[]) as rounds]):
+                return self._list(element, rounds, frame)
+            case ast.SetComp(elt=element, generators=[ast.comprehension(ifs=[]) as rounds]):
+                return set(_plain(self._list(element, rounds, frame)))
+            case ast.Lambda():
+                return Function(module=frame.module, node=_named(node), closure=frame.visible)
+        raise Unknown
+
+    # -- names and attributes ----------------------------------------------------------------------
+
+    def _named(self, name: str, frame: Frame) -> Value:
+        """Return what a name stands for."""
+        for names in (frame.names, frame.closure):
+            if name in names:
+                return names[name]
+        if name in OF_PYTHON and not frame.module.binds(name):
+            return Name(name)
+        return self._followed(self.library.name_in(frame.module, name))
+
+    def _followed(self, found: Value) -> Value:
+        """Return the value of a constant of a module; any other value is itself."""
+        if not isinstance(found, Constant):
+            return found
+        module = found.module
+        if found.name not in module.values:
+            expressions = module.assigned[found.name]
+            module.values[found.name] = Thing(decider=f"{found.name} of {module.file}")
+            if len(expressions) == 1:
+                module.values[found.name] = self.value(expressions[0], Frame(module))
+        return module.values[found.name]
+
+    def _attribute(self, holder: Value, name: str) -> Value:
+        """Return an attribute of a value."""
+        if isinstance(holder, Name):
+            return self._followed(self.library.find(f"{holder.path}.{name}"))
+        if isinstance(holder, Class):
+            return Name(f"{holder.path}.{name}")
+        if not isinstance(holder, Thing):
+            return Method(holder, name)
+        if name in holder.fields:
+            return holder.fields[name].value
+        if is_of_checkpoint(holder) and name in OF_EVERY_MODEL:
+            return OF_EVERY_MODEL[name]
+        default = self._default(holder.kind, name)
+        if default is not ABSENT:
+            if isinstance(default, Thing):  # a later statement writes into the same object
+                self.state(holder, name, default, "")
+            return default
+        is_method = name in MODELS or holder.kind == CONVERTER
+        if is_method or method_of(self.library, holder.kind, name) is not None:
+            return Method(holder, name)
+        decider = holder.decider or f"the default of {holder.kind.rpartition('.')[2]}"
+        unknown = Thing(decider=decider)
+        self.state(holder, name, unknown, "")
+        return unknown
+
+    def _default(self, kind: str, name: str) -> Value:
+        """Return the default of a field of a class; ABSENT where no source at hand states one."""
+        declared = declared_fields(self.library, kind).get(name)
+        if declared is None or declared.node.value is None:
+            return ABSENT
+        return self._declared(declared.node.value, Frame(declared.module))
+
+    def _declared(self, expression: ast.expr, frame: Frame) -> Value:
+        """Return the default that the declaration of a dataclass states."""
+        if not isinstance(expression, ast.Call) or source_of(expression.func) != "field":
+            return self.value(expression, frame)
+        for keyword in expression.keywords:
+            if keyword.arg == "default":
+                return self.value(keyword.value, frame)
+            if keyword.arg == "default_factory":
+                made = ast.Call(func=keyword.value, args=[], keywords=[])
+                return self.value(ast.copy_location(made, expression), frame)
+        return opened(expression)
+
+    # -- lists, mappings, conditions ---------------------------------------------------------------
+
+    def _items(self, nodes: Sequence[ast.expr], frame: Frame) -> list[Value]:
+        items: list[Value] = []
+        for node in nodes:
+            if not isinstance(node, ast.Starred):
+                items.append(self.value(node, frame))
+                continue
+            inner = self.value(node.value, frame)
+            if not isinstance(inner, list | tuple):
+                raise Unknown
+            items.extend(inner)
+        return items
+
+    def _mapping(self, node: ast.Dict, frame: Frame) -> dict[Value, Value]:
+        made: dict[Value, Value] = {}
+        for key, value in zip(node.keys, node.values, strict=True):
+            inner = self.value(value, frame)
+            if key is not None:
+                name = self.value(key, frame)
+                if not isinstance(name, str | int | tuple):
+                    raise Unknown
+                made[name] = inner
+            elif isinstance(inner, dict):
+                made.update(inner)
+            else:
+                raise Unknown
+        return made
+
+    def _joined(self, node: ast.BoolOp, frame: Frame) -> Value:
+        """Return the value of `and` or `or`; the part that decides it ends it."""
+        is_and = isinstance(node.op, ast.And)
+        has_open = False
+        value: Value = is_and
+        for part in node.values:
+            value = self.value(part, frame)
+            answer = truth(value)
+            if answer is None:
+                has_open = True
+            elif answer is not is_and:
+                return not is_and if has_open else value
+        if has_open:
+            raise Unknown
+        return value
+
+    def _chosen(self, node: ast.IfExp, frame: Frame) -> Value:
+        answer = self.answer(node.test, frame)
+        if answer is True:
+            return self.value(node.body, frame)
+        if answer is False:
+            return self.value(node.orelse, frame)
+        body = self.value(node.body, frame)
+        if is_same(body, self.value(node.orelse, frame)):
+            return body
+        return opened(node.test)
+
+    def _text(self, parts: Sequence[ast.expr], frame: Frame) -> str:
+        text: list[str] = []
+        for part in parts:
+            inner = part.value if isinstance(part, ast.FormattedValue) else part
+            value = self.value(inner, frame)
+            if not isinstance(value, str | int | float | bool):
+                raise Unknown
+            text.append(str(value))
+        return "".join(text)
+
+    def _list(self, element: ast.expr, rounds: ast.comprehension, frame: Frame) -> list[Value]:
+        items = self.value(rounds.iter, frame)
+        if not isinstance(items, list | tuple | str) or not isinstance(rounds.target, ast.Name):
+            raise Unknown
+        made: list[Value] = []
+        for item in items:
+            names = {**frame.names, rounds.target.id: item}
+            made.append(self.value(element, Frame(frame.module, names, frame.closure)))
+        return made
+
+    # -- calls -------------------------------------------------------------------------------------
+
+    def _called(self, node: ast.Call, frame: Frame) -> Value:
+        """Return what a call makes."""
+        options: dict[str, Value] = {}
+        for keyword in node.keywords:
+            value = self.value(keyword.value, frame)
+            if keyword.arg is not None:
+                options[keyword.arg] = value
+            elif isinstance(value, dict):
+                options.update({str(name): inner for name, inner in value.items()})
+            else:
+                options["**"] = value
+        call = Call(
+            node=node,
+            called=self.value(node.func, frame),
+            arguments=self._items(node.args, frame),
+            options=options,
+            origin=origin_of(frame, node),
+        )
+        followed = self._followed_method(call)
+        if followed is not None:
+            return self.follow(*followed)
+        known = known_call(call, self.starts)
+        if known is not NOT_KNOWN:
+            return known
+        match call.called:
+            case Function():
+                return self.follow(call.called, call)
+            case Class():
+                return self._constructed(call)
+            case Method(holder=holder, name=name) if not isinstance(holder, Thing):
+                return operations.method(holder, name, call.arguments, call.options)
+        return self._stranger(call)
+
+    def _followed_method(self, call: Call) -> tuple[Function, Call] | None:
+        """Return a method whose source is at hand, with its object as the first argument."""
+        method = call.called
+        if not isinstance(method, Method) or not isinstance(method.holder, Thing):
+            return None
+        function = method_of(self.library, method.holder.kind, method.name)
+        if function is None or function.node.decorator_list:
+            return None
+        arguments = [method.holder, *call.arguments]
+        bound = Call(
+            node=call.node,
+            called=function,
+            arguments=arguments,
+            options=call.options,
+            origin=call.origin,
+        )
+        return function, bound
+
+    def _constructed(self, call: Call) -> Thing:
+        """Return an object of a class whose source is at hand."""
+        fields: dict[str, Stated] = {}
+        names = declared_fields(self.library, call.path)
+        for name, value in zip(names, call.arguments, strict=False):
+            fields[name] = Stated(value=value, origin=call.origin)
+        return Thing(kind=call.path, fields={**fields, **call.stated})
+
+    def _stranger(self, call: Call) -> Value:
+        """Return what a function makes whose source is not at hand.
+
+        It may change the objects that it gets.
+        """
+        path = call.path
+        last = path.rpartition(".")[2]
+        if path in BY_NAME and len(call.arguments) >= 2:
+            return self._by_name(call)
+        if last == "deepcopy" and call.arguments:
+            return call.arguments[0]
+        if path in OF_PYTHON or path in operations.PATHS or last == "cast":
+            name = last if last == "cast" else path
+            return operations.builtin(name, call.arguments, call.options)
+        if isinstance(call.called, Name) and last[:1].isupper():
+            return Thing(kind=path, fields=call.stated)
+        if not path.startswith(HARMLESS):
+            for value in (*call.arguments, *call.options.values()):
+                if isinstance(value, Thing):
+                    value.strangers.append(last or source_of(call.node.func))
+        where = ""
+        if path.startswith(PACKAGE):
+            where = f" of {path.rpartition('.')[0]}, whose source is not at hand,"
+        return Thing(decider=f"`{source_of(call.node)}`{where}")
+
+    def _by_name(self, call: Call) -> Value:
+        """Return what `hasattr` and `getattr` answer; `setattr` writes a field."""
+        holder, name, *others = call.arguments
+        if not isinstance(holder, Thing) or not isinstance(name, str):
+            raise Unknown
+        if call.path == "setattr" and others:
+            self.state(holder, name, others[0], call.origin)
+            return None
+        if call.path == "getattr":
+            return self._attribute(holder, name)
+        is_stated = name in holder.fields and bool(holder.fields[name].origin)
+        is_declared = name in declared_fields(self.library, holder.kind)
+        if is_stated or is_declared or (is_of_checkpoint(holder) and name in OF_EVERY_MODEL):
+            return True
+        raise Unknown
+
+
+def opened(node: ast.AST) -> Thing:
+    """Return the open value of an expression."""
+    return Thing(decider=f"`{source_of(node)}`, which only the run knows,")
+
+
+def origin_of(frame: Frame, node: ast.expr) -> str:
+    """Return where a statement stands: "deepseek_v3.py:142, cfg.model.seq_length"."""
+    text = source_of(node.func if isinstance(node, ast.Call) else node)
+    return f"{frame.module.file}:{node.lineno}, {text}"
+
+
+def _plain(items: list[Value]) -> list[Value]:
+    """Return items that are plain values, which a set may hold; Unknown for others."""
+    if not all(isinstance(item, str | int | float | None) for item in items):
+        raise Unknown
+    return items
+
+
+def _named(node: ast.Lambda) -> ast.FunctionDef:
+    """Return a lambda as a function with a name."""
+    body = ast.Return(value=node.body)
+    made = ast.FunctionDef(name="lambda", args=node.args, body=[body], decorator_list=[])
+    return ast.fix_missing_locations(ast.copy_location(made, node))

@@ -1,0 +1,99 @@
+"""`Journal`: the names and fields that a program changes, so that a branch can be followed and taken back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeVar
+
+from bridge.read.megatron_bridge.values import Stated, Thing, Value, is_same
+
+Result = TypeVar("Result")
+
+
+class Absent:
+    """The value of a name or a field that is not there."""
+
+
+ABSENT = Absent()
+Holder = dict[str, Value]
+"""The names of a function, or the fields of an object."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Change:
+    """One name or field that a branch changed."""
+
+    holder: Holder
+    name: str
+    before: Value
+    after: Value
+
+
+Changes = Mapping[tuple[int, str], Change]
+"""What a branch changed, by holder and name."""
+
+
+class Journal:
+    """The changes of the branches that are being followed, the innermost branch last."""
+
+    def __init__(self) -> None:
+        self._branches: list[dict[tuple[int, str], Change]] = []
+
+    def put(self, holder: Holder, name: str, value: Value) -> None:
+        """Write a name or a field."""
+        if self._branches:
+            branch = self._branches[-1]
+            key = (id(holder), name)
+            if key not in branch:
+                before = holder.get(name, ABSENT)
+                branch[key] = Change(holder=holder, name=name, before=before, after=value)
+            branch[key].after = value
+        _write(holder, name, value)
+
+    def branch(self, follow: Callable[[], Result]) -> tuple[Result, Changes]:
+        """Follow a branch and take back what it changed; return what `follow` returns, and the changes."""
+        self._branches.append({})
+        result = follow()
+        changes = self._branches.pop()
+        for change in changes.values():
+            _write(change.holder, change.name, change.before)
+        return result, changes
+
+    def repeat(self, changes: Changes) -> None:
+        """Change again what a branch changed: it is the only one that a run can take."""
+        for change in changes.values():
+            self.put(change.holder, change.name, change.after)
+
+    def join(self, one: Changes, other: Changes, decider: str) -> None:
+        """Change what two branches agree on; what differs is open."""
+        for key in dict.fromkeys((*one, *other)):
+            change = one.get(key) or other[key]
+            values: list[Value] = []
+            for branch in (one, other):
+                values.append(branch[key].after if key in branch else change.before)
+            if _agree(*values):
+                self.put(change.holder, change.name, values[0])
+            else:
+                self.put(change.holder, change.name, _opened(values, decider))
+
+
+def _write(holder: Holder, name: str, value: Value) -> None:
+    if value is ABSENT:
+        holder.pop(name, None)
+    else:
+        holder[name] = value
+
+
+def _agree(one: Value, other: Value) -> bool:
+    if isinstance(one, Stated) and isinstance(other, Stated):
+        return is_same(one.value, other.value)
+    return is_same(one, other)
+
+
+def _opened(values: list[Value], decider: str) -> Value:
+    """Return an open value in the place of two that differ: a field where they are fields."""
+    for value in values:
+        if isinstance(value, Stated):
+            return Stated(value=Thing(decider=decider), origin=value.origin)
+    return Thing(decider=decider)

@@ -1,0 +1,160 @@
+"""`known_call`: calls whose effect is known without their source.
+
+They make precisions and models of checkpoints, start a run, or write a command line over one.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from bridge.read.megatron_bridge.library import PACKAGE
+from bridge.read.megatron_bridge.values import (
+    Class,
+    Function,
+    Method,
+    Name,
+    Stated,
+    Thing,
+    Value,
+    is_open,
+    is_plain,
+)
+from bridge.read.text.python_calls import source_of
+from bridge.registry.registry import REGISTRY
+
+PRECISIONS = (f"{PACKAGE}.training.mixed_precision", "bridge.training.mixed_precision")
+"""The module of its precisions, and that of this project, which has the same functions."""
+CONFIG = f"{PRECISIONS[0]}.MixedPrecisionConfig"
+CONVERTER = "AutoBridge"
+"""Class that makes a model of a checkpoint of Hugging Face."""
+OF_A_CHECKPOINT = ("from_hf_pretrained", "from_hf_config", "from_auto_config")
+"""Its functions that take one."""
+MODELS = ("to_megatron_provider", "get_model_config", "to_text_provider", "provider_bridge")
+"""Methods that return the config of such a model."""
+CHECKPOINT = "the checkpoint "
+"""Beginning of the noun for a checkpoint that decides a model."""
+OF_EVERY_MODEL: Mapping[str, Value] = {
+    "cuda_graph_impl": "none",
+    "cuda_graph_scope": None,
+    "use_te_rng_tracker": False,
+    "use_transformer_engine_op_fuser": False,
+}
+"""Fields of a checkpoint's model that no converter sets, with their defaults.
+
+Source: NVIDIA-NeMo/Megatron-Bridge 067f987d src/megatron/bridge/models; gpt_provider.py: GPTModelProvider.
+"""
+MODULE_ROWS = "RecipeConfig.from_config_dict"
+"""Function of Megatron Core that makes the rows of single modules of a mapping."""
+STARTS = (f"{PACKAGE}.training.pretrain.pretrain", f"{PACKAGE}.training.finetune.finetune")
+"""Functions that start a run with a container."""
+OVERRIDES = f"{PACKAGE}.training.utils.omegaconf_utils"
+"""Module whose functions write a command line over a container."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Call:
+    """A call with the values of its arguments."""
+
+    node: ast.Call
+    called: Value
+    arguments: Sequence[Value]
+    options: Mapping[str, Value]
+    """Its keyword arguments."""
+    origin: str
+    """Where it stands."""
+
+    @property
+    def path(self) -> str:
+        """Import path of the function or class that is called; empty for others."""
+        if isinstance(self.called, Function):
+            return f"{self.called.module.name}.{self.called.node.name}"
+        if isinstance(self.called, Class | Name):
+            return self.called.path
+        return ""
+
+    @property
+    def first(self) -> Value:
+        """The first argument, or the one of the name `config`."""
+        if self.arguments:
+            return self.arguments[0]
+        return self.options.get("config", Thing(decider=f"`{source_of(self.node)}`"))
+
+    @property
+    def stated(self) -> dict[str, Stated]:
+        """The keyword arguments as the fields of an object."""
+        fields: dict[str, Stated] = {}
+        for name, value in self.options.items():
+            fields[name] = Stated(value=value, origin=self.origin)
+        return fields
+
+
+@dataclass(kw_only=True, slots=True)
+class Starts:
+    """What a program does with its containers in the end."""
+
+    containers: list[Value] = field(default_factory=list)
+    """Those with which it starts a run."""
+    is_overridden: bool = False
+    """It writes its command line over one."""
+
+
+NOT_KNOWN = object()
+"""The answer about a call whose effect is not known."""
+
+
+def known_call(call: Call, starts: Starts) -> Value:
+    """Return what a call makes whose effect is known; `NOT_KNOWN` for any other."""
+    path = call.path
+    if path in STARTS:
+        starts.containers.append(call.first)
+        return None
+    if path.startswith(OVERRIDES):
+        starts.is_overridden = True
+        return call.first
+    if path.endswith(MODULE_ROWS) and is_plain(call.first):
+        return call.first
+    module, _, name = path.rpartition(".")
+    if module in PRECISIONS:
+        return _precision(call, name)
+    *_, holder, name = ("", *path.split("."))
+    if holder == CONVERTER and name in OF_A_CHECKPOINT:
+        return Thing(kind=CONVERTER, decider=f"{CHECKPOINT}{_checkpoint(call)}")
+    if isinstance(call.called, Method) and isinstance(call.called.holder, Thing):
+        converter = call.called.holder
+        if converter.kind == CONVERTER or call.called.name in MODELS:
+            return Thing(decider=converter.decider or f"`{source_of(call.node)}`")
+    return NOT_KNOWN
+
+
+def is_of_checkpoint(holder: Thing) -> bool:
+    """Return whether an object is the config of a model that a checkpoint decides."""
+    return not holder.kind and holder.decider.startswith(CHECKPOINT)
+
+
+def _checkpoint(call: Call) -> str:
+    """Return the checkpoint that a converter takes, as a noun behind "the checkpoint"."""
+    if isinstance(call.first, str):
+        return call.first
+    if is_open(call.first):
+        return f"that {call.first.decider.removesuffix(', which only the run knows,')} names"
+    return "of the run"
+
+
+def _precision(call: Call, name: str) -> Value:
+    """Return the precision that a function or the class of the module makes."""
+    if name == "MixedPrecisionConfig":
+        return Thing(kind=CONFIG, fields=call.stated)
+    if name == "get_mixed_precision_config":
+        if not isinstance(call.first, str):
+            return call.first
+        name = call.first
+    elif call.arguments or call.options:
+        return NOT_KNOWN
+    if name not in REGISTRY:
+        return Thing(decider=f"the recipe {name!r}, which is not registered here,")
+    fields: dict[str, Stated] = {}
+    for field_name, value in REGISTRY.get(name).to_dict().items():
+        fields[field_name] = Stated(value=value, origin=f"recipe {name}")
+    return Thing(kind=CONFIG, recipe=name, fields=fields)

@@ -1,0 +1,78 @@
+"""`other_kind`: whether a run of Megatron-LM is of a model other than a language model's decoder.
+
+    other_kind(run, values)    # OtherKind(title="BERT", evidence="pretrain_bert.py")
+
+Such a model has layers that cannot be planned here. An option that only it has shows it, or the
+name of the program.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import PurePosixPath
+from typing import NamedTuple
+
+from bridge.read.megatron_lm.argument_values import ArgumentValues
+from bridge.read.megatron_lm.arguments import Arguments
+from bridge.read.megatron_lm.flags import option_of
+
+OPTIONS: dict[str, tuple[str, ...]] = {
+    "a vision model": (
+        "img_h",
+        "img_w",
+        "patch_dim",
+        "vision_pretraining",
+        "freeze_ViT",
+        "language_model_type",
+    ),
+    "BERT": ("bert_no_binary_head",),
+    "an encoder and a decoder": ("encoder_num_layers", "decoder_num_layers", "decoder_seq_length"),
+    "RETRO": ("retro_add_retriever", "retro_project_dir"),
+    "a heterogeneous model": (
+        "heterogeneous_layers_config_path",
+        "heterogeneous_layers_config_encoded_json",
+    ),
+}
+"""Model that has no plan here -> options that only it has."""
+NULL_OTHERWISE = ("decoder_num_layers", "retro_project_dir", "heterogeneous_layers_config_path")
+"""Options of `OPTIONS` that a run without such a model prints as None; other options have defaults."""
+PROGRAMS = {
+    "BERT": r"bert",
+    "an encoder and a decoder": r"t5",
+    "a vision model": r"vlm|vision|multimodal|mimo|llava|clip",
+    "RETRO": r"retro",
+    "a retriever": r"ict|biencoder|realm",
+}
+"""Model that has no plan here -> the names of the programs that train it."""
+UNPLANNED = (
+    "{path}: describes {title}, whose layers cannot be planned, got {evidence!r}. "
+    "Give a run of a language model."
+)
+
+
+class OtherKind(NamedTuple):
+    """The kind of a model that is no language model."""
+
+    title: str
+    evidence: str
+    """The option or the program that shows it."""
+
+    def sentence(self, path: str) -> str:
+        """Return why a run of this model has no plan."""
+        return UNPLANNED.format(path=path, title=self.title, evidence=self.evidence)
+
+
+def other_kind(run: Arguments, values: ArgumentValues) -> OtherKind | None:
+    """Return the kind of a model with other layers than a language model's decoder; None without one."""
+    for title, options in OPTIONS.items():
+        for name in options:
+            is_evidence = name in NULL_OTHERWISE or not run.has_end
+            if is_evidence and name in values.known:
+                return OtherKind(title, option_of(name))
+    program = PurePosixPath(run.launch.name).name
+    provider = str(values.known.get("model_provider", ""))
+    for title, pattern in PROGRAMS.items():
+        for name in (program, provider):
+            if re.search(rf"(?<![a-z])(?:{pattern})(?![a-z])", name):
+                return OtherKind(title, name)
+    return None

@@ -1,0 +1,179 @@
+"""Refusals of files that `check`, `plan` and `memory` do not read.
+
+A refusal is one sentence, which says whose file it looks like:
+
+    refuse_framework(document)           # "a.py: looks like Automodel (it imports `nemo_automodel`), which ..."
+    refuse_sections(sections, path)      # "a.yaml: must have the sections of a run, ..., got 'foo'. ..."
+    no_run_of_megatron(path, launches)   # "a.sh: must start a run of Megatron-LM, got 'train.py'. ..."
+    refuse_without_sizes(reading, model, path)    # "a.sh: does not state model.num_layers, ..."
+
+The signs of frameworks are in `bridge.read.framework_signs`, and those of the systems that `convert`
+reads in `bridge.read.system_signs`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from shlex import quote
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import PayloadError, RunConfigError, UnreadFileError
+from bridge.preflight.file_reading import MEGATRON_LM, FileReading
+from bridge.read import framework_signs
+from bridge.read.keys import KEYS, OWNERS, SECTIONS, fields_of
+from bridge.read.text.document import Document
+from bridge.rules.facts.near_names import near_names
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from bridge.read.launch.launches import Launch
+
+CONVERTED = (
+    "{path}: looks like a file of {title} (it {evidence}), and `check`, `plan` and `memory` do not read this form of "
+    "it. `precision-bridge convert {quoted}` reads what it states of the precision."
+)
+PROGRAM = "{path}: must be a run's file, got a Python program. Give the launch script or the configuration of the run."
+TOML = "{path}: must be a run's file, got TOML. Write it as YAML."
+NO_RUN = (
+    "{path}: must have the sections of a run, such as model and mixed_precision, got {keys}. "
+    "Give a run's file of Precision Bridge, Megatron Bridge or Megatron-LM."
+)
+OTHER_LAUNCHES = (
+    "{path}: must start a run of Megatron-LM, got {programs!r:.80}. "
+    "Give its launch script, or the configuration that this one starts with."
+)
+LEAST_CERTAINTY = 0.5
+"""The certainty from which on a system is named."""
+MOST_KEYS = 4
+"""Keys that a refusal names; the others are counted."""
+SIZES = ("num_layers", "hidden_size", "num_attention_heads")
+"""Sizes of a model without which nothing is known of it."""
+
+
+def refuse_framework(document: Document) -> None:
+    """Refuse the file of a framework that is not read, a Python program, and TOML.
+
+    Raises:
+        UnreadFileError: The document is one of these.
+    """
+    try:
+        framework = framework_signs.recognise_file(document)
+    except PayloadError as error:
+        raise UnreadFileError(str(error)) from None
+    if framework is not None:
+        sentence = framework.refusal(document.path)
+        raise UnreadFileError(sentence, kind=f"looks like {framework.name}")
+    if document.kind == "python":
+        _refuse_system(document)
+        raise UnreadFileError(PROGRAM.format(path=document.path), kind="a Python program")
+    if document.kind == "toml":
+        _refuse_no_run(document)
+        raise UnreadFileError(TOML.format(path=document.path), kind="TOML")
+
+
+def refuse_sections(sections: Mapping[Any, Any], path: Path) -> None:
+    """Refuse sections of another framework, or of none; a misspelt key is left to the check of the sections.
+
+    Raises:
+        UnreadFileError: The sections are not those of a run.
+    """
+    document = Document(path=str(path), text="", kind="yaml", of=sections)
+    refuse_framework(document)
+    _refuse_no_run(document)
+
+
+def _refuse_no_run(document: Document) -> None:
+    """Refuse a mapping whose keys, or whose fields, are not those of a run."""
+    _refuse_system(document)
+    keys: list[str] = []
+    for key in map(str, document.mapping):
+        if not key.startswith("_"):  # `_target_` is refused by itself
+            keys.append(key)
+    unknown = [key for key in keys if key not in KEYS]
+    foreign = [key for key in unknown if not near_names(key, KEYS)]
+    known_count = len(keys) - len(unknown)
+    if len(foreign) > known_count:
+        raise _no_run(document.path, unknown)
+    fields = _fields_in(document.mapping)
+    is_run = any(_is_field_of_a_run(section, name) for section, name in fields)
+    names_classes = any(framework_signs.classes_in(document.mapping))  # refused by themselves
+    if unknown == foreign and fields and not is_run and not names_classes:
+        dotted = [f"{section}.{name}" for section, name in fields]
+        raise _no_run(document.path, [*unknown, *dotted])
+
+
+def _fields_in(sections: Mapping[Any, Any]) -> list[tuple[str, str]]:
+    """Return section and name of each field in the sections of a run."""
+    fields: list[tuple[str, str]] = []
+    for section in (*OWNERS, *SECTIONS):
+        values = sections.get(section)
+        if isinstance(values, Mapping):
+            fields += [(section, str(name)) for name in values]
+    return fields
+
+
+def _is_field_of_a_run(section: str, name: str) -> bool:
+    """Return whether a section has a field of this name, or of a near one."""
+    fields = fields_of(section)
+    return name in fields or bool(near_names(name, fields))
+
+
+def _no_run(path: str, unknown: Sequence[str]) -> UnreadFileError:
+    """Return the refusal of a file with unknown keys."""
+    keys = ", ".join(repr(key) for key in unknown[:MOST_KEYS])
+    if len(unknown) > MOST_KEYS:
+        keys += f" and {len(unknown) - MOST_KEYS} more"
+    return UnreadFileError(NO_RUN.format(path=path, keys=keys), kind="no sections of a run")
+
+
+def _refuse_system(document: Document) -> None:
+    """Refuse the file of a system that `convert` reads."""
+    from bridge.read.system_signs import candidates  # imports the modules of every system
+
+    for candidate in candidates(document)[:1]:
+        if candidate.certainty >= LEAST_CERTAINTY:
+            sentence = CONVERTED.format(
+                path=document.path,
+                quoted=quote(document.path),
+                title=candidate.title,
+                evidence=candidate.evidence,
+            )
+            raise UnreadFileError(sentence, kind=f"looks like a file of {candidate.title}")
+
+
+def no_run_of_megatron(path: str, launches: Sequence[Launch]) -> UnreadFileError:
+    """Return the refusal of a launch script that starts no run of Megatron-LM."""
+    framework = framework_signs.recognise_first(launches)
+    if framework is not None:
+        return UnreadFileError(framework.refusal(path), kind=f"looks like {framework.name}")
+    names = [launch.name for launch in launches if launch.line]
+    programs = ", ".join(dict.fromkeys(names)) or "no program"
+    sentence = OTHER_LAUNCHES.format(path=path, programs=programs)
+    return UnreadFileError(sentence, kind="starts no run of Megatron-LM")
+
+
+def refuse_without_sizes(reading: FileReading, model: Mapping[str, Any], path: str) -> None:
+    """Refuse a model of another framework's file whose sizes are not stated.
+
+    Args:
+        reading: The file as it was read.
+        model: The section of the model, with the overrides.
+        path: The name of the file in messages.
+
+    Raises:
+        RunConfigError: A size is not stated, or the layers are not those that the file describes.
+    """
+    if reading.other_layers is not None:
+        raise RunConfigError(str(reading.unplanned))
+    absent = [f"model.{name}" for name in SIZES if model.get(name) is None]
+    if not absent:
+        return
+    names = ", ".join(absent)
+    sizes = " ".join(f"{name}=VALUE" for name in absent)
+    decider = reading.opened.get(f"model.{SIZES[0]}")
+    if reading.settings_of == MEGATRON_LM:
+        raise RunConfigError(f"{path}: does not state {names}, or only when it runs. Add {sizes}.")
+    if decider is not None:
+        remedy = f"Add --context checkpoint=FOLDER, which has that file; or {sizes}."
+        raise RunConfigError(f"{path}: does not state {names}, which {decider} decides. {remedy}")

@@ -1,0 +1,193 @@
+"""`read_file`: a file that describes a run, read by the module of the framework that wrote it.
+
+The framework is recognised by what stands in the file:
+
+    modules:, policy:, actor_rollout_ref: ...    a framework on top of Megatron Core   framework/
+    --options, MODEL_ARGS:, a launch script      Megatron-LM                           megatron_lm/
+    _target_: megatron.bridge...                 Megatron Bridge                       megatron_bridge/
+    model:, optimizer:, mixed_precision:         Precision Bridge
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from bridge.errors import UnreadFileError
+from bridge.precision import strict_yaml
+from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading, RunChoice
+from bridge.preflight.origins import Origins
+from bridge.preflight.problems import Problems
+from bridge.read.keys import (
+    KEYS,
+    OWNERS,
+    PRECISION,
+    RUN_KEYS,
+    SECTIONS,
+    fields_of,
+    refuse_unknown_sections,
+)
+from bridge.read.megatron_bridge import run as megatron_bridge
+
+if TYPE_CHECKING:
+    from bridge.read.text.document import Document
+
+MAPPINGS = (*OWNERS, *SECTIONS)
+"""Sections that are mappings of fields."""
+YAML_SUFFIXES = (".yaml", ".yml")
+CHECKPOINT_SUFFIX = ".pt"
+MAX_CHECKPOINT_BYTES = 64 * 2**20
+"""Of the part of a checkpoint that has the arguments of its run."""
+ARGUMENTS = re.compile(rb"ARGS\w*[\"']?\s*:|^\s*[\"']?--[a-z]", re.MULTILINE)
+"""In a YAML file of Megatron-LM's arguments."""
+FRAMEWORK = re.compile(
+    rb"^['\"]?(?:modules|policy|actor_rollout_ref|defaults|micro_batch_size|system)['\"]?\s*:",
+    re.MULTILINE,
+)
+"""In a YAML file of a framework on top of Megatron Core."""
+FILES = ("config.yaml", "run_config.yaml", "common.pt")
+"""Files of a folder that describe its run: ours, Megatron Bridge's, and those of Megatron-LM."""
+ITERATION = "iter_*"
+"""Folder of an iteration in a folder of checkpoints."""
+
+
+def read_file(path: Path, choice: RunChoice | None = None) -> FileReading:
+    """Return what a file says of a run.
+
+    Args:
+        path: The file.
+        choice: The run that is meant, and the variables of its environment. Only the files of
+            Megatron-LM and of frameworks have several runs, or variables.
+
+    Raises:
+        UnreadFileError: It cannot be read, or describes no run.
+        RunConfigError: Its sections cannot be those of a run.
+    """
+    limit = strict_yaml.MAX_BYTES
+    if path.suffix == CHECKPOINT_SUFFIX:
+        limit = MAX_CHECKPOINT_BYTES
+    data = strict_yaml.read_bytes(path, error=UnreadFileError, limit=limit)
+    is_yaml = path.suffix in YAML_SUFFIXES
+    if is_yaml and FRAMEWORK.search(data):
+        from bridge.read.framework.files import read_framework  # few files are a framework's
+
+        reading = read_framework(_mapping(data, path), path, choice or RunChoice())
+        if reading is not None:
+            return reading
+    if not is_yaml or ARGUMENTS.search(data):
+        reading = _maybe_read_arguments(data, path, choice or RunChoice())
+        if reading is not None:
+            return reading
+    if choice is not None:
+        choice.refuse_for(path)
+        choice.refuse_checkpoint(path)
+    return _read_sections(_mapping(data, path), path)
+
+
+def _maybe_read_arguments(data: bytes, path: Path, choice: RunChoice) -> FileReading | None:
+    """Return the reading of a file of Megatron-LM's arguments; None where it has none.
+
+    Raises:
+        UnreadFileError: The file is of a framework that is not read.
+    """
+    from bridge.read import refusals
+    from bridge.read.framework.launches import maybe_read
+    from bridge.read.megatron_lm import run as megatron_lm
+
+    document = megatron_lm.document_of(data, path)
+    reading = _maybe_read_program(document, choice) or maybe_read(document, choice)
+    if reading is not None:
+        return reading
+    refusals.refuse_framework(document)
+    if megatron_lm.is_of(document):
+        choice.refuse_checkpoint(path)
+        return megatron_lm.read(document, choice)
+    return None
+
+
+def _maybe_read_program(document: Document, choice: RunChoice) -> FileReading | None:
+    """Return the reading of a Python program of Megatron Bridge; None of any other document."""
+    if document.kind != "python":
+        return None
+    from bridge.read import framework_signs
+    from bridge.read.megatron_bridge.recipes import read_program  # few files are programs
+
+    framework = framework_signs.recognise_file(document)
+    if framework is None or framework.name != MEGATRON_BRIDGE:
+        return None
+    return read_program(document, choice)
+
+
+def _read_sections(whole: dict[str, Any], path: Path) -> FileReading:
+    """Return the reading of a file with the sections of a run, Megatron Bridge's or ours."""
+    if megatron_bridge.is_of(whole):
+        return megatron_bridge.read(whole, path)
+    if not all(key in KEYS for key in whole) or not _states_a_run(whole):
+        from bridge.read import refusals
+
+        refusals.refuse_sections(whole, path)
+    _check_sections(whole, path.name)
+    return FileReading(sections=whole)
+
+
+def _states_a_run(whole: Mapping[str, Any]) -> bool:
+    """Return whether sections are empty, or state something that a run has."""
+    if any(whole.get(key) is not None for key in (PRECISION, *RUN_KEYS)):
+        return True
+    is_empty = True
+    for section in MAPPINGS:
+        fields = whole.get(section)
+        if not isinstance(fields, dict):
+            continue
+        for name in fields:
+            is_empty = False
+            if name in fields_of(section):
+                return True
+    return is_empty
+
+
+def _check_sections(whole: Mapping[str, Any], name: str) -> None:
+    """Raise for sections that a run does not have, and for those that are no mappings."""
+    problems = Problems(Origins.of_keys(map(str, whole), name))
+    refuse_unknown_sections(whole, problems)
+    for key in MAPPINGS:
+        if not isinstance(whole.get(key), dict | None):
+            remedy = f"Write {key}.FIELD=VALUE."
+            problems.add(key, "must be a mapping of fields", whole[key], remedy)
+    problems.raise_any()
+
+
+def file_in(folder: Path) -> Path:
+    """Return the file of a folder that describes its run; the folder itself where there is none.
+
+    The file is the ``config.yaml`` of a run of ours, the ``run_config.yaml`` of a checkpoint of
+    Megatron Bridge, or the ``common.pt`` of a checkpoint of Megatron-LM. Of several iterations it
+    is that of the newest.
+    """
+    for place in (folder, *sorted(folder.glob(ITERATION), reverse=True)):
+        for name in FILES:
+            file = place / name
+            if file.is_file():
+                return file
+    return folder
+
+
+def _mapping(data: bytes, path: Path) -> dict[str, Any]:
+    """Return the mapping that a YAML file holds."""
+    text = strict_yaml.decoded(data, str(path), error=UnreadFileError)
+    documents = strict_yaml.load_all(text, str(path), error=UnreadFileError)
+    if len(documents) > 1:
+        sentence = f"{path}: must hold one document, got {len(documents)}. Remove the others."
+        raise UnreadFileError(sentence, kind="several documents")
+    if not documents or documents[0] is None:
+        rule = "is empty, and describes no run"
+        sentence = f"{path}: {rule}. Give a file with sections such as model."
+        raise UnreadFileError(sentence, kind="it is empty")
+    whole = documents[0]
+    if not isinstance(whole, dict):
+        rule = "must hold sections such as model and mixed_precision"
+        sentence = f"{path}: {rule}, got {type(whole).__name__}. Give a file of such sections."
+        raise UnreadFileError(sentence, kind="no sections of a run")
+    return whole

@@ -1,0 +1,98 @@
+"""`candidates`: the foreign systems that a document may be written for, by the signs in it.
+
+    candidates(Document.load("ds_config.json"))
+    # [Candidate(system="deepspeed", title="DeepSpeed", certainty=0.95,
+    #            evidence="has `fp16` as a block together with `zero_optimization`")]
+
+Signs are the rows of `recognised` in the system's table. Systems that run Megatron Core have further
+ones, in the function `recognise` of their module. How a system's precision is read and written is
+no question here: see `bridge.convert.systems`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from bridge.read.table import table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from bridge.read.document_signs import Recognised
+    from bridge.read.text.document import Document
+
+KINDS = MappingProxyType(
+    {
+        "megatron-lm": ("shell", "yaml", "json", "text", "env"),
+        "megatron-bridge": ("yaml", "json", "python"),
+        "nemo1": ("yaml",),
+        "nemo2": ("python", "yaml", "json"),
+        "axolotl": ("yaml",),
+        "huggingface": ("json", "yaml"),
+        "deepspeed": ("json",),
+    }
+)
+"""Name of a system -> the kinds of document that it has. Only these are looked at for its signs."""
+TITLES = {
+    "megatron-lm": "Megatron-LM",
+    "megatron-bridge": "Megatron Bridge",
+    "nemo1": "NeMo 1.x, read as NeMo 2.0",
+    "nemo2": "NeMo 2.x",
+    "huggingface": "Hugging Face TrainingArguments",
+}
+"""Name of a system -> its `System.title`, where that is not the title of its table."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """One system that a document may be written for."""
+
+    system: str
+    """Its name, as in `--from NAME`."""
+    title: str
+    certainty: float
+    """0 to 1."""
+    evidence: str
+    """The sign, as a clause behind "it"."""
+
+
+def candidates(document: Document) -> list[Candidate]:
+    """Return every system whose signs a document has, the most certain first."""
+    found: list[Candidate] = []
+    for name, kinds in KINDS.items():
+        if document.kind not in kinds:
+            continue
+        recognised = _recogniser(name)(document)
+        if recognised is None:
+            continue
+        candidate = Candidate(
+            system=name,
+            title=TITLES.get(name) or table(name).title,
+            certainty=recognised.certainty,
+            evidence=recognised.evidence,
+        )
+        found.append(candidate)
+    return sorted(found, key=lambda candidate: -candidate.certainty)
+
+
+def _recogniser(name: str) -> Callable[[Document], Recognised | None]:
+    """Return the function that looks for the signs of a system; the module of a system is imported when it is asked."""
+    if name == "megatron-lm":
+        from bridge.read.megatron_lm import recognition
+
+        return recognition.recognise
+    if name == "megatron-bridge":
+        from bridge.read.megatron_bridge import importer
+
+        return importer.recognise
+    if name == "nemo1":
+        from bridge.read.nemo import nemo1
+
+        return nemo1.recognise
+    if name == "nemo2":
+        from bridge.read.nemo import nemo2
+
+        return nemo2.recognise
+    return table(name).recognise

@@ -1,0 +1,79 @@
+"""`kind_of`: whether a file is YAML, JSON, TOML, Python, a shell script, an env file or other text."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+PRINTED = "- end of arguments -"
+"""In the log of a run of Megatron-LM."""
+KIND_OF_SUFFIX = {
+    ".yaml": "yaml",
+    ".yml": "yaml",
+    ".json": "json",
+    ".toml": "toml",
+    ".py": "python",
+    ".env": "env",
+    ".sh": "shell",
+    ".bash": "shell",
+    ".slurm": "shell",
+    ".sbatch": "shell",
+    ".sub": "shell",
+    ".slrm": "shell",
+}
+MOST_LINES = 200
+"""Lines of a file without a suffix that are looked at."""
+SBATCH = re.compile(r"^#SBATCH ", re.MULTILINE)
+ASSIGNMENT = re.compile(r"(export\s+)?[A-Za-z_]\w*=")
+SHELL_LINE = re.compile(
+    r"^\s*(torchrun|python3?|srun|sbatch|deepspeed|accelerate|export)\s|^\w+=\(", re.MULTILINE
+)
+YAML_LINE = re.compile(r"\s*(- )?[\"']?[\w.-]+[\"']?\s*:(\s|$)")
+
+
+def kind_of(path: str, text: str) -> str:
+    """Return the kind of a file by its name, or by its text where the name does not tell."""
+    name = Path(path).name.lower()
+    if name == ".env" or name.startswith(".env."):
+        return "env"
+    suffix = Path(name).suffix
+    if suffix in KIND_OF_SUFFIX:
+        return KIND_OF_SUFFIX[suffix]
+    if PRINTED in text:
+        return "text"
+    return _kind_by_start(text) or _kind_by_lines(text) or "text"
+
+
+def _kind_by_start(text: str) -> str:
+    """Return the kind by the beginning of a text; empty where that does not tell."""
+    start = text.lstrip()[:400]
+    if re.match(r"#!.*python", start):
+        return "python"
+    if start.startswith("#!") or SBATCH.search(start):
+        return "shell"
+    if start.startswith("{"):
+        return "json"
+    return ""
+
+
+def _kind_by_lines(text: str) -> str:
+    """Return the kind by the form of the lines; empty where that does not tell."""
+    lines: list[str] = []
+    for line in text.splitlines()[:MOST_LINES]:
+        if line.strip() and not line.lstrip().startswith("#"):
+            lines.append(line)
+    if lines and all(ASSIGNMENT.match(line) for line in lines):
+        return "env"
+    if SHELL_LINE.search(text):
+        return "shell"
+    if _are_mostly_yaml(lines):
+        return "yaml"
+    return ""
+
+
+def _are_mostly_yaml(lines: Sequence[str]) -> bool:
+    """Return whether more than half of the lines are keys of YAML."""
+    count = 0
+    for line in lines:
+        if YAML_LINE.match(line):
+            count += 1
+    return count * 2 > len(lines)

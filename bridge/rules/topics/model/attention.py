@@ -1,0 +1,111 @@
+"""The attention core in FP8, and settings of it that are overruled."""
+
+from collections.abc import Iterator
+
+from bridge.rules.context import RuleContext
+from bridge.rules.rule import MODEL_CHECK, error, mcore, no_effect, warning
+from bridge.rules.violation import Violation
+from bridge.target.versions import at_least, dotted
+
+
+def fp8_attention_without_backend(run: RuleContext) -> Iterator[Violation]:
+    """Yield the GPU or the cuDNN that FP8 attention under current scaling needs."""
+    if not run.is_tensorwise or not run.model.fp8_dot_product_attention or run.is_emulated:
+        return
+    if run.capability is not None and run.target.is_before(10):
+        has = dotted(run.capability)
+        yield Violation(what=f"compute capability 10.0, and the target has {has}")
+        return
+    least = "9.13.1"
+    if at_least(run.te, "2.15"):
+        least = "9.14"
+    if at_least(run.cudnn, least) is False:
+        yield Violation(what=f"cuDNN {least}")
+
+
+def softmax_dtype_of_te(run: RuleContext) -> Iterator[Violation]:
+    """Yield the violation of a softmax dtype that Transformer Engine's attention does not read.
+
+    A framework's model class can have another default than Megatron's. Nobody stated it then, and
+    the finding is an info.
+    """
+    if run.model.transformer_impl != "transformer_engine" or run.is_emulated:
+        return
+    if not run.differs_from_default("attention_softmax_in_fp32"):
+        return
+    if "attention_softmax_in_fp32" in run.stated:
+        yield Violation()
+    else:
+        yield Violation(severity="info")
+
+
+RULES = (
+    error(
+        id="PB441",
+        title="no FP8 attention for current scaling",
+        setting="fp8_dot_product_attention",
+        when=fp8_attention_without_backend,
+        message="FP8 attention under current scaling needs {what}: there is no backend at the "
+        "first forward pass",
+        remedies=("set fp8_dot_product_attention=False", "use fp8_recipe='delayed'"),
+        source="NVIDIA/TransformerEngine pull request 2012; Transformer Engine 2.20 "
+        "attention/dot_product_attention/utils.py",
+        evidence="reported",
+    ),
+    no_effect(
+        id="PB442",
+        title="FP8 attention that does not reach MXFP8",
+        setting="fp8_dot_product_attention",
+        versions=(mcore(until="0.18"),),
+        when=lambda run: run.is_mxfp8 and run.model.fp8_dot_product_attention,
+        message="has no effect: megatron-core hands it to Transformer Engine "
+        "under mxfp8 from 0.18 on",
+        remedies=("drop it", "use megatron-core 0.18"),
+        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, 0.18.2",
+    ),
+    no_effect(
+        id="PB443",
+        title="FP8 attention that does not reach NVFP4",
+        setting="fp8_dot_product_attention",
+        versions=(mcore(until="0.17"),),
+        when=lambda run: run.is_fp4 and run.model.fp8_dot_product_attention and run.is_nvfp4,
+        message="has no effect: megatron-core hands it to Transformer Engine "
+        "under nvfp4 from 0.17 on",
+        remedies=("drop it", "use megatron-core 0.17"),
+        source="megatron-core 0.16.1 fp4_utils.get_fp4_recipe, 0.17.1",
+    ),
+    warning(
+        id="PB444",
+        title="softmax dtype overruled",
+        setting="model.attention_softmax_in_fp32",
+        when=lambda run: (
+            run.model.apply_query_key_layer_scaling and not run.model.attention_softmax_in_fp32
+        ),
+        message="apply_query_key_layer_scaling sets it to True",
+        remedies=("set it to True, as it will be", "set apply_query_key_layer_scaling=False"),
+        source=MODEL_CHECK,
+    ),
+    warning(
+        id="PB445",
+        title="softmax dtype of Transformer Engine's attention",
+        setting="attention_softmax_in_fp32",
+        when=softmax_dtype_of_te,
+        message="has no effect: Transformer Engine's attention does not read it",
+        remedies=("drop it", "set model.transformer_impl=local"),
+        source="megatron-core 0.16.1 transformer/dot_product_attention.py:106, the one reader",
+    ),
+    no_effect(
+        id="PB446",
+        title="norm of an indexer that is not there",
+        setting="dsa_indexer_k_norm_fp32",
+        versions=(mcore(since="0.19"),),
+        when=lambda run: (
+            run.has_model
+            and run.differs_from_default("dsa_indexer_k_norm_fp32")
+            and run.model.experimental_attention_variant != "dsa"
+        ),
+        message="has no effect: the model has no sparse attention of DeepSeek",
+        remedies=("drop it", "set model.experimental_attention_variant=dsa"),
+        source="megatron-core 0.19.2 transformer/experimental_attention_variant/dsa.py:1297",
+    ),
+)

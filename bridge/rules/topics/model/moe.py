@@ -1,0 +1,381 @@
+"""Mixture of experts: token counts, the router's dtype, schedules and dispatchers."""
+
+from collections.abc import Iterator
+
+from bridge.precision.config import MEGATRON_FIELDS
+from bridge.rules.context import RuleContext
+from bridge.rules.rule import MODEL_CHECK, PARSER, error, info, mcore, sync_info, te, warning
+from bridge.rules.run_context import RunContext
+from bridge.rules.violation import Violation
+
+_OF_EXPERTS = tuple(name for name in MEGATRON_FIELDS if name.startswith("moe_"))
+LARGEST_FP16 = 65_504
+EXACT_BF16 = 256
+"""The largest whole number up to which BF16 has every one."""
+WRONG_SIGN = "the sign of an update is wrong near balance"
+_OPEN = {
+    "bf16": f"{WRONG_SIGN}: at 40,000 tokens, for example, two counts are 256 apart",
+    "fp16": "their sum is inf where the tokens of a step x top-k are above "
+    f"{LARGEST_FP16:,}, and nothing is balanced",
+}
+"""Mode -> the effect where the tokens of a step are not known."""
+
+
+def _pads(run: RuleContext) -> bool:
+    """Return whether the router pads its map to sizes that FP8 and FP4 GEMMs take."""
+    return run.model.moe_router_padding_for_quantization or run.model.moe_router_padding_for_fp8
+
+
+def fused_experts_in_another_scheme(run: RunContext) -> Iterator[Violation]:
+    """Yield the violation of the fused grouped MLP, which runs MXFP8, or NVFP4 by a variable."""
+    if not run.has_experts or not run.model.use_transformer_engine_op_fuser:
+        return
+    if not run.is_low or run.is_mxfp8:
+        return
+    if run.is_fp4 and run.environment.get("FP4_RECIPE") == "nvfp4":
+        return
+    if run.is_nvfp4:
+        yield Violation(variable="set FP4_RECIPE=nvfp4")
+    else:
+        yield Violation(variable="")
+
+
+def low_precision_transport(run: RunContext) -> Iterator[Violation]:
+    """Yield the dtypes of dispatch and combine for which the run has no dispatcher or kernel."""
+    if not run.has_experts:
+        return
+    model = run.model
+    if run.has_ncclep and model.use_transformer_engine_op_fuser and model.moe_grouped_gemm:
+        return
+    if model.moe_dispatch_fwd_dtype not in ("bf16", None):
+        yield Violation("model.moe_dispatch_fwd_dtype")
+    if model.moe_combine_bwd_dtype not in ("bf16", None):
+        yield Violation("model.moe_combine_bwd_dtype")
+
+
+def _lacks_the_fused_mlp(run: RuleContext) -> bool:
+    variable = "NVTE_CUTEDSL_FUSED_GROUPED_MLP"
+    is_off = run.has_environment and run.environment.get(variable) != "1"
+    return run.target.is_before(10) or is_off
+
+
+def settings_of_absent_experts(run: RuleContext) -> Iterator[Violation]:
+    """Yield the stated settings of experts in a model that has none."""
+    if not run.has_model or run.model.num_moe_experts:
+        return
+    for name in _OF_EXPERTS:
+        if run.differs_from_default(name):
+            yield Violation(name)
+
+
+def two_numbers_of_processors(run: RunContext) -> bool:
+    """Return whether Megatron Bridge's two names of one number hold two numbers."""
+    if not run.program.is_bridge or run.model.moe_flex_dispatcher_num_sms is not None:
+        return False
+    deepep, hybridep = run.model.moe_deepep_num_sms, run.model.moe_hybridep_num_sms
+    return deepep is not None and hybridep is not None and deepep != hybridep
+
+
+def half_precision_counts(run: RunContext) -> Iterator[Violation]:
+    """Yield the violation of token counts that the dtype of the model cannot hold.
+
+    It is an info where there is no count.
+    """
+    if not run.has_experts or not run.is_half or not run.has_optimizer:
+        return
+    model = run.model
+    if not model.moe_router_enable_expert_bias or not model.moe_router_bias_update_rate:
+        return
+    length = model.seq_length or run.data.seq_length
+    batch = run.train.global_batch_size
+    balanced = _balanced_by_loss(run)
+    if not length or not batch:
+        yield Violation(effect=_OPEN[run.mode], balanced=balanced, severity="info")
+        return
+    routed = length * batch * model.moe_router_topk
+    if run.is_bf16:
+        mean = routed // (model.num_moe_experts or 1)
+        if mean > EXACT_BF16:
+            spacing = _bf16_spacing(mean)
+            effect = f"{WRONG_SIGN}: at {mean:,} tokens two counts are {spacing:,} apart"
+            yield Violation(effect=effect, balanced=balanced)
+    elif routed > LARGEST_FP16:
+        effect = (
+            f"their sum, {routed:,} in a step, is inf above {LARGEST_FP16:,}: no bias goes down, "
+            "and nothing is balanced"
+        )
+        yield Violation(effect=effect, balanced=balanced, severity="error")
+
+
+def _bf16_spacing(number: int) -> int:
+    """Return the distance of two neighbours in BF16: 2 above 256, 4 above 512, and so on."""
+    return 1 << (number.bit_length() - 8)
+
+
+def _balanced_by_loss(run: RuleContext) -> str:
+    """Return the words that balance a run without a bias; none where a loss balances it already."""
+    if run.model.moe_router_load_balancing_type in ("none", ["none"], None):
+        return " and model.moe_router_load_balancing_type=aux_loss"
+    return ""
+
+
+RULES = (
+    info(
+        id="PB421",
+        title="expert batches of any size",
+        setting="model.moe_router_padding_for_quantization",
+        when=lambda run: (
+            run.has_experts
+            and run.is_low
+            and not run.is_emulated
+            and not run.model.moe_pad_expert_input_to_capacity
+            and not _pads(run)
+        ),
+        message="the tokens of an expert are no multiple of what {run.scheme} GEMMs need, so "
+        "every layer with experts runs kernels that pad them",
+        remedies=(
+            "set it to True",
+            "set moe_pad_expert_input_to_capacity=True with an aligned capacity",
+        ),
+        source="megatron-core 0.16.1 transformer/moe/experts.py:605 and :863; "
+        "NVIDIA/TransformerEngine issue 2966, 2026-05-07",
+    ),
+    error(
+        id="PB422",
+        title="router padding under this dispatcher",
+        setting="model.moe_token_dispatcher_type",
+        when=lambda run: (
+            run.has_experts
+            and _pads(run)
+            and run.model.moe_token_dispatcher_type in ("allgather", "alltoall_seq")
+        ),
+        message="router padding for quantization does not work under this dispatcher",
+        remedies=("use alltoall or flex", "set moe_router_padding_for_quantization=False"),
+        source=MODEL_CHECK,
+    ),
+    error(
+        id="PB423",
+        title="router padding without FP8 or FP4",
+        setting="model.moe_router_padding_for_quantization",
+        when=lambda run: run.has_experts and _pads(run) and not run.is_low,
+        message="pads the routing map for nothing in a {run.mode} run, and Megatron refuses it",
+        remedies=("set it to False", "choose a recipe with FP8 or FP4"),
+        source=MODEL_CHECK,
+    ),
+    info(
+        id="PB424",
+        title="deprecated name",
+        setting="model.moe_router_padding_for_fp8",
+        when=lambda run: run.has_experts and run.model.moe_router_padding_for_fp8,
+        message="is the old name of moe_router_padding_for_quantization, "
+        "which Megatron sets from it",
+        remedies=("use the new name",),
+        source=MODEL_CHECK,
+    ),
+    info(
+        id="PB426",
+        title="router below FP32",
+        setting="model.moe_router_dtype",
+        when=lambda run: (
+            run.has_experts and run.is_half and run.model.moe_router_dtype not in ("fp32", "fp64")
+        ),
+        message="the router's probabilities are computed in {run.mode}; FP32 is "
+        "what most large runs use",
+        remedies=("set it to fp32",),
+        source="megatron-core 0.16.1 transformer_config.py warns from 32 experts on; "
+        "pytorch/torchtitan issue 2389, 2026-02",
+    ),
+    error(
+        id="PB427",
+        title="expert-parallel overlap in FP32",
+        setting="model.overlap_moe_expert_parallel_comm",
+        when=lambda run: (
+            run.has_experts and run.model.overlap_moe_expert_parallel_comm and run.is_fp32
+        ),
+        message="works in bf16 and fp16 runs only",
+        remedies=("set it to False", "choose a half-precision recipe"),
+        source=f"{MODEL_CHECK}: an assertion",
+    ),
+    warning(
+        id="PB428",
+        title="FP4 does not reach the overlapped schedule",
+        setting="fp4",
+        versions=(mcore(until="0.19.2"),),
+        when=lambda run: (
+            run.has_experts and run.is_fp4 and run.model.overlap_moe_expert_parallel_comm
+        ),
+        message="under overlap_moe_expert_parallel_comm the schedule enters the FP8 context only, "
+        "so GEMMs run in {run.mode}",
+        remedies=("use megatron-core 0.19.2", "turn the overlap off", "choose an MXFP8 recipe"),
+        source="megatron-core 0.16.1 models/common/model_chunk_schedule_plan.py; fixed in 0.19.2 "
+        "(get_inner_quantization_context)",
+    ),
+    warning(
+        id="PB429",
+        title="fused experts choose their own scheme",
+        setting="model.use_transformer_engine_op_fuser",
+        versions=(mcore(since="0.18"),),
+        when=fused_experts_in_another_scheme,
+        message="the fused grouped MLP runs MXFP8 whatever fp8_recipe says, or NVFP4 with "
+        "FP4_RECIPE=nvfp4 set; this run asks for {run.scheme}",
+        remedies=("set it to False", "choose an MXFP8 recipe", "{variable}"),
+        source="megatron-core 0.19.2 extensions/transformer_engine.py TEFusedMLPWithGroupedLinear",
+    ),
+    error(
+        id="PB430",
+        title="single grouped weight under this scheme",
+        setting="model.moe_single_grouped_weight",
+        versions=(mcore(since="0.18"),),
+        when=lambda run: (
+            run.has_experts
+            and run.model.moe_single_grouped_weight
+            and run.is_low
+            and run.scheme not in ("mxfp8", "nvfp4")
+        ),
+        message="one tensor for all experts' weights works under mxfp8 and nvfp4 only, and this "
+        "run is {run.scheme}",
+        remedies=("set it to False", "choose an MXFP8 or NVFP4 recipe"),
+        source="megatron-core 0.19.2 transformer_config.py __post_init__",
+    ),
+    error(
+        id="PB431",
+        title="low-precision dispatch without its conditions",
+        setting="model.moe_dispatch_fwd_dtype",
+        versions=(mcore(since="0.20"),),
+        when=low_precision_transport,
+        message="needs the flex dispatcher with ncclep, the op fuser and grouped GEMMs",
+        remedies=("set it to bf16", "set these four"),
+        source="Megatron-LM main of 2026-08-22 transformer_config.py __post_init__",
+    ),
+    error(
+        id="PB432",
+        title="batch-invariant experts in low precision",
+        setting="model.batch_invariant_mode",
+        versions=(mcore(since="0.20"),),
+        when=lambda run: run.has_experts and run.model.batch_invariant_mode and run.is_low,
+        message="a mixture of experts is batch-invariant without FP8 and FP4 only",
+        remedies=("set it to False", "choose a recipe without FP8 and FP4"),
+        source="Megatron-LM main of 2026-08-22 transformer_config.py __post_init__",
+    ),
+    error(
+        id="PB433",
+        title="grouped GEMM before Ampere",
+        setting="model.moe_grouped_gemm",
+        when=lambda run: run.has_experts and run.model.moe_grouped_gemm and run.target.is_before(8),
+        message="grouped GEMM kernels need compute capability 8.0, and the target has "
+        "{run.capability[0]}.{run.capability[1]}",
+        remedies=("set it to False", "use newer GPUs"),
+        source=PARSER,
+    ),
+    error(
+        id="PB434",
+        title="ncclep with a capacity factor in low precision",
+        setting="model.moe_expert_capacity_factor",
+        versions=(mcore(since="0.20"),),
+        when=lambda run: (
+            run.has_experts
+            and run.is_low
+            and run.has_ncclep
+            and _lacks_the_fused_mlp(run)
+            and run.model.moe_expert_capacity_factor is not None
+        ),
+        message="under the ncclep dispatcher and FP8 or FP4 needs compute capability 10.0 and "
+        "NVTE_CUTEDSL_FUSED_GROUPED_MLP=1",
+        remedies=("set it to None", "use another dispatcher backend"),
+        source="Megatron-LM main of 2026-08-22 transformer/moe/token_dispatcher.py",
+    ),
+    sync_info(
+        id="PB435",
+        title="setting of experts in a model without",
+        setting="moe_router_dtype",
+        sync="reported",
+        when=settings_of_absent_experts,
+        message="has no effect: the model has no experts",
+        remedies=("drop it", "set model.num_moe_experts"),
+        source="megatron-core 0.16.1 transformer/moe/router.py:96, "
+        "transformer/moe/token_dispatcher.py:617",
+    ),
+    error(
+        id="PB436",
+        title="checkpoint of grouped experts without a state",
+        setting="model.moe_grouped_gemm",
+        versions=(mcore(until="0.19"), te(since="2.18")),
+        when=lambda run: (
+            run.has_experts
+            and run.model.moe_grouped_gemm
+            and run.is_low
+            and not run.is_delayed
+            and not run.is_emulated
+            and run.te is not None
+            and run.mcore is not None
+        ),
+        message="saving a checkpoint ends in a TypeError: from Transformer Engine 2.18 on the "
+        "extra state of {run.scheme} scaling is empty, and this Megatron Core splits it "
+        "by expert without looking",
+        remedies=(
+            "use megatron-core 0.19",
+            "use Transformer Engine 2.17",
+            "set moe_grouped_gemm=False",
+        ),
+        source="a rehearsal; megatron-core 0.16.1 extensions/transformer_engine.py:1705 "
+        "_split_extra_state, Transformer Engine 2.18 pytorch/module/base.py get_extra_state (pull "
+        "request 3123); fixed in megatron-core 0.19.0",
+    ),
+    error(
+        id="PB437",
+        title="two numbers of processors for the dispatcher",
+        setting="model.moe_hybridep_num_sms",
+        versions=(mcore(since="0.19"),),
+        when=two_numbers_of_processors,
+        message="must be moe_deepep_num_sms, which is {run.model.moe_deepep_num_sms}: Megatron "
+        "takes one of them for the moe_flex_dispatcher_num_sms that is not set",
+        remedies=("set moe_flex_dispatcher_num_sms alone",),
+        source="megatron-core main of 2026-08-22 "
+        "transformer/transformer_config.py:1806 __post_init__",
+    ),
+    error(
+        id="PB438",
+        title="gradients of experts that tensor-parallel ranks do not add",
+        setting="model.expert_tensor_parallel_size",
+        versions=(mcore(until="0.19"),),
+        when=lambda run: (
+            run.has_experts
+            and run.parallel.expert == 1
+            and run.parallel.expert_tensor != run.parallel.tensor
+        ),
+        message="must be tensor_model_parallel_size, which is {run.parallel.tensor}, without "
+        "expert parallelism: each tensor-parallel rank updates its copy of the experts with the "
+        "gradients of its own tokens alone",
+        remedies=(
+            "leave it at None",
+            "set expert_model_parallel_size above 1",
+            "use megatron-core 0.19",
+        ),
+        source="megatron-core 0.16.1 tensor_parallel/layers.py:886, "
+        "extensions/transformer_engine.py:644; fixed in 0.19.0 (pull request 5916); a run of TP 2 "
+        "over gloo, whose first gradient norm was 8.143, and 8.276 in one process",
+        explanation="Without expert parallelism Megatron reduces the experts' gradients with "
+        "those of the dense layers, over the data-parallel ranks. Experts that tensor parallelism "
+        "does not split have copies on the tensor-parallel ranks too, which see other "
+        "tokens each and drift apart.",
+    ),
+    warning(
+        id="PB439",
+        title="token counts of experts in half precision",
+        setting="model.moe_router_enable_expert_bias",
+        versions=(mcore(until="0.20"),),
+        when=half_precision_counts,
+        message="the token counts of the experts are kept in {run.mode} (Float16Module casts the "
+        "buffer local_tokens_per_expert), so that {effect}",
+        remedies=(
+            "use a Megatron Core with pull request 7081 (2026-09-04)",
+            "set model.moe_router_enable_expert_bias=False{balanced}",
+        ),
+        source="megatron-core 0.16.1 and 0.19.2 transformer/moe/router.py, "
+        "transformer/moe/moe_utils.py get_updated_expert_bias, transformer/module.py "
+        "Float16Module; executed with 0.16.1; NVIDIA/Megatron-LM pull request 7081, 2026-09-04",
+        explanation="Counts are added up over micro-batches and ranks, and only the sign of their "
+        "distance from the mean moves a bias. In BF16 counts near the mean are rounded to it or "
+        "beyond it. In FP16 the mean is inf, so that every expert seems to have too few tokens.",
+    ),
+)

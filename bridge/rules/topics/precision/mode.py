@@ -1,0 +1,337 @@
+"""FP32, FP16 or BF16: one mode, the dtypes that belong to it, autocast."""
+
+from collections.abc import Iterator
+
+from bridge.model.layout import RESIDUAL_IS_KEPT, sent_between_stages
+from bridge.rules.context import RuleContext
+from bridge.rules.rule import (
+    MODEL_CHECK,
+    PARSER,
+    contradiction,
+    error,
+    info,
+    mcore,
+    no_effect,
+    sync_warning,
+    warning,
+)
+from bridge.rules.run_context import RunContext
+from bridge.rules.violation import Violation
+from bridge.rules.without_effect import without_effect
+from bridge.target.versions import at_least
+
+MODES = ("fp32", "fp16", "bf16")
+
+
+def several_modes(run: RuleContext) -> Iterator[Violation]:
+    """Yield the last of several modes that a recipe states, or a config that has both halves on."""
+    on = [mode for mode in MODES if run.stated.get(mode)]
+    if len(on) > 1:
+        yield Violation(on[-1], value=on)
+        return
+    both = []
+    for role in ("model", "optimizer"):
+        owner = run.views[role]
+        if owner.fp16 and owner.bf16:
+            both.append(role)
+    if both:
+        yield Violation(f"{both[0]}.bf16", value=["fp16", "bf16"])
+
+
+def only_mode_is_off(run: RuleContext) -> Iterator[Violation]:
+    """Yield the mode that is stated to be off, and the field whose dtype belongs to it."""
+    if not run.is_fp32 or run.stated.get("fp32"):
+        return
+    for name in ("params_dtype", "pipeline_dtype"):
+        dtype = run.stated.get(name, "fp32")
+        if dtype != "fp32" and run.stated.get(dtype) is False:
+            yield Violation(dtype, name=name, dtype=dtype)
+            return
+
+
+def dtype_of_another_mode(run: RuleContext) -> Iterator[Violation]:
+    """Yield the dtypes of weights and of pipeline buffers that do not belong to the mode."""
+    if weights_are_not_cast(run) or [*only_mode_is_off(run)] or [*several_modes(run)]:
+        return
+    of_weights = ["fp32"]
+    if run.is_half:
+        of_weights = [run.mode, "fp32"]
+    of_stages = [*of_weights]
+    if run.model.enable_autocast and run.model.autocast_dtype:
+        of_stages.append(run.model.autocast_dtype)
+    legal = {"params_dtype": of_weights, "pipeline_dtype": [*dict.fromkeys(of_stages)]}
+    for name, dtypes in legal.items():
+        value = getattr(run.model, name)
+        if value is not None and value not in dtypes:
+            yield Violation(name, value=value, legal=" or ".join(dtypes))
+
+
+def received_in_another_dtype(run: RunContext) -> Iterator[Violation]:
+    """Yield the dtype that a pipeline stage sends where the next one receives another."""
+    if not run.has_model or run.model.pipeline_dtype is None or run.parallel.pipeline <= 1:
+        return
+    if run.model.fp32_residual_connection and at_least(run.mcore, RESIDUAL_IS_KEPT) is not False:
+        return  # Megatron's __post_init__ makes it FP32
+    is_local = run.model.transformer_impl == "local"
+    if run.program.is_own and run.backend not in ("te", "te_cpu") and not run.has_gpu:
+        is_local = True
+    sent = sent_between_stages(run.views["model"].values, run.mcore, is_local=is_local)
+    if sent is not None and sent != run.model.pipeline_dtype:
+        yield Violation(sent=sent)
+
+
+def weights_are_not_cast(run: RuleContext) -> bool:
+    """Return whether weights are in half precision without a mode, and so not Megatron's own.
+
+    FP32 weights under a half-precision mode are Megatron's own: created in FP32 and cast.
+    """
+    return run.precision is None and run.is_fp32 and run.model.params_dtype in ("fp16", "bf16")
+
+
+def half_precision_without_masters(run: RuleContext) -> Iterator[Violation]:
+    """Yield the half-precision weights without masters, or without a loss scale.
+
+    The distributed optimizer and Megatron-FSDP make FP32 masters by the dtype of the weights,
+    whatever the mode.
+    """
+    if not weights_are_not_cast(run):
+        return
+    has_masters = run.has_optimizer and (run.is_sharded or run.has_megatron_fsdp)
+    dtype = run.model.params_dtype
+    if not has_masters:
+        missing = "or the optimizer steps on them without FP32 masters"
+        yield Violation(missing=missing, dtype=dtype)
+    elif dtype == "fp16" and not run.optimizer.loss_scale:
+        yield Violation(missing="or FP16 gradients have no loss scale", dtype=dtype)
+
+
+def low_precision_without_mode(run: RuleContext) -> Iterator[Violation]:
+    """Yield the FP8 or FP4 format of a run whose mode nothing states."""
+    if not run.is_low or not run.is_fp32:
+        return
+    family = "fp4"
+    if run.is_fp8:
+        family = "fp8"
+    value = run.format_of(family)
+    if run.precision is not None:
+        if not run.stated.get("fp32"):
+            confirm = "state fp32=True, if that is meant"
+            yield Violation(family, value=value, state="state bf16=True", confirm=confirm)
+        return
+    if not isinstance(run, RunContext) or not run.has_model:
+        return
+    if run.sections["model"].stated.isdisjoint(("bf16", "fp16")):
+        state = "set model.bf16=True and optimizer.bf16=True (--bf16 of Megatron-LM)"
+        confirm = "silence this if FP32 is meant"
+        yield Violation(f"model.{family}", value=value, state=state, confirm=confirm)
+
+
+def autocast_dtype_without_effect(run: RuleContext) -> Iterator[Violation]:
+    """Yield the dtype of an autocast that is off."""
+    return without_effect(run, ["autocast_dtype"])
+
+
+RULES = (
+    contradiction(
+        id="PB101",
+        title="more than one mode",
+        setting="bf16",
+        sync="refused",
+        when=several_modes,
+        message="only one of fp32, fp16 and bf16 can be on",
+        remedies=("keep one and set the others to False",),
+        source=f"{MODEL_CHECK}; Megatron Bridge training/config.py, 2026-08-22",
+        explanation="Megatron's model config refuses fp16 with bf16. Its optimizer config does "
+        "not, and would pick FP16.",
+    ),
+    contradiction(
+        id="PB102",
+        title="dtype of another mode",
+        setting="params_dtype",
+        when=dtype_of_another_mode,
+        message="must be {legal} in a run whose mode is {run.mode}",
+        remedies=("drop it: it follows the mode", "switch the mode on that it belongs to"),
+        source="Megatron-LM training/arguments.py validate_args, 0.19.2 (nothing checks it for "
+        "configs built in Python)",
+        explanation="Megatron-LM's argument parser derives the dtype of weights and of pipeline "
+        "buffers from --bf16 and --fp16. Configs built in Python can disagree: weights of one "
+        "dtype then meet norms and embeddings of another, which fails in a matrix multiplication "
+        "or trains in a dtype that no setting states.",
+    ),
+    error(
+        id="PB103",
+        title="no FP32 master weights and no loss scale",
+        setting="model.params_dtype",
+        when=half_precision_without_masters,
+        message="half-precision weights need the mode switched on, {missing}",
+        remedies=("set model.{dtype} and optimizer.{dtype} to True", "choose a recipe"),
+        source="megatron-core 0.16.1 and Megatron-LM main of 2026-08-22, optimizer/__init__.py: "
+        "FP32Optimizer is chosen by optimizer.fp16 and optimizer.bf16, "
+        "DistributedOptimizer before them",
+        explanation="An update of the size lr x gradient is often smaller than half an ulp of a "
+        "BF16 weight (one part in 256 or less), so that it rounds away and the weight never "
+        "moves. FP32 master weights keep the sum.",
+    ),
+    contradiction(
+        id="PB104",
+        title="autocast to FP32",
+        setting="autocast_enabled",
+        sync="reported",
+        when=lambda run: (
+            run.model.enable_autocast
+            and (run.model.autocast_dtype or run.model.params_dtype) == "fp32"
+        ),
+        message="autocast needs a half-precision dtype to cast to, and would cast to fp32",
+        remedies=("state autocast_dtype='bf16'", "set autocast_enabled=False"),
+        source="megatron-core 0.16.1 model_parallel_config.py __post_init__, "
+        "pipeline_parallel/schedules.py",
+    ),
+    no_effect(
+        id="PB105",
+        title="autocast dtype without autocast",
+        setting="autocast_dtype",
+        when=autocast_dtype_without_effect,
+        message="has no effect: {why}",
+        remedies=("state autocast_enabled=True", "drop it"),
+        source="megatron-core 0.16.1 pipeline_parallel/schedules.py",
+    ),
+    error(
+        id="PB106",
+        title="FP32 residual in an FP32 run",
+        setting="model.fp32_residual_connection",
+        when=lambda run: run.model.fp32_residual_connection and run.is_fp32,
+        message="an FP32 residual stream means something in fp16 and bf16 runs only",
+        remedies=("set fp32_residual_connection=False", "choose a half-precision recipe"),
+        source=PARSER,
+    ),
+    error(
+        id="PB107",
+        title="FP16 cross entropy outside FP16",
+        setting="model.fp16_lm_cross_entropy",
+        when=lambda run: run.model.fp16_lm_cross_entropy and not run.is_fp16,
+        message="cross entropy in FP16 works in an fp16 run only",
+        remedies=("set fp16_lm_cross_entropy=False", "choose an fp16 recipe"),
+        source=PARSER,
+    ),
+    error(
+        id="PB108",
+        title="pipeline without a dtype",
+        setting="model.pipeline_dtype",
+        when=lambda run: (
+            run.has_model and run.parallel.pipeline > 1 and run.model.pipeline_dtype is None
+        ),
+        message="pipeline stages need the dtype of what they receive",
+        remedies=(
+            "set it to the dtype of the activations ({run.mode})",
+            "choose a recipe, which does",
+        ),
+        source="megatron-core 0.16.1 model_parallel_config.py __post_init__, "
+        "pipeline_parallel/p2p_communication.py",
+    ),
+    error(
+        id="PB109",
+        title="stage that receives another dtype than was sent",
+        setting="pipeline_dtype",
+        when=received_in_another_dtype,
+        message="a pipeline stage receives its input in this dtype, and the "
+        "stage before it sends {sent}",
+        remedies=("state pipeline_dtype='{sent}'",),
+        source="megatron-core 0.16.1, 0.17.0 and 0.19.2 pipeline_parallel/p2p_communication.py and "
+        "fusions/fused_bias_dropout.py; dtypes of stages of both backends on 0.16.1 and 0.19.2",
+        explanation="No message says its dtype: over gloo the run goes on with other numbers, "
+        "over NCCL it can hang. With FP32 weights under autocast a stage sends autocast's dtype "
+        "before megatron-core 0.17 (FP32 where a local layer adds a bias), and FP32 since. "
+        "fp32_residual_connection reaches the next stage since 0.17, where Megatron "
+        "corrects the dtype itself.",
+    ),
+    warning(
+        id="PB110",
+        title="autocast under expert-parallel overlap",
+        setting="model.enable_autocast",
+        when=lambda run: (
+            run.model.enable_autocast
+            and run.model.overlap_moe_expert_parallel_comm
+            and run.shape.is_moe
+        ),
+        message="has no effect under model.overlap_moe_expert_parallel_comm: the schedule enters "
+        "another context instead",
+        remedies=("turn the overlap off", "use a recipe without autocast"),
+        source="megatron-core 0.16.1 and 0.19.2 pipeline_parallel/combined_1f1b.py",
+    ),
+    info(
+        id="PB111",
+        title="a switch of the whole process",
+        setting="model.disable_bf16_reduced_precision_matmul",
+        when=lambda run: run.is_bf16 and run.model.disable_bf16_reduced_precision_matmul,
+        message="is set for the whole process when the config is made, and never set back",
+        remedies=("make no other model in the same process that relies on it being on",),
+        source=MODEL_CHECK,
+    ),
+    warning(
+        id="PB112",
+        title="batch-invariant mode outside BF16",
+        setting="model.batch_invariant_mode",
+        when=lambda run: run.model.batch_invariant_mode and run.model.params_dtype != "bf16",
+        message="batch-invariant kernels are made for BF16 weights, which "
+        "Megatron asserts from 0.20 on",
+        remedies=("choose a bf16 recipe", "turn it off"),
+        source="Megatron-LM main of 2026-08-22 transformer_config.py __post_init__",
+    ),
+    contradiction(
+        id="PB113",
+        title="autocast dtype that autocast does not take",
+        setting="autocast_dtype",
+        when=lambda run: run.model.autocast_dtype not in (None, "bf16", "fp16", "fp32"),
+        message="must be bf16, fp16 or fp32",
+        remedies=("use one of these", "drop it"),
+        source="PyTorch 2.13 torch/amp/autocast_mode.py",
+    ),
+    no_effect(
+        id="PB114",
+        title="BF16 sums outside BF16",
+        setting="disable_bf16_reduced_precision_matmul",
+        when=lambda run: (
+            run.differs_from_default("disable_bf16_reduced_precision_matmul") and not run.is_bf16
+        ),
+        message="has no effect: Megatron sets the switch in bf16 runs only, "
+        "and this one is {run.mode}",
+        remedies=("drop it", "choose a bf16 recipe"),
+        source="megatron-core 0.16.1 transformer/transformer_config.py:921",
+    ),
+    warning(
+        id="PB115",
+        title="dtype of Mamba's states without Mamba",
+        setting="mamba_training_ssm_states_dtype",
+        versions=(mcore(since="0.19"),),
+        when=lambda run: (
+            run.differs_from_default("mamba_training_ssm_states_dtype")
+            and run.has_model
+            and not run.shape.is_hybrid
+        ),
+        message="has no effect: the model has no Mamba layers",
+        remedies=("drop it", "set model.hybrid_layer_pattern"),
+        source="megatron-core 0.19.2 ssm/mamba_mixer.py:227",
+    ),
+    sync_warning(
+        id="PB116",
+        title="FP8 or FP4 without a mode",
+        setting="fp8",
+        sync="reported",
+        when=low_precision_without_mode,
+        message="no mode is stated, so that everything around the low-precision GEMMs is FP32, "
+        "weights and activations too",
+        remedies=("{state}", "{confirm}"),
+        source="megatron-core 0.16.1 transformer_config.py: without bf16 and fp16 "
+        "params_dtype is torch.float32",
+    ),
+    contradiction(
+        id="PB117",
+        title="the only mode is off",
+        setting="bf16",
+        when=only_mode_is_off,
+        message="is off, and {name} is {dtype}: without a mode a run is in fp32",
+        remedies=("state {dtype}=True", "drop params_dtype and pipeline_dtype for a run in fp32"),
+        source="megatron-core 0.16.1 transformer_config.py: without bf16 and fp16 "
+        "params_dtype is torch.float32",
+    ),
+)

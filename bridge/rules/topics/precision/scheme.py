@@ -1,0 +1,397 @@
+"""Low-precision formats under scaling schemes, and settings that a scheme does not read."""
+
+from collections.abc import Iterator
+
+from bridge.errors import close_matches, did_you_mean, listed
+from bridge.precision.config import CHOICES
+from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES
+from bridge.rules.context import FAMILIES, RuleContext
+from bridge.rules.facts.payloads import next_to_stored_weights, wrong_payloads
+from bridge.rules.inert import BUFFER, PADDING, SCHEME_SETTINGS
+from bridge.rules.rule import (
+    MODEL_CHECK,
+    contradiction,
+    error,
+    info,
+    mcore,
+    no_effect,
+    sync_warning,
+    warning,
+)
+from bridge.rules.violation import Violation
+from bridge.rules.without_effect import without_effect
+
+_FORMATS = {"fp8": ("e4m3", "hybrid"), "fp4": ("e2m1",)}
+_SCHEMES = {"fp8": tuple(FP8_SCHEMES), "fp4": tuple(FP4_SCHEMES)}
+_OTHER = {"fp8": "fp4", "fp4": "fp8"}
+"""Family -> the other family."""
+_ALGORITHMS = ("most_recent", "max")
+ASKS_FOR_LESS = ("tp_only_amax_red", "fp8_wgrad")
+"""Fields that ask for less than the default: without effect the outcome is as asked."""
+
+
+def _hint(value: object, known: tuple[str, ...]) -> str:
+    return did_you_mean(close_matches(str(value), known)) or f"use {listed(known)}"
+
+
+def unknown_format(run: RuleContext) -> Iterator[Violation]:
+    """Yield the formats that are none of their family's, with the nearest."""
+    for family, known in _FORMATS.items():
+        value = run.format_of(family)
+        if not value or value in known:
+            continue
+        hint = _hint(value, known)
+        if value in _SCHEMES["fp8"] or value in _SCHEMES["fp4"]:
+            hint = f"say {family}_recipe={value!r}, which is a scheme, and {listed(known)} here"
+        elif value == "e5m2":
+            hint = "use 'hybrid' for E5M2 gradients; nothing trains with E5M2 in the forward pass"
+        yield Violation(family, known=listed(known), hint=hint)
+
+
+def unknown_scheme(run: RuleContext) -> Iterator[Violation]:
+    """Yield the schemes, read by the run or stated, that are none of their family's."""
+    for family, known in _SCHEMES.items():
+        name = f"{family}_recipe"
+        scheme = run.value_of(name)
+        is_read = run.format_of(family) or (name in run.stated and scheme is not None)
+        if is_read and scheme not in known:
+            yield Violation(name, known=listed(known), hint=_hint(scheme, known))
+
+
+def unknown_algorithm(run: RuleContext) -> Iterator[Violation]:
+    """Yield the amax algorithm that delayed scaling does not know."""
+    algorithm = run.value_of("fp8_amax_compute_algo")
+    if algorithm not in _ALGORITHMS:
+        yield Violation(hint=_hint(algorithm, _ALGORITHMS))
+
+
+def scheme_without_format(run: RuleContext) -> Iterator[Violation]:
+    """Yield the schemes that are stated without the format of their family.
+
+    A family that is stated to be off, or a run in the other one, leaves no doubt.
+    """
+    for family in FAMILIES:
+        scheme = run.stated.get(f"{family}_recipe")
+        if scheme is None or family in run.stated or run.stated.get(_OTHER[family]):
+            continue
+        chosen = _FORMATS[family][-1]
+        row = FP8_SCHEMES.get(scheme)
+        if family == "fp8" and row is not None:
+            chosen = row.formats[-1]
+        mode = run.mode.upper()
+        yield Violation(f"{family}_recipe", family=family, chosen=chosen, mode=mode)
+
+
+def custom_without_factory(run: RuleContext) -> Iterator[Violation]:
+    """Yield the factories of a custom scheme that are no dotted path."""
+    for family in FAMILIES:
+        if not run.is_custom or not run.format_of(family):
+            continue
+        name = f"{family}_quantizer_factory"
+        if "." not in (getattr(run.model, name) or ""):
+            yield Violation(f"model.{name}")
+
+
+def unread_settings(run: RuleContext) -> Iterator[Violation]:
+    """Yield the stated settings that no scheme of the run reads.
+
+    A setting that asks for less than the default is an info: nothing of it is done anyway.
+    """
+    for violation in without_effect(run, _settings_of_schemes(run)):
+        if violation.path in ASKS_FOR_LESS:
+            violation.severity = "info"
+        yield violation
+
+
+def _settings_of_schemes(run: RuleContext) -> list[str]:
+    """Return the settings that are a matter of effect, and not of an error."""
+    settings = []
+    for name in (*SCHEME_SETTINGS, PADDING):
+        # A model's own FP8 output head and router padding are errors (PB215, PB423).
+        is_error = name == BUFFER or (
+            name in ("fp8_output_proj", PADDING) and name not in run.stated
+        )
+        if not is_error:
+            settings.append(name)
+    if not run.is_fp8:
+        settings.append("fp8_wgrad")
+    for family in FAMILIES:
+        settings += _left_without_format(run, family)
+    if _is_left_out(run, "fp8") and run.stated.get(BUFFER):
+        settings.append(BUFFER)
+    # The precision-aware optimizer reads the scheme in runs without FP8 too.
+    if run.has_owners and run.has_precision_aware and run.has_optimizer:
+        settings = [name for name in settings if name != "fp8_recipe"]
+    return settings
+
+
+def _left_without_format(run: RuleContext, family: str) -> list[str]:
+    """Return the stated scheme and stored weights of a family that the run leaves out."""
+    if not _is_left_out(run, family):
+        return []
+    settings = []
+    if run.stated.get(f"{family}_recipe"):
+        settings.append(f"{family}_recipe")
+    for name in (f"{family}_param_gather", f"{family}_param"):
+        if name in run.stated:
+            if run.stated[name]:
+                settings.append(name)
+            break
+    return settings
+
+
+def _is_left_out(run: RuleContext, family: str) -> bool:
+    """Return whether a family is stated to be off, or the run is in the other one.
+
+    Elsewhere a scheme, stored weights and the buffer without their format are an error (PB205,
+    PB305, PB244).
+    """
+    return not run.format_of(family) and (family in run.stated or run.is_low)
+
+
+def refused_values(run: RuleContext) -> Iterator[Violation]:
+    """Yield the stated values that are no choice of Megatron's."""
+    for name, choices in CHOICES.items():
+        if run.stated.get(name) not in (None, *choices):
+            legal = listed([choice.replace("uint8", "fp8") for choice in choices])
+            yield Violation(name, legal=legal)
+
+
+RULES = (
+    contradiction(
+        id="PB201",
+        title="unknown format",
+        setting="fp8",
+        when=unknown_format,
+        message="must be {known}",
+        remedies=("{hint}",),
+        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe: checked at the first FP8 layer, "
+        "and only with Transformer Engine",
+    ),
+    contradiction(
+        id="PB202",
+        title="unknown scheme",
+        setting="fp8_recipe",
+        when=unknown_scheme,
+        message="must be {known}",
+        remedies=("{hint}",),
+        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, fp4_utils.get_fp4_recipe: checked "
+        "at the first layer",
+    ),
+    contradiction(
+        id="PB203",
+        title="unknown amax algorithm",
+        setting="fp8_amax_compute_algo",
+        when=unknown_algorithm,
+        message="must be 'most_recent' or 'max'",
+        remedies=("{hint}",),
+        source="Transformer Engine 2.20 common/recipe/__init__.py DelayedScaling",
+    ),
+    contradiction(
+        id="PB204",
+        title="FP8 and FP4 together",
+        setting="fp4",
+        when=lambda run: run.is_fp8 and run.is_fp4,
+        message="cannot be combined with FP8, which is {run.fp8!r}",
+        remedies=("set fp8=None for an FP4 run", "set fp4=None for an FP8 run"),
+        source=MODEL_CHECK,
+    ),
+    contradiction(
+        id="PB205",
+        title="scheme without a format",
+        setting="fp8_recipe",
+        when=scheme_without_format,
+        message="a scheme needs a format: without {family} this is a plain {mode} run",
+        remedies=("say {family}={chosen!r} as well", "drop {family}_recipe"),
+        source="NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py finalize(), 2026-08-22: "
+        "accepted silently",
+    ),
+    sync_warning(
+        id="PB206",
+        title="format that the scheme was not made for",
+        setting="fp8",
+        sync="reported",
+        when=lambda run: run.is_mxfp8 and run.fp8 == "hybrid",
+        message="MXFP8 is meant for 'e4m3' in every operand: E5M2 gradients were found to diverge",
+        remedies=("use fp8='e4m3'", "use fp8_recipe='tensorwise' for E5M2 gradients"),
+        source="NVIDIA-NeMo/Megatron-Bridge issue 638, 2025-09-14; legal in Transformer Engine "
+        "2.20, and run in NVIDIA's own CI from megatron-core 0.14 to 0.16",
+        evidence="reported",
+    ),
+    info(
+        id="PB207",
+        title="format under blockwise scaling",
+        setting="fp8",
+        when=lambda run: run.is_blockwise and run.fp8 in ("hybrid", "e4m3"),
+        message="whether hybrid or e4m3 tracks BF16 better under blockwise "
+        "scaling is an open question",
+        remedies=("compare both with a BF16 run of the same seed before a long run",),
+        source="NVIDIA/TransformerEngine issue 2754, 2026-03-11, for hybrid; DeepSeek-V3 and its "
+        "followers train in e4m3",
+        evidence="weak",
+    ),
+    error(
+        id="PB208",
+        title="custom scheme without a factory",
+        setting="model.fp8_quantizer_factory",
+        when=custom_without_factory,
+        message="a custom scheme needs the dotted path of a function that makes quantizers",
+        remedies=("set it to package.module.function", "choose a named scheme"),
+        source=f"{MODEL_CHECK}, fp8_utils.py _get_custom_recipe",
+    ),
+    warning(
+        id="PB209",
+        title="custom scheme does not read the format",
+        setting="fp8",
+        when=lambda run: run.is_custom and run.fp8 == "e4m3",
+        message="is not handed to a custom recipe, whose own default is hybrid",
+        remedies=("let the factory choose the format", "say fp8='hybrid'"),
+        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe, Transformer "
+        "Engine 2.20 CustomRecipe",
+    ),
+    no_effect(
+        id="PB210",
+        title="setting without effect",
+        setting="fp8_margin",
+        when=unread_settings,
+        message="has no effect: {why}",
+        remedies=("drop it", "choose a scheme that reads it"),
+        source="megatron-core 0.16.1 fp8_utils.get_fp8_recipe: what each recipe class is given",
+        explanation="Transformer Engine's recipe classes ignore keywords they do not know, so "
+        "nothing complains later.",
+    ),
+    no_effect(
+        id="PB211",
+        title="weight gradients cannot leave FP8",
+        setting="fp8_wgrad",
+        when=lambda run: run.is_fp8 and run.model.fp8_wgrad is False,
+        message="has no effect: Transformer Engine 2.0 and later run the "
+        "weight gradient in FP8 too",
+        remedies=("drop it", "use Transformer Engine 1.x with delayed scaling"),
+        source="NVIDIA/TransformerEngine commit 544dd14b4; megatron-core 0.16.1 "
+        "extensions/transformer_engine.py",
+    ),
+    warning(
+        id="PB212",
+        title="local layers run no FP8",
+        setting="model.transformer_impl",
+        when=lambda run: (
+            run.is_low and run.model.transformer_impl == "local" and not run.is_emulated
+        ),
+        message="Megatron's local layers ignore FP8 and FP4: every GEMM of this {run.scheme} run "
+        "would be {run.mode}",
+        remedies=(
+            "use transformer_impl='transformer_engine'",
+            "choose a recipe without FP8 and FP4",
+        ),
+        source="megatron-core 0.16.1 to 0.19.2: the loss is bit-equal with and without fp8; "
+        "hiyouga/LLaMA-Factory issue 9500, 2025-11-16",
+    ),
+    error(
+        id="PB213",
+        title="per-module recipe that Transformer Engine refuses",
+        setting="model.quant_recipe",
+        when=wrong_payloads,
+        message="{key}: {what}",
+        remedies=("correct the entry",),
+        source="megatron-core 0.19.2 extensions/transformer_engine.py "
+        "TEQuantizationRecipe.parse_from_config",
+    ),
+    warning(
+        id="PB214",
+        title="per-module recipes together with stored weights",
+        setting="model.quant_recipe",
+        when=next_to_stored_weights,
+        message="each module recipe has fp8_param and fp4_param of its own, which Megatron does "
+        "not compare with the run's",
+        remedies=(
+            "make them agree with fp8_param_gather and fp4_param_gather",
+            "gather weights in {run.mode}",
+        ),
+        source="Megatron-LM main of 2026-08-22 training/argument_utils.py",
+    ),
+    error(
+        id="PB215",
+        title="FP8 output head without MXFP8",
+        setting="model.fp8_output_proj",
+        versions=(mcore(since="0.18"),),
+        when=lambda run: run.model.fp8_output_proj and not run.is_mxfp8,
+        message="the output head runs in FP8 under MXFP8 only",
+        remedies=("set fp8_output_proj=False", "choose an MXFP8 recipe"),
+        source="megatron-core 0.19.2 transformer_config.py __post_init__",
+    ),
+    warning(
+        id="PB216",
+        title="FP8 output head of a hybrid model",
+        setting="model.fp8_output_proj",
+        versions=(mcore(since="0.18"),),
+        when=lambda run: run.is_mxfp8 and run.model.fp8_output_proj and run.shape.is_hybrid,
+        message="has no effect: only GPTModel has an FP8 output head",
+        remedies=("set it to False",),
+        source="megatron-core 0.19.2 models/hybrid/hybrid_model.py",
+    ),
+    error(
+        id="PB217",
+        title="FP8 activation input without SwiGLU",
+        setting="model.activation_func_fp8_input_store",
+        when=lambda run: (
+            run.model.activation_func_fp8_input_store and not run.model.gated_linear_unit
+        ),
+        message="the activation's input can be stored in FP8 for SwiGLU only",
+        remedies=("set it to False", "use activation_func=silu with gated_linear_unit=True"),
+        source=MODEL_CHECK,
+    ),
+    contradiction(
+        id="PB218",
+        title="value that Megatron does not take",
+        setting="moe_router_dtype",
+        when=refused_values,
+        message="must be {legal}",
+        remedies=("use one of these",),
+        source="megatron-core 0.19.2 transformer_config.py, Megatron-LM training/arguments.py: "
+        "the choices of each",
+    ),
+    no_effect(
+        id="PB219",
+        title="FP8 activation input without the fused activation",
+        setting="activation_func_fp8_input_store",
+        when=lambda run: (
+            run.differs_from_default("activation_func_fp8_input_store")
+            and run.has_model
+            and not run.model.bias_activation_fusion
+            and not run.model.use_te_activation_func
+        ),
+        message="has no effect: only a fused activation stores its input in FP8",
+        remedies=("drop it", "set model.bias_activation_fusion=True"),
+        source="megatron-core 0.16.1 transformer/mlp.py:179",
+    ),
+)
+
+DELAYED_RULES = (
+    info(
+        id="PB222",
+        title="largest of one amax",
+        setting="fp8_amax_history_len",
+        when=lambda run: (
+            run.is_delayed
+            and run.model.fp8_amax_compute_algo == "max"
+            and run.model.fp8_amax_history_len == 1
+        ),
+        message="the largest of a history of one step is the most recent",
+        remedies=(
+            "use 1024, the length that the delayed recipes state",
+            "say fp8_amax_compute_algo='most_recent'",
+        ),
+        source="Transformer Engine 2.20 common/recipe/delayed_scaling.cu",
+    ),
+    info(
+        id="PB223",
+        title="first step without a scale",
+        setting="model.fp8_param",
+        when=lambda run: run.is_delayed and run.model.fp8_param,
+        message="delayed scaling begins with scale 1, and weights stored in "
+        "FP8 are first cast with it",
+        remedies=("warm up the learning rate", "use fp8_recipe='tensorwise'"),
+        source="Transformer Engine 2.20 pytorch/quantization.py quantized_model_init",
+    ),
+)

@@ -1,0 +1,310 @@
+"""Weights stored in FP8 or FP4: the configs that have to agree on it, and its cost."""
+
+from collections.abc import Iterator
+
+from bridge.rules.context import FAMILIES, RuleContext
+from bridge.rules.rule import (
+    MODEL_CHECK,
+    PARSER,
+    contradiction,
+    error,
+    info,
+    mcore,
+    sync_error,
+    te,
+    warning,
+)
+from bridge.rules.run_context import RunContext
+from bridge.rules.storing import storing
+from bridge.rules.violation import Violation
+from bridge.target.versions import at_least
+
+LAYER_WISE_FP8 = "0.19"
+"""First megatron-core whose layer-wise optimizer gathers FP8 weights through the FP32 masters.
+
+Source: distributed/param_and_grad_buffer.py start_param_sync; Megatron-LM's parser asserts the
+distributed optimizer before it turns it into the layer-wise one.
+"""
+UNSLICED_NVFP4 = "2.15"
+"""First Transformer Engine whose NVFP4 tensors refuse to be sliced.
+
+Earlier ones dequantise them first. Source: its commit 549f5ba4, pytorch/tensor/nvfp4_tensor.py.
+"""
+FORMATS = {"fp8": "e4m3", "fp4": "e2m1"}
+"""Family -> the format that a remedy states."""
+
+
+def fp8_weights_unsharded(run: RuleContext) -> Iterator[Violation]:
+    """Yield the setting that stores weights in FP8 under an optimizer that is not sharded.
+
+    Megatron Bridge trains published recipes so by layers; Megatron-LM's parser refuses it.
+    """
+    if not _lacks_sharding(run, "fp8"):
+        return
+    if not _is_by_layer(run):
+        yield storing(run, "fp8")
+    elif not at_least(run.mcore, LAYER_WISE_FP8):
+        yield storing(run, "fp8", severity="warning")
+
+
+def fp4_weights_unsharded(run: RuleContext) -> Iterator[Violation]:
+    """Yield the setting that stores weights in FP4 under an optimizer that is not sharded."""
+    if not _lacks_sharding(run, "fp4"):
+        return
+    if _is_by_layer(run):
+        yield storing(run, "fp4", severity="warning")
+    else:
+        yield storing(run, "fp4")
+
+
+def _lacks_sharding(run: RuleContext, family: str) -> bool:
+    """Return whether weights are stored in a family, and no optimizer is known to be sharded."""
+    is_known = False
+    for role in ("optimizer", "ddp"):
+        if role in run.present and run.views[role].use_distributed_optimizer is not None:
+            is_known = True
+            break
+    is_sharded = run.is_sharded or run.has_fsdp
+    return run.gathers(family) and is_known and not is_sharded
+
+
+def _is_by_layer(run: RuleContext) -> bool:
+    """Return whether the optimizer shards whole layers."""
+    optimizer = run.optimizer
+    if optimizer.use_layer_wise_distributed_optimizer:
+        return True
+    return str(optimizer.optimizer).startswith("dist_")
+
+
+def half_known_storage(run: RuleContext) -> Iterator[Violation]:
+    """Yield the families in which weights are stored by the model alone, or by DDP alone."""
+    if not run.has_model or not run.has_ddp:
+        return
+    gathers = {"fp8": run.ddp.fp8_param_gather, "fp4": run.ddp.fp4_param_gather}
+    stores = {"fp8": run.model.fp8_param, "fp4": run.model.fp4_param}
+    for family in FAMILIES:
+        theirs = gathers[family]
+        if stores[family] != theirs:
+            other = f"ddp.{family}_param_gather"
+            yield Violation(f"model.{family}_param", other=other, theirs=theirs)
+
+
+def two_answers(run: RuleContext) -> Iterator[Violation]:
+    """Yield the families whose two names are stated with two values."""
+    for family in FAMILIES:
+        mine, theirs = f"{family}_param", f"{family}_param_gather"
+        if mine in run.stated and theirs in run.stated:
+            value, other = run.stated[mine], run.stated[theirs]
+            if value != other:
+                yield Violation(mine, value=value, other=theirs, theirs=other)
+
+
+def stored_without_format(run: RuleContext) -> Iterator[Violation]:
+    """Yield the families in which weights are stored and that the run is not in.
+
+    A family that is stated to be off leaves no doubt about the run.
+    """
+    for family, chosen in FORMATS.items():
+        if run.format_of(family) or family in run.stated:
+            continue
+        is_owners = run.precision is None and run.gathers(family)
+        for name in (f"{family}_param_gather", f"{family}_param"):
+            if run.stated.get(name) or is_owners:
+                words = {"family": family, "name": family.upper(), "chosen": chosen}
+                yield Violation(name, value=True, **words)
+                break
+
+
+def unsaved_projections(run: RunContext) -> Iterator[Violation]:
+    """Yield the setting that stores input projections in NVFP4, which no checkpoint can split.
+
+    A checkpoint of Megatron-FSDP does not split them.
+    """
+    if not run.gathers_fp4 or not run.calls_te or run.has_fsdp or not run.has_model:
+        return
+    if run.shape.state_space is not None:
+        mixers = "Mamba layers"
+    elif run.shape.delta_net is not None:
+        mixers = "gated delta nets"
+    else:
+        return
+    if FORMATS["fp4"] in run.stored_formats("in_proj"):
+        violation = storing(run, "fp4")
+        violation.words["mixers"] = mixers
+        yield violation
+
+
+RULES = (
+    sync_error(
+        id="PB301",
+        title="FP8 weights without sharded optimizer",
+        setting="fp8_param_gather",
+        sync="strict",
+        when=fp8_weights_unsharded,
+        message="weights can be stored in FP8 only under the distributed optimizer or FSDP",
+        remedies=(
+            "set use_distributed_optimizer=True in optimizer and ddp",
+            "set fp8_param_gather=False",
+        ),
+        source=PARSER,
+    ),
+    sync_error(
+        id="PB302",
+        title="FP4 weights without sharded optimizer",
+        setting="fp4_param_gather",
+        sync="strict",
+        when=fp4_weights_unsharded,
+        message="weights can be stored in FP4 only under the distributed optimizer or FSDP",
+        remedies=(
+            "set use_distributed_optimizer=True in optimizer and ddp",
+            "set fp4_param_gather=False",
+        ),
+        source="megatron-core 0.19.2 optimizer/distrib_optimizer.py: the only optimizer that "
+        "updates FP4 weights",
+    ),
+    error(
+        id="PB303",
+        title="stored weights that are never updated",
+        setting="model.fp8_param",
+        versions=(mcore(since="0.17.1"),),
+        when=half_known_storage,
+        message="must equal {other}, which is {theirs!r}: the optimizer skips low-precision "
+        "weights that DDP does not know of",
+        remedies=("give both the same value", "choose a recipe, which writes both"),
+        source="megatron-core 0.19.2 optimizer/distrib_optimizer.py (since 0.17.1; up to 0.17.0 "
+        "the copy was unconditional)",
+        explanation="The weights keep the values they were made with, and the loss falls only as "
+        "far as the other parameters take it.",
+    ),
+    contradiction(
+        id="PB304",
+        title="two answers to one question",
+        setting="fp8_param",
+        when=two_answers,
+        message="is another name of {other}, which says {theirs!r} and is the one that is read",
+        remedies=("give one of the two names", "give both the same value"),
+        source="NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py, 2026-08-22: the last one "
+        "set wins silently",
+    ),
+    contradiction(
+        id="PB305",
+        title="stored weights without their format",
+        setting="fp8_param_gather",
+        when=stored_without_format,
+        message="weights can be stored in {name} only in an {family} run",
+        remedies=("set it to False", "say {family}={chosen!r}"),
+        source=f"{MODEL_CHECK}; Megatron-LM training/arguments.py, 0.19.2",
+    ),
+    info(
+        id="PB306",
+        title="FP8 that takes more memory",
+        setting="fp8_param_gather",
+        when=lambda run: (
+            run.is_fp8 and run.has_owners and not run.gathers_fp8 and not run.is_emulated
+        ),
+        message="weights stay in {run.mode} and are cast again in every step: expect more memory "
+        "than {run.mode} alone, not less",
+        remedies=(
+            "store them in FP8 (fp8_param_gather=True)",
+            "count it with `precision-bridge memory`",
+        ),
+        source="NVIDIA/TransformerEngine issues 257 (2023-06-01 to "
+        "2026-01-15) and 1261 (2024-10-16)",
+        evidence="reported",
+    ),
+    warning(
+        id="PB307",
+        title="FP16 weights that pass through BF16",
+        setting="reuse_grad_buf_for_mxfp8_param_ag",
+        when=lambda run: (
+            run.is_mxfp8
+            and run.is_fp16
+            and run.gathers_fp8
+            and run.reuses_buffer
+            and run.ddp.grad_reduce_in_fp32
+        ),
+        message="Megatron gathers weights through the FP32 gradient buffer as BF16, whatever the "
+        "mode, so FP16 weights lose three bits",
+        remedies=(
+            "use BF16",
+            "set reuse_grad_buf_for_mxfp8_param_ag=False and fp8_param_gather=False",
+        ),
+        source="megatron-core 0.16.1 distributed/param_and_grad_buffer.py:786-790; measured "
+        "on a run",
+    ),
+    error(
+        id="PB308",
+        title="stored weights with masters of nothing",
+        setting="model.use_cpu_initialization",
+        when=lambda run: run.gathers_fp8 and run.model.use_cpu_initialization and run.calls_te,
+        message="must be off where weights are stored in FP8, whose masters would be memory that "
+        "nothing has written",
+        remedies=("set model.use_cpu_initialization=False", "set fp8_param_gather=False"),
+        source="megatron-core 0.16.1 extensions/transformer_engine.py:836-853, "
+        "optimizer/distrib_optimizer.py:385; measured on a run with "
+        "Transformer Engine 2.20.2 on a CPU",
+        explanation="Transformer Engine keeps a stored weight's first value for the master when "
+        "it makes the weight. Megatron initialises the weight on the CPU after that.",
+    ),
+    error(
+        id="PB309",
+        title="stored weights without masters",
+        setting="fp8_param_gather",
+        when=lambda run: (
+            run.gathers_fp8
+            and run.is_fp32
+            and not run.is_delayed
+            and not run.has_fsdp
+            and run.calls_te
+            and run.optimizer.optimizer == "adam"
+        ),
+        message="an FP32 run has no master weights, and Transformer Engine's Adam refuses to "
+        "update {run.scheme} weights without them in the first step",
+        remedies=("state bf16=True", "set fp8_param_gather=False"),
+        source="Transformer Engine 2.20.2 pytorch/optimizers/fused_adam.py:700; met in a "
+        "rehearsal of Megatron-LM "
+        "tests/functional_tests/test_cases/moe/deepseek_proxy_fsdp_ep2_fsdp2 (main of 2026-08-22) "
+        "without its FSDP",
+    ),
+    info(
+        id="PB310",
+        title="a shared buffer that the training loop has to fill",
+        setting="reuse_grad_buf_for_mxfp8_param_ag",
+        when=lambda run: (
+            run.is_mxfp8
+            and run.gathers_fp8
+            and run.reuses_buffer
+            and run.ddp.overlap_param_gather
+            and not run.has_megatron_fsdp
+        ),
+        message="under overlap_param_gather the training loop has to copy the master weights into "
+        "the shared buffer before each step, or the loss stays where it was, without an error",
+        remedies=(
+            "call _copy_main_params_to_param_buffer() behind zero_grad_buffer() "
+            "in a loop of your own",
+        ),
+        source="megatron-core 0.16.1 optimizer/optimizer.py:579-583, which leaves it to the loop; "
+        "Megatron-LM main of 2026-08-22 training/training.py train_step; measured on a run",
+        explanation="Weights and gradients share the buffer, and zeroing the gradients zeroes the "
+        "weights. A gather that is forced before a validation or a checkpoint marks the weights "
+        "as gathered (0.16.1: distributed_data_parallel.py:491, param_and_grad_buffer.py:300), so "
+        "that the loop has to finish it too.",
+    ),
+    warning(
+        id="PB311",
+        title="NVFP4 weights that cannot be saved",
+        setting="fp4_param_gather",
+        versions=(te(since=UNSLICED_NVFP4),),
+        when=unsaved_projections,
+        message="a checkpoint of {mixers} splits the weight of their input projection, and "
+        "Transformer Engine cannot slice an NVFP4 weight: saving ends in a NotImplementedError",
+        remedies=("set fp4_param_gather=False", "save no checkpoint"),
+        source="megatron-core 0.16.1 ssm/mamba_mixer.py:1149 and ssm/gated_delta_net.py:474, "
+        "0.19.2 ssm/mamba_mixer.py:1418 and ssm/gated_delta_net/common.py:525; Transformer Engine "
+        "2.15 to 2.20.2 and main of 2026-08-22 pytorch/tensor/nvfp4_tensor.py __torch_dispatch__; "
+        "measured on a rehearsal of Nemotron 3 with megatron-core 0.19.2",
+        explanation="The rows of the projection are saved as z, x, B, C and dt, or as query, key, "
+        "value and gates, so that a model of another tensor-parallel size can read them. "
+        "Transformer Engine before 2.15 writes the parts in the mode of the run.",
+    ),
+)

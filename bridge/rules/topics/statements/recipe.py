@@ -1,0 +1,236 @@
+"""A recipe and the configs that it is written into: replaced values, disagreements, the recipe's name."""
+
+from collections.abc import Iterator
+
+from bridge.precision.config import FIELD_DEFAULTS
+from bridge.precision.fields import COMMAND_LINE
+from bridge.precision.statements import recipe_name, untold_fields
+from bridge.rules.context import FAMILIES, RuleContext
+from bridge.rules.rule import no_effect, sync_error, sync_info, sync_warning, warning
+from bridge.rules.run_context import RunContext
+from bridge.rules.sync_row import SyncRow
+from bridge.rules.topics.precision.mode import MODES
+from bridge.rules.violation import Violation
+from bridge.target.fields import DEFAULTS, NAMES, PAIRS, Pair
+
+NAME_TOKENS = {
+    "current_scaling": "tensorwise",
+    "delayed_scaling": "delayed",
+    "mxfp8": "mxfp8",
+    "subchannel": "blockwise",
+    "blockwise": "blockwise",
+    "nvfp4": "nvfp4",
+}
+"""Part of a recipe's name -> the scheme that it promises."""
+
+
+def replaced_values(run: RunContext) -> Iterator[Violation]:
+    """Yield the values of owners that the recipe replaces and that somebody set or wrote down."""
+    for row in run.rows:
+        is_overridden = row.verdict == "override" and row.replaces_own
+        is_replaced = is_overridden or (row.changes and _is_written(run, row))
+        if not is_replaced or not run.is_own_known(row.path):
+            continue
+        recipe = f"the recipe states {row.new!r}"
+        if row.verdict not in ("override", "set"):
+            recipe = f"the recipe makes it {row.new!r} ({row.why})"
+        keep = ""
+        if row.can_be_kept:
+            keep = "call synchronize(on_conflict='keep')"
+        yield Violation(row.path, value=row.old, recipe=recipe, stated=_kept_by(row), keep=keep)
+
+
+def _kept_by(row: SyncRow) -> str:
+    """Return the remedy that keeps the old value of a row."""
+    if row.field == "modules":
+        return "drop mixed_precision.modules to keep it"
+    if row.field in MODES:
+        if row.old:
+            return f"choose a recipe whose mode is {row.field}"
+        return "choose a recipe of another mode"
+    if row.field in FAMILIES and row.old is None:
+        return f"choose a recipe without {row.field.upper()}"
+    return f"state mixed_precision.{row.field}={row.old} to keep it"
+
+
+def _is_written(run: RunContext, row: SyncRow) -> bool:
+    """Return whether the command line states the value of a row, or a file that is written by hand.
+
+    A file that lists most fields was saved by a program.
+    """
+    where = run.where(row.path) or ""
+    if where == COMMAND_LINE:
+        return True
+    if row.verdict != "set" or not where.endswith((".yaml", ".yml")):
+        return False
+    section = run.sections[row.owner]
+    return not section.is_mapping or 2 * len(section.stated) < len(NAMES[row.owner])
+
+
+def disagreeing_owners(run: RuleContext) -> Iterator[Violation]:
+    """Yield the settings that two configs hold with two values.
+
+    The optimizer's fp8_recipe is None in a run without FP8, and the model's is Megatron's default.
+    It may be None too where weights are stored in BF16: the distributed optimizer asks for it of
+    FP8 weights alone.
+    """
+    is_check = isinstance(run, RunContext)
+    for pair in PAIRS:
+        if not _is_compared(run, pair, is_check=is_check):
+            continue
+        role, name = pair.first
+        other_role, other_name = pair.second
+        first = getattr(run.views[role], name)
+        second = getattr(run.views[other_role], other_name)
+        is_known = is_check or (first is not None and second is not None)
+        if first != second and is_known:
+            other = f"{other_role}.{other_name}"
+            yield Violation(f"{role}.{name}", value=first, other=other, theirs=second)
+
+
+def _is_compared(run: RuleContext, pair: Pair, *, is_check: bool) -> bool:
+    """Return whether both configs of a pair are there, and this asker compares them."""
+    role, name = pair.first
+    other_role, _ = pair.second
+    if role == other_role or role not in run.present or other_role not in run.present:
+        return False
+    if is_check and not pair.is_checked:
+        return False
+    if name != "fp8_recipe":
+        return True
+    is_asked = run.optimizer.fp8_recipe is not None or run.gathers_fp8
+    return run.is_fp8 and is_asked
+
+
+def misnamed_recipe(run: RuleContext) -> Iterator[Violation]:
+    """Yield the scheme of a recipe whose name promises another."""
+    if run.precision is None:
+        return
+    name = recipe_name(run.precision) or ""
+    for token, promised in NAME_TOKENS.items():
+        if token in name:
+            if promised != run.scheme:
+                actual = run.scheme or "no scheme"
+                yield Violation(value=run.scheme, promised=promised, actual=actual, name=name)
+            return
+
+
+def fields_without_home(run: RuleContext) -> Iterator[Violation]:
+    """Yield the stated fields whose home this Megatron Core does not have."""
+    for row in run.rows:
+        if row.since is None or row.owner not in run.present:
+            continue
+        if run.differs_from_default(row.field or ""):
+            yield Violation(row.field, home=row.path, since=row.since)
+
+
+def switches_put_aside(run: RuleContext) -> Iterator[Violation]:
+    """Yield the switches that a later statement turned off, together with the switch they need."""
+    for name, by in run.put_aside.items():
+        yield Violation(name, by=by)
+
+
+def fields_of_no_config(run: RuleContext) -> Iterator[Violation]:
+    """Yield the stated fields, of a recipe's own class, that no config has."""
+    known = {*FIELD_DEFAULTS}
+    for row in run.rows:
+        if row.field is not None:
+            known.add(row.field)
+    for name in run.stated:
+        if name not in known:
+            yield Violation(f"mixed_precision.{name}")
+
+
+def left_open_values(run: RuleContext) -> Iterator[Violation]:
+    """Yield the values that owners keep where a foreign precision holds a class default."""
+    if run.precision is None:
+        return
+    left_open = untold_fields(run.precision)
+    for row in run.rows:
+        if row.verdict != "keep" or row.field not in left_open:
+            continue
+        is_changed = row.new != DEFAULTS[row.owner][row.attribute]
+        if is_changed and run.is_own_known(row.path):
+            yield Violation(row.path, value=row.new, field=row.field)
+
+
+RULES = (
+    warning(
+        id="PB123",
+        title="recipe replaces an owner's value",
+        setting="model",
+        when=replaced_values,
+        message="{recipe} and wins over the owner's own value",
+        remedies=("{stated}", "drop it to go with the recipe", "{keep}"),
+        source="NVIDIA-NeMo/Megatron-Bridge issues 2763 (2026-03-11) and 2844 (2026-03-17): the "
+        "peer does it silently",
+    ),
+    sync_error(
+        id="PB124",
+        title="two owners disagree",
+        setting="model.bf16",
+        sync="refused",
+        when=disagreeing_owners,
+        message="must equal {other}, which is {theirs!r}: it is one setting in two places",
+        remedies=("give both the same value", "let a recipe state it, which writes both"),
+        source="megatron-core 0.16.1 to 0.19.2: model, optimizer and DDP each read their own "
+        "copy; NVIDIA-NeMo/RL issue 3281, 2026-07-18",
+    ),
+    warning(
+        id="PB125",
+        title="recipe's name says something else",
+        setting="fp8_recipe",
+        when=misnamed_recipe,
+        message="the recipe is called {name}, which promises {promised}, "
+        "and its values are {actual}",
+        remedies=(
+            "choose the recipe whose name says it",
+            "give the changed recipe a name of its own",
+        ),
+        source="NVIDIA-NeMo/Megatron-Bridge training/mixed_precision.py, 2026-08-22 "
+        "(nanov2_bf16_with_fp8_current_scaling_mixed is blockwise)",
+    ),
+    no_effect(
+        id="PB129",
+        title="no home in this Megatron",
+        setting="fp4_param_gather",
+        when=fields_without_home,
+        message="{home} does not exist before megatron-core {since}, so it is not set there",
+        remedies=("use megatron-core {since}", "drop it"),
+        source="megatron-core 0.16.1 and 0.17.1 distributed_data_parallel_config.py",
+    ),
+    sync_info(
+        id="PB130",
+        title="switch off with the one it needs",
+        setting="reuse_grad_buf_for_mxfp8_param_ag",
+        sync="reported",
+        when=switches_put_aside,
+        message="is off, because a later statement turned off what it needs; {by} had turned it on",
+        remedies=("state False, which says the same", "leave it"),
+        source="this project: bridge.precision.fields",
+    ),
+    no_effect(
+        id="PB131",
+        title="field that no config has",
+        setting="mixed_precision",
+        when=fields_of_no_config,
+        message="no config that the recipe is written into has a field of this "
+        "name, so it changes nothing",
+        remedies=("add the field to the config that reads it", "drop it"),
+        source="this project: bridge.sync.plan",
+    ),
+    sync_warning(
+        id="PB133",
+        title="value that may have been stated",
+        setting="model.first_last_layers_bf16",
+        sync="reported",
+        when=left_open_values,
+        message="stays: Megatron Bridge's object holds the default of its class in {field}, which "
+        "may have been stated",
+        remedies=(
+            "state {field} in a MixedPrecisionConfig of this package",
+            "leave it, where the owner's value is meant",
+        ),
+        source="this project: bridge.registry.peer.from_peer",
+    ),
+)

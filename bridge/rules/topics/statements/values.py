@@ -1,0 +1,169 @@
+"""Values and keys as they are written: types, spelling, least values, words that a parser refuses."""
+
+from collections.abc import Iterator
+
+from bridge.errors import close_matches, did_you_mean
+from bridge.model.shape import PARALLEL_SIZES
+from bridge.precision.config import FIELD_DEFAULTS
+from bridge.precision.fields import LAYER_COUNTS
+from bridge.rules.context import FAMILIES, RuleContext
+from bridge.rules.facts.near_names import nearest_fields
+from bridge.rules.rule import contradiction, error, info, warning
+from bridge.rules.run_context import RunContext
+from bridge.rules.violation import Violation
+from bridge.target.fields import NAMES
+
+LEAST = {
+    "fp8_margin": 0,
+    "fp8_amax_history_len": 1,
+    **dict.fromkeys(LAYER_COUNTS, 0),
+    "hysteresis": 1,
+}
+"""Count -> its least value."""
+
+
+def wrong_types(run: RunContext) -> Iterator[Violation]:
+    """Yield the values that are not of their field's type."""
+    for fault in run.malformed:
+        yield Violation(fault.path, value=fault.value, why=fault.rule, rests_on=[fault.path])
+
+
+def misspelt_fields(run: RunContext) -> Iterator[Violation]:
+    """Yield the keys that are no field: all of the precision, of a config those near to a field.
+
+    A key that is near to a field stated together with it is a model provider's own.
+    """
+    for name, value in run.unknown.items():
+        hint = did_you_mean(close_matches(name, FIELD_DEFAULTS)) or "drop it"
+        yield Violation(f"mixed_precision.{name}", value=value, hint=hint)
+    for role in NAMES:
+        section = run.sections[role]
+        for name, value in section.unknown.items():
+            nearest = nearest_fields(role, name)
+            if nearest and nearest[0] not in section.stated:
+                path = f"{role}.{name}"
+                yield Violation(path, value=value, hint=did_you_mean(nearest), rests_on=[path])
+
+
+def off_that_is_not_none(run: RuleContext) -> Iterator[Violation]:
+    """Yield the families that are switched off by another value than None."""
+    for name in FAMILIES:
+        if getattr(run.model, name) in ("", False):
+            yield Violation(f"model.{name}")
+
+
+def sizes_below_one(run: RuleContext) -> Iterator[Violation]:
+    """Yield the parallel sizes below one."""
+    for name in PARALLEL_SIZES:
+        if (getattr(run.model, name) or 0) < 1:
+            yield Violation(f"model.{name}")
+
+
+def counts_below_their_least(run: RuleContext) -> Iterator[Violation]:
+    """Yield the counts of a precision that are below their least value."""
+    for name, least in LEAST.items():
+        if run.value_of(name) < least:
+            yield Violation(name, least=least)
+
+
+def default_dropouts(run: RunContext) -> Iterator[Violation]:
+    """Yield the dropouts of a model with layers that nothing states."""
+    if not run.has_model or run.model.num_layers <= 0:
+        return
+    for name in ("hidden_dropout", "attention_dropout"):
+        if name not in run.sections["model"].stated:
+            yield Violation(f"model.{name}", rests_on=(f"model.{name}",))
+
+
+def refused_words(run: RunContext) -> Iterator[Violation]:
+    """Yield the words of the command line that the program's parser refuses."""
+    for fault in run.program.refused:
+        yield Violation(
+            fault.path,
+            value=fault.value,
+            why=fault.rule,
+            remedy=fault.remedy,
+            severity=fault.severity,
+            rests_on=(),
+        )
+
+
+RULES = (
+    error(
+        id="PB121",
+        title="value of a wrong type",
+        setting="model",
+        when=wrong_types,
+        message="{why}",
+        remedies=(
+            "write a value of that type; YAML reads no, off and 1e-5 otherwise than they look",
+        ),
+        source="huggingface/accelerate issue 1386, 2023-05-04; "
+        "AMD-AGI/Primus issue 886, 2026-07-20",
+        evidence="reported",
+        explanation="A YAML 1.1 parser reads an unquoted `no` or `off` as False and `1e-5` as a "
+        "string; a quoted "
+        '"false" is a non-empty, hence true, string. A value that can only mean one thing is '
+        "taken; the rest is named.",
+    ),
+    error(
+        id="PB122",
+        title="misspelt field",
+        setting="model",
+        when=misspelt_fields,
+        message="there is no such field: an unknown key is dropped, or "
+        "lands where nothing reads it",
+        remedies=("{hint}",),
+        source="pytorch/torchtitan issues 1059 (2025-04-05) and 1644 (2025-08-27); "
+        "NVIDIA-NeMo/Megatron-Bridge issue 2957, 2026-03-23",
+        evidence="reported",
+    ),
+    warning(
+        id="PB126",
+        title="off written as something else than None",
+        setting="model.fp8",
+        when=off_that_is_not_none,
+        message="must be None where it is off: CUDA graphs and inference ask whether it is None",
+        remedies=("use None",),
+        source="megatron-core 0.19.2 transformer/cuda_graphs.py, transformer/module.py: "
+        "`config.fp8 is not None`",
+    ),
+    error(
+        id="PB127",
+        title="size below one",
+        setting="model.tensor_model_parallel_size",
+        when=sizes_below_one,
+        message="must be at least 1",
+        remedies=("use 1 for no parallelism of that kind",),
+        source="megatron-core 0.16.1 parallel_state.py",
+    ),
+    contradiction(
+        id="PB128",
+        title="count below its least value",
+        setting="fp8_margin",
+        when=counts_below_their_least,
+        message="must be at least {least}",
+        remedies=("use {least} or more",),
+        source="megatron-core 0.16.1 optimizer/grad_scaler.py, fp8_utils.py",
+    ),
+    info(
+        id="PB132",
+        title="dropout that only a default decides",
+        setting="model.hidden_dropout",
+        when=default_dropouts,
+        message="nothing states it, so that Megatron's default drops a tenth of the values; large "
+        "models are trained without dropout",
+        remedies=("state 0, or the value that is meant",),
+        source="megatron-core 0.16.1 and 0.19.2 transformer_config.py",
+    ),
+    error(
+        id="PB134",
+        title="word that the parser refuses",
+        setting="arguments",
+        when=refused_words,
+        message="{why}",
+        remedies=("{remedy}",),
+        source="Megatron-LM 0.16 to 2026-08-22 training/arguments.py parse_args, "
+        "training/argument_utils.py",
+    ),
+)

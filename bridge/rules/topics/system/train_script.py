@@ -1,0 +1,317 @@
+"""The rules of scripts/train.py: fields that its build does not honour, and wrong values.
+
+`check` asks them of the whole run, and the build asks them of its configs before it makes a model.
+Both get the same sentence and the same id. `train_script_fields.py` lists the fields that a run honours;
+every other field is refused where it differs from Megatron's default. The values and layouts below
+are refused because Megatron would train a wrong model with them in silence, or because another
+backend of ours has what this one lacks.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+from bridge.errors import close_matches, did_you_mean
+from bridge.model.hybrid import HybridPattern
+from bridge.model.variants import DELTA_NET, SPARSE
+from bridge.rules.rule import error
+from bridge.rules.run_context import RunContext
+from bridge.rules.topics.system.train_script_fields import (
+    HONOURED,
+    NEED_TE_LAYERS,
+    NEED_TE_ON_A_GPU,
+    NOT_IN_HYBRIDS,
+    SAME_NUMBERS,
+)
+from bridge.rules.violation import Violation
+from bridge.target.fields import DEFAULTS, differ
+
+TE_BACKENDS = ("te", "te_cpu")
+"""Backends whose linear layers are Transformer Engine's."""
+ALL_TO_ALL = "alltoall"
+BUILT_LAYERS = frozenset("M*-E")
+"""Letters of the layers of a hybrid model that megatron-core 0.16.1 has."""
+
+Values = Mapping[str, tuple[Any, ...]]
+"""Field -> the only values that a run can have."""
+ACCEPTED: Mapping[str, Values] = {
+    "model": {
+        "position_embedding_type": ("rope", "learned_absolute", "none"),
+        "moe_token_dispatcher_type": ("allgather", "alltoall"),
+        "transformer_impl": ("transformer_engine", "local"),
+        "normalization": ("LayerNorm", "RMSNorm"),
+        "rope_type": ("rope", "yarn"),
+        "experimental_attention_variant": (*DELTA_NET, SPARSE),
+    },
+    "optimizer": {"optimizer": ("adam", "sgd")},
+    "ddp": {},
+}
+ACCEPTED_WITHOUT_TE: Values = {"attention_backend": ("auto", "local", "unfused")}
+"""The same of a model whose layers are not Transformer Engine's."""
+
+CONTEXT_PARALLEL_TE_CPU: Values = {
+    "cp_comm_type": ("all_gather", "a2a"),
+    "attention_dropout": (0.0,),
+    "window_size": (None,),
+    "softmax_type": ("vanilla",),
+}
+CONTEXT_PARALLEL_WITHOUT_TE: Values = {
+    **CONTEXT_PARALLEL_TE_CPU,
+    "cp_comm_type": ("all_gather",),
+    "apply_query_key_layer_scaling": (False,),
+    "attention_softmax_in_fp32": (True,),
+}
+"""The same of a model under context parallelism, without a GPU."""
+
+NOT_HONOURED, WRONG_VALUE, WRONG_LAYOUT = "PB701", "PB702", "PB703"
+_REMOVE = "Remove it, or run it in Megatron-LM or Megatron Bridge"
+
+
+def unhonoured(
+    section: str, values: Mapping[str, Any], *, backend: str | None
+) -> Iterator[Violation]:
+    """Yield the fields of a section that are not at their default and that no run honours.
+
+    Args:
+        section: model, optimizer or ddp.
+        values: Field -> value; fields that are not there have their default.
+        backend: te, te_cpu, emulated or local; None: not known, and a field counts that any of
+            them honours.
+    """
+    for name, value in values.items():
+        if name not in DEFAULTS[section] or not differ(value, DEFAULTS[section][name]):
+            continue
+        if name in HONOURED[section] or name in SAME_NUMBERS[section]:
+            continue
+        clause, remedy = "scripts/train.py does not honour it", _REMOVE
+        if name in NEED_TE_LAYERS[section]:
+            if backend in (*TE_BACKENDS, None):
+                continue
+            clause += f" with precision_backend={backend}"
+            remedy = "Remove it, or set precision_backend=te_cpu"
+        elif name in NEED_TE_ON_A_GPU[section]:
+            if backend in ("te", None):
+                continue
+            clause += f" with precision_backend={backend}"
+            remedy = "Remove it, or run with Transformer Engine on a GPU"
+        path = f"{section}.{name}"
+        yield Violation(
+            path,
+            value=getattr(value, "name", value),
+            rests_on=(path,),
+            clause=clause,
+            remedy=remedy,
+        )
+
+
+def unaccepted(
+    section: str, values: Mapping[str, Any], *, backend: str | None
+) -> Iterator[Violation]:
+    """Yield the values of a section that no run can have, for the arguments of `unhonoured`."""
+    accepted = dict(ACCEPTED[section])
+    if section == "model" and backend not in (*TE_BACKENDS, None):
+        accepted |= ACCEPTED_WITHOUT_TE
+    for name, known in accepted.items():
+        value = values.get(name, DEFAULTS[section][name])
+        if (
+            differ(value, DEFAULTS[section][name])
+            and str(getattr(value, "name", value)) not in known
+        ):
+            hint = did_you_mean(close_matches(str(value), known)) or "Choose one of them."
+            yield _fault(f"{section}.{name}", value, f"must be one of {', '.join(known)}", hint)
+
+
+def without_context_parallel(
+    model: Mapping[str, Any], *, backend: str | None
+) -> Iterator[Violation]:
+    """Yield the reasons why the attention of a model has no context parallelism with a backend."""
+    model = {**DEFAULTS["model"], **model}
+    path, size = "model.context_parallel_size", model["context_parallel_size"]
+    if size == 1:
+        return
+    if model["experimental_attention_variant"] == SPARSE:
+        rule = (
+            "must be 1 for sparse attention: that of megatron-core 0.16.1 has no context "
+            "parallelism"
+        )
+        yield _fault(path, size, rule, "Leave it at 1")
+        return
+    if backend in ("te", None):
+        return
+    accepted = CONTEXT_PARALLEL_TE_CPU if backend == "te_cpu" else CONTEXT_PARALLEL_WITHOUT_TE
+    for name, known in accepted.items():
+        value = model[name]
+        values = value if name == "cp_comm_type" and isinstance(value, list) else [value]
+        if any(getattr(one, "name", one) not in known for one in values):
+            setting = f"model.{name}={' or '.join(map(str, known))}"
+            yield _fault(
+                path,
+                size,
+                f"needs {setting} with precision_backend={backend}",
+                f"Set model.{name}={known[0]}",
+            )
+
+
+def _fields(run: RunContext, backend: str | None) -> Iterator[Violation]:
+    """Yield the fields that the build would leave out."""
+    for section in HONOURED:
+        yield from unhonoured(section, run.views[section].values, backend=backend)
+        for name, value in run.sections[section].newer.items():
+            yield _fault(f"{section}.{name}", value, "scripts/train.py does not honour it", _REMOVE)
+    pattern = HybridPattern.of(run.views["model"].values)
+    if pattern is None or pattern.faults:
+        return
+    for name in sorted(NOT_IN_HYBRIDS["model"]):
+        value = getattr(run.model, name)
+        if (
+            value and value != "selective"
+        ):  # the recomputation of a part of a layer, which is the layer's
+            clause = "scripts/train.py does not honour it in a hybrid model"
+            yield _fault(f"model.{name}", value, clause, _REMOVE)
+
+
+def _values(run: RunContext, backend: str | None) -> Iterator[Violation]:
+    """Yield the values that no run can have."""
+    for section in ACCEPTED:
+        yield from unaccepted(section, run.views[section].values, backend=backend)
+    model = run.model
+    pattern = HybridPattern.of(run.views["model"].values)
+    if pattern is not None and not pattern.faults and not _is_built(pattern):
+        rule = (
+            "a run builds layers of M, *, - and E; Megatron Core has |, / and other layers "
+            "from 0.17 on"
+        )
+        yield _of_model(run, pattern.field, rule, "Write those alone")
+    experts = model.num_moe_experts
+    if experts and not 1 <= model.moe_router_topk <= experts:
+        yield _of_model(
+            run, "moe_router_topk", f"must be from 1 to the {experts} experts", "Correct it"
+        )
+    if (
+        experts and model.add_bias_linear and backend not in (*TE_BACKENDS, None)
+    ):  # local experts add them in place
+        rule = "experts have no biases without Transformer Engine's layers"
+        yield _of_model(run, "add_bias_linear", rule, "Set model.add_bias_linear=false")
+    if model.experimental_attention_variant == SPARSE and model.dsa_indexer_loss_coeff is None:
+        rule = (
+            "must be stated for sparse attention: Megatron Core multiplies the indexer's loss by it"
+        )
+        yield _of_model(run, "dsa_indexer_loss_coeff", rule, "Set it to 0.01, for example")
+
+
+def _is_built(pattern: HybridPattern) -> bool:
+    """Return whether a run can build the layers of a hybrid model's pattern."""
+    return BUILT_LAYERS.issuperset(pattern.layers) and not pattern.chunks and not pattern.depths
+
+
+def _layouts(run: RunContext, backend: str | None) -> Iterator[Violation]:
+    """Yield the fields of a layout that no backend here has, or that trains another model."""
+    model, parallel = run.model, run.parallel
+    if model.virtual_pipeline_model_parallel_size is not None and parallel.pipeline < 2:
+        rule = (
+            f"interleaves the stages of a pipeline, and there is {parallel.pipeline} "
+            "(pipeline_model_parallel_size)"
+        )
+        yield _of_model(run, "virtual_pipeline_model_parallel_size", rule, "Leave it at None")
+    if parallel.context > 1:
+        yield from without_context_parallel(run.views["model"].values, backend=backend)
+    if parallel.tensor > 1:
+        yield from _tensor_parallel(run, backend)
+    is_spread = model.num_moe_experts and parallel.expert > 1 and parallel.expert_tensor > 1
+    if is_spread and model.moe_token_dispatcher_type == ALL_TO_ALL and backend not in ("te", None):
+        rule = (
+            "must be 1 where experts are on several ranks without a GPU: gloo gathers equal "
+            "numbers of tokens alone"
+        )
+        remedy = "Set it to 1, or model.moe_token_dispatcher_type=allgather"
+        yield _fault("model.expert_tensor_parallel_size", parallel.expert_tensor, rule, remedy)
+
+
+def _tensor_parallel(run: RunContext, backend: str | None) -> Iterator[Violation]:
+    """Yield the fields with which Megatron trains another model under tensor parallelism."""
+    model, has_te_layers = run.model, backend in (*TE_BACKENDS, None)
+    if model.num_moe_experts and not model.sequence_parallel:
+        rule = (
+            "must be on for experts under tensor parallelism, without which Megatron Core "
+            "does not train them"
+        )
+        yield _of_model(run, "sequence_parallel", rule, "Set model.sequence_parallel=true")
+    if model.multi_latent_attention and not model.sequence_parallel:
+        remedy = (
+            "Without it Megatron Core's gradients of the rotary key and of the latent's norm are "
+            "not those of the model. Set model.sequence_parallel=true"
+        )
+        yield _of_model(
+            run,
+            "sequence_parallel",
+            "must be on for latent attention under tensor parallelism",
+            remedy,
+        )
+    if model.sequence_parallel and model.enable_autocast and not has_te_layers:
+        rule = (
+            "must be off under autocast without Transformer Engine's layers: the backward pass of "
+            "Megatron Core's own would reduce gradients in half precision into an FP32 "
+            "tensor, which is an error"
+        )
+        yield _of_model(run, "sequence_parallel", rule, "Set model.sequence_parallel=false")
+    if model.experimental_attention_variant == SPARSE and not has_te_layers:
+        rule = (
+            "must be 1 for sparse attention without Transformer Engine's layers: its indexer "
+            "is whole on every rank"
+        )
+        yield _of_model(run, "tensor_model_parallel_size", rule, "Set it to 1")
+
+
+def _of_model(run: RunContext, name: str, clause: str, remedy: str) -> Violation:
+    return _fault(f"model.{name}", getattr(run.model, name), clause, remedy)
+
+
+def _fault(path: str, value: object, clause: str, remedy: str) -> Violation:
+    return Violation(
+        path, value=getattr(value, "name", value), clause=clause, remedy=remedy.removesuffix(".")
+    )
+
+
+def _broken(
+    law: Callable[[RunContext, str | None], Iterator[Violation]],
+) -> Callable[[RunContext], list[Violation]]:
+    def found(run: RunContext) -> list[Violation]:
+        if not run.program.is_own:
+            return []
+        backend = run.backend
+        if backend is None and run.target.gpu is not None:
+            backend = "te" if run.has_gpu else "emulated"
+        return list(law(run, backend))
+
+    return found
+
+
+_SOURCE = "bridge/rules/topics/system/train_script_fields.py: megatron-core 0.16.1, its readers of each field"
+_row = partial(error, setting="model", message="{clause}", remedies=("{remedy}",))
+
+RULES = (
+    _row(
+        id=NOT_HONOURED,
+        title="field that the run does not honour",
+        when=_broken(_fields),
+        source=_SOURCE,
+        explanation="The build of scripts/train.py would leave the field out and train another "
+        "model. Which fields it honours depends on the layers: Transformer Engine's, its "
+        "Python on a "
+        "CPU, or the emulated ones.",
+    ),
+    _row(
+        id=WRONG_VALUE,
+        title="value that the run cannot have",
+        when=_broken(_values),
+        source=_SOURCE,
+        explanation="The build of scripts/train.py has no such value, or Megatron would end in a "
+        "traceback for it.",
+    ),
+    _row(
+        id=WRONG_LAYOUT,
+        title="layout that trains another model",
+        when=_broken(_layouts),
+        source="Runs of megatron-core 0.16.1 over gloo, compared with one process",
+    ),
+)

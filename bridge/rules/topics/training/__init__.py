@@ -1,0 +1,1 @@
+"""Rules about training in a precision: optimizer, gradients, layout, recomputation, checkpoints."""

@@ -1,0 +1,359 @@
+"""The optimizer's own dtypes, and the settings that it can be combined with."""
+
+from collections.abc import Iterator
+
+from bridge.precision.config import CHOICES
+from bridge.rules.context import RuleContext
+from bridge.rules.rule import (
+    OPTIMIZER_CHECK,
+    PARSER,
+    error,
+    info,
+    no_effect,
+    sync_error,
+    sync_warning,
+    warning,
+)
+from bridge.rules.run_context import RunContext
+from bridge.rules.violation import Violation
+from bridge.target.fields import FUSED_RECIPES
+
+_MOMENTS = ("main_params_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+_STATES = ("main_grads_dtype", *_MOMENTS)
+
+
+def states_without_precision_aware(run: RuleContext) -> Iterator[Violation]:
+    """Yield the state dtypes that an optimizer which is not precision-aware does not take."""
+    if not run.has_optimizer or run.has_precision_aware:
+        return
+    for name in _STATES:
+        if getattr(run.optimizer, name) not in ("fp32", None):
+            yield Violation(f"optimizer.{name}")
+
+
+def offloaded_without_precision_aware(run: RunContext) -> Iterator[Violation]:
+    """Yield an offloaded optimizer that is not precision-aware."""
+    is_offloaded = run.has_optimizer and run.optimizer.optimizer_cpu_offload
+    if is_offloaded and not run.has_precision_aware:
+        yield Violation(severity=_severity_of_parser(run))
+
+
+def offloaded_with_fp8_weights(run: RunContext) -> Iterator[Violation]:
+    """Yield an offloaded optimizer whose weights are stored in FP8 with scales of the present."""
+    if run.gathers_fp8 and run.optimizer.optimizer_cpu_offload and not run.is_delayed:
+        yield Violation(severity=_severity_of_parser(run))
+
+
+def _severity_of_parser(run: RunContext) -> str | None:
+    """Return "warning" where no parser of Megatron-LM checks the run, and the row's elsewhere."""
+    if run.program.is_without_parser:
+        return "warning"
+    return None
+
+
+def unread_states(run: RuleContext) -> Iterator[Violation]:
+    """Yield the state dtypes that an offloaded optimizer does not read."""
+    if not run.has_precision_aware or not run.optimizer.optimizer_cpu_offload:
+        return
+    for name in _MOMENTS:
+        if getattr(run.optimizer, name) not in ("fp32", None):
+            yield Violation(f"optimizer.{name}")
+
+
+def impossible_states(run: RuleContext) -> Iterator[Violation]:
+    """Yield the state dtypes of the optimizer's own config that no optimizer has."""
+    if not run.has_precision_aware:
+        return
+    for name in _STATES:
+        if name in run.stated:
+            continue
+        if getattr(run.optimizer, name) not in (*CHOICES[name], None):
+            legal = ", ".join(CHOICES[name]).replace("uint8", "fp8")
+            yield Violation(f"optimizer.{name}", legal=legal)
+
+
+def _leaves_the_fused_path(run: RuleContext) -> bool:
+    """Return whether Megatron keeps the FP32 masters of the precision-aware optimizer itself."""
+    return (
+        run.optimizer.fp8_recipe not in FUSED_RECIPES
+        and not run.has_megatron_fsdp
+        and run.optimizer.main_params_dtype == "fp32"
+        and not run.optimizer.optimizer_cpu_offload
+    )
+
+
+def masters_outside_the_fused_adam(run: RunContext) -> Iterator[Violation]:
+    """Yield the scheme that stands in the optimizer's config of a run without FP8.
+
+    Megatron Bridge writes it in every mode, so that nobody chose it: an info.
+    """
+    if not run.has_precision_aware or run.is_fp8 or not _leaves_the_fused_path(run):
+        return
+    if run.is_fp4 and run.gathers_fp4:
+        return
+    instead = ""
+    if run.is_bf16 and run.optimizer.store_param_remainders:
+        instead = ", not 2 bytes of remainders"
+    if run.program.is_bridge:
+        yield Violation(name="mixed_precision.fp8_recipe", instead=instead, severity="info")
+    else:
+        yield Violation(name="optimizer.fp8_recipe", instead=instead)
+
+
+def stored_blocks(run: RuleContext) -> Iterator[Violation]:
+    """Yield the setting by which the fused Adam would hold the masters of weights in blocks."""
+    if not run.has_precision_aware or run.has_megatron_fsdp:
+        return
+    optimizer = run.optimizer
+    if run.is_fp4 and run.gathers_fp4:
+        words = {"family": "FP4", "setting": "fp4_param_gather=False"}
+    elif run.is_fp8 and run.gathers_fp8 and not run.is_delayed:
+        words = {"family": "FP8", "setting": "fp8_param_gather=False"}
+    else:
+        return
+    is_fp4 = words["family"] == "FP4"
+    if optimizer.optimizer_cpu_offload:
+        if is_fp4:  # PB342 is about FP8
+            remedy = "keep the optimizer on the GPU"
+            yield Violation("optimizer.optimizer_cpu_offload", remedy=remedy, **words)
+    elif optimizer.main_params_dtype != "fp32":
+        remedy = "set main_params_dtype=fp32"
+        yield Violation("optimizer.main_params_dtype", remedy=remedy, **words)
+    elif is_fp4 and optimizer.fp8_recipe in FUSED_RECIPES:
+        remedy = "set optimizer.fp8_recipe=tensorwise (--fp8-recipe of Megatron-LM)"
+        if isinstance(run, RunContext) and run.program.is_bridge:
+            remedy = "set mixed_precision.fp8_recipe=tensorwise"
+        yield Violation("optimizer.fp8_recipe", remedy=remedy, **words)
+
+
+def remainders_without_effect(run: RuleContext) -> Iterator[Violation]:
+    """Yield the violation of param remainders that no optimizer keeps, with the reason."""
+    if not run.differs_from_default("store_param_remainders") or not run.has_optimizer:
+        return
+    if not run.has_precision_aware:
+        yield Violation(why="the optimizer is not precision-aware")
+        return
+    masters = run.optimizer.main_params_dtype
+    if masters != "fp32":
+        yield Violation(why=f"the master weights are {masters}, not fp32")
+    elif not run.is_bf16:
+        yield Violation(why=f"the weights are {run.mode}, not bf16")
+
+
+def gathering_inside_the_step(run: RuleContext) -> Iterator[Violation]:
+    """Yield the violation of gathering inside the step without its conditions.
+
+    Without overlap_param_gather the optimizer gathers the first chunk after its step: nothing is
+    wrong with it, a warning.
+    """
+    if not run.has_optimizer or not run.optimizer.overlap_param_gather_with_optimizer_step:
+        return
+    if not run.is_sharded or not run.model.virtual_pipeline_model_parallel_size:
+        yield Violation()
+    elif not run.optimizer.overlap_param_gather:
+        yield Violation(severity="warning")
+
+
+RULES = (
+    error(
+        id="PB341",
+        title="offloaded optimizer that is not precision-aware",
+        setting="optimizer.optimizer_cpu_offload",
+        when=offloaded_without_precision_aware,
+        message="an offloaded optimizer reuses the code of the precision-aware one",
+        remedies=(
+            "set optimizer.use_precision_aware_optimizer=True",
+            "keep the optimizer on the GPU",
+        ),
+        source=PARSER,
+    ),
+    error(
+        id="PB342",
+        title="offloaded optimizer with FP8 weights",
+        setting="optimizer.optimizer_cpu_offload",
+        when=offloaded_with_fp8_weights,
+        message="an offloaded optimizer updates FP8 weights under delayed scaling only",
+        remedies=(
+            "set fp8_param_gather=False",
+            "use fp8_recipe='delayed'",
+            "keep the optimizer on the GPU",
+        ),
+        source=f"{PARSER}; NVIDIA/Megatron-LM issue 2582, 2025-12-07, for the two messages that "
+        f"contradict each other",
+    ),
+    error(
+        id="PB343",
+        title="optimizer state dtype without the precision-aware optimizer",
+        setting="optimizer.exp_avg_dtype",
+        when=states_without_precision_aware,
+        message="must be fp32 unless optimizer.use_precision_aware_optimizer is on",
+        remedies=("set use_precision_aware_optimizer=True", "leave it at fp32"),
+        source=OPTIMIZER_CHECK,
+    ),
+    error(
+        id="PB344",
+        title="impossible optimizer state dtype",
+        setting="optimizer.exp_avg_dtype",
+        when=impossible_states,
+        message="must be one of {legal}",
+        remedies=("use one of them",),
+        source="Megatron-LM training/arguments.py, 0.19.2: choices of the argument parser",
+    ),
+    error(
+        id="PB345",
+        title="precision-aware optimizer that is not Adam",
+        setting="optimizer.optimizer",
+        when=lambda run: run.has_precision_aware and run.optimizer.optimizer != "adam",
+        message="only Adam is precision-aware",
+        remedies=("use adam", "set use_precision_aware_optimizer=False"),
+        source=OPTIMIZER_CHECK,
+    ),
+    error(
+        id="PB346",
+        title="precision-aware optimizer that is not distributed",
+        setting="optimizer.use_distributed_optimizer",
+        when=lambda run: (
+            run.has_precision_aware
+            and not run.optimizer.use_distributed_optimizer
+            and not run.has_megatron_fsdp
+        ),
+        message="the precision-aware optimizer works as a distributed optimizer only",
+        remedies=("set use_distributed_optimizer=True", "set use_precision_aware_optimizer=False"),
+        source=f"{OPTIMIZER_CHECK}; from 0.20 on refused when the optimizer is built",
+    ),
+    warning(
+        id="PB347",
+        title="FP8 branch in a run without FP8",
+        setting="optimizer.fp8_recipe",
+        when=masters_outside_the_fused_adam,
+        message="sends the precision-aware optimizer down its FP8 branch although fp8 is off: "
+        "Megatron keeps FP32 masters (4 bytes a parameter{instead}) and casts gradients to FP32",
+        remedies=("set {name}=null", "keep it for FP32 masters"),
+        source="megatron-core 0.16.1 and 0.19.2 optimizer_config.py __post_init__; Megatron "
+        "Bridge's MixedPrecisionConfig.setup writes 'tensorwise' here in every mode, 2026-08-22",
+    ),
+    info(
+        id="PB348",
+        title="precision-aware optimizer together with FP8 scaling",
+        setting="optimizer.use_precision_aware_optimizer",
+        when=lambda run: run.has_precision_aware and run.is_fp8 and _leaves_the_fused_path(run),
+        message="under {run.scheme} scaling Megatron keeps the FP32 masters itself and casts "
+        "gradients to FP32, so BF16 main gradients and param remainders save nothing; the "
+        "moments' dtypes still do",
+        remedies=(
+            "keep it for exp_avg_dtype and exp_avg_sq_dtype",
+            "use fp8_recipe='delayed' for the fused path",
+        ),
+        source="megatron-core 0.16.1 and 0.19.2 optimizer_config.py __post_init__, "
+        "distrib_optimizer.py",
+    ),
+    error(
+        id="PB350",
+        title="precision-aware optimizer without Transformer Engine",
+        setting="optimizer.use_precision_aware_optimizer",
+        when=lambda run: (
+            run.has_precision_aware
+            and run.target.has_te is False
+            and not run.optimizer.optimizer_cpu_offload
+        ),
+        message="needs Transformer Engine's FusedAdam, and the target has no Transformer Engine",
+        remedies=("install Transformer Engine", "set use_precision_aware_optimizer=False"),
+        source=OPTIMIZER_CHECK,
+    ),
+    error(
+        id="PB351",
+        title="gathering inside the step without its conditions",
+        setting="optimizer.overlap_param_gather_with_optimizer_step",
+        when=gathering_inside_the_step,
+        message="needs the distributed optimizer, overlap_param_gather and "
+        "interleaved pipeline stages",
+        remedies=("set it to False", "set these three"),
+        source=f"{PARSER}; Megatron-LM main of 2026-08-22 optimizer/optimizer.py:1672, which "
+        f"gathers "
+        "without overlap where overlap_param_gather is off",
+    ),
+    error(
+        id="PB352",
+        title="precision-aware optimizer by layers",
+        setting="optimizer.use_layer_wise_distributed_optimizer",
+        when=lambda run: (
+            run.has_precision_aware and run.optimizer.use_layer_wise_distributed_optimizer
+        ),
+        message="the layer-wise distributed optimizer cannot be precision-aware",
+        remedies=("set one of the two to False",),
+        source="Megatron-LM main of 2026-08-22 optimizer/__init__.py",
+    ),
+    no_effect(
+        id="PB353",
+        title="param remainders without effect",
+        setting="store_param_remainders",
+        when=remainders_without_effect,
+        message="has no effect: {why}",
+        remedies=("drop it", "state use_precision_aware_optimizer=True in a bf16 run"),
+        source="megatron-core 0.16.1 optimizer/__init__.py:387; Transformer Engine 2.20 "
+        "pytorch/optimizers/fused_adam.py",
+    ),
+    no_effect(
+        id="PB354",
+        title="precision of Muon without Muon",
+        setting="muon_fp32_matmul_prec",
+        when=lambda run: (
+            run.differs_from_default("muon_fp32_matmul_prec")
+            and run.has_optimizer
+            and "muon" not in str(run.optimizer.optimizer)
+        ),
+        message="has no effect: the optimizer is {run.optimizer.optimizer}",
+        remedies=("drop it", "use muon"),
+        source="megatron-core 0.16.1 optimizer/muon.py:265",
+    ),
+    sync_error(
+        id="PB356",
+        title="stored weights that the fused Adam cannot update",
+        setting="optimizer.fp8_recipe",
+        sync="strict",
+        when=stored_blocks,
+        message="leaves the masters to the optimizer, which gets no tensor for weights stored in "
+        "{family}: the first step ends in an AttributeError",
+        remedies=("{remedy}", "set {setting}", "set use_precision_aware_optimizer=False"),
+        source="megatron-core 0.17.1, 0.18.2, 0.19.2 and Megatron-LM main of 2026-08-22, "
+        "optimizer/distrib_optimizer.py _build_model_and_main_param_groups, "
+        "_copy_model_grads_to_main_grads; 0.16.1 for FP8",
+        explanation="Megatron gives the optimizer a shard of each weight, and None for weights in "
+        "blocks, whose memory has no such view. Where Megatron keeps FP32 masters itself, the "
+        "optimizer gets those. Under fp8_recipe None or 'delayed', with masters of another dtype "
+        "and under offloading, it keeps none.",
+    ),
+    sync_warning(
+        id="PB358",
+        title="optimizer state dtype that an offloaded optimizer does not read",
+        setting="optimizer.exp_avg_dtype",
+        sync="reported",
+        when=unread_states,
+        message="has no effect: HybridDeviceOptimizer, which steps under optimizer_cpu_offload, "
+        "keeps FP32 masters and FP32 moments, on the host and on the GPU",
+        remedies=("set it to fp32, which says the same", "set optimizer_cpu_offload=False"),
+        source="megatron-core 0.16.1 optimizer/__init__.py:336-346, and the same in 0.17.1, "
+        "0.18.2, 0.19.2 and Megatron-LM main of 2026-08-22; radixark/Megatron-LM "
+        "pull request 67 measured it",
+    ),
+    sync_warning(
+        id="PB360",
+        title="offloading that moves nothing",
+        setting="optimizer.optimizer_offload_fraction",
+        sync="reported",
+        when=lambda run: (
+            run.has_optimizer
+            and run.optimizer.optimizer_cpu_offload
+            and not run.optimizer.optimizer_offload_fraction
+        ),
+        message="leaves masters and moments on the GPU, in FP32, although optimizer_cpu_offload "
+        "is on; 0 is the default of OptimizerConfig, and only Megatron-LM's parser has 1",
+        remedies=(
+            "set optimizer.optimizer_offload_fraction=1.0",
+            "set optimizer_cpu_offload=False",
+        ),
+        source="megatron-core 0.16.1 and Megatron-LM main of 2026-08-22, "
+        "optimizer/optimizer_config.py, optimizer/cpu_offloading/hybrid_optimizer.py "
+        "_get_sub_optimizer_param_groups; training/arguments.py",
+    ),
+)

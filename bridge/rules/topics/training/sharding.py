@@ -1,0 +1,335 @@
+"""FSDP: settings that its variants turn off, ignore or refuse."""
+
+from collections.abc import Iterator
+
+from bridge.precision.config import MEGATRON_FIELDS
+from bridge.rules.context import RuleContext
+from bridge.rules.facts.off_switches import SHARDED, off_switches
+from bridge.rules.inert import BUFFER
+from bridge.rules.rule import PARSER, error, mcore, no_effect, sync_warning, warning
+from bridge.rules.run_context import RunContext
+from bridge.rules.violation import Violation
+from bridge.target.fields import SWITCHES
+from bridge.target.versions import at_least
+
+CACHE = "keep_fp8_transpose_cache"
+GATHERED = ("optim_grads", "optim_grads_params")
+"""Sharding strategies under which gradients are reduced in each micro-batch."""
+REDUCES_IN_PLACE = "0.17"
+"""First megatron-core whose Megatron-FSDP reduces a buffer of one rank in place."""
+_OF_FSDP = tuple(name for name in MEGATRON_FIELDS if name.startswith("megatron_fsdp_"))
+
+
+def refused_by_v2(run: RuleContext) -> Iterator[Violation]:
+    """Yield the settings that version 2 of Megatron-FSDP refuses."""
+    if not run.has_megatron_fsdp or run.ddp.megatron_fsdp_version != 2:
+        return
+    if not run.is_bf16:
+        yield Violation("bf16", what="BF16 only")
+    if run.optimizer.loss_scale:
+        yield Violation("loss_scale", what="no loss scale")
+    if run.has_precision_aware:
+        what = "no precision-aware optimizer"
+        yield Violation("optimizer.use_precision_aware_optimizer", what=what)
+    if run.is_fp8:
+        yield Violation("fp8", what="no FP8 (MXFP8 is a prototype: pull requests 6485 and 7588)")
+    if run.is_fp4:
+        yield Violation("fp4", what="no FP4")
+
+
+def switches_off_in_one_place(run: RuleContext) -> Iterator[Violation]:
+    """Yield the switches of sharding that the last sync turns on, or that it would."""
+    planned = [row for row in run.rows if row.attribute in SWITCHES and row.changes]
+    if not planned and run.present.issuperset(SHARDED):
+        for switch in off_switches(lambda role, name: getattr(run.views[role], name)):
+            yield Violation(f"{switch.role}.{switch.attribute}", value=False, why=switch.why)
+        return
+    where = None
+    if not isinstance(run, RunContext):
+        where = "turned on before the run"
+    for row in planned:
+        rests_on = [row.path]
+        if "FSDP" in row.why:
+            rests_on.append("ddp.use_megatron_fsdp")
+        yield Violation(row.path, value=False, where=where, why=row.why, rests_on=rests_on)
+
+
+def buffer_under_megatron_fsdp(run: RuleContext) -> Iterator[Violation]:
+    """Yield the violation of a shared buffer under Megatron-FSDP.
+
+    A recipe states it for runs without FSDP, and the last sync before a run turns it off: an info.
+    """
+    if not run.has_megatron_fsdp:
+        return
+    if not run.reuses_buffer and not (run.is_mxfp8 and run.stated.get(BUFFER)):
+        return
+    source = run.where(f"mixed_precision.{BUFFER}") or ""
+    begins = run.is_last or isinstance(run, RunContext)
+    if source.startswith("recipe ") and begins:
+        yield Violation(severity="info")
+    else:
+        yield Violation()
+
+
+def unread_reduction_dtype(run: RuleContext) -> Iterator[Violation]:
+    """Yield the reduction dtype that Megatron-FSDP does not read; an info where it holds anyway."""
+    if not run.has_megatron_fsdp or "grad_reduce_in_fp32" not in run.stated:
+        return
+    main = run.ddp.megatron_fsdp_main_grads_dtype or run.mode
+    sent = run.ddp.megatron_fsdp_grad_comm_dtype or main
+    wanted = run.mode
+    if run.value_of("grad_reduce_in_fp32"):
+        wanted = "fp32"
+    but = f"; main gradients are {main} and sent in {sent}"
+    steps = []
+    if main != wanted:
+        steps.append(f"ddp.megatron_fsdp_main_grads_dtype={wanted}")
+    if sent != wanted:
+        steps.append(f"ddp.megatron_fsdp_grad_comm_dtype={wanted}")
+    if steps:
+        yield Violation(but=but, remedy=f"set {' and '.join(steps)} instead")
+    else:
+        yield Violation(but=f"{but}, as it asks", remedy="leave it, or drop it", severity="info")
+
+
+def narrow_main_gradients(run: RuleContext) -> Iterator[Violation]:
+    """Yield the violation of main gradients in half precision; an info where that was asked for."""
+    if not run.has_megatron_fsdp or not run.is_half or run.ddp.megatron_fsdp_main_grads_dtype:
+        return
+    if "grad_reduce_in_fp32" in run.stated and not run.value_of("grad_reduce_in_fp32"):
+        yield Violation(severity="info")
+    else:
+        yield Violation()
+
+
+def unread_by_ddp(run: RuleContext) -> Iterator[Violation]:
+    """Yield the stated settings of Megatron-FSDP that the run does not read."""
+    if not run.has_ddp:
+        return
+    stated = [name for name in (*_OF_FSDP, CACHE) if run.differs_from_default(name)]
+    if not run.has_megatron_fsdp:
+        for name in stated:
+            yield Violation(name, why="Megatron-FSDP does not shard this run")
+        return
+    is_cached = run.is_fp8 and run.ddp.fp8_param_gather and not run.is_mxfp8
+    if CACHE in stated and not is_cached:
+        why = "it is about transposed FP8 weights, which this run does not store"
+        yield Violation(CACHE, why=why)
+
+
+def lone_experts(run: RunContext) -> Iterator[Violation]:
+    """Yield the layout with one data-parallel rank per expert, and its effect on gradients."""
+    if not run.has_megatron_fsdp or run.ddp.megatron_fsdp_version == 2 or not run.target.count:
+        return
+    if run.ddp.data_parallel_sharding_strategy not in GATHERED:
+        return
+    if not _has_several_micro_batches(run, run.target.count):
+        return
+    parallel = run.parallel.on_enough(run.target.count)
+    if not run.model.num_moe_experts or parallel.expert_data != 1 or parallel.expert == 1:
+        return
+    main = run.ddp.megatron_fsdp_main_grads_dtype or run.mode
+    sent = run.ddp.megatron_fsdp_grad_comm_dtype
+    is_cast = sent is not None and sent != main
+    is_averaged = run.model.calculate_per_token_loss or run.ddp.average_in_collective
+    if at_least(run.mcore, REDUCES_IN_PLACE) is False or is_cast:
+        effect = "adds it to itself"
+    elif not is_averaged:
+        ranks = parallel.data * parallel.context
+        effect = f"scales what it holds by 1/{ranks} again"
+    else:
+        return
+    yield Violation(effect=effect, value=parallel.expert, fewer=parallel.expert // 2)
+
+
+def _has_several_micro_batches(run: RunContext, count: int) -> bool:
+    """Return whether a step is known to have more than one micro-batch."""
+    whole, each = run.train.global_batch_size, run.train.micro_batch_size
+    if not whole or not each:
+        return False
+    return whole > each * run.parallel.on_enough(count).data
+
+
+RULES = (
+    warning(
+        id="PB321",
+        title="FSDP2 turns FP8 weights off",
+        setting="fp8_param_gather",
+        when=lambda run: run.gathers_fp8 and run.ddp.use_torch_fsdp2,
+        message="Megatron-LM sets it to False under torch FSDP2 with "
+        "Transformer Engine 2.0 and later",
+        remedies=(
+            "use the distributed optimizer instead",
+            "set fp8_param_gather=False, as it will be",
+        ),
+        source="Megatron-LM training/arguments.py validate_args, 0.19.2",
+    ),
+    error(
+        id="PB323",
+        title="FSDP2 in FP16",
+        setting="fp16",
+        when=lambda run: run.is_fp16 and run.ddp.use_torch_fsdp2,
+        message="torch FSDP2 cannot train in FP16 under Megatron",
+        remedies=("choose a bf16 recipe", "use the distributed optimizer"),
+        source=PARSER,
+    ),
+    no_effect(
+        id="PB324",
+        title="Megatron-FSDP turns the shared buffer off",
+        setting="reuse_grad_buf_for_mxfp8_param_ag",
+        when=buffer_under_megatron_fsdp,
+        message="has no effect: Megatron-FSDP does not implement it, and it "
+        "is turned off before a run",
+        remedies=(
+            "set it to False, as runtime_config_update does",
+            "use the distributed optimizer",
+        ),
+        source="Megatron-LM training/arguments.py validate_args, 0.19.2; Megatron Bridge "
+        "training/config.py, 2026-08-22",
+    ),
+    error(
+        id="PB326",
+        title="refused by Megatron-FSDP 2",
+        setting="ddp.megatron_fsdp_version",
+        when=refused_by_v2,
+        message="version 2 of Megatron-FSDP takes {what}",
+        remedies=("use version 1", "use the distributed optimizer", "change the setting"),
+        source="Megatron-LM main of 2026-08-22 optimizer/fully_sharded_optimizer.py, "
+        "distributed/fsdp/mcore_fsdp_adapter.py; Megatron Bridge training/config.py, 2026-08-22",
+    ),
+    no_effect(
+        id="PB327",
+        title="Megatron-FSDP does not read the reduction dtype",
+        setting="grad_reduce_in_fp32",
+        versions=(mcore(since="0.19"),),
+        when=unread_reduction_dtype,
+        message="has no effect under Megatron-FSDP of megatron-core 0.19 and later{but}",
+        remedies=("{remedy}",),
+        source="megatron-core 0.19.2 distributed/fsdp/mcore_fsdp_adapter.py",
+    ),
+    warning(
+        id="PB328",
+        title="Megatron-FSDP accumulates gradients in the weights' dtype",
+        setting="ddp.megatron_fsdp_main_grads_dtype",
+        versions=(mcore(since="0.19"),),
+        when=narrow_main_gradients,
+        message="None means the weights' dtype, so main gradients are {run.mode}",
+        remedies=("set it to fp32", "accept {run.mode} gradients"),
+        source="megatron-core 0.19.2 distributed/fsdp/mcore_fsdp_adapter.py",
+    ),
+    error(
+        id="PB329",
+        title="emerging optimizer under FSDP",
+        setting="optimizer.optimizer",
+        when=lambda run: run.has_fsdp and run.has_emerging_optimizer,
+        message="optimizers other than adam and sgd do not work under FSDP",
+        remedies=("use adam", "use the distributed optimizer"),
+        source=PARSER,
+    ),
+    sync_warning(
+        id="PB330",
+        title="sharding switch that is off in one place",
+        setting="optimizer.use_distributed_optimizer",
+        sync="reported",
+        when=switches_off_in_one_place,
+        message="has to be on: {why}",
+        remedies=("set {path}=True, as runtime_config_update does",),
+        source="Megatron Bridge 0.6.2 training/config.py "
+        "_validate_and_sync_distributed_optimizer_settings",
+    ),
+    no_effect(
+        id="PB331",
+        title="setting of Megatron-FSDP without effect",
+        setting="megatron_fsdp_main_params_dtype",
+        when=unread_by_ddp,
+        message="has no effect: {why}",
+        remedies=("drop it", "set ddp.use_megatron_fsdp=True"),
+        source="megatron-core 0.19.2 distributed/fsdp/mcore_fsdp_adapter.py:134, "
+        "fsdp/src/megatron_fsdp/megatron_fsdp.py:625",
+    ),
+    error(
+        id="PB332",
+        title="gradients that the optimizer does not read",
+        setting="ddp.megatron_fsdp_use_decoupled_grad",
+        versions=(mcore(since="0.18"),),
+        when=lambda run: (
+            run.has_megatron_fsdp
+            and run.ddp.megatron_fsdp_use_decoupled_grad
+            and run.has_optimizer
+            and not run.has_precision_aware
+            and not run.optimizer.optimizer_cpu_offload
+        ),
+        message="hands gradients to the precision-aware optimizer, which is off",
+        remedies=("set use_precision_aware_optimizer=True", "set it to False"),
+        source="megatron-core 0.19.2 "
+        "distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py:3369",
+    ),
+    warning(
+        id="PB333",
+        title="Megatron-FSDP without FP32 masters",
+        setting="megatron_fsdp_main_params_dtype",
+        versions=(mcore(since="0.17"),),
+        when=lambda run: (
+            run.has_megatron_fsdp
+            and run.is_half
+            and run.has_optimizer
+            and not run.has_precision_aware
+            and not run.gathers_fp8
+            and run.ddp.megatron_fsdp_main_params_dtype in (run.mode, None)
+        ),
+        message="the optimizer steps on {run.mode} weights: an update that is small against a "
+        "weight rounds away",
+        remedies=("set megatron_fsdp_main_params_dtype=fp32", "accept {run.mode} weights"),
+        source="megatron-core 0.17.1 to 0.19.2 "
+        "distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py: the main weights have this "
+        "dtype, and without one the weights themselves are the main weights",
+        explanation="An update of the size lr x gradient is often smaller than half an ulp of a "
+        "BF16 weight (one part in 256 or less). FP32 masters keep the sum. Transformer Engine's "
+        "Adam keeps them where the optimizer is precision-aware.",
+    ),
+    error(
+        id="PB334",
+        title="gradients that the precision-aware optimizer does not read",
+        setting="ddp.megatron_fsdp_use_decoupled_grad",
+        versions=(mcore(since="0.18"),),
+        when=lambda run: (
+            run.has_megatron_fsdp
+            and run.ddp.megatron_fsdp_version != 2
+            and run.has_optimizer
+            and run.has_precision_aware
+            and run.optimizer.optimizer == "adam"
+            and not run.optimizer.optimizer_cpu_offload
+            and not run.ddp.megatron_fsdp_use_decoupled_grad
+        ),
+        message="must be on under the precision-aware optimizer: FusedAdam reads "
+        "param.decoupled_grad, the gradient is in param.grad, and the step "
+        "changes nothing without a word",
+        remedies=(
+            "set ddp.megatron_fsdp_use_decoupled_grad=True",
+            "set optimizer.use_precision_aware_optimizer=False",
+        ),
+        source="megatron-core 0.18.2, 0.19.2 and Megatron-LM main of 2026-08-22, "
+        "optimizer/__init__.py, which sets use_decoupled_grad on the optimizer, "
+        "distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py update_main_grads; "
+        "Transformer Engine 2.20 pytorch/optimizers/fused_adam.py:636. Megatron-LM's training.py "
+        "and Megatron Bridge's config.py set it; pull requests 4426 and 4427",
+    ),
+    warning(
+        id="PB336",
+        title="experts on one rank each under Megatron-FSDP",
+        setting="model.expert_model_parallel_size",
+        when=lone_experts,
+        message="leaves one data-parallel rank to each expert, whose gradient buffer is not "
+        "sharded then: Megatron-FSDP {effect} in each micro-batch of a step, and "
+        "expert gradients are wrong",
+        remedies=("set model.expert_model_parallel_size={fewer}", "use the distributed optimizer"),
+        source="NVIDIA/Megatron-LM issue 6660, 2026-08-19; megatron-core 0.16.1, 0.17.1, 0.18.2, "
+        "0.19.2 and main of 2026-08-22, "
+        "distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py "
+        "_bucket_group_gradient_reduce, megatron_fsdp.py _grad_acc",
+        explanation="A buffer of one rank accumulates gradients itself. The reduction of each "
+        "micro-batch then works on the sum so far: 0.16.1 adds it to itself, later releases scale "
+        "it again, or add it to itself where megatron_fsdp_grad_comm_dtype differs from the "
+        "gradients' dtype.",
+    ),
+)

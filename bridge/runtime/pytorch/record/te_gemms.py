@@ -1,0 +1,270 @@
+"""GEMMs of Transformer Engine, recorded where its Python calls the compiled extension.
+
+The same code serves a GPU and the stand-in on a CPU: both are the module
+`transformer_engine_torch`. Nothing is imported here; a process that has not loaded the extension
+runs none of its GEMMs.
+
+Operands are named as in cuBLAS, whose matrices are column-major: `A` is the right operand of the
+product in row-major order, and `B` the left operand.
+
+Source: Transformer Engine 2.20.2 pytorch/cpp_extensions/gemm.py:273-290 (`generic_gemm`), :504-522
+(`te_general_grouped_gemm`) and pytorch/custom_recipes/gemm.py:34-48 (`custom_gemm`); the positions
+are those of 2.9.0 and 2.14.0, too. Megatron Core 0.16.1 tensor_parallel/layers.py:569-576 (Apex).
+"""
+
+import functools
+import logging
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+import torch
+
+logger = logging.getLogger(__name__)
+
+EXTENSION = "transformer_engine_torch"
+CUSTOM_RECIPES = "transformer_engine.pytorch.cpp_extensions.gemm"
+"""Module that calls the Python GEMM of a user's own quantizer."""
+APEX_EXTENSION = "fused_weight_gradient_mlp_cuda"
+"""Apex's extension.
+
+With it Megatron adds weight gradients to their buffer outside of Transformer Engine.
+"""
+GEMM_OF_LAYOUT = {(True, False): "fprop", (False, False): "dgrad", (False, True): "wgrad"}
+"""(transa, transb) -> the GEMM of a linear layer."""
+
+
+class GenericGemmArguments(NamedTuple):
+    """Positional arguments of `generic_gemm`: a product of two matrices."""
+
+    A: Any
+    transa: bool
+    B: Any
+    transb: bool
+    out: Any
+    """Tensor to write to, or None."""
+    quantization_params: Any
+    """Quantizer of the result."""
+    out_dtype: Any
+    bias: torch.Tensor | None
+    """Added to the result; with `grad` a buffer for the gradient of the bias."""
+    bias_dtype: Any
+    gelu: bool
+    """Whether the result goes through a GELU before it is returned."""
+    gelu_in: torch.Tensor | None
+    grad: bool
+    workspace: torch.Tensor | None
+    workspace_size: int
+    accumulate: bool
+    """Whether the product is added to `out`."""
+    use_split_accumulator: bool
+
+
+class GroupedGemmArguments(NamedTuple):
+    """Positional arguments of `te_general_grouped_gemm`: a product per expert.
+
+    A further argument, the number of multiprocessors, has no part in the record.
+    """
+
+    A: Sequence[Any]
+    transa: bool
+    B: Sequence[Any]
+    transb: bool
+    out: Any
+    """A tensor per product, or with `single_output` a tensor for all."""
+    out_dtype: Any
+    m_splits: Sequence[int] | None
+    """Rows of each product."""
+    bias: Sequence[torch.Tensor] | None
+    bias_dtype: Any
+    single_output: bool
+    gelu_in: Any
+    grad: bool
+    workspaces: Any
+    workspace_size: int
+    accumulate: bool
+    use_split_accumulator: bool
+
+    @classmethod
+    def of(cls, args: Sequence[Any]) -> "GroupedGemmArguments":
+        """Return the named arguments, without those that follow them."""
+        return cls(*args[: len(cls._fields)])
+
+    def outputs(self) -> Sequence[torch.Tensor]:
+        """Return a tensor per product."""
+        if not self.single_output or not self.m_splits:
+            return list(self.out)
+        whole = self.out
+        if isinstance(whole, (list, tuple)):
+            whole = whole[0]
+        return torch.split(whole, list(self.m_splits))
+
+
+CUSTOM_GEMM_PARAMETERS = (
+    "A",
+    "B",
+    "workspace",
+    "out_dtype",
+    "quantization_params",
+    "gelu",
+    "gelu_in",
+    "accumulate",
+    "layout",
+)
+"""The first parameters of `custom_gemm`, to the last that is read here."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TeGemm:
+    """A GEMM that ran, alone or as a part of a group."""
+
+    gemm: str
+    """fprop, dgrad or wgrad."""
+    left: Any
+    """Operand with the result's first axis: a tensor, or a storage of Transformer Engine."""
+    right: Any
+    """Operand with the result's last axis."""
+    out: Any
+    """The result, None where only the result behind a GELU is known."""
+    bias: Any = None
+    """Added to the product before it was rounded."""
+    part: int | None = None
+    """Number of the GEMM in its group, None for a GEMM alone."""
+    splits: Sequence[int] = ()
+    """Rows of each GEMM of the group."""
+    split_accumulator: bool = True
+
+
+def _generic_gemm(args: Sequence[Any], _kwargs: Any, result: Any) -> Iterator[TeGemm]:
+    call = GenericGemmArguments(*args[: len(GenericGemmArguments._fields)])
+    out = None
+    if not call.gelu:
+        out = result[0]
+    bias = call.bias
+    if bias is not None and (call.grad or not bias.numel()):
+        bias = None
+    yield TeGemm(
+        gemm=GEMM_OF_LAYOUT[call.transa, call.transb],
+        left=call.B,
+        right=call.A,
+        out=out,
+        bias=bias,
+        split_accumulator=bool(call.use_split_accumulator),
+    )
+
+
+def _grouped_gemm(args: Sequence[Any], _kwargs: Any, _result: Any) -> Iterator[TeGemm]:
+    call = GroupedGemmArguments.of(args)
+    outs = call.outputs()
+    for part, (left, right) in enumerate(zip(call.B, call.A, strict=True)):
+        yield TeGemm(
+            gemm=GEMM_OF_LAYOUT[call.transa, call.transb],
+            left=left,
+            right=right,
+            out=outs[part],
+            part=part,
+            splits=list(call.m_splits or ()),
+            split_accumulator=bool(call.use_split_accumulator),
+        )
+
+
+def _custom_gemm(args: Sequence[Any], kwargs: Any, result: Any) -> Iterator[TeGemm]:
+    arguments = dict(zip(CUSTOM_GEMM_PARAMETERS, args, strict=False))
+    arguments.update(kwargs)
+    transa, transb = arguments.get("layout", "TN")
+    gemm = GEMM_OF_LAYOUT[transa == "T", transb == "T"]
+    yield TeGemm(gemm=gemm, left=arguments["B"], right=arguments["A"], out=result[0])
+
+
+def _apex_wgrad(args: Sequence[Any], _kwargs: Any, _result: Any) -> Iterator[TeGemm]:
+    total_input, grad_output, main_grad = args
+    yield TeGemm(gemm="wgrad", left=grad_output, right=total_input, out=main_grad)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class GemmFunction:
+    """A function that multiplies matrices, and how the GEMMs of a call of it are read."""
+
+    module: str
+    name: str
+    needed: int
+    """Positional arguments that `gemms` reads."""
+    gemms: Callable[[Sequence[Any], Any, Any], Iterator[TeGemm]]
+    """Positional arguments, keyword arguments, result -> the GEMMs of the call."""
+
+
+GEMM_FUNCTIONS = (
+    GemmFunction(
+        module=EXTENSION,
+        name="generic_gemm",
+        needed=len(GenericGemmArguments._fields),
+        gemms=_generic_gemm,
+    ),
+    GemmFunction(
+        module=EXTENSION,
+        name="te_general_grouped_gemm",
+        needed=len(GroupedGemmArguments._fields),
+        gemms=_grouped_gemm,
+    ),
+    GemmFunction(module=CUSTOM_RECIPES, name="custom_gemm", needed=2, gemms=_custom_gemm),
+    GemmFunction(module=APEX_EXTENSION, name="wgrad_gemm_accum_fp32", needed=3, gemms=_apex_wgrad),
+    GemmFunction(module=APEX_EXTENSION, name="wgrad_gemm_accum_fp16", needed=3, gemms=_apex_wgrad),
+)
+
+
+@contextmanager
+def watching(
+    watcher: Callable[[TeGemm], None], quiet: Callable[[], AbstractContextManager[Any]]
+) -> Iterator[None]:
+    """Call a watcher with every GEMM after it has run, inside a ``with`` block.
+
+    Args:
+        watcher: Called with each GEMM.
+        quiet: Makes the context in which the extension is called. Operators of torch inside it are
+            part of the GEMM.
+    """
+    with ExitStack() as stack:
+        for function in GEMM_FUNCTIONS:
+            module = sys.modules.get(function.module)
+            original = getattr(module, "__dict__", {}).get(function.name)
+            if original is not None:
+                watched = _watched(original, function, watcher, quiet)
+                stack.enter_context(patch.object(module, function.name, watched))
+        yield
+
+
+def _watched(
+    original: Callable[..., Any],
+    function: GemmFunction,
+    watcher: Callable[[TeGemm], None],
+    quiet: Callable[[], AbstractContextManager[Any]],
+) -> Callable[..., Any]:
+    """Return a function that calls the original, and then the watcher with its GEMMs."""
+
+    @functools.wraps(original)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        with quiet():
+            result = original(*args, **kwargs)
+        if len(args) < function.needed:
+            _log_unrecorded(function.name, len(args), function.needed)
+            return result
+        for gemm in function.gemms(args, kwargs, result):
+            watcher(gemm)
+        return result
+
+    return call
+
+
+@functools.cache
+def _log_unrecorded(function: str, count: int, needed: int) -> None:
+    """Log once that the calls of another release of Transformer Engine are not recorded."""
+    logger.warning(
+        "%s of Transformer Engine is called with %d arguments, not %d: its GEMMs are not recorded. "
+        "The record was written for Transformer Engine 2.9 to 2.20.",
+        function,
+        count,
+        needed,
+    )

@@ -1,0 +1,154 @@
+"""The GPUs that people train on, as rows: compute capability, memory, formats of the matrix units.
+
+To add a GPU, add a row to `_ROWS`.
+"""
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Gpu:
+    """A GPU that people name when they say what they train on."""
+
+    name: str
+    """The name in a target, lower case and without spaces."""
+    title: str
+    generation: str
+    capability: tuple[int, int] | None
+    """CUDA compute capability; None for a machine without a GPU and for GPUs of another maker."""
+    memory_gib: int
+    """Device memory as the driver reports it, rounded down; 0 where it is not known.
+
+    Of a GPU that is sold with several sizes it is the common one.
+    """
+    formats: tuple[str, ...]
+    """Formats that its matrix units multiply: fp16, bf16, tf32, fp8, mxfp8, nvfp4, mxfp4."""
+    aliases: tuple[str, ...] = ()
+    """Other names of it in a target, in the form of `name`."""
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether it is a GPU at all."""
+        return self.generation != "CPU"
+
+    @property
+    def has_native_bf16(self) -> bool:
+        """Whether BF16 runs in hardware.
+
+        torch's `is_bf16_supported()` counts emulation, this does not.
+        """
+        return "bf16" in self.formats
+
+
+def _row(  # noqa: PLR0917  the columns of a table
+    name: str,
+    title: str,
+    generation: str,
+    capability: tuple[int, int] | None,
+    memory_gib: int,
+    formats: tuple[str, ...],
+    aliases: str = "",
+) -> Gpu:
+    """Return a GPU; its columns are those of the class, and the aliases are words of a text."""
+    return Gpu(
+        name=name,
+        title=title,
+        generation=generation,
+        capability=capability,
+        memory_gib=memory_gib,
+        formats=formats,
+        aliases=tuple(aliases.split()),
+    )
+
+
+_FP16 = ("fp16",)
+_HALF = ("fp16", "bf16", "tf32")
+_FP8 = (*_HALF, "fp8")
+_FP4 = (*_FP8, "mxfp8", "nvfp4")
+_CDNA_4 = ("fp16", "bf16", "fp8", "mxfp8", "mxfp4")
+
+# Capabilities: NVIDIA, CUDA GPUs (developer.nvidia.com/cuda-gpus). Formats: NVIDIA architecture
+# white papers and Transformer Engine 2.20 pytorch/quantization.py; AMD CDNA 3 white paper (MI300X
+# and MI325X, gfx942: their FP8 is the "fnuz" kind) and CDNA 4 white paper (MI350X and MI355X,
+# gfx950: FP8 of the OCP kind, no TF32). Rubin: CUDA 13.4 release notes (capability 10.7); how much
+# memory a driver reports there is not published.
+_ROWS = (
+    _row("v100", "V100", "Volta", (7, 0), 31, _FP16),
+    _row("t4", "T4", "Turing", (7, 5), 15, _FP16, "rtx20 rtx2080"),
+    _row("a100", "A100", "Ampere", (8, 0), 79, _HALF, "a800"),
+    _row("a10", "A10", "Ampere", (8, 6), 22, _HALF, "a10g"),
+    _row("rtx30", "RTX 30", "Ampere", (8, 6), 23, _HALF, "rtx3090 rtx3080"),
+    _row("l4", "L4", "Ada", (8, 9), 22, _FP8),
+    _row("l40", "L40", "Ada", (8, 9), 44, _FP8, "l40s rtx6000ada"),
+    _row("rtx40", "RTX 40", "Ada", (8, 9), 23, _FP8, "rtx4090 rtx4080"),
+    _row("h100", "H100", "Hopper", (9, 0), 79, _FP8, "h800 hopper"),
+    _row("h200", "H200", "Hopper", (9, 0), 139, _FP8),
+    _row("gh200", "GH200", "Hopper", (9, 0), 95, _FP8),
+    _row("b200", "B200", "Blackwell", (10, 0), 178, _FP4, "blackwell"),
+    _row("gb200", "GB200", "Blackwell", (10, 0), 184, _FP4),
+    _row("b300", "B300", "Blackwell", (10, 3), 268, _FP4),
+    _row("gb300", "GB300", "Blackwell", (10, 3), 277, _FP4),
+    _row("r100", "R100", "Rubin", (10, 7), 0, _FP4, "rubin"),
+    _row("vr200", "VR200", "Rubin", (10, 7), 0, _FP4, "verarubin"),
+    _row("rtx50", "RTX 50", "Blackwell (RTX)", (12, 0), 31, _FP4, "rtx5090 rtx5080"),
+    _row(
+        "rtxpro",
+        "RTX PRO Blackwell",
+        "Blackwell (RTX)",
+        (12, 0),
+        95,
+        _FP4,
+        "rtxproblackwell rtxpro6000",
+    ),
+    _row("mi300x", "MI300X", "CDNA 3", None, 191, _FP8, "mi300"),
+    _row("mi325x", "MI325X", "CDNA 3", None, 255, _FP8, "mi325"),
+    _row("mi350x", "MI350X", "CDNA 4", None, 287, _CDNA_4, "mi350"),
+    _row("mi355x", "MI355X", "CDNA 4", None, 287, _CDNA_4, "mi355"),
+    _row("cpu", "no GPU", "CPU", None, 0, ("bf16",)),
+)
+
+GPUS = {gpu.name: gpu for gpu in _ROWS}
+"""Name -> GPU, oldest generation first; "cpu" is a machine without a GPU."""
+
+CPU = GPUS["cpu"]
+
+
+def gpu_of_capability(capability: tuple[int, int]) -> Gpu:
+    """Return a GPU of which the compute capability alone is known.
+
+    Its formats are those of the generation. Its memory size is not known.
+    """
+    generation = "before Volta"
+    formats: tuple[str, ...] = ()
+    for row in GPUS.values():
+        if row.capability is not None and row.capability <= capability:
+            generation = row.generation
+            formats = row.formats
+    major, minor = capability
+    return Gpu(
+        name=f"sm{major}{minor}",
+        title=f"compute capability {major}.{minor}",
+        generation=generation,
+        capability=capability,
+        memory_gib=0,
+        formats=formats,
+    )
+
+
+def gpu_of_device(device: str) -> Gpu | None:
+    """Return the GPU whose name is part of a device's name, or None.
+
+    Of several GPUs it is the one with the longest name.
+
+    Args:
+        device: The name that the driver reports ("NVIDIA H100 80GB HBM3").
+    """
+    letters = re.sub(r"[^a-z0-9]", "", device.lower())
+    longest: Gpu | None = None
+    for row in GPUS.values():
+        if not any(name in letters for name in (row.name, *row.aliases)):
+            continue
+        if longest is None or len(row.name) > len(longest.name):
+            longest = row
+    return longest

@@ -1,0 +1,62 @@
+"""`audited_training`: the audit around the `pretrain` of Megatron-LM.
+
+    with audited_training():
+        pretrain(...)
+
+Megatron-LM's loop has no place for a callback. It looks up `train_step` in its module for every
+step (megatron-core 0.16 to 0.19, megatron/training/training.py, `train`), so this function is
+replaced there for the length of the block.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from bridge.trainers.audit.steps import AuditOptions, StepAudits
+
+
+@contextmanager
+def audited_training(**options: Any) -> Iterator[None]:
+    """Audit the steps that Megatron-LM's loop takes in a block, with the options of `AuditOptions`.
+
+    Raises:
+        ImportError: Megatron-LM's `megatron.training` is not importable.
+        AuditError: A step did not run what is planned, and `on_mismatch` is "error".
+        RunConfigError: Two ranks have different settings, and `on_mismatch` is "error".
+    """
+    from megatron.training import training
+
+    audited = _AuditedTrainStep(training.train_step, AuditOptions(**options))
+    training.train_step = audited
+    try:
+        yield
+    finally:
+        training.train_step = audited.train_step
+        audited.close()
+
+
+class _AuditedTrainStep:
+    """Megatron-LM's `train_step`, audited."""
+
+    def __init__(self, train_step: Any, options: AuditOptions) -> None:
+        self.train_step = train_step
+        self._options = options
+        self._signature = inspect.signature(train_step)
+        self._audits: StepAudits | None = None
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        if self._audits is None:
+            bound = self._signature.bind(*arguments, **named).arguments
+            self._audits = StepAudits(bound["model"], bound["optimizer"], self._options)
+            self._audits.compare_ranks()
+        self._audits.begin()
+        result = self.train_step(*arguments, **named)
+        self._audits.end()
+        return result
+
+    def close(self) -> None:
+        if self._audits is not None:
+            self._audits.close()

@@ -1,0 +1,102 @@
+"""`CheckBeforeSubmit`: a plugin of nemo-run that asks the check about a task before it is submitted.
+
+    run.run(task, executor=executor, plugins=[CheckBeforeSubmit(target="h100x64,te2.9")])
+
+nemo-run sets its plugins up when a task is added to an experiment, so that an error of the check
+comes before anything is copied or queued (nemo-run 0.11.1, run/experiment.py, _add_single_job).
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nemo_run import Plugin, Script
+
+from bridge.errors import BridgeError, CheckError
+from bridge.front.check import check
+from bridge.front.loader import load_run
+from bridge.preflight.check import Report
+
+log = logging.getLogger("bridge.trainers")
+
+SHELLS = ("bash", "sh")
+TASK, CONFIG = "task.sh", "config.yaml"
+"""Files that a task is written into for the check."""
+
+
+@dataclass(kw_only=True)
+class CheckBeforeSubmit(Plugin):  # type: ignore[misc]  # nemo-run has no types
+    """Asks the check about each task, and stops the submission where it finds an error.
+
+    A task in which no run is read is submitted, with a warning that says why.
+    """
+
+    target: str | None = None
+    """Machines of the run, ``h100x64,te2.9,cuda12.9``; None: rules about a GPU are not asked."""
+    strict: bool = False
+    """Whether warnings stop the submission too."""
+
+    def setup(self, task: Any, executor: Any) -> None:
+        """Check a task.
+
+        Raises:
+            CheckError: The check has findings that stop the submission.
+        """
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                report = self._report(task, executor, Path(folder))
+            except BridgeError as error:
+                log.warning("check: %s", error)
+                return
+        if report is None:
+            log.warning("check: %s holds no config that can be read.", type(task).__name__)
+            return
+        findings = list(report.of("error"))
+        if self.strict:
+            findings += report.of("warning")
+        if findings:
+            raise CheckError("The task must pass the check before it is submitted:", findings)
+        for finding in report.of("warning"):
+            log.warning("check: %s", finding)
+
+    def _report(self, task: Any, executor: Any, folder: Path) -> Report | None:
+        file = _file_of(task, executor, folder)
+        if file is None:
+            return None
+        return check(load_run(config_file=file, strict=False), target=self.target)
+
+
+def _file_of(task: Any, executor: Any, folder: Path) -> Path | None:
+    """Write a task into a file that describes a run; None where it holds no config."""
+    if isinstance(task, Script):
+        file = folder / TASK
+        variables = {**getattr(executor, "env_vars", {}), **task.env}
+        file.write_text(_shell_text(task, variables), encoding="utf-8")
+        return file
+    for argument in getattr(task, "__arguments__", {}).values():
+        if hasattr(argument, "to_yaml"):  # Megatron Bridge's ConfigContainer
+            file = folder / CONFIG
+            argument.to_yaml(str(file))
+            return file
+    return None
+
+
+def _shell_text(script: Any, variables: dict[str, str]) -> str:
+    """Return a script as one file of bash, with the variables and arguments that it starts with."""
+    lines = []
+    for name, value in variables.items():
+        lines.append(f"export {name}={shlex.quote(str(value))}")
+    is_shells = Path(script.entrypoint).name in SHELLS
+    if script.inline:
+        lines.append(script.inline)
+    elif is_shells:
+        lines.append(shlex.join(["set", "--", *map(str, script.args)]))
+        lines.append(Path(script.path).read_text(encoding="utf-8"))
+    else:
+        lines.append(shlex.join(map(str, script.to_command(with_entrypoint=True))))
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,355 @@
+"""Recipes of Megatron Bridge in Python, and launches of its run_recipe.py, read by their syntax alone."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from bridge.cli.main import main
+from bridge.errors import RunConfigError, UnreadFileError
+from bridge.front.loader import load_run
+from bridge.precision.mode import mode_of
+from bridge.preflight.file_reading import RunChoice
+from bridge.preflight.run import Run
+
+CONFIG = """\
+from dataclasses import dataclass, field
+from megatron.core.optimizer import OptimizerConfig as CoreOptimizer
+@dataclass
+class OptimizerConfig(CoreOptimizer):
+    use_distributed_optimizer: bool = True
+@dataclass
+class TrainingConfig:
+    micro_batch_size: int | None = None
+@dataclass
+class DataConfig:
+    seq_length: int | None = None
+@dataclass
+class ConfigContainer:
+    train: TrainingConfig
+    dataset: DataConfig = field(default_factory=DataConfig)
+    mixed_precision: object = None
+"""
+PROVIDER = """\
+class GPTModelProvider:
+    num_layers: int = 0
+    hidden_size: int = 0
+    num_attention_heads: int = 0
+    share_embeddings_and_output_weights: bool = True
+    make_vocab_size_divisible_by: int = 128
+    vocab_size: int | None = None
+"""
+COMMON = """\
+from megatron.core.distributed import DistributedDataParallelConfig
+from megatron.bridge.training.config import ConfigContainer, OptimizerConfig, TrainingConfig
+def _base(precision="bf16_mixed"):
+    optimizer = OptimizerConfig(optimizer="adam", bf16=precision == "bf16_mixed")
+    return ConfigContainer(
+        model=None,
+        train=TrainingConfig(micro_batch_size=2),
+        optimizer=optimizer,
+        ddp=DistributedDataParallelConfig(grad_reduce_in_fp32=True),
+        mixed_precision=precision,
+    )
+def _sizes(cfg, layers=4):
+    cfg.model.num_layers = layers
+"""
+IMPORTS = """\
+import torch
+from megatron.bridge import AutoBridge
+from megatron.bridge.models.gpt_provider import GPTModelProvider
+from megatron.bridge.recipes.common import _base, _sizes
+from megatron.bridge.training.config import ConfigContainer
+from megatron.bridge.training.mixed_precision import MixedPrecisionConfig, bf16_with_mxfp8_mixed
+from elsewhere import tuned
+"""
+TINY = """\
+def tiny_pretrain_config() -> ConfigContainer:
+    cfg = _base()
+    cfg.model = GPTModelProvider(hidden_size=64, num_attention_heads=4, vocab_size=512, seq_length=32)
+    _sizes(cfg)
+    return cfg
+"""
+Recipe = Callable[..., Path]
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Recipe:
+    """Return a function that writes a file of recipes into a checkout with the source of Megatron Bridge."""
+    package = tmp_path / "src" / "megatron" / "bridge"
+    for name, text in (
+        ("training/config.py", CONFIG),
+        ("models/gpt_provider.py", PROVIDER),
+        ("recipes/common.py", COMMON),
+        ("recipes/tiny.py", IMPORTS + TINY),
+        ("recipes/__init__.py", "from megatron.bridge.recipes.tiny import tiny_pretrain_config as tiny_config\n"),
+    ):
+        (package / name).parent.mkdir(parents=True, exist_ok=True)
+        (package / name).write_text(text)
+
+    def write(body: str, name: str = "mine.py") -> Path:
+        path = tmp_path / name
+        path.write_text(body if name.endswith(".sh") else IMPORTS + body)
+        return path
+
+    return write
+
+
+def of_function(recipe: Recipe, statements: str, parameters: str = "") -> Run:
+    """Return the run of a recipe with these statements behind those of the tiny recipe."""
+    lines = [
+        f"def mine({parameters}) -> ConfigContainer:",
+        "    cfg = _base()",
+        "    cfg.model = GPTModelProvider(hidden_size=64, num_attention_heads=4, num_layers=4, seq_length=32)",
+        *(f"    {line}" for line in statements.splitlines()),
+        "    return cfg",
+    ]
+    return load_run(config_file=recipe("\n".join(lines)), strict=False)
+
+
+def test_a_recipe_is_planned_with_the_functions_that_it_calls(recipe: Recipe) -> None:
+    run = load_run(config_file=recipe(TINY))
+    assert mode_of(run.precision) == "bf16"
+    assert run.model["num_layers"] == 4
+    assert run.section("train")["micro_batch_size"] == 2
+    assert run.plan
+
+
+def test_each_value_has_the_statement_that_sets_it_as_its_origin(recipe: Recipe) -> None:
+    run = load_run(config_file=recipe(TINY))
+    assert run.origin_of("model.hidden_size") == "mine.py:10, GPTModelProvider"
+    assert run.origin_of("model.num_layers") == "recipes/common.py:13, cfg.model.num_layers"
+    assert run.origin_of("mixed_precision.bf16") == "recipe bf16_mixed"
+    assert run.origin_of("optimizer.use_distributed_optimizer") == "default of OptimizerConfig"
+
+
+def test_a_field_assigned_behind_the_precision_is_stated_over_its_recipe(recipe: Recipe) -> None:
+    statements = "cfg.mixed_precision = bf16_with_mxfp8_mixed()\ncfg.mixed_precision.grad_reduce_in_fp32 = False"
+    run = of_function(recipe, statements)
+    fields = run.precision.to_dict()
+    assert (fields["fp8_recipe"], fields["grad_reduce_in_fp32"]) == ("mxfp8", False)
+    assert run.origin_of("mixed_precision.grad_reduce_in_fp32") == (
+        "mine.py:12, cfg.mixed_precision.grad_reduce_in_fp32"
+    )
+
+
+def test_a_constructed_precision_has_the_defaults_of_its_class(recipe: Recipe) -> None:
+    statements = "cfg.mixed_precision = MixedPrecisionConfig(bf16=True, params_dtype=torch.bfloat16, fp8='hybrid')"
+    fields = of_function(recipe, statements).precision.to_dict()
+    assert (fields["fp8"], fields["fp8_recipe"], fields["grad_reduce_in_fp32"]) == ("hybrid", "tensorwise", True)
+
+
+def test_the_default_of_a_parameter_answers_a_condition(recipe: Recipe) -> None:
+    statements = "if scheme.lower() in ('low', 'lower'):\n    cfg.mixed_precision = 'bf16_with_mxfp8_mixed'"
+    run = of_function(recipe, statements, parameters="scheme='LOW'")
+    assert run.precision.to_dict()["fp8_recipe"] == "mxfp8"
+
+
+@pytest.mark.parametrize(
+    ("statements", "path", "decider"),
+    [
+        ("if wide:\n    cfg.model.ffn_hidden_size = 512", "model.ffn_hidden_size", "the value `wide`"),
+        ("cfg.model.ffn_hidden_size = wide * 2", "model.ffn_hidden_size", "the value `wide * 2`"),
+        (
+            "try:\n    cfg.model.ffn_hidden_size = wide()\nexcept OSError:\n    cfg.model.ffn_hidden_size = 8",
+            "model.ffn_hidden_size",
+            "the value `try: cfg.model.ffn_hidden_size = wide()`",
+        ),
+        ("for i in wide:\n    cfg.train.micro_batch_size = i", "train.micro_batch_size", "the value `wide`"),
+    ],
+)
+def test_what_only_the_run_decides_is_open(recipe: Recipe, statements: str, path: str, decider: str) -> None:
+    run = of_function(recipe, statements, parameters="wide")
+    assert run.weakness(path) == decider
+    assert mode_of(run.precision) == "bf16"
+
+
+def test_branches_that_agree_and_branches_that_raise_leave_nothing_open(recipe: Recipe) -> None:
+    statements = (
+        "if wide:\n    cfg.model.ffn_hidden_size = 512\nelse:\n    cfg.model.ffn_hidden_size = 512\n"
+        "if not wide:\n    raise ValueError\nelse:\n    cfg.train.micro_batch_size = 8"
+    )
+    run = of_function(recipe, statements, parameters="wide")
+    assert run.reading.open_values == {}
+    assert (run.model["ffn_hidden_size"], run.section("train")["micro_batch_size"]) == (512, 8)
+
+
+def test_a_precision_that_differs_between_branches_is_no_fp32(recipe: Recipe) -> None:
+    statements = "if low:\n    cfg.mixed_precision = 'bf16_with_mxfp8_mixed'"
+    run = of_function(recipe, statements, parameters="low")
+    with pytest.raises(RunConfigError, match="the mode is not stated; `low`, which only the run knows, decides"):
+        run.require_mode()
+
+
+def test_a_checkpoint_decides_the_model_that_is_made_of_it(recipe: Recipe) -> None:
+    statements = (
+        "cfg.model = AutoBridge.from_hf_pretrained('org/model-1b').to_megatron_provider(load_weights=False)\n"
+        "cfg.model.tensor_model_parallel_size = 2"
+    )
+    run = of_function(recipe, statements)
+    assert run.model["tensor_model_parallel_size"] == 2
+    assert run.weakness("model.hidden_size") == "the checkpoint org/model-1b"
+    assert mode_of(run.precision) == "bf16"
+
+
+def test_without_a_precision_the_checkpoint_decides_the_mode(recipe: Recipe) -> None:
+    statements = (
+        "cfg.model = AutoBridge.from_hf_pretrained('org/model-1b').to_megatron_provider()\ncfg.mixed_precision = None"
+    )
+    run = of_function(recipe, statements)
+    with pytest.raises(RunConfigError, match="the checkpoint org/model-1b, as no mixed_precision is set, decides"):
+        run.require_mode()
+
+
+def test_a_function_of_elsewhere_that_gets_the_container_may_change_its_precision(recipe: Recipe) -> None:
+    run = of_function(recipe, "tuned(cfg)")
+    with pytest.raises(RunConfigError, match="the function tuned, whose source is not at hand, decides"):
+        run.require_mode()
+
+
+def test_rows_of_single_modules_that_are_not_read_leave_the_run_without_a_plan(recipe: Recipe) -> None:
+    run = of_function(recipe, "cfg.model.quant_recipe = tuned('modules.yaml')")
+    assert run.reading.unplanned is not None
+    assert run.reading.unplanned.startswith("model.quant_recipe: `tuned('modules.yaml')` makes the rows")
+
+
+def test_without_the_source_the_function_that_makes_the_container_decides(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(
+        f"{IMPORTS}def mine() -> ConfigContainer:\n    cfg = _base()\n    cfg.model.num_layers = 4\n    return cfg\n"
+    )
+    run = load_run(config_file=tmp_path / "mine.py", strict=False)
+    decider = "`_base()` of megatron.bridge.recipes.common, whose source is not at hand,"
+    assert run.weakness("model.hidden_size") == decider
+    with pytest.raises(RunConfigError, match="the mode is not stated"):
+        run.require_mode()
+
+
+def test_each_recipe_of_a_file_is_a_run(recipe: Recipe) -> None:
+    body = TINY + TINY.replace("tiny_pretrain", "low_pretrain").replace("_base()", "_base('fp16_mixed')")
+    run = load_run(config_file=recipe(body), choice=RunChoice(number=2))
+    assert run.reading.runs == ("line 8, tiny_pretrain_config", "line 13, low_pretrain_config")
+    assert mode_of(run.precision) == "fp16"
+
+
+def test_the_container_that_a_program_starts_a_training_with_is_its_run(recipe: Recipe) -> None:
+    body = (
+        "from megatron.bridge.recipes import tiny_config\n"
+        "from megatron.bridge.training.pretrain import pretrain\n"
+        "def main():\n    cfg = tiny_config()\n    cfg.train.micro_batch_size = 1\n    pretrain(config=cfg)\n"
+    )
+    run = load_run(config_file=recipe(body))
+    assert run.section("train")["micro_batch_size"] == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "remedy"),
+    [
+        ("from megatron.bridge.recipes import tiny_config\n", "It names recipes of other files: give one of those."),
+        ("def lower(cfg):\n    cfg.train = 1\n", "Give the program, or the recipe, that uses it."),
+    ],
+)
+def test_a_file_without_a_recipe_is_no_run(recipe: Recipe, body: str, remedy: str) -> None:
+    path = recipe(body)
+    with pytest.raises(UnreadFileError) as error:
+        load_run(config_file=path)
+    rule = "imports Megatron Bridge, and no function of it returns a ConfigContainer or starts a training with one"
+    assert str(error.value) == f"{path}: {rule}. {remedy}"
+
+
+LAUNCH = "torchrun --nproc-per-node 8 scripts/training/run_recipe.py --recipe {name} {words}\n"
+
+
+def launched(recipe: Recipe, words: str, name: str = "tiny_config") -> Run:
+    """Return the run of a launch script that starts a recipe."""
+    return load_run(config_file=recipe(LAUNCH.format(name=name, words=words), name="run.sh"), strict=False)
+
+
+def test_the_recipe_of_a_launch_is_the_lower_layer_and_its_words_are_the_upper_one(recipe: Recipe) -> None:
+    run = launched(recipe, "-mb 4 --tensor_model_parallel_size=2 mixed_precision.grad_reduce_in_fp32=false")
+    assert run.section("train")["micro_batch_size"] == 4
+    assert run.model["tensor_model_parallel_size"] == 2
+    assert run.model["num_layers"] == 4
+    assert run.precision.to_dict()["grad_reduce_in_fp32"] is False
+    assert run.origin_of("model.tensor_model_parallel_size") == "run.sh:1, model.tensor_model_parallel_size"
+    assert run.origin_of("model.num_layers") == "recipes/common.py:13, cfg.model.num_layers"
+
+
+def test_the_program_takes_the_length_of_the_dataset_for_the_model(recipe: Recipe) -> None:
+    run = launched(recipe, "--seq_length 128")
+    assert run.model["seq_length"] == 128
+    assert run.origin_of("model.seq_length") == "run_recipe.py sets model.seq_length to that of the dataset"
+
+
+@pytest.mark.parametrize("name", ["absent_config", "$RECIPE"])
+def test_a_recipe_that_is_not_at_hand_decides_and_is_no_fp32(recipe: Recipe, name: str) -> None:
+    run = launched(recipe, "model.num_layers=2", name=name)
+    assert run.weakness("model.hidden_size") == f"the recipe {name}, which is not at hand,"
+    with pytest.raises(RunConfigError) as error:
+        run.require_mode()
+    assert f"the mode is not stated; the recipe {name}, which is not at hand, decides." in str(error.value)
+
+
+def test_a_precision_on_the_command_line_states_the_mode_of_an_absent_recipe(recipe: Recipe) -> None:
+    run = launched(recipe, "mixed_precision=bf16_with_mxfp8_mixed", name="absent_config")
+    run.require_mode()
+    assert run.precision.to_dict()["fp8_recipe"] == "mxfp8"
+
+
+def test_check_plan_and_memory_answer_a_recipe(recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
+    path = str(recipe(TINY))
+    assert main(["check", "--config", path]) == 0
+    assert "Read by its syntax: line 8, tiny_pretrain_config, with the source of Megatron Bridge" in (
+        capsys.readouterr().out
+    )
+    assert main(["plan", "--config", path, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)
+    assert main(["memory", "--config", path]) == 0
+
+
+def test_a_precision_that_only_the_launch_knows_is_not_that_of_the_recipe(recipe: Recipe) -> None:
+    run = launched(recipe, "mixed_precision=$PRECISION")
+    with pytest.raises(RunConfigError, match=r"the mode is not stated; mixed_precision=\$PRECISION decides"):
+        run.require_mode()
+
+
+SAVING = """\
+class Saved:
+    def to_yaml(self, path):
+        with open(path, "w") as file:
+            file.write("_target_: megatron.bridge.training.config.ConfigContainer\\n")
+            file.write("mixed_precision: bf16_with_mxfp8_mixed\\n")
+            file.write("model: {_target_: megatron.bridge.models.gpt_provider.GPTModelProvider, num_layers: 3}\\n")
+def saved_config() -> "ConfigContainer":
+    return Saved()
+def failing_config() -> "ConfigContainer":
+    raise OSError("no network")
+"""
+
+
+def test_megatron_bridge_itself_makes_the_container_on_request(recipe: Recipe) -> None:
+    path = recipe("x = 1\n")
+    path.write_text(f"if False:\n    import megatron.bridge\n{SAVING}")
+    run = load_run(config_file=path, strict=False, choice=RunChoice(asks_megatron_bridge=True))
+    assert run.model["num_layers"] == 3
+    assert run.precision.to_dict()["fp8_recipe"] == "mxfp8"
+    assert run.reading.read_too == (
+        f"Megatron Bridge itself made the container: saved_config of {path}, in a process of its own.",
+    )
+
+
+def test_a_recipe_that_fails_in_its_process_is_refused_with_the_error(recipe: Recipe) -> None:
+    path = recipe("x = 1\n")
+    path.write_text(f"if False:\n    import megatron.bridge\n{SAVING}")
+    with pytest.raises(RunConfigError) as error:
+        load_run(config_file=path, choice=RunChoice(number=2, asks_megatron_bridge=True))
+    assert str(error.value) == (
+        f"--ask-megatron-bridge: failing_config of {path} makes no container here; OSError: no network. "
+        "Drop the option: the file is read by its syntax then."
+    )
+
+
+def test_a_file_that_is_no_recipe_is_not_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "run.yaml").write_text("mixed_precision: bf16_mixed\n")
+    with pytest.raises(RunConfigError, match="--ask-megatron-bridge: calls a recipe of Megatron Bridge"):
+        load_run(config_file=tmp_path / "run.yaml", choice=RunChoice(asks_megatron_bridge=True))

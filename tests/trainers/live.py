@@ -1,0 +1,77 @@
+"""A tiny live model of Megatron Core with its optimizer, as a trainer's loop has it; as a script, in two ranks."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from bridge.errors import BridgeError
+from bridge.runtime.megatron.backend import choose_backend_of_phases, running
+from bridge.runtime.megatron.process import training_process
+from bridge.runtime.megatron.step import Trainer
+from bridge.trainers.audit import attach_audit
+from bridge.training.run import build_run, models_of
+from tests.training.loop_tiny import tiny
+
+
+class Live:
+    """A built run and the batches that it takes."""
+
+    def __init__(self, run: Any) -> None:
+        self.run = run
+        self.trainer: Trainer = run.trainer
+        self.model: list[Any] = run.trainer.model
+        self.optimizer: Any = run.trainer.optimizer
+        self.batches = run.batches_of(run.splits.train, start=0)
+
+    def step(self) -> None:
+        self.trainer.step(self.batches)
+
+    def hooks(self) -> int:
+        """Return how many forward hooks the modules have."""
+        number = 0
+        for chunk in self.model:
+            for module in chunk.modules():
+                number += len(module._forward_hooks) + len(module._forward_pre_hooks)
+        return number
+
+
+@contextmanager
+def live(**arguments: Any) -> Iterator[Live]:
+    """Build a run with arguments of `tiny`, in a process group of this process or launch."""
+    config = tiny(**arguments)
+    backend = choose_backend_of_phases(config.precision_backend, models_of(config), os.environ)
+    process = training_process(config.model, seed=1, fingerprint={})
+    with process as started, running(backend):
+        yield Live(build_run(config, started, backend=backend))
+
+
+def main(folder: Path) -> None:
+    """Audit three steps of a pipeline of two stages, then attach with another learning rate on rank 1.
+
+    Each rank writes what it saw.
+    """
+    rank = os.environ["RANK"]
+    model = {"num_layers": 4, "pipeline_model_parallel_size": 2}
+    with live(low="tensorwise", sharded=True, model=model) as run:
+        attached = attach_audit(run.model, run.optimizer, folder=folder)
+        for _ in range(3):
+            run.step()
+        layers = sorted({row.layer for row in attached.audits.record.gemms})
+        seen = {"step": attached.audits.record.step, "layers": layers, "hooks": run.hooks()}
+        run.optimizer.config.lr *= 1 + int(rank)
+        try:
+            attach_audit(run.model, run.optimizer)
+        except BridgeError as error:
+            seen["error"] = str(error)
+        seen["wrapped"] = "step" in vars(run.optimizer)
+        (folder / f"seen-{rank}.json").write_text(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
