@@ -123,6 +123,16 @@ def test_slime_packs_samples_and_keeps_generation_apart(tmp_path: Path) -> None:
     assert run.plan.shape.experts is not None
 
 
+def test_a_sourced_file_sources_the_file_next_to_itself(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "base.sh").write_text(MODEL)
+    (tmp_path / "models" / "tiny.sh").write_text('source "$(dirname -- "${BASH_SOURCE[0]}")/base.sh"\n')
+    (tmp_path / "run.sh").write_text(SCRIPT.replace("MORE", ""))
+    run = load_run(config_file=tmp_path / "run.sh")
+    assert run.model["num_layers"] == 4
+    assert run.reading.mode_decided_by is None
+
+
 def test_a_sourced_file_that_is_not_there_may_state_the_mode(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
     (tmp_path / "models" / "tiny.sh").write_text(f'source "${{ROOT}}/gone.sh"\n{MODEL}')

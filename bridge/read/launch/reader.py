@@ -26,7 +26,7 @@ from bridge.read.launch.loops import Loops
 from bridge.read.launch.nested_script import nested_script
 from bridge.read.launch.recognition import launch_of
 from bridge.read.launch.script import WORDS, name_of, parse, statements, text_of
-from bridge.read.launch.sourced_file import text_of_file
+from bridge.read.launch.sourced_file import file_named, text_in, text_of_file
 from bridge.read.launch.word import DEFAULT, UNKNOWN, Word
 
 if TYPE_CHECKING:
@@ -69,6 +69,8 @@ class Reader(Loops):
         self.path = path
         self.scripts = [root]
         """The script, and the strings and files in it that are scripts."""
+        self.sourced: list[str] = []
+        """Paths of the sourced files around the command."""
         self.executed: set[int] = set()
         """Nodes of the commands that were read."""
         self.depth = 0
@@ -127,8 +129,7 @@ class Reader(Loops):
         elif first in self.functions:
             self._call(self.functions[first], words[1:])
         elif first in ("source", "."):
-            name = Word.of("".join(words[1:2]))
-            self._read_script(text_of_file(self.path, name), line, f"source {name}")
+            self._source(Word.of("".join(words[1:2])), line)
         elif first == "eval":
             self._string(" ".join(words[1:]), line)
         elif first in self.builtins:
@@ -213,6 +214,18 @@ class Reader(Loops):
         self.frames = []
         self._string(text, line)
         self.leave_subshell(state)
+
+    def _source(self, name: Word, line: int) -> None:
+        """Read a file that is next to the file which sources it, or next to the script."""
+        note = f"source {name}"
+        for path in (*reversed(self.sourced), self.path):
+            file = file_named(path, name)
+            if file is not None:
+                self.sourced.append(str(file))
+                self._read_script(text_in(file), line, note)
+                self.sourced.pop()
+                return
+        self.reading.note(note)
 
     def _read_script(self, text: str | None, line: int, name: str) -> None:
         """Read a text that is a script; a text that is not there, or no bash, is noted."""

@@ -1,4 +1,4 @@
-"""`text_of_file`: the text of a file that a script names, found next to the script.
+"""`file_named`: a file that a script names, found next to the script; `text_of_file`, its text.
 
 source "$(dirname "$0")/../models/qwen3.sh"     # by the known end of the path
 source /opt/slime/scripts/models/qwen3.sh       # in the clone that the script lies in
@@ -6,6 +6,7 @@ source /opt/slime/scripts/models/qwen3.sh       # in the clone that the script l
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -18,7 +19,23 @@ ABOVE = re.compile(r"\A\$\(\s*cd\s[^|;]*?/(?P<up>\.\.(?:/\.\.)*)/?[\"']?\s[^|;]*
 
 
 def text_of_file(script: str, word: Word) -> str | None:
-    """Return the text of a file that a script names; None where there is no such file.
+    """Return the text of a file that a script names; None where there is no such file."""
+    file = file_named(script, word)
+    if file is None:
+        return None
+    return text_in(file)
+
+
+def text_in(file: Path) -> str | None:
+    """Return the text of a file; None for one that cannot be read."""
+    try:
+        return Document.load(file).text
+    except (PayloadError, ValueError):
+        return None
+
+
+def file_named(script: str, word: Word) -> Path | None:
+    """Return a file that a script names; None where there is no such file.
 
     Args:
         script: The path of the script.
@@ -35,15 +52,12 @@ def text_of_file(script: str, word: Word) -> str | None:
         above = ABOVE.search(unknown[-1][0])
         if above is not None:
             name = f"{above['up']}/{name}"
-    file: Path | None = Path(script).parent / name
     if name.startswith("/"):
-        file = _in_the_clone(Path(script), name)
-    if file is None:
-        return None
-    try:
-        return Document.load(file).text
-    except (PayloadError, ValueError):
-        return None
+        return _in_the_clone(Path(script), name)
+    file = Path(script).parent / name
+    if os.path.isfile(file):  # noqa: PTH113  a path may be too long for Path.is_file
+        return file
+    return None
 
 
 def _in_the_clone(script: Path, name: str) -> Path | None:
