@@ -22,6 +22,7 @@ from typing import Any
 
 import yaml
 
+from bridge.cli.logged_runs import described_logs
 from bridge.cli.main import main as command
 from bridge.convert.conversion import plain
 from bridge.convert.systems import MODULES, system
@@ -33,9 +34,12 @@ from bridge.precision.config import GROUPS
 from bridge.precision.yaml_text import to_yaml
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
+from bridge.report.comparison import comparison_dict
+from bridge.report.log import log_content, log_view
 from bridge.runtime.checkpoint.contents import Contents, Difference
 from bridge.runtime.checkpoint.manifest import damage
 from bridge.runtime.checkpoint.pickles import METADATA, pickle_fault
+from bridge.runtime.compare.logs import compare_logs
 from tests.read.test_fuzz import KEYS, NAMES, SPLICES, survives
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -277,8 +281,49 @@ def checkpoints(folder: Path, _more: Path | None) -> Area:
     return Area(name="checkpoints", seeds=seeds, words=[*PICKLE_SPLICES, *SPLICES], read=read)
 
 
+LOG_SEEDS = [
+    b"_step,lm loss,grad-norm\n1,3.0,1.5\n2,NaN,\n",
+    b"Step,a - lm loss,a - lm loss__MIN,b - lm loss\n1,3.0,2.9,4.0\n",
+    b"run_id,key,value,step,timestamp\na,lm loss,3.0,1,17\nb,lm loss,2.0,2,18\n",
+    b'[{"_step": 1, "lm loss": 3.0}, {"_step": 2, "lm loss": "NaN"}]',
+    b'{"lm loss": {"start_step": 1, "end_step": 2, "step_interval": 1, "values": {"1": 11.0, "2": "nan"}}}',
+    "========================= Step 1/9 =========================\nTraining Results:\n  • Loss: 0.69\n".encode(),
+]
+LOG_SPLICES = [
+    *SPLICES,
+    b"nan",
+    b"inf",
+    b"1e999",
+    b"-1",
+    b"9" * 5000,
+    b" | ",
+    b": ",
+    b",",
+    b"\n",
+    b"\x00",
+    b"iteration",
+]
+
+
+def logs(folder: Path, _more: Path | None) -> Area:
+    """Logs of other trainers, each compared with a sound one and reported."""
+    samples = [path.read_bytes() for path in (ROOT / "tests" / "read" / "logs" / "samples").glob("*.log")]
+    sound, path = folder / "sound.csv", folder / "case.log"
+    sound.write_bytes(LOG_SEEDS[0])
+
+    def read(data: bytes) -> None:
+        path.write_bytes(data)
+        described = described_logs([sound, path])
+        comparison_dict(compare_logs([log.compared() for log in described]))
+        for log in described:
+            log_view(log.log)
+            json.dumps(log_content(log.log, name=log.name))
+
+    return Area(name="logs", seeds=[*LOG_SEEDS, *samples], words=LOG_SPLICES, read=read)
+
+
 MAKERS = (
-    *(foreign_files, foreign_mappings, config_files, runs, recipes, overrides_of_a_file, checkpoints),
+    *(foreign_files, foreign_mappings, config_files, runs, recipes, overrides_of_a_file, checkpoints, logs),
     *(commands, recipe_files, overrides_of_a_tree),
 )
 NAMES_OF_AREAS = [maker.__name__.replace("_", " ") for maker in MAKERS]

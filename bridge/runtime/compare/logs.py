@@ -71,7 +71,9 @@ def _row_of_logs(row: RecipeRow, runs: Sequence[LoggedRun]) -> RecipeRow:
         if name not in (LABEL, LOG):
             differs_in.append(name)
     gap = row.gap
-    if gap is not None and any(run.log.is_policy for run in runs):
+    is_policy = any(run.log.is_policy for run in runs)
+    # A loss that is not finite has no window, and is outside for a policy too.
+    if is_policy and gap is not None and gap.window is not None:
         gap = replace(gap, verdict="cannot tell", reason=POLICY)
     return replace(row, differs_in=tuple(differs_in), gap=gap)
 
@@ -119,6 +121,7 @@ def place_of(run: LoggedRun, runs: Sequence[LoggedRun]) -> Path:
 def _arm(
     log: RunLog, folder: Path, *, label: str, precision: Mapping[str, Any], seed: tuple[Any, ...]
 ) -> Arm:
+    """Return the arm of a log; its figures stand where those of a run's summary do."""
     validation_loss = None
     if log.validation:
         _step, validation_loss = log.validation[-1]

@@ -109,6 +109,8 @@ def test_the_loss_of_a_policy_gradient_is_not_judged() -> None:
     runs = [run(log("a", is_policy=True)), run(log("b", factor=2.0, is_policy=True))]
     gap = compare_logs(runs).rows[1].gap
     assert (gap.verdict, gap.reason.startswith("The loss of a policy gradient need not fall")) == ("cannot tell", True)
+    lost = log("b", factor=float("nan"), is_policy=True)
+    assert compare_logs([run(log("a", is_policy=True)), run(lost)]).verdicts == {"outside"}
 
 
 def test_a_loss_that_is_lost_is_outside_and_skipped_steps_are_no_records() -> None:
