@@ -266,12 +266,13 @@ class Run:
             environment=self.stated_environment,
         )
         debugger = self.sections.get("tensor_inspect")
-        is_on = isinstance(debugger, Mapping) and bool(debugger.get("enabled"))
-        if not is_on or self.reading.unplanned is not None:
+        if not isinstance(debugger, Mapping) or not debugger.get("enabled"):
+            return predicted
+        if self.reading.unplanned is not None:
             return predicted
         from bridge.precision.debug_features import DebugFeatures  # few runs have a debugger
 
-        return replace(predicted, features=DebugFeatures.of(debugger["features"]))
+        return replace(predicted, features=DebugFeatures.of(debugger.get("features")))
 
     @cached_property
     def planned(self) -> PlannedRun:
