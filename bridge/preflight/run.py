@@ -273,7 +273,7 @@ class Run:
             return predicted
         from bridge.precision.debug_features import DebugFeatures  # few runs have a debugger
 
-        return replace(predicted, features=DebugFeatures.of(debugger["features"]))
+        return replace(predicted, features=DebugFeatures.of(debugger.get("features")))
 
     @cached_property
     def planned(self) -> PlannedRun:

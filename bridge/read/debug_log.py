@@ -4,8 +4,9 @@
         iteration=000100        value=0.4213
 
 Each line is one statistic of one tensor of one layer at one step, in a file per rank. Values have
-four decimals: a statistic of 0.0000 can be anything below 0.00005, so an amax, a scale or a squared
-error of 0.0000 counts as unknown. Experts of a grouped layer are one row, of the worst of them.
+four decimals, so that an amax, a scale or a squared error below `SMALLEST_KNOWN` is known to no
+better than a tenth, and counts as unknown. The inverse scales of MXFP8 are the codes of their
+exponents. Experts of a grouped layer are one row, of the worst of them.
 
 Source: nvdlfw-inspect 0.2.2 logging.py, FileLogger.log_scalar; Transformer Engine 2.20.2
 debug/features/utils/stats_buffer.py and stats_computation.py.
@@ -27,6 +28,7 @@ from bridge.runtime.audit.quantisation import OPERANDS, QuantisationRow
 
 if TYPE_CHECKING:
     from bridge.plan.precision_plan import PrecisionPlan
+    from bridge.plan.rows import PlanRow
 
 FOLDER = "nvdlfw_inspect_statistics_logs"
 FILES = "*_globalrank-*.log"
@@ -34,12 +36,13 @@ MAX_BYTES = 256 * 2**20
 LINE = re.compile(r" - INFO - (\S+)\s+iteration=(\d+)\s+value=(\S+)$")
 NAME = re.compile(r"(?P<layer>.+)_(?P<tensor>activation|weight|gradient)_(?P<stat>[^.]+)$")
 LAYER = re.compile(r"(?P<mtp>\bmtp\.)?\blayers\.(?P<number>\d+)\.(?P<path>.+?)(\.gemm_\d+)?$")
-PARENTS = re.compile(r"^(mtp_model_layer\.|transformer_layer\.)?(self_attention\.|mlp\.|mixer\.)?")
+OF_PREDICTION = re.compile(r"^(mtp_model_layer|transformer_layer)\.")
+PARENTS = re.compile(r"^(self_attention|mlp|mixer)\.")
 """Modules around the linear layers of a layer, which the plan leaves out of their names."""
 OPERAND_OF = {theirs: operand for operand, theirs in TENSORS.items()}
 OWN_PREFIX = "nvfp4_"
 """Beginning of the statistics of NVFP4; those of the other schemes have the plain name."""
-SMALLEST_KEPT = 0.00005
+SMALLEST_KNOWN = 0.0005
 WORST_IS_SMALL = frozenset({"scale_inv_min"})
 
 
@@ -74,13 +77,13 @@ class _Operand:
     def positive(self, stat: str) -> float:
         """Return a value above zero; NaN where it is not known."""
         value = self.values.get(stat, math.nan)
-        if value < SMALLEST_KEPT:
+        if value < SMALLEST_KNOWN:
             return math.nan
         return value
 
     @property
     def scale(self) -> float | None:
-        """The factor of the whole tensor; None where tiles have their own, or it is not known."""
+        """The factor of the whole tensor; None where it is not known."""
         smallest, largest = self.positive("scale_inv_min"), self.positive("scale_inv_max")
         if smallest == largest:
             return 1 / largest
@@ -120,7 +123,7 @@ def read_debug_log(folder: Path, plan: PrecisionPlan | None = None) -> list[Quan
         rule = "has no statistics of quantised tensors"
         remedy = "Log LogFp8TensorStats or LogNvfp4TensorStats, and call debug_api.step()."
         raise RunConfigError.of("--debug-log", rule, str(folder), remedy)
-    rows = [_row(place, found, _format(plan, place)) for place, found in operands.items()]
+    rows = [_row(place, found, _planned(plan, place)) for place, found in operands.items()]
     rows.sort(key=lambda row: (row.step, row.layer, row.module, OPERANDS.index(row.operand)))
     return rows
 
@@ -149,7 +152,7 @@ def _add(
     place = _Place(
         step=int(logged[2]),
         layer=int(found["number"]),
-        module=PARENTS.sub("", found["path"]),
+        module=OF_PREDICTION.sub("", found["path"]),
         operand=OPERAND_OF[named["tensor"]],
     )
     kept = operands
@@ -162,27 +165,32 @@ def _add(
     kept.setdefault(place, _Operand()).add(named["stat"].removeprefix(OWN_PREFIX), value)
 
 
-def _row(place: _Place, found: _Operand, format_: str) -> QuantisationRow:
+def _row(place: _Place, found: _Operand, planned: PlanRow | None) -> QuantisationRow:
+    format_, scale = "", None
+    if planned is not None:
+        format_ = planned.format.partition(" / ")[0]
+        if planned.scale.partition(",")[0] == "tensor":
+            scale = found.scale
     return QuantisationRow(
         **place._asdict(),
         format=format_,
         amax=found.positive("cur_amax"),
-        scale=found.scale,
+        scale=scale,
         underflow=found.share("underflows%"),
         saturated=found.share("overflows%"),
         sqnr_db=found.sqnr_db,
     )
 
 
-def _format(plan: PrecisionPlan | None, place: _Place) -> str:
-    """Return the format of the row-wise copy of an operand in the plan; empty without a plan."""
+def _planned(plan: PrecisionPlan | None, place: _Place) -> PlanRow | None:
+    """Return the row of an operand in the plan; None without a plan, or where it has no such."""
     layer = None
     if plan is not None:
         layer = plan.by_label.get(str(place.layer))
     if layer is None:
-        return ""
+        return None
+    name = PARENTS.sub("", place.module)
     for module in layer.modules:
-        row = module.row(place.operand)
-        if module.name == place.module and row is not None:
-            return row.format.partition(" / ")[0]
-    return ""
+        if module.name == name:
+            return module.row(place.operand)
+    return None

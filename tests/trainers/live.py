@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -42,13 +43,40 @@ class Live:
 
 
 @contextmanager
-def live(**arguments: Any) -> Iterator[Live]:
-    """Build a run with arguments of `tiny`, in a process group of this process or launch."""
-    config = tiny(**arguments)
-    backend = choose_backend_of_phases(config.precision_backend, models_of(config), os.environ)
+def live(*, backend: str = "auto", debugger: tuple[Path, Path] | None = None, **arguments: Any) -> Iterator[Live]:
+    """Build a run with arguments of `tiny`, in a process group of this process or launch.
+
+    `debugger` has the features file and the log folder of Transformer Engine's debugger.
+    """
+    config = replace(tiny(**arguments), precision_backend=backend)
+    chosen = choose_backend_of_phases(config.precision_backend, models_of(config), os.environ)
     process = training_process(config.model, seed=1, fingerprint={})
-    with process as started, running(backend):
-        yield Live(build_run(config, started, backend=backend))
+    with process as started, running(chosen):
+        if debugger is not None:
+            start_debugger(*debugger)
+        run = Live(build_run(config, started, backend=chosen))
+        if debugger is not None:
+            import nvdlfw_inspect.api as debug_api
+
+            debug_api.infer_and_assign_layer_names(run.model)
+        yield run
+
+
+def start_debugger(features: Path, folder: Path) -> None:
+    """Start Transformer Engine's debugger, as Megatron Bridge does before it builds a model.
+
+    A process may have had models before: the state of the debugger and of Transformer Engine is set back.
+    """
+    import nvdlfw_inspect.api as debug_api
+    import transformer_engine
+    from transformer_engine.debug.pytorch.debug_state import TEDebugState
+
+    TEDebugState._reset()
+    feature_dirs = [str(Path(transformer_engine.__file__).parent / "debug" / "features")]
+    debug_api.initialize(
+        config_file=str(features), feature_dirs=feature_dirs, log_dir=str(folder), default_logging_enabled=True
+    )
+    debug_api.transformer_engine._api_cache.clear()
 
 
 def main(folder: Path) -> None:

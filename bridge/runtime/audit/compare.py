@@ -54,7 +54,7 @@ class Mismatch:
     def __str__(self) -> str:
         text = TEXT[self.column].format(planned=self.planned, ran=self.ran)
         label = ", ".join(self.layers)
-        if any(layer.isdecimal() for layer in self.layers):
+        if _count_of_numbers(self.layers):
             label = f"{_layers(len(self.layers))} {compact(self.layers)}"
         parts = [self.tensors, label, *self.modules]
         if len(self.gemms) != len(GEMMS):
@@ -63,6 +63,11 @@ class Mismatch:
         if self.cause:
             return f"{text}: {where}; {self.cause}."
         return f"{text}: {where}."
+
+
+def _count_of_numbers(labels: Iterable[str]) -> int:
+    """Return how many labels are numbers of layers."""
+    return sum(map(str.isdecimal, labels))
 
 
 def _layers(count: int) -> str:
@@ -106,19 +111,17 @@ def _compare_gemms(plan: PrecisionPlan, recorded: Sequence[GemmRow]) -> Iterator
         for module in layer.modules:
             if module.kind not in MULTIPLIES:
                 continue
-            planned = {row.item for row in module.rows}
             for gemm in GEMMS:
                 rows = ran.pop((layer.label, module.name, gemm), [])
                 if not rows and module.module.is_absorbed and plan.settings.absorbs:
                     # The attention multiplies with its weight, and its products have no rows.
                     continue
                 # Megatron's own layers multiply a dgrad that nothing takes, too.
-                if gemm in planned:
+                if module.row(gemm) is not None:
                     yield from _compare(layer, module, gemm, rows)
     for place, extra in ran.items():
-        different = dict.fromkeys(row.formats for row in extra)
-        for formats in different:
-            yield Mismatch(column="unplanned", planned="", ran=formats, **place_of(*place))
+        for row in extra:
+            yield Mismatch(column="unplanned", planned="", ran=row.formats, **place_of(*place))
 
 
 def _compare(
@@ -173,7 +176,9 @@ def _scheme_of(module: PlanModule, gemm: str) -> str | None:
 
 def _expected(module: PlanModule, gemm: str) -> dict[str, str]:
     """Return the columns of the record that the plan expects; empty where the plan says nothing."""
-    rows = {row.item: row for row in module.rows}
+    rows = {}
+    for row_of_plan in module.rows:
+        rows[row_of_plan.item] = row_of_plan
     planned = rows[gemm]
     formats, tiles, output, accumulate = planned.format, "", "", ""
     scheme = _scheme_of(module, gemm)
@@ -342,7 +347,10 @@ def _texts(record: Record) -> dict[Mismatch, str]:
     for tensors in record.census:
         place = replace(differs, tensors=tensors.kind)
         texts_of.setdefault(place, {})[tensors.dtype] = None
-    return {place: " and ".join(texts) for place, texts in texts_of.items()}
+    joined = {}
+    for place, texts in texts_of.items():
+        joined[place] = " and ".join(texts)
+    return joined
 
 
 def format_gemms(rows: Sequence[GemmRow]) -> str:
@@ -359,7 +367,7 @@ def format_gemms(rows: Sequence[GemmRow]) -> str:
     parts = []
     for kind, layers in layers_of.items():
         where = compact(layers, limit=len(layers))
-        count = sum(layer.isdecimal() for layer in layers)
+        count = _count_of_numbers(layers)
         if count:
             where = f"{_layers(count)} {where}"
         if where:

@@ -71,7 +71,10 @@ def _gradients_not_finite(signs: Signs) -> str | None:
     if first is None and is_dynamic:
         return None  # a dynamic loss scale is still falling to its level
     recent = signs.train[first or 0 :][-RECENT:]
-    places = [record["not_finite"] for record in recent if record.get("not_finite")]
+    places = []
+    for record in recent:
+        if record.get("not_finite"):
+            places.append(record["not_finite"])
     least = 1
     if is_dynamic:
         least = 3
@@ -83,6 +86,15 @@ def _gradients_not_finite(signs: Signs) -> str | None:
     )
 
 
+def _known(records: Sequence[dict[str, Any]], column: str) -> list[dict[str, Any]]:
+    """Return the records in which a value is finite."""
+    known = []
+    for record in records:
+        if record[column] is not None:
+            known.append(record)
+    return known
+
+
 def _first_update(train: Sequence[dict[str, Any]]) -> int | None:
     """Return the index of the first record whose step was not skipped."""
     for index, record in enumerate(train):
@@ -92,7 +104,9 @@ def _first_update(train: Sequence[dict[str, Any]]) -> int | None:
 
 
 def _spike(signs: Signs, *, column: str, factor: float, noun: str, digits: str) -> str | None:
-    recent = [row[column] for row in signs.train[-RECENT - 1 :] if row[column] is not None]
+    recent = []
+    for record in _known(signs.train[-RECENT - 1 :], column):
+        recent.append(record[column])
     if len(recent) < RECENT // 2:
         return None
     last, usual = recent[-1], median(recent[:-1])
@@ -126,7 +140,7 @@ def _scale_floor(signs: Signs) -> str | None:
 
 
 def _spike_after_change(signs: Signs) -> str | None:
-    recent = [record for record in signs.train[-RECENT:] if record["loss"] is not None]
+    recent = _known(signs.train[-RECENT:], "loss")
     change = None
     for index in range(1, len(recent)):
         if recent[index]["loss_scale"] != recent[index - 1]["loss_scale"]:
@@ -188,7 +202,10 @@ def _underflow_rising(signs: Signs) -> str | None:
 
 
 def _stale_weights(signs: Signs) -> str | None:
-    stale = [row for row in signs.health if not row.is_fresh]
+    stale = []
+    for row in signs.health:
+        if not row.is_fresh:
+            stale.append(row)
     if not stale:
         return None
     modules = f"layer {stale[0].layer}, {stale[0].module}"

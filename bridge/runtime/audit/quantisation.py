@@ -66,11 +66,13 @@ def last_measured(rows: Sequence[QuantisationRow]) -> list[QuantisationRow]:
 
 def by_operand(rows: Iterable[QuantisationRow]) -> dict[str, list[QuantisationRow]]:
     """Return the rows of each operand that has some, in the order of `OPERANDS`."""
-    rows_of: dict[str, list[QuantisationRow]] = {operand: [] for operand in OPERANDS}
-    for row in rows:
-        if row.operand in rows_of:
-            rows_of[row.operand].append(row)
-    return {operand: of_operand for operand, of_operand in rows_of.items() if of_operand}
+    all_rows = list(rows)
+    rows_of: dict[str, list[QuantisationRow]] = {}
+    for operand in OPERANDS:
+        for row in all_rows:
+            if row.operand == operand:
+                rows_of.setdefault(operand, []).append(row)
+    return rows_of
 
 
 def finite(row: dict[str, Any]) -> dict[str, Any]:
@@ -101,7 +103,9 @@ def rows_of(text: str) -> list[QuantisationRow]:
     lines = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
     rows = []
     for line in lines:
-        columns = {name: _value(COLUMNS[name], cell) for name, cell in line.items()}
+        columns = {}
+        for name, cell in line.items():
+            columns[name] = _value(COLUMNS[name], cell)
         rows.append(QuantisationRow(**columns))
     return rows
 

@@ -137,9 +137,12 @@ class Record:
         for name, value in head.items():
             parts.append(f"  {json.dumps(name)}: {json.dumps(value)}")
         for name, of_kind in rows.items():
-            lines = ",\n".join(f"    {json.dumps(_filled(row))}" for row in of_kind)
+            lines = []
+            for row in of_kind:
+                lines.append(f"    {json.dumps(_filled(row))}")
             if lines:
-                parts.append(f'  "{name}": [\n{lines}\n  ]')
+                text = ",\n".join(lines)
+                parts.append(f'  "{name}": [\n{text}\n  ]')
             else:
                 parts.append(f'  "{name}": []')
         scratch = path.with_suffix(".tmp")  # `watch` reads the file while the run goes on
@@ -153,13 +156,17 @@ class Record:
             if path.exists() and not path.is_file():
                 raise ValueError("it is no regular file")  # noqa: TRY301  one that could block for ever
             content = json.loads(path.read_text(encoding="utf-8"))
-            gemms = tuple(GemmRow(**_texts(row)) for row in content["gemms"])
-            census = tuple(CensusRow(**row) for row in content["census"])
-            health = tuple(HealthRow(**row) for row in content["health"])
+            gemms, census, health = [], [], []
+            for row in content["gemms"]:
+                gemms.append(GemmRow(**_texts(row)))
+            for row in content["census"]:
+                census.append(CensusRow(**row))
+            for row in content["health"]:
+                health.append(HealthRow(**row))
             return cls(
-                gemms=gemms,
-                census=census,
-                health=health,
+                gemms=tuple(gemms),
+                census=tuple(census),
+                health=tuple(health),
                 backend=str(content["backend"]),
                 step=content["step"],
                 audit=tuple(content["audit"]),

@@ -112,7 +112,11 @@ class RunFolder:
 
         A line that is being written is left out.
         """
-        return [values for values in self.records() if values["kind"] == kind]
+        of_kind = []
+        for values in self.records():
+            if values["kind"] == kind:
+                of_kind.append(values)
+        return of_kind
 
     def records(self, torn: Callable[[int], None] = lambda _line: None) -> list[dict[str, Any]]:
         """Return all records of steps and validations so far.
