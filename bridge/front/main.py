@@ -49,7 +49,7 @@ class AroundSweep:
     An error of it refuses the sweep.
     """
     after: Callable[[Path, Sequence[Path]], object] | None = None
-    """Called with the folder of the sweep and those of its runs, in order, also when a run failed."""
+    """Called with the folders of the sweep and of its runs, in order, also when a run failed."""
 
 
 def main(

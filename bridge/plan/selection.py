@@ -16,7 +16,7 @@ from bridge.model.layout import Parallel
 from bridge.precision.matchers import Matcher, Matchers, recipe_of
 from bridge.precision.module_schemes import row_matchers
 from bridge.precision.modules import layers_beyond
-from bridge.rules.module_selection import Elsewhere, ModuleSelection, Selected, Taken
+from bridge.rules.module_selection import ModuleSelection, OtherStages, PlacedModule, Selected
 
 if TYPE_CHECKING:
     from bridge.plan.precision_plan import PrecisionPlan
@@ -37,10 +37,10 @@ def module_selection(plan: PrecisionPlan) -> ModuleSelection:
     selection = _selection(recipes, modules, num_layers, is_foreign=True)
     if len(recipes) != 1:
         return selection
-    return replace(selection, elsewhere=tuple(_elsewhere(plan, selection)))
+    return replace(selection, other_stages=tuple(_under_other_stages(plan, selection)))
 
 
-def _modules(plan: PrecisionPlan, parallel: Parallel) -> list[Taken]:
+def _modules(plan: PrecisionPlan, parallel: Parallel) -> list[PlacedModule]:
     """Return every module of a plan, with its place under a layout."""
     places = parallel.places(plan.shape.num_layers)
     place_of: dict[int, tuple[int, int]] = {}
@@ -52,7 +52,7 @@ def _modules(plan: PrecisionPlan, parallel: Parallel) -> list[Taken]:
         if place.mtp:
             last_chunk = chunk
             break
-    modules: list[Taken] = []
+    modules: list[PlacedModule] = []
     for layer in plan.layers:
         number = None
         if layer.number is not None:
@@ -63,7 +63,7 @@ def _modules(plan: PrecisionPlan, parallel: Parallel) -> list[Taken]:
         else:
             chunk, local = last_chunk, 0
         for module in layer.modules:
-            taken = Taken(
+            placed = PlacedModule(
                 layer=layer.label,
                 number=number,
                 module=module.name,
@@ -74,15 +74,20 @@ def _modules(plan: PrecisionPlan, parallel: Parallel) -> list[Taken]:
                 is_low=layer.low,
                 scheme=module.scheme,
             )
-            modules.append(taken)
+            modules.append(placed)
     return modules
 
 
 def _selection(
-    recipes: Sequence[Matchers], modules: Sequence[Taken], num_layers: int, *, is_foreign: bool
+    recipes: Sequence[Matchers],
+    modules: Sequence[PlacedModule],
+    num_layers: int,
+    *,
+    is_foreign: bool,
 ) -> ModuleSelection:
-    by_module: dict[Taken, list[str]] = {}
-    left: list[Taken] = []
+    """Return the modules that each matcher takes; the first that selects a module takes it."""
+    by_module: dict[PlacedModule, list[str]] = {}
+    unselected: list[PlacedModule] = []
     for module in modules:
         recipe = recipe_of(recipes, module.chunk)
         path = module.local if is_foreign else module.path
@@ -91,7 +96,7 @@ def _selection(
             names = [matcher.name for matcher in recipe.matchers if matcher.takes(path)]
         by_module[module] = names
         if module.kind == "linear" and not names:
-            left.append(module)
+            unselected.append(module)
     matchers: dict[str, Matcher] = {}
     for recipe in recipes:
         for matcher in recipe.matchers:
@@ -100,21 +105,21 @@ def _selection(
     for matcher in matchers.values():
         rows.append(_selected(matcher, by_module, num_layers))
     return ModuleSelection(
-        rows=tuple(rows), is_foreign=is_foreign, left=tuple(left), num_layers=num_layers
+        rows=tuple(rows), is_foreign=is_foreign, unselected=tuple(unselected), num_layers=num_layers
     )
 
 
 def _selected(
-    matcher: Matcher, by_module: Mapping[Taken, Sequence[str]], num_layers: int
+    matcher: Matcher, by_module: Mapping[PlacedModule, Sequence[str]], num_layers: int
 ) -> Selected:
     """Return the modules of a row or matcher.
 
     `by_module` names the rows or matchers that take each module, in order.
     """
-    taken: list[Taken] = []
-    shadowed: list[Taken] = []
+    taken: list[PlacedModule] = []
+    shadowed: list[PlacedModule] = []
     shadowing: dict[str, None] = {}
-    unread: list[Taken] = []
+    unread: list[PlacedModule] = []
     reached: set[int | None] = set()
     for module, names in by_module.items():
         if matcher.name not in names:
@@ -141,7 +146,7 @@ def _selected(
         matcher=matcher,
         taken=tuple(taken),
         shadowed=tuple(shadowed),
-        by=tuple(shadowing),
+        shadowed_by=tuple(shadowing),
         unread=tuple(unread),
         nearest=nearest,
         beyond=tuple(beyond),
@@ -149,7 +154,7 @@ def _selected(
     )
 
 
-def _nearest(pattern: str, modules: Sequence[Taken]) -> tuple[str, ...]:
+def _nearest(pattern: str, modules: Sequence[PlacedModule]) -> tuple[str, ...]:
     """Return the names of linear layers that look like the last literal part of a pattern."""
     parts = pattern.replace("*", ".").replace(": ", ".").split(".")
     words = [part for part in parts if part and not part.isdecimal()]
@@ -162,7 +167,7 @@ def _nearest(pattern: str, modules: Sequence[Taken]) -> tuple[str, ...]:
     return tuple(close_matches(words[-1], list(names)))
 
 
-def _elsewhere(plan: PrecisionPlan, here: ModuleSelection) -> list[Elsewhere]:
+def _under_other_stages(plan: PrecisionPlan, here: ModuleSelection) -> list[OtherStages]:
     """Return the matchers that mean other layers under another number of pipeline stages.
 
     It is one stage, or several where the run has one.
@@ -178,8 +183,8 @@ def _elsewhere(plan: PrecisionPlan, here: ModuleSelection) -> list[Elsewhere]:
         return []
     modules = _modules(plan, Parallel(pipeline=stages))
     there = _selection(plan.settings.recipes, modules, num_layers, is_foreign=True)
-    differing: list[Elsewhere] = []
+    differing: list[OtherStages] = []
     for row, other in zip(here.rows, there.rows, strict=True):
         if row.numbers != other.numbers:
-            differing.append(Elsewhere(row=row, stages=stages, there=other.numbers))
+            differing.append(OtherStages(row=row, stages=stages, numbers=other.numbers))
     return differing

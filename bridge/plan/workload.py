@@ -38,7 +38,7 @@ class Workload:
     None: as many as stages.
     """
     keeps_outputs: bool = True
-    """Whether a pipeline stage keeps the outputs that it sent (no `deallocate_pipeline_outputs`)."""
+    """Whether a stage keeps the outputs that it sent (no `deallocate_pipeline_outputs`)."""
     is_combined: bool = False
     """Whether a forward and a backward pass run together (`overlap_moe_expert_parallel_comm`)."""
     recompute: str = "none"

@@ -13,7 +13,7 @@ from bridge.plan.precision_plan import compact
 from bridge.precision.matchers import HIGH, Matcher
 from bridge.report.findings import STYLES
 from bridge.report.table import NUMBERED, table
-from bridge.rules.module_selection import ModuleSelection, Selected, Taken
+from bridge.rules.module_selection import ModuleSelection, PlacedModule, Selected
 from bridge.rules.rule import RuleFinding
 
 
@@ -39,8 +39,8 @@ def module_table(
             "": "",
             "select": "the rest",
             "precision": f"{run} (the run)",
-            "takes": _reach(selection.left, mode, is_low=run != mode),
-            "linears": str(len(selection.left)),
+            "takes": _reach(selection.unselected, mode, is_low=run != mode),
+            "linears": str(len(selection.unselected)),
         }
     )
     what = "rows of mixed_precision.modules"
@@ -56,19 +56,19 @@ def module_table(
 def selection_dict(selection: ModuleSelection, findings: Sequence[RuleFinding]) -> dict[str, Any]:
     """Return the selection as plain data."""
     elsewhere = []
-    for reach in selection.elsewhere:
+    for reach in selection.other_stages:
         elsewhere.append(
             {
                 "row": reach.row.matcher.name,
                 "pipeline": reach.stages,
                 "layers": list(reach.row.numbers),
-                "layers_there": list(reach.there),
+                "layers_there": list(reach.numbers),
             }
         )
     return {
         "is_foreign": selection.is_foreign,
         "rows": list(map(_row_dict, selection.rows)),
-        "left": _paths(selection.left),
+        "left": _paths(selection.unselected),
         "layers_elsewhere": elsewhere,
         "findings": findings_of(findings),
     }
@@ -100,13 +100,13 @@ def _row_dict(row: Selected) -> dict[str, Any]:
         "takes": _paths(row.taken),
         "in_low_precision": _paths(low),
         "taken_before": _paths(row.shadowed),
-        "before_by": list(row.by),
+        "before_by": list(row.shadowed_by),
         "read_no_recipe": _paths(row.unread),
         "nearest": list(row.nearest),
     }
 
 
-def _paths(modules: Sequence[Taken]) -> list[str]:
+def _paths(modules: Sequence[PlacedModule]) -> list[str]:
     return [module.path for module in modules]
 
 
@@ -121,7 +121,7 @@ def _precision(matcher: Matcher, high: str) -> str:
     return f"{training}; evaluation in {evaluation}"
 
 
-def _reach(modules: Sequence[Taken], mode: str, *, is_low: bool) -> str:
+def _reach(modules: Sequence[PlacedModule], mode: str, *, is_low: bool) -> str:
     """Return the modules by layer.
 
     Under a choice of FP8 or FP4, those that stay in the run's dtype are named apart.
@@ -140,7 +140,7 @@ def _reach(modules: Sequence[Taken], mode: str, *, is_low: bool) -> str:
     return "; ".join(parts) or "nothing"
 
 
-def _places(modules: Sequence[Taken]) -> str:
+def _places(modules: Sequence[PlacedModule]) -> str:
     """Return modules by layer: "linear_qkv of 1-24; mtp.layers.0.eh_proj"."""
     layers_of: dict[str, list[str]] = {}
     others: dict[str, list[str]] = {}

@@ -31,6 +31,6 @@ What rules of several topics share
     variables.py          environment variables that change a precision
     unknown.py            the sentences about values that are assumed or open
 
-`finalize` asks the errors that need the precision alone. A sync asks the rows with a `sync`. `check`
-asks all rows.
+`finalize` asks the errors that need the precision alone, a sync the rows with a `sync`, and `check`
+all rows.
 """

@@ -135,7 +135,7 @@ class RuleContext:
         return deciders
 
     def is_own_known(self, path: str) -> bool:  # noqa: ARG002  of a check
-        """Return whether the value that an owner has before the sync is stated or a known default."""
+        """Return whether an owner's value before the sync is stated, or a known default."""
         return True
 
     # -- the owners' values ----------------------------------------------------------------------

@@ -11,8 +11,8 @@ from bridge.precision.matchers import Matcher
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Taken:
-    """A module of a layer."""
+class PlacedModule:
+    """A module of a layer, with its place in the model and its scheme."""
 
     layer: str
     number: int | None
@@ -33,11 +33,13 @@ class Selected:
     """The modules that one row or matcher selects."""
 
     matcher: Matcher
-    taken: tuple[Taken, ...]
-    shadowed: tuple[Taken, ...]
-    """Linear layers that it selects and an earlier one takes."""
-    by: tuple[str, ...]
-    unread: tuple[Taken, ...]
+    taken: tuple[PlacedModule, ...]
+    """The linear layers that it takes."""
+    shadowed: tuple[PlacedModule, ...]
+    """Linear layers that it selects and an earlier row or matcher takes."""
+    shadowed_by: tuple[str, ...]
+    """The names of these earlier rows or matchers."""
+    unread: tuple[PlacedModule, ...]
     """Modules that it selects and that read no per-module recipe."""
     nearest: tuple[str, ...]
     """Names of modules that look like the pattern, where it selects none."""
@@ -53,7 +55,7 @@ class Selected:
 
     @property
     def is_hidden(self) -> bool:
-        """Whether earlier ones take every linear layer that it selects."""
+        """Whether earlier rows take every linear layer that it selects."""
         return not self.taken and bool(self.shadowed)
 
     @property
@@ -67,12 +69,14 @@ class Selected:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Elsewhere:
-    """A foreign matcher that means other layers under another pipeline size."""
+class OtherStages:
+    """A foreign matcher that means other layers under another number of pipeline stages."""
 
     row: Selected
     stages: int
-    there: tuple[int, ...]
+    """The other number of pipeline stages."""
+    numbers: tuple[int, ...]
+    """Numbers of the layers that it selects under that number of stages."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +85,9 @@ class ModuleSelection:
 
     rows: tuple[Selected, ...]
     is_foreign: bool
-    """They are of a foreign recipe, whose names are those within a chunk."""
-    left: tuple[Taken, ...]
+    """Whether they are of a foreign recipe, whose names are those within a chunk."""
+    unselected: tuple[PlacedModule, ...]
+    """The linear layers that no row or matcher selects."""
     num_layers: int
-    elsewhere: tuple[Elsewhere, ...] = ()
+    other_stages: tuple[OtherStages, ...] = ()
+    """The matchers that mean other layers under another number of pipeline stages."""

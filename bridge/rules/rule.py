@@ -162,7 +162,7 @@ def ask(rules: Iterable[Rule[Asked]], context: Asked) -> list[RuleFinding]:
 
 
 def findings_of(rule: Rule[Asked], context: Asked) -> list[RuleFinding]:
-    """Return the findings of a rule about a context; none for versions that it does not hold for."""
+    """Return the findings of a rule about a context; none for versions that it is not about."""
     with reads() as paths:
         violations = rule.violations(context)
     if context.leaves_out(rule.id, paths) or not violations:

@@ -96,7 +96,7 @@ def target_of(declared: Target | str | Sequence[str] | None) -> Target:
 
 
 def _fields_of(word: str) -> dict[str, Any]:
-    """Return the fields of a target that a word states; `MEMORY` stands for the memory of its GPU."""
+    """Return the fields of a target that a word states; `MEMORY` is the memory of its GPU."""
     if len(word) > LONGEST:
         raise _error(_RULE, word, f"Write {EXAMPLE}, for example.")
     if word in ("te-none", "tenone", "no-te"):

@@ -129,7 +129,7 @@ def test_a_row_means_the_same_layers_under_every_layout(
     fields = fields_of("dense", *layout)
     selection = precision_plan(config, fields).selection
     single = fields_of("dense", 1, None)
-    names = [one.path for row in selection.rows for one in row.taken] + [one.path for one in selection.left]
+    names = [one.path for row in selection.rows for one in row.taken] + [one.path for one in selection.unselected]
     parsed = module_rows(field_value(config, "modules"))
     expected: dict[str, int | None] = {}
     for name in names:
@@ -156,9 +156,9 @@ def test_a_foreign_file_counts_layers_within_a_stage() -> None:
     plan = precision_plan(precision, {**model, "pipeline_model_parallel_size": 4})
     high = [layer.number - 1 for layer in plan.layers if layer.number and not any(one.scheme for one in layer.modules)]
     assert high == [0, 20, 40, 60]
-    (found,) = plan.selection.elsewhere
+    (found,) = plan.selection.other_stages
     assert (found.row.matcher.name, found.row.numbers) == ("first", (0, 20, 40, 60))
-    assert (found.stages, found.there) == (1, (0,))
+    assert (found.stages, found.numbers) == (1, (0,))
 
 
 def test_a_file_that_forces_every_module_to_bf16_leaves_no_fp8_in_the_plan() -> None:

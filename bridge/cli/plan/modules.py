@@ -118,7 +118,7 @@ def _layout(plan: PrecisionPlan) -> str:
 
 def _list(run: Run, plan: PrecisionPlan, findings: Sequence[RuleFinding], *, as_json: bool) -> None:
     """Print the modules of a run that chooses nothing per module, as rows would name them."""
-    names = [module.path for module in plan.selection.left]
+    names = [module.path for module in plan.selection.unselected]
     if as_json:
         from bridge.report.module_table import findings_of  # rich is heavy
 

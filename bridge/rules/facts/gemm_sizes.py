@@ -45,7 +45,7 @@ def low_modules(run: RunContext) -> set[str] | None:
     """Return the modules in FP8 or FP4 in a layer under a per-module recipe; None without one."""
     if run.model.quant_recipe is None or run.selection is None:
         return None
-    modules = [*run.selection.left]
+    modules = [*run.selection.unselected]
     for row in run.selection.rows:
         modules += row.taken
     return {module.module for module in modules if module.scheme is not None}

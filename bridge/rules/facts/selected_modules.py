@@ -14,7 +14,7 @@ from bridge.precision.modules import (
 )
 from bridge.precision.statements import is_stated
 from bridge.rules.context import RuleContext
-from bridge.rules.module_selection import Selected, Taken
+from bridge.rules.module_selection import PlacedModule, Selected
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
 from bridge.target.fields import whole_number
@@ -90,7 +90,7 @@ def _near(names: Sequence[str]) -> str:
     return f" (did you mean {listed(names)}?)"
 
 
-def _listed(modules: Iterable[Taken]) -> str:
+def _listed(modules: Iterable[PlacedModule]) -> str:
     """Return the names of modules, the first `MOST` of them."""
     names = list(dict.fromkeys(module.module for module in modules))
     text = ", ".join(names[:MOST])
@@ -159,7 +159,7 @@ def hidden_rows(run: RunContext) -> Iterator[Violation]:
     """Yield the rows behind earlier ones that take all of their modules."""
     for row in _selected(run):
         if row.is_hidden:
-            yield _about_row(run, row, by=" and ".join(row.by))
+            yield _about_row(run, row, by=" and ".join(row.shadowed_by))
 
 
 def low_precision_of_unread_modules(run: RunContext) -> Iterator[Violation]:
@@ -174,15 +174,15 @@ def other_layers_in_other_stages(run: RunContext) -> Iterator[Violation]:
     """Yield the foreign matchers that mean other layers under another pipeline size."""
     if run.selection is None:
         return
-    for elsewhere in run.selection.elsewhere:
-        matcher = elsewhere.row.matcher
+    for reach in run.selection.other_stages:
+        matcher = reach.row.matcher
         yield Violation(
             value=matcher.select,
             name=matcher.name,
             precision=matcher.precision,
-            here=_numbers(elsewhere.row.numbers),
-            there=_numbers(elsewhere.there),
-            stages=elsewhere.stages,
+            here=_numbers(reach.row.numbers),
+            there=_numbers(reach.numbers),
+            stages=reach.stages,
         )
 
 
@@ -191,7 +191,7 @@ def no_module_left(run: RunContext) -> Iterator[Violation]:
     if run.selection is None or not run.is_low or not run.selection.rows:
         return
     names = []
-    modules = [*run.selection.left]
+    modules = [*run.selection.unselected]
     for row in run.selection.rows:
         names.append(row.matcher.select)
         modules += row.taken

@@ -1,1 +1,1 @@
-"""Rules about a precision: mode, loss scale, formats and schemes, and the layers and modules they reach."""
+"""Rules about a precision: mode, loss scale, formats and schemes, layers, modules, storage."""

@@ -1,4 +1,4 @@
-"""A recipe and the configs that it is written into: replaced values, disagreements, the recipe's name."""
+"""A recipe and the configs that it is written into: replaced values, disagreements, its name."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Values and keys as they are written: types, spelling, least values, words that a parser refuses."""
+"""Values and keys as they are written: types, spelling, least values, refused words."""
 
 from collections.abc import Iterator
 
