@@ -54,8 +54,8 @@ those of Megatron-LM, with the framework as the origin of what it sets ("slime a
 
 A file is *answered* where `plan` answers it, *checked* where `check` answers it and `plan` does not, *refused* where it
 is a run and a reason is given, and *named* where it is no run of Megatron Core, or a part of one. NeMo-RL, verl,
-ms-swift and most recipes of Megatron Bridge make the model of a checkpoint of Hugging Face: their files do not state its
-sizes, which `plan` asks for.
+ms-swift and most recipes of Megatron Bridge make the model of a checkpoint of Hugging Face: their files do not state
+its sizes, which `plan` asks for.
 """
 KINDS = ("answered", "checked", "refused", "named")
 OF_A_RUN = ("its file is not found", "names no file of the run", "only the run knows its container")
