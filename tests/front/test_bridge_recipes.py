@@ -311,6 +311,12 @@ def test_a_precision_on_the_command_line_states_the_mode_of_an_absent_recipe(rec
     assert run.precision.to_dict()["fp8_recipe"] == "mxfp8"
 
 
+def test_a_word_that_may_hold_any_override_is_named_and_leaves_the_bytes_open(recipe: Recipe) -> None:
+    run = launched(recipe, "$MORE")
+    assert "$MORE: may hold further overrides, which are not read." in run.reading.unknown
+    assert run.reading.uncounted == ("$MORE",)
+
+
 def test_check_plan_and_memory_answer_a_recipe(recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(recipe(TINY))
     assert main(["check", "--config", path]) == 0

@@ -70,8 +70,9 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
         if _is_aware(function, reading, overrides):
             origin = OF_BENCHMARK.format(program=launch.name)
             reading = _with(reading, "optimizer", "use_precision_aware_optimizer", True, origin)
+    late = [str(word) for word in launch.arguments if word.startswith("$")]
     sources = _own_options(words)
-    sources += [LATE.format(word=word) for word in launch.arguments if word.startswith("$")]
+    sources += [LATE.format(word=word) for word in late]
     sources += [f"{note}: is not read." for note in launch.notes]
     exported = {
         key: str(value) for key, value in launch.environment.items() if not value.is_unknown
@@ -80,6 +81,7 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
         reading,
         environment={**reading.environment, **exported},
         unknown=(*reading.unknown, *dict.fromkeys(sources)),
+        uncounted=(*reading.uncounted, *late),
     )
 
 
