@@ -5,5 +5,5 @@ the class it is for.
 
 `compose.py` composes a tree, `files/` reads a file, `loader.py` makes the `Run` of either,
 `decode.py` the container of these; `main.py` is the command line of a script, and `train.py` the
-job of a run.
+job of a run. `nemo_run.py` is a plugin of nemo-run that asks the check before it submits a task.
 """
