@@ -14,6 +14,7 @@
     decode.py           `container`: the `ConfigContainer` of a `Run`
     check.py            `check` in Python
     several.py          answers about several files and folders
+    nemo_run.py         a plugin of nemo-run that asks the check before it submits a task
     json_schema.py      the JSON Schema of the YAML that is read
     plugins/            the plugin by which Hydra's own applications find the recipes
 

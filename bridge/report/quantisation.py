@@ -25,6 +25,8 @@ def quantisation_table(rows: Sequence[QuantisationRow], *, title: str) -> Render
         scale = "tiles"
         if row.scale is not None:
             scale = f"{row.scale:.4g}"
+        elif not row.format:
+            scale = "-"  # read from a log without a plan
         line = {
             "layer": str(row.layer),
             "module": _short(row.module),

@@ -7,9 +7,9 @@
     megatron_lm.py       `--mixed-precision-recipe NAME` in Megatron-LM's parser, with a
                          `SyncReport` of what it set
     audit/               the audit of steps in the loops of Megatron Bridge, Megatron-LM and slime
-    nemo_run.py          `CheckBeforeSubmit`, a plugin of nemo-run
 
-The last two are imported by their own names, since they need torch or nemo-run.
+The last is imported by its own name, since it needs torch and Megatron Core.
+
 A trainer's package is imported when a function needs its classes. A team's training script calls
 these; nothing in this project does.
 """

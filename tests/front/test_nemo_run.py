@@ -40,7 +40,7 @@ def say(text: str) -> None:
 
 def added(run: ModuleType, task: Any, home: Path, **options: Any) -> Any:
     """Add a task to an experiment, as `run.run` does before it submits."""
-    from bridge.trainers.nemo_run import CheckBeforeSubmit
+    from bridge.front.nemo_run import CheckBeforeSubmit
 
     executor = run.LocalExecutor(launcher="torchrun", ntasks_per_node=8, env_vars={"NVTE_DEBUG": "1"})
     with run.Experiment("pretrain", executor=executor, base_dir=str(home)) as experiment:
@@ -79,7 +79,7 @@ class Container:
 
 
 def test_a_config_of_megatron_bridge_is_checked_as_it_writes_itself(run: ModuleType) -> None:
-    from bridge.trainers.nemo_run import CheckBeforeSubmit
+    from bridge.front.nemo_run import CheckBeforeSubmit
 
     task = run.Partial(say, text=Container())
     with pytest.raises(CheckError, match="compute capability"):
@@ -90,12 +90,12 @@ def test_a_task_without_a_run_is_submitted_with_a_warning(run: ModuleType, tmp_p
     texts: list[str] = []
     handler = logging.Handler()  # nemo-run replaces those of the root
     handler.emit = lambda record: texts.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("bridge.trainers").addHandler(handler)
+    logging.getLogger("bridge.front").addHandler(handler)
     try:
         added(run, run.Script(inline="echo hello"), tmp_path)
         added(run, run.Partial(say, text="hello"), tmp_path)
     finally:
-        logging.getLogger("bridge.trainers").removeHandler(handler)
+        logging.getLogger("bridge.front").removeHandler(handler)
     assert len(texts) == 2
     assert "must start a run of Megatron-LM" in texts[0]
     assert texts[1] == "check: Partial holds no config that can be read."

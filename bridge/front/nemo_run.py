@@ -22,7 +22,7 @@ from bridge.front.check import check
 from bridge.front.loader import load_run
 from bridge.preflight.check import Report
 
-log = logging.getLogger("bridge.trainers")
+log = logging.getLogger("bridge.front")
 
 SHELLS = ("bash", "sh")
 TASK, CONFIG = "task.sh", "config.yaml"
