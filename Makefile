@@ -16,8 +16,7 @@ setup: $(VENV)/.ready
 # Transformer Engine's Python lies beside the environment, for tests that read its recipe classes: installed in it,
 # without CUDA, it would break `import megatron.core`. NeMo and Megatron Bridge lie beside it too: their mixed precision
 # is one file each, and what the rest of them needs would be gigabytes. So does the newest Megatron Core, whose wheel is
-# for Python 3.12, and Triton, which it imports; torch must not find that one. nemo-run brings two hundred packages, of
-# which it needs an old leptonai. Without them tests are skipped.
+# for Python 3.12, and Triton, which it imports; torch must not find that one. Without them tests are skipped.
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(RUN) -m pip install -q $(TORCH)
@@ -29,7 +28,6 @@ $(VENV)/.ready: pyproject.toml
 	-$(RUN) -m pip install -q --upgrade --target $(VENV)/nemo --no-deps nemo_toolkit==2.6.2
 	-$(RUN) -m pip install -q --upgrade --target $(VENV)/peer --no-deps --ignore-requires-python --only-binary :all: \
 		megatron-bridge==0.6.2
-	-$(RUN) -m pip install -q --upgrade --target $(VENV)/nemo-run nemo_run==0.11.1 leptonai==0.26.6
 	touch $@
 
 train: setup
@@ -50,11 +48,13 @@ test-all: setup
 	$(RUN) $(PYTEST) -m 'not gpu' --hypothesis-profile full --megatron next $(ARGS)
 	$(RUN) $(PYTEST) -m 'not gpu' --hypothesis-profile full $(ARGS)
 
-# Axolotl pins other versions of the libraries that the bridges are tested against, so it comes alone.
+# Axolotl pins other versions of the libraries that the bridges are tested against, so it comes alone. nemo-run brings two
+# hundred packages, and needs an old leptonai: it lies beside the environment.
 test-interop: setup
+	$(RUN) -m pip install -q --upgrade --target $(VENV)/nemo-run nemo_run==0.11.1 leptonai==0.26.6
 	$(RUN) -m pip install -q pillow addict art colorama triton
 	$(RUN) -m pip install -q --no-deps axolotl==0.19.0
-	$(RUN) $(PYTEST) tests/read tests/convert $(ARGS)
+	$(RUN) $(PYTEST) tests/read tests/convert tests/front/test_nemo_run.py $(ARGS)
 
 # The newest releases that pyproject.toml admits, torch too, from the package index: a large download. The newest
 # megatron-core needs Python 3.12. With MEGATRON, the source tree of a later release, nothing is downloaded: the tests

@@ -30,7 +30,7 @@ def run() -> Iterator[ModuleType]:
     """The package, from a folder beside the environment where it is in none: its own dependencies are many."""
     before = list(sys.path)
     sys.path += [str(place) for place in PLACES if place.exists()]
-    yield pytest.importorskip("nemo_run", reason="needs nemo-run beside the environment: make setup")
+    yield pytest.importorskip("nemo_run", reason="needs nemo-run beside the environment: make test-interop")
     sys.path[:] = before
 
 

@@ -15,12 +15,15 @@ import pkgutil
 import sys
 import warnings
 from collections.abc import Iterator
+from importlib.util import find_spec
 from types import ModuleType
 
 OTHERS = ("torch", "megatron", "transformer_engine", "logging", "numpy", "mamba_ssm", "fla", "fast_hadamard_transform")
 NOT_OF_TRAINING = ("inference.", "post_training", ".quantization", "resharding", ".rl", "__main__", "export")
 OF_US = ("matplotlib", "rich", "hydra", "tensorboard", "scipy", "torch.utils.tensorboard")
 """Packages that ours import, and that may have loggers of torch's in their own imports."""
+NEMO_RUN_PLUGIN = "bridge.front.nemo_run"
+"""Imported by programs of nemo-run alone."""
 OWN_STATE = (
     "_dynamo",  # counters of torch's compiler
     "torch._logging",  # it notes each logger that torch makes
@@ -76,11 +79,14 @@ def import_megatron() -> None:
 
 
 def import_ours() -> int:
-    """Import every module of `bridge`, and return their number."""
-    names = [name for name in names_below("bridge") if ".plugins." not in name]
-    for name in names:
+    """Import every module of `bridge` but plugins of absent packages, and return their number."""
+    number = 0
+    for name in names_below("bridge"):
+        if ".plugins." in name or (name == NEMO_RUN_PLUGIN and find_spec("nemo_run") is None):
+            continue
         importlib.import_module(name)
-    return len(names)
+        number += 1
+    return number
 
 
 def flags() -> dict[str, object]:
