@@ -2,14 +2,16 @@
 
 Where to add something (`docs/explain/architecture.md` has the whole table):
 
-    a built-in recipe           recipes/, next to this package: a function with `@register`
+    a built-in recipe           recipes/, next to this package: a function with `@register`; a new
+                                file is imported in recipes/__init__.py
     a recipe of a team          any module that the entry-point group `bridge.recipes` names
     a field of the precision    precision/config.py, and its route in sync/routes.py
     a scheme or a format        precision/schemes.py, precision/formats.py
-    a rule                      rules/topics/, the file of its topic
+    a rule                      rules/topics/, the file of its topic; a new file: rules/rulebook.py
     a framework's file          read/framework/NAME.yaml; another system's file: convert/
-    a command                   cli/, a module and its row in commands.py
-    a GPU                       target/target.py
+    a log of another trainer    read/logs/, a module, and its call in read/logs/files.py
+    a command                   cli/, a module, and its row in cli/commands.py
+    a GPU                       target/gpus.py
 """
 
 import importlib

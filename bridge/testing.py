@@ -16,7 +16,8 @@ from typing import Any, ClassVar
 
 from bridge.errors import RunConfigError
 from bridge.front.check import check
-from bridge.front.loader import load_run, shipped_folder
+from bridge.front.folders import shipped_folder
+from bridge.front.loader import load_run
 from bridge.precision.yaml_text import from_yaml, to_yaml
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY, get_mixed_precision_config, load_recipes_from

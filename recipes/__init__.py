@@ -1,4 +1,8 @@
-"""The built-in recipes, one file per scaling scheme. They reach the registry like any plugin: by an entry point."""
+"""The built-in recipes, one file per scaling scheme. They reach the registry like any plugin: by an entry point.
+
+The entry point names this package. So a recipe counts once its file is imported here: to add a file, import the names
+of its recipes below, and list them in `__all__`.
+"""
 
 from .blockwise import (
     bf16_with_fp8_subchannel_scaling_mixed,

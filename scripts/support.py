@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge.precision.mode import scheme_of
-from bridge.preflight import te_cpu
+from bridge.preflight import declared_gpu
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rehearse.release import Release, releases_at_hand
 
@@ -123,8 +123,8 @@ def failures_of(kinds: Sequence[str], backend: str, recipe: str, release: Releas
 
 def train(kinds: Sequence[str], backend: str, recipe: str) -> dict[str, str | None]:
     """Import Megatron Core once, and train each kind in a fork; return as `failures_of`."""
-    if backend == te_cpu.BACKEND:  # before Megatron is imported
-        te_cpu.declare(schemes=[scheme_of(get_mixed_precision_config(recipe))])
+    if backend == declared_gpu.BACKEND:  # before Megatron is imported
+        declared_gpu.declare(schemes=[scheme_of(get_mixed_precision_config(recipe))])
     for name in IMPORTED:
         importlib.import_module(name)
     failures: dict[str, str | None] = {}

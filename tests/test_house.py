@@ -92,6 +92,25 @@ def test_a_source_file_is_one_noun_without_asserts() -> None:
     assert asserts == [], "what a user can cause raises a class of bridge/errors.py"
 
 
+EXAMPLES = {"record.json", "summary.json", "config.json", "iter_0000100/", "mixed_precision/"}
+"""Names in package docstrings of what a run, another program or a user writes."""
+
+
+def test_each_path_that_a_package_docstring_names_exists() -> None:
+    pattern = re.compile(r"(?<![\w./*-])[\w*./-]*(?:\.(?:py|yaml|json|c)\b|\w/(?![\w*]))")
+    named, missing = 0, []
+    for package in (path for path in SOURCES if path.name == "__init__.py"):
+        docstring = ast.get_docstring(ast.parse(package.read_text(encoding="utf-8"))) or ""
+        for path in pattern.findall(docstring):
+            if path in EXAMPLES or re.search(r"\b(?:NAME|SYSTEM)\b", path):
+                continue
+            named += 1
+            if not any(any(folder.glob(path)) for folder in (package.parent, ROOT / "bridge", ROOT)):
+                missing.append(f"{package.relative_to(ROOT)}: {path}")
+    assert named > 200
+    assert missing == []
+
+
 def test_nothing_inspects_code_objects() -> None:
     found = [path for path in SOURCES if re.search(r"\b__code__\b", path.read_text(encoding="utf-8"))]
     assert found == [], "inspect.signature and inspect.getfile answer the same questions"

@@ -10,9 +10,9 @@
 
 A `run` gets the parsed arguments (`chosen`), asks a room below for its value, and prints it: as
 plain data under `--json`, else through `report`. It returns None or 0, or an exit code that its
-help names. A command with several forms is a folder: `command.py` has the arguments and chooses,
-the other files are the forms. Nothing heavy is imported before it is asked for. What a command
-answers with is made there:
+help names. A command with several forms is a folder: compare/command.py, for example, has the
+arguments and chooses, and the other files of compare/ are the forms. Nothing heavy is imported
+before it is asked for. The rooms that make the answer of a command:
 
     recipes explain                         precision, registry, sync.routes, rules, preflight
     check plan memory compare --twin        front (the run), sync (prediction), preflight, plan

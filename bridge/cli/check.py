@@ -143,7 +143,7 @@ def _reason(word: str) -> tuple[str, str]:
 
 def _main_file(chosen: argparse.Namespace) -> Path:
     """Return the file of the run: the one of the command line, or the tree's primary config."""
-    from bridge.front.loader import config_folder
+    from bridge.front.folders import config_folder
 
     file = file_of(chosen)
     if file is not None:

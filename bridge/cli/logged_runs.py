@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from bridge.preflight.run import Run
     from bridge.runtime.compare.logs import LoggedRun
 
-OF_TRAINING = (
+TRAINING_ARGUMENTS = (
     "data_path",
     "split",
     "train_iters",
@@ -68,7 +68,7 @@ class DescribedLog:
             for name, value in values.items():
                 if f"{section}.{name}" not in derived:
                     fields[f"{section}.{name}"] = value
-        for name in OF_TRAINING:
+        for name in TRAINING_ARGUMENTS:
             if name in self.log.arguments:
                 fields[name] = self.log.arguments[name]
         return fields
@@ -93,7 +93,7 @@ def described_logs(paths: Sequence[Path]) -> list[DescribedLog]:
     Raises:
         UnreadFileError: One of the paths is no log of a format that is known here.
     """
-    from bridge.front.loader import place_of
+    from bridge.front.folders import place_of
     from bridge.read.logs.files import read_logs
 
     logs: list[RunLog] = []

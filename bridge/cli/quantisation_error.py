@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 STEPS = 20
 """Steps without a checkpoint: fresh weights say little about gradients."""
-OF_MEASUREMENT = ("checkpoint", "steps", "propose")
+MEASUREMENT_OPTIONS = ("checkpoint", "steps", "propose")
 STORED = tuple(name for name, field in FIELDS.items() if field.stores_weights)
 """Switched off in a proposed recipe: a run that stores its weights in one format has no rows."""
 
@@ -75,7 +75,7 @@ def _show_log(chosen: argparse.Namespace) -> int:
     from bridge.report.quantisation import plot_quantisation, quantisation_table
     from bridge.runtime.audit.early_warnings import Signs, early_warnings
 
-    for option in OF_MEASUREMENT:
+    for option in MEASUREMENT_OPTIONS:
         if getattr(chosen, option) is not None:
             raise RunConfigError(f"--{option}: has no effect with --debug-log. Leave one out.")
     plan = None

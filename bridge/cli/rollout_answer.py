@@ -15,9 +15,10 @@ if TYPE_CHECKING:
     from bridge.convert.rollout.engine import Rollout
     from bridge.preflight.run import Run
 
-IN_THE_RUN = ""
+STATED_IN_THE_RUN = ""
 """Value of the option where the run's file states its rollout."""
-FILES = (".json",)
+CONFIG_SUFFIX = ".json"
+"""The end of an option that names a file instead of flags."""
 
 
 def add_rollout(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +26,7 @@ def add_rollout(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rollout",
         nargs="?",
-        const=IN_THE_RUN,
+        const=STATED_IN_THE_RUN,
         metavar="CONFIG|FLAGS",
         help="compare training with rollout: that of the run's file, a config.json, or 'vllm serve --quantization fp8'",
     )
@@ -47,7 +48,9 @@ def answer_rollout(chosen: argparse.Namespace) -> int:
 
         show(rollout_table(found, run.name, agreeing))
         show_reading(run)
-    return 1 if found.verdict == DIFFERS else 0
+    if found.verdict == DIFFERS:
+        return 1
+    return 0
 
 
 def _rollout(chosen: argparse.Namespace, run: Run) -> Rollout:
@@ -55,9 +58,9 @@ def _rollout(chosen: argparse.Namespace, run: Run) -> Rollout:
     from bridge.convert.rollout.serving import of_flags, served_alone, with_config
 
     words = chosen.rollout
-    if words == IN_THE_RUN:
+    if words == STATED_IN_THE_RUN:
         return rollout_of(run)
-    if not words.endswith(FILES):
+    if not words.endswith(CONFIG_SUFFIX):
         return of_flags(words, chosen.system)
     stated = served_alone(chosen.system)
     if run.reading.generation:
@@ -66,14 +69,21 @@ def _rollout(chosen: argparse.Namespace, run: Run) -> Rollout:
 
 
 def _model_type(chosen: argparse.Namespace) -> str | None:
-    """Return the `model_type` of the command line, else that of the config.json."""
-    if chosen.model_type is not None or not chosen.rollout.endswith(FILES):
-        return str(chosen.model_type) if chosen.model_type is not None else None
+    """Return the `model_type` of the command line, else that of the rollout's config.json.
+
+    It is None where neither states one, or the config.json is of a family that is not known.
+    """
+    if chosen.model_type is not None:
+        return str(chosen.model_type)
+    if not chosen.rollout.endswith(CONFIG_SUFFIX):
+        return None
     from bridge.convert.rollout.serving import model_type_of
     from bridge.convert.serving.names import BY_TYPE
 
-    found = model_type_of(Path(chosen.rollout))
-    return found if found in BY_TYPE else None
+    model_type = model_type_of(Path(chosen.rollout))
+    if model_type in BY_TYPE:
+        return model_type
+    return None
 
 
 def refuse_run_folder(chosen: argparse.Namespace) -> None:

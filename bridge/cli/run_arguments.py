@@ -145,8 +145,8 @@ def read_run(
 ) -> Run:
     """Return the run that the arguments describe.
 
-    A word without ``=`` or ``~`` that is no key is a recipe's name.
-    arguments choose.
+    A word without ``=`` or ``~`` that is no key is a recipe's name. Of a file with several runs it
+    is the run `number`, or else the one that the arguments choose.
     """
     return read_file(chosen, file_of(chosen), recipe=recipe, strict=strict, number=number)
 

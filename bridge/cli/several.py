@@ -73,7 +73,7 @@ def paths_of_several(chosen: argparse.Namespace) -> tuple[str, ...]:
 
 def _is_folder_of_several(word: str) -> bool:
     """Return whether a path is a folder that does not hold the file of its run."""
-    from bridge.front.loader import place_of
+    from bridge.front.folders import place_of
     from bridge.read.run_file import file_in
 
     path = place_of(word)

@@ -5,12 +5,15 @@
     main.py             a script under Hydra: refuse, run or sweep, and the exit code
       command_line.py   the flags and overrides of Hydra
       job.py            the run as Hydra calls it, in its run folder
+      plain_config.py   the configs of a run as plain data, for its folder
       errors.py         Hydra's errors in this package's words
     compose.py          one config of YAML files, recipes and overrides, and the origin of each key
       search.py         the folders of configs
       references.py     refuses references that would multiply the size of a config
     config_file.py      a file that describes a run, with overrides
     loader.py           `load_run`: the `Run` of a composed config or a file
+      stated_precision.py   the precision of a run: its recipe, and the fields stated over it
+      folders.py        the folder of the Hydra tree, and the file that a path names
     decode.py           `container`: the `ConfigContainer` of a `Run`
     check.py            `check` in Python
     several.py          answers about several files and folders

@@ -14,7 +14,7 @@ import hydra
 
 from bridge.errors import RunConfigError, close_matches
 from bridge.front.compose import as_hydra_reads
-from bridge.front.loader import config_folder
+from bridge.front.folders import config_folder
 from bridge.front.search import VERSION_BASE, Search
 from bridge.read.keys import KEYS
 

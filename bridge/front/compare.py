@@ -20,10 +20,11 @@ import yaml
 
 from bridge.errors import BridgeError, RunConfigError, TrainingError
 from bridge.extras import require_extra
+from bridge.front.folders import config_folder
 from bridge.front.job import StartRun, is_first_process
-from bridge.front.loader import config_folder
 from bridge.front.main import AroundSweep, main
-from bridge.front.train import check_and_sync, plain_container, report_sweep
+from bridge.front.plain_config import plain_container
+from bridge.front.train import check_and_sync, report_sweep
 from bridge.runtime.compare.arm import FAILED
 from bridge.runtime.compare.comparison import Comparison, exit_code
 from bridge.runtime.compare.gap import GATE, gate_of, too_short
@@ -64,7 +65,7 @@ def main_compare(words: Sequence[str] | None = None, *, config_path: Path | None
 
     around = AroundSweep(before=before, after=after)
     main(
-        check_arm,
+        prepare_arm,
         config_path=config_path or config_folder(),
         name="train",
         words=rest,
@@ -116,8 +117,8 @@ def _number_of_seeds(text: str) -> int:
     return int(text)
 
 
-def check_arm(config: ConfigContainer) -> StartRun:
-    """Check a run of the sweep, and write its precision into the configs.
+def prepare_arm(config: ConfigContainer) -> StartRun:
+    """Prepare a run of the sweep, as the training script does.
 
     RunConfigError where the runs are too short to tell anything.
     """

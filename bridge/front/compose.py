@@ -49,7 +49,7 @@ from bridge.read.keys import (
 )
 from bridge.read.recipe_sources import recipe_sources, trusted_sources
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.hydra_group import SCHEME, RecipeSource, recipe_name, register_group
+from bridge.registry.hydra_group import SCHEME, RecipeSource, recipe_of_path, register_group
 
 Recipes = Mapping[str, MixedPrecisionConfig]
 """Canonical name -> the recipe as the registry made it."""
@@ -194,14 +194,14 @@ def _parse_and_load(
             named = naming.value()
         sources = recipe_sources(named)
     else:
-        named = _of_primary(search.config_name, RECIPES, loader)
+        named = _value_in_primary(search.config_name, RECIPES, loader)
         sources = trusted_sources(search.config_name, named, trust=trust)
     register_group(*sources)
     _refuse_unknown(parsed, loader)
     return parsed
 
 
-def _of_primary(config_name: str, key: str, loader: ConfigLoader) -> Any:
+def _value_in_primary(config_name: str, key: str, loader: ConfigLoader) -> Any:
     """Return what the primary config itself has under `key`, as plain data.
 
     None where it has nothing.
@@ -310,7 +310,7 @@ def _history(settings: Any, loader: ConfigLoader) -> tuple[Origins, Recipes]:
     layers = []
     recipes = {}
     for default in defaults:
-        name = recipe_name(default.config_path or "")
+        name = recipe_of_path(default.config_path or "")
         if name is not None:
             recipes[name] = registered.recipe(name)
         layer = _layer(default, sources, recipes)
@@ -361,7 +361,7 @@ def _layer(
                 others.append(source)
     if not holders or path.startswith("hydra/") or holders[0].scheme() == "structured":
         return None
-    recipe = recipe_name(path)
+    recipe = recipe_of_path(path)
     if recipe is not None and others:
         raise RunConfigError(
             f"{path}: is both a registered recipe and a YAML file, "
@@ -403,7 +403,7 @@ def _given(
     refuse_unknown_sections(sections, problems)
     problems.raise_any()
     choice = settings.runtime.choices.get(PRECISION)
-    recipe = recipes.get(recipe_name(f"{PRECISION}/{choice}") or "")
+    recipe = recipes.get(recipe_of_path(f"{PRECISION}/{choice}") or "")
     return GivenRun(
         sections=sections,
         choice=choice,

@@ -27,10 +27,10 @@ from bridge.model.shape import impossible_sizes
 from bridge.precision.fields import default_of
 from bridge.precision.matchers import file_content
 from bridge.precision.mode import mode_of, scheme_of
-from bridge.precision.modules import schemes_of_rows
+from bridge.precision.module_row import schemes_of_rows
 from bridge.precision.statements import field_value
 from bridge.precision.values import coerce, torch_dtype
-from bridge.preflight import te_cpu
+from bridge.preflight import declared_gpu
 from bridge.preflight.file_reading import PRECISION_BRIDGE
 from bridge.preflight.origins import Origins
 from bridge.preflight.problems import Problems
@@ -55,7 +55,7 @@ def container(run: Run, problems: Problems | None = None) -> ConfigContainer:
     problems = problems or Problems(run.origins)
     _refuse_foreign(run)
     require_extra("train", "A training run")
-    _declare_te_cpu(run)
+    _declare_gpu(run)
     from bridge.runtime.megatron.deferred import (
         MegatronDistributedDataParallelConfig,
         MegatronOptimizerConfig,
@@ -139,8 +139,8 @@ def refuse_impossible_sizes(run: Run, problems: Problems) -> None:
     problems.raise_any()
 
 
-def _declare_te_cpu(run: Run) -> None:
-    if run.sections.get("precision_backend") != te_cpu.BACKEND:
+def _declare_gpu(run: Run) -> None:
+    if run.sections.get("precision_backend") != declared_gpu.BACKEND:
         return
     scheme = run.model.get("fp8_recipe")
     if run.model.get("fp4"):
@@ -149,7 +149,7 @@ def _declare_te_cpu(run: Run) -> None:
     if run.precision is not None:
         scheme = scheme_of(run.precision)
         rows = field_value(run.precision, "modules")
-    te_cpu.declare(run.sections.get("target"), schemes=[scheme, *schemes_of_rows(rows)])
+    declared_gpu.declare(run.sections.get("target"), schemes=[scheme, *schemes_of_rows(rows)])
 
 
 def decoded_sections(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -30,6 +31,8 @@ from bridge.registry.registry import REGISTRY
 
 COMPOSITION_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError, ValueError, OSError)
 """The errors that Hydra raises for its user's mistakes."""
+COMPOSERS = frozenset({"hydra", "hydra_plugins", "omegaconf", "antlr4", "yaml"})
+"""The packages that compose a config, and raise a plain ValueError for their user's mistakes."""
 
 CRASH = "Run folder: "
 """Begins the note on a job's own error."""
@@ -62,16 +65,33 @@ their text."""
 def in_our_words(overrides: Sequence[str], loader: ConfigLoader | None = None) -> Iterator[None]:
     """Translate the errors of a block.
 
-    A crash of the job, whose folder is noted on it, stays as it is.
+    A crash stays as it is: of the job, whose folder is noted on it, and of this package's code.
     """
     try:
         yield
     except COMPOSITION_ERRORS as error:
         notes = getattr(error, "__notes__", ())
         is_crash = any(note.startswith(CRASH) for note in notes)
+        if type(error) is ValueError and not _is_of_composer(error):
+            is_crash = True
         if isinstance(error, BridgeError) or is_crash:
             raise
         raise translated(error, overrides, loader) from error
+
+
+def _is_of_composer(error: Exception) -> bool:
+    """Return whether a package that composes raised an error, rather than this one's code.
+
+    The last function that is one of theirs or ours decides. It may have called the standard
+    library.
+    """
+    own = __name__.partition(".")[0]
+    last = own
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package == own or package in COMPOSERS:
+            last = package
+    return last != own
 
 
 def translated(
@@ -83,11 +103,11 @@ def translated(
     found, for near names.
     """
     if type(error) is ValueError:
-        too_long = _of_long_number(overrides)
+        too_long = _long_number(overrides)
         if too_long is not None:
             return too_long
     if isinstance(error, OverrideParseException):
-        return _of_word(error)
+        return _no_override(error)
     if isinstance(error, MissingConfigException):
         return _missing(error, overrides, loader)
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
@@ -98,10 +118,10 @@ def translated(
     if isinstance(error, OSError) and error.strerror:
         why = f"{error.strerror}: {str(error.filename)!r:.80}"
         return RunConfigError(f"The configuration cannot be composed. {why}.")
-    return _of_text(error)
+    return _by_its_text(error)
 
 
-def _of_text(error: Exception) -> RunConfigError:
+def _by_its_text(error: Exception) -> RunConfigError:
     """Return the error whose sentence fits the text of Hydra's error, or that text itself."""
     cause = None
     if isinstance(error.__cause__, OmegaConfBaseException):
@@ -123,7 +143,8 @@ def _of_text(error: Exception) -> RunConfigError:
     return RunConfigError(f"The configuration cannot be composed. {'; '.join(kept).rstrip('.')}.")
 
 
-def _of_long_number(overrides: Sequence[str]) -> RunConfigError | None:
+def _long_number(overrides: Sequence[str]) -> RunConfigError | None:
+    """Return the error of a number that has more digits than Python reads; None without one."""
     most = sys.get_int_max_str_digits()
     for word in overrides:
         key, _, value = word.partition("=")
@@ -135,7 +156,8 @@ def _of_long_number(overrides: Sequence[str]) -> RunConfigError | None:
     return None
 
 
-def _of_word(error: OverrideParseException) -> RunConfigError:
+def _no_override(error: OverrideParseException) -> RunConfigError:
+    """Return the error of a word that Hydra cannot parse as an override."""
     word = str(error.override)
     is_key = "=" not in word and word.partition(".")[0] in KEYS
     if is_key:
@@ -161,6 +183,7 @@ def _hint(word: str, known: Sequence[str]) -> tuple[str, list[str]]:
 def _missing(
     error: MissingConfigException, overrides: Sequence[str], loader: ConfigLoader | None
 ) -> BridgeError:
+    """Return the error of a config that no folder of the search path has."""
     message = str(error)
     parent = re.match(r"In '([^']*)'", message)
     name = error.missing_cfg_file
@@ -173,27 +196,49 @@ def _missing(
         first_line = message.partition("\n")[0].strip().rstrip(".")
         return RunConfigError(f"{first_line}. Give the name of one that exists.")
     group, _, option = name.rpartition("/")
-    where = f"{parent.group(1)}.yaml"
+    origin = f"{parent.group(1)}.yaml"
     for word in overrides:
         if word.lstrip("+").startswith(f"{group}=") and option in word:
-            where = COMMAND_LINE
+            origin = COMMAND_LINE
+    return _missing_option(group, option, origin, error, loader)
+
+
+def _missing_option(
+    group: str,
+    option: str,
+    origin: str,
+    error: MissingConfigException,
+    loader: ConfigLoader | None,
+) -> BridgeError:
+    """Return the error of an option that its group does not have, or of a group that is none."""
     options = list(error.options or ())
     if not options and loader is not None:
         options = loader.get_group_options(group)
+    got = f"got {option!r} ({origin})"
+    name = str(error.missing_cfg_file)
     if name.startswith(f"{PRECISION}/") and name.endswith((".yaml", ".yml")):
-        rule = "must be a recipe's name, not a file"
-        remedy = "check, plan and memory read a run's file with --config."
-        return RunConfigError.of(PRECISION, rule, name.removeprefix(f"{PRECISION}/"), remedy)
-    got = f"got {option!r} ({where})"
+        return _file_as_recipe(name.removeprefix(f"{PRECISION}/"))
     if group == PRECISION:
-        matches = close_matches(option, sorted({*options, *REGISTRY.aliases()}))
-        remedy = REGISTRY.where_listed
-        if matches:
-            remedy = f"{did_you_mean(matches)} {remedy}"
-        return UnknownRecipeError(f"{PRECISION}: no such recipe, {got}. {remedy}", matches)
+        return _unknown_recipe(option, options, got)
     if not options and loader is not None:  # the group itself does not exist
         groups = [known for known in loader.list_groups("") if known != "hydra"]
         hint, matches = _hint(group, groups)
         return RunConfigError(f"{group}: no such group, {got}. {hint}", matches)
     hint, matches = _hint(option, options)
     return RunConfigError(f"{group or 'defaults'}: no such option, {got}. {hint}", matches)
+
+
+def _file_as_recipe(path: str) -> RunConfigError:
+    """Return the error of a path in the place of a recipe's name."""
+    rule = "must be a recipe's name, not a file"
+    remedy = "check, plan and memory read a run's file with --config."
+    return RunConfigError.of(PRECISION, rule, path, remedy)
+
+
+def _unknown_recipe(option: str, options: Sequence[str], got: str) -> UnknownRecipeError:
+    """Return the error of a recipe that is neither registered nor a file of the group."""
+    matches = close_matches(option, sorted({*options, *REGISTRY.aliases()}))
+    remedy = REGISTRY.where_listed
+    if matches:
+        remedy = f"{did_you_mean(matches)} {remedy}"
+    return UnknownRecipeError(f"{PRECISION}: no such recipe, {got}. {remedy}", matches)

@@ -26,8 +26,9 @@ from bridge.training.config import ConfigContainer
 
 StartRun = Callable[[Path], None]
 """Starts a run that was checked, in its folder."""
-CheckRun = Callable[[ConfigContainer], StartRun]
-"""A script's check of a run. It writes no file, and returns the function that starts the run."""
+PrepareRun = Callable[[ConfigContainer], StartRun]
+"""Checks a run, writes its precision into the configs in memory, and returns the function that
+starts it. It writes no file."""
 
 DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
 """The errors of a disk that takes no more."""
@@ -36,8 +37,8 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
-class CheckedRun:
-    """A run that can begin."""
+class PreparedRun:
+    """A run that can begin: its configs with the precision written into them."""
 
     config: ConfigContainer
     start: StartRun
@@ -46,17 +47,17 @@ class CheckedRun:
 class Job:
     """The run of a script as Hydra calls it, in the run folder that Hydra made."""
 
-    def __init__(self, check: CheckRun, name: str) -> None:
+    def __init__(self, prepare: PrepareRun, name: str) -> None:
         # Hydra names the job after the last part of its function's module.
         self.__module__ = f"{__name__}.{name}"
-        self.check = check
-        self.run: CheckedRun | None = None
-        """The run that was checked before Hydra started.
+        self.prepare = prepare
+        self.run: PreparedRun | None = None
+        """The run that was prepared before Hydra started.
 
         A job of a sweep has none: its run is that of the config which Hydra composed for it.
         """
         self.refused: BridgeError | None = None
-        """The error that ended the run which was checked before Hydra started."""
+        """The error that ended the run which was prepared before Hydra started."""
 
     def __call__(self, config: DictConfig) -> None:
         """Start the run of a config that Hydra composed."""
@@ -66,7 +67,7 @@ class Job:
         try:
             with own_environment():
                 if run is None:
-                    run = checked_run(given_of_job(config), self.check)
+                    run = prepared_run(given_of_job(config), self.prepare)
                 run_dir = Path(run.config.logging.run_dir or run_dir)
                 run.start(run_dir)
         except Exception as raised:
@@ -126,20 +127,20 @@ def is_first_process() -> bool:
     return os.environ.get("RANK", "0") == "0"
 
 
-def checked_run(composed: GivenRun, check: CheckRun) -> CheckedRun:
-    """Return a composed run that passes every check, and make its folder where one is named.
+def prepared_run(composed: GivenRun, prepare: PrepareRun) -> PreparedRun:
+    """Prepare a composed run, which passes every check, and make its folder where one is named.
 
     Raises:
         BridgeError: The run cannot begin.
     """
     run, problems = run_of(composed)
     config = container(run, problems)
-    start = check(config)
+    start = prepare(config)
     require_startable(config, run, problems)
     folder = config.logging.run_dir
     if folder is not None and is_first_process():
         make_run_dir(folder)
-    return CheckedRun(config=config, start=start)
+    return PreparedRun(config=config, start=start)
 
 
 def make_run_dir(folder: str) -> None:

@@ -49,13 +49,17 @@ def run_schema() -> Schema:
     }
     others: Schema = {
         "defaults": _defaults(),
-        "target": _of(
+        "target": _typed(
             "The machines of the run: h100x64,te2.9,cuda12.9.", "string", "array", "null"
         ),
-        "silence": _of("Id of a rule -> the reason for which it is silenced.", "object", "null"),
-        "precision_backend": _of("What runs FP8 and FP4 matrix multiplications.", "string", "null"),
-        "precision_schedule": _of("The precisions of a run in phases.", "array", "object", "null"),
-        RECIPES: _of(
+        "silence": _typed("Id of a rule -> the reason for which it is silenced.", "object", "null"),
+        "precision_backend": _typed(
+            "What runs FP8 and FP4 matrix multiplications.", "string", "null"
+        ),
+        "precision_schedule": _typed(
+            "The precisions of a run in phases.", "array", "object", "null"
+        ),
+        RECIPES: _typed(
             "Modules or files of recipes, which are Python and run with --trust.",
             "string",
             "array",
@@ -76,7 +80,7 @@ def _recipe(extra: Schema) -> Schema:
     docs = field_docs(MixedPrecisionConfig)
     properties = {}
     for name, field in FIELDS.items():
-        properties[name] = _described(_of_field(field), docs[name])
+        properties[name] = _described(_field_schema(field), docs[name])
     properties.update(extra)
     return {"type": "object", "properties": properties, "additionalProperties": False}
 
@@ -88,7 +92,7 @@ def _section(name: str) -> Schema:
     """
     properties = {}
     for field_name, row in OWNER_FIELDS.get(name, {}).items():
-        properties[field_name] = _of_kind(row.kind)
+        properties[field_name] = _kind_schema(row.kind)
     if name in SECTIONS:
         docs = field_docs(SECTIONS[name])
         for field in dataclasses.fields(SECTIONS[name]):
@@ -103,7 +107,8 @@ def _defaults() -> Schema:
     }
 
 
-def _of(description: str, *types: str) -> Schema:
+def _typed(description: str, *types: str) -> Schema:
+    """Return the schema of a value of one of some types, with its description."""
     return {"description": description, "type": list(types)}
 
 
@@ -114,19 +119,19 @@ def _described(schema: Schema, doc: FieldDoc | None) -> Schema:
     return {"description": doc.text, **schema}
 
 
-def _of_field(field: StatedField) -> Schema:
+def _field_schema(field: StatedField) -> Schema:
     """Return the schema of a field of the precision."""
-    schema = _of_kind(field.kind)
+    schema = _kind_schema(field.kind)
     if field.kind == "dtype":
         further = [spelling for spelling, _ in field.spellings]
-        schema = _of_dtype(further)
+        schema = _dtype_schema(further)
     examples = field.choices or field.examples or NAMES.get(field.name, ())
     if examples:
         schema["examples"] = list(examples)
     return schema
 
 
-def _of_kind(kind: str) -> Schema:
+def _kind_schema(kind: str) -> Schema:
     """Return the schema of the values of a kind; null is no value, or takes a statement back."""
     if kind == "bool":
         return {"anyOf": [{"type": ["boolean", "null"]}, _text_pattern((*YES, *NO))]}
@@ -134,7 +139,7 @@ def _of_kind(kind: str) -> Schema:
         text = {"type": "string", "pattern": rf"[0-9]|[Ii][Nn][Ff]|{INTERPOLATION}"}
         return {"anyOf": [{"type": ["number", "null"]}, text]}
     if kind == "dtype":
-        return _of_dtype(())
+        return _dtype_schema(())
     if kind == "rows":
         row = {
             "type": "object",
@@ -146,7 +151,7 @@ def _of_kind(kind: str) -> Schema:
     return _any()
 
 
-def _of_dtype(further: Iterable[str]) -> Schema:
+def _dtype_schema(further: Iterable[str]) -> Schema:
     """Return the schema of a dtype, which may have further spellings in one field."""
     text = _text_pattern((*SPELLINGS, *further), before=r"(?:torch\.)?")
     return {"anyOf": [{"type": "null"}, text], "examples": list(DTYPES)}

@@ -7,35 +7,24 @@ in either case. Neither torch nor Megatron Core is imported.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import bridge
-from bridge.errors import PrecisionTypeError, RunConfigError, close_matches, did_you_mean, listed
+from bridge.errors import RunConfigError
 from bridge.front.decode import decoded_sections, refuse_impossible_sizes
+from bridge.front.folders import config_folder, described_file
+from bridge.front.stated_precision import over_recipe, stated_precision
 from bridge.model.section import ROLES, read_section
-from bridge.precision.statements import (
-    check_value,
-    field_names,
-    mark_recipe,
-    recipe_name,
-    stated_values,
-    with_only,
-)
 from bridge.preflight.file_reading import RunChoice
-from bridge.preflight.origins import Layer, leaves
 from bridge.preflight.problems import Problems
 from bridge.preflight.run import Run, resolve_precision
 from bridge.preflight.silence import refuse_unknown
 from bridge.read.given_run import GivenRun
-from bridge.read.keys import MADE_BY, PRECISION, SECTIONS
+from bridge.read.keys import PRECISION, SECTIONS
 from bridge.read.model_sizes import refuse_without_sizes
-from bridge.read.run_file import FILES, file_in
-from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.registry import REGISTRY, is_auto
+from bridge.registry.registry import is_auto
 from bridge.rules.facts.near_names import nearest_fields
 from bridge.target.declaration import target_of
 from bridge.target.fields import NAMES
@@ -85,7 +74,7 @@ def load_run(
     if config_file is not None:
         from bridge.front.config_file import read_config_file
 
-        read = read_config_file(_file(config_file), overrides, trust=trust, choice=choice)
+        read = read_config_file(described_file(config_file), overrides, trust=trust, choice=choice)
         run, problems = run_of(read.given(str(config_file)))
         run = replace(run, reading=read.reading)
     else:
@@ -156,9 +145,9 @@ def run_of(source: GivenRun, *, resolve: bool = True) -> tuple[Run, Problems]:
     elif is_auto(source.choice):
         model = source.sections.get("model") or {}
         name, choice = resolve_precision(source.choice, model, target)
-        source = _over_recipe(source, name)
+        source = over_recipe(source, name)
     problems = Problems(source.origins)
-    precision = _stated_precision(source, problems)
+    precision = stated_precision(source, problems)
     sections = dict(source.sections)
     sections.pop(PRECISION, None)
     sections["target"] = stated_target
@@ -192,7 +181,7 @@ def _with_named_recipe(source: GivenRun) -> GivenRun:
     source = replace(source, choice=name, sections={**source.sections, PRECISION: None})
     if is_auto(name):
         return source
-    return _over_recipe(source, name)
+    return over_recipe(source, name)
 
 
 def _check_sections(sections: Mapping[str, Any], problems: Problems) -> None:
@@ -206,132 +195,3 @@ def _check_sections(sections: Mapping[str, Any], problems: Problems) -> None:
         refuse_unknown({str(rule): reason for rule, reason in silence.items()})
     else:
         problems.add("silence", "must be a mapping of rules to reasons", silence)
-
-
-def _over_recipe(source: GivenRun, name: str) -> GivenRun:
-    """Return the run with a recipe of the registry below the fields that the run states."""
-    recipe = REGISTRY.get(name)
-    stated = recipe.to_dict()
-    origin = f"recipe {recipe_name(recipe)}"
-    layer = Layer(origin=origin, values=leaves({PRECISION: stated}, ""), is_recipe=True)
-    fields = {**stated, **(source.sections.get(PRECISION) or {})}
-    sections = {**source.sections, PRECISION: fields}
-    origins = source.origins.over(layer, instead_of=PRECISION)
-    return replace(source, choice=name, recipe=recipe, sections=sections, origins=origins)
-
-
-def _stated_precision(source: GivenRun, problems: Problems) -> MixedPrecisionConfig | None:
-    """Return the recipe of a run with the fields that other layers state over it.
-
-    It is None where no recipe is chosen and no field is stated. Fields that do not exist and values
-    that do not fit become `problems`.
-    """
-    fields = source.sections.get(PRECISION)
-    if not fields and source.choice is None:
-        return None
-    if not isinstance(fields, dict):
-        problems.add(PRECISION, "must be a recipe's name or a mapping of fields", fields)
-        return None
-    if source.recipe is not None:
-        config = with_only(source.recipe, fields)
-    else:
-        config = MixedPrecisionConfig()
-    layers = _layers_over(config, fields, problems)
-    origins = source.origins
-    ordered = [*dict.fromkeys((*origins.order, *layers))]
-    for origin in ordered:
-        if origin in layers and origin in origins.of_recipe:
-            config.override(origin, **layers[origin])
-    if source.choice is not None and source.recipe is None:
-        mark_recipe(config, source.choice)
-    for origin in ordered:
-        if origin in layers and origin not in origins.of_recipe:
-            config.override(origin, **layers[origin])
-    recipe = fields.get(MADE_BY)
-    if recipe is not None:
-        _mark_saved_recipe(config, recipe)
-    return config
-
-
-def _mark_saved_recipe(config: MixedPrecisionConfig, recipe: str) -> None:
-    """Mark the recipe that a saved config names, and the fields that differ from that recipe."""
-    stated = stated_values(config)
-    of_recipe = stated
-    if recipe in REGISTRY:
-        of_recipe = REGISTRY.get(recipe).to_dict()
-    over = [name for name, value in stated.items() if of_recipe.get(name) != value]
-    mark_recipe(config, recipe, over=over)
-
-
-def _layers_over(
-    config: MixedPrecisionConfig, fields: Mapping[str, Any], problems: Problems
-) -> dict[str, dict[str, Any]]:
-    """Return origin -> the fields that it set, without those that the recipe itself states."""
-    stated = config.to_dict()
-    origins = problems.origins
-    layers: dict[str, dict[str, Any]] = {}
-    for name, value in fields.items():
-        path = f"{PRECISION}.{name}"
-        origin = origins.of(path)
-        is_recipes = name in stated and stated[name] == value and origin in origins.of_recipe
-        if name == MADE_BY or is_recipes:
-            continue
-        if name not in field_names(config):
-            problems.unknown(path, value, "no such field", field_names(config))
-            continue
-        try:
-            layers.setdefault(origin, {})[name] = check_value(config, name, value)
-        except PrecisionTypeError as error:
-            for fault in error.faults:
-                problems.add(path, fault.rule, fault.value, fault.remedy)
-    return layers
-
-
-def config_folder(folder: Path | str | None = None) -> Path:
-    """Return the folder of the Hydra tree: `folder`, or else ``conf`` here, or the package's."""
-    if folder is None:
-        if Path("conf/config.yaml").is_file():
-            return Path("conf").resolve()
-        return shipped_folder()
-    # os.path.isdir answers for a path that is too long; Path.is_dir raises.
-    if os.path.isdir(Path(folder)):  # noqa: PTH112
-        return Path(folder).resolve()
-    siblings = [path.name for path in Path().iterdir() if path.is_dir()]
-    matches = close_matches(str(folder), siblings)
-    hint = did_you_mean(matches)
-    if not hint:
-        hint = "Give the folder that holds config.yaml, or a file with --config."
-    raise RunConfigError.of("--config-path", "there is no such folder", str(folder), hint, matches)
-
-
-def place_of(name: Path | str) -> Path:
-    """Return the path of a file or folder, which is looked up here, then in the repository."""
-    path, shipped = Path(name), shipped_folder().parent / name
-    # os.path.exists answers for a path that is too long; Path.exists raises.
-    if not os.path.exists(path) and os.path.exists(shipped):  # noqa: PTH110
-        return shipped
-    return path
-
-
-def _file(name: Path | str) -> Path:
-    """Return the file that describes a run: the named one, or that in the named folder."""
-    if not str(name).isprintable():
-        rule, remedy = "must be a path of printable characters", "Rename the file."
-        raise RunConfigError.of("--config", rule, str(name), remedy)
-    path = place_of(name)
-    if not os.path.isdir(path):  # noqa: PTH112  as in `config_folder`
-        return path
-    file = file_in(path)
-    if file == path:
-        rule, remedy = f"holds no {listed(FILES)}", "Give the folder of a run, or a file."
-        raise RunConfigError.of("--config", rule, str(path), remedy)
-    return file
-
-
-def shipped_folder() -> Path:
-    """Return the Hydra tree of this package: inside it, or next to it in a checkout."""
-    package = Path(str(bridge.__file__)).resolve().parent
-    installed = package / "conf"
-    if installed.is_dir():
-        return installed
-    return package.parent / "conf"

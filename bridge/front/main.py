@@ -27,7 +27,7 @@ from bridge.front.command_line import FULL_ERROR, CommandLine
 from bridge.front.compose import compose, load_named_recipes, register
 from bridge.front.decode import decoded_sections
 from bridge.front.errors import in_our_words
-from bridge.front.job import CheckRun, Job, checked_run, is_first_process
+from bridge.front.job import Job, PrepareRun, is_first_process, prepared_run
 from bridge.front.loader import run_of
 from bridge.front.search import JOB
 from bridge.read.given_run import GivenRun
@@ -53,7 +53,7 @@ class AroundSweep:
 
 
 def main(
-    check: CheckRun,
+    prepare: PrepareRun,
     *,
     config_path: Path,
     name: str = JOB,
@@ -63,7 +63,8 @@ def main(
     """Start the runs of a command line; end the process with an exit code on failure.
 
     Args:
-        check: The script's check of a run, which returns the function that starts it.
+        prepare: Checks a run, writes its precision into the configs, and returns the function that
+            starts it.
         config_path: The folder of the Hydra tree, where the command line names no other.
         name: Hydra's name of the job and of its log.
         words: The words of the command line; those of the process where they are None.
@@ -74,7 +75,7 @@ def main(
     try:
         line = CommandLine.of(words, config_path=config_path, name=name)
         with in_our_words(line.overrides):
-            _run(check, line, around)
+            _run(prepare, line, around)
     except BridgeError as error:
         if os.environ.get(FULL_ERROR) == "1":
             raise
@@ -82,8 +83,8 @@ def main(
         sys.exit(error.exit_code)
 
 
-def _run(check: CheckRun, line: CommandLine, around: AroundSweep) -> None:
-    flags, job = line.flags, Job(check, line.name)
+def _run(prepare: PrepareRun, line: CommandLine, around: AroundSweep) -> None:
+    flags, job = line.flags, Job(prepare, line.name)
     if flags.version or flags.shell_completion:
         register()
         line.start_hydra(job)
@@ -126,8 +127,8 @@ def _run_composed(line: CommandLine, job: Job, around: AroundSweep) -> None:
 
 
 def _run_once(line: CommandLine, job: Job, composed: GivenRun, settings: Any) -> None:
-    """Check the run; then have Hydra make the run folder and the log, and start the run."""
-    job.run = checked_run(composed, job.check)
+    """Prepare the run; then have Hydra make the run folder and the log, and start the run."""
+    job.run = prepared_run(composed, job.prepare)
     checkpoint = job.run.config.checkpoint
     if is_first_process():  # before Hydra makes a folder, or writes into that of another run
         require_unlocked(Path(settings.runtime.output_dir), "logging.run_dir")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bridge.errors import BridgeError, MissingExtraError, RunConfigError, UnreadFileError
-from bridge.front.loader import place_of
+from bridge.front.folders import place_of
 from bridge.preflight.run import Run
 from bridge.read.run_file import file_in
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import enum
-import functools
 import json
 import logging
 import signal
@@ -14,23 +12,19 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 
 from bridge.errors import CheckError, TrainingError
 from bridge.extras import require_extra
+from bridge.front.folders import config_folder
 from bridge.front.job import StartRun, is_first_process
-from bridge.front.loader import config_folder
 from bridge.front.main import AroundSweep, main
-from bridge.precision.fields import default_of
-from bridge.precision.statements import recipe_name
-from bridge.precision.values import dtype_token, is_torch_dtype
+from bridge.front.plain_config import plain_container, plain_origins
 from bridge.preflight.check import Report, check
 from bridge.preflight.last_sync import last_sync
 from bridge.preflight.run import Run
-from bridge.read.keys import MADE_BY, OWNERS, SECTIONS
-from bridge.registry.config import MixedPrecisionConfig
 from bridge.report.findings import findings_dict, verdict_line
 from bridge.report.sync_table import render_sync
 from bridge.rules.topics.system.train_script import RULES
@@ -42,8 +36,8 @@ if TYPE_CHECKING:
     from bridge.runtime.compare.comparison import Comparison
 
 FINDINGS = "findings.json"
-OF_THE_BUILD = frozenset(rule.id for rule in RULES)
-"""Rules that `require_startable` asks next, and that no silence lets pass."""
+RULES_OF_THE_BUILD = frozenset(rule.id for rule in RULES)
+"""Ids of the rules that `require_startable` asks next, and that no silence lets pass."""
 
 log = logging.getLogger("train")
 
@@ -110,7 +104,7 @@ def report_sweep(
 
 
 def check_and_sync(config: ConfigContainer) -> StartRun:
-    """Check a run and write its precision into the configs, in memory.
+    """Check a run, and write its precision into the configs in memory.
 
     Returns:
         The function that trains. It records the check and the sync in the run's folder first.
@@ -121,7 +115,7 @@ def check_and_sync(config: ConfigContainer) -> StartRun:
     """
     run = Run.of_container(config, target=config.target or "auto")
     checked = check(run)
-    errors = [finding for finding in checked.of("error") if finding.id not in OF_THE_BUILD]
+    errors = [finding for finding in checked.of("error") if finding.id not in RULES_OF_THE_BUILD]
     if errors:
         first, verdict = errors[0].id, verdict_line(checked)
         shown = []
@@ -180,74 +174,3 @@ def record(
     if report is not None:
         (run_dir / "sync.txt").write_text(render_sync(report))
         (run_dir / "sync.json").write_text(json.dumps(report.to_dict(), indent=2) + "\n")
-
-
-def plain_container(config: ConfigContainer) -> dict[str, Any]:
-    """Return every field of every section as plain data.
-
-    Dtypes are tokens; functions and enums stand by name.
-    """
-    sections = {}
-    for field in dataclasses.fields(config):
-        if field.name not in ("precision_choice", "set_by"):  # in findings.json and origins.json
-            sections[field.name] = getattr(config, field.name)
-    stated = sections.pop("mixed_precision")
-    schedule = sections["precision_schedule"]
-    sections["precision_schedule"] = getattr(schedule, "rows", schedule)
-    if isinstance(stated, MixedPrecisionConfig):
-        fields = stated.to_dict()
-        name = recipe_name(stated)
-        stated = fields
-        if name:
-            stated = {MADE_BY: name, **fields}
-    plain = {"mixed_precision": stated}
-    for name, section in sections.items():
-        plain[name] = plain_value(section)
-    return plain
-
-
-def plain_origins(config: ConfigContainer) -> dict[str, Any]:
-    """Return who set each key as plain data, and defaults.
-
-    Those are of each field that has another value now or was set.
-    """
-    defaults = {}
-    for name in (*OWNERS, *SECTIONS):
-        section = getattr(config, name)
-        for field in dataclasses.fields(section):
-            default = default_of(field)
-            if default is dataclasses.MISSING:
-                default = None
-            default = plain_value(default)
-            key = f"{name}.{field.name}"
-            if key in config.set_by or default != plain_value(getattr(section, field.name)):
-                defaults[key] = default
-    return {"defaults": defaults, "set_by": plain_value(config.set_by)}
-
-
-def plain_value(value: Any) -> Any:
-    """Return a value of a config as plain data."""
-    if isinstance(value, enum.Enum):
-        if isinstance(value, str):
-            return value.value
-        return value.name
-    if value is None or isinstance(value, bool | int | float | str):
-        return value
-    if is_torch_dtype(value):
-        return dtype_token(value)
-    if isinstance(value, dict):
-        return {str(key): plain_value(inner) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain_value(inner) for inner in value]
-    if dataclasses.is_dataclass(value):
-        fields = {}
-        for field in dataclasses.fields(value):
-            if not field.name.startswith("_"):
-                fields[field.name] = plain_value(getattr(value, field.name))
-        return fields
-    if isinstance(value, functools.partial):  # its text has an address, which differs between runs
-        arguments = list(map(repr, value.args))
-        for name, argument in value.keywords.items():
-            arguments.append(f"{name}={argument!r}")
-        return f"{plain_value(value.func)}({', '.join(arguments)})"
-    return getattr(value, "__name__", None) or repr(value)

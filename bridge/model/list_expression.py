@@ -11,13 +11,16 @@ LONGEST_LIST = 100_000
 """The limit of a repeated list; a slip in a count would fill the memory."""
 
 
-def list_of(expression: str) -> Any:
+def list_of(expression: str) -> list[Any] | None:
     """Return the list that an expression such as ``([0]*3+[1]*58)`` stands for.
 
-    It is None for an expression of another form, which is not evaluated.
+    It is None for a number, and for an expression of another form, which is not evaluated.
     """
+    value = None
     with suppress(ValueError, SyntaxError, TypeError):
-        return _value(ast.parse(expression, mode="eval").body)
+        value = _value(ast.parse(expression, mode="eval").body)
+    if isinstance(value, list):
+        return value
     return None
 
 

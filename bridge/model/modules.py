@@ -13,7 +13,7 @@ from typing import Any
 from bridge.model.compressed import COMPRESSED, RATIOS, CompressedAttention, HyperConnections
 from bridge.model.shape import DENSE, MOE, Experts, Latent, ModelShape, StateSpace, has_experts
 from bridge.model.variants import DeltaNet, Indexer
-from bridge.precision.modules import OF_A_LAYER
+from bridge.precision.linear_names import LINEAR_LAYERS
 from bridge.target.fields import read_field
 from bridge.target.versions import at_least, installed
 
@@ -516,14 +516,14 @@ OTHER_PARTS = {
 def _parents() -> dict[str, str]:
     parents: dict[str, str] = {}
     for parent, names in OTHER_PARTS.items():
-        for name in (*OF_A_LAYER[parent], *names):
+        for name in (*LINEAR_LAYERS[parent], *names):
             parents[name] = parent
     return parents
 
 
 _PARENT_OF = _parents()
 """Module -> the module of a layer that it is inside of."""
-OF_MTP = ("enorm", "hnorm", "eh_proj", "e_proj", "h_proj", "hc_head", "final_layernorm")
+MTP_MODULES = ("enorm", "hnorm", "eh_proj", "e_proj", "h_proj", "hc_head", "final_layernorm")
 """Modules of a multi-token-prediction layer around its transformer layer."""
 RENAMED = {"gated_norm": "norm"}
 """Name in the plan -> name in Megatron, where a layer has two modules of the same name."""
@@ -582,7 +582,7 @@ class ModulePaths:
         outer = f"mtp.layers.{int(depth) - 1}"
         if inner:
             return f"{outer}.{self.inside_mtp}.layers.{int(inner) - 1}.{self._inner(module)}"
-        if module in OF_MTP:
+        if module in MTP_MODULES:
             return f"{outer}.{module}"
         return f"{outer}.{self.inside_mtp}.{self._inner(module)}"
 

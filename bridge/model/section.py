@@ -38,33 +38,43 @@ _PLAIN: dict[str, tuple[type, ...]] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
-    """The values of a section."""
+    """The values of a section, and the keys of its mapping or object by what is known of them.
+
+        stated            fields of Megatron's class; their values are in `values`
+        malformed         those whose values have a wrong type: `values` has the default there
+        unknown           keys of a mapping that no release of Megatron has
+        of_newer_release  fields of an object that only a release not known here has
+
+    `given` returns the stated value of one field, `stated_or_none` those of all fields.
+    """
 
     values: Values
-    """Field -> value in one form; the class default where none is given."""
+    """Field -> value in one form; the class default where none is stated."""
     is_given: bool = True
+    """Whether there is a mapping or an object."""
+    is_mapping: bool = False
+    stated: frozenset[str] = frozenset()
+    """Fields of a mapping; every field of an object, which does not tell who set it."""
     malformed: tuple[Finding, ...] = ()
-    """Values that are not of their field's type."""
+    """A finding for each value that is not of its field's type."""
     unknown: Mapping[str, Any] = field(default_factory=dict)
     """Keys of a mapping that no version of Megatron has -> their values."""
-    newer: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of an object's class, away from their defaults, that no release known here has."""
-    stated: frozenset[str] = frozenset()
-    """Fields that a mapping gives; all of an object's, which does not say what was given."""
-    is_mapping: bool = False
+    of_newer_release: Mapping[str, Any] = field(default_factory=dict)
+    """Fields that an object's class has and no release known here -> values away from defaults."""
 
     def given(self, name: str, default: Any = None) -> Any:
-        """Return what was given for a field; the default where nothing or None was."""
+        """Return the stated value of a field; the default where nothing or None is stated."""
         value = self.values[name]
         if value is None or name not in self.stated:
             return default
         return value
 
     @property
-    def held(self) -> dict[str, Any]:
-        """The values that were given; None for every other field."""
-        given = {name: value for name, value in self.values.items() if name in self.stated}
-        return {**dict.fromkeys(self.values), **given}
+    def stated_or_none(self) -> dict[str, Any]:
+        """The stated value of each field; None for a field that is not stated."""
+        unstated = dict.fromkeys(self.values)
+        stated = {name: value for name, value in self.values.items() if name in self.stated}
+        return {**unstated, **stated}
 
     def changed(self, values: Mapping[str, Any]) -> Section:
         """Return the section with other values of some fields, in their one form."""
@@ -139,16 +149,16 @@ def read_section(role: str, owner: object, attributes: Mapping[str, Any] | None 
             values[name] = value
         else:
             _put(values, row, value, role, malformed)
-    newer: dict[str, Any] = {}
+    of_newer_release: dict[str, Any] = {}
     if not is_mapping:
-        newer = _newer(role, owner)
+        of_newer_release = _of_newer_release(role, owner)
         unknown = {}  # an object may have any further attributes
     return Section(
         values=Values(role, values),
         is_mapping=is_mapping,
         malformed=tuple(malformed),
         unknown=unknown,
-        newer=newer,
+        of_newer_release=of_newer_release,
         stated=frozenset(map(str, given)),
     )
 
@@ -171,7 +181,7 @@ def attributes_of(role: str, owner: object) -> Mapping[str, Any]:
     return {name: getattr(owner, name) for name in FIELDS[role] if hasattr(owner, name)}
 
 
-def _newer(role: str, owner: object) -> dict[str, Any]:
+def _of_newer_release(role: str, owner: object) -> dict[str, Any]:
     """Return the fields that a class of Megatron Core declares and no known release has.
 
     Fields at their defaults are left out, and so are those of subclasses, which add their own.
@@ -180,14 +190,14 @@ def _newer(role: str, owner: object) -> dict[str, Any]:
     for cls in type(owner).__mro__:
         if cls.__module__.startswith("megatron.core."):
             declared.update(vars(cls).get("__annotations__", {}))
-    newer: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name, row in getattr(owner, "__dataclass_fields__", {}).items():
         if name not in declared or name.startswith("_") or name in FIELDS[role]:
             continue
         value = getattr(owner, name, None)
         if value != default_of(row):
-            newer[name] = value
-    return newer
+            values[name] = value
+    return values
 
 
 def _put(

@@ -220,7 +220,7 @@ def impossible_sizes(model: Mapping[str, Any]) -> list[Finding]:
     return impossible
 
 
-OF_HEADS = ("hidden_size", "num_attention_heads", "num_query_groups", "kv_channels")
+HEAD_SIZES = ("hidden_size", "num_attention_heads", "num_query_groups", "kv_channels")
 """The sizes that decide the heads of attention."""
 
 
@@ -327,7 +327,7 @@ class _Reader:
         hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
         groups, channels = sizes["num_query_groups"], sizes["kv_channels"]
         faulty = {fault.path.removeprefix("model.") for fault in self.faults}
-        if not heads or faulty.intersection(OF_HEADS):
+        if not heads or faulty.intersection(HEAD_SIZES):
             return  # a size that is impossible by itself was replaced
         # Stated: Megatron's default is another.
         is_rotary = self.text("position_embedding_type") == "rope"
@@ -429,7 +429,9 @@ class _Reader:
         """
         value = self.section.values[name]
         frequency = value
-        if isinstance(value, str):
+        if isinstance(value, str) and value.strip().isdecimal():
+            frequency = int(value)
+        elif isinstance(value, str):
             frequency = list_of(value)
         if isinstance(frequency, int) and frequency >= 1:
             if counts_softmax:

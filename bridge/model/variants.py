@@ -135,7 +135,7 @@ def unplanned(model: Section) -> list[Finding]:
         if _differs(value, FIELDS["model"][name].default) and not _is_known(model, name):
             kind = ATTENTION_VARIANTS.get(str(value), "an unknown kind")
             refuse(name, reason.format(kind=kind), value)
-    for name, value in model.newer.items():
+    for name, value in model.of_newer_release.items():
         refuse(name, "the field is newer than the releases that the plan knows", value)
     pattern = HybridPattern.of(model)
     if pattern is not None and pattern.unplanned:

@@ -23,13 +23,13 @@ from bridge.precision.schemes import GEMMS
 PURPOSES = ("measure", "disable", "fake")
 EVERY = 100
 """Steps from one measurement to the next: each costs a further cast."""
-OF_VALUES = ("cur_amax", "mean", "std")
+STATS_OF_VALUES = ("cur_amax", "mean", "std")
 """Statistics of a tensor before it is quantised; the ratio of signal to noise needs the last two.
 """
-OF_FP8 = ("underflows%", "scale_inv_min", "scale_inv_max", "mse")
-OF_STORED = ("scale_inv_min", "scale_inv_max")
+STATS_OF_FP8 = ("underflows%", "scale_inv_min", "scale_inv_max", "mse")
+STATS_OF_STORED_FP8 = ("scale_inv_min", "scale_inv_max")
 """Statistics of a weight that is stored in FP8: there is no wide one to compare it with."""
-OF_NVFP4 = ("underflows%", "mse")
+STATS_OF_NVFP4 = ("underflows%", "mse")
 PER_TENSOR = ("tensorwise", "delayed")
 """Schemes whose scale FakeQuant has: one for the tensor."""
 _LAYER = re.compile(r"\.layers\.(\d+)\.")
@@ -104,8 +104,8 @@ def _entry(module: PlanModule, purpose: str, every: int) -> dict[str, Any]:
     for operand, tensor in TENSORS.items():
         stats = _statistics(module, operand)
         of_codes.append({"tensor": tensor, "stats": list(stats), "freq": every})
-        if stats != OF_STORED:
-            of_values.append({"tensor": tensor, "stats": list(OF_VALUES), "freq": every})
+        if stats != STATS_OF_STORED_FP8:
+            of_values.append({"tensor": tensor, "stats": list(STATS_OF_VALUES), "freq": every})
     return {
         feature: {"enabled": True, "tensors_struct": of_codes},
         "LogTensorStats": {"enabled": True, "tensors_struct": of_values},
@@ -114,14 +114,14 @@ def _entry(module: PlanModule, purpose: str, every: int) -> dict[str, Any]:
 
 def _statistics(module: PlanModule, operand: str) -> tuple[str, ...]:
     if module.scheme == "nvfp4":
-        return OF_NVFP4
+        return STATS_OF_NVFP4
     weight = module.row("weight")
     is_stored = weight is not None and weight.storage in ("e4m3", "e5m2")
     if operand == "weight" and is_stored:
-        return OF_STORED
+        return STATS_OF_STORED_FP8
     if module.scheme == "delayed":
-        return (*OF_FP8, "overflows%")
-    return OF_FP8
+        return (*STATS_OF_FP8, "overflows%")
+    return STATS_OF_FP8
 
 
 def _rounded(module: PlanModule) -> Iterator[dict[str, Any]]:

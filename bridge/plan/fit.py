@@ -63,7 +63,7 @@ RECOMPUTE: tuple[tuple[int, Changes], ...] = (
         },
     ),
 )
-OF_SCORES: Changes = {
+RECOMPUTE_SCORES: Changes = {
     "model.recompute_granularity": "selective",
     "model.recompute_modules": ["core_attn"],
 }
@@ -282,7 +282,7 @@ def _options(
         return
     kinds = [*RECOMPUTE]
     if keeps_scores(run.plan, run.workload):
-        kinds.insert(1, (SELECTIVE, OF_SCORES))
+        kinds.insert(1, (SELECTIVE, RECOMPUTE_SCORES))
     for price_of_recompute, recompute in kinds:
         if recompute and not run.workload.seq_length:
             return

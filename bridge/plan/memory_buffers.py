@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bridge.model.layout import Parallel, Place
-from bridge.model.modules import OF_MTP
+from bridge.model.modules import MTP_MODULES
 from bridge.plan.memory_parameters import Parameter, padded
 from bridge.plan.precision_plan import PrecisionPlan
 from bridge.plan.settings import Settings
@@ -322,7 +322,7 @@ def gathered(groups: Sequence[Group], sizes: Sequence[float]) -> float:
 def _unit(parameter: Parameter) -> str | None:
     """Return the label of the layer that is a parameter's unit; None outside of layers."""
     layer = parameter.layer
-    is_inside_mtp = layer.startswith("mtp") and parameter.module not in OF_MTP
+    is_inside_mtp = layer.startswith("mtp") and parameter.module not in MTP_MODULES
     if layer.isdigit() or is_inside_mtp:
         return layer
     return None

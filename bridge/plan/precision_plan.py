@@ -38,8 +38,8 @@ from bridge.plan.settings import Settings
 from bridge.precision.config import PrecisionConfig
 from bridge.precision.copies import Copies
 from bridge.precision.matchers import Effect, recipe_of
-from bridge.precision.modules import ModuleRow
-from bridge.precision.modules import module_rows as parsed_rows
+from bridge.precision.module_row import ModuleRow
+from bridge.precision.module_row import module_rows as parsed_rows
 from bridge.precision.owners import DdpOwner, ModelOwner, OptimizerOwner
 from bridge.precision.statements import field_value
 from bridge.registry.nearest import label_of_owners, nearest_label

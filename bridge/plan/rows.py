@@ -8,7 +8,7 @@ from bridge.plan.settings import Settings
 from bridge.precision.copies import Copies, Copy, Pair, copies_of
 from bridge.precision.schemes import GEMMS, OPERAND_FORMATS, WHOLE
 
-OF_ROW = "column-wise of the row-wise copy"
+COLUMN_OF_ROW = "column-wise of the row-wise copy"
 """The column-wise copy is made from the values of the row-wise one."""
 
 
@@ -251,7 +251,7 @@ def _scale(pair: Pair) -> str:
     if pair.row.is_four_over_six:
         details.append("4over6")
     if pair.column.is_of_row:
-        details.append(OF_ROW)
+        details.append(COLUMN_OF_ROW)
     return ", ".join(details)
 
 

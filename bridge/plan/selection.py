@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from bridge.errors import close_matches
 from bridge.model.layout import Parallel
 from bridge.precision.matchers import Matcher, Matchers, recipe_of
+from bridge.precision.module_row import layers_beyond
 from bridge.precision.module_schemes import row_matchers
-from bridge.precision.modules import layers_beyond
 from bridge.rules.module_selection import ModuleSelection, OtherStages, PlacedModule, Selected
 
 if TYPE_CHECKING:

@@ -230,7 +230,7 @@ class Settings:
         optimizer = run.read("optimizer")
         ddp = run.read("ddp")
         mcore = run.target.mcore
-        of_model = _of_model(run)
+        of_model = _model_settings(run)
         mode, scheme = of_model["mode"], of_model["scheme"]
         is_mapped = scheme != "mxfp8" or at_least(mcore, MAPPED_WEIGHTS) is not False
         notes = [*_notes(run), *_factory_notes(run, scheme, mode), *_variable_notes(run, scheme)]
@@ -245,7 +245,7 @@ class Settings:
         )
 
 
-def _of_model(run: Prediction) -> dict[str, Any]:
+def _model_settings(run: Prediction) -> dict[str, Any]:
     """Return the settings that fields of the model decide."""
     model, mcore = run.read("model"), run.target.mcore
     mode = switched_on(model, ("bf16", "fp16")) or "fp32"
@@ -283,11 +283,11 @@ def _of_model(run: Prediction) -> dict[str, Any]:
         "recipes": quant_recipes(recipe),
     }
     if family is not None and scheme is not None:
-        settings.update(_of_scheme(model, family, scheme, mcore, is_hybrid=is_hybrid))
+        settings.update(_scheme_settings(model, family, scheme, mcore, is_hybrid=is_hybrid))
     return settings
 
 
-def _of_scheme(
+def _scheme_settings(
     model: Mapping[str, Any], family: str, scheme: str, mcore: Version | None, *, is_hybrid: bool
 ) -> dict[str, Any]:
     """Return the settings of a run in FP8 or FP4."""

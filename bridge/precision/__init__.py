@@ -1,13 +1,17 @@
 """The parts of a precision. No torch on import.
 
 To add a field
-    1. Declare it in `PrecisionConfig` (config.py) with `stated(...)` and one sentence below it. The
-       options of `stated` are the attributes of `StatedField` (fields.py): the kind of its values,
-       its subject, the family and the schemes that it acts in, and Megatron-LM's option.
-    2. Add its route to the configs of Megatron in ``bridge/sync/routes.py``.
-    3. Run ``scripts/write_reference.py``.
+    1. Declare it in `PrecisionConfig` (config.py) with `stated(...)` and one sentence below it,
+       which is its documentation. The options of `stated` are the attributes of `StatedField`
+       (fields.py): the kind of its values, its subject, the family and the schemes that it acts in,
+       whether a schedule may change it, and Megatron-LM's option.
+    2. Add its route to the configs of Megatron in ``bridge/sync/routes.py``, with a note in
+       ``bridge/sync/routes.yaml``. ``tests/sync/test_routes.py`` names what is missing.
+    3. Run ``scripts/write_reference.py``, which writes the reference pages.
 
-To add a number format or a scaling scheme, add a row to formats.py or schemes.py.
+To add a number format or a scaling scheme
+    1. Add a row to formats.py or schemes.py.
+    2. Add its quantiser to ``bridge/runtime/numerics/``.
 
 The config
     config.py           `PrecisionConfig`: every field with its meaning
@@ -28,7 +32,9 @@ Formats and schemes
     factories.py        Transformer Engine's quantizer factories as rows
 
 Single modules
-    modules.py          `ModuleRow`: a row of `modules`, select -> precision
+    modules.py          the list `modules` in its one form, each row checked
+    module_row.py       `ModuleRow`: a row of `modules`, select -> precision
+    linear_names.py     the linear layers of Megatron's models, by name
     matchers.py         `Matcher`: globs over module names with their `Effect`
     module_schemes.py   the scheme of each linear layer by its number
     foreign_names.py    names of linear layers in other libraries
@@ -36,15 +42,4 @@ Single modules
     grouping.py         a list of pairs as a dictionary of lists
 
 `bridge.registry.config.MixedPrecisionConfig` is the public class on top.
-
-To add a field of the precision:
-
-- a line in config.py: its kind, subject, family and schemes, whether a schedule may change it, and
-  Megatron-LM's flag. The string below the line is its documentation;
-- its route in `bridge/sync/routes.py`, with a note in `routes.yaml`;
-- `scripts/write_reference.py` writes the reference pages, and `tests/sync/test_routes.py` names what
-  is missing.
-
-A scaling scheme is a row of schemes.py and a number format a row of formats.py; both need a quantiser
-in `bridge/runtime/numerics/`.
 """

@@ -108,11 +108,6 @@ class Copies:
         """The copy of the input that is kept from the forward to the backward pass."""
         return self.input.copy(columnwise=not self.keeps_row)
 
-    @property
-    def are_low(self) -> bool:
-        """Whether some GEMM multiplies in FP8 or FP4."""
-        return any(self.scheme_of(gemm) is not None for gemm in GEMMS)
-
 
 _UNKNOWN = Pair(
     row=Copy(scheme="custom", format="custom"), column=Copy(scheme="custom", format="custom")

@@ -67,7 +67,8 @@ _DEQUANTISED = Copy(is_of_row=True)
 _ZOO, _FACTORIES = "quantizer_factory_zoo", "quantizer_factories"
 
 
-def _of_row(copy: Copy) -> Copy:
+def _made_from_row(copy: Copy) -> Copy:
+    """Return a copy that is made from the values of the row-wise copy."""
     return replace(copy, is_of_row=True)
 
 
@@ -131,8 +132,8 @@ _ROWS = (
         module=_ZOO,
         linear=_MXFP8,
         grouped=Copies(
-            input=Pair(row=_ROW_SCALED, column=_of_row(_MXFP8.input.column)),
-            weight=Pair(row=_ROW_OF_NVFP4, column=_of_row(_MXFP8.weight.column)),
+            input=Pair(row=_ROW_SCALED, column=_made_from_row(_MXFP8.input.column)),
+            weight=Pair(row=_ROW_OF_NVFP4, column=_made_from_row(_MXFP8.weight.column)),
             grad_output=_MXFP8.grad_output,
         ),
     ),

@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from bridge.precision.config import MODE_SWITCHES, PrecisionConfig
-from bridge.precision.modules import module_rows
+from bridge.precision.module_row import module_rows
 from bridge.precision.statements import field_value, recipe_name, stated_over_recipe, stated_values
 
 ROWS_IN_A_LABEL = 4

@@ -31,10 +31,10 @@ from bridge.precision.matchers import (
     Matchers,
 )
 from bridge.precision.mode import low_format_of, scheme_of
-from bridge.precision.modules import ModuleRow, layers_beyond, module_rows
+from bridge.precision.module_row import ModuleRow, layers_beyond, module_rows
 from bridge.precision.statements import field_value, is_stated
 
-_OF_A_LAYER = re.compile(r"decoder\.layers\.(-?\d+)(?=\.|$)")
+_DECODER_LAYER = re.compile(r"decoder\.layers\.(-?\d+)(?=\.|$)")
 
 
 def row_matchers(rows: Sequence[ModuleRow], num_layers: int, *, run: str | None) -> Matchers:
@@ -105,7 +105,7 @@ def _within(patterns: Sequence[str], number_in_chunk: dict[int, int]) -> tuple[s
     """
     within = []
     for pattern in patterns:
-        match = _OF_A_LAYER.match(pattern)
+        match = _DECODER_LAYER.match(pattern)
         if match is None:
             within.append(pattern)
             continue

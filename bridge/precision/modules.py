@@ -22,19 +22,12 @@ A list is kept as plain data in one form, so that it can be dumped, compared and
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any
 
 from bridge.errors import WrongValueError, close_matches, did_you_mean, listed
 from bridge.precision.matchers import HIGH, Effect
-from bridge.precision.schemes import FP4_SCHEMES, FP8_SCHEMES, scheme_row
-
-SCHEMES = {
-    "fp8": tuple(name for name in FP8_SCHEMES if name != "delayed"),
-    "fp4": tuple(FP4_SCHEMES),
-}
-"""Family -> its schemes that Transformer Engine takes for a single module."""
+from bridge.precision.module_row import LAYER_NUMBER, SCHEMES, effect_of
+from bridge.precision.schemes import scheme_row
 
 
 def _named_schemes() -> tuple[str, ...]:
@@ -56,7 +49,6 @@ SWITCHES = ("fp8_param", "fp4_param", "tp_only_amax_red")
 FACTORIES = ("fp8_quantizer_factory", "fp4_quantizer_factory")
 PRECISION_KEYS = ("precision", "fp8", "fp8_recipe", "fp4_recipe", *FACTORIES, *SWITCHES)
 
-_LAYER = re.compile(r"layers\.(\d+)(?=\.|$)")
 _FROM_THE_END = re.compile(r"layers\.-\d")
 _NUMBER_HERE = re.compile(r"(?:^|[.*?\]])(?:\d|\?|\[)")
 """A digit, ``?`` or ``[`` where a whole part of a name may begin.
@@ -72,81 +64,6 @@ class WrongRowsError(WrongValueError):
         first = faults[0]
         super().__init__(first.rule, first.value, first.remedy)
         self.faults = tuple(faults)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ModuleRow:
-    """One row of `modules`."""
-
-    select: str
-    """The glob; empty where `module` selects."""
-    layers: tuple[int, ...] | None = None
-    module: str = ""
-    """The end of the names of the modules, a glob too; empty where `select` selects."""
-    precision: Effect
-    evaluation: Effect | None = None
-    """The precision outside of training; None: that of training."""
-
-    @property
-    def layer_numbers(self) -> tuple[int, ...]:
-        """Numbers of the layers that the row names, as they are stated; empty without any."""
-        if self.layers is not None:
-            return self.layers
-        match = _LAYER.search(self.select)
-        if match is None or self.select.startswith("mtp."):
-            return ()
-        return (int(match[1]),)
-
-    def patterns(self, num_layers: int) -> tuple[str, ...]:
-        """Return the globs that select the row's modules by their names in the whole model."""
-        if not self.module:
-            if not self.layer_numbers:
-                return (self.select,)
-            # With the decoder's name before a layer's number, ``*layers.0.*`` takes no MTP layer.
-            return (f"decoder.{self.select[self.select.index('layers.') :]}",)
-        if self.layers is None:
-            return (f"*.{self.module}",)
-        numbers = [_from_0(number, num_layers) for number in self.layers]
-        patterns = []
-        for number in dict.fromkeys(numbers):
-            patterns.append(f"decoder.layers.{number}.{self.module}")
-            patterns.append(f"decoder.layers.{number}.*.{self.module}")
-        return tuple(patterns)
-
-    def renumbered(self, layers: Sequence[int], num_layers: int) -> str | dict[str, Any] | None:
-        """Return `select` for a model of some layers of this one, numbered from 0.
-
-        None where the row names none of them. Negative numbers count from the `num_layers` of this
-        model.
-        """
-        if not self.layer_numbers:
-            return self.select or {"module": self.module}
-        named = {number % num_layers for number in self.layer_numbers}
-        numbers = [place for place, number in enumerate(layers) if number in named]
-        if not numbers:
-            return None
-        if self.module:
-            return {"layers": numbers, "module": self.module}
-        return _LAYER.sub(f"layers.{numbers[0]}", self.select)
-
-    def __str__(self) -> str:
-        if self.select:
-            return self.select
-        if self.layers is None:
-            return self.module
-        return f"layers {', '.join(map(str, self.layers))}: {self.module}"
-
-
-def _from_0(number: int, num_layers: int) -> int:
-    """Return the number of a layer; a negative one counts from the end."""
-    if number < 0:
-        return number + num_layers
-    return number
-
-
-def layers_beyond(numbers: Sequence[int], num_layers: int) -> list[int]:
-    """Return the numbers, as a row states them, of layers that the model does not have."""
-    return [number for number in numbers if not -num_layers <= number < num_layers]
 
 
 def plain_rows(value: object) -> tuple[dict[str, Any], ...]:
@@ -167,66 +84,6 @@ def plain_rows(value: object) -> tuple[dict[str, Any], ...]:
     if faults:
         raise WrongRowsError(faults)
     return tuple(rows)
-
-
-def schemes_of_rows(plain: Any) -> list[str]:
-    """Return the scaling schemes that the rows of `modules` name, in order."""
-    schemes = []
-    for row in module_rows(plain):
-        for effect in (row.precision, row.evaluation):
-            if effect is not None and effect.scheme is not None:
-                schemes.append(effect.scheme)
-    return schemes
-
-
-def module_rows(plain: Sequence[Mapping[str, Any]] | None) -> tuple[ModuleRow, ...]:
-    """Return the rows of the form that `plain_rows` makes; none for None."""
-    return tuple(_parsed(row) for row in plain or ())
-
-
-def _parsed(row: Mapping[str, Any]) -> ModuleRow:
-    precision = _precision(row)
-    evaluation = None
-    outside = row.get("evaluation")
-    if isinstance(outside, str):
-        evaluation = _precision({"precision": outside})
-    elif outside is not None:
-        evaluation = _precision(outside)
-    select = row["select"]
-    if isinstance(select, str):
-        return ModuleRow(select=select, precision=precision, evaluation=evaluation)
-    layers = select.get("layers")
-    if layers is not None:
-        layers = tuple(layers)
-    return ModuleRow(
-        select="",
-        layers=layers,
-        module=select["module"],
-        precision=precision,
-        evaluation=evaluation,
-    )
-
-
-def _precision(row: Mapping[str, Any]) -> Effect:
-    short = row.get("precision")
-    for family, names in SCHEMES.items():
-        scheme = row.get(f"{family}_recipe")
-        if not scheme and short in names:
-            scheme = short
-        if not scheme:
-            continue
-        format_ = None
-        if family == "fp8":
-            format_ = row.get("fp8")
-        return Effect(
-            family=family,
-            scheme=scheme,
-            format=format_,
-            factory=row.get(f"{family}_quantizer_factory"),
-            stored=row.get(f"{family}_param"),
-            tp_only_amax_red=row.get("tp_only_amax_red"),
-        )
-    return Effect()
 
 
 def _plain_row(written: object) -> dict[str, Any]:
@@ -296,14 +153,14 @@ def _plain_glob(glob: str) -> str:
         raise WrongValueError(rule, glob, "Use {layers: [-1], module: NAME} to count from the end.")
     named: list[re.Match[str]] = []
     if not glob.startswith("mtp."):
-        named.extend(_LAYER.finditer(glob))
+        named.extend(LAYER_NUMBER.finditer(glob))
     before = ""
     if named:
         before = glob[: named[0].start()]
     if len(named) > 1 or before not in ("", "*", "*.", "decoder.", "*decoder.", "*.decoder."):
         rule = "`select` must name a layer as decoder.layers.N"
         raise WrongValueError(rule, glob, "Use {layers: [N], module: NAME} for other choices.")
-    rest = _LAYER.sub("layers", glob)
+    rest = LAYER_NUMBER.sub("layers", glob)
     rest = re.sub(r"(local_experts\.)[^.]+", r"\1", rest)
     if _NUMBER_HERE.search(rest):
         rule = (
@@ -343,7 +200,7 @@ def _refuse_contradictions(row: Mapping[str, Any]) -> None:
         rule = "must choose one of precision, fp8_recipe and fp4_recipe"
         choices = {key: row[key] for key in chosen}
         raise WrongValueError(rule, choices, "State precision: bf16 for no FP8 and FP4.")
-    effect = _precision(row)
+    effect = effect_of(row)
     for key in row:
         if key not in chosen and not _has_meaning(key, effect):
             rule = f"`{key}` has no meaning in a module in {effect.scheme or HIGH}"
@@ -359,13 +216,10 @@ def _refuse_contradictions(row: Mapping[str, Any]) -> None:
 
 
 def _has_meaning(key: str, effect: Effect) -> bool:
-    """Return whether a setting is one of the family that a row chooses."""
-    family = "fp8"
-    if key.startswith("fp4"):
-        family = "fp4"
-    if family == effect.family:
-        return True
-    return effect.family is not None and key not in ("fp8_param", "fp4_param")
+    """Return whether a setting acts in the family of formats that a row chooses."""
+    if effect.family is None:
+        return False
+    return key == "tp_only_amax_red" or key.startswith(effect.family)
 
 
 def _one_of(key: str, given: object, known: Sequence[str]) -> str:
@@ -380,67 +234,3 @@ def _one_of(key: str, given: object, known: Sequence[str]) -> str:
         return str(value)
     remedy = did_you_mean(close_matches(str(value), known)) or f"Use {listed(known)}."
     raise WrongValueError(f"`{key}` must be one of {', '.join(known)}", value, remedy)
-
-
-OF_A_LAYER = {
-    "self_attention": (
-        "linear_qkv",
-        "linear_proj",
-        "linear_q_proj",
-        "linear_q_down_proj",
-        "linear_q_up_proj",
-        "linear_qkv_down_proj",
-        "linear_kv_down_proj",
-        "linear_kv_up_proj",
-        "in_proj",
-        "out_proj",
-    ),
-    "self_attention.core_attention.indexer": ("linear_wq_b", "linear_wk", "linear_weights_proj"),
-    "cross_attention": ("linear_q", "linear_kv", "linear_proj"),
-    "mlp": ("linear_fc1", "linear_fc2", "fc1_latent_proj", "fc2_latent_proj"),
-    "mlp.experts": ("linear_fc1", "linear_fc2"),
-    "mlp.experts.local_experts.0": ("linear_fc1", "linear_fc2"),
-    "mlp.shared_experts": ("linear_fc1", "linear_fc2"),
-    "mixer": ("in_proj", "out_proj"),
-}
-"""Module of a layer -> its linear layers.
-
-By `named_modules()` of GPTModel and MambaModel, 0.16.1 and 0.19.2.
-"""
-PARENTS = (
-    "decoder.layers.0",
-    "mtp.layers.0.mtp_model_layer",
-    "mtp.layers.0.transformer_layer",
-    "mtp.layers.0.mtp_model_layer.layers.0",
-    "mtp.layers.0.transformer_layer.layers.0",
-)
-"""Layers, the first of each kind."""
-
-
-def _linear_names() -> tuple[str, ...]:
-    names = ["mtp.layers.0.eh_proj"]
-    for parent in PARENTS:
-        for inner, linear_layers in OF_A_LAYER.items():
-            for name in linear_layers:
-                names.append(f"{parent}.{inner}.{name}")
-    return tuple(names)
-
-
-LINEAR_NAMES = _linear_names()
-"""Every name, with 0 for the number of a layer and of an expert."""
-
-_NUMBER = re.compile(r"\b(layers|local_experts)\.\d+")
-
-
-def takes_a_linear_layer(row: ModuleRow) -> bool:
-    """Return whether a row takes a linear layer of some Megatron model.
-
-    Numbers of layers do not count. True for names in another tree of modules.
-    """
-    pattern = f"*.{row.module}"
-    if row.select:
-        pattern = _NUMBER.sub(r"\1.0", row.select)
-    root = re.split(r"[.*?\[]", pattern, maxsplit=1)[0]
-    if root and not "decoder".startswith(root) and not "mtp".startswith(root):
-        return True
-    return any(fnmatchcase(name, pattern) for name in LINEAR_NAMES)

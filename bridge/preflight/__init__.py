@@ -9,7 +9,7 @@
     last_sync      the sync that a run begins after                                last_sync.py
     resolve_auto   `auto`: a recipe by target and model -> Choice                  auto.py
     support        whether a target runs a recipe; `matrix` of all of them         auto.py
-    declare        a GPU for a process that runs on the CPU                        te_cpu.py
+    declare        a GPU for a process that runs on the CPU                        declared_gpu.py
 
 The rules themselves are in `bridge.rules`.
 """

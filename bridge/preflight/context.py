@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from bridge.plan.precision_plan import PrecisionPlan
     from bridge.plan.run import PlannedRun
 
-OF_LAYERS = frozenset({"model.num_layers"})
+LAYER_COUNT_SETTINGS = frozenset({"model.num_layers"})
 """Settings that say how many layers a language model has; who reads its shape reads them too."""
 
 
@@ -77,7 +77,7 @@ class CheckContext(RunContext):
 
         A rule that reads the layers of a language model is not asked about a model that has others.
         """
-        if self.run.reading.other_layers is None or OF_LAYERS.isdisjoint(paths):
+        if self.run.reading.other_layers is None or LAYER_COUNT_SETTINGS.isdisjoint(paths):
             return False
         self.not_asked.append(rule)
         return True

@@ -9,7 +9,7 @@ from typing import Any
 
 from bridge.errors import Finding, RunConfigError
 from bridge.precision.grouping import grouped
-from bridge.rules.program import Dropped
+from bridge.rules.program import DroppedField
 from bridge.target.target import Target
 from bridge.target.versions import Version, newer_megatron, parse_version
 
@@ -36,7 +36,7 @@ ASSUMED_INSTALLED = (
 """Reason of the installed release, where a newer one is at hand."""
 REHEARSED = "the newest at hand, as no target states one"
 """Reason of the release that a rehearsal imports."""
-OF_THE_MODE = "the mode of the run"
+FROM_THE_MODE = "the mode of the run"
 """Reason of values that follow from the mode, whatever program starts the run."""
 
 
@@ -44,7 +44,7 @@ MOST_RUNS = 3
 """Other runs of a file that an answer names; more are counted."""
 
 
-OF_DETERMINISM = {
+DETERMINISM_VARIABLES = {
     "NCCL_ALGO": "Ring",
     "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
     "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
@@ -54,7 +54,7 @@ OF_DETERMINISM = {
 It leaves a variable that is set. Source: megatron-core 0.19.2 training/determinism.py
 apply_determinism_env.
 """
-SETS_VARIABLES = "0.19"
+SETS_DETERMINISM_VARIABLES = "0.19"
 """First megatron-core whose training sets them.
 
 Megatron-LM core_v0.18.2 training/arguments.py sets none.
@@ -177,8 +177,8 @@ class FileReading:
     """
     generation: Mapping[str, Any] = field(default_factory=dict)
     """Option of the engine that generates samples, which trains nothing -> its value."""
-    dropped: tuple[Dropped, ...] = ()
-    """Settings that the file states and that the framework's code does not forward."""
+    dropped_fields: tuple[DroppedField, ...] = ()
+    """Fields of Megatron Core that the file states and that the framework's code does not forward."""
     uncounted: tuple[str, ...] = ()
     """Options that are not read, and may bear on the layout, the layers or the bytes.
 
@@ -212,8 +212,8 @@ class FileReading:
     """Names of variables of a launch script that only its environment or its command line sets."""
     refused: tuple[Finding, ...] = ()
     """Words of its command line that the program's parser refuses."""
-    not_forwarded: tuple[Finding, ...] = ()
-    """Settings that its framework does not forward, or hands to other modules than they say."""
+    faulty_options: tuple[Finding, ...] = ()
+    """Options that its framework drops, or hands to other modules than their names say."""
     runs: tuple[str, ...] = ()
     """Each run of the file, in a few words."""
     number: int = 1
@@ -244,7 +244,7 @@ class FileReading:
     @property
     def settled_at_start(self) -> frozenset[str]:
         """Settings set at start that follow from the mode, whatever the program does."""
-        return frozenset(row.path for row in self.derived if row.because == OF_THE_MODE)
+        return frozenset(row.path for row in self.derived if row.because == FROM_THE_MODE)
 
     @property
     def lines(self) -> tuple[str, ...]:
@@ -265,11 +265,11 @@ class FileReading:
             reasons.append(((row.set_by, row.because), f"{row.path}={row.value}"))
         sentences = []
         for (set_by, why), values in grouped(reasons).items():
-            if why == OF_THE_MODE and self.mode_decided_by is not None:
+            if why == FROM_THE_MODE and self.mode_decided_by is not None:
                 continue
             framework = set_by or self.settings_of
             verb = f"{framework} sets at start"
-            if self.unstated_by is not None and why != OF_THE_MODE:
+            if self.unstated_by is not None and why != FROM_THE_MODE:
                 verb = f"Assumed, as {framework} sets it at start"
             sentences.append(f"{verb}: {', '.join(values)} ({why}).")
         return sentences
@@ -324,7 +324,7 @@ class FileReading:
             "unplanned": self.unplanned,
             "uncounted": list(self.uncounted),
             "generation": dict(self.generation),
-            "dropped": [one.to_dict() for one in self.dropped],
+            "dropped": [dropped.to_dict() for dropped in self.dropped_fields],
             "mode_decided_by": self.mode_decided_by,
             "run": run,
         }
@@ -360,7 +360,7 @@ class FileReading:
     def dropped_of(self, path: str) -> tuple[str, ...]:
         """Return which keys of the file state a setting that they do not reach, as sentences."""
         sentences = []
-        for dropped in self.dropped:
+        for dropped in self.dropped_fields:
             if dropped.path == path:
                 key = f"{dropped.key}={dropped.value}"
                 sentences.append(f"{dropped.framework} does not forward {key}.")

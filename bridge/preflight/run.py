@@ -11,6 +11,7 @@ Nothing is written into it. Its check is `bridge.preflight.check.check`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -22,11 +23,11 @@ from bridge.model.section import ROLES
 from bridge.precision.fields import COMMAND_LINE
 from bridge.precision.statements import field_names
 from bridge.preflight.file_reading import (
+    DETERMINISM_VARIABLES,
     MEGATRON_BRIDGE,
     MEGATRON_CORE,
     MEGATRON_LM,
-    OF_DETERMINISM,
-    SETS_VARIABLES,
+    SETS_DETERMINISM_VARIABLES,
     FileReading,
 )
 from bridge.preflight.origins import NOT_KNOWN, Origins
@@ -57,6 +58,12 @@ SAME_AS = {
 
 Where one of them is stated, both are known.
 """
+SIZE_OPTION = re.compile(r"--[\w-]+-size")
+"""An option of a size that is not read.
+
+A fork may have it in the place of a setting that the file states too: `--moe-expert-parallel-size`
+of Megatron-DeepSpeed next to `--expert-model-parallel-size`. Then the statement decides nothing.
+"""
 BYTES = 256
 """Vocabulary of text that is tokenised to bytes."""
 LAYERS = (
@@ -69,7 +76,7 @@ LAYERS = (
 """Settings that say which layers there are, and on which stage."""
 BACKENDS = ("te", "emulated", "te_cpu")
 """What runs low-precision GEMMs, where a run states it; with "auto" the place decides."""
-OF_A_RUN = (
+RUN_ONLY_KEYS = (
     "mixed_precision",
     "precision_backend",
     "precision_schedule",
@@ -171,7 +178,7 @@ class Run:
             RunConfigError: An unreadable target, or ``auto`` without a GPU.
             UnknownRecipeError: No such recipe.
         """
-        sections = {name: section_of(container, name) for name in (*ROLES, *OF_A_RUN)}
+        sections = {name: section_of(container, name) for name in (*ROLES, *RUN_ONLY_KEYS)}
         precision = sections.pop("mixed_precision")
         stated_target = sections.pop("target")
         if target is None:
@@ -220,8 +227,8 @@ class Run:
             # Ours reads its own checkpoints so that no variable is needed.
             is_resumed=loads and not is_own,
             refused=self.reading.refused,
-            not_forwarded=self.reading.not_forwarded,
-            dropped=self.reading.dropped,
+            faulty_options=self.reading.faulty_options,
+            dropped_fields=self.reading.dropped_fields,
         )
 
     @property
@@ -236,9 +243,12 @@ class Run:
         """The variables of the run, with those that Megatron-LM sets where any are stated."""
         stated = self.stated_environment
         is_of_megatron_lm = self.reading.framework == MEGATRON_LM
-        sets_them = is_of_megatron_lm and at_least(self.target.mcore, SETS_VARIABLES) is not False
+        sets_them = (
+            is_of_megatron_lm
+            and at_least(self.target.mcore, SETS_DETERMINISM_VARIABLES) is not False
+        )
         if stated and sets_them and self.model.get("deterministic_mode"):
-            return {**OF_DETERMINISM, **stated}
+            return {**DETERMINISM_VARIABLES, **stated}
         return stated
 
     @property
@@ -345,24 +355,39 @@ class Run:
 
         None where it is stated or known.
         """
-        reading = self.reading
         if path == "target.mcore":
-            if reading.is_release_assumed:
-                return "the file names no release"
-            return None
+            return self._weakness_of_release()
         origin = self._origins_of(path)
-        if origin is not None and COMMAND_LINE in origin:
-            return None
-        if self._is_stated(SAME_AS.get(path, "")):
+        is_of_command_line = origin is not None and COMMAND_LINE in origin
+        if is_of_command_line or self._is_stated(SAME_AS.get(path, "")):
             return None
         if path in MODE_SWITCHES:
             return self._weakness_of_mode()
-        opener = reading.opened.get(path)
-        if opener is not None:
-            # --moe-expert-parallel-size next to --expert-model-parallel-size
-            says_the_same = opener.endswith("-size")
-            if says_the_same or reading.unplanned is not None or not self._is_stated(path):
-                return opener
+        return self._opener(path) or self._weakness_of_value(path)
+
+    def _weakness_of_release(self) -> str | None:
+        """Return why the release of Megatron Core is assumed; None where it is known."""
+        if self.reading.is_release_assumed:
+            return "the file names no release"
+        return None
+
+    def _opener(self, path: str) -> str | None:
+        """Return the source that is not read and may change a setting, where it outdoes the file.
+
+        It does so where the file does not state the setting or cannot be planned, or where the
+        source is an option of a size.
+        """
+        opener = self.reading.opened.get(path)
+        if opener is None:
+            return None
+        is_size = SIZE_OPTION.fullmatch(opener) is not None
+        if is_size or self.reading.unplanned is not None or not self._is_stated(path):
+            return opener
+        return None
+
+    def _weakness_of_value(self, path: str) -> str | None:
+        """Return what decides a value that the file leaves to the start, or does not state."""
+        reading = self.reading
         if path in reading.open_values:
             return f"the value {reading.open_values[path]}"
         if path in reading.settled_at_start:

@@ -13,7 +13,8 @@
 To add a recipe:
 
 - a built-in recipe is a function with `@register` in `recipes/`, at the top of the repository, in the
-  file of its scaling scheme. The package arrives through the entry-point group `bridge.recipes`;
+  file of its scaling scheme, which `recipes/__init__.py` imports. The package arrives through the
+  entry-point group `bridge.recipes`;
 - a recipe of a team is such a function in any module. An installed package names the module in the
   entry-point group `bridge.recipes`; without a package the variable `BRIDGE_RECIPES`, or a run's
   `recipes_from`, names the module or the file;

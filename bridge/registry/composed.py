@@ -32,7 +32,7 @@ def to_config(node: object) -> MixedPrecisionConfig:
     if isinstance(node, str) or not isinstance(node, Mapping):
         config = get_mixed_precision_config(node)  # type: ignore[arg-type]  # refuses what is no precision
     else:
-        config = _of_fields(_plain(node), _recipe_of(node))
+        config = _config_of_fields(_plain(node), _recipe_of(node))
     config.finalize()
     return config
 
@@ -50,7 +50,9 @@ def _recipe_of(node: Any) -> MixedPrecisionConfig | None:
     return REGISTRY.get(names[0])
 
 
-def _of_fields(values: dict[str, Any], recipe: MixedPrecisionConfig | None) -> MixedPrecisionConfig:
+def _config_of_fields(
+    values: dict[str, Any], recipe: MixedPrecisionConfig | None
+) -> MixedPrecisionConfig:
     """Return the config with these fields; those that the recipe states alike keep it as their source."""
     if not values:
         remedy = (

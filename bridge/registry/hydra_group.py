@@ -77,7 +77,7 @@ def _option(config_path: str) -> str:
     return option.removesuffix(".yaml")
 
 
-def recipe_name(config_path: str) -> str | None:
+def recipe_of_path(config_path: str) -> str | None:
     """Return the canonical name of the registered recipe that a config path names; None for another path."""
     name = _option(config_path)
     if not name or name not in REGISTRY:  # another group's path does not load the registry
@@ -144,7 +144,7 @@ class RecipeSource(ConfigSource):
 
         The node is open: a field that the recipe leaves unstated can be overridden too.
         """
-        name = recipe_name(config_path)
+        name = recipe_of_path(config_path)
         if name is None and not is_auto(_option(config_path)):
             raise ConfigLoadError(f"Config not found: {config_path}")
         if name is None:

@@ -16,7 +16,7 @@ from bridge.precision.statements import field_names, field_value, recipe_name
 from bridge.registry.registry import REGISTRY
 from bridge.rules.inert import inert_fields
 
-OF_THE_MODE = ("params_dtype", "pipeline_dtype", "autocast_dtype")
+DTYPES_OF_THE_MODE = ("params_dtype", "pipeline_dtype", "autocast_dtype")
 """Dtypes that are those of the mode where nothing states them."""
 
 
@@ -104,6 +104,6 @@ def compute_alike(first: PrecisionConfig, second: PrecisionConfig) -> bool:
 
 def _reading(config: PrecisionConfig, name: str) -> object:
     value = field_value(config, name)
-    if value is None and name in OF_THE_MODE:
+    if value is None and name in DTYPES_OF_THE_MODE:
         return mode_of(config)
     return value

@@ -49,7 +49,7 @@ def synchronize(
     """
     config = get_mixed_precision_config(precision)
     config.finalize()
-    given = {"model": model, "optimizer": optimizer, "ddp": ddp, "train": train}
-    report = write(config, given, on_conflict=on_conflict, strict=strict)
+    owners = {"model": model, "optimizer": optimizer, "ddp": ddp, "train": train}
+    report = write(config, owners, on_conflict=on_conflict, strict=strict)
     report.log_overrides(log)
     return report

@@ -15,7 +15,7 @@ from bridge.errors import BackendUnavailableError, Finding
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
 from bridge.precision.schemes import GEMMS
 from bridge.precision.statements import recipe_name
-from bridge.preflight import te_cpu
+from bridge.preflight import declared_gpu
 from bridge.preflight.run import Run
 from bridge.read.keys import MADE_BY
 from bridge.registry.config import MixedPrecisionConfig
@@ -113,7 +113,7 @@ class Rehearsal:
 
 
 def rehearse(
-    run: Run, *, backend: str = te_cpu.BACKEND, processes: int = 4, max_layers: int = 8
+    run: Run, *, backend: str = declared_gpu.BACKEND, processes: int = 4, max_layers: int = 8
 ) -> Rehearsal:
     """Shrink a run and launch it on a backend for CPUs.
 

@@ -32,8 +32,8 @@ from bridge.front.loader import run_of
 from bridge.model.section import NULLABLE
 from bridge.plan.fit import SIZES
 from bridge.precision.fields import default_of
-from bridge.precision.modules import schemes_of_rows
-from bridge.preflight import te_cpu
+from bridge.precision.module_row import schemes_of_rows
+from bridge.preflight import declared_gpu
 from bridge.read.given_run import GivenRun
 from bridge.rehearse.cause import cause_of, first_of
 from bridge.rehearse.layout import Round
@@ -80,9 +80,9 @@ def main(file: Path) -> None:
 def _answer(job: Job, folder: Path) -> Answer:
     """Return the settings that were left out, the outcome of each launch, and the releases."""
     sections = job["sections"]
-    is_te = sections["precision_backend"] == te_cpu.BACKEND
+    is_te = sections["precision_backend"] == declared_gpu.BACKEND
     if is_te:
-        _declare_te_cpu(sections)  # before Megatron is imported
+        _declare_gpu(sections)  # before Megatron is imported
     rounds = []
     for layout in job["rounds"]:
         rounds.append(Round(**{**layout, "kinds": tuple(layout["kinds"])}))
@@ -108,14 +108,14 @@ def _answer(job: Job, folder: Path) -> Answer:
     return {"left_out": left_out, "launches": launches, "versions": _versions(is_te=is_te)}
 
 
-def _declare_te_cpu(sections: Job) -> None:
+def _declare_gpu(sections: Job) -> None:
     """Declare a GPU that runs the schemes of the precision to Transformer Engine."""
     model = sections["model"] | (sections.get("mixed_precision") or {})
     scheme = model.get("fp8_recipe")
     if model.get("fp4"):
         scheme = model.get("fp4_recipe")
     schemes = [scheme, *schemes_of_rows(model.get("modules"))]
-    te_cpu.declare(sections.get("target"), schemes=schemes)
+    declared_gpu.declare(sections.get("target"), schemes=schemes)
 
 
 def _versions(*, is_te: bool) -> dict[str, str | None]:

@@ -27,7 +27,10 @@ Cell = str | Text
 Row = Mapping[str, Cell]
 """Heading -> cell. Every row of a table has the headings of the first one, in its order."""
 VALUE = " "
-"""The heading of the values of `facts`."""
+"""The heading of the values of `facts`, whose names have the heading "".
+
+Both are blank, so that the table is printed without a head. They differ, since a row is a mapping.
+"""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,10 +1,11 @@
 """The rulebook: one row per law.
 
 To add a rule
-    1. Choose the file of its subject in ``topics/``: ``statements/``, ``precision/``, ``model/``,
-       ``training/`` or ``system/``.
+    1. Choose the file of its subject in ``topics/``: ``topics/statements/``, ``topics/precision/``,
+       ``topics/model/``, ``topics/training/`` or ``topics/system/``. A new file needs a row in
+       `TOPICS` of rulebook.py, without which no run asks its rules.
     2. Add a row to its `RULES`: ``warning(id=..., when=..., message=..., remedies=..., ...)``. The
-       kinds of rows stand in ``rule.py``.
+       kinds of rows stand in ``rule.py``. The id is the next free number.
     3. Write `when`, a function of the context that yields a `Violation` for each fault.
     4. Add a run that breaks the rule and a run that keeps it to the file of the same name in
        ``tests/rules/cases/``, and the finding to ``examples.yaml``.

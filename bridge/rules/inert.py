@@ -14,7 +14,7 @@ SCALER_SCHEDULE = tuple(
 """Fields that the dynamic loss scale of an FP16 run reads, and no other run."""
 SCHEME_SETTINGS = tuple(sorted(name for name, field in FIELDS.items() if field.schemes))
 """Fields that some scaling schemes read and others do not."""
-OF_KEPT_LAYERS = (*LAYER_COUNTS, "first_last_layers_bf16")
+KEPT_LAYER_FIELDS = (*LAYER_COUNTS, "first_last_layers_bf16")
 """Fields of the layers that stay in BF16."""
 
 
@@ -48,9 +48,9 @@ def inert_fields(
     run = (scheme or mode).upper()
     reasons = _out_of_family(config, scheme, run)
     if scheme is None:
-        reasons.update(dict.fromkeys(OF_KEPT_LAYERS, f"every layer of this run is in {run}"))
+        reasons.update(dict.fromkeys(KEPT_LAYER_FIELDS, f"every layer of this run is in {run}"))
     elif not keeps_layers:
-        reasons.update(dict.fromkeys(OF_KEPT_LAYERS, "first_last_layers_bf16 is off"))
+        reasons.update(dict.fromkeys(KEPT_LAYER_FIELDS, "first_last_layers_bf16 is off"))
     if not is_autocast:
         reasons["autocast_dtype"] = "autocast is off"
     if not config.fp16:

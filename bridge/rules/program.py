@@ -1,4 +1,4 @@
-"""`Program`: the program that starts a run, as far as rules ask about it; and what it drops of a run's file."""
+"""`Program`: the program that starts a run, as far as rules ask about it, and the `DroppedField`s of the run's file."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from bridge.errors import Finding
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Dropped:
+class DroppedField:
     """One setting of a file that the framework's code does not forward to Megatron."""
 
     key: str
@@ -52,7 +52,7 @@ class Program:
     """It reads a checkpoint."""
     refused: Sequence[Finding] = ()
     """Words of the command line that its parser refuses."""
-    not_forwarded: Sequence[Finding] = ()
-    """Settings of the run's file that its framework does not forward, or hands to other modules than they say."""
-    dropped: Sequence[Dropped] = ()
+    faulty_options: Sequence[Finding] = ()
+    """Options of the run's file that its framework drops, or hands to other modules than their names say."""
+    dropped_fields: Sequence[DroppedField] = ()
     """Fields of Megatron Core that the run's file states and its framework does not forward."""

@@ -55,7 +55,7 @@ class Rule(Generic[Run_contra]):
     """A law as a row."""
 
     id: str
-    """PB and three digits, of which the first stands for the topic."""
+    """PB and three digits: the next free number, whatever the topic."""
     title: str
     """The fault in a few words."""
     setting: str

@@ -20,8 +20,8 @@ from bridge.model.layout import Parallel
 from bridge.precision.config import PrecisionConfig
 from bridge.precision.matchers import TRAINING, Matchers, quant_recipes
 from bridge.precision.mode import low_format_of
+from bridge.precision.module_row import ModuleRow, module_rows
 from bridge.precision.module_schemes import chunk_recipes, stage_recipes
-from bridge.precision.modules import ModuleRow, module_rows
 from bridge.precision.statements import field_value
 from bridge.sync.owner import OwnerValues
 from bridge.target.fields import read_field, whole_number

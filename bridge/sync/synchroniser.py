@@ -271,7 +271,7 @@ def _values_after(
     values: dict[str, dict[str, Any]] = {}
     for role in PRECISION_OWNERS:
         if role in owners:
-            values[role] = owners[role].section.held
+            values[role] = owners[role].section.stated_or_none
         else:
             values[role] = {**DEFAULTS[role], **reading}
     for row in rows:

@@ -166,7 +166,18 @@ def test_a_log_that_lost_its_loss_is_outside(capsys: pytest.CaptureFixture[str])
         (("--runs", BF16), "--runs: compares two runs or more, got 1."),
         (("--runs", BF16, "nothere.log"), "nothere.log: cannot be read: No such file or directory."),
         (("--runs", BF16, FP8, "--gate", "1"), "gate: must be a share of the baseline's loss, got '1'. Write gate=1%."),
-        (("--twin", BF16, "--gate", "1%"), "--gate: needs --runs, got none."),
+        (
+            ("--twin", BF16, "--gate", "1%"),
+            "--gate: acts with --runs alone, got --twin. Leave --gate out.\n",
+        ),
+        (
+            ("--gradients", "bf16_mixed", "fp8_current", "--output", "band.md"),
+            "--output: acts with --twin and --runs alone, got --gradients. Leave --output out.\n",
+        ),
+        (
+            ("--gradients", "bf16_mixed", "fp8_current", "--base", "fp16_mixed"),
+            "--base: acts with --twin alone, got --gradients. Leave --base out.\n",
+        ),
     ],
 )
 def test_a_comparison_that_cannot_be_made_is_refused_in_a_sentence(

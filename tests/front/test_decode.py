@@ -95,7 +95,7 @@ def _megatron_classes() -> dict[str, Any]:
 
 @pytest.mark.parametrize("section", ["model", "optimizer", "ddp"])
 def test_every_default_of_megatrons_classes_survives_a_trip_through_plain_data(section: str) -> None:
-    from bridge.front.train import plain_value
+    from bridge.front.plain_config import plain_value
 
     owner = _megatron_classes()[section]
     defaults = {

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from omegaconf import OmegaConf
 
+import bridge.front.main as front_main
 from bridge.errors import RunConfigError
+from bridge.front.errors import in_our_words
+from bridge.front.folders import shipped_folder
 from bridge.front.job import make_run_dir
 
 CFG = ("--cfg", "job")
@@ -143,6 +148,25 @@ def test_a_typo_in_a_defaults_list_is_answered_with_the_nearest(
     (tmp_path / "mixed_precision").mkdir()
     (tmp_path / "mixed_precision" / "mine.yaml").write_text(f"defaults: {defaults}\n")
     assert refused(*CFG, "--config-dir", str(tmp_path), "mixed_precision=mine").startswith(sentence)
+
+
+def test_a_value_error_of_our_own_code_is_a_crash(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_arguments: object, **_named: object) -> int:
+        return int("three")
+
+    def prepare(_config: object) -> Callable[[Path], None]:
+        return lambda _run_dir: None
+
+    monkeypatch.setattr(front_main, "compose", broken)
+    with pytest.raises(ValueError, match=r"invalid literal for int\(\) with base 10: 'three'") as caught:
+        front_main.main(prepare, config_path=shipped_folder(), words=["mixed_precision=bf16_mixed"])
+    assert type(caught.value) is ValueError
+
+
+def test_a_value_error_of_omegaconf_is_a_mistake_in_the_config() -> None:
+    with pytest.raises(RunConfigError) as caught, in_our_words(()):
+        OmegaConf.create({"a": 1}).merge_with(object())
+    assert str(caught.value).startswith("The configuration cannot be composed. ")
 
 
 def test_a_list_of_numbers_is_no_option(refused) -> None:

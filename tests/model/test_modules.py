@@ -23,9 +23,10 @@ from bridge.model.modules import ModulePaths
 from bridge.plan.alignment import align_report
 from bridge.plan.memory import memory_report
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
+from bridge.precision.linear_names import LINEAR_NAMES
 from bridge.precision.mode import low_format_of, scheme_of
+from bridge.precision.module_row import module_rows
 from bridge.precision.module_schemes import chunk_recipes
-from bridge.precision.modules import LINEAR_NAMES, module_rows
 from bridge.precision.statements import field_value
 from tests import warm
 from tests.plan.built_names import LAYOUTS, MODELS, SHAPE

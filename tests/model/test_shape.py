@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from bridge.errors import RunConfigError
+from bridge.model.list_expression import list_of
 from bridge.model.modules import embedding_modules, layer_modules, mtp_modules, output_modules
 from bridge.model.shape import ModelShape
 
@@ -68,7 +69,10 @@ def test_a_frequency_of_expert_layers_is_a_number_a_list_or_its_expression():
     wanted = ("transformer", "transformer_moe", "transformer", "transformer_moe")
     for frequency in ([0, 1, 0, 1], "[0,1]*2", "([0]+[1])*2"):
         assert ModelShape.of({**experts, "moe_layer_freq": frequency}).kinds == wanted
-    assert ModelShape.of({**experts, "moe_layer_freq": 2}).kinds == wanted[::-1]
+    for every_second in (2, "2"):
+        assert ModelShape.of({**experts, "moe_layer_freq": every_second}).kinds == wanted[::-1]
+    assert list_of("([0]*2+[1])") == [0, 0, 1]
+    assert list_of("2") is None
     assert set(ModelShape.of(experts).kinds) == {"transformer_moe"}
 
 

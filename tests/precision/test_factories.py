@@ -18,7 +18,7 @@ TE = Path(sys.prefix) / "te"
 ASK = """
 import json, sys
 from importlib import import_module
-from bridge.preflight.te_cpu import declare
+from bridge.preflight.declared_gpu import declare
 declare("b200")
 from bridge.runtime.megatron.device import cpu_as_cuda
 from bridge.runtime.pytorch.record.operand_format import SCHEME_OF_QUANTIZER

@@ -10,8 +10,8 @@ from omegaconf import OmegaConf
 from bridge import MixedPrecisionConfig
 from bridge.errors import PrecisionTypeError
 from bridge.precision.mode import label_of
+from bridge.precision.module_row import module_rows
 from bridge.precision.module_schemes import chunk_recipes, stage_recipes
-from bridge.precision.modules import module_rows
 from bridge.precision.statements import field_value, is_stated
 from bridge.registry.nearest import nearest_label
 from tests.precision.module_lists import module_lists
@@ -48,6 +48,15 @@ WRONG = [
     (
         [{"select": "*", "precision": "bf16", "fp8_param": True}],
         f"{PATH}: row 0: `fp8_param` has no meaning in a module in bf16, got True. Drop it.",
+    ),
+    (
+        [{"select": "*", "fp4_recipe": "nvfp4", "fp8": "e4m3"}],
+        f"{PATH}: row 0: `fp8` has no meaning in a module in nvfp4, got 'e4m3'. Drop it.",
+    ),
+    (
+        [{"select": "*", "fp4_recipe": "custom", "fp8_quantizer_factory": "team.factories.make"}],
+        f"{PATH}: row 0: `fp8_quantizer_factory` has no meaning in a module in custom, got 'team.factories.make'. "
+        "Drop it.",
     ),
     (
         [{"select": "*", "fp8_recipe": "custom"}],

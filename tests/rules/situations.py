@@ -13,7 +13,7 @@ def run_of(said: dict[str, Any]) -> Run:
     said = dict(said)
     target = said.pop("target", None)
     known = {}
-    for name in ("is_own", "is_bridge", "is_resumed", "refused", "not_forwarded", "dropped"):
+    for name in ("is_own", "is_bridge", "is_resumed", "refused", "faulty_options", "dropped_fields"):
         if name in said:
             known[name] = said.pop(name)
     program = Program(**known)

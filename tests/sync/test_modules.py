@@ -17,8 +17,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from bridge import get_mixed_precision_config, synchronize
 from bridge.errors import RunConfigError, SyncCheckError, SyncConflictError
 from bridge.precision.mode import label_of
+from bridge.precision.module_row import module_rows
 from bridge.precision.module_schemes import chunk_recipes
-from bridge.precision.modules import module_rows
 
 PIPELINE = {"pipeline_model_parallel_size": 2, "pipeline_dtype": torch.bfloat16}
 ROWS = [

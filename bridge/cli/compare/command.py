@@ -5,11 +5,16 @@ from __future__ import annotations
 import argparse
 
 from bridge.cli.compare.twin import BASE, write_twin
-from bridge.cli.parser import add_json, require_option
+from bridge.cli.parser import add_json
 from bridge.cli.run_arguments import add_run_arguments
+from bridge.errors import RunConfigError
 
-OF_TWIN = ("--base",)
-OF_RUNS = ("--gate",)
+FORMS_OF_OPTION = {
+    "--base": ("--twin",),
+    "--gate": ("--runs",),
+    "--output": ("--twin", "--runs"),
+}
+"""Option -> the forms in which it acts."""
 EPILOG = """Without --runs, --gradients and --twin the words are those of scripts/compare.py.
 
 --runs takes two words or more, the baseline first: folders of runs of ours, or logs of Megatron-LM,
@@ -28,7 +33,10 @@ OTHER_FORMS = """
 
 
 def run_words(words: list[str]) -> None:
-    """Compare the losses of several recipes as Hydra's words say, and end the process."""
+    """Compare the losses of several recipes as Hydra's words say.
+
+    The exit code of a verdict ends the process. `--help` prints the other forms of the command too.
+    """
     from bridge.front.compare import main_compare  # Hydra is heavy
 
     main_compare(words)
@@ -63,16 +71,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> int | None:
     """Compare runs, or the activations and gradients of one batch, or write the twin of a run."""
-    require_option(chosen, "--twin", OF_TWIN)
-    require_option(chosen, "--runs", OF_RUNS)
+    _refuse_options_of_other_forms(chosen)
     if chosen.runs:
         from bridge.cli.compare.runs import compare_runs
 
         return compare_runs(chosen)
     if chosen.gradients:
-        require_option(chosen, "--twin", ("--output",))
         from bridge.cli.compare.gradients import check_gradients
 
         return check_gradients(chosen)
     write_twin(chosen)
     return None
+
+
+def _refuse_options_of_other_forms(chosen: argparse.Namespace) -> None:
+    """Refuse an option that has no effect in the chosen form; each command line has one form."""
+    form = "--twin"
+    if chosen.runs:
+        form = "--runs"
+    elif chosen.gradients:
+        form = "--gradients"
+    for option, forms in FORMS_OF_OPTION.items():
+        if getattr(chosen, option.lstrip("-")) is not None and form not in forms:
+            raise RunConfigError(
+                f"{option}: acts with {' and '.join(forms)} alone, got {form}. Leave {option} out."
+            )

@@ -9,8 +9,10 @@ from bridge.cli.run_arguments import add_debug_features, add_run_arguments
 from bridge.cli.several import add_several_arguments, paths_of_several
 from bridge.errors import RunConfigError
 
-OF_FEATURES = ("--purpose", "--every")
-OF_MODULES = ("--file", "--write")
+DEBUG_FEATURES_OPTIONS = ("--purpose", "--every")
+"""Options that act with --write-debug-features alone."""
+MODULES_OPTIONS = ("--file", "--write")
+"""Options that act with --modules alone."""
 ABOUT_ONE = ("align", "modules", "against", "csv", "picture", "write_debug_features")
 """Options that choose another answer than the table; each is about one run."""
 
@@ -55,8 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> int:
     """Print the answer; return 2 where it is shown with an error of the run's check, else 0."""
-    require_option(chosen, "--modules", OF_MODULES)
-    require_option(chosen, "--write-debug-features", OF_FEATURES)
+    require_option(chosen, "--modules", MODULES_OPTIONS)
+    require_option(chosen, "--write-debug-features", DEBUG_FEATURES_OPTIONS)
     for name in ABOUT_ONE:
         if chosen.brief and getattr(chosen, name):
             option = name.replace("_", "-")

@@ -12,8 +12,8 @@ from bridge.cli.output import show, write_file
 from bridge.cli.planned_answer import planned_code, print_planned, show_planned
 from bridge.cli.run_arguments import read_run
 from bridge.errors import RunConfigError
+from bridge.precision.module_row import ModuleRow, module_rows
 from bridge.precision.module_schemes import stage_recipes
-from bridge.precision.modules import ModuleRow, module_rows
 from bridge.precision.statements import field_value
 from bridge.rules.topics.precision import modules as module_rules
 
@@ -35,13 +35,14 @@ def _write(plan: PrecisionPlan, path: Path) -> None:
         named = {}
         for stage, file in enumerate(stage_recipes(files, plan.parallel.pipeline)):
             name = str(path.with_stem(f"{path.stem}.stage{stage}"))
-            named[name] = _of_stage(file, stage)
+            named[name] = _file_of_stage(file, stage)
     for name, file in named.items():
         write_file(name, as_yaml(file), "--write")
     print(f"wrote {', '.join(named)}")
 
 
-def _of_stage(file: dict[str, Any] | None, stage: int) -> dict[str, Any]:
+def _file_of_stage(file: dict[str, Any] | None, stage: int) -> dict[str, Any]:
+    """Return the file of a stage; RunConfigError where its chunks need different ones."""
     if file is not None:
         return file
     rule = (

@@ -100,7 +100,7 @@ def _list(chosen: argparse.Namespace) -> None:
     rows = []
     for recipe in REGISTRY.recipes():
         rows.append({key: getattr(recipe, key) for key in keys})
-    rows += _of_folder(chosen.config_dir)
+    rows += _recipes_of_folder(chosen.config_dir)
     if chosen.tag is not None:
         rows = _tagged(rows, chosen.tag)
     if chosen.json:
@@ -127,7 +127,7 @@ def _tagged(rows: list[dict[str, Any]], tag: str) -> list[dict[str, Any]]:
     raise UnknownRecipeError(f"--tag: no recipe has the tag {tag!r}. {hint}")
 
 
-def _of_folder(config_dir: str | None) -> list[dict[str, Any]]:
+def _recipes_of_folder(config_dir: str | None) -> list[dict[str, Any]]:
     """Return the YAML recipes of a team's folder as rows of the list.
 
     The summary is the file's first comment.

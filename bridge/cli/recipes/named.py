@@ -31,7 +31,8 @@ class NamedRecipe:
         """
         path = Path(config_dir or "") / "mixed_precision" / f"{name}.yaml"
         if config_dir is not None and (name not in REGISTRY or path.is_file()):
-            from bridge.front.loader import load_run, shipped_folder  # Hydra is heavy
+            from bridge.front.folders import shipped_folder
+            from bridge.front.loader import load_run  # Hydra is heavy
 
             run = load_run(
                 [f"mixed_precision={name}"], shipped_folder(), config_dir=config_dir, strict=False

@@ -10,7 +10,8 @@ from bridge.cli.report.page import FORMATS, write_page
 from bridge.cli.report.watch import SECONDS, warnings_by_threshold, watch_run
 from bridge.errors import RunConfigError
 
-OF_WATCH = ("--once", "--every", "--silence", "--json")
+WATCH_OPTIONS = ("--once", "--every", "--silence", "--json")
+"""Options that act with --watch alone."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -45,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(chosen: argparse.Namespace) -> int | None:
     """Write a report, or show a run in progress: exit code 1 where a warning stands."""
-    require_option(chosen, "--watch", OF_WATCH)
+    require_option(chosen, "--watch", WATCH_OPTIONS)
     if not chosen.watch:
         write_page(chosen)
         return None

@@ -38,7 +38,7 @@ def write_page(chosen: argparse.Namespace) -> None:
 
     folders = [path for path in chosen.runs if not is_log(path)]
     logs = [path for path in chosen.runs if is_log(path)]
-    runs = [*_of_folders(folders), *_of_logs(logs)]
+    runs = [*_content_of_folders(folders), *_content_of_logs(logs)]
     form = chosen.format or FORMATS[0]
     render = {"html": render_page, "md": render_markdown, "json": content_json}[form]
     if str(chosen.out) == STANDARD_OUTPUT:
@@ -53,7 +53,7 @@ def write_page(chosen: argparse.Namespace) -> None:
         print(file)
 
 
-def _of_folders(paths: Sequence[Path]) -> list[dict[str, Any]]:
+def _content_of_folders(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """Return the content of runs of ours."""
     from bridge.report.html.content import run_content
 
@@ -69,7 +69,7 @@ def _of_folders(paths: Sequence[Path]) -> list[dict[str, Any]]:
     return runs
 
 
-def _of_logs(paths: Sequence[Path]) -> list[dict[str, Any]]:
+def _content_of_logs(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """Return the content of the runs of logs."""
     from bridge.report.comparison import answers
     from bridge.report.log import log_content

@@ -82,7 +82,7 @@ def reading_of_arguments(
         unstated_by=written.decided_by or None,
         open_values=late_fields(values),
         variables=tuple(variables),
-        not_forwarded=own.not_forwarded,
+        faulty_options=own.faulty_options,
     )
 
 

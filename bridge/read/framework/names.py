@@ -45,7 +45,7 @@ class OwnReading:
     """Megatron's per-module recipe that has the effect of what the framework does to single modules; None: nothing."""
     dropped: tuple[str, ...] = ()
     """Names that Megatron would read and that the framework does not forward."""
-    not_forwarded: tuple[Finding, ...] = ()
+    faulty_options: tuple[Finding, ...] = ()
     """As in `FileReading`."""
 
 
@@ -124,7 +124,7 @@ def own_names(
         generation=generation_of(table, arguments),
         quant_recipe=_recipe_of(in_bf16),
         dropped=tuple(name for _, name in dropped),
-        not_forwarded=tuple(found),
+        faulty_options=tuple(found),
     )
 
 

@@ -120,7 +120,7 @@ def read(
         opened={**checkpoint.opened(model), **found.opened},
         open_values=found.open_values,
         generation=found.generation,
-        dropped=tuple(found.dropped),
+        dropped_fields=tuple(found.dropped),
         read_too=(
             _read_as(table),
             *(f"defaults: {name} is read below the file." for name in config.read),

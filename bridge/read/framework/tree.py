@@ -18,7 +18,7 @@ from bridge.read.framework.names import GENERATION
 from bridge.read.framework.table import Drop, FrameworkTable
 from bridge.read.launch.word import Word
 from bridge.read.text.composed import is_open
-from bridge.rules.program import Dropped
+from bridge.rules.program import DroppedField
 from bridge.target.fields import FIELDS
 
 
@@ -35,7 +35,7 @@ class TreeReading:
     uncounted: list[str] = field(default_factory=list)
     opened: dict[str, str] = field(default_factory=dict)
     generation: dict[str, object] = field(default_factory=dict)
-    dropped: list[Dropped] = field(default_factory=list)
+    dropped: list[DroppedField] = field(default_factory=list)
     """As in `FileReading`."""
 
     def put(self, path: str, value: object, key: str = "") -> None:
@@ -96,8 +96,8 @@ def _is_field(path: str) -> bool:
     return name in FIELDS.get(role, {})
 
 
-def _dropped(table: FrameworkTable, drop: Drop, key: str, path: str, value: object) -> Dropped:
-    return Dropped(
+def _dropped(table: FrameworkTable, drop: Drop, key: str, path: str, value: object) -> DroppedField:
+    return DroppedField(
         key=key,
         path=path,
         value=value,

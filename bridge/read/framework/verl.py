@@ -181,7 +181,7 @@ def _reading(values: Tree, path: Path, choice: RunChoice) -> FileReading:
         opened={**opened, **found.opened},
         open_values=found.open_values,
         generation=found.generation,
-        dropped=tuple(found.dropped),
+        dropped_fields=tuple(found.dropped),
         read_too=(
             f"Read as a run of {table.title}, by its code ({table.code}).",
             *checkpoint.read_too,

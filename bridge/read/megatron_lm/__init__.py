@@ -3,7 +3,8 @@
 recognition.py         whether a document or a launch is Megatron-LM's
 printed.py             arguments that a run printed into a log or saved in a checkpoint
 arguments.py           the options of a run as they are written
-flags.py               the parser's options: switches, fields, spellings (rows/megatron_lm.yaml)
+flags.py               the parser's options: switches, fields, spellings; their rows are those of
+                       bridge/read/rows/megatron_lm.yaml
 refused.py             words of a command line that the parser refuses
 unread.py              options that nothing here reads, and the settings that they may change
 argument_values.py     the options by the names that Megatron-LM's code has for them

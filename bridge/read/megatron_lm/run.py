@@ -100,7 +100,7 @@ def read(document: Document, choice: RunChoice) -> FileReading:
         open_values=late_fields(run.values),
         variables=_variables(runs, written),
         refused=_refused(written),
-        not_forwarded=names.own.not_forwarded,
+        faulty_options=names.own.faulty_options,
         runs=_labels(runs),
         number=number,
         branches=_branches(runs, number),

@@ -12,8 +12,8 @@ from typing import Any
 from bridge.errors import RunConfigError
 from bridge.model.layout import Parallel
 from bridge.precision.mode import low_format_of
+from bridge.precision.module_row import ModuleRow, layers_beyond, module_rows
 from bridge.precision.module_schemes import chunk_recipes, file_of, stage_recipes
-from bridge.precision.modules import ModuleRow, layers_beyond, module_rows
 from bridge.read.foreign.export_builder import ExportBuilder
 from bridge.read.foreign.system import ContextKey, as_yaml
 

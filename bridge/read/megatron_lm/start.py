@@ -16,7 +16,7 @@ from typing import Any
 from bridge.errors import RunConfigError
 from bridge.model.hybrid import HybridPattern
 from bridge.model.layout import Parallel
-from bridge.preflight.file_reading import OF_THE_MODE
+from bridge.preflight.file_reading import FROM_THE_MODE
 from bridge.read.start import Row, Start, is_fsdp, rows
 from bridge.read.tokenizers import vocab_size_of
 from bridge.target.fields import whole_number
@@ -204,13 +204,13 @@ ROWS: tuple[Row, ...] = (
         because="use_megatron_fsdp and use_precision_aware_optimizer",
         source="training/training.py: get_megatron_ddp_config",
     ),
-    *_set({"model.params_dtype": _mode}, because=OF_THE_MODE, is_default=True),
+    *_set({"model.params_dtype": _mode}, because=FROM_THE_MODE, is_default=True),
     *_set(
         dict.fromkeys(
             ("optimizer.params_dtype", "model.pipeline_dtype"),
             lambda start: start.value("model.params_dtype"),
         ),
-        because=OF_THE_MODE,
+        because=FROM_THE_MODE,
         is_default=True,
     ),
     *_set(

@@ -49,10 +49,10 @@ def _divisions(
     if shape.is_hybrid and space is not None:
         yield Division("model.mamba_num_heads", space.num_heads, tensor, ranks.tensor)
         yield Division("model.mamba_num_groups", space.num_groups, tensor, ranks.tensor)
-    yield _of_sequence(model, ranks, seq_length)
+    yield _sequence_division(model, ranks, seq_length)
 
 
-def _of_sequence(model: Any, ranks: Parallel, seq_length: int | None) -> Division:
+def _sequence_division(model: Any, ranks: Parallel, seq_length: int | None) -> Division:
     """Return the division of a sequence; a context-parallel rank has a chunk of each half."""
     path = "data.seq_length"
     if model.seq_length:

@@ -4,14 +4,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from bridge.errors import close_matches, listed
+from bridge.precision.linear_names import LINEAR_NAMES, takes_a_linear_layer
 from bridge.precision.matchers import HIGH
-from bridge.precision.modules import (
-    LINEAR_NAMES,
-    ModuleRow,
-    layers_beyond,
-    module_rows,
-    takes_a_linear_layer,
-)
+from bridge.precision.module_row import ModuleRow, layers_beyond, module_rows
 from bridge.precision.statements import is_stated
 from bridge.rules.context import RuleContext
 from bridge.rules.module_selection import PlacedModule, Selected

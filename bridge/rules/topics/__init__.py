@@ -5,4 +5,6 @@ precision/    mode, loss scale, formats and schemes, layers and modules, stored 
 model/        attention, mixture of experts, residual stream, aligned sizes
 training/     optimizer, gradients, FSDP, parallel layout, recomputation, determinism, checkpoints
 system/       GPU and releases, environment, frameworks, and the builds of scripts/train.py
+
+A new file needs a row in `TOPICS` of `bridge/rules/rulebook.py`.
 """

@@ -4,7 +4,7 @@ Importing it imports `megatron.core` once, without its warnings about optional p
 Transformer Engine, a CUDA tool chain), and changes nothing of it, of torch or of logging. The
 module that would have used a missing package reports it where it matters. What a run needs is
 replaced by `training_process`, for its length. In a process that was declared for it
-(`bridge.preflight.te_cpu`), Transformer Engine's Python is imported first, over a stand-in.
+(`bridge.preflight.declared_gpu`), Transformer Engine's Python is imported first, over a stand-in.
 
     Process          this process among the ranks, set up and taken down by `training_process`:
                      device shim, `Peers`, groups, seeds, `StopRequest`
@@ -28,7 +28,7 @@ replaced by `training_process`, for its length. In a process that was declared f
 
 import warnings
 
-from bridge.preflight.te_cpu import declared
+from bridge.preflight.declared_gpu import declared
 from bridge.runtime.megatron.quiet import quiet_loggers
 
 _capability = declared()

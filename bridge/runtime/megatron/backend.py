@@ -73,7 +73,7 @@ def choose_backend(
 
     Args:
         requested: One of `BACKENDS`. auto is Transformer Engine where it works, else the emulation.
-            te_cpu needs a process that was declared for it (`bridge.preflight.te_cpu`), and such a
+            te_cpu needs a process that was declared for it (`bridge.preflight.declared_gpu`), and such a
             process runs no other backend.
         config: A `TransformerConfig`.
         environ: Environment variables, from which those of Transformer Engine are read.

@@ -11,7 +11,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from bridge.preflight.te_cpu import declare
+from bridge.preflight.declared_gpu import declare
 
 VOCABULARY = 256
 

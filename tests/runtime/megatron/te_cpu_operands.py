@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from unittest.mock import patch
 
-from bridge.preflight.te_cpu import declare
+from bridge.preflight.declared_gpu import declare
 
 STEPS = 3
 

@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from bridge.preflight.te_cpu import declare
+from bridge.preflight.declared_gpu import declare
 
 
 def main(plan: Path) -> None:

@@ -3,46 +3,50 @@
 from collections.abc import Iterator
 
 from bridge.precision.fields import LAYER_COUNTS
-from bridge.rules.program import Dropped
+from bridge.rules.program import DroppedField
 from bridge.rules.rule import warning
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
 
-COUNTS = frozenset(f"model.{name}" for name in LAYER_COUNTS)
+LAYER_COUNT_FIELDS = frozenset(f"model.{name}" for name in LAYER_COUNTS)
 """Fields that act with model.first_last_layers_bf16."""
-OF_LOW_PRECISION = frozenset({"model.quant_recipe", "model.first_last_layers_bf16"})
+LOW_PRECISION_FIELDS = frozenset({"model.quant_recipe", "model.first_last_layers_bf16"})
 """Fields that change nothing in a run without FP8 and FP4."""
-OTHER_RULES = frozenset({"optimizer.fp8_recipe"})
+JUDGED_BY_OTHER_RULES = frozenset({"optimizer.fp8_recipe"})
 """Fields whose rule compares the owners: PB124."""
 
 
 def not_forwarded(run: RunContext) -> Iterator[Violation]:
     """Yield the settings and options that the framework of the run's file does not forward."""
-    for fault in run.program.not_forwarded:
+    for fault in run.program.faulty_options:
         yield Violation(
             fault.path, value=fault.value, why=fault.rule, remedy=fault.remedy, rests_on=()
         )
-    for dropped in run.program.dropped:
+    for dropped in run.program.dropped_fields:
         role, _, name = dropped.path.partition(".")
         if _is_fault(dropped, run) and getattr(run.views[role], name) != dropped.value:
             yield _violation(dropped)
 
 
-def _is_fault(dropped: Dropped, run: RunContext) -> bool:
+def _is_fault(dropped: DroppedField, run: RunContext) -> bool:
     """Return whether a field would act in the run, and no other rule speaks of it."""
-    if dropped.path in OTHER_RULES or dropped.path in COUNTS or not dropped.value:
+    if (
+        dropped.path in JUDGED_BY_OTHER_RULES
+        or dropped.path in LAYER_COUNT_FIELDS
+        or not dropped.value
+    ):
         return False
-    return dropped.path not in OF_LOW_PRECISION or run.is_low
+    return dropped.path not in LOW_PRECISION_FIELDS or run.is_low
 
 
-def _violation(dropped: Dropped) -> Violation:
+def _violation(dropped: DroppedField) -> Violation:
     remedies = ["remove it from the file"]
     if dropped.mended:
         remedies.insert(0, f"take a version with {dropped.mended}")
     if dropped.instead:
         remedies.insert(0, f"state {dropped.instead}")
     severity = "info"
-    if dropped.path in OF_LOW_PRECISION:
+    if dropped.path in LOW_PRECISION_FIELDS:
         severity = "warning"
     return Violation(
         dropped.path,

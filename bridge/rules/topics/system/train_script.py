@@ -156,7 +156,7 @@ def _fields(run: RunContext, backend: str | None) -> Iterator[Violation]:
     """Yield the fields that the build would leave out."""
     for section in HONOURED:
         yield from unhonoured(section, run.views[section].values, backend=backend)
-        for name, value in run.sections[section].newer.items():
+        for name, value in run.sections[section].of_newer_release.items():
             yield _fault(f"{section}.{name}", value, "scripts/train.py does not honour it", _REMOVE)
     pattern = HybridPattern.of(run.views["model"].values)
     if pattern is None or pattern.faults:
@@ -181,22 +181,22 @@ def _values(run: RunContext, backend: str | None) -> Iterator[Violation]:
             "a run builds layers of M, *, - and E; Megatron Core has |, / and other layers "
             "from 0.17 on"
         )
-        yield _of_model(run, pattern.field, rule, "Write those alone")
+        yield _model_fault(run, pattern.field, rule, "Write those alone")
     experts = model.num_moe_experts
     if experts and not 1 <= model.moe_router_topk <= experts:
-        yield _of_model(
+        yield _model_fault(
             run, "moe_router_topk", f"must be from 1 to the {experts} experts", "Correct it"
         )
     if (
         experts and model.add_bias_linear and backend not in (*TE_BACKENDS, None)
     ):  # local experts add them in place
         rule = "experts have no biases without Transformer Engine's layers"
-        yield _of_model(run, "add_bias_linear", rule, "Set model.add_bias_linear=false")
+        yield _model_fault(run, "add_bias_linear", rule, "Set model.add_bias_linear=false")
     if model.experimental_attention_variant == SPARSE and model.dsa_indexer_loss_coeff is None:
         rule = (
             "must be stated for sparse attention: Megatron Core multiplies the indexer's loss by it"
         )
-        yield _of_model(run, "dsa_indexer_loss_coeff", rule, "Set it to 0.01, for example")
+        yield _model_fault(run, "dsa_indexer_loss_coeff", rule, "Set it to 0.01, for example")
 
 
 def _is_built(pattern: HybridPattern) -> bool:
@@ -212,7 +212,7 @@ def _layouts(run: RunContext, backend: str | None) -> Iterator[Violation]:
             f"interleaves the stages of a pipeline, and there is {parallel.pipeline} "
             "(pipeline_model_parallel_size)"
         )
-        yield _of_model(run, "virtual_pipeline_model_parallel_size", rule, "Leave it at None")
+        yield _model_fault(run, "virtual_pipeline_model_parallel_size", rule, "Leave it at None")
     if parallel.context > 1:
         yield from without_context_parallel(run.views["model"].values, backend=backend)
     if parallel.tensor > 1:
@@ -235,13 +235,13 @@ def _tensor_parallel(run: RunContext, backend: str | None) -> Iterator[Violation
             "must be on for experts under tensor parallelism, without which Megatron Core "
             "does not train them"
         )
-        yield _of_model(run, "sequence_parallel", rule, "Set model.sequence_parallel=true")
+        yield _model_fault(run, "sequence_parallel", rule, "Set model.sequence_parallel=true")
     if model.multi_latent_attention and not model.sequence_parallel:
         remedy = (
             "Without it Megatron Core's gradients of the rotary key and of the latent's norm are "
             "not those of the model. Set model.sequence_parallel=true"
         )
-        yield _of_model(
+        yield _model_fault(
             run,
             "sequence_parallel",
             "must be on for latent attention under tensor parallelism",
@@ -253,16 +253,17 @@ def _tensor_parallel(run: RunContext, backend: str | None) -> Iterator[Violation
             "Megatron Core's own would reduce gradients in half precision into an FP32 "
             "tensor, which is an error"
         )
-        yield _of_model(run, "sequence_parallel", rule, "Set model.sequence_parallel=false")
+        yield _model_fault(run, "sequence_parallel", rule, "Set model.sequence_parallel=false")
     if model.experimental_attention_variant == SPARSE and not has_te_layers:
         rule = (
             "must be 1 for sparse attention without Transformer Engine's layers: its indexer "
             "is whole on every rank"
         )
-        yield _of_model(run, "tensor_model_parallel_size", rule, "Set it to 1")
+        yield _model_fault(run, "tensor_model_parallel_size", rule, "Set it to 1")
 
 
-def _of_model(run: RunContext, name: str, clause: str, remedy: str) -> Violation:
+def _model_fault(run: RunContext, name: str, clause: str, remedy: str) -> Violation:
+    """Return the violation of a field of the model."""
     return _fault(f"model.{name}", getattr(run.model, name), clause, remedy)
 
 

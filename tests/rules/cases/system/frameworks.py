@@ -1,7 +1,7 @@
 """Runs that break and that keep the rules of `bridge.rules.topics.system.frameworks`."""
 
 from bridge.errors import Finding
-from bridge.rules.program import Dropped
+from bridge.rules.program import DroppedField
 from tests.rules.cases.runs import CURRENT_ALL, DENSE, run
 
 OPTION = Finding(
@@ -11,7 +11,7 @@ OPTION = Finding(
     value=True,
     severity="warning",
 )
-FIELD = Dropped(
+FIELD = DroppedField(
     key="policy.megatron_cfg.first_last_layers_bf16",
     path="model.first_last_layers_bf16",
     value=True,
@@ -24,7 +24,7 @@ FIELD = Dropped(
 
 CASES = {
     "PB801": (
-        run(CURRENT_ALL, model=DENSE, not_forwarded=(OPTION,), dropped=(FIELD,)),
+        run(CURRENT_ALL, model=DENSE, faulty_options=(OPTION,), dropped_fields=(FIELD,)),
         run(CURRENT_ALL, model=DENSE),
     ),
 }

@@ -1,10 +1,10 @@
-"""Declaration that this process runs Transformer Engine's Python on its CPU.
+"""The GPU declared for a process that runs Transformer Engine's Python on its CPU.
 
-It is made for `precision_backend=te_cpu`. Megatron decides at import whether there is Transformer
-Engine. So the declaration comes first, and the first import of `bridge.runtime.megatron` acts on
-it.
+Such a process runs `precision_backend=te_cpu`, and Transformer Engine takes its branches for the
+declared GPU. Megatron decides at import whether there is Transformer Engine. So the declaration
+comes first, and the first import of `bridge.runtime.megatron` acts on it.
 
-    from bridge.preflight.te_cpu import declare
+    from bridge.preflight.declared_gpu import declare
 
     declare("b200")                 # then everything else
 """

@@ -1,0 +1,86 @@
+"""A `ConfigContainer` as plain data: `config.yaml` and `origins.json` of a run folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import functools
+from typing import Any
+
+from bridge.precision.fields import default_of
+from bridge.precision.statements import recipe_name
+from bridge.precision.values import dtype_token, is_torch_dtype
+from bridge.read.keys import MADE_BY, OWNERS, SECTIONS
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.training.config import ConfigContainer
+
+
+def plain_container(config: ConfigContainer) -> dict[str, Any]:
+    """Return every field of every section as plain data.
+
+    Dtypes are tokens; functions and enums stand by name.
+    """
+    sections = {}
+    for field in dataclasses.fields(config):
+        if field.name not in ("precision_choice", "set_by"):  # in findings.json and origins.json
+            sections[field.name] = getattr(config, field.name)
+    stated = sections.pop("mixed_precision")
+    schedule = sections["precision_schedule"]
+    sections["precision_schedule"] = getattr(schedule, "rows", schedule)
+    if isinstance(stated, MixedPrecisionConfig):
+        fields = stated.to_dict()
+        name = recipe_name(stated)
+        stated = fields
+        if name:
+            stated = {MADE_BY: name, **fields}
+    plain = {"mixed_precision": stated}
+    for name, section in sections.items():
+        plain[name] = plain_value(section)
+    return plain
+
+
+def plain_origins(config: ConfigContainer) -> dict[str, Any]:
+    """Return who set each key as plain data, and defaults.
+
+    Those are of each field that has another value now or was set.
+    """
+    defaults = {}
+    for name in (*OWNERS, *SECTIONS):
+        section = getattr(config, name)
+        for field in dataclasses.fields(section):
+            default = default_of(field)
+            if default is dataclasses.MISSING:
+                default = None
+            default = plain_value(default)
+            key = f"{name}.{field.name}"
+            if key in config.set_by or default != plain_value(getattr(section, field.name)):
+                defaults[key] = default
+    return {"defaults": defaults, "set_by": plain_value(config.set_by)}
+
+
+def plain_value(value: Any) -> Any:
+    """Return a value of a config as plain data."""
+    if isinstance(value, enum.Enum):
+        if isinstance(value, str):
+            return value.value
+        return value.name
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if is_torch_dtype(value):
+        return dtype_token(value)
+    if isinstance(value, dict):
+        return {str(key): plain_value(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain_value(inner) for inner in value]
+    if dataclasses.is_dataclass(value):
+        fields = {}
+        for field in dataclasses.fields(value):
+            if not field.name.startswith("_"):
+                fields[field.name] = plain_value(getattr(value, field.name))
+        return fields
+    if isinstance(value, functools.partial):  # its text has an address, which differs between runs
+        arguments = list(map(repr, value.args))
+        for name, argument in value.keywords.items():
+            arguments.append(f"{name}={argument!r}")
+        return f"{plain_value(value.func)}({', '.join(arguments)})"
+    return getattr(value, "__name__", None) or repr(value)

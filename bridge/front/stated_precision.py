@@ -1,0 +1,109 @@
+"""`stated_precision`: the precision of a run, its recipe with the fields that other layers state over it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from bridge.errors import PrecisionTypeError
+from bridge.precision.statements import (
+    check_value,
+    field_names,
+    mark_recipe,
+    recipe_name,
+    stated_values,
+    with_only,
+)
+from bridge.preflight.origins import Layer, leaves
+from bridge.preflight.problems import Problems
+from bridge.read.given_run import GivenRun
+from bridge.read.keys import MADE_BY, PRECISION
+from bridge.registry.config import MixedPrecisionConfig
+from bridge.registry.registry import REGISTRY
+
+
+def over_recipe(source: GivenRun, name: str) -> GivenRun:
+    """Return the run with a recipe of the registry below the fields that the run states."""
+    recipe = REGISTRY.get(name)
+    stated = recipe.to_dict()
+    origin = f"recipe {recipe_name(recipe)}"
+    layer = Layer(origin=origin, values=leaves({PRECISION: stated}, ""), is_recipe=True)
+    fields = {**stated, **(source.sections.get(PRECISION) or {})}
+    sections = {**source.sections, PRECISION: fields}
+    origins = source.origins.over(layer, instead_of=PRECISION)
+    return replace(source, choice=name, recipe=recipe, sections=sections, origins=origins)
+
+
+def stated_precision(source: GivenRun, problems: Problems) -> MixedPrecisionConfig | None:
+    """Return the recipe of a run with the fields that other layers state over it.
+
+    It is None where no recipe is chosen and no field is stated. Fields that do not exist and values
+    that do not fit become `problems`.
+    """
+    fields = source.sections.get(PRECISION)
+    if not fields and source.choice is None:
+        return None
+    if not isinstance(fields, dict):
+        problems.add(PRECISION, "must be a recipe's name or a mapping of fields", fields)
+        return None
+    if source.recipe is not None:
+        config = with_only(source.recipe, fields)
+    else:
+        config = MixedPrecisionConfig()
+    layers = _layers_over(config, fields, problems)
+    of_recipe: list[str] = []
+    over_it: list[str] = []
+    for origin in dict.fromkeys((*source.origins.order, *layers)):
+        if origin not in layers:
+            continue
+        if origin in source.origins.of_recipe:
+            of_recipe.append(origin)
+        else:
+            over_it.append(origin)
+    # `mark_recipe` takes every statement so far as the recipe's. So the layers of a recipe in YAML
+    # come before it, and those that change the recipe after it.
+    for origin in of_recipe:
+        config.override(origin, **layers[origin])
+    if source.choice is not None and source.recipe is None:
+        mark_recipe(config, source.choice)
+    for origin in over_it:
+        config.override(origin, **layers[origin])
+    recipe = fields.get(MADE_BY)
+    if recipe is not None:
+        _mark_saved_recipe(config, recipe)
+    return config
+
+
+def _mark_saved_recipe(config: MixedPrecisionConfig, recipe: str) -> None:
+    """Mark the recipe that a saved config names, and the fields that differ from that recipe."""
+    stated = stated_values(config)
+    of_recipe = stated
+    if recipe in REGISTRY:
+        of_recipe = REGISTRY.get(recipe).to_dict()
+    over = [name for name, value in stated.items() if of_recipe.get(name) != value]
+    mark_recipe(config, recipe, over=over)
+
+
+def _layers_over(
+    config: MixedPrecisionConfig, fields: Mapping[str, Any], problems: Problems
+) -> dict[str, dict[str, Any]]:
+    """Return origin -> the fields that it set, without those that the recipe itself states."""
+    stated = config.to_dict()
+    origins = problems.origins
+    layers: dict[str, dict[str, Any]] = {}
+    for name, value in fields.items():
+        path = f"{PRECISION}.{name}"
+        origin = origins.of(path)
+        is_recipes = name in stated and stated[name] == value and origin in origins.of_recipe
+        if name == MADE_BY or is_recipes:
+            continue
+        if name not in field_names(config):
+            problems.unknown(path, value, "no such field", field_names(config))
+            continue
+        try:
+            layers.setdefault(origin, {})[name] = check_value(config, name, value)
+        except PrecisionTypeError as error:
+            for fault in error.faults:
+                problems.add(path, fault.rule, fault.value, fault.remedy)
+    return layers
