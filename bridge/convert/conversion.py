@@ -16,8 +16,8 @@ from bridge.convert.systems import detect, system
 from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.precision.yaml_text import to_yaml
 from bridge.read import framework_signs
-from bridge.read.foreign.meaning import semantics_of
 from bridge.read.foreign.reports import Unmapped
+from bridge.read.foreign.semantics import semantics_of
 from bridge.read.system_signs import KINDS, candidates
 
 if TYPE_CHECKING:

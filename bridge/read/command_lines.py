@@ -17,12 +17,8 @@ from typing import Any
 from bridge.read import framework_signs
 from bridge.read.foreign.reports import Unmapped
 from bridge.read.framework_signs import Framework
-from bridge.read.launch.launches import (
-    HOLDS_ARGUMENTS,
-    MEGATRON_ARGUMENTS,
-    ROWS,
-    Launch,
-)
+from bridge.read.launch.launches import Launch
+from bridge.read.launch.signs import HOLDS_ARGUMENTS, MEGATRON_ARGUMENTS, ROWS
 from bridge.read.launch_words import LaunchWords, lost
 from bridge.read.megatron_lm.flags import bears_on_precision
 from bridge.read.text.command_words import nested
@@ -89,7 +85,7 @@ def read(launch: Launch, chosen: str | None = None) -> CommandLine | None:
         unread = CommandLine(
             evidence=framework.evidence, framework=framework, elsewhere=framework.name
         )
-        if not framework.yields:
+        if not framework.is_fallback:
             return unread
     if MEGATRON_ARGUMENTS & launch.flags:
         return None
@@ -127,7 +123,7 @@ def left_out(launch: Launch, line: CommandLine | None) -> list[Unmapped]:
         facts = {"evidence": line.evidence, "elsewhere": line.elsewhere}
         return [lost("command_lines.elsewhere", launch.label, line.elsewhere, **facts)]
     if not launch.line:
-        records = [lost("command_lines.file", note, None) for note in launch.notes]
+        records = [lost("command_lines.file", str(note), None) for note in launch.notes]
         if launch.decisions:
             records.insert(0, lost("command_lines.nothing-started", launch.label, None))
         return records

@@ -75,7 +75,9 @@ def decided(place: Path, scheme: str) -> dict[str, str]:
 
     decisions = {}
     with live(low=scheme, model=MODEL, backend="te_cpu", debugger=(place / "features.yaml", place)):
-        from transformer_engine.debug.pytorch import debug_quantization  # the backend has put it there
+        from transformer_engine.debug.pytorch import (
+            debug_quantization,  # the backend has put it there
+        )
 
         for tensor in ("activation", "weight", "gradient"):
             quantizer = debug_quantization.DebugQuantizer(NAME, tensor, SimpleNamespace(), None, 1)

@@ -11,8 +11,9 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from bridge.read.launch.job import SUBMIT
-from bridge.read.launch.launches import MEGATRON_ARGUMENTS, QUIET, ROWS, Launch
+from bridge.read.launch.launches import Launch
 from bridge.read.launch.script import MODES
+from bridge.read.launch.signs import MEGATRON_ARGUMENTS, QUIET, ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -7,8 +7,9 @@ from typing import Any
 
 from bridge.read import framework_signs
 from bridge.read.foreign.document_signs import Recognised
-from bridge.read.launch.launches import MEGATRON_ARGUMENTS, Launch
+from bridge.read.launch.launches import Launch
 from bridge.read.launch.script import MODES
+from bridge.read.launch.signs import MEGATRON_ARGUMENTS
 from bridge.read.megatron_lm.arguments import PROGRAMS, argument_groups
 from bridge.read.megatron_lm.flags import BY_NAME, OTHER_SETTINGS, TABLE, dest
 from bridge.read.megatron_lm.printed import EVIDENCE, START, SUFFIX
@@ -50,7 +51,7 @@ def is_megatron(launch: Launch) -> bool:
     framework = framework_signs.recognise_launch(launch)
     if framework is not None and framework.table:
         return True
-    if framework is not None and not framework.yields:
+    if framework is not None and not framework.is_fallback:
         return False
     if PROGRAMS.search(launch.program) is not None or "Megatron-LM" in launch.program:
         return True

@@ -6,7 +6,7 @@ from typing import Any
 
 import yaml
 
-from bridge.read.launch.launches import ROWS
+from bridge.read.launch.signs import ROWS
 from bridge.read.launch.word import Word
 
 HOLDS_OPTIONS = re.compile(ROWS["holds options"])
