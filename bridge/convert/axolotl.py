@@ -49,7 +49,7 @@ DECIDERS = {
     ),
 }
 """Semantics of the mode -> the record of it, and the settings that decide it, the strongest first."""
-AROUND = ("deepspeed", "fsdp_config", "fsdp", "adapter")
+DTYPE_DECIDERS = ("deepspeed", "fsdp_config", "fsdp", "adapter")
 """Settings around the mode that decide the dtypes of the weights and their gradients."""
 TRAINER = "transformers' Trainer"
 KERNELS_PLUGIN = "kernelsplugin"
@@ -273,7 +273,7 @@ def _weights(builder: ImportBuilder, top: Settings, semantics: str) -> None:
         builder.record(sentence, decider, top.values.get(decider), mode=mode)
     if semantics in ("fsdp_policy", "true"):
         builder.fields["grad_reduce_in_fp32"] = False
-    for other in AROUND:
+    for other in DTYPE_DECIDERS:
         if not top.values.get(other) or other == decider:
             continue
         if semantics == "fp32" and other == "deepspeed":

@@ -30,6 +30,7 @@ from bridge.read.keys import (
     refuse_unknown_sections,
 )
 from bridge.read.megatron_bridge import run as megatron_bridge
+from bridge.read.text.checkpoint_arguments import CHECKPOINT_SUFFIX
 
 if TYPE_CHECKING:
     from bridge.read.text.document import Document
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 MAPPINGS = (*OWNERS, *SECTIONS)
 """Sections that are mappings of fields."""
 YAML_SUFFIXES = (".yaml", ".yml")
-CHECKPOINT_SUFFIX = ".pt"
 MAX_CHECKPOINT_BYTES = 64 * 2**20
 """Of the part of a checkpoint that has the arguments of its run."""
 ARGUMENTS = re.compile(rb"ARGS\w*[\"']?\s*:|^\s*[\"']?--[a-z]", re.MULTILINE)

@@ -14,7 +14,9 @@ from bridge.errors import PayloadError
 from bridge.read.launch.word import UNKNOWN, Word
 from bridge.read.text.document import Document
 
-ABOVE = re.compile(r"\A\$\(\s*cd\s[^|;]*?/(?P<up>\.\.(?:/\.\.)*)/?[\"']?\s[^|;]*&&\s*pwd[^|;]*\)\Z")
+FOLDER_ABOVE = re.compile(
+    r"\A\$\(\s*cd\s[^|;]*?/(?P<up>\.\.(?:/\.\.)*)/?[\"']?\s[^|;]*&&\s*pwd[^|;]*\)\Z"
+)
 """`$(cd "$(dirname "$0")/../.." && pwd)`, a folder above that of the script."""
 
 
@@ -49,7 +51,7 @@ def file_named(script: str, word: Word) -> Path | None:
     if not name or name.startswith("~"):
         return None
     if unknown:
-        above = ABOVE.search(unknown[-1][0])
+        above = FOLDER_ABOVE.search(unknown[-1][0])
         if above is not None:
             name = f"{above['up']}/{name}"
     if name.startswith("/"):

@@ -12,7 +12,8 @@ from bridge.read.launch.script import MODES
 from bridge.read.launch.signs import MEGATRON_ARGUMENTS
 from bridge.read.megatron_lm.arguments import PROGRAMS, argument_groups
 from bridge.read.megatron_lm.flags import BY_NAME, OTHER_SETTINGS, TABLE, dest
-from bridge.read.megatron_lm.printed import EVIDENCE, START, SUFFIX
+from bridge.read.megatron_lm.printed import EVIDENCE, START
+from bridge.read.text.checkpoint_arguments import CHECKPOINT_SUFFIX
 from bridge.read.text.document import Document
 
 STRONG = re.compile(TABLE.data["strong"])
@@ -83,7 +84,7 @@ def recognise(document: Document) -> Recognised | None:
 
 def _of_text(document: Document) -> Recognised | None:
     if START.search(document.text):
-        if document.path.endswith(SUFFIX):
+        if document.path.endswith(CHECKPOINT_SUFFIX):
             return Recognised(0.97, "is a checkpoint with the arguments of Megatron-LM")
         return Recognised(0.97, EVIDENCE)
     flags = sorted(set(STRONG.findall(document.text)))

@@ -46,7 +46,7 @@ REFERENCE = re.compile(r"\$\{\s*(\.*)([\w.]+)\s*\}")
 """OmegaConf's reference to another key of the file; dots in front make it relative to its key."""
 OTHER_SECTIONS = {"trainer": "apex", "model.optim": "optim", "quantization": "quantization"}
 """Section next to the model's -> the part of the table with its settings."""
-DEEPEST = 16
+MAX_DEPTH = 16
 """References that lead to each other."""
 PRECISION_OF_MODE = {"fp32": 32, "fp16": 16, "bf16": "bf16"}
 
@@ -64,7 +64,7 @@ def _with_references(
         for key, inner in value.items():
             values[key] = _with_references(inner, payload, f"{where}.{key}".lstrip("."), depth)
         return values
-    if not isinstance(value, str) or depth >= DEEPEST:
+    if not isinstance(value, str) or depth >= MAX_DEPTH:
         return value
     reference = REFERENCE.fullmatch(value)
     if reference is None:

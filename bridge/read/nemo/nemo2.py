@@ -44,7 +44,7 @@ POSITIONAL = ("precision", *DTYPES, "autocast_enabled", "grad_reduce_in_fp32")
 """The arguments of the plugin in their order."""
 GATHER = ("fp8_param_gather", "fp8_params")
 """Two names of one argument."""
-DEEPEST = 6
+MAX_DEPTH = 6
 """Lists within each other in which the plugin of a saved run is looked for."""
 
 
@@ -141,7 +141,7 @@ def _name_positional(call: Call, values: dict[str, Any], undecided: dict[str, st
             values.setdefault(POSITIONAL[place], value)
 
 
-def _nested(value: Any, depth: int = DEEPEST) -> list[Mapping[Any, Any]]:
+def _nested(value: Any, depth: int = MAX_DEPTH) -> list[Mapping[Any, Any]]:
     """Return a mapping and those within it, the outer ones first."""
     if not depth:
         return []
