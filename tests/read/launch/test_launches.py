@@ -443,6 +443,11 @@ def test_a_variable_that_only_the_run_knows_keeps_no_earlier_value(change: str) 
     assert launch.arguments[3] == "$A"
 
 
+def test_a_later_turn_of_a_loop_that_changes_the_precision_is_a_launch_too() -> None:
+    found = launches('P=\nwhile read x; do torchrun t.py --bf16 $P; P="--fp8-format hybrid"; done')
+    assert [launch.arguments for launch in found] == [("--bf16",), ("--bf16", "--fp8-format", "hybrid")]
+
+
 @pytest.mark.parametrize("loop", ["for x in $LIST", "while read x", "for (( i = 0; i < $N; i++ ))", "until test -f x"])
 def test_a_value_that_each_turn_of_a_loop_changes_is_of_the_run(loop: str) -> None:
     first = launches(f'A=--bf16\n{loop}; do A="$A y"; done\ntorchrun t.py $A')[0]
