@@ -259,7 +259,7 @@ def _as_dict(read: Run, exported: ExportReport | None) -> dict[str, Any]:
 
 def _lines(read: Run, exported: ExportReport | None, chosen: argparse.Namespace) -> list[str]:
     """Return the report of one run: first the recipe that it amounts to, then what it loses."""
-    from bridge.read.foreign.reports import SEMANTICS
+    from bridge.read.foreign.semantics import SEMANTICS
 
     source, imported = read.source, read.imported
     lines = [_headline(imported), f"{source['path']}: {read.system.title}; it {read.evidence}."]

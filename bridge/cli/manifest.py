@@ -93,7 +93,7 @@ def _read(chosen: argparse.Namespace, config: ServingConfig | None = None) -> Ma
 def _export(manifest: Manifest, chosen: argparse.Namespace) -> None:
     from bridge.convert.conversion import records
     from bridge.convert.serving.exporter import export
-    from bridge.read.foreign.system import as_json
+    from bridge.read.foreign.payload_text import as_json
 
     report = export(manifest, chosen.system)
     content: dict[str, Any] = {}

@@ -19,9 +19,10 @@ from bridge.precision.mode import mode_of
 from bridge.read.foreign.amp import assume_torch_scaler, export_as_cast, report_scaler
 from bridge.read.foreign.export_builder import ExportBuilder
 from bridge.read.foreign.import_builder import ImportBuilder
-from bridge.read.foreign.meaning import semantics_of
+from bridge.read.foreign.payload_text import as_yaml
 from bridge.read.foreign.reports import ExportReport, ImportReport
-from bridge.read.foreign.system import ContextKey, System, as_yaml
+from bridge.read.foreign.semantics import semantics_of
+from bridge.read.foreign.system import ContextKey, System
 from bridge.read.foreign.table import table
 from bridge.read.text.settings import Settings
 from bridge.registry.config import MixedPrecisionConfig
@@ -40,15 +41,15 @@ SWITCHES = {
 FLOAT8_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 """torchao's names of its recipes."""
 DECIDERS = {
-    "megatron_o2": ("axolotl.deepspeed-decides-about", ("deepspeed",)),
-    "fsdp_policy": ("axolotl.accelerate-fsdp-policy", ("fsdp_config", "fsdp")),
+    "megatron_o2": ("axolotl.deepspeed-file-decides-reduction", ("deepspeed",)),
+    "fsdp_policy": ("axolotl.fsdp-policy-reduces-in-mode", ("fsdp_config", "fsdp")),
     "true": (
         "axolotl.without-masters",
         ("adapter", "bf16", "bfloat16", "fp16", "float16", "load_in_8bit"),
     ),
 }
 """Semantics of the mode -> the record of it, and the settings that decide it, the strongest first."""
-AROUND = ("deepspeed", "fsdp_config", "fsdp", "adapter")
+DTYPE_DECIDERS = ("deepspeed", "fsdp_config", "fsdp", "adapter")
 """Settings around the mode that decide the dtypes of the weights and their gradients."""
 TRAINER = "transformers' Trainer"
 KERNELS_PLUGIN = "kernelsplugin"
@@ -71,7 +72,7 @@ def import_(payload: object, *, gpu: object = None) -> ImportReport:
     semantics = _mode(builder, top, card)
     if is_fp8 and is_tensorwise:
         builder.map("fp8", fp8="hybrid", fp8_recipe="tensorwise")
-        builder.record("axolotl.torchao-leaves-the-first", "fp8.module_filter", None)
+        builder.record("axolotl.torchao-keeps-end-modules", "fp8.module_filter", None)
     _tf32(builder, top, card)
     _weights(builder, top, semantics)
     TABLE.read(builder, top, fp8=is_fp8, tensorwise=is_tensorwise, kernels=_has_kernels(top))
@@ -104,16 +105,16 @@ def export(config: MixedPrecisionConfig, *, sharding: str | None = None) -> Expo
     settings: tuple[str, ...] = (mode,)
     if mode == "fp32":
         settings = ("bf16", "fp16")
-    compute = export_as_cast(builder, "axolotl.axolotl-loads-the-weights", *settings)
+    compute = export_as_cast(builder, "axolotl.autocast-over-half-weights", *settings)
     payload: dict[str, Any] = {"bf16": compute == "bf16", "fp16": compute == "fp16"}
     if mode != "fp32" and semantics_of(config) != "amp_o1" and around is None:
-        builder.record("axolotl.weights-are-loaded-in-and-nothing", "params_dtype", mode=mode)
+        builder.record("axolotl.no-fp32-weights-without-sharding", "params_dtype", mode=mode)
     if (config.fp8, config.fp8_recipe, mode) == ("hybrid", "tensorwise", "bf16"):
         payload.update(_fp8_settings(builder))
     payload["tf32"] = bool(config.tf32)
     builder.map("tf32", "tf32")
     if config.tf32 is None:
-        builder.record("axolotl.auto-would-turn", "tf32")
+        builder.record("axolotl.tf32-off-in-place-of-auto", "tf32")
     if compute != "fp32" and not config.grad_reduce_in_fp32:
         builder.map("grad_reduce_in_fp32")
     report_scaler(builder, TRAINER)
@@ -128,8 +129,13 @@ def _fp8_settings(builder: ExportBuilder) -> dict[str, Any]:
         builder.map(field, "fp8")
     if builder.config.fp8_param_gather:
         payload |= {"fp8_enable_fsdp_float8_all_gather": True, "fsdp_version": 2}
-        builder.record_if_stated("axolotl.gathered-under-fsdp", "fp8_param_gather", "fp8_param")
-    for field, row in (("first_last_layers_bf16", "kept-layers"), ("modules", "kept-modules")):
+        builder.record_if_stated(
+            "axolotl.gathered-in-fp8-under-fsdp", "fp8_param_gather", "fp8_param"
+        )
+    for field, row in (
+        ("first_last_layers_bf16", "torchao-keeps-no-layers"),
+        ("modules", "no-choice-of-modules"),
+    ):
         if builder.values[field]:
             builder.record(f"axolotl.{row}", field)
     return payload
@@ -200,16 +206,16 @@ def _mode(builder: ImportBuilder, top: Settings, card: Gpu | None) -> str:
         state["params_dtype"] = mode
     builder.fields |= state
     if compute.is_auto and compute.bf16 and card is None:
-        builder.record("axolotl.axolotl-asks-torch", "bf16", "auto")
+        builder.record("axolotl.bf16-auto-without-a-gpu", "bf16", "auto")
     elif "bf16" in top:
         builder.map("bf16", **state)
     elif card is None:
         builder.record("axolotl.fp16-turns-auto-off", "bf16", "auto")
     else:
-        builder.record("axolotl.auto-on-this-gpu", "bf16", "auto", gpu=card.name, mode=mode)
+        builder.record("axolotl.bf16-auto-on-a-gpu", "bf16", "auto", gpu=card.name, mode=mode)
     _map_switches(builder, top, mode, state)
     if compute.bfloat16:
-        builder.record("axolotl.documented-as-no-amp-the-builder", "bfloat16", True)
+        builder.record("axolotl.bfloat16-runs-autocast", "bfloat16", True)
     is_bf16 = compute.bf16 or compute.bfloat16
     if compute.fp16 and not is_bf16:
         assume_torch_scaler(builder, TRAINER)
@@ -230,7 +236,7 @@ def _map_switches(builder: ImportBuilder, top: Settings, mode: str, state: dict[
 
 
 def _semantics(top: Settings, mode: str, *, is_cast: bool) -> str:
-    """Return the semantics of a mode, a key of `contract.SEMANTICS`; `is_cast`: the trainer runs autocast."""
+    """Return the semantics of a mode, a key of `semantics.SEMANTICS`; `is_cast`: the trainer runs autocast."""
     if mode == "fp32":
         return "fp32"
     if top.values.get("deepspeed"):
@@ -250,11 +256,11 @@ def _tf32(builder: ImportBuilder, top: Settings, card: Gpu | None) -> None:
     if top.values.get("tf32", "auto") != "auto":
         builder.map("tf32", tf32=bool(top.switch("tf32")))
     elif card is None:
-        builder.record("axolotl.auto-the-default-in-axolotl", "tf32", "auto")
+        builder.record("axolotl.tf32-auto-without-a-gpu", "tf32", "auto")
     else:
         is_on = _capability(card) >= (8, 0)
         facts = {"gpu": card.name, "tf32": str(is_on).lower()}
-        builder.record("axolotl.tf32-on-this-gpu", "tf32", "auto", {"tf32": is_on}, **facts)
+        builder.record("axolotl.tf32-auto-on-a-gpu", "tf32", "auto", {"tf32": is_on}, **facts)
 
 
 def _weights(builder: ImportBuilder, top: Settings, semantics: str) -> None:
@@ -267,15 +273,15 @@ def _weights(builder: ImportBuilder, top: Settings, semantics: str) -> None:
         builder.record(sentence, decider, top.values.get(decider), mode=mode)
     if semantics in ("fsdp_policy", "true"):
         builder.fields["grad_reduce_in_fp32"] = False
-    for other in AROUND:
+    for other in DTYPE_DECIDERS:
         if not top.values.get(other) or other == decider:
             continue
         if semantics == "fp32" and other == "deepspeed":
-            builder.record("axolotl.its-own-file-may", other, top[other])
+            builder.record("axolotl.deepspeed-file-may-set-the-mode", other, top[other])
         elif semantics == "amp_o1" and other == "adapter":
-            builder.record("axolotl.adapter-in-fp32", other, top[other], mode=mode)
+            builder.record("axolotl.adapter-is-trained-in-fp32", other, top[other], mode=mode)
         elif semantics != "fp32" and other == "adapter":
-            builder.record("axolotl.adapter-only", other, top[other], mode=mode)
+            builder.record("axolotl.adapter-alone-is-trained", other, top[other], mode=mode)
         else:
             builder.map(other)
 

@@ -16,8 +16,8 @@ from bridge.convert.systems import detect, system
 from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.precision.yaml_text import to_yaml
 from bridge.read import framework_signs
-from bridge.read.foreign.meaning import semantics_of
 from bridge.read.foreign.reports import Unmapped
+from bridge.read.foreign.semantics import semantics_of
 from bridge.read.system_signs import KINDS, candidates
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ a setting without effect."""
 SAME_NUMBERS = ("pipeline_dtype", "reuse_grad_buf_for_mxfp8_param_ag")
 """Fields that change neither weights nor GEMMs, loss scale or sums: their loss is information."""
 
-MOST_LAUNCHES = 2_000
+MAX_LAUNCHES = 2_000
 """Launches of a script that are read; 10,000 take 9 s."""
 SHOWN = 2
 """Launches that the refusal of a script describes; further launches are counted."""
@@ -153,8 +153,8 @@ def _of_script(
     ours = megatron_lm.SYSTEM
     variables = megatron_lm.variables_of(context.get("variables"))
     started = launches(document.text, document.path, variables)
-    if len(started) > MOST_LAUNCHES:
-        rule = f"a launch script must not start more than {MOST_LAUNCHES} programs"
+    if len(started) > MAX_LAUNCHES:
+        rule = f"a launch script must not start more than {MAX_LAUNCHES} programs"
         raise PayloadError(f"{document.path}: {rule}, got {len(started)}. Give a part of it.")
     lines: list[CommandLine | None] = [None] * len(started)
     if chosen != ours.name:

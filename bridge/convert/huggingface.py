@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 from bridge.read.foreign.amp import amp_fields, assume_torch_scaler, export_as_amp, report_scaler
 from bridge.read.foreign.export_builder import ExportBuilder
 from bridge.read.foreign.import_builder import ImportBuilder
+from bridge.read.foreign.payload_text import as_json
 from bridge.read.foreign.reports import ExportReport, ImportReport
-from bridge.read.foreign.system import ContextKey, System, as_json
+from bridge.read.foreign.system import ContextKey, System
 from bridge.read.foreign.table import table
 from bridge.read.text.dotted import value_at
 from bridge.read.text.settings import Settings, half_or_fp32
@@ -130,7 +131,7 @@ def _environment(builder: ImportBuilder, environment: str, compute: str) -> str:
         )
         return compute
     if environment == "fp8":
-        builder.record("huggingface.the-fp8-back-end", ENVIRONMENT, "fp8")
+        builder.record("huggingface.fp8-is-of-accelerate", ENVIRONMENT, "fp8")
         return "bf16"
     mode = environment
     if environment == "no":
@@ -172,12 +173,12 @@ def _loaded(builder: ImportBuilder, top: Settings, stated: str | None) -> Loaded
         dtype = half_or_fp32(value)
     model = Loaded(dtype, setting, value, adapter)
     if stated not in (None, dtype):
-        builder.record("huggingface.weights_dtype-was-passed", setting, value, stated=stated)
+        builder.record("huggingface.passed-weights-dtype-decides", setting, value, stated=stated)
         model = Loaded(stated, value=stated, adapter=adapter)
     elif dtype is None and value is not None:
-        sentence = "huggingface.not-one-of-float32-bfloat16"
+        sentence = "huggingface.dtype-is-not-known"
         if value == "auto":
-            sentence = "huggingface.the-checkpoint-own-dtype"
+            sentence = "huggingface.checkpoint-decides-the-dtype"
         builder.record(sentence, setting, str(value))
     for name, other in dtypes.items():
         if name == setting:
@@ -208,7 +209,7 @@ def _mode(
     sharding: str | None,
     program: str | None,
 ) -> str:
-    """State the mode, and return its semantics, a key of `contract.SEMANTICS`."""
+    """State the mode, and return its semantics, a key of `semantics.SEMANTICS`."""
     names = [name for name in ("bf16", "fp16") if name in top]
     outcome = _outcome(builder, names, compute, model, sharding=sharding, program=program)
     fields, semantics = outcome.fields, outcome.semantics
@@ -269,24 +270,28 @@ def _weights(
     written_as = model.value
     written = name != "weights_dtype" and value is not None
     if semantics == "true":
-        builder.record("huggingface.weights-were-loaded", name, written_as, value=value)
+        builder.record("huggingface.no-fp32-copy-of-the-weights", name, written_as, value=value)
         if value == "fp16" == compute:
-            builder.record("huggingface.torch-gradscaler-refuses", name, written_as)
+            builder.record("huggingface.scaler-refuses-fp16-gradients", name, written_as)
         if written:
             builder.map(name, params_dtype=value)
     elif value not in (None, "fp32", compute) and semantics != "unstated":
         builder.record(
-            "huggingface.autocast-over-weights", name, written_as, compute=compute, value=value
+            "huggingface.autocast-over-weights-of-another-dtype",
+            name,
+            written_as,
+            compute=compute,
+            value=value,
         )
     elif written:
         builder.map(name)
     elif value is None and written_as is None and semantics in ("amp_o1", "fp32"):
-        builder.record("huggingface.fp32-was-assumed", name, None)
+        builder.record("huggingface.fp32-weights-assumed", name, None)
     if model.adapter is not None:
         frozen = "frozen weights"
         if value:
             frozen = f"frozen {value} weights"
-        sentence = "huggingface.only-the-adapter-is-trained"
+        sentence = "huggingface.adapter-alone-is-trained"
         builder.record(sentence, model.adapter, top[model.adapter], frozen=frozen)
 
 

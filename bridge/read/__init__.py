@@ -9,11 +9,11 @@
     set_at_start.py     values that a framework sets when the run starts; start.py, their rows
     refusals.py         files that are not read, each refused in a sentence
 
-    foreign/            `System`, a pair of functions that read and write a precision; the engine of
-                        its table; the reports of an import and an export
-    rows/               the table of each system: settings, fields and sentences
+    foreign/            `System`, a pair of functions that read and write a precision, and its table
+    rows/               tables of systems: settings, fields and sentences
     system_signs.py     the signs of the systems of `convert`
-    nemo/, deepspeed.py systems
+    nemo/               NeMo 1 and NeMo 2, systems that run Megatron Core
+    deepspeed.py        DeepSpeed's JSON, which scripts of Megatron-LM's forks start their engine with
 
     launch/             shell scripts: the programs that they start, with arguments and environment
     command_lines.py    launches of programs that are not Megatron-LM's
@@ -23,8 +23,8 @@ To add a framework on top of Megatron Core:
 
 - a table `framework/NAME.yaml`: how a file is recognised, its fields, and the values set at start;
 - a row in `rows/frameworks.yaml`;
-- where its files are YAML, a module in `framework/files.py`: in `TREES` if the row has a `tree`,
-  as verl, NeMo-RL and ms-swift have, else in `READERS`, as Primus and FlagScale;
+- where its files are YAML, a key of them in `FRAMEWORK_KEY` of run_file.py, and a reader in
+  `framework/files.py`; `framework/__init__.py` says in which mapping;
 - `scripts/frameworks.py NAME=CLONE` checks the table against a clone of the framework.
 
 A system that does not run Megatron Core has a file in `bridge/convert/`, and a row in

@@ -17,30 +17,26 @@ from typing import Any
 from bridge.read import framework_signs
 from bridge.read.foreign.reports import Unmapped
 from bridge.read.framework_signs import Framework
-from bridge.read.launch.launches import (
-    HOLDS_ARGUMENTS,
-    MEGATRON_ARGUMENTS,
-    ROWS,
-    Launch,
-)
+from bridge.read.launch.launches import Launch
+from bridge.read.launch.signs import HOLDS_ARGUMENTS, MEGATRON_ARGUMENTS, ROWS
 from bridge.read.launch_words import LaunchWords, lost
 from bridge.read.megatron_lm.flags import bears_on_precision
 from bridge.read.text.command_words import nested
 from bridge.read.text.trainer_words import arguments_of
 from bridge.registry.registry import REGISTRY
 
-NEMO = re.compile(ROWS["nemo1"])
+NEMO_OVERRIDE = re.compile(ROWS["nemo1"])
 """Overrides that only NeMo 1 has."""
-OF_NEMOS_TRAINER = tuple(ROWS["nemo1 trainer"].split())
-SHARED_WITH_BRIDGE = tuple(ROWS["nemo1 shared"].split())
+NEMO_TRAINER_OVERRIDES = tuple(ROWS["nemo1 trainer"].split())
+OVERRIDES_SHARED_WITH_BRIDGE = tuple(ROWS["nemo1 shared"].split())
 """Overrides of Megatron Bridge that are NeMo 1's next to those of its trainer."""
-FAIRSEQ = re.compile(ROWS["fairseq"])
+FAIRSEQ_PROGRAM = re.compile(ROWS["fairseq"])
 """Programs of fairseq."""
-OF_TRAINING = frozenset(ROWS["of training"].split())
+TRAINING_ALONE = frozenset(ROWS["training alone"].split())
 """Arguments of transformers' Trainer that only a program that trains has."""
-TRAINER = OF_TRAINING.union(ROWS["of trainer"].split())
-TRAINING = OF_TRAINING.union(ROWS["with trainer"].split())
-"""Arguments of which a program with two of `TRAINER` needs one to train."""
+TRAINER_ARGUMENTS = TRAINING_ALONE.union(ROWS["trainer"].split())
+TRAINING_ARGUMENTS = TRAINING_ALONE.union(ROWS["training"].split())
+"""Arguments of which a program with two of `TRAINER_ARGUMENTS` needs one to train."""
 BATCH = "per_device_train_batch_size"
 BRIDGE = "Megatron Bridge"
 PRECISION = "mixed_precision"
@@ -89,11 +85,11 @@ def read(launch: Launch, chosen: str | None = None) -> CommandLine | None:
         unread = CommandLine(
             evidence=framework.evidence, framework=framework, elsewhere=framework.name
         )
-        if not framework.yields:
+        if not framework.is_fallback:
             return unread
     if MEGATRON_ARGUMENTS & launch.flags:
         return None
-    if FAIRSEQ.search(launch.program):
+    if FAIRSEQ_PROGRAM.search(launch.program):
         return CommandLine(evidence="starts fairseq", elsewhere="options of fairseq")
     line = LaunchWords(launch)
     return _read_as(line, READERS, is_forced=False) or unread or _deepspeed_file(line)
@@ -127,7 +123,7 @@ def left_out(launch: Launch, line: CommandLine | None) -> list[Unmapped]:
         facts = {"evidence": line.evidence, "elsewhere": line.elsewhere}
         return [lost("command_lines.elsewhere", launch.label, line.elsewhere, **facts)]
     if not launch.line:
-        records = [lost("command_lines.file", note, None) for note in launch.notes]
+        records = [lost("command_lines.file", str(note), None) for note in launch.notes]
         if launch.decisions:
             records.insert(0, lost("command_lines.nothing-started", launch.label, None))
         return records
@@ -183,9 +179,9 @@ def _recipe_of_bridge(line: LaunchWords) -> str:
 def _nemo1(line: LaunchWords, is_forced: bool) -> CommandLine | None:
     """Return a launch with overrides of NeMo 1; None for another."""
     overrides = line.words.overrides
-    of_nemo = [key for key in overrides if NEMO.match(key)]
-    if not of_nemo and any(key.startswith(OF_NEMOS_TRAINER) for key in overrides):
-        of_nemo = [key for key in overrides if key.startswith(SHARED_WITH_BRIDGE)]
+    of_nemo = [key for key in overrides if NEMO_OVERRIDE.match(key)]
+    if not of_nemo and any(key.startswith(NEMO_TRAINER_OVERRIDES) for key in overrides):
+        of_nemo = [key for key in overrides if key.startswith(OVERRIDES_SHARED_WITH_BRIDGE)]
     if not of_nemo and not is_forced:
         return None
     where = "the program's file"
@@ -251,7 +247,7 @@ def _trainer(line: LaunchWords) -> str | None:
 
 def _evidence_of_trainer(line: LaunchWords, payload: Mapping[str, Any]) -> str:
     """Return the clause about the argument of the Trainer that says most."""
-    names = sorted(TRAINER & payload.keys(), key=lambda name: (name != BATCH, name))
+    names = sorted(TRAINER_ARGUMENTS & payload.keys(), key=lambda name: (name != BATCH, name))
     written = [line.words.written.get(name, name) for name in names]
     return _evidence(written, "an argument of transformers' Trainer")
 
@@ -260,7 +256,7 @@ def _is_trainers(line: LaunchWords) -> bool:
     """Return whether options are those of transformers' Trainer."""
     options = line.words.options.keys()
     names = options | line.words.undecided.keys()
-    if BATCH in names or (len(TRAINER & names) > 1 and TRAINING & names):
+    if BATCH in names or (len(TRAINER_ARGUMENTS & names) > 1 and TRAINING_ARGUMENTS & names):
         return True
     if not line.is_accelerated:
         return False

@@ -36,11 +36,11 @@ MAX_BYTES = 256 * 2**20
 LINE = re.compile(r" - INFO - (\S+)\s+iteration=(\d+)\s+value=(\S+)$")
 NAME = re.compile(r"(?P<layer>.+)_(?P<tensor>activation|weight|gradient)_(?P<stat>[^.]+)$")
 LAYER = re.compile(r"(?P<mtp>\bmtp\.)?\blayers\.(?P<number>\d+)\.(?P<path>.+?)(\.gemm_\d+)?$")
-OF_PREDICTION = re.compile(r"^(mtp_model_layer|transformer_layer)\.")
+PREDICTION_LAYER = re.compile(r"^(mtp_model_layer|transformer_layer)\.")
 PARENTS = re.compile(r"^(self_attention|mlp|mixer)\.")
 """Modules around the linear layers of a layer, which the plan leaves out of their names."""
 OPERAND_OF = {theirs: operand for operand, theirs in TENSORS.items()}
-OWN_PREFIX = "nvfp4_"
+NVFP4_PREFIX = "nvfp4_"
 """Beginning of the statistics of NVFP4; those of the other schemes have the plain name."""
 SMALLEST_KNOWN = 0.0005
 WORST_IS_SMALL = frozenset({"scale_inv_min"})
@@ -152,7 +152,7 @@ def _add(
     place = _Place(
         step=int(logged[2]),
         layer=int(found["number"]),
-        module=OF_PREDICTION.sub("", found["path"]),
+        module=PREDICTION_LAYER.sub("", found["path"]),
         operand=OPERAND_OF[named["tensor"]],
     )
     kept = operands
@@ -162,7 +162,7 @@ def _add(
         value = float(logged[3])
     except ValueError:
         return
-    kept.setdefault(place, _Operand()).add(named["stat"].removeprefix(OWN_PREFIX), value)
+    kept.setdefault(place, _Operand()).add(named["stat"].removeprefix(NVFP4_PREFIX), value)
 
 
 def _row(place: _Place, found: _Operand, planned: PlanRow | None) -> QuantisationRow:

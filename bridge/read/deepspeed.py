@@ -8,6 +8,9 @@ accumulation of half-precision gradients takes ZeRO.
 
 Blocks forbid names they do not know, and the top of the file ignores them silently; both are
 reported. Its settings and sentences, with their sources, are `rows/deepspeed.yaml`.
+
+The file is in `read` and not in `convert`, since forks of Megatron-LM train with DeepSpeed's engine:
+`megatron_lm/engine_file.py` reads the precision of such a run with it.
 """
 
 import math
@@ -18,9 +21,10 @@ from bridge.precision.values import TORCH_NAMES
 from bridge.read.foreign.amp import export_as_amp, report_scaler
 from bridge.read.foreign.export_builder import ExportBuilder
 from bridge.read.foreign.import_builder import MODES, ImportBuilder
-from bridge.read.foreign.meaning import semantics_of
+from bridge.read.foreign.payload_text import as_json
 from bridge.read.foreign.reports import ExportReport, ImportReport
-from bridge.read.foreign.system import ContextKey, System, as_json
+from bridge.read.foreign.semantics import semantics_of
+from bridge.read.foreign.system import ContextKey, System
 from bridge.read.foreign.table import table
 from bridge.read.text.settings import Settings
 from bridge.registry.config import MixedPrecisionConfig
@@ -58,9 +62,12 @@ def import_(payload: object, *, auto: str | None = None) -> ImportReport:
     _param_dtype(builder, top.section("data_types"), mode)
     if mode is None and "fp32" not in builder.fields:
         builder.leave_mode(_decider(blocks, autocast))
-    TABLE.read(
-        builder, top, no_bf16=not top.is_written("bf16"), autocast=bool(autocast), never=False
-    )
+    facts = {
+        "no_bf16": not top.is_written("bf16"),
+        "autocast": bool(autocast),
+        "never": False,  # the fact of rows that take effect nowhere
+    }
+    TABLE.read(builder, top, **facts)
     if mode is None:
         return builder.finish("fp32")
     drops_masters = any(blocks[mode].values.get(key) is True for key in TABLE.data["low memory"])
@@ -70,7 +77,7 @@ def import_(payload: object, *, auto: str | None = None) -> ImportReport:
 def _read_blocks(builder: ImportBuilder, blocks: dict[str, Settings], mode: str | None) -> None:
     """Map or report the settings of the blocks `fp16` and `bf16`."""
     fp16 = blocks["fp16"]
-    is_dynamic = mode == "fp16" and _is_dynamic(builder, fp16)
+    is_dynamic = mode == "fp16" and _map_loss_scale(builder, fp16)
     for name, block in blocks.items():
         for key in TABLE.data["switches"][name]:
             if block.values.get(key) != "auto":
@@ -79,7 +86,9 @@ def _read_blocks(builder: ImportBuilder, blocks: dict[str, Settings], mode: str 
         TABLE.read(builder, block, name, **facts)
     if is_dynamic and fp16.is_written("min_loss_scale"):
         name = fp16.name("min_loss_scale")
-        builder.record("deepspeed.an-overflow-at-the-smallest", name, fp16["min_loss_scale"])
+        builder.record(
+            "deepspeed.overflow-at-the-smallest-scale-stops", name, fp16["min_loss_scale"]
+        )
 
 
 def _decider(blocks: dict[str, Settings], autocast: object) -> str:
@@ -119,7 +128,7 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     builder.map_dtype("params_dtype", setting)
     if dtype != mode:
         payload["zero_optimization"] = {"stage": 1}
-        builder.record("deepspeed.deepspeed-raises-on-fp32", "grad_reduce_in_fp32")
+        builder.record("deepspeed.fp32-accumulation-needs-zero", "grad_reduce_in_fp32")
     if config.fp16:
         _export_loss_scale(builder, payload["fp16"])
     return builder.finish(payload, TABLE.unwritten, amp=False)
@@ -148,9 +157,9 @@ def _mode(builder: ImportBuilder, blocks: dict[str, Settings], above: str | None
         name = block.name("enabled")
         written = block.values.get("enabled")
         if written is None and block.values:
-            builder.record("deepspeed.off-in-deepspeed", name, False)
+            builder.record("deepspeed.off-by-default", name, False)
         elif written == "auto" and above is None:
-            builder.record("deepspeed.transformers-and-accelerate-fill", name, "auto")
+            builder.record("deepspeed.auto-filled-by-the-trainer", name, "auto")
         elif written is not None:
             is_on = above == mode
             if written != "auto":
@@ -161,7 +170,7 @@ def _mode(builder: ImportBuilder, blocks: dict[str, Settings], above: str | None
             else:
                 builder.map(name)
     if not modes_on and above in blocks and not blocks[above].values:
-        row, name = "deepspeed.the-layer-above-adds-the-block", f"{above}.enabled"
+        row, name = "deepspeed.block-added-by-the-layer-above", f"{above}.enabled"
         builder.record(row, name, True, {above: True}, mode=above)
         return above
     if len(modes_on) > 1:
@@ -169,11 +178,11 @@ def _mode(builder: ImportBuilder, blocks: dict[str, Settings], above: str | None
     return modes_on[0] if modes_on else None
 
 
-def _is_dynamic(builder: ImportBuilder, block: Settings) -> bool:
-    """Map the loss scale, or the power of two that it begins with; return whether it changes."""
+def _map_loss_scale(builder: ImportBuilder, block: Settings) -> bool:
+    """Map the loss scale, or the power of two that it begins with; return whether it is dynamic."""
     for key in SCALE:
         if block.values.get(key) == "auto":
-            builder.record("deepspeed.deepspeed-reads-auto", block.name(key), "auto")
+            builder.record("deepspeed.auto-read-as-the-default", block.name(key), "auto")
             block.values[key] = None
     scale = block.number("loss_scale", least=0)
     if scale is not None:
@@ -184,7 +193,7 @@ def _is_dynamic(builder: ImportBuilder, block: Settings) -> bool:
     power = block.whole("initial_scale_power", least=0)
     if power is None:
         fields = {"initial_loss_scale": 2**DEFAULT_SCALE_POWER}
-        builder.record("deepspeed.in-deepspeed", name, DEFAULT_SCALE_POWER, fields)
+        builder.record("deepspeed.default-scale-power", name, DEFAULT_SCALE_POWER, fields)
     elif power > MAX_SCALE_POWER:
         raise TABLE.wrong("powers-of-two", block, "initial_scale_power")
     else:
@@ -211,9 +220,9 @@ def _gradients(builder: ImportBuilder, top: Settings, mode: str | None) -> None:
         elif mode is None:
             builder.record("deepspeed.gradients-of-fp32-weights", name, value)
         elif value is None:
-            builder.record("deepspeed.deepspeed-uses-the-model", name, mode)
+            builder.record("deepspeed.gradients-in-the-model-dtype", name, mode)
         elif len(set(in_fp32.values())) > 1 or value not in (mode, "fp32"):
-            builder.record("deepspeed.gradients-are-accumulated-in-one", name, value)
+            builder.record("deepspeed.accumulated-and-sent-in-two-dtypes", name, value)
         else:
             builder.map(name, grad_reduce_in_fp32=in_fp32[name])
 
@@ -244,11 +253,11 @@ def _export_loss_scale(builder: ExportBuilder, block: dict[str, Any]) -> None:
     if mantissa == 0.5 and exponent >= 1:
         builder.map("initial_loss_scale", "fp16.initial_scale_power")
     else:
-        builder.record("deepspeed.only-whole-powers", "initial_loss_scale")
+        builder.record("deepspeed.scale-written-as-a-power-of-two", "initial_loss_scale")
     for field, value in TABLE.write(builder, "fp16", "fp16").items():
         block[field] = max(int(value), 1)
         if block[field] != value:
-            builder.record("deepspeed.whole-numbers-only", field, written=block[field])
+            builder.record("deepspeed.written-as-a-whole-number", field, written=block[field])
 
 
 CONTEXT = (

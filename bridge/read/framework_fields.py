@@ -18,7 +18,7 @@ from typing import Any
 from bridge.rules.facts.near_names import nearest_fields
 from bridge.target.fields import FIELDS
 
-OF_MEGATRON_CORE = "megatron.core."
+MEGATRON_CORE_PACKAGE = "megatron.core."
 
 
 def own_fields(
@@ -38,7 +38,7 @@ def own_fields(
     others = [name for name in names if name not in FIELDS[role]]
     table = _fields_by_class(framework)
     for path in classes:
-        if path not in table and not path.startswith(OF_MEGATRON_CORE):
+        if path not in table and not path.startswith(MEGATRON_CORE_PACKAGE):
             return others
     known = fields_of(framework, classes)
     return [name for name in others if name in known]

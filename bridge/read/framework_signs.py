@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 TARGET = "_target_"
 """Key of a mapping that names a class."""
-DEEPEST = 8
+MAX_DEPTH = 8
 """Mappings within each other in which the path of a class is looked for."""
 CONVERTED = (
     "{path}: looks like {name} (it {evidence}), which {runs}. `check`, `plan` and `memory` do not read it; "
@@ -53,8 +53,8 @@ class Framework:
     """What a run of it trains on, as a clause behind "which"."""
     is_converted: bool = False
     """Whether `convert` reads what the file states of the precision."""
-    yields: bool = False
-    """Whether a system that reads the command line goes before it."""
+    is_fallback: bool = False
+    """Whether it starts programs of others too, and is named where no system reads the command line."""
     is_read: bool = False
     """Whether `check`, `plan` and `memory` read the file."""
     table: str = ""
@@ -77,7 +77,7 @@ class Framework:
 class _FileSign:
     """One row of `files`: settings of a YAML, JSON or TOML file, and what such a file's run is."""
 
-    OF_THE_RUN = ("runs", "converts", "reads", "tree")
+    RUN_COLUMNS = ("runs", "converts", "reads", "tree")
     """Columns that are no signs."""
 
     def __init__(self, columns: Mapping[str, Any], framework: _FrameworkSigns) -> None:
@@ -85,7 +85,7 @@ class _FileSign:
         self.is_converted: bool = columns.get("converts", framework.is_converted)
         self.is_read: bool = columns.get("reads", False)
         self.tree: str = columns.get("tree", framework.tree)
-        signs = {name: value for name, value in columns.items() if name not in self.OF_THE_RUN}
+        signs = {name: value for name, value in columns.items() if name not in self.RUN_COLUMNS}
         self.sign = DocumentSign({**signs, "certainty": 1.0})
 
 
@@ -97,7 +97,7 @@ class _FrameworkSigns:
         self.runs: str = columns["runs"]
         self.is_converted: bool = columns.get("converts", False)
         self.shown_options = _words(columns, "shows")
-        self.yields: bool = columns.get("yields", False)
+        self.is_fallback: bool = columns.get("fallback", False)
         self.table: str = columns.get("table", "")
         self.tree: str = columns.get("tree", "")
         self.needed_word = _pattern(columns, "words")
@@ -118,7 +118,7 @@ class _FrameworkSigns:
             evidence=evidence,
             runs=self.runs,
             is_converted=self.is_converted,
-            yields=self.yields,
+            is_fallback=self.is_fallback,
             table=self.table,
             tree=self.tree,
         )
@@ -221,7 +221,7 @@ def _all_words(launch: Launch) -> Iterator[str]:
     yield launch.program
     yield from launch.arguments
     yield from launch.environment.values()
-    yield from launch.notes
+    yield from map(str, launch.notes)
 
 
 def _package_of(path: str, packages: Sequence[str]) -> str:
@@ -307,7 +307,7 @@ def imports_of(text: str) -> tuple[str, ...]:
     return tuple(modules)
 
 
-def classes_in(value: object, depth: int = DEEPEST) -> Iterator[str]:
+def classes_in(value: object, depth: int = MAX_DEPTH) -> Iterator[str]:
     """Yield the paths of classes that a configuration names, the outer ones first."""
     if not depth:
         return

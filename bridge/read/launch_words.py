@@ -11,7 +11,8 @@ from pathlib import PurePosixPath
 
 from bridge.read.foreign.reports import Unmapped
 from bridge.read.foreign.table import sentence_named
-from bridge.read.launch.launches import ROWS, Launch, before_the_dashes
+from bridge.read.launch.launches import Launch, before_the_dashes
+from bridge.read.launch.signs import ROWS
 from bridge.read.launch.word import Word
 from bridge.read.megatron_lm.flags import bears_on_precision
 from bridge.read.text.command_words import CommandWords
@@ -59,11 +60,11 @@ class LaunchWords:
         """Yield the records of what the script leaves open."""
         launch = self.launch
         for decision in launch.decisions:
-            yield lost("megatron_lm.the-file-alone-does", decision, "taken")
+            yield lost("megatron_lm.branch-is-not-decided", decision, "taken")
         for note in launch.notes:
-            yield lost("command_lines.file", note, None)
+            yield lost("command_lines.file", str(note), None)
         for name, default in launch.defaulted.items():
-            yield lost("megatron_lm.the-environment-or-the-command", f"${name}", default)
+            yield lost("megatron_lm.default-of-a-variable-was-taken", f"${name}", default)
         for name, variable in launch.environment.items():
             if not bears_on_precision(name.lower()):
                 continue

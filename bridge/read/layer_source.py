@@ -13,29 +13,31 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-CORE = "megatron.core.models."
-PLANNED = ("megatron.core.", "megatron.bridge.")
+MODELS_OF_MEGATRON_CORE = "megatron.core.models."
+PLANNED_MODULES = ("megatron.core.", "megatron.bridge.")
 """Beginnings of the import paths of functions that build the layers which their config
 describes."""
 BUILDER = re.compile(r"\Aspec\Z|(?:^|_)(?:layer_spec|model_provider(?:_path)?|model_builder)\Z")
 """Arguments that name what builds the model, or its layers."""
 FIELD = re.compile(r"_spec\Z")
 """Fields of a model's class that name it."""
-OWN_MODELS = frozenset({"gpt", "mamba", "hybrid"})
+PLANNED_PROVIDERS = frozenset({"gpt", "mamba", "hybrid"})
 """Values of `--model-provider` for models that are planned here."""
-OF_KITCHEN = "Kitchen's layers compute as it says, and cannot be planned"
-OF_MODELOPT = "ModelOpt changes the layers as its configuration says, and they cannot be planned"
+KITCHEN_ARGUMENT_CLAUSE = "Kitchen's layers compute as it says, and cannot be planned"
+MODELOPT_CLAUSE = (
+    "ModelOpt changes the layers as its configuration says, and they cannot be planned"
+)
 LIBRARIES = {
-    **dict.fromkeys(("kitchen_config_file", "kitchen_recipe_number"), OF_KITCHEN),
-    **dict.fromkeys(("modelopt_enabled", "export_quant_cfg"), OF_MODELOPT),
+    **dict.fromkeys(("kitchen_config_file", "kitchen_recipe_number"), KITCHEN_ARGUMENT_CLAUSE),
+    **dict.fromkeys(("modelopt_enabled", "export_quant_cfg"), MODELOPT_CLAUSE),
 }
 """Argument by which another library changes the layers -> why they cannot be planned, as a
 clause."""
-RESTORED = "model.restore_modelopt_state"
+MODELOPT_FIELD = "model.restore_modelopt_state"
 """Field of a saved config by which ModelOpt changes the layers."""
-KITCHEN = ("use_kitchen", "use_kitchen_attention")
+KITCHEN_FIELDS = ("use_kitchen", "use_kitchen_attention")
 """Fields of a model whose layers are Kitchen's."""
-KITCHEN_LAYERS = (
+KITCHEN_SENTENCE = (
     "model.{name}: Kitchen computes its layers by a recipe of its own, and they cannot be planned."
 )
 WORD = re.compile(r"[^\s\[\]',\"]+")
@@ -68,10 +70,10 @@ def unplanned_spec(fields: Mapping[str, Any]) -> str | None:
             import path.
     """
     for path, value in fields.items():
-        if FIELD.search(path) and isinstance(value, str) and not value.startswith(PLANNED):
+        if FIELD.search(path) and isinstance(value, str) and not value.startswith(PLANNED_MODULES):
             return f"{path}: {value} builds the layers, and they cannot be planned."
-        if path == RESTORED and value:
-            return f"{path}: {OF_MODELOPT}."
+        if path == MODELOPT_FIELD and value:
+            return f"{path}: {MODELOPT_CLAUSE}."
     return None
 
 
@@ -83,17 +85,17 @@ def unplanned_kitchen(sections: Mapping[str, Any]) -> str | None:
     model = sections.get("model")
     if not isinstance(model, Mapping):
         return None
-    for name in KITCHEN:
+    for name in KITCHEN_FIELDS:
         if model.get(name):
-            return KITCHEN_LAYERS.format(name=name)
+            return KITCHEN_SENTENCE.format(name=name)
     return None
 
 
 def is_known(words: list[str]) -> bool:
     """Return whether words name layers that Megatron Core builds, or one of its models."""
-    if len(words) == 1 and words[0] in OWN_MODELS:
+    if len(words) == 1 and words[0] in PLANNED_PROVIDERS:
         return True
-    is_of_core = words[0].startswith(CORE) or words == ["local"]
+    is_of_core = words[0].startswith(MODELS_OF_MEGATRON_CORE) or words == ["local"]
     return is_of_core and words[-1].rpartition(".")[2] in _specs()
 
 

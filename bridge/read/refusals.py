@@ -41,9 +41,9 @@ OTHER_LAUNCHES = (
     "{path}: must start a run of Megatron-LM, got {programs!r:.80}. "
     "Give its launch script, or the configuration that this one starts with."
 )
-LEAST_CERTAINTY = 0.5
+MIN_CERTAINTY = 0.5
 """The certainty from which on a system is named."""
-MOST_KEYS = 4
+SHOWN_KEYS = 4
 """Keys that a refusal names; the others are counted."""
 
 
@@ -117,9 +117,9 @@ def _is_field_of_a_run(section: str, name: str) -> bool:
 
 def _no_run(path: str, unknown: Sequence[str]) -> UnreadFileError:
     """Return the refusal of a file with unknown keys."""
-    keys = ", ".join(repr(key) for key in unknown[:MOST_KEYS])
-    if len(unknown) > MOST_KEYS:
-        keys += f" and {len(unknown) - MOST_KEYS} more"
+    keys = ", ".join(repr(key) for key in unknown[:SHOWN_KEYS])
+    if len(unknown) > SHOWN_KEYS:
+        keys += f" and {len(unknown) - SHOWN_KEYS} more"
     return UnreadFileError(NO_RUN.format(path=path, keys=keys), kind="no sections of a run")
 
 
@@ -128,7 +128,7 @@ def _refuse_system(document: Document) -> None:
     from bridge.read.system_signs import candidates  # imports the modules of every system
 
     for candidate in candidates(document)[:1]:
-        if candidate.certainty >= LEAST_CERTAINTY:
+        if candidate.certainty >= MIN_CERTAINTY:
             sentence = CONVERTED.format(
                 path=document.path,
                 quoted=quote(document.path),

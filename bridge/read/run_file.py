@@ -30,6 +30,7 @@ from bridge.read.keys import (
     refuse_unknown_sections,
 )
 from bridge.read.megatron_bridge import run as megatron_bridge
+from bridge.read.text.checkpoint_arguments import CHECKPOINT_SUFFIX
 
 if TYPE_CHECKING:
     from bridge.read.text.document import Document
@@ -37,16 +38,19 @@ if TYPE_CHECKING:
 MAPPINGS = (*OWNERS, *SECTIONS)
 """Sections that are mappings of fields."""
 YAML_SUFFIXES = (".yaml", ".yml")
-CHECKPOINT_SUFFIX = ".pt"
 MAX_CHECKPOINT_BYTES = 64 * 2**20
 """Of the part of a checkpoint that has the arguments of its run."""
 ARGUMENTS = re.compile(rb"ARGS\w*[\"']?\s*:|^\s*[\"']?--[a-z]", re.MULTILINE)
 """In a YAML file of Megatron-LM's arguments."""
-FRAMEWORK = re.compile(
+FRAMEWORK_KEY = re.compile(
     rb"^['\"]?(?:modules|policy|actor_rollout_ref|defaults|micro_batch_size|system)['\"]?\s*:",
     re.MULTILINE,
 )
-"""In a YAML file of a framework on top of Megatron Core."""
+"""A key at the top of a YAML file, without which the file is of no framework of `framework/files.py`.
+
+A file without such a key is never shown to these frameworks, whatever `rows/frameworks.yaml` says:
+loading their signs takes longer than reading a file of ours. A framework with other keys needs its
+key here too."""
 FILES = ("config.yaml", "run_config.yaml", "common.pt")
 """Files of a folder that describe its run: ours, Megatron Bridge's, and those of Megatron-LM."""
 ITERATION = "iter_*"
@@ -70,7 +74,7 @@ def read_file(path: Path, choice: RunChoice | None = None) -> FileReading:
         limit = MAX_CHECKPOINT_BYTES
     data = strict_yaml.read_bytes(path, error=UnreadFileError, limit=limit)
     is_yaml = path.suffix in YAML_SUFFIXES
-    if is_yaml and FRAMEWORK.search(data):
+    if is_yaml and FRAMEWORK_KEY.search(data):
         from bridge.read.framework.files import read_framework  # few files are a framework's
 
         reading = read_framework(_mapping(data, path), path, choice or RunChoice())

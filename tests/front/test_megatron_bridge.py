@@ -16,7 +16,7 @@ from bridge.precision.statements import is_stated
 from bridge.preflight.check import report_of
 from bridge.preflight.file_reading import INSTALLED_FOR_FILE, MEGATRON_BRIDGE, reason_of_installed
 from bridge.preflight.run import Run
-from bridge.read.foreign.meaning import meaning
+from bridge.read.foreign.effective_fields import effective_fields
 from bridge.read.megatron_bridge import importer as megatron_bridge
 from bridge.read.megatron_bridge import start as megatron_bridge_start
 from bridge.registry.registry import get_mixed_precision_config
@@ -222,7 +222,7 @@ def test_a_precision_by_itself_is_checked_as_convert_reads_it(tmp_path: Path) ->
     assert run.reading.framework == MEGATRON_BRIDGE
     imported = megatron_bridge.import_({"mixed_precision": PRECISION})
     assert run.precision is not None
-    assert meaning(run.precision) == meaning(imported.config)
+    assert effective_fields(run.precision) == effective_fields(imported.config)
     with pytest.raises(RunConfigError, match=r"mixed_precision\._target_: configurations are data"):
         read(tmp_path, {"mixed_precision": {"_target_": "os.system", "bf16": True}})
 

@@ -134,6 +134,12 @@ def test_members_of_enums_are_printed_in_two_ways(tmp_path):
     assert (model["attention_backend"], model["cuda_graph_modules"]) == ("flash", ["attn", "moe_router"])
 
 
+def test_a_cut_log_shows_a_language_model_with_the_defaults_of_others(tmp_path):
+    lines = ["num_layers ... 2", "hidden_size ... 64", "num_attention_heads ... 4", "bf16 ... True", "img_h ... 224"]
+    text = "\n".join(["---------- arguments ----------", *lines])
+    assert read(tmp_path, text, "train.log").model["num_layers"] == 2
+
+
 def test_the_newest_iteration_of_a_checkpoint_is_read(tmp_path):
     for iteration, layers in ((10, 2), (20, 4)):
         folder = tmp_path / f"iter_{iteration:07d}"

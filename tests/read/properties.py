@@ -9,7 +9,8 @@ from bridge.errors import BridgeError
 from bridge.precision.config import CHOICES, FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.mode import mode_of
 from bridge.precision.statements import field_names
-from bridge.read.foreign.reports import SEMANTICS, ExportReport, ImportReport
+from bridge.read.foreign.reports import ExportReport, ImportReport
+from bridge.read.foreign.semantics import SEMANTICS
 from bridge.registry.config import MixedPrecisionConfig, faults_of
 
 SCHEMES = (

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from bridge.convert.conversion import plain, runs_of
 from bridge.convert.systems import MODULES
 from bridge.errors import BridgeError
-from bridge.read.foreign.reports import SEMANTICS
+from bridge.read.foreign.semantics import SEMANTICS
 from bridge.read.text.document import Document
 from tests.work import calls
 

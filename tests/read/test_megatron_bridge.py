@@ -8,7 +8,7 @@ from hypothesis import given
 
 from bridge.errors import PayloadError, UnknownRecipeError
 from bridge.precision.config import MEGATRON_FIELDS
-from bridge.read.foreign.meaning import meaning
+from bridge.read.foreign.effective_fields import effective_fields
 from bridge.read.megatron_bridge import importer as megatron_bridge
 from bridge.read.text.document import Document
 from bridge.registry.config import MixedPrecisionConfig, faults_of
@@ -51,6 +51,16 @@ def test_the_release_of_python_3_11_has_no_fp4_param_gather() -> None:
     exported = megatron_bridge.export(REGISTRY.get("bf16_with_nvfp4_mixed"), bridge_version="0.3.1")
     assert "fp4_param_gather" not in exported.payload["mixed_precision"]
     assert reasons(exported, "fp4_param_gather") == ["unsupported"]
+
+
+def test_a_release_with_two_digits_has_the_fields_of_fp4() -> None:
+    exported = megatron_bridge.export(REGISTRY.get("bf16_with_nvfp4_mixed"), bridge_version="0.10.0")
+    assert "fp4_param_gather" in exported.payload["mixed_precision"]
+
+
+def test_a_release_that_is_no_number_is_refused() -> None:
+    with pytest.raises(PayloadError, match="bridge_version: must begin with a number, got 'main'"):
+        megatron_bridge.export(REGISTRY.get("bf16_mixed"), bridge_version="main")
 
 
 @pytest.mark.parametrize(
@@ -114,7 +124,7 @@ def test_fields_of_megatrons_own_go_to_the_sections_that_hold_them_and_come_back
         assert report.payload["optimizer"] == {"use_precision_aware_optimizer": True, "exp_avg_dtype": dtype}
         back = megatron_bridge.import_(report.payload)
         assert (back.recipe, back.unmapped) == ("bf16_mixed", ())
-        assert meaning(back.config) == meaning(config)
+        assert effective_fields(back.config) == effective_fields(config)
 
 
 def test_without_mixed_precision_the_owners_decide() -> None:

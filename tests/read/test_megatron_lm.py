@@ -13,7 +13,7 @@ from hypothesis import given
 from bridge.errors import PayloadError, PrecisionConfigError, PrecisionTypeError
 from bridge.precision.config import MEGATRON_FIELDS
 from bridge.precision.mode import mode_of, scheme_of
-from bridge.read.foreign.meaning import meaning
+from bridge.read.foreign.effective_fields import effective_fields
 from bridge.read.megatron_lm import importer as megatron_lm
 from bridge.read.megatron_lm.flags import FLAGS, OTHER_SETTINGS, SWITCH, dest
 from bridge.read.text.document import Document
@@ -404,7 +404,7 @@ def test_an_argument_file_of_underscored_keys_is_read() -> None:
 
 
 def test_arguments_as_one_string_are_read() -> None:
-    assert meaning(megatron_lm.import_(["--bf16", "--fp4-format", "e2m1"]).config)["fp4_recipe"] == "nvfp4"
+    assert effective_fields(megatron_lm.import_(["--bf16", "--fp4-format", "e2m1"]).config)["fp4_recipe"] == "nvfp4"
 
 
 def test_an_unresolved_variable_leaves_the_mode_unstated() -> None:

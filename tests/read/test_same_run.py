@@ -17,8 +17,8 @@ from bridge.convert.systems import all_systems, system
 from bridge.precision.mode import mode_of
 from bridge.precision.values import dtype_token
 from bridge.read import deepspeed
-from bridge.read.foreign.meaning import semantics_of
 from bridge.read.foreign.reports import ImportReport
+from bridge.read.foreign.semantics import semantics_of
 from bridge.read.foreign.system import System
 from bridge.read.system_signs import KINDS
 from bridge.registry.config import MixedPrecisionConfig

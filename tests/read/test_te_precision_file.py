@@ -15,7 +15,7 @@ from bridge.precision.foreign_names import DENSE
 from bridge.precision.module_schemes import ModuleSchemes, file_of
 from bridge.precision.statements import recipe_name
 from bridge.precision.yaml_text import to_yaml
-from bridge.read.foreign.system import as_yaml
+from bridge.read.foreign.payload_text import as_yaml
 from bridge.read.megatron_bridge import importer as megatron_bridge
 from bridge.read.megatron_lm import exporter
 from bridge.read.megatron_lm.te_precision_file import parse, read

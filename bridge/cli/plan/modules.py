@@ -27,7 +27,7 @@ IDS = frozenset(rule.id for rule in module_rules.RULES)
 
 def _write(plan: PrecisionPlan, path: Path) -> None:
     """Write Megatron's file for the run, or one for each pipeline stage that needs its own."""
-    from bridge.read.foreign.system import as_yaml
+    from bridge.read.foreign.payload_text import as_yaml
 
     files = [recipe.to_file() for recipe in plan.settings.recipes]
     named = {str(path): files[0]}

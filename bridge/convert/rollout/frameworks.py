@@ -18,6 +18,7 @@ FRAMEWORKS: Mapping[str, Mapping[str, Any]] = ROWS["frameworks"]
 DTYPES = {"bfloat16": "bf16", "bf16": "bf16", "float16": "fp16", "half": "fp16", "float32": "fp32"}
 BY_GPU = "the GPU and the release of {engine}: DeepGEMM on Blackwell asks for powers of two"
 OTHER_ENGINE = "the engine {engine}, whose use of {framework}'s options is not read"
+NAMED_ENGINE = "the engine that {key} names, whose use of {framework}'s options is not read"
 HANDED_OVER = "{option}, which is handed to the engine over the options that are read"
 BY_CHECKPOINT = (
     "{checkpoint}: its config.json has a quantization_config or none (--rollout config.json)"
@@ -38,18 +39,33 @@ def rollout_of(run: Run) -> Rollout:
 
 
 class _HandedConfig(NamedTuple):
-    """The quantization config that a framework hands to its engine."""
+    """The quantization config that a framework hands to its engine, or what decides it."""
 
     config: Mapping[str, Any] | None
-    """The config; empty: nothing is quantised; None: not known."""
+    """The config, empty where the engine quantises nothing. None where it is not known."""
     decided_by: str = ""
-    """What decides a config that is not known."""
+    """What decides a config that is not known, as a noun."""
+
+    @classmethod
+    def of_scheme(cls, framework: str, scheme: str) -> _HandedConfig:
+        """Return the config that a framework's code writes for a scheme."""
+        return cls(FRAMEWORKS[framework]["quantised"][scheme])
+
+    @classmethod
+    def without(cls) -> _HandedConfig:
+        """Return the config of an engine that quantises nothing."""
+        return cls({})
+
+    @classmethod
+    def unknown(cls, decided_by: str) -> _HandedConfig:
+        """Return a config that is not known, by the noun of what decides it."""
+        return cls(None, decided_by)
 
 
 def _nemo_rl(run: Run, options: Mapping[str, Any]) -> Rollout:
     engine = str(options.get(f"{GENERATION}backend", ""))
     if engine != VLLM:
-        return _unread(run, engine or "that policy.generation.backend names")
+        return _unread(run, engine, f"{GENERATION}backend")
     of_vllm = _vllm_options(options)
     precision = of_vllm.get("precision")
     handed = _handed_by_nemo_rl(options, of_vllm)
@@ -97,17 +113,17 @@ def _handed_by_nemo_rl(options: Mapping[str, Any], of_vllm: Mapping[str, Any]) -
         is_engine_option = name.startswith(f"{GENERATION}vllm_kwargs.")
         is_over = is_engine_option and ("quantization" in name or "hf_overrides" in name)
         if value is not None and (is_over or name == f"{GENERATION}quant_cfg"):
-            return _HandedConfig(None, HANDED_OVER.format(option=name))
+            return _HandedConfig.unknown(HANDED_OVER.format(option=name))
     precision = of_vllm.get("precision")
     if precision is None:
         decider = f"{GENERATION}vllm_cfg.precision, which is not stated"
-        return _HandedConfig(None, decider)
+        return _HandedConfig.unknown(decider)
     if precision != "fp8":
-        return _HandedConfig({})
+        return _HandedConfig.without()
     scheme = "blockwise"
     if of_vllm.get("is_mx"):
         scheme = "mxfp8"
-    return _HandedConfig(FRAMEWORKS["NeMo-RL"]["quantised"][scheme])
+    return _HandedConfig.of_scheme("NeMo-RL", scheme)
 
 
 def _scales_of_nemo_rl(of_vllm: Mapping[str, Any]) -> Scales:
@@ -137,7 +153,7 @@ def _sent_by_nemo_rl(run: Run, *, is_quantised: bool) -> str:
 def _verl(run: Run, options: Mapping[str, Any]) -> Rollout:
     engine = str(options.get(f"{ROLLOUT}name") or "")
     if engine not in FRAMEWORKS["verl"]["engines"]:
-        return _unread(run, engine or "that actor_rollout_ref.rollout.name names")
+        return _unread(run, engine, f"{ROLLOUT}name")
     handed = _handed_by_verl(options, engine)
     scales = Scales()
     kept_ends: tuple[str, ...] = ()
@@ -170,13 +186,13 @@ def _handed_by_verl(options: Mapping[str, Any], engine: str) -> _HandedConfig:
         is_engine_option = name.startswith(f"{ROLLOUT}engine_kwargs.{engine}.")
         is_over = is_engine_option and ("quantization" in name or "override" in name)
         if value not in (None, False) and (is_over or name.startswith(files)):
-            return _HandedConfig(None, HANDED_OVER.format(option=name))
+            return _HandedConfig.unknown(HANDED_OVER.format(option=name))
     method = options.get(f"{ROLLOUT}quantization")
     if method is None:
-        return _HandedConfig(None, BY_CHECKPOINT.format(checkpoint="the checkpoint"))
+        return _HandedConfig.unknown(BY_CHECKPOINT.format(checkpoint="the checkpoint"))
     if method != "fp8":
-        return _HandedConfig(None, f"{ROLLOUT}quantization={method}, which is not read")
-    return _HandedConfig(FRAMEWORKS["verl"]["quantised"]["blockwise"])
+        return _HandedConfig.unknown(f"{ROLLOUT}quantization={method}, which is not read")
+    return _HandedConfig.of_scheme("verl", "blockwise")
 
 
 def _slime(run: Run, options: Mapping[str, Any]) -> Rollout:
@@ -199,14 +215,23 @@ def _slime(run: Run, options: Mapping[str, Any]) -> Rollout:
     )
 
 
-def _unread(run: Run, engine: str) -> Rollout:
-    """Return the rollout of an engine whose use of the framework's options is not read."""
+def _unread(run: Run, engine: str, key: str) -> Rollout:
+    """Return the rollout of an engine whose use of the framework's options is not read.
+
+    Args:
+        run: The run.
+        engine: The engine's name; empty where the file does not state it.
+        key: The option that names the engine.
+    """
     framework = run.reading.framework
+    decider = OTHER_ENGINE.format(engine=engine, framework=framework)
+    if not engine:
+        decider = NAMED_ENGINE.format(key=key, framework=framework)
     return Rollout(
         engine="",
         framework=framework,
         quantization=None,
-        quantization_decided_by=OTHER_ENGINE.format(engine=engine, framework=framework),
+        quantization_decided_by=decider,
         cache=None,
     )
 

@@ -21,7 +21,7 @@ from bridge.preflight.run import Run
 
 SIZES = ("num_layers", "hidden_size", "num_attention_heads")
 """Settings without which a model has no plan."""
-OF_THE_PRECISION = (
+PRECISION_FIELDS = (
     "bf16",
     "fp16",
     "params_dtype",
@@ -195,7 +195,7 @@ def _edges(run: Run) -> tuple[int, int]:
 
 def _plan_of_stand_in(run: Run, num_layers: int, more: Mapping[str, object]) -> PrecisionPlan:
     """Return the plan of a small model in the precision of a run; `more` are fields over `SMALL`."""
-    precision = {name: run.model[name] for name in OF_THE_PRECISION if name in run.model}
+    precision = {name: run.model[name] for name in PRECISION_FIELDS if name in run.model}
     model = {**precision, **SMALL, **more, "num_layers": num_layers}
     sections = {**run.sections, "model": model, "peft": None}
     reading = replace(run.reading, uncounted=())

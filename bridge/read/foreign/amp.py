@@ -19,9 +19,10 @@ Source: PyTorch 2.13 torch/amp/grad_scaler.py.
 from types import MappingProxyType
 
 from bridge.precision.mode import mode_of
+from bridge.read.foreign.effective_fields import inert_in_every_system
 from bridge.read.foreign.export_builder import ExportBuilder
 from bridge.read.foreign.import_builder import ImportBuilder
-from bridge.read.foreign.meaning import semantics_of, unread_fields
+from bridge.read.foreign.semantics import semantics_of
 from bridge.runtime.pytorch.loop import compute_dtype
 
 TORCH_SCALER = MappingProxyType(
@@ -106,7 +107,7 @@ def export_as_amp(builder: ExportBuilder, *settings: str) -> str:
             builder.record("pytorch.casts-fp32-weights", mode, mode=mode)
         return compute
     for field in (mode, "params_dtype", "autocast_enabled", "autocast_dtype"):
-        if field == mode or (field in config.stated and field not in unread_fields(config)):
+        if field == mode or (field in config.stated and field not in inert_in_every_system(config)):
             builder.record("pytorch.keeps-fp32-weights", field, mode=mode)
     if not config.grad_reduce_in_fp32:
         builder.record_if_stated("pytorch.gradients-of-fp32-weights", "grad_reduce_in_fp32")
@@ -144,7 +145,7 @@ def assume_torch_scaler(builder: ImportBuilder, where: str) -> None:
             row = "torch-scaler-halves"
         setting = f"GradScaler.{ARGUMENTS_OF_SCALER[field]}"
         builder.record(f"pytorch.{row}", setting, value, {field: value}, where=where, field=field)
-    builder.record("pytorch.a-torch-gradscaler-has", "GradScaler.min_scale", None)
+    builder.record("pytorch.torch-scaler-has-no-smallest-scale", "GradScaler.min_scale", None)
 
 
 def report_scaler(builder: ExportBuilder, where: str) -> None:
@@ -158,5 +159,7 @@ def report_scaler(builder: ExportBuilder, where: str) -> None:
         if builder.values[field] == default:
             builder.map(field)
         else:
-            builder.record("pytorch.makes-a-torch-gradscaler", field, where=where, default=default)
-    builder.record_if_stated("pytorch.a-torch-gradscaler-has-no", "min_loss_scale")
+            builder.record(
+                "pytorch.torch-scaler-begins-with-its-default", field, where=where, default=default
+            )
+    builder.record_if_stated("pytorch.torch-scaler-writes-no-smallest-scale", "min_loss_scale")

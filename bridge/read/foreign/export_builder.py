@@ -15,7 +15,7 @@ from typing import Any
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.mode import mode_of, scheme_of
 from bridge.precision.statements import field_names
-from bridge.read.foreign.meaning import unread_fields
+from bridge.read.foreign.effective_fields import inert_in_every_system
 from bridge.read.foreign.reports import ExportReport, Unmapped
 from bridge.read.foreign.sentence import Sentence
 from bridge.read.foreign.table import UnwrittenFields, sentence_named
@@ -116,7 +116,7 @@ class ExportBuilder:
             "system": self.system,
             **facts,
         }
-        unread = unread_fields(self.config)
+        unread = inert_in_every_system(self.config)
         names = field_names(self.config)
         for field in names:
             is_mentioned = field in self.mapped or field in self.unmapped

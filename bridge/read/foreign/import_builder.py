@@ -3,7 +3,7 @@
     builder = ImportBuilder("Megatron-LM 0.20")
     builder.map("--fp8-format", fp8="hybrid")                         # a setting becomes a field
     builder.implied("--fp8-recipe", "delayed", fp8_recipe="delayed")  # the system's default decides
-    builder.record("axolotl.auto-would-turn", "tf32", "auto")         # no field has the meaning
+    builder.record("axolotl.tf32-off-in-place-of-auto", "tf32", "auto")         # no field has the meaning
     builder.finish("megatron_o2")
 
 Each setting is mapped or reported, so that none is dropped silently. `record` takes the name of a
@@ -16,8 +16,9 @@ from typing import Any
 
 from bridge.errors import PayloadError, PrecisionTypeError
 from bridge.precision.fields import LAYER_COUNTS
-from bridge.read.foreign.meaning import recipe_named, semantics_of
+from bridge.read.foreign.effective_fields import recipe_named
 from bridge.read.foreign.reports import REASONS, ImportReport, Unmapped
+from bridge.read.foreign.semantics import semantics_of
 from bridge.read.foreign.table import sentence_named
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.target.fields import DEFAULTS
@@ -158,7 +159,7 @@ class ImportBuilder:
         """Return the report.
 
         Args:
-            semantics: A key of `reports.SEMANTICS`; those of Megatron Core where it is empty.
+            semantics: A key of `semantics.SEMANTICS`; those of Megatron Core where it is empty.
             label: The run, where the file starts several.
             recipe: The recipe of the same meaning; None: it is looked up.
             is_whole: Whether the fields are the whole precision of the run. Otherwise no recipe is

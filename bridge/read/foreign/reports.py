@@ -14,7 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
-from bridge.read.foreign.meaning import recipe_named, semantics_of
+from bridge.read.foreign.effective_fields import recipe_named
+from bridge.read.foreign.semantics import semantics_of
 from bridge.registry.config import MixedPrecisionConfig
 
 REASONS: Mapping[str, str] = {
@@ -25,18 +26,6 @@ REASONS: Mapping[str, str] = {
     "semantics": "Look at what it does.",  # the same word means another computation
 }
 """Reason of an unmapped setting -> its usual remedy."""
-
-SEMANTICS: Mapping[str, str] = {
-    "megatron_o2": "half-precision weights everywhere, FP32 master weights in the optimizer",
-    "amp_o1": "FP32 weights, each operator cast by autocast",
-    "fsdp_policy": "FP32 shards, cast to half precision when they are gathered",
-    "true": "half-precision weights and optimizer state, nothing in FP32",
-    "fp32": "no half precision anywhere",
-    "unstated": "the file does not state the mode, and does not show the whole run either",
-}
-"""Computation that a mode stands for -> its description.
-
-The first four are all called "bf16 mixed" by one system or another."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +56,7 @@ class ImportReport:
     config: MixedPrecisionConfig
     """The precision. Only fields that the foreign configuration decides are stated."""
     semantics: str
-    """A key of `SEMANTICS`."""
+    """A key of `semantics.SEMANTICS`."""
     unmapped: tuple[Unmapped, ...] = ()
     mapped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Mapped setting -> the fields of `config` that it became.

@@ -7,7 +7,6 @@ The context holds facts that no configuration file can state: versions, the GPU,
 torch.compile, the dtype of evaluation.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -43,15 +42,3 @@ class System:
     context: tuple[ContextKey, ...] = ()
     import_all: Callable[..., tuple[ImportReport, ...]] | None = None
     """As `import_`, for a payload that starts several runs: a report for each, the first being that of `import_`."""
-
-
-def as_json(payload: Any) -> str:
-    """Return a payload as the text of a JSON file."""
-    return json.dumps(payload, indent=2) + "\n"
-
-
-def as_yaml(payload: Any) -> str:
-    """Return a payload as the text of a YAML file."""
-    import yaml  # here only: reading a launch script needs no YAML
-
-    return str(yaml.safe_dump(payload, sort_keys=False))

@@ -1,4 +1,4 @@
-"""What a checkpoint of Hugging Face says of a run: the settings of its model, and the dtype of its weights.
+"""`Checkpoint`: the facts of a Hugging Face checkpoint about a run: the model's settings, and the dtype of its weights.
 
     checkpoint = read_checkpoint("Qwen/Qwen3-8B", path, choice, MEGATRON_BRIDGE)
     sections["model"] |= checkpoint.unstated(sections["model"])

@@ -23,7 +23,7 @@ ASKED = re.compile(
 )
 MODELS = Path("scripts", "models")
 FUNCTION = "model_args"
-DEEPEST = 4
+MAX_SOURCED_FILES = 4
 """Files of models that are derived from each other."""
 READ = "{name}: read from {path}."
 Value = str | int | float | bool | None
@@ -51,7 +51,7 @@ def model_arguments(text: str, path: str) -> ModelArguments:
 
 
 def arguments_of(
-    file: Path, stated: Mapping[str, Value] | None = None, depth: int = DEEPEST
+    file: Path, stated: Mapping[str, Value] | None = None, depth: int = MAX_SOURCED_FILES
 ) -> str | None:
     """Return the arguments that a model's file returns, on one line; None where it has more in it than is read."""
     try:

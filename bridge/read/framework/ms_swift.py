@@ -14,12 +14,11 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from bridge.errors import PayloadError, UnreadFileError
-from bridge.preflight.file_reading import FileReading, RunChoice
+from bridge.preflight.file_reading import MEGATRON_CORE, FileReading, RunChoice
 from bridge.read.framework.checkpoint import Checkpoint, read_checkpoint
 from bridge.read.framework.hf_config import MCORE_BRIDGE
 from bridge.read.framework.table import FrameworkTable, framework_table
 from bridge.read.framework.tree import TreeReading, is_late, read_tree
-from bridge.read.framework.verl import CORE
 from bridge.read.launch.launches import Launch
 from bridge.read.launch.word import Word
 from bridge.read.text.document import Document
@@ -28,37 +27,47 @@ from bridge.read.text.neighbours import found_above
 from bridge.target.fields import FIELDS
 from bridge.target.versions import parse_version
 
-TABLE = "ms_swift"
-TRAINING = frozenset({"sft", "pt", "rlhf"})
-OWNERS = ("model", "optimizer", "ddp")
-VARIABLES = "ENV"
+TABLE_NAME = "ms_swift"
+
+# Words of its files and command lines.
+TRAINING_COMMANDS = frozenset({"sft", "pt", "rlhf"})
+ENVIRONMENT_SECTION = "ENV"
 """Section of a YAML file with environment variables."""
+FILE_SUFFIXES = (".yaml", ".yml", ".json")
+
+# Values.
+OWNERS = ("model", "optimizer", "ddp")
 MODES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp16"}
 """Value of `torch_dtype` -> the mode that it becomes where none is stated."""
-CONVERTS = (
+
+# Sentences.
+CONVERTS_A_CHECKPOINT = (
     "{path}: starts megatron {command}, which converts a checkpoint and trains nothing. "
     "Give the command that trains."
 )
-NOT_FOUND = "{path}: starts megatron with the file {name}, which is not found from here. Give that file itself."
-DECIDES = "the torch_dtype of {checkpoint}"
-FP32 = (
+FILE_NOT_FOUND = "{path}: starts megatron with the file {name}, which is not found from here. Give that file itself."
+MODE_DECIDER = "the torch_dtype of {checkpoint}"
+FP32_BECOMES_FP16 = (
     "torch_dtype=float32: ms-swift trains in fp16 with it, where neither bf16 nor fp16 is stated."
 )
-OF_THE_CHECKPOINT = (
+MODE_OF_THE_CHECKPOINT = (
     "The mode is {mode}, since {source} has torch_dtype={dtype} and no argument states a mode."
 )
-GPUS = "The number of GPUs: {stated}. Add --target h100x{all}, for example."
-FILES = (".yaml", ".yml", ".json")
+NUMBER_OF_GPUS = "The number of GPUs: {stated}. Add --target h100x{all}, for example."
 
 
 def read(whole: Mapping[str, object], path: Path, choice: RunChoice) -> FileReading:
     """Return what a YAML file of arguments says of a run."""
-    variables = whole.get(VARIABLES)
+    variables = whole.get(ENVIRONMENT_SECTION)
     environment = {}
     if isinstance(variables, Mapping):
         environment = {str(name): str(value) for name, value in variables.items()}
-    given = {str(name): value for name, value in whole.items() if name != VARIABLES}
-    return _reading(given, environment, read_checkpoint(_name(given), path, choice, MCORE_BRIDGE))
+    arguments = {str(name): value for name, value in whole.items() if name != ENVIRONMENT_SECTION}
+    return _reading(
+        arguments,
+        environment,
+        read_checkpoint(_checkpoint_name(arguments), path, choice, MCORE_BRIDGE),
+    )
 
 
 def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
@@ -73,26 +82,28 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
         command = PurePosixPath(launch.program).stem
     elif words and not words[0].startswith("-"):
         command = words.pop(0)
-    if command and command not in TRAINING:
-        raise UnreadFileError(CONVERTS.format(path=script, command=command), kind="trains nothing")
+    if command and command not in TRAINING_COMMANDS:
+        raise UnreadFileError(
+            CONVERTS_A_CHECKPOINT.format(path=script, command=command), kind="trains nothing"
+        )
     environment = {
         name: str(value) for name, value in launch.environment.items() if not value.is_unknown
     }
-    given: dict[str, object] = {}
+    arguments: dict[str, object] = {}
     read_too = []
-    if words and words[0].endswith(FILES):
+    if words and words[0].endswith(FILE_SUFFIXES):
         name = words.pop(0)
         path = found_above(name, script)
         if path is None:
             raise UnreadFileError(
-                NOT_FOUND.format(path=script, name=name), kind="its file is not found"
+                FILE_NOT_FOUND.format(path=script, name=name), kind="its file is not found"
             )
-        given, variables = _file(path)
+        arguments, variables = _read_file(path)
         environment = {**variables, **environment}
         read_too.append(f"{name}: read from {path}.")
-    given |= _arguments(words)
-    checkpoint = read_checkpoint(_name(given), script, choice, MCORE_BRIDGE)
-    reading = _reading(given, environment, checkpoint)
+    arguments |= _arguments_of(words)
+    checkpoint = read_checkpoint(_checkpoint_name(arguments), script, choice, MCORE_BRIDGE)
+    reading = _reading(arguments, environment, checkpoint)
     late = [
         f"{word}: may hold further arguments, which are not read."
         for word in words
@@ -105,20 +116,22 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     )
 
 
-def _file(path: Path) -> tuple[dict[str, object], dict[str, str]]:
+def _read_file(path: Path) -> tuple[dict[str, object], dict[str, str]]:
     """Return the arguments of a file, and its environment variables."""
     try:
         whole = Document.load(path).mapping
     except PayloadError as error:
         raise UnreadFileError(str(error)) from None
-    variables = whole.get(VARIABLES)
+    variables = whole.get(ENVIRONMENT_SECTION)
     environment = {}
     if isinstance(variables, Mapping):
         environment = {str(name): str(value) for name, value in variables.items()}
-    return {str(name): value for name, value in whole.items() if name != VARIABLES}, environment
+    return {
+        str(name): value for name, value in whole.items() if name != ENVIRONMENT_SECTION
+    }, environment
 
 
-def _arguments(words: Iterable[Word]) -> dict[str, object]:
+def _arguments_of(words: Iterable[Word]) -> dict[str, object]:
     """Return name -> value of the arguments of a command line; several values are a list."""
     found: dict[str, list[Word]] = {}
     name = ""
@@ -141,21 +154,23 @@ def _value(words: list[Word]) -> object:
             values.append(value_of(word))
     if not values:
         return True
-    return values[0] if len(values) == 1 else values
+    if len(values) == 1:
+        return values[0]
+    return values
 
 
-def _name(given: Mapping[str, object]) -> object:
+def _checkpoint_name(arguments: Mapping[str, object]) -> object:
     """Return the name of the checkpoint that arguments state; None where they state none."""
-    return given.get("model", given.get("mcore_model"))
+    return arguments.get("model", arguments.get("mcore_model"))
 
 
 def _reading(
-    given: Mapping[str, object], environment: Mapping[str, str], checkpoint: Checkpoint
+    arguments: Mapping[str, object], environment: Mapping[str, str], checkpoint: Checkpoint
 ) -> FileReading:
-    table = framework_table(TABLE)
-    found = _read(table, given)
-    decider = _read_mode(found, given, checkpoint)
-    _read_batch(found, given)
+    table = framework_table(TABLE_NAME)
+    found = _read(table, arguments)
+    decider = _read_mode(found, arguments, checkpoint)
+    _read_batch(found, arguments)
     for role in OWNERS:
         found.sections.setdefault(role, {})
     model = found.sections["model"]
@@ -168,14 +183,14 @@ def _reading(
         )
     return FileReading(
         framework=table.title,
-        base=CORE,
+        base=MEGATRON_CORE,
         sections=found.sections,
         names=found.names,
         origins={f"model.{name}": checkpoint.source for name in added},
-        own_fields={"argument.recompute_granularity": str(given.get("recompute_granularity"))},
+        own_fields={"argument.recompute_granularity": str(arguments.get("recompute_granularity"))},
         environment=environment,
         unknown=(
-            *_unknown(given, environment, checkpoint),
+            *_unknown(arguments, environment, checkpoint),
             *found.unknown,
             *checkpoint.unknown,
         ),
@@ -194,10 +209,10 @@ def _reading(
     )
 
 
-def _read(table: FrameworkTable, given: Mapping[str, object]) -> TreeReading:
+def _read(table: FrameworkTable, arguments: Mapping[str, object]) -> TreeReading:
     """Return what arguments say: those of the table by its rows, and the others by Megatron's names."""
-    found = read_tree(table, given)
-    for name, value in given.items():
+    found = read_tree(table, arguments)
+    for name, value in arguments.items():
         if name in table.fields or table.own_names(name) is not None or isinstance(value, Mapping):
             continue
         for role in OWNERS:
@@ -216,27 +231,29 @@ def _plain(name: str, value: object) -> object:
 
 
 def _read_mode(
-    found: TreeReading, given: Mapping[str, object], checkpoint: Checkpoint
+    found: TreeReading, arguments: Mapping[str, object], checkpoint: Checkpoint
 ) -> str | None:
     """Write the switches of the mode, and return what decides it where nothing states it."""
-    stated = [given.get(name) for name in ("bf16", "fp16")]
+    stated = [arguments.get(name) for name in ("bf16", "fp16")]
     if any(value is True for value in stated):
         for name in ("bf16", "fp16"):
-            found.put(f"model.{name}", given.get(name) is True)
-            found.put(f"optimizer.{name}", given.get(name) is True)
+            found.put(f"model.{name}", arguments.get(name) is True)
+            found.put(f"optimizer.{name}", arguments.get(name) is True)
         return None
-    if any(is_late(value) for value in (*stated, given.get("torch_dtype"))):
-        return _first_late(*stated, given.get("torch_dtype"))
-    dtype = _dtype(given, checkpoint)
+    if any(is_late(value) for value in (*stated, arguments.get("torch_dtype"))):
+        return _first_late(*stated, arguments.get("torch_dtype"))
+    dtype = _dtype(arguments, checkpoint)
     if dtype in MODES:
         for name in ("bf16", "fp16"):
-            is_on = MODES[dtype] == name and given.get(name) is not False
+            is_on = MODES[dtype] == name and arguments.get(name) is not False
             found.put(f"model.{name}", is_on, "torch_dtype")
             found.put(f"optimizer.{name}", is_on)
         return None
     if stated == [False, False]:
         return None
-    return DECIDES.format(checkpoint=_name(given) or "the checkpoint of the run")
+    return MODE_DECIDER.format(
+        checkpoint=_checkpoint_name(arguments) or "the checkpoint of the run"
+    )
 
 
 def _first_late(*values: object) -> str:
@@ -245,33 +262,33 @@ def _first_late(*values: object) -> str:
     return late[0]
 
 
-def _dtype(given: Mapping[str, object], checkpoint: Checkpoint) -> str:
+def _dtype(arguments: Mapping[str, object], checkpoint: Checkpoint) -> str:
     """Return the dtype of the weights: that of the arguments, or that of the checkpoint; empty where none is known."""
-    return str(given.get("torch_dtype") or checkpoint.model.dtype or "")
+    return str(arguments.get("torch_dtype") or checkpoint.model.dtype or "")
 
 
-def _read_batch(found: TreeReading, given: Mapping[str, object]) -> None:
+def _read_batch(found: TreeReading, arguments: Mapping[str, object]) -> None:
     """Write the tokens of a sequence: a pack of samples, or the greatest length of one."""
-    length = given.get("packing_length", given.get("max_length"))
+    length = arguments.get("packing_length", arguments.get("max_length"))
     if isinstance(length, int):
         found.put("model.seq_length", length)
 
 
 def _unknown(
-    given: Mapping[str, object], environment: Mapping[str, str], checkpoint: Checkpoint
+    arguments: Mapping[str, object], environment: Mapping[str, str], checkpoint: Checkpoint
 ) -> list[str]:
     """Return what the run leaves open, as sentences."""
     sentences = []
-    dtype = _dtype(given, checkpoint)
-    is_stated = given.get("bf16") is True or given.get("fp16") is True
+    dtype = _dtype(arguments, checkpoint)
+    is_stated = arguments.get("bf16") is True or arguments.get("fp16") is True
     if dtype == "float32" and not is_stated:
-        sentences.append(FP32)
-    elif dtype in MODES and not is_stated and given.get("torch_dtype") is None:
+        sentences.append(FP32_BECOMES_FP16)
+    elif dtype in MODES and not is_stated and arguments.get("torch_dtype") is None:
         sentences.append(
-            OF_THE_CHECKPOINT.format(mode=MODES[dtype], dtype=dtype, source=checkpoint.source)
+            MODE_OF_THE_CHECKPOINT.format(mode=MODES[dtype], dtype=dtype, source=checkpoint.source)
         )
     each, nodes = environment.get("NPROC_PER_NODE", ""), environment.get("NNODES", "1")
     if each.isdecimal() and nodes.isdecimal():
         stated = f"NPROC_PER_NODE={each} and NNODES={nodes}"
-        sentences.append(GPUS.format(stated=stated, all=int(each) * int(nodes)))
+        sentences.append(NUMBER_OF_GPUS.format(stated=stated, all=int(each) * int(nodes)))
     return sentences

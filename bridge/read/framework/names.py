@@ -19,13 +19,13 @@ from bridge.target.fields import whole_number
 GENERATION = "generation"
 """Purpose of the options of the engine that generates samples."""
 ARGUMENT = "argument."
-PACKED = ("use_dynamic_batch_size", "max_tokens_per_gpu")
-LENGTHS = "the lengths of the samples"
-OF_LENGTHS = (
+PACKING_OPTIONS = ("use_dynamic_batch_size", "max_tokens_per_gpu")
+SAMPLE_LENGTHS = "the lengths of the samples"
+SAMPLE_LENGTHS_NOT_STATED = (
     "Samples have lengths of their own, which the files do not state: activations are not counted."
 )
-DROPPED = "{framework} does not forward it: {because} ({source}, {code}){mended}"
-IGNORED = (
+NOT_FORWARDED = "{framework} does not forward it: {because} ({source}, {code}){mended}"
+NO_SUCH_OPTION = (
     "neither Megatron-LM 0.16 to 0.20 nor {framework} has such an option, and {because} ({source})"
 )
 
@@ -89,10 +89,10 @@ def own_names(
         if row.opens:
             uncounted.append(option)
             opened |= {path: option for path in row.opens if path not in opened}
-    if table.own_names(PACKED[0]) is not None and not _is_packed(arguments):
-        unknown.append(OF_LENGTHS)
-        uncounted.append(LENGTHS)
-        opened.setdefault("model.seq_length", LENGTHS)
+    if table.own_names(PACKING_OPTIONS[0]) is not None and not _is_packed(arguments):
+        unknown.append(SAMPLE_LENGTHS_NOT_STATED)
+        uncounted.append(SAMPLE_LENGTHS)
+        opened.setdefault("model.seq_length", SAMPLE_LENGTHS)
     dropped = list(_dropped(table, arguments))
     for row_, name in dropped:
         mended = f"; mended in {row_.mended}" if row_.mended else ""
@@ -109,12 +109,15 @@ def own_names(
         )
         found.append(
             _finding(
-                table.shown(name), arguments[name], DROPPED.format(mended=mended, **words), remedy
+                table.shown(name),
+                arguments[name],
+                NOT_FORWARDED.format(mended=mended, **words),
+                remedy,
             )
         )
         unknown.append(f"{table.shown(name)}: {table.title} does not forward it.")
     for options in _ignored(table, arguments):
-        rule = IGNORED.format(framework=table.title, **table.ignores)
+        rule = NO_SUCH_OPTION.format(framework=table.title, **table.ignores)
         found.append(_finding(options, None, rule, "Correct its name; or drop it"))
     return OwnReading(
         unknown=tuple(unknown),
@@ -202,7 +205,10 @@ def _on(
 
 def _is_packed(arguments: Mapping[str, Any]) -> bool:
     """Return whether samples are packed up to a number of tokens that is stated."""
-    return bool(arguments.get(PACKED[0])) and whole_number(arguments.get(PACKED[1])) is not None
+    return (
+        bool(arguments.get(PACKING_OPTIONS[0]))
+        and whole_number(arguments.get(PACKING_OPTIONS[1])) is not None
+    )
 
 
 def _dropped(table: FrameworkTable, arguments: Mapping[str, Any]) -> Iterator[tuple[Drop, str]]:

@@ -24,16 +24,21 @@ from bridge.read.launch.launches import Launch
 from bridge.read.launch.word import Word
 from bridge.read.text.composed import Tree, composed, is_open, resolved
 from bridge.read.text.document import Document
-from bridge.read.text.dotted import value_at as at
+from bridge.read.text.dotted import value_at
 from bridge.read.text.hydra_words import HydraWord, hydra_words, write_over
 from bridge.read.text.neighbours import found_above
 from bridge.target.versions import parse_version
 
-TABLE = "nemo_rl"
-MEGATRON, DTENSOR = "policy.megatron_cfg.enabled", "policy.dtensor_cfg.enabled"
+TABLE_NAME = "nemo_rl"
+
+# Keys of its files.
+MEGATRON_BLOCK = "policy.megatron_cfg"
+FP8_BLOCK = f"{MEGATRON_BLOCK}.fp8_cfg"
+MEGATRON_SWITCH = f"{MEGATRON_BLOCK}.enabled"
+DTENSOR_SWITCH = "policy.dtensor_cfg.enabled"
 PRECISION = "policy.precision"
-MODES = {"float32": (), "bfloat16": ("bf16",), "float16": ("fp16",)}
-"""Value of `policy.precision` -> the switches of the model that are on."""
+
+# Words of its command lines.
 PROGRAMS = {
     "run_distillation.py": "distillation_math.yaml",
     "run_dpo.py": "dpo.yaml",
@@ -48,18 +53,27 @@ PROGRAMS = {
     "run_xtoken_off_policy_distillation.py": "xtoken_off_policy_distillation.yaml",
 }
 """Program of NeMo-RL's examples -> the file that it takes without `--config`, in `configs` next to it."""
-BLOCK = "policy.megatron_cfg"
-FP8 = f"{BLOCK}.fp8_cfg"
-BOTH = (
+
+# Values.
+MODES = {"float32": (), "bfloat16": ("bf16",), "float16": ("fp16",)}
+"""Value of `policy.precision` -> the switches of the model that are on."""
+
+# Sentences.
+TWO_BACK_ENDS = (
     "{path}: states {megatron} and {dtensor}, and NeMo-RL refuses both. Set one of them to false."
 )
-NEITHER = "{path}: states neither {megatron} nor {dtensor}, and {decides}. {remedy}"
-NO_BASE = "`defaults` names {names}, which is not found"
-UNKNOWN_MODE = "takes float32, bfloat16 or float16 alone, and stops at the start"
-ABSENT = "is read where fp8_cfg.enabled is true, and NeMo-RL stops at the start without it"
-TWICE = "stands in megatron_cfg too, and NeMo-RL refuses to start"
-GPUS = "The number of GPUs: cluster states {nodes} nodes with {each} GPUs. Add --target h100x{all}, for example."
-GENERATES = "{key}={value}: {engine} generates samples in it, and trains nothing."
+NO_BACK_END = "{path}: states neither {megatron} nor {dtensor}, and {decides}. {remedy}"
+BASE_NOT_FOUND = "`defaults` names {names}, which is not found"
+PRECISION_RULE = "takes float32, bfloat16 or float16 alone, and stops at the start"
+FP8_SETTING_RULE = (
+    "is read where fp8_cfg.enabled is true, and NeMo-RL stops at the start without it"
+)
+STATED_TWICE_RULE = "stands in megatron_cfg too, and NeMo-RL refuses to start"
+NUMBER_OF_GPUS = (
+    "The number of GPUs: cluster states {nodes} nodes with {each} GPUs. "
+    "Add --target h100x{all}, for example."
+)
+GENERATION_PRECISION = "{key}={value}: {engine} generates samples in it, and trains nothing."
 
 
 def read(
@@ -86,13 +100,13 @@ def read(
     refused = write_over(config.values, words or [], is_whole=not config.missing)
     values = resolved(config.values)
     _refuse_other_backends(values, path, config.missing)
-    table = framework_table(TABLE)
+    table = framework_table(TABLE_NAME)
     found = read_tree(table, _policy(values))
     _read_mode(found, values)
     _read_recomputation(found, values)
     _read_batch(found, values)
     checkpoint = read_checkpoint(
-        at(values, table.checkpoint["named"]),
+        value_at(values, table.checkpoint["named"]),
         path,
         choice,
         hf_config.MEGATRON_BRIDGE,
@@ -137,10 +151,10 @@ def read(
 
 def _refuse_other_backends(values: Tree, path: Path, missing: list[str]) -> None:
     """Raise UnreadFileError where the policy does not train on Megatron Core."""
-    is_megatron, is_dtensor = at(values, MEGATRON), at(values, DTENSOR)
-    names = {"megatron": MEGATRON, "dtensor": DTENSOR}
+    is_megatron, is_dtensor = value_at(values, MEGATRON_SWITCH), value_at(values, DTENSOR_SWITCH)
+    names = {"megatron": MEGATRON_SWITCH, "dtensor": DTENSOR_SWITCH}
     if is_megatron is True and is_dtensor is True:
-        raise UnreadFileError(BOTH.format(path=path, **names), kind="states two back ends")
+        raise UnreadFileError(TWO_BACK_ENDS.format(path=path, **names), kind="states two back ends")
     if is_megatron is True:
         return
     document = Document(path=str(path), text="", kind="yaml", of=values)
@@ -150,13 +164,13 @@ def _refuse_other_backends(values: Tree, path: Path, missing: list[str]) -> None
             raise UnreadFileError(
                 replace(other, tree="").refusal(str(path)), kind=f"looks like {other.name}"
             )
-        decides, remedy = "NeMo-RL stops at the start", f"Set {MEGATRON}=true."
+        decides, remedy = "NeMo-RL stops at the start", f"Set {MEGATRON_SWITCH}=true."
     else:
         decides, remedy = (
-            NO_BASE.format(names=", ".join(missing)),
+            BASE_NOT_FOUND.format(names=", ".join(missing)),
             "Put it where the file expects it.",
         )
-    sentence = NEITHER.format(path=path, decides=decides, remedy=remedy, **names)
+    sentence = NO_BACK_END.format(path=path, decides=decides, remedy=remedy, **names)
     raise UnreadFileError(sentence, kind="states no back end")
 
 
@@ -175,13 +189,15 @@ def _policy(values: Tree) -> Tree:
 
 
 def _block(values: Mapping[str, object], name: str) -> Mapping[str, object]:
-    held = values.get(name)
-    return held if isinstance(held, dict) else {}
+    block = values.get(name)
+    if isinstance(block, dict):
+        return block
+    return {}
 
 
 def _read_mode(found: TreeReading, values: Tree) -> None:
     """Write the switches of the mode that `policy.precision` asks for."""
-    precision = at(values, PRECISION)
+    precision = value_at(values, PRECISION)
     if precision is None:
         return
     if is_open(precision):
@@ -196,7 +212,7 @@ def _read_mode(found: TreeReading, values: Tree) -> None:
 
 def _read_recomputation(found: TreeReading, values: Tree) -> None:
     """Write what `activation_checkpointing` asks for: whole layers, one by one, where nothing else is stated."""
-    if at(values, f"{BLOCK}.activation_checkpointing") is not True:
+    if value_at(values, f"{MEGATRON_BLOCK}.activation_checkpointing") is not True:
         return
     model = found.sections.setdefault("model", {})
     if model.setdefault("recompute_granularity", "full") == "full":
@@ -208,12 +224,12 @@ def _read_recomputation(found: TreeReading, values: Tree) -> None:
 
 def _read_batch(found: TreeReading, values: Tree) -> None:
     """Write the tokens of a micro-batch: one sequence of packed samples, or samples of the greatest length."""
-    if at(values, "policy.sequence_packing.enabled") is True:
-        tokens: object = at(values, "policy.sequence_packing.train_mb_tokens")
+    if value_at(values, "policy.sequence_packing.enabled") is True:
+        tokens: object = value_at(values, "policy.sequence_packing.train_mb_tokens")
         samples: object = 1
     else:
-        tokens = at(values, "policy.max_total_sequence_length")
-        samples = at(values, "policy.train_micro_batch_size")
+        tokens = value_at(values, "policy.max_total_sequence_length")
+        samples = value_at(values, "policy.train_micro_batch_size")
     if tokens is not None:
         found.put("model.seq_length", tokens)
     if samples is not None:
@@ -232,41 +248,52 @@ def _environment(values: Tree) -> dict[str, str]:
 def _unknown(found: TreeReading, values: Tree) -> list[str]:
     """Return what the file leaves open, as sentences."""
     sentences = []
-    nodes, each = at(values, "cluster.num_nodes"), at(values, "cluster.gpus_per_node")
+    nodes, each = value_at(values, "cluster.num_nodes"), value_at(values, "cluster.gpus_per_node")
     if isinstance(nodes, int) and isinstance(each, int):
-        sentences.append(GPUS.format(nodes=nodes, each=each, all=nodes * each))
+        sentences.append(NUMBER_OF_GPUS.format(nodes=nodes, each=each, all=nodes * each))
     engine = found.generation.get("policy.generation.backend")
     for key, value in found.generation.items():
         if (
             key.endswith(".precision")
             and f".{engine}_cfg." in key
-            and value != at(values, PRECISION)
+            and value != value_at(values, PRECISION)
         ):
-            sentences.append(GENERATES.format(key=key, value=value, engine=engine))
+            sentences.append(GENERATION_PRECISION.format(key=key, value=value, engine=engine))
     return sentences
 
 
 def _refused(values: Tree) -> list[Finding]:
     """Return what NeMo-RL refuses of a file."""
     faults = []
-    precision = at(values, PRECISION)
+    precision = value_at(values, PRECISION)
     if precision is not None and precision not in MODES and not is_open(precision):
         faults.append(
-            Finding(path=PRECISION, rule=UNKNOWN_MODE, value=precision, remedy="Write one of these")
+            Finding(
+                path=PRECISION, rule=PRECISION_RULE, value=precision, remedy="Write one of these"
+            )
         )
-    scheme = at(values, FP8)
+    scheme = value_at(values, FP8_BLOCK)
     if isinstance(scheme, dict) and scheme.get("enabled") is True:
         for name in ("fp8", "fp8_recipe", "fp8_param"):
             if name not in scheme:
                 faults.append(
-                    Finding(path=f"{FP8}.{name}", rule=ABSENT, remedy=f"State {FP8}.{name}")
+                    Finding(
+                        path=f"{FP8_BLOCK}.{name}",
+                        rule=FP8_SETTING_RULE,
+                        remedy=f"State {FP8_BLOCK}.{name}",
+                    )
                 )
     block = _block(_block(values, "policy"), "megatron_cfg")
     for name, value in _block(block, "model_overrides").items():
         if name in block:
-            key = f"{BLOCK}.model_overrides.{name}"
+            key = f"{MEGATRON_BLOCK}.model_overrides.{name}"
             faults.append(
-                Finding(path=key, rule=TWICE, value=value, remedy=f"Remove {BLOCK}.{name}")
+                Finding(
+                    path=key,
+                    rule=STATED_TWICE_RULE,
+                    value=value,
+                    remedy=f"Remove {MEGATRON_BLOCK}.{name}",
+                )
             )
     return faults
 
@@ -281,8 +308,11 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     Raises:
         UnreadFileError: The file is not found, or only the run knows its name.
     """
-    given = _config_of(launch)
-    name = str(given) if given is not None else _default_of(launch)
+    config = _config_of(launch)
+    if config is None:
+        name = _default_of(launch)
+    else:
+        name = str(config)
     if name is None:
         rule = f"starts {launch.name} without --config, and its default is not known"
         raise UnreadFileError(
@@ -299,7 +329,7 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     except PayloadError as error:
         raise UnreadFileError(str(error)) from None
     reading = read(whole, path, choice, hydra_words(launch.arguments))
-    late = [word for word in launch.arguments if word.startswith("$") and word != given]
+    late = [word for word in launch.arguments if word.startswith("$") and word != config]
     return replace(
         reading,
         environment={**_exported(launch), **reading.environment},
@@ -310,7 +340,7 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
         ),
         unknown=(
             *reading.unknown,
-            *(f"{one}: may hold further overrides, which are not read." for one in late),
+            *(f"{word}: may hold further overrides, which are not read." for word in late),
         ),
     )
 

@@ -26,21 +26,21 @@ from bridge.read.megatron_lm.arguments import runs_of
 
 TRAINERS = ("pre_trainer", "post_trainer")
 """Modules that train, in the order in which Primus looks for them."""
-FRAMEWORK = "megatron"
-OWN_KEYS = ("framework", "config", "model", "overrides", "name")
+MEGATRON = "megatron"
+TRAINER_KEYS = ("framework", "config", "model", "overrides", "name")
 """Keys of a trainer that are no arguments."""
 CONFIGS = Path("primus", "configs")
 """The folder of the module and model files in a clone of Primus."""
 VARIABLE = re.compile(r"\$\{([^:{}]+)(?::([^}]*))?\}")
-NUMBER = re.compile(r"-?\d+")
+INTEGER = re.compile(r"-?\d+")
 REAL = re.compile(r"-?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?)")
-REDUCED = "accumulate_allreduce_grads_in_fp32"
-DEEPEST = 12
+REDUCES_IN_FP32 = "accumulate_allreduce_grads_in_fp32"
+MAX_EXTENDED_FILES = 12
 """Files that extend each other."""
-ABSENT = (
+FILE_NOT_THERE = (
     "{name}: not there; it lies in {folder} of a clone of Primus, and what it states is not read."
 )
-OF_THE_CLONE = "{name}: read from {folder}."
+FILE_READ = "{name}: read from {folder}."
 
 
 def is_of(whole: Mapping[str, Any]) -> bool:
@@ -55,16 +55,16 @@ def read(whole: Mapping[str, Any], path: Path, choice: RunChoice) -> FileReading
     module = files.preset("modules", str(trainer.get("config")))
     model = files.preset("models", str(trainer.get("model")))
     arguments = {**model, **module}
-    beside = {key: value for key, value in trainer.items() if key not in OWN_KEYS}
-    own = {**beside, **(trainer.get("overrides") or {})}
-    origins = dict.fromkeys(model, _name(trainer.get("model")))
-    origins |= dict.fromkeys(module, _name(trainer.get("config")))
-    origins |= dict.fromkeys(own, path.name)
-    arguments = dict(_flat(_merged(arguments, own)))
+    written_directly = {key: value for key, value in trainer.items() if key not in TRAINER_KEYS}
+    overrides = {**written_directly, **(trainer.get("overrides") or {})}
+    origins = dict.fromkeys(model, _file_name(trainer.get("model")))
+    origins |= dict.fromkeys(module, _file_name(trainer.get("config")))
+    origins |= dict.fromkeys(overrides, path.name)
+    arguments = dict(_flat(_merged(arguments, overrides)))
     written = {}
     for name, value in arguments.items():
         is_default = (
-            name == REDUCED and value is False
+            name == REDUCES_IN_FP32 and value is False
         )  # Megatron-LM's checks turn it on under bf16
         if value is not None and not is_default:
             written[name] = value
@@ -91,7 +91,7 @@ def _trainer(whole: Mapping[str, Any]) -> Mapping[str, Any] | None:
     modules = whole.get("modules")
     for name in TRAINERS:
         trainer = modules.get(name) if isinstance(modules, Mapping) else None
-        if isinstance(trainer, Mapping) and trainer.get("framework") == FRAMEWORK:
+        if isinstance(trainer, Mapping) and trainer.get("framework") == MEGATRON:
             return trainer
     return None
 
@@ -110,20 +110,22 @@ class _Files:
 
     def preset(self, kind: str, name: str) -> dict[str, Any]:
         """Return what a module or model file and those that it extends state; none of one that is not there."""
-        name = _name(name)
-        place = Path(CONFIGS, kind, FRAMEWORK)
-        file = self.folder / kind / FRAMEWORK / name if self.folder is not None else None
+        name = _file_name(name)
+        place = Path(CONFIGS, kind, MEGATRON)
+        file = self.folder / kind / MEGATRON / name if self.folder is not None else None
         if file is None or not file.is_file():
             self.absent.append(name)
-            self.unknown.append(ABSENT.format(name=name, folder=place))
+            self.unknown.append(FILE_NOT_THERE.format(name=name, folder=place))
             return {}
-        self.read_too.append(OF_THE_CLONE.format(name=name, folder=place))
-        return self._extended(file, DEEPEST)
+        self.read_too.append(FILE_READ.format(name=name, folder=place))
+        return self._extended(file, MAX_EXTENDED_FILES)
 
     def _extended(self, file: Path, depth: int) -> dict[str, Any]:
         if not depth:
             raise RunConfigError.of(
-                str(file), f"extends more than {DEEPEST} files within each other", file.name
+                str(file),
+                f"extends more than {MAX_EXTENDED_FILES} files within each other",
+                file.name,
             )
         content = self.resolved(_mapping_of(file))
         extended = content.pop("extends", None) or ()
@@ -139,9 +141,9 @@ class _Files:
     def resolved(self, value: Any) -> Any:
         """Return a value with its variables as Primus takes them; one that nothing sets stays as it is written."""
         if isinstance(value, Mapping):
-            return {str(key): self.resolved(one) for key, one in value.items()}
+            return {str(key): self.resolved(inner) for key, inner in value.items()}
         if isinstance(value, list):
-            return [self.resolved(one) for one in value]
+            return [self.resolved(inner) for inner in value]
         if not isinstance(value, str) or "${" not in value:
             return value
         return _scalar(VARIABLE.sub(self._variable, value))
@@ -151,7 +153,9 @@ class _Files:
         self.variables[name] = None
         if name in self.stated:
             return self.stated[name]
-        return found[0] if default is None else default
+        if default is None:
+            return found[0]
+        return default
 
 
 def _configs_near(path: Path) -> Path | None:
@@ -162,9 +166,11 @@ def _configs_near(path: Path) -> Path | None:
     return None
 
 
-def _name(given: object) -> str:
-    name = str(given)
-    return name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
+def _file_name(reference: object) -> str:
+    name = str(reference)
+    if name.endswith((".yaml", ".yml")):
+        return name
+    return f"{name}.yaml"
 
 
 def _mapping_of(file: Path) -> dict[str, Any]:
@@ -181,12 +187,11 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     """Return two mappings with the values of the one above, mappings in them laid over each other too."""
     merged = dict(below)
     for key, value in above.items():
-        held = merged.get(key)
-        merged[key] = (
-            _merged(held, value)
-            if isinstance(held, Mapping) and isinstance(value, Mapping)
-            else value
-        )
+        lower = merged.get(key)
+        if isinstance(lower, Mapping) and isinstance(value, Mapping):
+            merged[key] = _merged(lower, value)
+        else:
+            merged[key] = value
     return merged
 
 
@@ -204,6 +209,8 @@ def _scalar(text: str) -> Any:
     """Return a text with its variables in place as the truth value or the number that it shows."""
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
-    if NUMBER.fullmatch(text):
+    if INTEGER.fullmatch(text):
         return int(text)
-    return float(text) if REAL.fullmatch(text) else text
+    if REAL.fullmatch(text):
+        return float(text)
+    return text

@@ -1,4 +1,4 @@
-"""What a framework on top of Megatron Core sets at the start of a run, as rows of its table in `read/framework/`.
+"""Values that a framework on top of Megatron Core sets at the start of a run, as rows of its table in this folder.
 
 Its values stand before the checks of the framework below it, whose arguments or classes its settings are; those of the
 column `after` stand behind them.

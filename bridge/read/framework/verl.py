@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from bridge.errors import Finding, UnreadFileError
-from bridge.preflight.file_reading import FileReading, RunChoice
+from bridge.preflight.file_reading import MEGATRON_CORE, FileReading, RunChoice
 from bridge.read import framework_signs
 from bridge.read.framework.checkpoint import Checkpoint, read_checkpoint
 from bridge.read.framework.hf_config import MBRIDGE, MEGATRON_BRIDGE
@@ -24,39 +24,62 @@ from bridge.read.launch.launches import Launch
 from bridge.read.launch.word import Word
 from bridge.read.text.composed import Tree, resolved
 from bridge.read.text.document import Document
-from bridge.read.text.dotted import value_at as at
+from bridge.read.text.dotted import value_at
 from bridge.read.text.hydra_words import HydraWord, hydra_words, write_over
 from bridge.target.versions import parse_version
 
-TABLE = "verl"
-CORE = "Megatron Core"
-"""The framework below it, whose classes it constructs itself."""
+TABLE_NAME = "verl"
+
+# Keys of its files.
 ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
 DTYPE = f"{ACTOR}.megatron.dtype"
+
+# Words of its command lines.
+HYDRA_GROUPS = frozenset({"model_engine", "engine", "optim", "actor", "model", "critic", "data"})
+"""Groups of Hydra whose option is named without a dot."""
+STRATEGY_OF_ENGINE = {
+    "dp": "fsdp",
+    "megatron": "megatron",
+    "veomni": "veomni",
+    "torchtitan": "torchtitan",
+}
+"""Option of the group `model_engine` -> the strategy of its actor."""
+SUPERVISED_PROGRAM = re.compile(r"\bsft_trainer|\bsft\b")
+"""In the name of a program of supervised training."""
+GENERATING_PROGRAM = re.compile(r"\bmain_(?:generation|eval)")
+"""In the name of a program that trains nothing."""
+
+# Values.
 MODES = {"bfloat16": "bf16", "float16": "fp16"}
 """Value of `megatron.dtype` -> the switch of the model that is on."""
-STATES = {
-    f"optim.{name}": "fp32" for name in ("main_grads_dtype", "exp_avg_dtype", "exp_avg_sq_dtype")
+OPTIMIZER_DTYPES = {
+    "optim.main_grads_dtype": "fp32",
+    "optim.exp_avg_dtype": "fp32",
+    "optim.exp_avg_sq_dtype": "fp32",
 }
 """Dtypes of the precision-aware optimizer that verl's own files state."""
-GROUPS = frozenset({"model_engine", "engine", "optim", "actor", "model", "critic", "data"})
-"""Groups of Hydra whose option is named without a dot."""
-SUPERVISED = re.compile(r"\bsft_trainer|\bsft\b")
-"""In the name of a program of supervised training."""
-ENGINES = {"dp": "fsdp", "megatron": "megatron", "veomni": "veomni", "torchtitan": "torchtitan"}
-"""Option of the group `model_engine` -> the strategy of its actor."""
-GENERATES = re.compile(r"\bmain_(?:generation|eval)")
-"""In the name of a program that trains nothing."""
-NO_TRAINING = "{path}: starts {name}, which generates or evaluates samples and trains nothing. Give a run that trains."
-OTHER = "{path}: starts {name} with the strategy {strategy}, which trains on PyTorch, without Megatron Core. {remedy}"
-OPEN = "{path}: starts {name} with the strategy {strategy}, which only the run knows. {remedy}"
-REMEDY = "Give a run of the strategy megatron."
-VARIABLE = "State the variable: --context variables='NAME=VALUE'."
-UNKNOWN_MODE = "takes bfloat16 or float16 alone, and stops at the start"
-GPUS = "The number of GPUs: trainer states {nodes} nodes with {each} GPUs. Add --target h100x{all}, for example."
-CRITIC = "algorithm.adv_estimator=gae: a critic trains too, and is not counted."
-ROLLOUT = (
+
+# Sentences.
+TRAINS_NOTHING = (
+    "{path}: starts {name}, which generates or evaluates samples and trains nothing. "
+    "Give a run that trains."
+)
+TRAINS_ON_PYTORCH = (
+    "{path}: starts {name} with the strategy {strategy}, which trains on PyTorch, without Megatron Core. "
+    "Give a run of the strategy megatron."
+)
+STRATEGY_NOT_KNOWN = (
+    "{path}: starts {name} with the strategy {strategy}, which only the run knows. "
+    "State the variable: --context variables='NAME=VALUE'."
+)
+DTYPE_RULE = "takes bfloat16 or float16 alone, and stops at the start"
+NUMBER_OF_GPUS = (
+    "The number of GPUs: trainer states {nodes} nodes with {each} GPUs. "
+    "Add --target h100x{all}, for example."
+)
+CRITIC_NOT_COUNTED = "algorithm.adv_estimator=gae: a critic trains too, and is not counted."
+ROLLOUT_IS_QUANTISED = (
     "{key}={value}: the engine of the rollout quantises its weights by it, and trains nothing."
 )
 
@@ -68,7 +91,7 @@ def read(whole: Mapping[str, object], path: Path, choice: RunChoice) -> FileRead
         UnreadFileError: Its actor trains on PyTorch.
     """
     values = resolved(dict(whole))
-    strategy = at(values, f"{ACTOR}.strategy")
+    strategy = value_at(values, f"{ACTOR}.strategy")
     if strategy != "megatron":
         found = framework_signs.recognise_file(
             Document(path=str(path), text="", kind="yaml", of=whole)
@@ -89,20 +112,18 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     words = hydra_words(launch.arguments)
     strategy = _strategy(launch, words)
     facts = {"path": script, "name": launch.name, "strategy": strategy}
-    if GENERATES.search(launch.program):
-        raise UnreadFileError(NO_TRAINING.format(**facts), kind="trains nothing")
+    if GENERATING_PROGRAM.search(launch.program):
+        raise UnreadFileError(TRAINS_NOTHING.format(**facts), kind="trains nothing")
     if Word(strategy).is_unknown:
         raise UnreadFileError(
-            OPEN.format(remedy=VARIABLE, **facts), kind="only the run knows its engine"
+            STRATEGY_NOT_KNOWN.format(**facts), kind="only the run knows its engine"
         )
     if strategy != "megatron":
-        raise UnreadFileError(
-            OTHER.format(remedy=REMEDY, **facts), kind="verl without Megatron Core"
-        )
+        raise UnreadFileError(TRAINS_ON_PYTORCH.format(**facts), kind="verl without Megatron Core")
     values: Tree = {}
-    settings = [word for word in words if word.key not in GROUPS]
+    settings = [word for word in words if word.key not in HYDRA_GROUPS]
     write_over(values, settings, is_whole=False)
-    if SUPERVISED.search(launch.program):
+    if SUPERVISED_PROGRAM.search(launch.program):
         values = _as_actor(values)
     reading = _reading(values, script, choice)
     late = [word for word in launch.arguments if word.startswith("$")]
@@ -117,14 +138,14 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
 def _strategy(launch: Launch, words: Sequence[HydraWord]) -> str:
     """Return the strategy of the actor, or of the engine of supervised training."""
     stated = {word.key: str(word.value) for word in words}
-    if SUPERVISED.search(launch.program):
+    if SUPERVISED_PROGRAM.search(launch.program):
         return stated.get("engine.strategy", stated.get("engine", "fsdp"))
     named = stated.get(f"{ACTOR}.strategy")
     if named is not None:
         return named
     engine = stated.get("model_engine", stated.get(f"{ACTOR}.model_engine"))
     if engine is not None:
-        return ENGINES.get(engine, engine)
+        return STRATEGY_OF_ENGINE.get(engine, engine)
     config = _config_name(launch)
     if config.is_unknown:
         return config
@@ -151,7 +172,7 @@ def _as_actor(values: Tree) -> Tree:
 
 
 def _reading(values: Tree, path: Path, choice: RunChoice) -> FileReading:
-    table = framework_table(TABLE)
+    table = framework_table(TABLE_NAME)
     found = read_tree(table, values)
     _read_mode(found, values)
     _read_batch(found, values)
@@ -160,17 +181,17 @@ def _reading(values: Tree, path: Path, choice: RunChoice) -> FileReading:
     found.sections.setdefault("optimizer", {})
     found.sections.setdefault("ddp", {})
     added = checkpoint.unstated(model)
-    if at(values, f"{MODEL}.mtp.enable") is not True:
+    if value_at(values, f"{MODEL}.mtp.enable") is not True:
         added.pop("mtp_num_layers", None)
     model |= added
     opened = checkpoint.opened(model, known=("moe_router_load_balancing_type",))
-    optim = at(values, f"{ACTOR}.optim")
-    own: dict[str, object] = dict(STATES)
+    optim = value_at(values, f"{ACTOR}.optim")
+    own: dict[str, object] = dict(OPTIMIZER_DTYPES)
     if isinstance(optim, Mapping):
         own |= {f"optim.{key}": value for key, value in optim.items()}
     return FileReading(
         framework=table.title,
-        base=CORE,
+        base=MEGATRON_CORE,
         sections=found.sections,
         names=found.names,
         origins={f"model.{name}": checkpoint.source for name in added},
@@ -188,27 +209,29 @@ def _reading(values: Tree, path: Path, choice: RunChoice) -> FileReading:
         ),
         release=parse_version(table.release["megatron_core"]),
         release_reason=table.release["because"],
-        mode_decided_by=f"{DTYPE}={at(values, DTYPE)}" if is_late(at(values, DTYPE)) else None,
+        mode_decided_by=f"{DTYPE}={value_at(values, DTYPE)}"
+        if is_late(value_at(values, DTYPE))
+        else None,
         refused=tuple(_refused(values)),
     )
 
 
 def _checkpoint(values: Tree, path: Path, choice: RunChoice) -> Checkpoint:
     """Return what is known of the checkpoint that the actor starts from."""
-    table = framework_table(TABLE)
+    table = framework_table(TABLE_NAME)
     bridge = MEGATRON_BRIDGE
-    if at(values, f"{ACTOR}.megatron.vanilla_mbridge") is True:
+    if value_at(values, f"{ACTOR}.megatron.vanilla_mbridge") is True:
         bridge = MBRIDGE
-    overrides = at(values, f"{MODEL}.override_config")
+    overrides = value_at(values, f"{MODEL}.override_config")
     if not isinstance(overrides, Mapping):
         overrides = {}
-    name = at(values, table.checkpoint["named"])
+    name = value_at(values, table.checkpoint["named"])
     return read_checkpoint(name, path, choice, bridge, overrides)
 
 
 def _read_mode(found: TreeReading, values: Tree) -> None:
     """Write the switches of the mode that `megatron.dtype` asks for; its default is a row of the table."""
-    dtype = at(values, DTYPE)
+    dtype = value_at(values, DTYPE)
     if dtype is None or is_late(dtype):
         return
     for name in ("bf16", "fp16"):
@@ -217,14 +240,17 @@ def _read_mode(found: TreeReading, values: Tree) -> None:
 
 def _read_batch(found: TreeReading, values: Tree) -> None:
     """Write the tokens of a micro-batch: packed samples up to a number of tokens, or samples of the greatest length."""
-    tokens = at(values, f"{ACTOR}.ppo_max_token_len_per_gpu")
-    samples = at(values, f"{ACTOR}.ppo_micro_batch_size_per_gpu")
-    ranks = at(values, f"{ACTOR}.megatron.context_parallel_size")
-    if at(values, f"{ACTOR}.use_dynamic_bsz") is True and isinstance(tokens, int):
+    tokens = value_at(values, f"{ACTOR}.ppo_max_token_len_per_gpu")
+    samples = value_at(values, f"{ACTOR}.ppo_micro_batch_size_per_gpu")
+    ranks = value_at(values, f"{ACTOR}.megatron.context_parallel_size")
+    if value_at(values, f"{ACTOR}.use_dynamic_bsz") is True and isinstance(tokens, int):
         found.put("model.seq_length", tokens * ranks if isinstance(ranks, int) else tokens)
         found.put("train.micro_batch_size", 1)
         return
-    prompt, response = at(values, "data.max_prompt_length"), at(values, "data.max_response_length")
+    prompt, response = (
+        value_at(values, "data.max_prompt_length"),
+        value_at(values, "data.max_response_length"),
+    )
     if isinstance(prompt, int) and isinstance(response, int):
         found.put("model.seq_length", prompt + response)
     if isinstance(samples, int):
@@ -234,26 +260,29 @@ def _read_batch(found: TreeReading, values: Tree) -> None:
 def _unknown(found: TreeReading, values: Tree) -> list[str]:
     """Return what the run leaves open, as sentences."""
     sentences = []
-    nodes, each = at(values, "trainer.nnodes"), at(values, "trainer.n_gpus_per_node")
+    nodes, each = value_at(values, "trainer.nnodes"), value_at(values, "trainer.n_gpus_per_node")
     if isinstance(nodes, int) and isinstance(each, int):
-        sentences.append(GPUS.format(nodes=nodes, each=each, all=nodes * each))
-    if at(values, "algorithm.adv_estimator") == "gae" and at(values, "critic.enable") is not False:
-        sentences.append(CRITIC)
+        sentences.append(NUMBER_OF_GPUS.format(nodes=nodes, each=each, all=nodes * each))
+    if (
+        value_at(values, "algorithm.adv_estimator") == "gae"
+        and value_at(values, "critic.enable") is not False
+    ):
+        sentences.append(CRITIC_NOT_COUNTED)
     for key, value in found.generation.items():
         if key.endswith(".quantization") and value is not None:
-            sentences.append(ROLLOUT.format(key=key, value=value))
+            sentences.append(ROLLOUT_IS_QUANTISED.format(key=key, value=value))
     return sentences
 
 
 def _refused(values: Tree) -> list[Finding]:
     """Return what verl refuses of a run."""
     faults = []
-    dtype = at(values, DTYPE)
+    dtype = value_at(values, DTYPE)
     if dtype is not None and not is_late(dtype) and dtype not in MODES:
         faults.append(
-            Finding(path=DTYPE, rule=UNKNOWN_MODE, value=dtype, remedy="Write one of these")
+            Finding(path=DTYPE, rule=DTYPE_RULE, value=dtype, remedy="Write one of these")
         )
-    if at(values, f"{ACTOR}.megatron.use_mbridge") is False:
+    if value_at(values, f"{ACTOR}.megatron.use_mbridge") is False:
         rule = "must be True: verl stops at the start without a bridge"
         faults.append(
             Finding(

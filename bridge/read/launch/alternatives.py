@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING
 
 from bridge.errors import PayloadError
 from bridge.read.launch.bash.variables import split
-from bridge.read.launch.launches import STATING, UNREADABLE, Launch
+from bridge.read.launch.launches import Launch
+from bridge.read.launch.notes import Note, NoteKind
 from bridge.read.launch.reader import Reader
 from bridge.read.launch.script import broken_line, parse, unexecuted
+from bridge.read.launch.signs import STATING
 from bridge.read.launch.walk import MAX_STEPS
 from bridge.read.launch.word import Word
 
@@ -53,11 +55,12 @@ def launches(
     if not first.reading.launches and error:
         rule = "must be bash that can be read here, and is not"
         raise PayloadError(f"{path}, line {error}: {rule}. Correct the script there.")
-    notes: list[str] = []
+    notes: list[Note] = []
     if error:
-        notes.append(f"line {error}, which {UNREADABLE}")
+        noun = f"line {error}, which cannot be read here"
+        notes.append(Note(noun, NoteKind.BROKEN_LINE))
     if len(others) < len(first.reading.questions):
-        notes.append(f"the branches behind the first {len(others)}")
+        notes.append(Note(f"the branches behind the first {len(others)}"))
     _complete(first, notes)
     for branch in others:
         _complete(branch.reader, notes)
@@ -99,7 +102,7 @@ def _other_branches(
     return branches
 
 
-def _complete(reader: Reader, notes: Sequence[str]) -> None:
+def _complete(reader: Reader, notes: Sequence[Note]) -> None:
     """Write the parts of the script that were not read into the launches of a reading."""
     unread = unexecuted(reader.scripts, STATING, reader.executed)
     reading = reader.reading
@@ -150,16 +153,16 @@ def _listed(first: Reader, others: Sequence[_Branch]) -> list[Launch]:
 
 def _added(launches: Sequence[Launch], others: Sequence[_Branch]) -> list[Launch]:
     """Return the launches of other branches whose precision is new, each with its branch."""
-    known = _known(launches)
+    known = _precisions(launches)
     added: list[Launch] = []
     for branch in others:
         started = branch.reader.reading.launches
         if launches[0].line:
             started = [launch for launch in started if launch.line]
         for launch in started:
-            if known.isdisjoint(_known([launch])):
+            if known.isdisjoint(_precisions([launch])):
                 added.append(replace(launch, decisions=(branch.label,)))
-        known |= _known(started)
+        known |= _precisions(started)
     return added
 
 
@@ -167,17 +170,17 @@ def _decisions(launches: Sequence[Launch], others: Sequence[_Branch]) -> dict[in
     """Return line of a launch -> the branches that the precision of the launches there rests on."""
     decisions: dict[int, dict[str, None]] = {launch.line: {} for launch in launches}
     for branch in others:
-        there = _known(branch.reader.reading.launches)
+        there = _precisions(branch.reader.reading.launches)
         for launch in launches:
-            if there.isdisjoint(_known([launch])):
+            if there.isdisjoint(_precisions([launch])):
                 decisions[launch.line][branch.question.taken] = None
     return {line: tuple(branches) for line, branches in decisions.items()}
 
 
-def _known(launches: Iterable[Launch]) -> set[object]:
-    """Return what bears on precision in launches, each with its line and with its program."""
-    known: set[object] = set()
+def _precisions(launches: Iterable[Launch]) -> set[object]:
+    """Return the precision of each launch twice: with its line, and with its program."""
+    precisions: set[object] = set()
     for launch in launches:
-        known.add((launch.line, launch.known))
-        known.add((launch.name, launch.known))
-    return known
+        precisions.add((launch.line, launch.precision_words))
+        precisions.add((launch.name, launch.precision_words))
+    return precisions

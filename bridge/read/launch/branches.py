@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from bridge.read.launch.bash.conditions import Answer, matched
+from bridge.read.launch.notes import Note
 from bridge.read.launch.reading import Arm
 from bridge.read.launch.script import WORDS, text_of
 from bridge.read.launch.walk import Walk
@@ -105,7 +106,8 @@ class Branches(Walk):
         for item in items:
             if item.children[-1].type in (";&", ";;&"):
                 line = self.line_of(node)
-                self.reading.note(f"the case on line {line}, which goes on to its next pattern")
+                noun = f"the case on line {line}, which goes on to its next pattern"
+                self.reading.note(Note(noun))
         self._branch([self._item(item, subject) for item in items], [])
         self.has_failed = False
 

@@ -44,13 +44,13 @@ def is_job(words: Sequence[str]) -> bool:
 
 
 def job_environment(
-    words: Sequence[str], text_of_file: Callable[[Word], str | None]
+    words: Sequence[str], text_named: Callable[[Word], str | None]
 ) -> JobEnvironment:
     """Return the variables of a job of Ray.
 
     Args:
         words: The command.
-        text_of_file: Returns the text of a file that the command names, or None.
+        text_named: Returns the text of a file that the command names, or None.
     """
     options: dict[str, Word] = {}
     for word, following in pairwise((*words[: list(words).index("--")], "")):
@@ -63,7 +63,7 @@ def job_environment(
         return JobEnvironment(variables)
     if FILE in options:
         variables = None
-        text = text_of_file(options[FILE])
+        text = text_named(options[FILE])
         if text is not None:
             variables = _variables(text, FILE, kind="yaml")
         if variables is None:

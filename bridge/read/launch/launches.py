@@ -13,25 +13,18 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from bridge.read.foreign.row_files import rows
+from bridge.read.launch.notes import NoteKind
 from bridge.read.launch.script import MODES
+from bridge.read.launch.signs import OTHER_OPTIONS, PRECISION_WORDS
 from bridge.read.launch.word import Word
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-ROWS = rows("command_lines")
-STATING = re.compile(ROWS["stating"])
-OTHER_OPTIONS = re.compile(ROWS["other options"])
-PRECISION_WORDS = re.compile(ROWS["precision"])
-HOLDS_ARGUMENTS = re.compile(ROWS["holds arguments"])
-QUIET = frozenset(ROWS["quiet"].split())
-MEGATRON_ARGUMENTS = frozenset(ROWS["megatron-lm"].split())
-OWN_FILE = re.compile(r"^@|\.(?:ya?ml|json|toml)$")
-STRAY = "whose options belong to no command"
-"""Clause of a note about a line of options without a command."""
-UNREADABLE = "cannot be read here"
-"""Clause of a note about a line that the grammar does not know."""
+    from bridge.read.launch.notes import Note
+
+CONFIGURATION_FILE = re.compile(r"^@|\.(?:ya?ml|json|toml)$")
+"""A word that names a file of options, or a configuration."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +46,7 @@ class Launch:
     """Name of a file that the script writes before, by `cat` and a here-document -> its text."""
     decisions: tuple[str, ...] = ()
     """The branches that were taken, of those that the file does not decide."""
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     """Parts of the script that were not read: a sourced file, a heredoc that is a configuration."""
     unread: str = ""
     """The place of a text that states a precision and was not executed, as a noun."""
@@ -72,7 +65,7 @@ class Launch:
     def defaulted(self) -> dict[str, Word]:
         """Variable that the environment may set -> its default, for words that bear on precision."""
         defaults: dict[str, Word] = {}
-        for words in self.known:
+        for words in self.precision_words:
             for word in words:
                 for name, text in word.defaults.items():
                     defaults[name] = Word.of(text)
@@ -83,14 +76,21 @@ class Launch:
         """The arguments without values behind `=`."""
         return frozenset(word.partition("=")[0] for word in before_the_dashes(self.arguments))
 
+    @property
+    def unread_sources(self) -> tuple[Note, ...]:
+        """The files that the script sources and that were not read."""
+        return tuple(note for note in self.notes if note.kind is NoteKind.SOURCED_FILE)
+
     @cached_property
-    def known(self) -> tuple[tuple[Word, ...], ...]:
-        """All that bears on precision: words of the runner and of the arguments, and variables."""
+    def precision_words(self) -> tuple[tuple[Word, ...], ...]:
+        """The words that bear on precision: of the runner, of the arguments, and of variables."""
         variables: list[tuple[Word, Word]] = []
         for name in sorted(self.environment):
-            if bears(name) or name.startswith("ACCELERATE_"):
+            if is_of_precision(name) or name.startswith("ACCELERATE_"):
                 variables.append((Word(name), self.environment[name]))
-        return _known(self.runner), _known(before_the_dashes(self.arguments)), *variables
+        runner = _precision_words(self.runner)
+        arguments = _precision_words(before_the_dashes(self.arguments))
+        return runner, arguments, *variables
 
     @cached_property
     def name(self) -> str:
@@ -108,23 +108,23 @@ def before_the_dashes(words: Sequence[Word]) -> Sequence[Word]:
 
 
 @lru_cache(maxsize=4096)
-def bears(text: str) -> bool:
+def is_of_precision(text: str) -> bool:
     """Return whether a piece of a script bears on precision."""
     return PRECISION_WORDS.search(text) is not None or OTHER_OPTIONS.fullmatch(text) is not None
 
 
-def _known(words: Sequence[Word]) -> tuple[Word, ...]:
+def _precision_words(words: Sequence[Word]) -> tuple[Word, ...]:
     """Return the words that bear on precision: options, their values, and files of options."""
-    known: list[Word] = []
+    chosen: list[Word] = []
     for option, word in pairwise((Word(), *words)):
         is_value = option.startswith("--") and "=" not in option and not word.startswith("-")
         if option in MODES and word.is_unknown:
             is_value = False
         is_path = "/" in word and not word.startswith("-")
         if is_value:
-            is_of_precision = bears(option)
+            is_chosen = is_of_precision(option)
         else:
-            is_of_precision = bears(word) and not is_path
-        if is_of_precision or OWN_FILE.search(word):
-            known.append(word)
-    return tuple(known)
+            is_chosen = is_of_precision(word) and not is_path
+        if is_chosen or CONFIGURATION_FILE.search(word):
+            chosen.append(word)
+    return tuple(chosen)

@@ -253,7 +253,7 @@ class Loops(Branches):
         self.is_repeated = was_repeated
         for launch in launches:
             same_line = [other for other in before.launches if other.line == launch.line]
-            is_known = any(other.known == launch.known for other in same_line)
+            is_known = any(other.precision_words == launch.precision_words for other in same_line)
             is_open = any(map(_is_open, (*same_line, launch)))
             if not is_open and not is_known:
                 before.launches.append(launch)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
-from bridge.read.launch.launches import QUIET, ROWS
+from bridge.read.launch.signs import QUIET, ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -21,12 +21,13 @@ from bridge.errors import PayloadError
 from bridge.read.launch.bash.environment import environment_of
 from bridge.read.launch.bash.shell import DECLARERS
 from bridge.read.launch.job import is_job, job_environment
-from bridge.read.launch.launches import PRECISION_WORDS, STRAY
 from bridge.read.launch.loops import Loops
 from bridge.read.launch.nested_script import nested_script
+from bridge.read.launch.notes import Note, NoteKind
 from bridge.read.launch.recognition import launch_of
 from bridge.read.launch.script import WORDS, name_of, parse, statements, text_of
-from bridge.read.launch.sourced_file import file_named, text_in, text_of_file
+from bridge.read.launch.signs import PRECISION_WORDS
+from bridge.read.launch.sourced_file import file_named, maybe_text, text_named
 from bridge.read.launch.word import DEFAULT, UNKNOWN, Word
 
 if TYPE_CHECKING:
@@ -125,7 +126,8 @@ class Reader(Loops):
         elif first.startswith("-") and len(first) > 1:
             self.reading.stray += map(Word.of, words)
             if self.reading.launches:
-                self.reading.note(f"line {line}, {STRAY}")
+                noun = f"line {line}, whose options belong to no command"
+                self.reading.note(Note(noun, NoteKind.STRAY_OPTIONS))
         elif first in self.functions:
             self._call(self.functions[first], words[1:])
         elif first in ("source", "."):
@@ -198,7 +200,7 @@ class Reader(Loops):
             hidden[name] = self.values[name]
             unknown[name] = {0: f"${name}"}
             self.values[name] = unknown[name]
-        self._read_script(text, line, f"the string on line {line}")
+        self._read_script(text, line, Note(f"the string on line {line}"))
         for name, value in hidden.items():
             if self.values.get(name) is unknown[name]:
                 self.values[name] = value
@@ -217,18 +219,18 @@ class Reader(Loops):
 
     def _source(self, name: Word, line: int) -> None:
         """Read a file that is next to the file which sources it, or next to the script."""
-        note = f"source {name}"
+        note = Note(str(name), NoteKind.SOURCED_FILE)
         for path in (*reversed(self.sourced), self.path):
             file = file_named(path, name)
             if file is not None:
                 self.sourced.append(str(file))
-                self._read_script(text_in(file), line, note)
+                self._read_script(maybe_text(file), line, note)
                 self.sourced.pop()
                 return
         self.reading.note(note)
 
-    def _read_script(self, text: str | None, line: int, name: str) -> None:
-        """Read a text that is a script; a text that is not there, or no bash, is noted."""
+    def _read_script(self, text: str | None, line: int, note: Note) -> None:
+        """Read a text that is a script; without a text, or where it is no bash, add the note."""
         root = None
         if text is not None:
             try:
@@ -236,7 +238,7 @@ class Reader(Loops):
             except PayloadError:
                 root = None
         if root is None:
-            self.reading.note(name)
+            self.reading.note(note)
             return
         self.scripts.append(root)
         self._within(statements(root), line)
@@ -262,7 +264,8 @@ class Reader(Loops):
         self._written(name_of(inner), redirects)
         is_shown = name_of(inner) == "cat" and len(redirects) == 1
         if not is_shown and any(map(_bears_on_precision, redirects)):
-            self.reading.note(f"heredoc on line {self.line_of(node)}")
+            noun = f"heredoc on line {self.line_of(node)}"
+            self.reading.note(Note(noun, NoteKind.HERE_DOCUMENT))
 
     def _heredoc(self, redirect: Node) -> str:
         """Return the text of a here-document."""
@@ -320,7 +323,7 @@ class Reader(Loops):
         """Add a launch with its environment and the files that the script has written."""
         launch = replace(launch, files=dict(self.reading.files))
         if is_job(words):
-            job = job_environment(words, lambda name: text_of_file(self.path, name))
+            job = job_environment(words, lambda name: text_named(self.path, name))
             launch = replace(launch, environment=job.variables, unread_environment=job.unread)
         else:
             environment = environment_of(launch.runner, self.environment())

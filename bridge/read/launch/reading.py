@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
     from bridge.read.launch.bash.conditions import Answer
     from bridge.read.launch.launches import Launch
+    from bridge.read.launch.notes import Note
     from bridge.read.launch.word import Word
 
 
@@ -46,8 +47,8 @@ class Reading:
     """What a script was found to do up to the command that is read."""
 
     launches: list[Launch] = field(default_factory=list)
-    notes: dict[str, None] = field(default_factory=dict)
-    """Parts that were not read, as nouns."""
+    notes: dict[Note, None] = field(default_factory=dict)
+    """Parts that were not read, in the order of the script."""
     questions: dict[object, Question] = field(default_factory=dict)
     """Conditions that the file does not decide, each by its text or by the variable that it asks
     for."""
@@ -56,9 +57,9 @@ class Reading:
     stray: list[Word] = field(default_factory=list)
     """Options that stand where a command should."""
 
-    def note(self, noun: str) -> None:
-        """Note something that was not read."""
-        self.notes[noun] = None
+    def note(self, note: Note) -> None:
+        """Add a part that was not read."""
+        self.notes[note] = None
 
     def ask(self, arm: Arm, *, taken: str) -> None:
         """Add a condition that the file does not decide, unless the same was asked before."""

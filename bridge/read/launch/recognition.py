@@ -11,8 +11,9 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from bridge.read.launch.job import SUBMIT
-from bridge.read.launch.launches import MEGATRON_ARGUMENTS, QUIET, ROWS, Launch
+from bridge.read.launch.launches import Launch
 from bridge.read.launch.script import MODES
+from bridge.read.launch.signs import MEGATRON_ARGUMENTS, QUIET, ROWS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +24,7 @@ RUNNERS = re.compile(ROWS["runners"])
 STARTERS = tuple(ROWS["starters"].split())
 COMMANDS = {name: re.compile(words) for name, words in ROWS["commands"].items()}
 """Command that trains without a Python file on its line -> pattern of the words behind it."""
-MOST_WORDS = 40
+MAX_WORDS = 40
 """Words of a command in which a runner, or the task of a command that trains, is looked for."""
 
 
@@ -59,7 +60,7 @@ def _started(words: Sequence[Word], line: int) -> Launch | None:
 
 def _runner(words: Sequence[Word]) -> int:
     """Return the place of the first word that runs Python programs; behind the words: none does."""
-    for place, word in enumerate(words[:MOST_WORDS]):
+    for place, word in enumerate(words[:MAX_WORDS]):
         if RUNNERS.search(word):
             return place
     return len(words)
@@ -80,4 +81,4 @@ def _is_command(words: Sequence[Word], place: int) -> bool:
     behind = COMMANDS.get(PurePosixPath(words[place]).name)
     if behind is None:
         return False
-    return behind.match(" ".join(words[place + 1 : place + 1 + MOST_WORDS])) is not None
+    return behind.match(" ".join(words[place + 1 : place + 1 + MAX_WORDS])) is not None

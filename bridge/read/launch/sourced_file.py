@@ -1,4 +1,4 @@
-"""`file_named`: a file that a script names, found next to the script; `text_of_file`, its text.
+"""`file_named`: a file that a script names, found next to the script; `text_named`, its text.
 
 source "$(dirname "$0")/../models/qwen3.sh"     # by the known end of the path
 source /opt/slime/scripts/models/qwen3.sh       # in the clone that the script lies in
@@ -14,19 +14,21 @@ from bridge.errors import PayloadError
 from bridge.read.launch.word import UNKNOWN, Word
 from bridge.read.text.document import Document
 
-ABOVE = re.compile(r"\A\$\(\s*cd\s[^|;]*?/(?P<up>\.\.(?:/\.\.)*)/?[\"']?\s[^|;]*&&\s*pwd[^|;]*\)\Z")
+FOLDER_ABOVE = re.compile(
+    r"\A\$\(\s*cd\s[^|;]*?/(?P<up>\.\.(?:/\.\.)*)/?[\"']?\s[^|;]*&&\s*pwd[^|;]*\)\Z"
+)
 """`$(cd "$(dirname "$0")/../.." && pwd)`, a folder above that of the script."""
 
 
-def text_of_file(script: str, word: Word) -> str | None:
+def text_named(script: str, word: Word) -> str | None:
     """Return the text of a file that a script names; None where there is no such file."""
     file = file_named(script, word)
     if file is None:
         return None
-    return text_in(file)
+    return maybe_text(file)
 
 
-def text_in(file: Path) -> str | None:
+def maybe_text(file: Path) -> str | None:
     """Return the text of a file; None for one that cannot be read."""
     try:
         return Document.load(file).text
@@ -49,15 +51,20 @@ def file_named(script: str, word: Word) -> Path | None:
     if not name or name.startswith("~"):
         return None
     if unknown:
-        above = ABOVE.search(unknown[-1][0])
+        above = FOLDER_ABOVE.search(unknown[-1][0])
         if above is not None:
             name = f"{above['up']}/{name}"
     if name.startswith("/"):
         return _in_the_clone(Path(script), name)
     file = Path(script).parent / name
-    if os.path.isfile(file):  # noqa: PTH113  a path may be too long for Path.is_file
+    if _is_file(file):
         return file
     return None
+
+
+def _is_file(path: Path) -> bool:
+    """Return whether a path is that of a file. `Path.is_file` raises for a name that is too long."""
+    return os.path.isfile(path)  # noqa: PTH113
 
 
 def _in_the_clone(script: Path, name: str) -> Path | None:
@@ -70,7 +77,7 @@ def _in_the_clone(script: Path, name: str) -> Path | None:
         if folder.name and folder.name in parts[1:-1]:
             rest = parts[parts.index(folder.name) + 1 :]
             file = folder.joinpath(*rest)
-            if file.is_file():
+            if _is_file(file):
                 return file
             return None
     return None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from bridge.read.launch.bash.builtins import Builtins
 from bridge.read.launch.bash.condition_nodes import answer_of
+from bridge.read.launch.notes import Note
 from bridge.read.launch.reading import Reading
 from bridge.read.launch.script import WORDS, statements, text_of
 
@@ -64,7 +65,7 @@ class Walk(Builtins):
             else:
                 self.steps += 1
             if self.steps > MAX_STEPS:
-                self.reading.note(f"what follows after {MAX_STEPS} commands")
+                self.reading.note(Note(f"what follows after {MAX_STEPS} commands"))
             elif not self.end and self.repeated <= MAX_REPEATED:
                 follows = node.next_sibling
                 if follows is not None and follows.type == "&":

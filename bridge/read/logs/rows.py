@@ -28,7 +28,7 @@ STEPS = ("_step", "Step", "step", "iteration", "global_step")
 """Columns with the step, the most telling one first."""
 BOUNDS = ("__MIN", "__MAX")
 """Ends of the columns in which W&B's chart has the range of a group."""
-OF_MLFLOW = ("key", "value", "step")
+MLFLOW_COLUMNS = ("key", "value", "step")
 Row = Mapping[str, Any]
 
 
@@ -83,7 +83,7 @@ def read_rows(rows: Iterable[Row], path: Path) -> list[RunLog]:
         UnreadFileError: No run has a training loss.
     """
     rows = list(rows)
-    if rows and all(name in rows[0] for name in OF_MLFLOW):
+    if rows and all(name in rows[0] for name in MLFLOW_COLUMNS):
         source, runs = MLFLOW, _of_values(rows)
     else:
         source, runs = WANDB, _of_columns(rows)

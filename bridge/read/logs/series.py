@@ -19,9 +19,9 @@ from bridge.runtime.audit.run_log import LogRecord, RunLog
 Series = Mapping[str, Mapping[int, float]]
 """Name of a metric -> step -> value."""
 
-MOST_NAMES = 6
+SHOWN_NAMES = 6
 """Metrics that a refusal names."""
-OF_RECORDS = (
+RECORD_FIGURES = (
     "loss",
     "grad_norm",
     "loss_scale",
@@ -84,7 +84,7 @@ def log_of(
     Raises:
         UnreadFileError: None of the series is a training loss.
     """
-    figures = {figure: figure_in(series, figure) for figure in OF_RECORDS}
+    figures = {figure: figure_in(series, figure) for figure in RECORD_FIGURES}
     losses = figures["loss"]
     if not losses:
         raise no_loss(path, source, series)
@@ -134,9 +134,9 @@ def step_of(cell: object) -> int | None:
 def no_loss(path: Path, source: str, series: Series) -> UnreadFileError:
     """Return the refusal of a log without a training loss, which names the metrics that it has."""
     names = list(series)
-    shown = ", ".join(map(repr, names[:MOST_NAMES])) or "none"
-    if len(names) > MOST_NAMES:
-        shown += f" and {len(names) - MOST_NAMES} more"
+    shown = ", ".join(map(repr, names[:SHOWN_NAMES])) or "none"
+    if len(names) > SHOWN_NAMES:
+        shown += f" and {len(names) - SHOWN_NAMES} more"
     known = ", ".join(repr(row["name"]) for row in _table()["loss"])
     return UnreadFileError(
         f"{path}: {source} must have a training loss ({known}), got the metrics {shown}. "

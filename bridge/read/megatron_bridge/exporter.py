@@ -5,20 +5,21 @@ What its class lacks stands in the sections of Megatron's own.
 
 from typing import Any
 
-from bridge.errors import PayloadError
+from bridge.errors import PayloadError, RunConfigError
 from bridge.precision.config import FIELDS, MEGATRON_FIELDS, PEER_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.mode import mode_of
 from bridge.precision.statements import is_stated
 from bridge.precision.values import TORCH_NAMES
 from bridge.read.foreign.amp import report_dropped_autocast
+from bridge.read.foreign.effective_fields import recipe_named
 from bridge.read.foreign.export_builder import ExportBuilder
-from bridge.read.foreign.meaning import recipe_named
 from bridge.read.foreign.reports import ExportReport
 from bridge.read.foreign.table import table
 from bridge.read.megatron_lm.stage_files import shared_file
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.sync.routes import ROUTES
+from bridge.target.versions import parse_version
 
 TABLE = table("megatron_bridge")
 TARGET = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
@@ -27,7 +28,9 @@ DTYPES = ("params_dtype", "pipeline_dtype", "autocast_dtype")
 ELSEWHERE = {route.field: route.owner for route in ROUTES if route.field in MEGATRON_FIELDS}
 """Field that the peer's class does not have -> the section of a run that holds it, under the same
 name."""
-SINCE_0_4 = ("fp4_param", "fp4_param_gather")
+FP4_FIELDS = ("fp4_param", "fp4_param_gather")
+FP4_SINCE = parse_version("0.4")
+"""The release whose class has `FP4_FIELDS` first."""
 TWINS = {"fp8_param": "fp8_param_gather", "fp4_param": "fp4_param_gather"}
 
 
@@ -73,8 +76,9 @@ def _own(builder: ExportBuilder, shape: str, bridge_version: str) -> dict[str, A
     """Return every field of the peer's class, in a shape, as a release has them."""
     config = builder.config
     payload: dict[str, Any] = {"_target_": TARGET} if shape == "fields" else {}
+    has_fp4_fields = _has_fp4_fields(bridge_version)
     for field in PEER_FIELDS:
-        if field in SINCE_0_4 and str(bridge_version).startswith(("0.1", "0.2", "0.3")):
+        if field in FP4_FIELDS and not has_fp4_fields:
             continue
         builder.map(field, f"mixed_precision.{TWINS.get(field, field)}")
         # One of the two names: written together, the order of the keys would decide.
@@ -89,6 +93,16 @@ def _own(builder: ExportBuilder, shape: str, bridge_version: str) -> dict[str, A
             if not is_stated(config, field):
                 payload[field] = 1
     return payload
+
+
+def _has_fp4_fields(bridge_version: object) -> bool:
+    """Return whether a release's class has the fields of FP4; PayloadError for a text that is no version."""
+    try:
+        return parse_version(str(bridge_version)) >= FP4_SINCE
+    except RunConfigError:
+        raise PayloadError(
+            f"bridge_version: must begin with a number, got {bridge_version!r:.60}. Write 0.7, for example."
+        ) from None
 
 
 def _sections(builder: ExportBuilder, shape: str) -> dict[str, Any]:

@@ -26,10 +26,11 @@ from bridge.precision.statements import is_stated
 from bridge.precision.values import SPELLINGS
 from bridge.read import framework_signs
 from bridge.read.foreign.document_signs import Recognised
+from bridge.read.foreign.effective_fields import effective_fields, recipe_named
 from bridge.read.foreign.import_builder import MODES, ImportBuilder
-from bridge.read.foreign.meaning import meaning, recipe_named
+from bridge.read.foreign.payload_text import as_yaml
 from bridge.read.foreign.reports import ImportReport
-from bridge.read.foreign.system import ContextKey, System, as_yaml
+from bridge.read.foreign.system import ContextKey, System
 from bridge.read.megatron_bridge.exporter import DTYPES, ELSEWHERE, TABLE, TWINS, export
 from bridge.read.megatron_bridge.program import ATTRIBUTE, Stated, runs_in
 from bridge.read.megatron_lm.flags import OWNERS, reads_as_default, report_other
@@ -265,7 +266,7 @@ def _report_others(
 ) -> ImportReport:
     """Report the owners' own values, which `mixed_precision` overwrites."""
     values = imported.config.to_dict(full=True)
-    acting = meaning(imported.config)
+    acting = effective_fields(imported.config)
     for where, value in _owned(payload, builder):
         name = _field(where)
         is_same = value == values[name] or (value in (None, False) and not values[name])

@@ -1,7 +1,7 @@
 """Megatron-LM: its arguments, from launch scripts, argument files, logs and checkpoints.
 
 recognition.py         whether a document or a launch is Megatron-LM's
-printed.py             arguments that a run printed into a log or saved in a checkpoint
+printed.py             arguments that a run printed into a log
 arguments.py           the options of a run as they are written
 flags.py               the parser's options: switches, fields, spellings; their rows are those of
                        bridge/read/rows/megatron_lm.yaml

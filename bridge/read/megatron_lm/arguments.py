@@ -15,15 +15,10 @@ from bridge.errors import PayloadError
 from bridge.precision.values import NO, YES
 from bridge.read import framework_signs
 from bridge.read.framework.table import FrameworkTable, framework_table
-from bridge.read.launch.launches import (
-    HOLDS_ARGUMENTS,
-    MEGATRON_ARGUMENTS,
-    STRAY,
-    UNREADABLE,
-    Launch,
-    before_the_dashes,
-)
+from bridge.read.launch.launches import Launch, before_the_dashes
+from bridge.read.launch.notes import NoteKind
 from bridge.read.launch.script import MODES
+from bridge.read.launch.signs import HOLDS_ARGUMENTS, MEGATRON_ARGUMENTS
 from bridge.read.launch.word import UNKNOWN, Word, joined, variable_of
 from bridge.read.megatron_lm import flags
 from bridge.read.megatron_lm.printed import PrintedBlock
@@ -117,8 +112,8 @@ class Arguments:
     """Path of the script that starts them; empty for other arguments."""
     read_too: tuple[str, ...] = ()
     """Other files that were read for them, as sentences."""
-    has_end: bool | None = None
-    """Whether a block that a run printed is whole, so that it has every default; None: not printed."""
+    printed: PrintedBlock | None = None
+    """The block in which a run printed them; None: they are written in a file, or on a command line."""
     used_by: str = ""
     """The source that uses these arguments and may add others."""
     framework: FrameworkTable | None = None
@@ -133,6 +128,16 @@ class Arguments:
         if key in flags.BY_NAME:
             key = flags.dest(flags.BY_NAME[key].option)
         self.settings[key] = written
+
+    @property
+    def has_every_default(self) -> bool:
+        """Whether a run printed all arguments, so that each default is among them."""
+        return self.printed is not None and self.printed.has_end
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether a run printed the arguments, and the end of them is missing."""
+        return self.printed is not None and not self.printed.has_end
 
     @property
     def is_known(self) -> bool:
@@ -210,20 +215,19 @@ def _deciders(run: Arguments) -> Iterator[str]:
     notes = run.launch.notes
     yield run.launch.unread
     for note in notes:
-        if note.endswith(STRAY):
-            yield note
+        if note.kind is NoteKind.STRAY_OPTIONS:
+            yield str(note)
     if not run.is_known:
         name = run.launch.program.rpartition("/")[2]
         yield f"{name}, a program whose defaults are not known here,"
-    for note in notes:
-        if note.startswith("source "):
-            yield f"{note.removeprefix('source ')}, which the script sources,"
+    for source in run.launch.unread_sources:
+        yield f"{source.noun}, which the script sources,"
     for word in run.undecided:
         yield f"{word}, which only the run knows,"
     yield from run.elsewhere
     for note in notes:
-        if not note.endswith(UNREADABLE):
-            yield note
+        if note.kind is not NoteKind.BROKEN_LINE:
+            yield str(note)
     for key, written in run.settings.items():
         if not _is_known(key):
             yield f"{written.name}, which is no flag of Megatron-LM's,"
@@ -432,7 +436,7 @@ def runs_printed(blocks: Sequence[PrintedBlock]) -> list[Arguments]:
     """
     runs: list[Arguments] = []
     for number, block in enumerate(blocks, 1):
-        run = Arguments(label="printed arguments", has_end=block.has_end)
+        run = Arguments(label="printed arguments", printed=block)
         if len(blocks) > 1:
             run.label = f"printed arguments {number}"
         if _has_open_mode(block):

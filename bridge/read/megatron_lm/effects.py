@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.fields import LAYER_COUNTS
+from bridge.read.foreign.effective_fields import inert_in_every_system
 from bridge.read.foreign.import_builder import ImportBuilder
-from bridge.read.foreign.meaning import unread_fields
+from bridge.read.launch.notes import NoteKind
 from bridge.read.megatron_lm.arguments import Arguments
 from bridge.read.megatron_lm.flags import BY_NAME, bears_on_precision, option_of
 from bridge.read.megatron_lm.gradient_reduction import MEGATRON_FSDP, uses_megatron_fsdp
@@ -55,20 +56,22 @@ def report_unread_settings(run: Arguments, builder: ImportBuilder) -> None:
     A log prints all of them: there they are mapped to nothing.
     """
     config = MixedPrecisionConfig.from_dict(builder.fields)
-    reasons = unread_fields(config)
+    reasons = inert_in_every_system(config)
     values = config.to_dict()
     for key, written in run.settings.items():
         if key not in BY_NAME or not builder.mapped.get(written.name):
             continue
         name = BY_NAME[key].field
         value = values.get(name)
-        if name in reasons and run.has_end is not None:
+        if name in reasons and run.printed is not None:
             builder.fields.pop(name, None)
             builder.mapped[written.name] = ()
         elif name in reasons and value not in (None, PARSER_DEFAULTS[name]):
-            builder.record("megatron_lm.not-read", written.name, written.shown, why=reasons[name])
+            builder.record(
+                "megatron_lm.has-no-effect", written.name, written.shown, why=reasons[name]
+            )
         elif name == "fp8_wgrad" and value is False:
-            builder.record("megatron_lm.transformer-engine-and-later", written.name, written.shown)
+            builder.record("megatron_lm.te2-ignores-fp8-wgrad", written.name, written.shown)
 
 
 def report_sharding(run: Arguments, builder: ImportBuilder) -> None:
@@ -79,12 +82,14 @@ def report_sharding(run: Arguments, builder: ImportBuilder) -> None:
     if fields.get("fp8_param_gather"):
         option = "--fp8-param-gather"
         if "use_torch_fsdp2" in run:
-            builder.record("megatron_lm.use-torch-fsdp2", option, True)
+            builder.record("megatron_lm.cleared-by-torch-fsdp2", option, True)
             fields["fp8_param_gather"] = False
         elif is_whole_command and not is_sharded:
-            builder.record("megatron_lm.asserts-on-it-without-use", option, True)
+            builder.record("megatron_lm.gathering-needs-sharding", option, True)
     if uses_megatron_fsdp(run) and fields.get("reuse_grad_buf_for_mxfp8_param_ag"):
-        builder.record("megatron_lm.use-megatron-fsdp", "--reuse-grad-buf-for-mxfp8-param-ag", True)
+        builder.record(
+            "megatron_lm.switched-off-by-megatron-fsdp", "--reuse-grad-buf-for-mxfp8-param-ag", True
+        )
         fields["reuse_grad_buf_for_mxfp8_param_ag"] = False
 
 
@@ -97,7 +102,7 @@ def map_environment(variables: Mapping[str, str], builder: ImportBuilder) -> Non
         elif name == CUBLAS_OVERRIDE and value in ("0", "1") and not is_forbidden:
             builder.map(name, tf32=value == "1")
         elif name.startswith(PREFIXES) and bears_on_precision(name.lower()):
-            builder.record("megatron_lm.an-environment-variable-which", name, value)
+            builder.record("megatron_lm.environment-variable-is-in-no-recipe", name, value)
 
 
 def report_undecided(run: Arguments, builder: ImportBuilder, *, is_file_read: bool = False) -> None:
@@ -109,16 +114,16 @@ def report_undecided(run: Arguments, builder: ImportBuilder, *, is_file_read: bo
         is_file_read: The script writes the JSON of DeepSpeed's engine, which was read.
     """
     notes = list(run.launch.notes)
-    here_documents = [note for note in notes if note.startswith("heredoc ")]
+    here_documents = [note for note in notes if note.kind is NoteKind.HERE_DOCUMENT]
     if is_file_read and len(here_documents) == 1:  # it is the engine's JSON
         notes.remove(here_documents[0])
     for text in dict.fromkeys(run.undecided):
-        builder.record("megatron_lm.it-may-hold-further", text, None)
+        builder.record("megatron_lm.word-may-hold-flags", text, None)
     for decision in run.launch.decisions:
-        builder.record("megatron_lm.the-file-alone-does", decision, "taken")
-    if run.has_end is False and not run.decided_by:
-        builder.record("megatron_lm.incomplete", "arguments", None)
+        builder.record("megatron_lm.branch-is-not-decided", decision, "taken")
+    if run.is_cut and not run.decided_by:
+        builder.record("megatron_lm.block-is-incomplete", "arguments", None)
     for note in notes:
-        builder.record("megatron_lm.it-is-not-read-and-may", note, None)
+        builder.record("megatron_lm.part-is-not-read", str(note), None)
     for name, value in run.launch.defaulted.items():
-        builder.record("megatron_lm.the-environment-or-the-command", f"${name}", value)
+        builder.record("megatron_lm.default-of-a-variable-was-taken", f"${name}", value)

@@ -136,7 +136,7 @@ def _unread(run: Arguments, arguments: Mapping[str, Any], engine: Engine) -> _Un
         if name not in engine.read:
             options[option_of(name)] = settings
     slips: dict[str, tuple[str, ...]] = {}
-    if not run.has_end:
+    if not run.has_every_default:
         for name, meant in misspelt(arguments).items():
             if name in of_megatron:
                 slips[option_of(name)] = fields_of(meant)

@@ -50,7 +50,7 @@ NOT_COUNTED = (
     "which are not counted."
 )
 FORK = "the fork of Megatron-LM for DeepSpeed"
-OF_EXPERTS = (
+EXPERTS_ARE_DECIDED_BY_THE_FORK = (
     "--num-experts: which layers have experts, and how many experts a token goes to, is decided by the fork "
     "(--expert-interval, --topk); Megatron-LM's defaults count here."
 )
@@ -178,7 +178,7 @@ def engine_of(run: Arguments, arguments: Mapping[str, Any], mode: str, path: str
         opened[REDUCED] = ENGINE
     unknown = list(_left_open(stage, file))
     if experts:
-        unknown.append(OF_EXPERTS)
+        unknown.append(EXPERTS_ARE_DECIDED_BY_THE_FORK)
     return Engine(
         precision=precision,
         sections={"model": _recomputed(arguments), **_sharded(stage, is_bf16=is_bf16)},

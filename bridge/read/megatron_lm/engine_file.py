@@ -25,9 +25,9 @@ from bridge.target.fields import whole_number
 DEEPSPEED_FILE = "deepspeed_config"
 """Argument that names the file."""
 ZERO = "zero_optimization"
-OF_PRECISION = ("fp16", "bf16", "bfloat16", "data_types", "communication_data_type", ZERO)
+PRECISION_KEYS = ("fp16", "bf16", "bfloat16", "data_types", "communication_data_type", ZERO)
 """Keys of the JSON that decide about formats and shards."""
-OPEN = "<open>"
+OPEN_VALUE = "<open>"
 """A text in the place of a value that only the run decides."""
 LATE_VALUE = re.compile(rf"(?<=[\s:\[,])(?:{UNKNOWN.pattern})(?=[\s,\]}}]|\Z)")
 UNFOLLOWED = re.compile(
@@ -86,13 +86,13 @@ def _text_of(file: Path) -> str | None:
 def _content_of(text: str, name: str) -> Mapping[str, Any] | None:
     """Return the content of the JSON; None where it has an error, or where only the run decides the formats."""
     try:
-        content = strict_json.loads(LATE_VALUE.sub(f'"{OPEN}"', Word.of(text)), name)
+        content = strict_json.loads(LATE_VALUE.sub(f'"{OPEN_VALUE}"', Word.of(text)), name)
     except PayloadError:
         return None
     if not isinstance(content, Mapping):
         return None
-    decisive = str({key: content[key] for key in OF_PRECISION if key in content})
-    if OPEN in decisive or UNKNOWN.search(decisive):
+    decisive = str({key: content[key] for key in PRECISION_KEYS if key in content})
+    if OPEN_VALUE in decisive or UNKNOWN.search(decisive):
         return None
     return content
 

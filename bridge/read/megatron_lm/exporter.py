@@ -13,11 +13,11 @@ from bridge.precision.fields import LAYER_COUNTS
 from bridge.precision.mode import mode_of
 from bridge.precision.statements import is_stated
 from bridge.read.foreign.amp import report_dropped_autocast
+from bridge.read.foreign.effective_fields import effective_fields
 from bridge.read.foreign.export_builder import ExportBuilder
 from bridge.read.foreign.import_builder import DELAYED
-from bridge.read.foreign.meaning import meaning
+from bridge.read.foreign.payload_text import as_yaml
 from bridge.read.foreign.reports import ExportReport
-from bridge.read.foreign.system import as_yaml
 from bridge.read.megatron_lm.flags import FLAGS
 from bridge.read.megatron_lm.stage_files import FILE, shared_file
 from bridge.registry.config import MixedPrecisionConfig
@@ -62,7 +62,7 @@ def export(config: MixedPrecisionConfig, **layout: int) -> ExportReport:
         layout: Keys of `stage_files.LAYOUT`, for rows of `modules` that name layers.
     """
     builder = ExportBuilder(config, TITLE)
-    acting = meaning(config)
+    acting = effective_fields(config)
     _map_dtypes(builder, mode_of(config))
     words: list[str] = []
     for field, value in _written_fields(builder, acting):
@@ -80,7 +80,7 @@ def export(config: MixedPrecisionConfig, **layout: int) -> ExportReport:
         builder.map("modules", MODULES_OPTION)
     if acting.get("fp8_wgrad") is False:
         words.append(OPTIONS["fp8_wgrad", False])
-        builder.record("megatron_lm.transformer-engine-and-later", "fp8_wgrad")
+        builder.record("megatron_lm.te2-ignores-fp8-wgrad", "fp8_wgrad")
     return builder.finish(words)
 
 
@@ -165,7 +165,7 @@ def _map_dtypes(builder: ExportBuilder, mode: str) -> None:
         follows = builder.map_dtype(field, *options)
         is_of_autocast = field == "params_dtype" and builder.config.autocast_enabled
         if not follows and not is_of_autocast:
-            builder.record("megatron_lm.no-flag-sets-it-it-follows", field, mode=mode)
+            builder.record("megatron_lm.no-flag-and-it-follows-the-mode", field, mode=mode)
     report_dropped_autocast(builder, "no flag turns autocast on")
     if builder.config.autocast_enabled:
         builder.record_if_stated("megatron_lm.no-flag-reaches-it", "autocast_dtype")

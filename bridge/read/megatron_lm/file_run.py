@@ -125,7 +125,7 @@ class FileRun:
         open_ends: list[str] = []
         if is_shell:
             open_ends += [source for source in written.elsewhere if not is_named(source)]
-            open_ends += [note for note in written.launch.notes if note.startswith("source ")]
+            open_ends += map(str, written.launch.unread_sources)
         return cls(
             written=written,
             values=values,

@@ -33,13 +33,13 @@ def state_reduction(run: Arguments, mode: str, builder: ImportBuilder) -> None:
         if stays_in_bf16:
             builder.map(name, grad_reduce_in_fp32=False)
         else:
-            builder.record("megatron_lm.it-only-keeps-bf16", name, True)
+            builder.record("megatron_lm.grad-reduce-in-bf16-has-no-effect", name, True)
     if mode != "fp32" and uses_megatron_fsdp(run):
         _state_reduction_of_fsdp(run, mode, builder, stays_in_bf16=stays_in_bf16)
     elif IN_FP32 in run:
         name = run.settings[IN_FP32].name
         if stays_in_bf16:
-            builder.record("megatron_lm.grad-reduce-in-bf16", name, True)
+            builder.record("megatron_lm.turned-off-by-grad-reduce-in-bf16", name, True)
         else:
             builder.map(name, grad_reduce_in_fp32=True)
     elif mode != "fp32" and not stays_in_bf16:
@@ -66,7 +66,7 @@ def _state_default(
     written = run.settings.get(IN_FP32)
     if written is not None and written.value is False and written.refused is None:
         if is_automatic:
-            builder.record("megatron_lm.reduces-gradients-in-fp32", written.name, False)
+            builder.record("megatron_lm.reduced-in-fp32-whatever-is-written", written.name, False)
         else:
             builder.map(written.name, grad_reduce_in_fp32=False)
         return

@@ -92,7 +92,9 @@ def write(payload: list[str]) -> str:
 def _per_module(content: Mapping[str, Any]) -> ImportReport:
     """Report a per-module recipe, whose numbers count within a stage."""
     builder = ImportBuilder(TITLE)
-    builder.record("megatron_lm.its-numbers-of-layers-count", "matchers", list(content["matchers"]))
+    builder.record(
+        "megatron_lm.layers-are-counted-within-a-stage", "matchers", list(content["matchers"])
+    )
     builder.leave_mode("the command line that names this file", default="bf16")
     return builder.finish("unstated")
 
@@ -101,10 +103,10 @@ def imported(run: Arguments) -> ImportReport:
     """Return the precision that the arguments of a run state."""
     builder = ImportBuilder(TITLE)
     if INFERENCE.search(run.launch.program):
-        builder.record("megatron_lm.inference-by-its-name-not-training", run.label, None)
+        builder.record("megatron_lm.program-is-inference", run.label, None)
     is_silent = not run.launch.line and not run.settings
     if is_silent:
-        builder.record("megatron_lm.nothing-in-it-starts-a-training", "launch", None)
+        builder.record("megatron_lm.no-training-in-the-file", "launch", None)
     mode, is_unstated = _mode(run, builder, is_silent=is_silent)
     has_engine = is_engine(run)
     file = EngineFile()
@@ -175,8 +177,7 @@ def _mode(run: Arguments, builder: ImportBuilder, *, is_silent: bool) -> tuple[s
             builder.map(written.name, **_fields_of_mode(name))
     if modes:
         return modes[-1], False
-    sources = [note for note in run.launch.notes if note.startswith("source ")]
-    is_whole = not run.undecided and not sources
+    is_whole = not run.undecided and not run.launch.unread_sources
     if run.framework is not None and run.framework.mode and is_whole:
         mode = run.framework.mode
         facts = {"system": run.framework.title, "mode": mode.upper(), "code": run.framework.code}

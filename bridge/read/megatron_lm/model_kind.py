@@ -66,7 +66,8 @@ def other_kind(run: Arguments, values: ArgumentValues) -> OtherKind | None:
     """Return the kind of a model with other layers than a language model's decoder; None without one."""
     for title, options in OPTIONS.items():
         for name in options:
-            is_evidence = name in NULL_OTHERWISE or not run.has_end
+            # A run prints the options of every model, those of another one with their defaults.
+            is_evidence = name in NULL_OTHERWISE or run.printed is None
             if is_evidence and name in values.known:
                 return OtherKind(title, option_of(name))
     program = PurePosixPath(run.launch.name).name

@@ -51,7 +51,7 @@ def _decided_late(path: str, text: str) -> str:
 
 def _misspelt_options(run: FileRun) -> Iterator[str]:
     """Yield the options that are an argument's name but for a letter or two; a run prints none."""
-    if run.written.has_end:
+    if run.written.has_every_default:
         return
     for name, meant in misspelt(run.values.all).items():
         rule = "no argument of Megatron-LM that is known, and it is not read"
@@ -93,7 +93,7 @@ def _about_the_program(run: FileRun) -> Iterator[str]:
     """Yield that the program trains nothing, or that the file does not name it."""
     if run.is_inference:
         yield TRAINS_NOTHING
-    is_unnamed = not run.is_started and not run.written.has_end
+    is_unnamed = not run.is_started and not run.written.has_every_default
     if is_unnamed and other_kind(run.written, run.values) is None:
         program = "pretrain_gpt.py"
         if "hybrid_layer_pattern" in run.values.known:

@@ -1,4 +1,4 @@
-"""The arguments of a run as the run itself wrote them: printed into a log, or saved in a checkpoint.
+"""`printed_arguments`: the arguments of a run as the run itself printed them into a log.
 
     ------------------------ arguments ------------------------
       bf16 ............................................ True
@@ -7,22 +7,13 @@
 
 Each line of a log may stand behind a rank or a timestamp. Source: Megatron-LM 0.20
 training/arguments.py.
-
-A checkpoint (`common.pt`) is read without running code of the file. `torch.load(weights_only=True)`
-makes tensors, containers and `argparse.Namespace`. Megatron-LM's enums, paths and signals become
-values without a meaning; a file that names anything else is refused.
 """
 
-import io
-import pickle
 import re
-from argparse import Namespace
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from bridge.errors import PayloadError
 from bridge.precision.values import SPELLINGS, number_of_text
 
 START = re.compile(r"(?<!-)-{8,}+ (?:\w+ )?arguments -{8,}+")
@@ -32,19 +23,6 @@ of their number."""
 LINE = re.compile(r"(?:^|[\s:\]>|])([A-Za-z_]\w*) \.+ (.*)$", re.MULTILINE)
 EVIDENCE = "is a log with the arguments that Megatron-LM prints when it starts"
 WORDS = {"None": None, "True": True, "False": False}
-SUFFIX = ".pt"
-DAMAGED = (
-    pickle.UnpicklingError,
-    RuntimeError,
-    ValueError,
-    LookupError,
-    EOFError,
-    TypeError,
-    AttributeError,
-    OSError,
-)
-"""Errors of `torch.load` for a damaged file."""
-INERT = ("megatron.", "signal.Signals", "pathlib.PosixPath", "pathlib.PurePosixPath")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -82,55 +60,3 @@ def _value(text: str) -> Any:
     if text.startswith("torch."):
         return SPELLINGS.get(text.removeprefix("torch."), text.removeprefix("torch."))
     return number_of_text(text)
-
-
-class _Inert:
-    """An object in the place of an instance of a class that is not imported."""
-
-    def __init__(self, *values: object) -> None:
-        self.values = values
-
-    def __str__(self) -> str:
-        return " ".join(map(str, getattr(self, "values", ())))
-
-
-def arguments_text(data: bytes, path: str) -> str:
-    """Return the `args` of a checkpoint as the block that Megatron-LM prints when a run starts.
-
-    PayloadError for a file that names a class or function which a checkpoint's arguments do not
-    need, that is none of `torch.save`'s, or that holds no arguments.
-    """
-    import torch  # two seconds, and only for this kind of file
-
-    allowed: list[Any] = [Namespace]
-    for name in _read(torch.serialization.get_unsafe_globals_in_checkpoint, data, path):
-        if name.startswith(INERT):
-            allowed.append((_Inert, name))
-        elif name != "argparse.Namespace":
-            rule = f"a checkpoint must not name {name}"
-            raise PayloadError(f"{path}: {rule}. Give the log of the run.")
-    with torch.serialization.safe_globals(allowed):
-        content = _read(partial(torch.load, map_location="cpu", weights_only=True), data, path)
-    arguments = None
-    if isinstance(content, dict):
-        arguments = content.get("args")
-    if not isinstance(arguments, Namespace):
-        rule = "must hold `args` of Megatron-LM, and does not"
-        raise PayloadError(f"{path}: {rule}. Give common.pt of a checkpoint.")
-    lines: list[str] = []
-    for name, value in sorted(vars(arguments).items()):
-        words = " ".join(str(value).split())
-        lines.append(f"  {name} ... {words}")
-    title = "------------------------ checkpoint arguments ------------------------"
-    return "\n".join([title, *lines, title.replace("checkpoint", "end of"), ""])
-
-
-def _read(call: Callable[[io.BytesIO], Any], data: bytes, path: str) -> Any:
-    """Return the answer of a function of torch about a file; PayloadError where the file is damaged."""
-    try:
-        return call(io.BytesIO(data))
-    except DAMAGED as error:
-        reason = type(error).__name__
-        raise PayloadError(
-            f"{path}: must be a file of torch.save, got {reason}. Give the log of the run."
-        ) from None

@@ -7,11 +7,13 @@ from typing import Any
 
 from bridge.read import framework_signs
 from bridge.read.foreign.document_signs import Recognised
-from bridge.read.launch.launches import MEGATRON_ARGUMENTS, Launch
+from bridge.read.launch.launches import Launch
 from bridge.read.launch.script import MODES
+from bridge.read.launch.signs import MEGATRON_ARGUMENTS
 from bridge.read.megatron_lm.arguments import PROGRAMS, argument_groups
 from bridge.read.megatron_lm.flags import BY_NAME, OTHER_SETTINGS, TABLE, dest
-from bridge.read.megatron_lm.printed import EVIDENCE, START, SUFFIX
+from bridge.read.megatron_lm.printed import EVIDENCE, START
+from bridge.read.text.checkpoint_arguments import CHECKPOINT_SUFFIX
 from bridge.read.text.document import Document
 
 STRONG = re.compile(TABLE.data["strong"])
@@ -50,7 +52,7 @@ def is_megatron(launch: Launch) -> bool:
     framework = framework_signs.recognise_launch(launch)
     if framework is not None and framework.table:
         return True
-    if framework is not None and not framework.yields:
+    if framework is not None and not framework.is_fallback:
         return False
     if PROGRAMS.search(launch.program) is not None or "Megatron-LM" in launch.program:
         return True
@@ -82,7 +84,7 @@ def recognise(document: Document) -> Recognised | None:
 
 def _of_text(document: Document) -> Recognised | None:
     if START.search(document.text):
-        if document.path.endswith(SUFFIX):
+        if document.path.endswith(CHECKPOINT_SUFFIX):
             return Recognised(0.97, "is a checkpoint with the arguments of Megatron-LM")
         return Recognised(0.97, EVIDENCE)
     flags = sorted(set(STRONG.findall(document.text)))

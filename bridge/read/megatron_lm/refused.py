@@ -59,7 +59,9 @@ def _refused_value(option: Option) -> Refusal | None:
     state = "on"
     if not TRUTH.get(value.lower(), True):
         state = "off"
-    return Refusal(setting=str(option.name), value=value, row="refused", facts={"state": state})
+    return Refusal(
+        setting=str(option.name), value=value, row="value-behind-a-switch", facts={"state": state}
+    )
 
 
 def _value_of(option: Option) -> str | None:

@@ -175,7 +175,7 @@ def _argument_sections(
 ) -> dict[str, dict[str, Any]]:
     """Return the sections that the arguments become, with the precision of DeepSpeed's engine."""
     sections = sections_of(run.values)
-    if run.written.has_end is None:
+    if run.written.printed is None:
         put_malformed(sections, run.values)
     is_started_engine = document.kind == "shell" and is_engine(run.written)
     if is_started_engine and report.decided_by is None:
@@ -209,7 +209,7 @@ def _release(
 ) -> tuple[Version | None, str]:
     """Return the release of Megatron Core that a run is read as, and the reason."""
     framework = written.framework
-    if written.has_end:  # the release that wrote all arguments
+    if written.has_every_default:  # the release that wrote all arguments
         return release_of(sections, is_whole=True)
     if framework is not None and framework.release:
         return parse_version(framework.release["megatron_core"]), framework.release["because"]
@@ -219,9 +219,9 @@ def _release(
 def _decider(run: FileRun, document: Document) -> str | None:
     """Return what decides the settings that a run does not state, as a noun; None: known defaults do."""
     written = run.written
-    if written.has_end:
+    if written.has_every_default:
         return None
-    if written.has_end is not None:
+    if written.is_cut:
         return "the rest of the log"
     if document.kind != "shell":
         if GROUP in document.mapping or argument_groups(document.mapping):  # of Megatron-LM's tests

@@ -15,7 +15,8 @@ from bridge.precision.mode import low_format_of
 from bridge.precision.module_row import ModuleRow, layers_beyond, module_rows
 from bridge.precision.module_schemes import chunk_recipes, file_of, stage_recipes
 from bridge.read.foreign.export_builder import ExportBuilder
-from bridge.read.foreign.system import ContextKey, as_yaml
+from bridge.read.foreign.payload_text import as_yaml
+from bridge.read.foreign.system import ContextKey
 
 FILE = "te_precision.yaml"
 """Name of the file that all ranks share."""
@@ -52,7 +53,7 @@ def shared_file(builder: ExportBuilder, layout: Mapping[str, Any]) -> dict[str, 
     if not any(row.layer_numbers for row in rows):
         return file_of(builder.config)
     if layout.get("num_layers") is None:
-        builder.record("megatron_lm.its-patterns-count-layers", "modules")
+        builder.record("megatron_lm.patterns-need-the-layout", "modules")
         return None
     try:
         files = _files_of_stages(rows, layout, run=low_format_of(builder.config))

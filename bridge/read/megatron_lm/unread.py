@@ -29,7 +29,7 @@ HARMLESS = re.compile(flags.TABLE.data["harmless words"])
 """Words of an option by which it changes none of them."""
 UNREAD: Mapping[str, list[str]] = flags.TABLE.data["unread arguments"]
 """Argument of Megatron-LM that is not read -> the settings that it may change."""
-OF_EXPERTS = re.compile(r"(?:^|_)(?:moe|experts?)(?:_|$)")
+EXPERT_OPTION = re.compile(r"(?:^|_)(?:moe|experts?)(?:_|$)")
 """Options that change nothing in a model without experts."""
 NOTHING = (None, False, "", "0", "0.0", "none", "None", "false", "False")
 """Values with which an option changes nothing."""
@@ -49,7 +49,7 @@ def unread_options(arguments: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
     for name, value in arguments.items():
         if _is_neutral(name, value):
             continue
-        if OF_EXPERTS.search(name) and not has_experts:
+        if EXPERT_OPTION.search(name) and not has_experts:
             continue
         settings = _settings_of(name)
         if settings:

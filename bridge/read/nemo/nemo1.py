@@ -23,11 +23,13 @@ from bridge.errors import PayloadError
 from bridge.precision.mode import mode_of
 from bridge.read.foreign.amp import amp_fields, export_as_amp
 from bridge.read.foreign.document_signs import Recognised
+from bridge.read.foreign.effective_fields import effective_fields
 from bridge.read.foreign.export_builder import ExportBuilder
 from bridge.read.foreign.import_builder import DELAYED, ImportBuilder
-from bridge.read.foreign.meaning import meaning, semantics_of
+from bridge.read.foreign.payload_text import as_yaml
 from bridge.read.foreign.reports import ExportReport, ImportReport
-from bridge.read.foreign.system import System, as_yaml
+from bridge.read.foreign.semantics import semantics_of
+from bridge.read.foreign.system import System
 from bridge.read.foreign.table import table
 from bridge.read.megatron_lm.flags import report_other
 from bridge.read.text.document import Document
@@ -44,7 +46,7 @@ REFERENCE = re.compile(r"\$\{\s*(\.*)([\w.]+)\s*\}")
 """OmegaConf's reference to another key of the file; dots in front make it relative to its key."""
 OTHER_SECTIONS = {"trainer": "apex", "model.optim": "optim", "quantization": "quantization"}
 """Section next to the model's -> the part of the table with its settings."""
-DEEPEST = 16
+MAX_DEPTH = 16
 """References that lead to each other."""
 PRECISION_OF_MODE = {"fp32": 32, "fp16": 16, "bf16": "bf16"}
 
@@ -62,7 +64,7 @@ def _with_references(
         for key, inner in value.items():
             values[key] = _with_references(inner, payload, f"{where}.{key}".lstrip("."), depth)
         return values
-    if not isinstance(value, str) or depth >= DEEPEST:
+    if not isinstance(value, str) or depth >= MAX_DEPTH:
         return value
     reference = REFERENCE.fullmatch(value)
     if reference is None:
@@ -129,7 +131,7 @@ def recognise(document: Document) -> Recognised | None:
 def export(config: MixedPrecisionConfig) -> ExportReport:
     """Return the precision's part of a NeMo 1.x configuration, with every default written out."""
     builder = ExportBuilder(config, TABLE.title)
-    acting = meaning(config)
+    acting = effective_fields(config)
     is_o2 = semantics_of(config) == "megatron_o2"
     fp8_format = builder.values["fp8"]
     has_fp8 = bool(fp8_format)
@@ -191,7 +193,7 @@ def _precision(file: Mapping[str, Any], builder: ImportBuilder) -> str:
         if PRECISIONS.get(str(second).removesuffix(".0")) == dtype:
             builder.map(other)
         else:
-            builder.record("nemo1.decides", other, second, where=where, value=value)
+            builder.record("nemo1.another-setting-decides", other, second, where=where, value=value)
     return dtype
 
 

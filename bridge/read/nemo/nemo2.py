@@ -20,11 +20,12 @@ from bridge.precision.values import TORCH_NAMES
 from bridge.read import framework_signs
 from bridge.read.foreign.amp import report_dropped_autocast
 from bridge.read.foreign.document_signs import Recognised
+from bridge.read.foreign.effective_fields import recipe_named
 from bridge.read.foreign.export_builder import ExportBuilder
 from bridge.read.foreign.import_builder import ImportBuilder
-from bridge.read.foreign.meaning import recipe_named
+from bridge.read.foreign.payload_text import as_yaml
 from bridge.read.foreign.reports import ExportReport, ImportReport
-from bridge.read.foreign.system import System, as_yaml
+from bridge.read.foreign.system import System
 from bridge.read.foreign.table import table
 from bridge.read.text.document import Document
 from bridge.read.text.python_calls import Call, program_of
@@ -43,7 +44,7 @@ POSITIONAL = ("precision", *DTYPES, "autocast_enabled", "grad_reduce_in_fp32")
 """The arguments of the plugin in their order."""
 GATHER = ("fp8_param_gather", "fp8_params")
 """Two names of one argument."""
-DEEPEST = 6
+MAX_DEPTH = 6
 """Lists within each other in which the plugin of a saved run is looked for."""
 
 
@@ -93,7 +94,9 @@ def _import_program(document: Document) -> tuple[ImportReport, ...]:
         if holder and name in ROWS:
             target = assignment.target.lstrip(".")
             line = assignment.line
-            later.record("nemo2.assigned-later", target, assignment.written, line=line)
+            later.record(
+                "nemo2.assigned-after-the-constructor", target, assignment.written, line=line
+            )
     reports = [_import_call(call) for call in calls]
     if later.unmapped:
         for place, report in enumerate(reports):
@@ -138,7 +141,7 @@ def _name_positional(call: Call, values: dict[str, Any], undecided: dict[str, st
             values.setdefault(POSITIONAL[place], value)
 
 
-def _nested(value: Any, depth: int = DEEPEST) -> list[Mapping[Any, Any]]:
+def _nested(value: Any, depth: int = MAX_DEPTH) -> list[Mapping[Any, Any]]:
     """Return a mapping and those within it, the outer ones first."""
     if not depth:
         return []
@@ -162,7 +165,7 @@ def _import_recipe(name: str) -> ImportReport:
     config = REGISTRY.get(RECIPES[wanted])
     builder.map(wanted, **config.to_dict())
     if "mxfp8" in wanted:
-        builder.record("nemo2.the-recipe-value-since", "fp8", "e4m3")
+        builder.record("nemo2.value-of-the-recipe-since-2-6", "fp8", "e4m3")
     return builder.finish(recipe=recipe_named(config))
 
 
@@ -177,7 +180,9 @@ def _import_plugin(arguments: Mapping[Any, Any]) -> ImportReport:
         builder.record("nemo2.weights-in-fp32", "params_dtype", "fp32", {"params_dtype": "fp32"})
     if mode != "fp32" and "pipeline_dtype" not in builder.fields:
         stages = "bf16" if mode == "bf16" else "fp32"
-        builder.record("nemo2.stages", "pipeline_dtype", stages, {"pipeline_dtype": stages})
+        builder.record(
+            "nemo2.default-of-the-trainer", "pipeline_dtype", stages, {"pipeline_dtype": stages}
+        )
     why = dict.fromkeys(LAYER_COUNTS, f"{builder.system} writes 0 over Megatron's own 1")
     reduces_in_fp32 = None if mode == "fp32" else True
     builder.imply_scheme(str, in_fp32=reduces_in_fp32, layers=0, why=why)
@@ -204,7 +209,7 @@ def _mode(settings: Settings, builder: ImportBuilder) -> str:
     precision = settings["precision"]
     mode = PRECISIONS.get(str(precision))
     if mode is None:
-        builder.record("nemo2.a-precision-that-does-not-know", "precision", precision)
+        builder.record("nemo2.unknown-precision-is-fp32", "precision", precision)
         builder.fields["fp32"] = True
         return "fp32"
     builder.map("precision", **{mode: True})

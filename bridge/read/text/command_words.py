@@ -6,12 +6,12 @@ from typing import Any
 
 import yaml
 
-from bridge.read.launch.launches import ROWS
+from bridge.read.launch.signs import ROWS
 from bridge.read.launch.word import Word
 
 HOLDS_OPTIONS = re.compile(ROWS["holds options"])
 OVERRIDE = re.compile(r"(?:\+{0,2}|~)([A-Za-z_][\w./@-]*)")
-LONGEST = 4_096
+MAX_VALUE_LENGTH = 4_096
 """Characters of a value that is read as YAML."""
 NUMBER = re.compile(r"-\d|-\.\d")
 
@@ -98,7 +98,7 @@ def nested(flat: Mapping[str, str | bool]) -> dict[str, Any]:
 
 def _typed(value: Any) -> Any:
     """Return a text as YAML reads it; a text that is no YAML, or very long, stays as it is."""
-    if not isinstance(value, str) or len(value) > LONGEST:
+    if not isinstance(value, str) or len(value) > MAX_VALUE_LENGTH:
         return value
     try:
         return yaml.safe_load(value)

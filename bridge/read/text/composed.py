@@ -32,9 +32,9 @@ REPLACES = "_override_"
 """Key of a section that replaces the section below it, instead of being merged with it."""
 MANDATORY = "???"
 """A value that a file leaves to those above it."""
-DEEPEST = 12
+MAX_DEPTH = 12
 """Files that inherit from each other, and interpolations within each other."""
-INNERMOST = re.compile(r"\$\{([^${}]*)\}")
+INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")
 FUNCTIONS: dict[str, Callable[[Sequence[float]], float]] = {
     "add": math.fsum,
     "mul": math.prod,
@@ -90,7 +90,7 @@ def _inherited(
         if "$" in name or not name.isprintable() or not os.path.isfile(base):  # noqa: PTH113  a path may be too long
             config.missing.append(name)
             continue
-        if base in above or len(above) > DEEPEST:
+        if base in above or len(above) > MAX_DEPTH:
             rule = f"files must not inherit from each other in a circle, got {name!r}"
             raise PayloadError(f"{path}: {rule}. Remove it from defaults.")
         config.read.append(name)
@@ -198,9 +198,9 @@ class _Interpolation:
 
     def _decided(self, text: str, path: tuple[str, ...], depth: int) -> object:
         """Return the value that a text stands for, its innermost interpolations first."""
-        if depth > DEEPEST:
+        if depth > MAX_DEPTH:
             raise _UndecidedError
-        match = INNERMOST.search(text)
+        match = INTERPOLATION.search(text)
         while match is not None:
             value = self._interpolated(match[1].strip(), path, depth)
             if match[0] == text:
@@ -208,7 +208,7 @@ class _Interpolation:
             if isinstance(value, dict | list):
                 raise _UndecidedError
             text = f"{text[: match.start()]}{value}{text[match.end() :]}"
-            match = INNERMOST.search(text)
+            match = INTERPOLATION.search(text)
         return text
 
     def _interpolated(self, inner: str, path: tuple[str, ...], depth: int) -> object:

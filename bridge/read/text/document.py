@@ -21,10 +21,9 @@ from bridge.errors import PayloadError
 from bridge.precision import strict_yaml
 from bridge.precision.strict_yaml import MAX_BYTES
 from bridge.read.megatron_lm.flags import may_repeat
-from bridge.read.megatron_lm.printed import SUFFIX as CHECKPOINT
-from bridge.read.megatron_lm.printed import arguments_text
 from bridge.read.text import strict_json
-from bridge.read.text.document_kind import PRINTED, kind_of
+from bridge.read.text.checkpoint_arguments import CHECKPOINT_SUFFIX, arguments_text
+from bridge.read.text.document_kind import END_OF_PRINTED_ARGUMENTS, kind_of
 
 ARCHIVE = b"PK\x03\x04"
 """The first bytes of a file of `torch.save`."""
@@ -65,10 +64,10 @@ class Document:
     @classmethod
     def of_bytes(cls, data: bytes, path: str) -> Self:
         """Return the document of a file's contents; raises as `load`."""
-        is_log = PRINTED.encode() in data
+        is_log = END_OF_PRINTED_ARGUMENTS.encode() in data
         if len(data) > MAX_BYTES and is_log:  # the rest of a log states no precision
             data = data[:MAX_BYTES].rpartition(b"\n")[0]
-        if data.startswith(ARCHIVE) and path.endswith(CHECKPOINT):
+        if data.startswith(ARCHIVE) and path.endswith(CHECKPOINT_SUFFIX):
             return cls.of_text(arguments_text(data, path), path, kind="text")
         return cls.of_text(strict_yaml.decoded(data, path), path)
 

@@ -4,8 +4,8 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-PRINTED = "- end of arguments -"
-"""In the log of a run of Megatron-LM."""
+END_OF_PRINTED_ARGUMENTS = "- end of arguments -"
+"""A part of the line with which Megatron-LM ends the arguments that it prints into a log."""
 KIND_OF_SUFFIX = {
     ".yaml": "yaml",
     ".yml": "yaml",
@@ -20,7 +20,7 @@ KIND_OF_SUFFIX = {
     ".sub": "shell",
     ".slrm": "shell",
 }
-MOST_LINES = 200
+LINES_READ = 200
 """Lines of a file without a suffix that are looked at."""
 SBATCH = re.compile(r"^#SBATCH ", re.MULTILINE)
 ASSIGNMENT = re.compile(r"(export\s+)?[A-Za-z_]\w*=")
@@ -38,7 +38,7 @@ def kind_of(path: str, text: str) -> str:
     suffix = Path(name).suffix
     if suffix in KIND_OF_SUFFIX:
         return KIND_OF_SUFFIX[suffix]
-    if PRINTED in text:
+    if END_OF_PRINTED_ARGUMENTS in text:
         return "text"
     return _kind_by_start(text) or _kind_by_lines(text) or "text"
 
@@ -58,7 +58,7 @@ def _kind_by_start(text: str) -> str:
 def _kind_by_lines(text: str) -> str:
     """Return the kind by the form of the lines; empty where that does not tell."""
     lines: list[str] = []
-    for line in text.splitlines()[:MOST_LINES]:
+    for line in text.splitlines()[:LINES_READ]:
         if line.strip() and not line.lstrip().startswith("#"):
             lines.append(line)
     if lines and all(ASSIGNMENT.match(line) for line in lines):

@@ -20,7 +20,7 @@ from bridge.errors import PayloadError
 MAX_CHARACTERS = 256 * 1024
 WRAPPERS = ("Config", "Partial", "partial")
 """`run.Config(Thing, ...)` and their like, which call their first argument later."""
-MOST_SOURCE = 120
+MAX_SOURCE_LENGTH = 120
 """Characters of an expression that are shown."""
 
 
@@ -266,6 +266,6 @@ def _last_word(path: str) -> str:
 def source_of(node: ast.AST) -> str:
     """Return an expression as it is written, its beginning where it is long."""
     try:
-        return ast.unparse(node)[:MOST_SOURCE]
+        return ast.unparse(node)[:MAX_SOURCE_LENGTH]
     except (RecursionError, ValueError):
         return "..."

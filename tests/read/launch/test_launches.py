@@ -279,7 +279,7 @@ def test_a_broken_script_that_starts_nothing_is_one_sentence(script: str, line: 
 
 def test_a_script_that_is_broken_somewhere_says_so() -> None:
     (launch,) = launches("torchrun t.py --bf16\nif true; then\n ls")
-    assert launch.notes == ("line 2, which cannot be read here",)
+    assert [str(note) for note in launch.notes] == ["line 2, which cannot be read here"]
 
 
 # -- which branch was taken -------------------------------------------------------------------------------------------
@@ -313,7 +313,15 @@ def test_a__the_branches_that_its_precision_depends_on(script: str, decisions) -
 
 def test_a_file_that_is_sourced_on_the_branch_is_named() -> None:
     (launch,) = launches('if [ "$1" ]; then :; else source conf.sh; fi\ntorchrun t.py --bf16')
-    assert launch.notes == ("source conf.sh",)
+    assert [str(note) for note in launch.notes] == ["source conf.sh"]
+
+
+@pytest.mark.parametrize("folder", ["", "/opt/clone/"])
+def test_a_sourced_file_with_a_name_that_no_system_has_is_named(folder: str, tmp_path) -> None:
+    script = tmp_path / "clone" / "run.sh"
+    name = f"{folder}{'n' * 300}.sh"
+    (launch,) = launches(f"source {name}\ntorchrun t.py --bf16", str(script))
+    assert [str(note) for note in launch.notes] == [f"source {name}"]
 
 
 # -- what somebody states of the run ----------------------------------------------------------------------------------
@@ -435,6 +443,11 @@ def test_a_variable_that_only_the_run_knows_keeps_no_earlier_value(change: str) 
     assert launch.arguments[3] == "$A"
 
 
+def test_a_later_turn_of_a_loop_that_changes_the_precision_is_a_launch_too() -> None:
+    found = launches('P=\nwhile read x; do torchrun t.py --bf16 $P; P="--fp8-format hybrid"; done')
+    assert [launch.arguments for launch in found] == [("--bf16",), ("--bf16", "--fp8-format", "hybrid")]
+
+
 @pytest.mark.parametrize("loop", ["for x in $LIST", "while read x", "for (( i = 0; i < $N; i++ ))", "until test -f x"])
 def test_a_value_that_each_turn_of_a_loop_changes_is_of_the_run(loop: str) -> None:
     first = launches(f'A=--bf16\n{loop}; do A="$A y"; done\ntorchrun t.py $A')[0]
@@ -502,7 +515,7 @@ def test_a_file_of_bare_arguments_is_one_run() -> None:
 
 @pytest.mark.parametrize(
     "expression",
-    ["A + B", "A + 010", "A ** 2", "A / 0", "A + 1_0", "C + 1", "A > 2 ? A : 2", "A++"],
+    ["A + B", "A + 010", "A ** 2", "A / 0", "A + 1_0", "C + 1", "A > 2 ? A : 2", "A++", "2#101", "A + 16#ff"],
 )
 def test_arithmetic_that_only_the_run_knows_stays_as_it_is_written(expression: str) -> None:
     (launch,) = launches(f"A=4\nC=${{C:-8}}\ntorchrun t.py --num-layers $(({expression}))")
@@ -523,7 +536,7 @@ def test_a_bracket_in_the_pattern_of_an_expansion_is_bash(pattern: str) -> None:
 def test_a_heredoc_that_is_not_only_shown_is_named(reader: str) -> None:
     text = f"{reader} <<EOF\ntorchrun text.py --fp16\nEOF\ncat <<EOF\ntorchrun no.py --fp16\nEOF\ntorchrun t.py"
     (launch,) = launches(text)
-    assert (launch.program, launch.notes) == ("t.py", ("heredoc on line 1",))
+    assert (launch.program, *map(str, launch.notes)) == ("t.py", "heredoc on line 1")
     with pytest.raises(PayloadError, match="heredoc on line 1: it is not read, and may set the precision too"):
         runs_of(Document.of_text(text.removesuffix("torchrun t.py"), "run.sh"))
 
@@ -554,4 +567,4 @@ def test_a_loop_over_a_number_of_the_environment_is_open() -> None:
 @pytest.mark.parametrize("sign", [";&", ";;&"])
 def test_a_case_that_goes_on_to_its_next_pattern_is_noted(sign: str) -> None:
     (launch,) = launches(f"case a in a) A=1\n{sign} a*) A=2;; esac\n{RUN} $A")
-    assert launch.notes == ("the case on line 1, which goes on to its next pattern",)
+    assert [str(note) for note in launch.notes] == ["the case on line 1, which goes on to its next pattern"]

@@ -14,8 +14,11 @@ NUMBER = re.compile(r"-?(?:0|[1-9]\d{0,17})")
 PART = re.compile(r"(?<![\w$])(?:\$?([A-Za-z_]\w*)|\$\{(\w+)\})(?!\w)")
 """A variable of an expression: `A`, `$A` or `${A}`."""
 MAX_LENGTH = 1_000
-MOST = 2**63
+NUMBER_LIMIT = 2**63
 """Numbers from here on are too large for bash."""
+PYTHON_ALONE = re.compile(r"[_#]")
+"""Signs with another meaning in Python: `1_000` is a number of Python alone, and `2#101` is 5 in bash
+and a comment behind 2 in Python."""
 
 
 def computed(piece: str, values: Mapping[str, Mapping[int, str]]) -> str | None:
@@ -37,7 +40,7 @@ def computed(piece: str, values: Mapping[str, Mapping[int, str]]) -> str | None:
         if NUMBER.fullmatch(elements.get(0, "")) is None:
             return None
     text = PART.sub(lambda part: f"({values[part[1] or part[2]][0]})", expression)
-    if "_" in text:  # 1_000 is a number of Python alone
+    if PYTHON_ALONE.search(text):
         return None
     try:
         value = _value(ast.parse(text.strip(), mode="eval").body)
@@ -92,6 +95,6 @@ def _compared(sign: ast.cmpop, left: int, right: int) -> bool:
 
 
 def _small(value: int) -> int:
-    if abs(value) >= MOST:
+    if abs(value) >= NUMBER_LIMIT:
         raise ValueError(value)
     return value

@@ -187,7 +187,7 @@ class Variables:
         parameter = self._parameter(expansion, is_quoted=is_quoted)
         values = [expansion]
         if parameter.name:
-            values = self._value(parameter)
+            values = self._evaluated(parameter)
         if not is_split and "@" not in (parameter.subscript, parameter.name):
             values = [" ".join(values)]
         for place, value in enumerate(values):
@@ -230,8 +230,11 @@ class Variables:
             return False  # with `IFS=$OLD_IFS` a script restores it
         return any(char.isspace() or char in separators for char in value)
 
-    def _value(self, parameter: _Parameter) -> list[str]:
-        """Return the words of a parameter; a single word unless it is a list."""
+    def _evaluated(self, parameter: _Parameter) -> list[str]:
+        """Return the words of a parameter, and set its variable where the operator is `:=` or `=`.
+
+        It is a single word unless the parameter is a list.
+        """
         name = parameter.name
         index = parameter.subscript.strip("\"'")
         operator = parameter.operator
@@ -245,6 +248,7 @@ class Variables:
                 self.set(name, [parameter.argument])
             return [parameter.argument]
         text = " ".join(words or ())
+        # A value such as `$A`, where nothing sets A, is empty in bash: the default may take its place.
         is_unset = words is None or bool(text and not Word.of(text).with_nothing_set)
         if not (is_unset or (operator[0] == ":" and not text)):
             return words or []

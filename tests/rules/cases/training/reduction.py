@@ -1,6 +1,15 @@
 """Runs that break and that keep the rules of `bridge.rules.topics.training.reduction`."""
 
-from tests.rules.cases.runs import BF16, BF16_MODEL, DELAYED, DENSE, H100, OVERLAP, PRECISION_AWARE, run
+from tests.rules.cases.runs import (
+    BF16,
+    BF16_MODEL,
+    DELAYED,
+    DENSE,
+    H100,
+    OVERLAP,
+    PRECISION_AWARE,
+    run,
+)
 
 BF16_SUMS = dict(BF16, grad_reduce_in_fp32=False)
 

@@ -1,9 +1,9 @@
-"""`meaning`: the fields of a config that have an effect, by which precisions are compared.
+"""`effective_fields`: the fields of a config that have an effect, by which precisions are compared.
 
-Two configs that state different fields can ask for the same run: a scheme is unread while its
-format is off, amax settings are unread outside delayed scaling, an unstated dtype is that of the
-mode. `meaning` leaves out what is unread and fills in what is derived; `recipe_named` finds the
-registered recipe of that meaning.
+Two configs that state different fields can ask for the same run: a scheme has no effect while its
+format is off, amax settings have none outside delayed scaling, an unstated dtype is that of the
+mode. `effective_fields` leaves out the inert fields and fills in the derived values; `recipe_named`
+finds the registered recipe with the same effective fields.
 """
 
 import warnings
@@ -26,8 +26,8 @@ SECOND_NAMES = ("fp8_param", "fp4_param")
 """Other names of `fp8_param_gather` and `fp4_param_gather`."""
 
 
-def meaning(config: MixedPrecisionConfig) -> dict[str, Any]:
-    """Return the fields that have an effect, as they act: dtypes resolved, unread fields left out.
+def effective_fields(config: MixedPrecisionConfig) -> dict[str, Any]:
+    """Return the fields that have an effect, as they act: dtypes resolved, inert fields left out.
 
     Needs no torch.
     """
@@ -43,29 +43,29 @@ def meaning(config: MixedPrecisionConfig) -> dict[str, Any]:
                 values[name] = MEGATRONS_LAYER_COUNT
     values["modules"] = values["modules"] or None  # an empty list of rows is none
     values["loss_scale"] = values["loss_scale"] or None  # Megatron takes 0 for unset
-    return _without(values, {*unread_fields(config), *SECOND_NAMES})
+    return _without(values, {*inert_in_every_system(config), *SECOND_NAMES})
 
 
-def unread_fields(config: MixedPrecisionConfig) -> dict[str, str]:
-    """Return field without effect -> the reason.
+def inert_in_every_system(config: MixedPrecisionConfig) -> dict[str, str]:
+    """Return each field that has no effect in Megatron Core or in any other system -> the reason.
 
-    The loss scale has an effect under autocast to FP16, as it has in FP16.
+    A system that runs autocast to FP16 scales the loss under it, as Megatron Core does in FP16.
     """
-    unread = inert_fields(config)
+    inert = inert_fields(config)
     values = config.to_dict()
     dtype = values.get("autocast_dtype") or values.get("params_dtype") or mode_of(config)
     if config.autocast_enabled and dtype == "fp16" and not config.loss_scale:
-        return _without(unread, SCALER_SCHEDULE)
-    return unread
+        return _without(inert, SCALER_SCHEDULE)
+    return inert
 
 
 def recipe_named(config: MixedPrecisionConfig) -> str | None:
-    """Return the name of the first registered recipe that means the same, or None.
+    """Return the name of the first registered recipe with the same effective fields, or None.
 
     Misnamed recipes are passed over. A recipe that states no field of Megatron's own fits a config
     that states some over it.
     """
-    wanted = meaning(config)
+    wanted = effective_fields(config)
     for recipe in REGISTRY.recipes():
         if "misnamed" in recipe.tags:
             continue
@@ -75,7 +75,7 @@ def recipe_named(config: MixedPrecisionConfig) -> str | None:
         ignored: Collection[str] = MEGATRON_FIELDS
         if candidate.stated.intersection(MEGATRON_FIELDS):
             ignored = ()
-        if _without(meaning(candidate), ignored) == _without(wanted, ignored):
+        if _without(effective_fields(candidate), ignored) == _without(wanted, ignored):
             return recipe.name
     return None
 
@@ -92,18 +92,3 @@ def _made(name: str) -> MixedPrecisionConfig | None:
 def _without(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     """Return values without those of some names."""
     return {name: value for name, value in values.items() if name not in names}
-
-
-def semantics_of(config: MixedPrecisionConfig) -> str:
-    """Return the key of `reports.SEMANTICS` for what a config asks of Megatron Core.
-
-    FP32 weights under autocast are O1. In FP16 that is `fp16=True` with `params_dtype="fp32"`,
-    which keeps the loss scale; in BF16 it is `fp32=True`, as in the recipe `bf16_autocast_mixed`.
-    """
-    mode = mode_of(config)
-    weights = config.to_dict().get("params_dtype") or mode
-    if config.autocast_enabled and weights == "fp32":
-        return "amp_o1"
-    if mode == "fp32":
-        return "fp32"
-    return "megatron_o2"

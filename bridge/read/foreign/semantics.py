@@ -1,0 +1,33 @@
+"""`SEMANTICS`: the computations that a mode can stand for; `semantics_of` names that of a config."""
+
+from collections.abc import Mapping
+
+from bridge.precision.mode import mode_of
+from bridge.registry.config import MixedPrecisionConfig
+
+SEMANTICS: Mapping[str, str] = {
+    "megatron_o2": "half-precision weights everywhere, FP32 master weights in the optimizer",
+    "amp_o1": "FP32 weights, each operator cast by autocast",
+    "fsdp_policy": "FP32 shards, cast to half precision when they are gathered",
+    "true": "half-precision weights and optimizer state, nothing in FP32",
+    "fp32": "no half precision anywhere",
+    "unstated": "the file does not state the mode, and does not show the whole run either",
+}
+"""Computation that a mode stands for -> its description.
+
+The first four are all called "bf16 mixed" by one system or another."""
+
+
+def semantics_of(config: MixedPrecisionConfig) -> str:
+    """Return the key of `SEMANTICS` for the computation that a config asks of Megatron Core.
+
+    FP32 weights under autocast are O1. In FP16 that is `fp16=True` with `params_dtype="fp32"`,
+    which keeps the loss scale; in BF16 it is `fp32=True`, as in the recipe `bf16_autocast_mixed`.
+    """
+    mode = mode_of(config)
+    weights = config.to_dict().get("params_dtype") or mode
+    if config.autocast_enabled and weights == "fp32":
+        return "amp_o1"
+    if mode == "fp32":
+        return "fp32"
+    return "megatron_o2"
