@@ -5,10 +5,12 @@ Imports bridge.precision and bridge.errors only.
     formats and schemes   rows (bridge.precision) -> spec.GemmPrecision -> spec.QuantSpec
     codes and scales      quantise.quantise -> quantised.Quantised, for storage and comparisons
     operands of a GEMM    operand.make_operand -> operand.GemmOperand, without codes on the way
+    the GEMM              gemm.scaled_product: two operands -> the result in BF16
     the linear layer      linear.scaled_linear, delayed.DelayedScaling: three GEMMs, their autograd
 
-Below them, `tiles` (plain torch) and `kernel.c` (the same bits, faster) do the passes over memory,
-`grid` and `scaling` hold the formulas. ``scripts/reference_quantisers.py`` is the slow, obvious
+Below them, `dispatch` gives each pass over memory to `tiles` (plain torch) or, through `native`, to
+`kernel.c` (the same bits, faster), which `build` compiles. `grid`, `scaling` and `hadamard` hold the
+formulas. `error` measures the error of a quantisation. ``scripts/reference_quantisers.py`` is the slow, obvious
 version that both are compared with.
 """
 

@@ -49,7 +49,7 @@ FLAGS = (
 MACROS_SECONDS = 20.0
 COMPILE_SECONDS = 300.0
 
-THREADS = (("-fopenmp",), ())
+THREAD_FLAGS = (("-fopenmp",), ())
 """Compiler flags for threads, best first."""
 
 
@@ -106,9 +106,9 @@ class Build:
         fault = ""
         try:
             with tempfile.TemporaryDirectory(dir=folder, prefix="precision-bridge-") as scratch:
-                for threads in THREADS:
+                for threads in THREAD_FLAGS:
                     library = Path(scratch) / f"kernel{len(threads)}.so"
-                    fault = _made(compiler, threads, library)
+                    fault = _compile_and_link(compiler, threads, library)
                     if not fault:
                         if folder is not None:
                             library = library.replace(folder / f"{stem}-{_digest(library)}.so")
@@ -140,13 +140,13 @@ class Build:
         )
 
 
-def _made(compiler: str, threads: tuple[str, ...], library: Path) -> str:
+def _compile_and_link(compiler: str, threads: tuple[str, ...], library: Path) -> str:
     """Compile and link the kernel; return the compiler's message, empty for a success."""
     compiled = f"{library}.o"
-    fault = _run([compiler, *FLAGS, *threads, "-c", str(SOURCE), "-o", compiled])
+    fault = _compiler_fault([compiler, *FLAGS, *threads, "-c", str(SOURCE), "-o", compiled])
     if fault:
         return fault
-    return _run([compiler, "-shared", compiled, "-o", str(library), *_runtime(threads)])
+    return _compiler_fault([compiler, "-shared", compiled, "-o", str(library), *_runtime(threads)])
 
 
 def cache_folder() -> Path | None:
@@ -197,10 +197,12 @@ def _sound_libraries(folder: Path, stem: str) -> Iterator[Path]:
 
 
 def _digest(path: Path) -> str:
+    """Return a hash of a file's content."""
     return hashlib.sha256(path.read_bytes()).hexdigest()[:32]
 
 
 def _compiler() -> str | None:
+    """Return the path of a C compiler, None without one."""
     return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 
@@ -214,10 +216,10 @@ def _runtime(threads: tuple[str, ...]) -> list[str]:
     return [*threads, "-lm"]
 
 
-def _run(command: list[str]) -> str:
+def _compiler_fault(command: list[str]) -> str:
     """Run a compiler; return its last line of output, an empty string for a success."""
     try:
-        done = _ran(command, COMPILE_SECONDS)
+        done = _completed(command, COMPILE_SECONDS)
     except subprocess.TimeoutExpired:
         return f"it did not end within {COMPILE_SECONDS} s"
     if done.returncode == 0:
@@ -226,7 +228,7 @@ def _run(command: list[str]) -> str:
     return complaint.strip().splitlines()[-1]
 
 
-def _ran(command: list[str], seconds: float) -> subprocess.CompletedProcess[str]:
+def _completed(command: list[str], seconds: float) -> subprocess.CompletedProcess[str]:
     """Run a fixed command line.
 
     Raises:
@@ -237,15 +239,16 @@ def _ran(command: list[str], seconds: float) -> subprocess.CompletedProcess[str]
 
 @cache
 def _key(compiler: str) -> str:
+    """Return a hash of source, compiler, flags, processor and torch."""
     # The compiler's macros name its version, and the processor and instruction sets that
     # -march=native means here.
-    done = _ran([compiler, "-dM", "-E", *FLAGS, "-xc", os.devnull], MACROS_SECONDS)
+    done = _completed([compiler, "-dM", "-E", *FLAGS, "-xc", os.devnull], MACROS_SECONDS)
     if done.returncode or not done.stdout:
         raise OSError(f"{compiler} does not say which processor it compiles for")
     facts = [
         done.stdout,
         *FLAGS,
-        str(THREADS),
+        str(THREAD_FLAGS),
         torch.__version__,
         torch.__file__,
         SOURCE.read_text(),

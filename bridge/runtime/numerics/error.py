@@ -80,6 +80,7 @@ def quantisation_error(source_MK: torch.Tensor, operand: GemmOperand) -> dict[st
 
 
 def _share(part: float, whole: float) -> float:
+    """Return part / whole, 0 where the whole is 0."""
     if not whole:
         return 0.0
     return part / whole

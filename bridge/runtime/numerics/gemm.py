@@ -41,7 +41,7 @@ def operand_factor(operand: GemmOperand) -> float:
     return operand.factor
 
 
-def multiply(
+def scaled_product(
     gemm: str, left: GemmOperand, right: GemmOperand, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
     """Run a GEMM of `GEMMS` and return its result in BF16.

@@ -21,12 +21,12 @@
 #define ALWAYS static inline __attribute__((always_inline))
 
 enum { FP32, BF16, FP16 };
-enum { OF_TENSOR, FROM_AMAX, E8M0, NVFP4 };
+enum { RULE_TENSOR, RULE_FP32, RULE_E8M0, RULE_NVFP4 }; /* `QuantSpec.scale_rule` */
 
 typedef struct {
     const void *x;            /* rows x columns, contiguous */
     void *out;                /* uint8 codes, or BF16 operand values */
-    void *scale_inv;          /* per tile: float, or uint8 for E8M0 and NVFP4; unused with OF_TENSOR */
+    void *scale_inv;          /* per tile: float, or uint8 under RULE_E8M0 and RULE_NVFP4; unused under RULE_TENSOR */
     int64_t rows, columns, tile_rows, tile_columns;
     const int32_t *signs;     /* of the Hadamard transform; NULL without one */
     int64_t x_rows;           /* rows of x; `rows` are those of the result, more with a transform's padding */
@@ -282,7 +282,7 @@ ALWAYS void tile_amax(const void *x, int64_t at, int64_t stride, int rows, int n
 /* Scales of a row of tiles from their amaxes; the rules of scaling.py. */
 static void tile_scales(const pass *restrict p, const float *restrict amax, int tiles, float *restrict scale,
                         float *restrict back, void *restrict stored) {
-    if (p->rule == FROM_AMAX) {
+    if (p->rule == RULE_FP32) {
         const float max = p->max, eps = p->eps, on_overflow = p->on_overflow;
         const uint32_t keep = p->power_of_two ? 0xFF800000 : 0xFFFFFFFF;
         float *restrict out = stored;
@@ -293,7 +293,7 @@ static void tile_scales(const pass *restrict p, const float *restrict amax, int 
             scale[t] = s;
             out[t] = back[t] = 1.0f / s;
         }
-    } else if (p->rule == E8M0) {
+    } else if (p->rule == RULE_E8M0) {
         const float max_inv = p->max_inv;
         uint8_t *restrict out = stored;
         for (int t = 0; t < tiles; t++) {
@@ -429,7 +429,7 @@ static void spread(const float *from, float *to, int n, int size) {
  * of the scaled format on; other numbers need `store_row`. No number exceeds the maximum, unless Inf decided the scale. */
 ALWAYS int rounds_in_place(const pass *p) {
     return (p->signs || p->dtype == BF16) && !p->codes && !p->stochastic && p->shift == 1.0f
-        && (p->rule == E8M0 || (p->rule == FROM_AMAX && p->power_of_two));
+        && (p->rule == RULE_E8M0 || (p->rule == RULE_FP32 && p->power_of_two));
 }
 
 /* The smallest normal number of the scaled format for each column, in BF16; BF16's own where that is larger. */
@@ -481,18 +481,18 @@ static void panel(const pass *p, int64_t row, int64_t column, found *f, measure 
         l.x = block;
         l.from = 0;
     }
-    if (p->rule != OF_TENSOR || p->measure) {
+    if (p->rule != RULE_TENSOR || p->measure) {
         tile_amax(l.x, l.from, stride, rows, n, size, amax);
         for (int t = 0; t < tiles; t++) f->amax = as_bits(amax[t]) > f->amax ? as_bits(amax[t]) : f->amax;
     }
-    if (p->rule == OF_TENSOR) {
+    if (p->rule == RULE_TENSOR) {
         for (int t = 0; t < tiles; t++) { tile_scale[t] = p->scale; tile_back[t] = 1; }
     } else {
         const int64_t across = (p->columns + size - 1) / size, first = row / p->tile_rows * across + column / size;
-        const size_t stored = p->rule == FROM_AMAX ? sizeof(float) : 1;
+        const size_t stored = p->rule == RULE_FP32 ? sizeof(float) : 1;
         tile_scales(p, amax, tiles, tile_scale, tile_back, (char *)p->scale_inv + (size_t)first * stored);
         if (in_place) normals(p, amax, tile_back, normal, n, size);
-        for (int t = 0; p->rule != NVFP4 && t < tiles; t++) {
+        for (int t = 0; p->rule != RULE_NVFP4 && t < tiles; t++) {
             const uint32_t low = amax[t] > 0 ? as_bits(tile_back[t]) : UINT32_MAX;
             const uint32_t high = amax[t] > 0 ? as_bits(tile_back[t]) : 0;
             f->smallest = low < f->smallest ? low : f->smallest;
@@ -591,7 +591,7 @@ float bridge_amax(const pass *p) {
 /* Codes and scales that are stored, to be read as operand values in the axes of the tensor itself. */
 typedef struct {
     const uint8_t *codes; /* rows x columns, or columns x rows where they are transposed; packed along the last axis */
-    const void *scale_inv; /* per tile; float, or uint8 for E8M0 and NVFP4; unused with OF_TENSOR */
+    const void *scale_inv; /* per tile; float, or uint8 under RULE_E8M0 and RULE_NVFP4; unused under RULE_TENSOR */
     uint16_t *out;        /* rows x columns */
     int64_t rows, columns, tile_rows, tile_columns;
     int64_t scale_row, scale_column; /* from one scale to that of the next tile */
@@ -658,10 +658,10 @@ ALWAYS void read_scales(const stored *p, int64_t row, int64_t column, int n, flo
     for (int t = 0; t < (n + size - 1) / size; t++) {
         const int64_t at = first + t * p->scale_column;
         float one;
-        if (p->rule == FROM_AMAX) one = ((const float *)p->scale_inv)[at];
+        if (p->rule == RULE_FP32) one = ((const float *)p->scale_inv)[at];
         else {
             const uint32_t code = ((const uint8_t *)p->scale_inv)[at];
-            one = p->rule == E8M0 ? as_float(code == 0 ? 0x400000 : code << 23)
+            one = p->rule == RULE_E8M0 ? as_float(code == 0 ? 0x400000 : code << 23)
                                   : as_float((code & 0x7F) << 20) * 0x1p120f; /* E4M3, never negative */
         }
         tile[t] = as_float((uint32_t)bf16(one * p->shift) << 16);
@@ -694,6 +694,11 @@ ALWAYS block block_of(const stored *p, int64_t i) {
     return (block){row, column, rows < GROUP ? (int)rows : GROUP, n < WIDE ? (int)n : WIDE};
 }
 
+/* The sizes of the structures, which native.py compares with those of its own. */
+int64_t bridge_pass_bytes(void) { return (int64_t)sizeof(pass); }
+
+int64_t bridge_stored_bytes(void) { return (int64_t)sizeof(stored); }
+
 void bridge_decode(const stored *p) {
 #pragma omp parallel for num_threads(p->threads) schedule(static)
     for (int64_t i = 0; i < blocks_of(p); i++) {
@@ -701,10 +706,10 @@ void bridge_decode(const stored *p) {
         uint8_t code[GROUP][WIDE];
         float scale[WIDE];
         read_codes(p, b.row, b.column, b.rows, b.n, code);
-        for (int c = 0; p->rule == OF_TENSOR && c < b.n; c++) scale[c] = 1;
+        for (int c = 0; p->rule == RULE_TENSOR && c < b.n; c++) scale[c] = 1;
         for (int r = 0; r < b.rows; r++) {
             const int64_t row = b.row + r;
-            if (p->rule != OF_TENSOR && (r == 0 || row % p->tile_rows == 0)) read_scales(p, row, b.column, b.n, scale);
+            if (p->rule != RULE_TENSOR && (r == 0 || row % p->tile_rows == 0)) read_scales(p, row, b.column, b.n, scale);
             decode_row(p, code[r], b.n, scale, p->out + row * p->columns + b.column);
         }
     }

@@ -28,7 +28,7 @@ from torch.autograd.function import once_differentiable
 
 from bridge.errors import PrecisionTypeError
 from bridge.runtime.numerics.delayed import DelayedScaling
-from bridge.runtime.numerics.gemm import multiply, operand_factor
+from bridge.runtime.numerics.gemm import operand_factor, scaled_product
 from bridge.runtime.numerics.operand import GemmOperand, make_operand, stored_operand
 from bridge.runtime.numerics.quantise import as_matrix
 from bridge.runtime.numerics.quantised import Quantised
@@ -197,12 +197,13 @@ class LinearCall:
         observers = self._observers()
         for observer in observers:
             observer.multiplied(gemm, left, right)
-        out = multiply(gemm, left, right, bias)
+        out = scaled_product(gemm, left, right, bias)
         for observer in observers:
             observer.finished(gemm, out, bias)
         return out
 
     def _observers(self) -> list[Observer]:
+        """Return the observers of this call: its own, and those of all calls."""
         if self.observer is None:
             return _OBSERVERS
         return [self.observer, *_OBSERVERS]
@@ -316,24 +317,53 @@ def _backward_in_high_precision(
 
 
 def scaled_linear(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **call: Any
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    precision: GemmPrecision,
+    state: DelayedScaling | None = None,
+    cache: WeightCache | None = None,
+    first_microbatch: bool = True,
+    stored_weight: Quantised | None = None,
+    observer: Observer | None = None,
+    after_backward: Callable[[], None] | None = None,
 ) -> torch.Tensor:
     """Return x w^T + bias, with all three GEMMs in low precision.
+
+    `LinearCall` describes the arguments that have a name only.
 
     Args:
         x: (..., K) FP32, BF16 or FP16; cast to autocast's dtype first where autocast is on.
         weight: (N, K). Gets a gradient in its own dtype. With `stored_weight` its values are not
             read.
         bias: (N,), added to the FP32 product.
-        **call: Fields of `LinearCall`.
+        precision: Recipe of the three GEMMs.
+        state: Scales and histories, under delayed scaling alone.
+        cache: Cache of the weight's operands.
+        first_microbatch: Whether the weight is quantised and put into the cache, or read from it.
+        stored_weight: Codes and scales of a stored weight.
+        observer: Gets every operand and GEMM.
+        after_backward: Called once the backward pass of this call is done.
 
     Returns:
         (..., N) in the dtype of x. NaN reaches the result in all FP8 schemes, and infinity saturates
         as in Transformer Engine; `quantise.py` has the table.
+
+    Raises:
+        PrecisionTypeError: The state or the stored weight does not fit the precision.
     """
-    linear_call = LinearCall(**call)
-    linear_call.require_fitting()
+    call = LinearCall(
+        precision=precision,
+        state=state,
+        cache=cache,
+        first_microbatch=first_microbatch,
+        stored_weight=stored_weight,
+        observer=observer,
+        after_backward=after_backward,
+    )
+    call.require_fitting()
     if torch.is_autocast_enabled(x.device.type) and x.is_floating_point():
         x = x.to(torch.get_autocast_dtype(x.device.type))
-    result: torch.Tensor = ScaledLinearFunction.apply(x, weight, bias, linear_call)  # type: ignore[no-untyped-call]
+    result: torch.Tensor = ScaledLinearFunction.apply(x, weight, bias, call)  # type: ignore[no-untyped-call]
     return result

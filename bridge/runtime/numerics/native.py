@@ -9,7 +9,7 @@ three; only the speed differs.
 import ctypes
 import os
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -37,7 +37,11 @@ _CHOICES = ("auto", "native", "torch")
 
 
 def _of_type(kind: Any, names: str) -> list[tuple[str, Any]]:
-    """Return the fields of a C structure that have the same type, in the order of their names."""
+    """Return the fields of a C structure that have the same type, in the order of their names.
+
+    Python and C know a field by its position alone: an edit of a structure here is an edit in
+    kernel.c.
+    """
     return [(name, kind) for name in names.split()]
 
 
@@ -75,6 +79,17 @@ class Kernel:
     """The functions of the loaded library."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
+        """Prepare the functions, and compare the sizes of the structures with those in C."""
+        sizes = (
+            ("pass", library.bridge_pass_bytes, _Pass),
+            ("stored", library.bridge_stored_bytes, _Stored),
+        )
+        for name, bytes_in_c, structure in sizes:
+            bytes_in_c.restype = ctypes.c_int64
+            if bytes_in_c() != ctypes.sizeof(structure):  # a call would write past its end
+                raise AssertionError(
+                    f"the structure {name} of kernel.c and {structure.__name__} differ in size"
+                )
         library.bridge_amax.restype = ctypes.c_float
         self._library = library
 
@@ -87,7 +102,7 @@ class Kernel:
         return width <= _PANEL and width.bit_count() <= 1
 
     def amax(self, x_MK: torch.Tensor, *, hadamard: bool) -> float:
-        """Return the largest magnitude of a matrix, as `backend.amax` does."""
+        """Return the largest magnitude of a matrix, as `dispatch.amax` does."""
         x_MK = x_MK.contiguous()
         source = _Pass(**_source(x_MK, hadamard=hadamard))
         amax: float = self._library.bridge_amax(ctypes.byref(source))
@@ -140,7 +155,7 @@ class Kernel:
         )
 
     def decode(self, stored: Quantised, *, columnwise: bool, shift: float) -> torch.Tensor:
-        """Return the values of a stored copy in BF16, as `backend.decoded` does."""
+        """Return the values of a stored copy in BF16, as `dispatch.decoded` does."""
         spec = stored.spec
         codes, scales = stored.copy(columnwise)
         codes = codes.contiguous()
@@ -178,7 +193,7 @@ class Kernel:
         return values
 
     def lay_out(self, codes: torch.Tensor, *, transposed: bool, packed: bool) -> torch.Tensor:
-        """Return codes as they are stored, as `backend.laid_out` does."""
+        """Return codes as they are stored, as `dispatch.laid_out` does."""
         rows, columns = codes.shape
         if transposed:
             rows, columns = columns, rows
@@ -254,9 +269,21 @@ def _source(x_MK: torch.Tensor, *, hadamard: bool) -> dict[str, Any]:
     }
 
 
+class _Selection(NamedTuple):
+    """The choice of a process, and where it was made."""
+
+    choice: str
+    """auto, native or torch."""
+    setting: str
+    origin: str
+    remedy: str
+    """How `auto` is chosen instead."""
+
+
 _build = Build()
 _kernel: Kernel | None = None
-_selection: str | None = None
+_selection: _Selection | None = None
+"""The choice of this process, None before the first call."""
 
 
 def selection() -> str:
@@ -276,8 +303,13 @@ def selection() -> str:
                 "Use one of these."
             )
             raise RunConfigError(message, close_matches(choice, _CHOICES))
-        _selection = choice
-    return _selection
+        _selection = _Selection(
+            choice=choice,
+            setting="BRIDGE_NUMERICS",
+            origin="environment",
+            remedy="use BRIDGE_NUMERICS=auto",
+        )
+    return _selection.choice
 
 
 def use(choice: str) -> str | None:
@@ -287,7 +319,9 @@ def use(choice: str) -> str | None:
         Why the C kernel cannot be compiled, as a sentence; None where the choice can be used.
     """
     global _selection  # noqa: PLW0603
-    _selection = choice
+    _selection = _Selection(
+        choice=choice, setting="use", origin="call of use", remedy='call use("auto")'
+    )
     if choice == "native" and load(wait=True) is None:
         return _build.problem
     return None
@@ -306,10 +340,11 @@ def kernel_for(x: torch.Tensor) -> Kernel | None:
         return None
     must_wait = selection() == "native"
     kernel = load(wait=must_wait)
-    if kernel is None and must_wait:
+    if kernel is None and must_wait and _selection is not None:
         raise BackendUnavailableError(
-            "BRIDGE_NUMERICS: the C kernel must be compilable, got 'native' (environment). "
-            f"{_build.problem} Install a C compiler, or use BRIDGE_NUMERICS=auto."
+            f"{_selection.setting}: the C kernel must be compilable, got 'native' "
+            f"({_selection.origin}). {_build.problem} "
+            f"Install a C compiler, or {_selection.remedy}."
         )
     return kernel
 

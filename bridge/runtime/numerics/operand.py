@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from bridge.precision.formats import Format
-from bridge.runtime.numerics import backend
+from bridge.runtime.numerics import dispatch
 from bridge.runtime.numerics.quantise import draw_seed, tensor_scale
 from bridge.runtime.numerics.quantised import Quantised
 from bridge.runtime.numerics.scaling import fp32
@@ -40,7 +40,10 @@ class GemmOperand:
     values: torch.Tensor
     """(M, K) BF16, in the axes of the tensor, not transposed."""
     factor: float
-    """Factor of the result, an FP32 number."""
+    """Factor of the result of a GEMM, an FP32 number.
+
+    Under NVFP4 it lacks 1 / (6 * 448), which `gemm.operand_factor` has.
+    """
     amax: float | None
     """Largest magnitude before quantisation; None for stored codes."""
     scale: float | None = None
@@ -58,7 +61,8 @@ def make_operand(
 ) -> GemmOperand:
     """Round a matrix to the grid of its scheme, as an operand of a GEMM.
 
-    values * factor of the operand is what `quantise(...).dequantise()` returns.
+    The product of the operand's values and its `gemm.operand_factor` is the tensor that
+    `quantise(...).dequantise()` returns, up to the rounding of its dtype.
 
     Args:
         x_MK: FP32, BF16 or FP16.
@@ -69,44 +73,36 @@ def make_operand(
         scale: Stored scale of delayed scaling. None computes the scale.
         generator: Stochastic rounding draws its seed from it; None is torch's default generator.
     """
-    amax = None
+    measured_amax = None
     if scale is None and spec.needs_amax:
-        amax = backend.amax(x_MK, hadamard=columnwise and spec.hadamard)
-        scale = tensor_scale(amax, spec)
-    seed = None
-    if spec.stochastic:
-        seed = draw_seed(generator)
-    pass_scale = 1.0
+        measured_amax = dispatch.amax(x_MK, hadamard=columnwise and spec.hadamard)
+        scale = tensor_scale(measured_amax, spec)
+    todo = TilePass(spec=spec, columnwise=columnwise, measure=measured_amax is None)
     if scale is not None:
-        pass_scale = scale
-    todo = TilePass(
-        spec=spec, columnwise=columnwise, scale=pass_scale, seed=seed, measure=amax is None
-    )
-    result = backend.run(x_MK, todo)
+        todo = replace(todo, scale=scale)
+    if spec.stochastic:
+        todo = replace(todo, seed=draw_seed(generator))
+    result = dispatch.run(x_MK, todo)
+    amax = measured_amax
     if amax is None:
         amax = result.amax
-    factor = 1.0
-    if spec.whole_tensor:
-        factor = fp32(1.0 / pass_scale)
-    elif spec.scheme == "nvfp4":
-        factor = amax
-    else:
-        shift = shift_for(result.smallest, result.largest, spec.element)
-        if shift != 1.0:
-            result = backend.run(x_MK, replace(todo, shift=shift))
-            factor = 1.0 / shift
-    kept_scale = None
-    if spec.whole_tensor:
-        kept_scale = scale
-    return GemmOperand(
+    operand = GemmOperand(
         role=role,
         spec=spec,
         columnwise=columnwise,
         values=result.values,
-        factor=factor,
+        factor=1.0,
         amax=amax,
-        scale=kept_scale,
     )
+    if spec.whole_tensor:
+        return replace(operand, factor=fp32(1.0 / todo.scale), scale=todo.scale)
+    if spec.scheme == "nvfp4":
+        return replace(operand, factor=amax)
+    shift = shift_for(result.smallest, result.largest, spec.element)
+    if shift == 1.0:
+        return operand
+    shifted = dispatch.run(x_MK, replace(todo, shift=shift))
+    return replace(operand, values=shifted.values, factor=1.0 / shift)
 
 
 def shift_for(smallest: float, largest: float, element: Format) -> float:
@@ -156,7 +152,7 @@ def stored_operand(stored: Quantised, role: str, *, columnwise: bool = False) ->
             low, high = 2.0 ** (low - 127), 2.0 ** (high - 127)
         shift = shift_for(low, high, spec.element)
         factor = 1.0 / shift
-    values = backend.decoded(stored, columnwise=reads_column, shift=shift)
+    values = dispatch.decoded(stored, columnwise=reads_column, shift=shift)
     return GemmOperand(
         role=role, spec=spec, columnwise=columnwise, values=values, factor=factor, amax=None
     )

@@ -27,7 +27,7 @@ from collections.abc import Callable
 import torch
 
 from bridge.errors import PrecisionTypeError
-from bridge.runtime.numerics import backend
+from bridge.runtime.numerics import dispatch
 from bridge.runtime.numerics.quantised import Quantised
 from bridge.runtime.numerics.scaling import fp32, whole_nvfp4_scale, whole_scale
 from bridge.runtime.numerics.spec import QuantSpec
@@ -110,7 +110,7 @@ def quantise(
     if amax is None and rowwise is not None:
         amax = rowwise.amax
     elif amax is None:
-        amax = backend.amax(x_MK)
+        amax = dispatch.amax(x_MK)
     codes, scale_inv = None, None
     if row and rowwise is not None:
         codes, scale_inv = _stored(rowwise, spec, columnwise=False, scale=factor)
@@ -164,7 +164,7 @@ def _amax(
     x_MK: torch.Tensor, reduce_amax: Callable[[float], float] | None, *, hadamard: bool = False
 ) -> float:
     """Return the amax of a tensor or of its transform, over all ranks that hold parts of it."""
-    amax = backend.amax(x_MK, hadamard=hadamard)
+    amax = dispatch.amax(x_MK, hadamard=hadamard)
     if reduce_amax is None:
         return amax
     return reduce_amax(amax)
@@ -178,7 +178,7 @@ def _tile_pass(
     if spec.stochastic:
         seed = draw_seed()
     todo = TilePass(spec=spec, columnwise=columnwise, scale=scale, seed=seed, codes=True)
-    return backend.run(x_MK, todo)
+    return dispatch.run(x_MK, todo)
 
 
 def _stored(
@@ -187,7 +187,7 @@ def _stored(
     """Return codes and scale_inv in Transformer Engine's layout."""
     transposed = columnwise and spec.scheme != "mxfp8"
     rows, columns = result.values.shape
-    codes = backend.laid_out(result.values, transposed=transposed, packed=spec.format == "e2m1")
+    codes = dispatch.laid_out(result.values, transposed=transposed, packed=spec.format == "e2m1")
     scales = result.scale_inv
     if scales is None:
         return codes, _fp32_tensor(fp32(1.0 / scale), codes.device)

@@ -47,7 +47,7 @@ class TilePass:
 
     spec: QuantSpec
     columnwise: bool
-    scale: float
+    scale: float = 1.0
     """FP32 scale of the whole tensor, under NVFP4 its S_enc; not read under the other rules."""
     codes: bool = False
     """Whether the result is codes rather than operand values in BF16."""

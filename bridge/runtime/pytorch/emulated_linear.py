@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -32,11 +31,20 @@ class EmulatedLinear(torch.nn.Linear):
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  torch's name
         """Return x w^T + bias, (..., N) in the dtype of the input, or in autocast's."""
-        state = self.scaling
-        call: dict[str, Any] = {"precision": self.precision, "state": state}
-        if state is None or not (self.training and torch.is_grad_enabled()):
-            return scaled_linear(input, self.weight, self.bias, **call)
-        after_backward = partial(state.update, "backward")
-        result = scaled_linear(input, self.weight, self.bias, after_backward=after_backward, **call)
-        state.update("forward")
+        renewed = None  # a pass without gradients renews no scales
+        if self.training and torch.is_grad_enabled():
+            renewed = self.scaling
+        after_backward = None
+        if renewed is not None:
+            after_backward = partial(renewed.update, "backward")
+        result = scaled_linear(
+            input,
+            self.weight,
+            self.bias,
+            precision=self.precision,
+            state=self.scaling,
+            after_backward=after_backward,
+        )
+        if renewed is not None:
+            renewed.update("forward")
         return result

@@ -19,7 +19,8 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 @pytest.fixture
 def selection_restored() -> Iterator[None]:
     """Put the choice between torch and the kernel back as it was."""
-    before = native.selection()
+    native.selection()
+    before = native._selection
     yield
     native._selection = before
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
 import os
 import stat
@@ -15,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from bridge.errors import RunConfigError
+from bridge.errors import BackendUnavailableError, RunConfigError
 from bridge.runtime.numerics import build, native
 from bridge.runtime.numerics.build import Build
 from tests import warm
@@ -231,6 +232,37 @@ def test_the_variable_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("BRIDGE_NUMERICS")
     native._selection = None
     assert native.selection() == "auto"
+
+
+@pytest.mark.usefixtures("selection_restored")
+def test_a_missing_kernel_names_the_call_that_asked_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "_compiler", lambda: None)
+    monkeypatch.setattr(native, "_build", Build())
+    monkeypatch.setattr(native, "_kernel", None)
+    assert native.use("native") == "There is no C compiler (cc, gcc or clang) on the PATH."
+    with pytest.raises(BackendUnavailableError) as caught:
+        native.kernel_for(torch.zeros(1, 1))
+    assert str(caught.value) == (
+        "use: the C kernel must be compilable, got 'native' (call of use). "
+        "There is no C compiler (cc, gcc or clang) on the PATH. "
+        'Install a C compiler, or call use("auto").'
+    )
+
+
+@REQUIRES
+def test_a_structure_of_another_size_than_in_c_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    library = Build().library(wait=True)
+    assert library is not None
+    native.Kernel(library)
+
+    class Longer(native._Stored):
+        """The structure with a field that kernel.c does not have."""
+
+        _fields_ = (("further", ctypes.c_int64),)
+
+    monkeypatch.setattr(native, "_Stored", Longer)
+    with pytest.raises(AssertionError, match="the structure stored of kernel.c and Longer differ in size"):
+        native.Kernel(library)
 
 
 @REQUIRES

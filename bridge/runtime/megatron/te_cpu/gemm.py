@@ -23,7 +23,7 @@ import torch
 
 from bridge.precision.schemes import GEMMS
 from bridge.runtime.megatron.te_cpu.storage import operand_of, shape_of, torch_dtype
-from bridge.runtime.numerics.gemm import multiply, output_factor
+from bridge.runtime.numerics.gemm import output_factor, scaled_product
 from bridge.runtime.pytorch.record.operand_format import is_quantised
 from bridge.runtime.pytorch.record.te_gemms import (
     GEMM_OF_LAYOUT,
@@ -128,7 +128,7 @@ def _product(
         left_operand = operand_of(left, sides.left, columnwise=sides.left_columnwise)
         right_operand = operand_of(right, sides.right, columnwise=sides.right_columnwise)
         if not in_fp32:
-            return multiply(gemm, left_operand, right_operand, bias)
+            return scaled_product(gemm, left_operand, right_operand, bias)
         a = left_operand.values
         b = right_operand.values
         factor = output_factor(left_operand, right_operand)

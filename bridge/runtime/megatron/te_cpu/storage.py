@@ -29,7 +29,7 @@ from bridge.runtime.numerics import (
     quantise,
     stored_operand,
 )
-from bridge.runtime.numerics.backend import laid_out
+from bridge.runtime.numerics.dispatch import laid_out
 from bridge.runtime.pytorch.record.operand_format import SCHEME_OF_QUANTIZER, TILE_SIZES, tile_of
 
 TORCH_DTYPES: dict[int, torch.dtype] = {
