@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from bridge.cli.main import main
+from bridge.convert.conversion import runs_of
 from bridge.errors import RunConfigError, UnreadFileError
 from bridge.front.loader import load_run
 from bridge.precision.mode import mode_of
 from bridge.preflight.file_reading import RunChoice
 from bridge.preflight.run import Run
+from bridge.read.text.document import Document
 
 CONFIG = """\
 from dataclasses import dataclass, field
@@ -374,3 +376,12 @@ def test_a_file_that_is_no_recipe_is_not_asked_for(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text("mixed_precision: bf16_mixed\n")
     with pytest.raises(RunConfigError, match="--ask-megatron-bridge: calls a recipe of Megatron Bridge"):
         load_run(config_file=tmp_path / "run.yaml", choice=RunChoice(asks_megatron_bridge=True))
+
+
+def test_convert_follows_the_functions_of_the_checkout(recipe: Recipe) -> None:
+    body = "from megatron.bridge.training.mixed_precision import get_mixed_precision_config\ndef mine():\n"
+    body += "    cfg = _base()\n    cfg.mixed_precision = get_mixed_precision_config(cfg.mixed_precision)\n"
+    (run,) = runs_of(Document.load(recipe(f"{body}    cfg.mixed_precision.grad_reduce_in_fp32 = False\n")))
+    assert (run.imported.label, run.imported.decided_by) == ("line 9, mine", None)
+    assert mode_of(run.imported.config) == "bf16"
+    assert run.imported.config.grad_reduce_in_fp32 is False

@@ -1,4 +1,4 @@
-"""Python programs of Megatron Bridge: the precision that each function leaves, by syntax alone."""
+"""Python programs of Megatron Bridge: the precisions that `convert` reads of their functions, by syntax alone."""
 
 from pathlib import Path
 from typing import Any
@@ -64,6 +64,10 @@ def test_a_container_that_is_constructed_with_a_precision() -> None:
     assert fields["grad_reduce_in_fp32"] is False
 
 
+def test_a_precision_of_a_container_that_another_file_makes() -> None:
+    assert labels("from mine import cfg\ncfg.mixed_precision = bf16_mixed()\n") == ["line 1, the module"]
+
+
 def test_functions_that_differ_are_runs_and_those_that_agree_are_one() -> None:
     body = "".join(
         f"def {name}(cfg):\n    cfg.mixed_precision = '{recipe}'\n"
@@ -98,6 +102,43 @@ def test_both_branches_of_a_condition_are_runs() -> None:
     assert [fields.get("fp8") for _, fields in found(body)] == ["e4m3", None]
 
 
+def test_a_condition_on_which_no_precision_depends_is_no_run() -> None:
+    body = "def one(cfg, low):\n    if low:\n        cfg.mixed_precision = bf16_mixed()\n    else:\n"
+    assert labels(f"{body}        cfg.mixed_precision = 'bf16_mixed'\n") == ["line 5, one"]
+
+
+def test_of_many_conditions_the_last_ones_are_named_and_open() -> None:
+    body = "def one(cfg, a, b, c, d, e):\n    cfg.mixed_precision = bf16_mixed()\n"
+    fields = ("hysteresis", "loss_scale", "min_loss_scale", "initial_loss_scale", "loss_scale_window")
+    for condition, name in zip("abcde", fields, strict=True):
+        body += f"    if {condition}:\n        cfg.mixed_precision.{name} = 4.0\n"
+    runs = runs_of(Document.of_text(f"{IMPORTS}{body}", "a.py"))
+    assert len(runs) == 16
+    records = {(one.field, one.value) for run in runs for one in run.imported.unmapped}
+    assert records == {("mixed_precision.loss_scale_window", "`e`")}
+
+
+def test_a_function_with_too_many_branches_is_open() -> None:
+    body = "def one(cfg, k):\n    cfg.mixed_precision = bf16_mixed()\n"
+    for number in range(24):
+        body += f"    if k.a{number}:\n        if k.b{number}:\n            return cfg\n        cfg.c{number} = 1\n"
+    ((decided_by, _),) = found(f"{body}    return cfg\n")
+    assert decided_by == "a function with too many branches to be followed"
+
+
+def test_a_function_that_raises_with_its_defaults_is_read_with_open_arguments() -> None:
+    body = "def one(cfg, root=None):\n    if root is None:\n        raise ValueError\n"
+    assert labels(f"{body}    return ConfigContainer(mixed_precision='bf16_mixed')\n") == ["line 5, one"]
+
+
+def test_a_function_that_got_the_container_before_cannot_change_what_is_set_later() -> None:
+    body = (
+        "def one():\n    cfg = base_config()\n    tuned(cfg)\n    cfg.mixed_precision = bf16_mixed()\n    return cfg\n"
+    )
+    (run,) = runs_of(Document.of_text(f"{IMPORTS}{body}", "a.py"))
+    assert (run.imported.recipe, run.imported.unmapped) == ("bf16_mixed", ())
+
+
 def test_a_condition_that_the_file_answers_is_no_branch() -> None:
     body = "def inner(name):\n    cfg = base_config()\n    cfg.mixed_precision = get_mixed_precision_config(name)\n"
     body += "    if name == 'fp16_mixed':\n        cfg.mixed_precision.hysteresis = 4\n    return cfg\n"
@@ -110,10 +151,11 @@ def test_a_condition_that_the_file_answers_is_no_branch() -> None:
     [
         (
             "def one():\n    cfg = base_config()\n    cfg.mixed_precision.hysteresis = 4\n",
-            "base_config() of megatron.bridge",
+            "`base_config()` of megatron.bridge",
         ),
         ("def one(cfg, name):\n    cfg.mixed_precision = name\n", "the argument name of one"),
-        ("def one(cfg):\n    cfg.mixed_precision = args.p\n", "`args.p`, which only the run knows,"),
+        ("def one(cfg, args):\n    cfg.mixed_precision = args.p\n", "the argument args of one"),
+        ("from mine import P\ndef one(cfg):\n    cfg.mixed_precision = P\n", "`mine.P`, whose source is not at hand,"),
         ("def one(cfg):\n    cfg.mixed_precision = 'mine'\n", "the recipe 'mine', which is not registered here,"),
         ("def one(cfg):\n    cfg.mixed_precision = None\n", "the model's own settings, as mixed_precision is not set,"),
     ],
@@ -138,7 +180,7 @@ def test_a_field_that_only_the_run_decides_is_reported() -> None:
     body = "def one(cfg, reduce):\n    cfg.mixed_precision = bf16_mixed()\n"
     (run,) = runs_of(Document.of_text(f"{IMPORTS}{body}    cfg.mixed_precision.grad_reduce_in_fp32 = reduce\n", "a.py"))
     (record,) = [one for one in run.imported.unmapped if one.field == "mixed_precision.grad_reduce_in_fp32"]
-    assert (record.value, record.detail) == ("reduce", "only the run decides it")
+    assert (record.value, record.detail) == ("the argument reduce of one", "only the run decides it")
 
 
 def test_a_default_of_an_argument_is_said_to_be_one() -> None:

@@ -17,9 +17,11 @@ from bridge.read.keys import OWNERS, PRECISION
 from bridge.read.megatron_bridge import run
 from bridge.read.megatron_bridge.evaluator import Evaluator
 from bridge.read.megatron_bridge.importer import import_
-from bridge.read.megatron_bridge.known_calls import CHECKPOINT, CONFIG, is_of_checkpoint
+from bridge.read.megatron_bridge.known_calls import CHECKPOINT, is_of_checkpoint
 from bridge.read.megatron_bridge.library import BENCHMARK, PACKAGE
-from bridge.read.megatron_bridge.values import Class, Function, Name, Stated, Thing, Value, is_open
+from bridge.read.megatron_bridge.plain_data import decider_of, has_open, plain
+from bridge.read.megatron_bridge.stated_precision import StatedPrecision, stated_precision
+from bridge.read.megatron_bridge.values import Class, Stated, Thing, is_open
 from bridge.registry.registry import REGISTRY
 from bridge.target.fields import FIELDS
 
@@ -127,7 +129,7 @@ def _add(made: Sections, key: str, stated: Stated, evaluator: Evaluator) -> None
     value = stated.value
     if isinstance(value, dict):
         made.whole[key] = {
-            name: plain(inner) for name, inner in value.items() if not _has_open(inner)
+            name: plain(inner) for name, inner in value.items() if not has_open(inner)
         }
     elif isinstance(value, Thing):
         made.whole[key] = _section(made, key, value, evaluator)
@@ -146,9 +148,9 @@ def _section(made: Sections, key: str, thing: Thing, evaluator: Evaluator) -> di
         path = f"{key}.{name}"
         if not stated.origin and is_open(stated.value):
             continue
-        if _has_open(stated.value):
+        if has_open(stated.value):
             if key in BEARING:
-                made.open_values[path] = _decider(stated.value)
+                made.open_values[path] = decider_of(stated.value)
             continue
         fields[name] = plain(stated.value)
         made.origins[path] = stated.origin
@@ -170,7 +172,7 @@ def _add_defaults(made: Sections, key: str, thing: Thing, evaluator: Evaluator) 
         kind = FIELDS[key][name].kind if name in FIELDS[key] else ""
         if name in thing.fields or name.startswith("_"):
             continue
-        if _has_open(default) or (kind in NUMBERS and isinstance(default, list | tuple)):
+        if has_open(default) or (kind in NUMBERS and isinstance(default, list | tuple)):
             made.opened[path] = f"the {BY_DEFAULT.format(name=class_name)}"
         else:
             made.defaults[path] = plain(default)
@@ -201,24 +203,22 @@ def _opened(key: str, decider: str, fields: Mapping[str, object]) -> dict[str, s
 
 def _add_precision(made: Sections, container: Thing) -> None:
     """Add the precision of the container, or what decides it."""
+    precision = stated_precision(container)
     stated = container.fields.get(PRECISION)
-    value = None if stated is None else stated.value
-    strangers = list(container.strangers)
-    if isinstance(value, Thing):
-        strangers += value.strangers
-        _add_fields(made, value)
-    elif isinstance(value, str) and value in REGISTRY:
-        made.whole[PRECISION] = value
-    elif isinstance(value, str):
-        made.mode_decided_by = f"the recipe {value!r}, which is not registered here,"
-    elif container.decider and stated is None:
-        made.mode_decided_by = container.decider
-    else:
+    if precision.is_absent:
         made.mode_decided_by = _decider_of_owners(container)
-    if strangers:
-        made.mode_decided_by = f"the function {strangers[0]}, whose source is not at hand,"
-        if isinstance(value, str) and value in REGISTRY:  # a name alone states the mode
-            made.whole[PRECISION] = REGISTRY.get(value).to_dict()
+    elif stated is not None and isinstance(stated.value, Thing):
+        _add_fields(made, precision, stated.value)
+    elif precision.name:
+        made.whole[PRECISION] = precision.name
+    else:
+        made.mode_decided_by = precision.decider
+    if precision.strangers:
+        stranger = precision.strangers[0]
+        made.mode_decided_by = f"the function {stranger}, whose source is not at hand,"
+        name = made.whole.get(PRECISION)
+        if isinstance(name, str):  # a name alone states the mode
+            made.whole[PRECISION] = REGISTRY.get(name).to_dict()
 
 
 def _decider_of_owners(container: Thing) -> str | None:
@@ -233,67 +233,24 @@ def _decider_of_owners(container: Thing) -> str | None:
     return NO_PRECISION.format(decider=model.value.decider)
 
 
-def _add_fields(made: Sections, precision: Thing) -> None:
-    """Add the fields of a precision, as the class of Megatron Bridge reads them."""
-    values: dict[str, object] = {}
-    if precision.kind and not precision.recipe:
-        values[run.TARGET] = CONFIG
-    for name, stated in precision.fields.items():
-        if _has_open(stated.value):
-            made.open_values[f"{PRECISION}.{name}"] = _decider(stated.value)
-        else:
-            values[name] = plain(stated.value)
+def _add_fields(made: Sections, precision: StatedPrecision, holder: Thing) -> None:
+    """Add the fields of a precision, as the class of Megatron Bridge reads them.
+
+    `holder` is the object whose fields they are, with the statements that set them.
+    """
+    for name, decider in precision.open_fields.items():
+        made.open_values[f"{PRECISION}.{name}"] = decider
+    values = precision.values
+    if precision.name:
+        values = REGISTRY.get(precision.name).to_dict()
     imported = import_({PRECISION: values}, base=precision.decider or None)
     made.whole[PRECISION] = imported.config.to_dict()
     for name in imported.config.to_dict():
         path = f"{PRECISION}.{name}"
-        of_field = precision.fields.get(name)
+        of_field = holder.fields.get(name)
         if of_field is None:
             made.origins[path] = BY_DEFAULT.format(name="MixedPrecisionConfig")
         else:
             made.origins[path] = of_field.origin
     if precision.decider and not (values.get("bf16") is True or values.get("fp16") is True):
         made.mode_decided_by = precision.decider
-
-
-def plain(value: Value) -> object:
-    """Return a value without open parts as plain data: import paths of functions and classes, names of enums."""
-    if isinstance(value, Thing):
-        fields = {
-            name: plain(stated.value)
-            for name, stated in value.fields.items()
-            if not _has_open(stated.value)
-        }
-        return {run.TARGET: value.kind, **fields}
-    if isinstance(value, Name):
-        holder = value.path.rpartition(".")[0].rpartition(".")[2]
-        if holder[:1].isupper():  # the member of an enum
-            return value.last
-        return value.path
-    if isinstance(value, Function):
-        return f"{value.module.name}.{value.node.name}"
-    if isinstance(value, Class):
-        return value.path
-    if isinstance(value, dict):
-        return {name: plain(inner) for name, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(inner) for inner in value]
-    if isinstance(value, set):
-        return sorted(map(str, value))
-    return value
-
-
-def _has_open(value: Value) -> bool:
-    """Return whether only the run knows a value, or a part of a list or a mapping."""
-    if isinstance(value, dict):
-        return any(_has_open(inner) for inner in value.values())
-    if isinstance(value, list | tuple):
-        return any(map(_has_open, value))
-    return is_open(value)
-
-
-def _decider(value: Value) -> str:
-    """Return what decides an open value."""
-    if isinstance(value, Thing):
-        return value.decider.removesuffix(", which only the run knows,")
-    return "of which only the run knows a part"

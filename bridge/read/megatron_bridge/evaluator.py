@@ -25,7 +25,8 @@ from bridge.read.text.python_calls import source_of
 MAX_DEPTH = 16
 """Of functions that call one another."""
 MAX_STATEMENTS = 20000
-"""That are followed for one run."""
+"""That are followed for one run; each condition may double them."""
+TOO_LONG = "a function with too many branches to be followed"
 MOST_ROUNDS = 512
 """Of a loop."""
 ENDINGS = (ast.Return, ast.Raise, ast.Break, ast.Continue)
@@ -58,6 +59,11 @@ class Evaluator(Expressions):
         self._depth = 0
         self._statements = 0
 
+    @property
+    def is_exhausted(self) -> bool:
+        """Whether the program has too many branches, so that nothing is known of its values."""
+        return self._statements >= MAX_STATEMENTS
+
     # -- functions ---------------------------------------------------------------------------------
 
     def returned(self, function: Function, given: Mapping[str, Value] | None = None) -> Value:
@@ -72,7 +78,7 @@ class Evaluator(Expressions):
         self, function: Function, arguments: Sequence[Value], options: Mapping[str, Value]
     ) -> Value:
         name = function.node.name
-        if self._depth >= MAX_DEPTH or self._statements >= MAX_STATEMENTS:
+        if self._depth >= MAX_DEPTH:
             return Thing(decider=f"the function {name}, which is too deep to be followed")
         names = self._bound(function, arguments, options)
         frame = Frame(function.module, names, function.closure)
@@ -96,7 +102,7 @@ class Evaluator(Expressions):
             decider = f"the argument {parameter.arg} of {function.node.name}"
             names[parameter.arg] = Thing(decider=decider)
         frame = Frame(function.module, closure=function.closure)
-        for parameter, expression in _defaults_of(signature):
+        for parameter, expression in defaults_of(signature):
             names[parameter.arg] = self.value(expression, frame)
         for parameter, value in zip(positional, arguments, strict=False):
             names[parameter.arg] = value
@@ -118,6 +124,8 @@ class Evaluator(Expressions):
         """Follow statements, and return how they end."""
         for place, statement in enumerate(statements):
             self._statements += 1
+            if self.is_exhausted:
+                return Returned(Thing(decider=TOO_LONG))
             if isinstance(statement, ast.If) and self._forks_the_end(statement, frame):
                 return self._forked(statement, statements[place + 1 :], frame)
             outcome = self._statement(statement, frame)
@@ -287,7 +295,7 @@ class Evaluator(Expressions):
                     self.state(holder, key, value, origin_of(frame, target))
 
 
-def _defaults_of(signature: ast.arguments) -> list[tuple[ast.arg, ast.expr]]:
+def defaults_of(signature: ast.arguments) -> list[tuple[ast.arg, ast.expr]]:
     """Return the parameters with a default, each with the expression of it."""
     positional = [*signature.posonlyargs, *signature.args]
     with_default = positional[len(positional) - len(signature.defaults) :]

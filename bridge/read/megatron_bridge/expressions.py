@@ -9,6 +9,7 @@ import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from bridge.read.keys import PRECISION
 from bridge.read.megatron_bridge import operations
 from bridge.read.megatron_bridge.classes import declared_fields, method_of
 from bridge.read.megatron_bridge.journal import ABSENT, Holder, Journal
@@ -46,6 +47,8 @@ HARMLESS = (
     *("warnings", "megatron.bridge.utils"),
 )
 """Packages whose functions leave a config as it is."""
+OF_THE_START = (f"{PACKAGE}.training.", "megatron.core.")
+"""Packages whose functions leave a container as it is until the run starts."""
 
 
 @dataclass(slots=True)
@@ -95,8 +98,12 @@ class Expressions:
         return defaults
 
     def state(self, holder: Thing, name: str, value: Value, origin: str) -> None:
-        """Write a field of an object."""
-        self.journal.put(holder.fields, name, Stated(value=value, origin=origin))
+        """Write a field of an object; `origin` is empty where no statement sets it."""
+        earlier = 0
+        if origin:
+            earlier = len(holder.strangers)
+        stated = Stated(value=value, origin=origin, earlier_strangers=earlier)
+        self.journal.put(holder.fields, name, stated)
 
     def _made(self, node: ast.expr, frame: Frame) -> Value:  # noqa: PLR0912  a case for each form
         match node:
@@ -361,10 +368,9 @@ class Expressions:
             return operations.builtin(name, call.arguments, call.options)
         if isinstance(call.called, Name) and last[:1].isupper():
             return Thing(kind=path, fields=call.stated)
-        if not path.startswith(HARMLESS):
-            for value in (*call.arguments, *call.options.values()):
-                if isinstance(value, Thing):
-                    value.strangers.append(last or source_of(call.node.func))
+        for value in (*call.arguments, *call.options.values()):
+            if isinstance(value, Thing) and not _is_harmless(path, value):
+                value.strangers.append(last or source_of(call.node.func))
         where = ""
         if path.startswith(PACKAGE):
             where = f" of {path.rpartition('.')[0]}, whose source is not at hand,"
@@ -385,6 +391,13 @@ class Expressions:
         if is_stated or is_declared or (is_of_checkpoint(holder) and name in OF_EVERY_MODEL):
             return True
         raise Unknown
+
+
+def _is_harmless(path: str, value: Thing) -> bool:
+    """Return whether a function whose source is not at hand leaves an object as it is."""
+    if PRECISION in value.fields and path.startswith(OF_THE_START):
+        return True
+    return path.startswith(HARMLESS)
 
 
 def opened(node: ast.AST) -> Thing:

@@ -29,10 +29,12 @@ from bridge.read.foreign.document_signs import Recognised
 from bridge.read.foreign.effective_fields import effective_fields, recipe_named
 from bridge.read.foreign.import_builder import MODES, ImportBuilder
 from bridge.read.foreign.payload_text import as_yaml
-from bridge.read.foreign.reports import ImportReport
+from bridge.read.foreign.reports import ImportReport, Unmapped
 from bridge.read.foreign.system import ContextKey, System
+from bridge.read.keys import PRECISION
 from bridge.read.megatron_bridge.exporter import DTYPES, ELSEWHERE, TABLE, TWINS, export
-from bridge.read.megatron_bridge.program import ATTRIBUTE, Stated, runs_in
+from bridge.read.megatron_bridge.precisions import precisions_in
+from bridge.read.megatron_bridge.stated_precision import StatedPrecision
 from bridge.read.megatron_lm.flags import OWNERS, reads_as_default, report_other
 from bridge.read.megatron_lm.stage_files import LAYOUT
 from bridge.read.text.document import Document
@@ -48,6 +50,7 @@ MODULES = "modules"
 """The rows of single modules, which the configurations of this project alone have."""
 MADE_BY = "_recipe_"
 """Key of our own configurations alone, next to `modules`: the recipe that the fields are from."""
+OWNERS_DECIDE = "the model's own settings, as mixed_precision is not set,"
 INSTANTIATION = ("_target_", "_call_", "_convert_", "_partial_", "_recursive_")
 
 
@@ -84,25 +87,37 @@ def import_all(payload: object, *, base: str | None = None) -> tuple[ImportRepor
     """Return what each function of a Python program asks for; one for any other payload."""
     if not isinstance(payload, Document):
         return (import_(payload, base=base),)
-    found = runs_in(payload)
-    if not found:
+    stated = precisions_in(payload)
+    if not stated:
         rule = "must set the mixed_precision of a run, and no function of it does"
         remedy = "Give the program that does, or the YAML of the run."
         raise PayloadError(f"{payload.path}: {rule}. {remedy}", path=payload.path)
-    return tuple(replace(import_of_program(run.stated), label=run.label) for run in found)
+    reports: list[ImportReport] = []
+    for run in stated:
+        reports.append(replace(import_of_program(run.precision), label=run.label))
+    return tuple(reports)
 
 
-def import_of_program(stated: Stated) -> ImportReport:
+def import_of_program(precision: StatedPrecision) -> ImportReport:
     """Return what a function of a Python program asks for."""
-    imported = import_(stated.payload, base=stated.decided_by or None)
+    base = precision.decider or None
+    if precision.is_absent:
+        base = OWNERS_DECIDE
+    content = precision.name or precision.values
+    imported = import_({PRECISION: content}, base=base)
     late = ImportBuilder(TABLE.title)
-    for name, written in stated.open_fields.items():
-        late.record("megatron_bridge.only-the-run-decides", f"{ATTRIBUTE}.{name}", written)
-    for name in stated.given_to:
-        late.record("megatron_bridge.given-to-a-stranger", ATTRIBUTE, None, name=name)
+    for name, decider in precision.open_fields.items():
+        late.record("megatron_bridge.only-the-run-decides", f"{PRECISION}.{name}", decider)
+    for stranger in dict.fromkeys(precision.strangers):
+        late.record("megatron_bridge.given-to-a-stranger", PRECISION, None, name=stranger)
     if not late.unmapped:
         return imported
-    return replace(imported, unmapped=(*imported.unmapped, *late.unmapped), recipe=None)
+    known: list[Unmapped] = []
+    for record in imported.unmapped:
+        name = record.field.removeprefix(f"{PRECISION}.")
+        if name not in precision.open_fields:  # of an open field, no default is implied
+            known.append(record)
+    return replace(imported, unmapped=(*known, *late.unmapped), recipe=None)
 
 
 def _named(name: str, builder: ImportBuilder) -> ImportReport:

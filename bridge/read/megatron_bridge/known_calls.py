@@ -8,7 +8,9 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from bridge.read.foreign.table import table
 from bridge.read.megatron_bridge.library import PACKAGE
 from bridge.read.megatron_bridge.values import (
     Class,
@@ -24,9 +26,16 @@ from bridge.read.megatron_bridge.values import (
 from bridge.read.text.python_calls import source_of
 from bridge.registry.registry import REGISTRY
 
-PRECISIONS = (f"{PACKAGE}.training.mixed_precision", "bridge.training.mixed_precision")
-"""The module of its precisions, and that of this project, which has the same functions."""
+PRECISIONS = (f"{PACKAGE}.training.mixed_precision", "bridge.training.mixed_precision", "bridge")
+"""The module of its precisions, and those of this project, which have the same functions."""
 CONFIG = f"{PRECISIONS[0]}.MixedPrecisionConfig"
+OF_BENCHMARKS = "_perf_precision"
+"""Function of its benchmarks that makes a precision of a word; `BENCHMARKED` has the precisions."""
+BENCHMARKED: Mapping[str, Mapping[str, Any]] = table("megatron_bridge").data[
+    "precisions of benchmarks"
+]
+OF_RECIPE = "recipe {name}"
+"""Origin of a field that a recipe states."""
 CONVERTER = "AutoBridge"
 """Class that makes a model of a checkpoint of Hugging Face."""
 OF_A_CHECKPOINT = ("from_hf_pretrained", "from_hf_config", "from_auto_config")
@@ -118,6 +127,8 @@ def known_call(call: Call, starts: Starts) -> Value:
     module, _, name = path.rpartition(".")
     if module in PRECISIONS:
         return _precision(call, name)
+    if name == OF_BENCHMARKS and path.startswith(PACKAGE) and isinstance(call.called, Name):
+        return _benchmarked(call)
     *_, holder, name = ("", *path.split("."))
     if holder == CONVERTER and name in OF_A_CHECKPOINT:
         return Thing(kind=CONVERTER, decider=f"{CHECKPOINT}{_checkpoint(call)}")
@@ -154,7 +165,25 @@ def _precision(call: Call, name: str) -> Value:
         return NOT_KNOWN
     if name not in REGISTRY:
         return Thing(decider=f"the recipe {name!r}, which is not registered here,")
+    return _of_recipe(name)
+
+
+def _benchmarked(call: Call) -> Value:
+    """Return the precision that the function of the benchmarks makes."""
+    word = call.first
+    if not isinstance(word, str) or word not in BENCHMARKED:
+        return NOT_KNOWN
+    row = BENCHMARKED[word]
+    precision = _of_recipe(row["recipe"])
+    for name, value in row["fields"].items():
+        precision.fields[name] = Stated(value=value, origin=call.origin)
+    return precision
+
+
+def _of_recipe(name: str) -> Thing:
+    """Return the precision of a registered recipe."""
+    origin = OF_RECIPE.format(name=name)
     fields: dict[str, Stated] = {}
     for field_name, value in REGISTRY.get(name).to_dict().items():
-        fields[field_name] = Stated(value=value, origin=f"recipe {name}")
+        fields[field_name] = Stated(value=value, origin=origin)
     return Thing(kind=CONFIG, recipe=name, fields=fields)

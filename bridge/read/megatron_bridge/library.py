@@ -111,6 +111,8 @@ class Library:
         self.root = root
         """Folder with `megatron/bridge`; None: no source is at hand."""
         self._modules: dict[str, Module | None] = {}
+        self._file: Module | None = None
+        """The file that is being read."""
 
     def module(self, name: str) -> Module | None:
         """Return a module of the package by its import path; None where its source is not at hand."""
@@ -139,9 +141,16 @@ class Library:
         if self.root is not None and place.is_relative_to(self.root / "megatron" / "bridge"):
             name = ".".join(place.relative_to(self.root).with_suffix("").parts)
         module = Module(tree, name=name.removesuffix(".__init__"), file=path.name)
+        self._file = module
         if name:
             self._modules[module.name] = module
         return module
+
+    def forget_values(self) -> None:
+        """Forget the constants that were evaluated, whose objects a followed function may have changed."""
+        for module in (self._file, *self._modules.values()):
+            if module is not None:
+                module.values.clear()
 
     def find(self, path: str, depth: int = 0) -> Value:
         """Return what an import path names: a function or class whose source is at hand, or its name."""

@@ -14,7 +14,7 @@ from bridge.errors import PayloadError, RunConfigError, UnreadFileError
 from bridge.preflight.file_reading import FileReading, RunChoice
 from bridge.read.megatron_bridge.asked import OPTION, asked
 from bridge.read.megatron_bridge.container import reading_of
-from bridge.read.megatron_bridge.evaluator import Evaluator
+from bridge.read.megatron_bridge.evaluator import TOO_LONG, Evaluator
 from bridge.read.megatron_bridge.library import Library, Module, library_of
 from bridge.read.megatron_bridge.values import Function, Thing, Value
 from bridge.read.text.document import Document
@@ -86,6 +86,8 @@ def read_function(
     value = evaluator.returned(function, given)
     if evaluator.starts.containers:
         value = evaluator.starts.containers[0]
+    if evaluator.is_exhausted:
+        value = Thing(decider=TOO_LONG)
     label = label_of(function)
     if not isinstance(value, Thing) or not (value.kind.endswith(CONTAINER) or value.fields):
         decider = getattr(value, "decider", "") or "only the run"

@@ -22,6 +22,8 @@ class Stated:
     value: Value
     origin: str
     """`FILE:LINE, cfg.model.seq_length`; empty: no statement sets it."""
+    earlier_strangers: int = 0
+    """Strangers that had the object before the statement, and cannot change what it sets."""
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
