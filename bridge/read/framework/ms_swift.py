@@ -17,6 +17,7 @@ from bridge.errors import PayloadError, UnreadFileError
 from bridge.preflight.file_reading import FileReading, RunChoice
 from bridge.read.framework.checkpoint import Checkpoint, read_checkpoint
 from bridge.read.framework.hf_config import MCORE_BRIDGE
+from bridge.read.framework.names import GENERATION
 from bridge.read.framework.table import FrameworkTable, framework_table
 from bridge.read.framework.tree import TreeReading, is_late, read_tree
 from bridge.read.framework.verl import CORE
@@ -49,6 +50,11 @@ OF_THE_CHECKPOINT = (
 )
 GPUS = "The number of GPUs: {stated}. Add --target h100x{all}, for example."
 FILES = (".yaml", ".yml", ".json")
+ROLES = ("train", "rollout", "teacher")
+"""Groups of a file for Ray, each with the arguments of the processes of a role."""
+GPUS_OF_A_ROLE = "gpus"
+"""Argument of a group that is none of Megatron's: the GPUs of the role."""
+GPUS_OF_TRAINING = "train.gpus"
 
 
 def read(whole: Mapping[str, object], path: Path, choice: RunChoice) -> FileReading:
@@ -57,7 +63,7 @@ def read(whole: Mapping[str, object], path: Path, choice: RunChoice) -> FileRead
     environment = {}
     if isinstance(variables, Mapping):
         environment = {str(name): str(value) for name, value in variables.items()}
-    given = {str(name): value for name, value in whole.items() if name != VARIABLES}
+    given = _of_training(whole)
     return _reading(given, environment, read_checkpoint(_name(given), path, choice, MCORE_BRIDGE))
 
 
@@ -80,8 +86,8 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     }
     given: dict[str, object] = {}
     read_too = []
-    if words and words[0].endswith(FILES):
-        name = words.pop(0)
+    name = _file_name(words)
+    if name is not None:
         path = found_above(name, script)
         if path is None:
             raise UnreadFileError(
@@ -115,7 +121,43 @@ def _file(path: Path) -> tuple[dict[str, object], dict[str, str]]:
     environment = {}
     if isinstance(variables, Mapping):
         environment = {str(name): str(value) for name, value in variables.items()}
-    return {str(name): value for name, value in whole.items() if name != VARIABLES}, environment
+    return _of_training(whole), environment
+
+
+def _file_name(words: list[Word]) -> Word | None:
+    """Take the name of the file off a command line: its first word, or the value of `--config` for Ray."""
+    if words and words[0].endswith(FILES):
+        return words.pop(0)
+    if "--use_ray" in words and "--config" in words[:-1]:
+        place = words.index(Word("--config"))
+        words.pop(place)
+        return words.pop(place)
+    return None
+
+
+def _of_training(whole: Mapping[str, object]) -> dict[str, object]:
+    """Return the arguments of the processes that train.
+
+    In a file for Ray the group `train` stands over the arguments of all roles, and the engine of the rollout has a
+    group of its own (swift/ray/megatron/driver_utils.py parse_ray_yaml).
+    """
+    groups: dict[str, Mapping[str, object]] = {}
+    for role in ROLES:
+        group = whole.get(role)
+        if isinstance(group, Mapping):
+            groups[role] = group
+    arguments: dict[str, object] = {}
+    for name, value in whole.items():
+        if name != VARIABLES and name not in groups:
+            arguments[str(name)] = value
+    for name, value in groups.get("rollout", {}).items():
+        row = framework_table(TABLE).own_names(name)
+        if row is not None and row.purpose == GENERATION:
+            arguments[name] = value
+    for name, value in groups.get("train", {}).items():
+        key = GPUS_OF_TRAINING if name == GPUS_OF_A_ROLE else str(name)
+        arguments[key] = value
+    return arguments
 
 
 def _arguments(words: Iterable[Word]) -> dict[str, object]:
@@ -270,6 +312,10 @@ def _unknown(
         sentences.append(
             OF_THE_CHECKPOINT.format(mode=MODES[dtype], dtype=dtype, source=checkpoint.source)
         )
+    gpus = given.get(GPUS_OF_TRAINING)
+    if gpus is not None:
+        sentences.append(GPUS.format(stated=f"{GPUS_OF_TRAINING}={gpus}", all=gpus))
+        return sentences
     each, nodes = environment.get("NPROC_PER_NODE", ""), environment.get("NNODES", "1")
     if each.isdecimal() and nodes.isdecimal():
         stated = f"NPROC_PER_NODE={each} and NNODES={nodes}"
