@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from bridge.errors import RunConfigError
+from bridge.errors import RunConfigError, UnreadFileError
 
 if TYPE_CHECKING:
     from bridge.preflight.file_reading import RunChoice
@@ -191,7 +191,7 @@ def read_branches(chosen: argparse.Namespace, *, strict: bool = True) -> list[Ru
     """Return the run that the arguments describe, and the launch on its script's other branches.
 
     The command line may choose one of them with ``--launch``, or state the mode, which is one for
-    all.
+    all. A branch that is no run of Megatron Core is left out.
 
     Raises:
         RunConfigError: A strict reading of a run that cannot be planned, or of a script none of
@@ -202,18 +202,28 @@ def read_branches(chosen: argparse.Namespace, *, strict: bool = True) -> list[Ru
     if chosen.number is None:
         numbers = first.reading.branches
     runs = [first]
+    answered = [first.reading.number]
+    refused = []
     for number in numbers:
-        runs.append(read_run(chosen, strict=False, number=number))
+        try:
+            runs.append(read_run(chosen, strict=False, number=number))
+        except UnreadFileError:  # the branch trains without Megatron Core; --launch says so
+            refused.append(number)
+            continue
+        answered.append(number)
     if strict:
         from bridge.front.loader import require_strict
 
         stated = [run for run in runs if run.reading.mode_decided_by is None]
         for run in stated or runs[:1]:
             require_strict(run)
-    answered = (first.reading.number, *numbers)
+    known = [number for number in first.reading.branches if number not in refused]
     branches = []
     for run in runs:
-        branches.append(replace(run, reading=replace(run.reading, answered=answered)))
+        reading = replace(run.reading, answered=tuple(answered))
+        if run is first:
+            reading = replace(reading, branches=tuple(known))
+        branches.append(replace(run, reading=reading))
     return branches
 
 

@@ -38,6 +38,11 @@ REHEARSED = "the newest at hand, as no target states one"
 """Reason of the release that a rehearsal imports."""
 FROM_THE_MODE = "the mode of the run"
 """Reason of values that follow from the mode, whatever program starts the run."""
+OF_A_FULL_MICRO_BATCH = (
+    "the tokens of a full micro batch: max_tokens_per_gpu x context_parallel_size, "
+    "since samples are packed"
+)
+"""Reason of a length that is counted and that no program sets."""
 
 
 MOST_RUNS = 3
@@ -271,6 +276,8 @@ class FileReading:
             verb = f"{framework} sets at start"
             if self.unstated_by is not None and why != FROM_THE_MODE:
                 verb = f"Assumed, as {framework} sets it at start"
+            if why == OF_A_FULL_MICRO_BATCH:
+                verb = "Counted here"
             sentences.append(f"{verb}: {', '.join(values)} ({why}).")
         return sentences
 

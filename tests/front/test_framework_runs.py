@@ -118,9 +118,18 @@ def test_slime_packs_samples_and_keeps_generation_apart(tmp_path: Path) -> None:
     assert run.section("train")["micro_batch_size"] == 1
     assert run.model.items() >= {"moe_token_dispatcher_type": "alltoall", "variable_seq_lengths": True}.items()
     assert run.reading.generation["--sglang-mem-fraction-static"] == "0.7"
+    assert "Counted here: model.seq_length=9216 (the tokens of a full micro batch" in " ".join(run.reading.lines)
     assert "Add --target h100x8" in " ".join(run.reading.lines)
     assert run.model["moe_layer_freq"] == "[0,1,1,1]"
     assert run.plan.shape.experts is not None
+
+
+def test_a_loop_counts_to_the_default_of_a_variable(tmp_path: Path) -> None:
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "tiny.sh").write_text(MODEL.replace("NUM_LAYERS=4", 'NUM_LAYERS="${LAYERS:-3}"'))
+    (tmp_path / "run.sh").write_text(SCRIPT.replace("MORE", ""))
+    run = load_run(config_file=tmp_path / "run.sh")
+    assert (run.model["num_layers"], run.model["moe_layer_freq"]) == (3, "[0,1,1]")
 
 
 def test_a_sourced_file_sources_the_file_next_to_itself(tmp_path: Path) -> None:

@@ -105,6 +105,12 @@ def test_an_argument_becomes_the_field_that_megatron_lm_gives_it(tmp_path, argum
     assert {name: held.get(name) for name in expected} == expected
 
 
+def test_the_scope_of_cuda_graphs_has_the_name_that_every_release_knows(tmp_path):
+    run = of_arguments(tmp_path, "--bf16: true", "--cuda-graph-scope: attn", words=("target=mcore0.17.1",))
+    assert run.model["cuda_graph_scope"] == ["attn"]
+    assert run.prediction.absent["model"] == {}
+
+
 def test_an_override_closes_what_the_file_leaves_open(tmp_path):
     run = of_arguments(
         tmp_path, "--rotary-base: ${BASE}", words=("model.rotary_base=10", "model.vocab_size=8", "target=h100x8")

@@ -86,6 +86,19 @@ def test_the_branches_of_a_script_are_answered_one_after_the_other(asked: Any) -
     assert out.index("fp16, without a recipe") < out.index("bf16, without a recipe")
 
 
+def test_a_branch_that_trains_without_megatron_core_leaves_the_others_answered(asked: Any) -> None:
+    script = (
+        "if [ $BACKEND = fsdp ]; then\n  WORDS=(--train-backend fsdp)\nelse\n  WORDS=(--fp16)\nfi\n"
+        f"ray job submit -- python3 train.py --hf-checkpoint m --load m_miles/ {SIZES} ${{WORDS[@]}}\n"
+    )
+    code, out, _ = asked("check", script)
+    assert code == 0
+    assert out.startswith("fp16, without a recipe against")
+    assert "this is run 1, " in out
+    assert "(--launch 2 is line 6, train.py; line 1, if [ $BACKEND = fsdp ])" in out
+    assert "trains on PyTorch's FSDP" in asked("check", script, "--launch", "2")[2]
+
+
 def test_json_has_the_branches_below_the_first_run(asked: Any) -> None:
     code, out, _ = asked("check", BRANCHES, *TARGET, "--json")
     answer = json.loads(out)

@@ -139,6 +139,15 @@ def test_the_vocabulary_of_a_known_tokenizer_is_that_of_its_name(
     assert "Megatron Bridge sets at start: model.vocab_size=131072 (the vocabulary of the tokenizer's name)." in shown
 
 
+def test_the_vocabulary_of_a_known_checkpoint_is_that_of_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    provider = "megatron.bridge.models.gpt_provider.GPTModelProvider"
+    sizes = {"vocab_size": None, "hf_model_id": "meta-llama/Meta-Llama-3.1-8B"}
+    _, shown = memory(saved(tmp_path, sizes, provider, tokenizer={"tokenizer_model": None}), capsys)
+    assert "Megatron Bridge sets at start: model.vocab_size=128256 (the vocabulary of the checkpoint's name)." in shown
+
+
 @pytest.mark.parametrize(
     ("name", "size"),
     [

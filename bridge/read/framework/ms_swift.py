@@ -17,6 +17,7 @@ from bridge.errors import PayloadError, UnreadFileError
 from bridge.preflight.file_reading import MEGATRON_CORE, FileReading, RunChoice
 from bridge.read.framework.checkpoint import Checkpoint, read_checkpoint
 from bridge.read.framework.hf_config import MCORE_BRIDGE
+from bridge.read.framework.names import GENERATION
 from bridge.read.framework.table import FrameworkTable, framework_table
 from bridge.read.framework.tree import TreeReading, is_late, read_tree
 from bridge.read.launch.launches import Launch
@@ -54,6 +55,11 @@ MODE_OF_THE_CHECKPOINT = (
     "The mode is {mode}, since {source} has torch_dtype={dtype} and no argument states a mode."
 )
 NUMBER_OF_GPUS = "The number of GPUs: {stated}. Add --target h100x{all}, for example."
+ROLES = ("train", "rollout", "teacher")
+"""Groups of a file for Ray, each with the arguments of the processes of a role."""
+GPUS_OF_A_ROLE = "gpus"
+"""Argument of a group that is none of Megatron's: the GPUs of the role."""
+GPUS_OF_TRAINING = "train.gpus"
 
 
 def read(whole: Mapping[str, object], path: Path, choice: RunChoice) -> FileReading:
@@ -62,7 +68,7 @@ def read(whole: Mapping[str, object], path: Path, choice: RunChoice) -> FileRead
     environment = {}
     if isinstance(variables, Mapping):
         environment = {str(name): str(value) for name, value in variables.items()}
-    arguments = {str(name): value for name, value in whole.items() if name != ENVIRONMENT_SECTION}
+    arguments = _of_training(whole)
     return _reading(
         arguments,
         environment,
@@ -91,8 +97,8 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     }
     arguments: dict[str, object] = {}
     read_too = []
-    if words and words[0].endswith(FILE_SUFFIXES):
-        name = words.pop(0)
+    name = _file_name(words)
+    if name is not None:
         path = found_above(name, script)
         if path is None:
             raise UnreadFileError(
@@ -126,9 +132,43 @@ def _read_file(path: Path) -> tuple[dict[str, object], dict[str, str]]:
     environment = {}
     if isinstance(variables, Mapping):
         environment = {str(name): str(value) for name, value in variables.items()}
-    return {
-        str(name): value for name, value in whole.items() if name != ENVIRONMENT_SECTION
-    }, environment
+    return _of_training(whole), environment
+
+
+def _file_name(words: list[Word]) -> Word | None:
+    """Take the name of the file off a command line: its first word, or the value of `--config` for Ray."""
+    if words and words[0].endswith(FILE_SUFFIXES):
+        return words.pop(0)
+    if "--use_ray" in words and "--config" in words[:-1]:
+        place = words.index(Word("--config"))
+        words.pop(place)
+        return words.pop(place)
+    return None
+
+
+def _of_training(whole: Mapping[str, object]) -> dict[str, object]:
+    """Return the arguments of the processes that train.
+
+    In a file for Ray the group `train` stands over the arguments of all roles, and the engine of the rollout has a
+    group of its own (swift/ray/megatron/driver_utils.py parse_ray_yaml).
+    """
+    groups: dict[str, Mapping[str, object]] = {}
+    for role in ROLES:
+        group = whole.get(role)
+        if isinstance(group, Mapping):
+            groups[role] = group
+    arguments: dict[str, object] = {}
+    for name, value in whole.items():
+        if name != ENVIRONMENT_SECTION and name not in groups:
+            arguments[str(name)] = value
+    for name, value in groups.get("rollout", {}).items():
+        row = framework_table(TABLE_NAME).own_names(name)
+        if row is not None and row.purpose == GENERATION:
+            arguments[name] = value
+    for name, value in groups.get("train", {}).items():
+        key = GPUS_OF_TRAINING if name == GPUS_OF_A_ROLE else str(name)
+        arguments[key] = value
+    return arguments
 
 
 def _arguments_of(words: Iterable[Word]) -> dict[str, object]:
@@ -287,6 +327,10 @@ def _unknown(
         sentences.append(
             MODE_OF_THE_CHECKPOINT.format(mode=MODES[dtype], dtype=dtype, source=checkpoint.source)
         )
+    gpus = arguments.get(GPUS_OF_TRAINING)
+    if gpus is not None:
+        sentences.append(NUMBER_OF_GPUS.format(stated=f"{GPUS_OF_TRAINING}={gpus}", all=gpus))
+        return sentences
     each, nodes = environment.get("NPROC_PER_NODE", ""), environment.get("NNODES", "1")
     if each.isdecimal() and nodes.isdecimal():
         stated = f"NPROC_PER_NODE={each} and NNODES={nodes}"

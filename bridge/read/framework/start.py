@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from bridge.preflight.file_reading import FileReading
+from bridge.preflight.file_reading import OF_A_FULL_MICRO_BATCH, FileReading
 from bridge.read.framework.table import FrameworkTable, StartRow, table_of_title
 from bridge.read.start import Row, Start
 from bridge.target.fields import whole_number
@@ -20,7 +20,6 @@ from bridge.target.target import Target
 SETS = (
     "{framework} sets {name}={value} for its training processes, where nothing sets it ({source})."
 )
-PACKED = "the tokens of a full micro batch: max_tokens_per_gpu x context_parallel_size, since samples are packed"
 
 
 def with_framework(title: str, base: Sequence[Row], sections: Mapping[str, Any]) -> list[Row]:
@@ -77,7 +76,7 @@ def rows_of(table: FrameworkTable, *, is_after: bool) -> Iterator[Row]:
             path="model.seq_length",
             value=_packed_tokens,
             when=when,
-            because=PACKED,
+            because=OF_A_FULL_MICRO_BATCH,
             source=source,
             set_by=table.title,
         )

@@ -117,12 +117,14 @@ def _takes_null_vocabulary(start: Start) -> bool:
     return not has_own and start.value("model.hf_model_id") is None
 
 
-def _vocabulary(start: Start) -> int | None:
-    """Return the vocabulary of the run's tokenizer, or of its model, where the name is known."""
-    size = vocab_size_of(start.value("tokenizer.tokenizer_model"))
-    if size is None:
-        size = vocab_size_of(start.value("model.hf_model_id"))
-    return size
+def _vocabulary_of_tokenizer(start: Start) -> int | None:
+    """Return the vocabulary of the run's tokenizer, where its name is known."""
+    return vocab_size_of(start.value("tokenizer.tokenizer_model"))
+
+
+def _vocabulary_of_checkpoint(start: Start) -> int | None:
+    """Return the vocabulary of the checkpoint that the model is made of, where its name is known."""
+    return vocab_size_of(start.value("model.hf_model_id"))
 
 
 _fsdp = partial(
@@ -177,10 +179,17 @@ ROWS: tuple[Row, ...] = (
         source="training/setup.py: _validate_and_set_vocab_size",
     ),
     *rows(
-        {"model.vocab_size": _vocabulary},
-        _vocabulary,
+        {"model.vocab_size": _vocabulary_of_tokenizer},
+        _vocabulary_of_tokenizer,
         because="the vocabulary of the tokenizer's name",
         source="training/setup.py: _validate_and_set_vocab_size; bridge/read/tokenizers.yaml",
+        is_default=True,
+    ),
+    *rows(
+        {"model.vocab_size": _vocabulary_of_checkpoint},
+        _vocabulary_of_checkpoint,
+        because="the vocabulary of the checkpoint's name",
+        source="models/conversion/auto_bridge.py: to_megatron_provider; bridge/read/tokenizers.yaml",
         is_default=True,
     ),
     *_fsdp(

@@ -99,3 +99,20 @@ def test_a_command_that_trains_nothing_is_refused(run_of) -> None:
 def test_a_file_that_is_not_there_is_named(run_of) -> None:
     with pytest.raises(RunConfigError, match=r"with the file gone\.yaml, which is not found from here"):
         run_of("#!/bin/bash\nmegatron sft gone.yaml --bf16 true\n", "run.sh")
+
+
+def test_the_group_train_of_a_file_for_ray_stands_over_the_arguments_of_all_roles(run_of) -> None:
+    text = (
+        "rlhf_type: grpo\nmodel: org/a-model\ndataset: d\nmicro_batch_size: 2\nbf16: true\n"
+        "tensor_model_parallel_size: 1\n"
+        "train: {gpus: 4, tuner_type: lora, tensor_model_parallel_size: 2}\n"
+        "rollout: {gpus: 4, vllm_tensor_parallel_size: 4}\nteacher: {gpus: 2, model: org/a-teacher}\n"
+    )
+    of_the_file = run_of(text, "conf/grpo.yaml")
+    launch = '#!/bin/bash\nmegatron rlhf --use_ray true --config "$HERE/conf/grpo.yaml"\n'
+    for run in (of_the_file, run_of(launch, "run.sh")):
+        assert run.model["tensor_model_parallel_size"] == 2
+        assert run.reading.generation == {"vllm_tensor_parallel_size": 4}
+        lines = " ".join(run.reading.lines)
+        assert "The number of GPUs: train.gpus=4. Add --target h100x4, for example." in lines
+        assert "tuner_type=lora: the model is frozen and adapters train" in lines

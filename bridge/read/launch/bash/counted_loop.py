@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
 from bridge.read.launch.bash.arithmetic import computed
 from bridge.read.launch.script import text_of
+from bridge.read.launch.word import Word
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 MAX_TURNS = 256
+NAME = re.compile(r"[A-Za-z_]\w*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,6 +49,7 @@ class CountedLoop:
         Args:
             known: The elements of each variable that the script has set.
         """
+        known = {**known, **self._defaults(known)}
         first = computed(f"$(({self.start}))", known)
         if first is None:
             return None
@@ -59,6 +63,15 @@ class CountedLoop:
                 return values
             values.append(value)
         return None
+
+    def _defaults(self, known: Mapping[str, Mapping[int, str]]) -> dict[str, dict[int, str]]:
+        """Return the variables of the header whose value is a default, with the default itself."""
+        defaults: dict[str, dict[int, str]] = {}
+        for name in NAME.findall(f"{self.start} {self.condition}"):
+            text = known.get(name, {}).get(0)
+            if text is not None:
+                defaults[name] = {0: str(Word.of(text))}
+        return defaults
 
 
 def _without_blanks(node: Node | None) -> str:
