@@ -98,7 +98,7 @@ def _tree(text: str, path: str) -> Node:
     started = time.process_time()
     parser = _parser()
     try:
-        tree = parser.parse(
+        parser.parse(
             lambda offset, _point: source[offset : offset + CHUNK],
             progress_callback=lambda _offset, _error: time.process_time() - started > MAX_SECONDS,
         )
@@ -107,7 +107,8 @@ def _tree(text: str, path: str) -> Node:
         raise PayloadError(
             f"{path}: commands are nested too deeply to be followed. Simplify the script."
         ) from None
-    return tree.root_node
+    # The text of a node of a whole source is a slice of it; that of chunks is put together by calls.
+    return parser.parse(source).root_node
 
 
 @cache
