@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from bridge.precision.values import SPELLINGS
 from bridge.read.keys import PRECISION
-from bridge.read.megatron_bridge.known_calls import CONFIG, OF_RECIPE
+from bridge.read.megatron_bridge.modelled_calls import CONFIG, RECIPE_ORIGIN
 from bridge.read.megatron_bridge.plain_data import decider_of, has_open, plain
 from bridge.read.megatron_bridge.run import TARGET
-from bridge.read.megatron_bridge.values import Name, Thing, Value
+from bridge.read.megatron_bridge.values import ImportedName, Object, Value
 from bridge.registry.registry import REGISTRY
 
 UNREGISTERED = "the recipe {name!r}, which is not registered here,"
@@ -35,7 +35,7 @@ class StatedPrecision:
     """Functions whose source is not at hand that may change the precision afterwards."""
 
 
-def stated_precision(container: Thing) -> StatedPrecision:
+def stated_precision(container: Object) -> StatedPrecision:
     """Return the precision of a container."""
     stated = container.fields.get(PRECISION)
     if stated is None:
@@ -44,9 +44,9 @@ def stated_precision(container: Thing) -> StatedPrecision:
         return StatedPrecision(decider=container.decider, is_absent=is_absent, strangers=strangers)
     strangers = tuple(container.strangers[stated.earlier_strangers :])
     value = stated.value
-    if isinstance(value, Thing):
+    if isinstance(value, Object):
         return _of_object(value, strangers=(*strangers, *value.strangers))
-    if isinstance(value, Name):
+    if isinstance(value, ImportedName):
         return StatedPrecision(decider=ELSEWHERE.format(path=value.path), strangers=strangers)
     if not isinstance(value, str):
         return StatedPrecision(is_absent=True, strangers=strangers)
@@ -55,7 +55,7 @@ def stated_precision(container: Thing) -> StatedPrecision:
     return StatedPrecision(name=value, strangers=strangers)
 
 
-def _of_object(precision: Thing, strangers: tuple[str, ...]) -> StatedPrecision:
+def _of_object(precision: Object, strangers: tuple[str, ...]) -> StatedPrecision:
     """Return the precision that an object states."""
     if precision.recipe and _is_untouched(precision):
         return StatedPrecision(name=precision.recipe, strangers=strangers)
@@ -83,14 +83,14 @@ def _maybe_decider(value: Value) -> str | None:
     """Return what decides the value of a field; None where the program states it."""
     if has_open(value):
         return decider_of(value)
-    if isinstance(value, Name) and plain(value) == value.path:  # no member of an enum
+    if isinstance(value, ImportedName) and plain(value) == value.path:  # no member of an enum
         name = value.path.removeprefix("torch.")
         if name not in SPELLINGS:
             return ELSEWHERE.format(path=value.path)
     return None
 
 
-def _is_untouched(precision: Thing) -> bool:
+def _is_untouched(precision: Object) -> bool:
     """Return whether each field is the recipe's."""
-    origin = OF_RECIPE.format(name=precision.recipe)
+    origin = RECIPE_ORIGIN.format(name=precision.recipe)
     return all(stated.origin == origin for stated in precision.fields.values())
