@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from bridge.precision.values import SPELLINGS
 from bridge.read.keys import PRECISION
+from bridge.read.megatron_bridge.exporter import TWINS
 from bridge.read.megatron_bridge.modelled_calls import CONFIG, RECIPE_ORIGIN
 from bridge.read.megatron_bridge.plain_data import decider_of, has_open, plain
 from bridge.read.megatron_bridge.run import TARGET
@@ -14,6 +15,7 @@ from bridge.read.megatron_bridge.values import ImportedName, Object, Value
 from bridge.registry.registry import REGISTRY
 
 UNREGISTERED = "the recipe {name!r}, which is not registered here,"
+WRONG = "the value {value!r}, which is no precision,"
 ELSEWHERE = "`{path}`, whose source is not at hand,"
 
 
@@ -24,7 +26,7 @@ class StatedPrecision:
     name: str = ""
     """The recipe's, where nothing was assigned to its fields; empty: the fields state the precision."""
     values: Mapping[str, object] = field(default_factory=dict)
-    """Fields of the precision, with its class as `_target_` where the program constructs it."""
+    """Fields of the precision, with its class as `_target_` where the constructor decides how they are read."""
     open_fields: Mapping[str, str] = field(default_factory=dict)
     """Field -> what decides it."""
     decider: str = ""
@@ -48,8 +50,10 @@ def stated_precision(container: Object) -> StatedPrecision:
         return _of_object(value, strangers=(*strangers, *value.strangers))
     if isinstance(value, ImportedName):
         return StatedPrecision(decider=ELSEWHERE.format(path=value.path), strangers=strangers)
-    if not isinstance(value, str):
+    if value is None:
         return StatedPrecision(is_absent=True, strangers=strangers)
+    if not isinstance(value, str):
+        return StatedPrecision(decider=WRONG.format(value=plain(value)), strangers=strangers)
     if value not in REGISTRY:
         return StatedPrecision(decider=UNREGISTERED.format(name=value), strangers=strangers)
     return StatedPrecision(name=value, strangers=strangers)
@@ -69,7 +73,7 @@ def _of_object(precision: Object, strangers: tuple[str, ...]) -> StatedPrecision
             values[name] = plain(stated.value)
         else:
             open_fields[name] = decider
-    if precision.kind and not precision.recipe:
+    if precision.kind and not precision.recipe and not _assigns_twin(precision):
         values = {TARGET: CONFIG, **values}
     return StatedPrecision(
         values=values,
@@ -94,3 +98,12 @@ def _is_untouched(precision: Object) -> bool:
     """Return whether each field is the recipe's."""
     origin = RECIPE_ORIGIN.format(name=precision.recipe)
     return all(stated.origin == origin for stated in precision.fields.values())
+
+
+def _assigns_twin(precision: Object) -> bool:
+    """Return whether a statement assigns a name of stored weights, which a constructor reads otherwise."""
+    for name in (*TWINS, *TWINS.values()):
+        stated = precision.fields.get(name)
+        if stated is not None and stated.origin.endswith(f".{name}"):
+            return True
+    return False
