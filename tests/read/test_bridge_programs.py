@@ -68,6 +68,18 @@ def test_a_precision_of_a_container_that_another_file_makes() -> None:
     assert labels("from mine import cfg\ncfg.mixed_precision = bf16_mixed()\n") == ["line 1, the module"]
 
 
+@pytest.mark.parametrize(
+    ("constructor", "assignment", "is_gathered"),
+    [("", "fp8_param = True", True), ("", "hysteresis = 4", False), ("fp8_param=True", "hysteresis = 4", False)],
+)
+def test_the_twin_name_of_stored_weights_acts_where_it_is_assigned(
+    constructor: str, assignment: str, is_gathered: bool
+) -> None:
+    body = f"def one(cfg):\n    cfg.mixed_precision = MixedPrecisionConfig({constructor})\n"
+    fields = only(f"{body}    cfg.mixed_precision.bf16 = True\n    cfg.mixed_precision.{assignment}\n")
+    assert bool(fields.get("fp8_param_gather")) is is_gathered
+
+
 def test_functions_that_differ_are_runs_and_those_that_agree_are_one() -> None:
     body = "".join(
         f"def {name}(cfg):\n    cfg.mixed_precision = '{recipe}'\n"
@@ -157,6 +169,7 @@ def test_a_condition_that_the_file_answers_is_no_branch() -> None:
         ("def one(cfg, args):\n    cfg.mixed_precision = args.p\n", "the argument args of one"),
         ("from mine import P\ndef one(cfg):\n    cfg.mixed_precision = P\n", "`mine.P`, whose source is not at hand,"),
         ("def one(cfg):\n    cfg.mixed_precision = 'mine'\n", "the recipe 'mine', which is not registered here,"),
+        ("def one(cfg):\n    cfg.mixed_precision = 16\n", "the value 16, which is no precision,"),
         ("def one(cfg):\n    cfg.mixed_precision = None\n", "the model's own settings, as mixed_precision is not set,"),
     ],
 )

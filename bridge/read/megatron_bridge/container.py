@@ -17,16 +17,16 @@ from bridge.read.keys import OWNERS, PRECISION
 from bridge.read.megatron_bridge import run
 from bridge.read.megatron_bridge.evaluator import Evaluator
 from bridge.read.megatron_bridge.importer import import_
-from bridge.read.megatron_bridge.known_calls import CHECKPOINT, is_of_checkpoint
 from bridge.read.megatron_bridge.library import BENCHMARK, PACKAGE
+from bridge.read.megatron_bridge.modelled_calls import CHECKPOINT, is_of_checkpoint
 from bridge.read.megatron_bridge.plain_data import decider_of, has_open, plain
 from bridge.read.megatron_bridge.stated_precision import StatedPrecision, stated_precision
-from bridge.read.megatron_bridge.values import Class, Stated, Thing, is_open
+from bridge.read.megatron_bridge.values import Class, FieldValue, Object, is_open
 from bridge.registry.registry import REGISTRY
 from bridge.target.fields import FIELDS
 
 CONTAINER = f"{PACKAGE}.training.config.ConfigContainer"
-OF_A_CHECKPOINT = f"{PACKAGE}.models.conversion.auto_bridge.AutoBridge"
+CHECKPOINT_CLASS = f"{PACKAGE}.models.conversion.auto_bridge.AutoBridge"
 """The class that stands for that of a checkpoint's model, which nobody knows here."""
 CONVERTED_TOO = (
     "attention_backend",
@@ -51,9 +51,9 @@ BY_DEFAULT = "default of {name}"
 GPUS = "The number of GPUs: the recipe's name has {gpus} of them. Add --target {gpu}x{gpus}, for example."
 OVERRIDDEN = "The program writes its command line over the recipe: add its overrides here."
 CHANGED = "{path}: {function} gets it afterwards and may change it, and its source is not at hand."
-OF_HUB = "hf_model_id"
+HUB_FIELD = "hf_model_id"
 """Field of a model's class with the name of its checkpoint."""
-OF_MODULES = "model.quant_recipe"
+MODULE_ROWS = "model.quant_recipe"
 UNREAD_ROWS = "{path}: {decider} makes the rows of single modules, which are not read, and they cannot be planned."
 BEARING = (*OWNERS, PRECISION, "train", "dataset", "data", "tokenizer", "comm_overlap", "peft")
 """Sections whose open values bear on an answer."""
@@ -74,7 +74,7 @@ class Sections:
     """As in `FileReading`, but `whole`, which has the form of a saved container."""
 
 
-def reading_of(container: Thing, evaluator: Evaluator, path: Path, name: str) -> FileReading:
+def reading_of(container: Object, evaluator: Evaluator, path: Path, name: str) -> FileReading:
     """Return what a container says of a run.
 
     Args:
@@ -83,38 +83,38 @@ def reading_of(container: Thing, evaluator: Evaluator, path: Path, name: str) ->
         path: The file that is read.
         name: Name of the function that makes the container.
     """
-    made = Sections()
+    sections = Sections()
     for key, stated in container.fields.items():
         if key != PRECISION:
-            _add(made, key, stated, evaluator)
-    _add_precision(made, container)
-    reading = _with_defaults(run.read(made.whole, path), made.defaults)
+            _add(sections, key, stated, evaluator)
+    _add_precision(sections, container)
+    reading = _with_defaults(run.read(sections.whole, path), sections.defaults)
     unplanned = reading.unplanned
-    if OF_MODULES in made.open_values:
-        unplanned = UNREAD_ROWS.format(path=OF_MODULES, decider=made.open_values[OF_MODULES])
-    origins = {reading.own_name(key): origin for key, origin in made.origins.items()}
-    open_values = {reading.own_name(key): text for key, text in made.open_values.items()}
+    if MODULE_ROWS in sections.open_values:
+        unplanned = UNREAD_ROWS.format(path=MODULE_ROWS, decider=sections.open_values[MODULE_ROWS])
+    origins = {reading.own_name(key): origin for key, origin in sections.origins.items()}
+    open_values = {reading.own_name(key): text for key, text in sections.open_values.items()}
     return replace(
         reading,
         origins=origins,
         open_values=open_values,
-        opened={**made.opened, **reading.opened},
+        opened={**sections.opened, **reading.opened},
         unknown=(*_unknown(container, evaluator, name), *reading.unknown),
         unplanned=unplanned,
-        mode_decided_by=made.mode_decided_by,
+        mode_decided_by=sections.mode_decided_by,
         unstated_by=container.decider or None,
     )
 
 
-def _unknown(container: Thing, evaluator: Evaluator, name: str) -> list[str]:
+def _unknown(container: Object, evaluator: Evaluator, name: str) -> list[str]:
     """Return what the program leaves open, as sentences."""
     sentences: list[str] = []
-    things = {"cfg": container}
+    holders = {"cfg": container}
     for key, stated in container.fields.items():
-        if isinstance(stated.value, Thing):
-            things[f"cfg.{key}"] = stated.value
-    for path, thing in things.items():
-        for function in dict.fromkeys(thing.strangers):
+        if isinstance(stated.value, Object):
+            holders[f"cfg.{key}"] = stated.value
+    for path, holder in holders.items():
+        for function in dict.fromkeys(holder.strangers):
             sentences.append(CHANGED.format(path=path, function=function))
     if evaluator.starts.is_overridden:
         sentences.append(OVERRIDDEN)
@@ -124,59 +124,63 @@ def _unknown(container: Thing, evaluator: Evaluator, name: str) -> list[str]:
     return sentences
 
 
-def _add(made: Sections, key: str, stated: Stated, evaluator: Evaluator) -> None:
+def _add(sections: Sections, key: str, stated: FieldValue, evaluator: Evaluator) -> None:
     """Add a section, or a value of the container itself."""
     value = stated.value
     if isinstance(value, dict):
-        made.whole[key] = {
+        sections.whole[key] = {
             name: plain(inner) for name, inner in value.items() if not has_open(inner)
         }
-    elif isinstance(value, Thing):
-        made.whole[key] = _section(made, key, value, evaluator)
+    elif isinstance(value, Object):
+        sections.whole[key] = _section(sections, key, value, evaluator)
 
 
-def _section(made: Sections, key: str, thing: Thing, evaluator: Evaluator) -> dict[str, object]:
+def _section(
+    sections: Sections, key: str, holder: Object, evaluator: Evaluator
+) -> dict[str, object]:
     """Return the fields of a section, with the class that they are of."""
     fields: dict[str, object] = {}
-    if thing.kind:
-        fields[run.TARGET] = thing.kind
+    if holder.kind:
+        fields[run.TARGET] = holder.kind
     elif key == "model":
-        fields[run.TARGET] = OF_A_CHECKPOINT
-    if key in OWNERS and thing.kind:
-        _add_defaults(made, key, thing, evaluator)
-    for name, stated in thing.fields.items():
+        fields[run.TARGET] = CHECKPOINT_CLASS
+    if key in OWNERS and holder.kind:
+        _add_defaults(sections, key, holder, evaluator)
+    for name, stated in holder.fields.items():
         path = f"{key}.{name}"
         if not stated.origin and is_open(stated.value):
             continue
         if has_open(stated.value):
             if key in BEARING:
-                made.open_values[path] = decider_of(stated.value)
+                sections.open_values[path] = decider_of(stated.value)
             continue
         fields[name] = plain(stated.value)
-        made.origins[path] = stated.origin
-    if key in OWNERS and thing.decider:
-        made.opened.update(_opened(key, thing.decider, fields))
-    if key == "model" and is_of_checkpoint(thing):
-        fields.setdefault(OF_HUB, thing.decider.removeprefix(CHECKPOINT))
+        sections.origins[path] = stated.origin
+    if key in OWNERS and holder.decider:
+        sections.opened.update(_opened(key, holder.decider, fields))
+    if key == "model" and is_of_checkpoint(holder):
+        fields.setdefault(HUB_FIELD, holder.decider.removeprefix(CHECKPOINT))
     return fields
 
 
-def _add_defaults(made: Sections, key: str, thing: Thing, evaluator: Evaluator) -> None:
+def _add_defaults(sections: Sections, key: str, holder: Object, evaluator: Evaluator) -> None:
     """Note the defaults that the source of an owner's class states, where it is a class of Megatron Bridge."""
-    class_name = thing.kind.rpartition(".")[2]
-    if thing.kind.startswith(PACKAGE) and not isinstance(evaluator.library.find(thing.kind), Class):
-        thing.decider = f"the class {class_name}, whose source is not at hand,"
+    class_name = holder.kind.rpartition(".")[2]
+    if holder.kind.startswith(PACKAGE) and not isinstance(
+        evaluator.library.find(holder.kind), Class
+    ):
+        holder.decider = f"the class {class_name}, whose source is not at hand,"
         return
-    for name, default in evaluator.defaults(thing.kind).items():
+    for name, default in evaluator.defaults(holder.kind).items():
         path = f"{key}.{name}"
         kind = FIELDS[key][name].kind if name in FIELDS[key] else ""
-        if name in thing.fields or name.startswith("_"):
+        if name in holder.fields or name.startswith("_"):
             continue
         if has_open(default) or (kind in NUMBERS and isinstance(default, list | tuple)):
-            made.opened[path] = f"the {BY_DEFAULT.format(name=class_name)}"
+            sections.opened[path] = f"the {BY_DEFAULT.format(name=class_name)}"
         else:
-            made.defaults[path] = plain(default)
-            made.origins[path] = BY_DEFAULT.format(name=class_name)
+            sections.defaults[path] = plain(default)
+            sections.origins[path] = BY_DEFAULT.format(name=class_name)
 
 
 def _with_defaults(reading: FileReading, defaults: Mapping[str, object]) -> FileReading:
@@ -201,30 +205,30 @@ def _opened(key: str, decider: str, fields: Mapping[str, object]) -> dict[str, s
     return {f"{key}.{name}": decider for name in FIELDS[key] if name not in fields}
 
 
-def _add_precision(made: Sections, container: Thing) -> None:
+def _add_precision(sections: Sections, container: Object) -> None:
     """Add the precision of the container, or what decides it."""
     precision = stated_precision(container)
     stated = container.fields.get(PRECISION)
     if precision.is_absent:
-        made.mode_decided_by = _decider_of_owners(container)
-    elif stated is not None and isinstance(stated.value, Thing):
-        _add_fields(made, precision, stated.value)
+        sections.mode_decided_by = _decider_of_owners(container)
+    elif stated is not None and isinstance(stated.value, Object):
+        _add_fields(sections, precision, stated.value)
     elif precision.name:
-        made.whole[PRECISION] = precision.name
+        sections.whole[PRECISION] = precision.name
     else:
-        made.mode_decided_by = precision.decider
+        sections.mode_decided_by = precision.decider
     if precision.strangers:
         stranger = precision.strangers[0]
-        made.mode_decided_by = f"the function {stranger}, whose source is not at hand,"
-        name = made.whole.get(PRECISION)
+        sections.mode_decided_by = f"the function {stranger}, whose source is not at hand,"
+        name = sections.whole.get(PRECISION)
         if isinstance(name, str):  # a name alone states the mode
-            made.whole[PRECISION] = REGISTRY.get(name).to_dict()
+            sections.whole[PRECISION] = REGISTRY.get(name).to_dict()
 
 
-def _decider_of_owners(container: Thing) -> str | None:
+def _decider_of_owners(container: Object) -> str | None:
     """Return what decides the mode where no precision is set; None where the model states it."""
     model = container.fields.get("model")
-    if model is None or not isinstance(model.value, Thing) or not model.value.decider:
+    if model is None or not isinstance(model.value, Object) or not model.value.decider:
         return None
     for mode in ("bf16", "fp16"):
         stated = model.value.fields.get(mode)
@@ -233,24 +237,24 @@ def _decider_of_owners(container: Thing) -> str | None:
     return NO_PRECISION.format(decider=model.value.decider)
 
 
-def _add_fields(made: Sections, precision: StatedPrecision, holder: Thing) -> None:
+def _add_fields(sections: Sections, precision: StatedPrecision, holder: Object) -> None:
     """Add the fields of a precision, as the class of Megatron Bridge reads them.
 
     `holder` is the object whose fields they are, with the statements that set them.
     """
     for name, decider in precision.open_fields.items():
-        made.open_values[f"{PRECISION}.{name}"] = decider
+        sections.open_values[f"{PRECISION}.{name}"] = decider
     values = precision.values
     if precision.name:
         values = REGISTRY.get(precision.name).to_dict()
     imported = import_({PRECISION: values}, base=precision.decider or None)
-    made.whole[PRECISION] = imported.config.to_dict()
+    sections.whole[PRECISION] = imported.config.to_dict()
     for name in imported.config.to_dict():
         path = f"{PRECISION}.{name}"
         of_field = holder.fields.get(name)
         if of_field is None:
-            made.origins[path] = BY_DEFAULT.format(name="MixedPrecisionConfig")
+            sections.origins[path] = BY_DEFAULT.format(name="MixedPrecisionConfig")
         else:
-            made.origins[path] = of_field.origin
+            sections.origins[path] = of_field.origin
     if precision.decider and not (values.get("bf16") is True or values.get("fp16") is True):
-        made.mode_decided_by = precision.decider
+        sections.mode_decided_by = precision.decider

@@ -1,7 +1,7 @@
 """`Evaluator`: a function of a Python program, followed by its syntax, statement by statement.
 
     evaluator = Evaluator(library)
-    container = evaluator.returned(function)       # a `Thing`: fields, each with its statement
+    container = evaluator.returned(function)       # an `Object`: fields, each with its statement
 
 Nothing is imported or run. A function whose source is at hand is followed where it is called. Where
 only the run knows the answer of a condition, both branches are followed; what differs behind them
@@ -15,11 +15,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from bridge.read.megatron_bridge.expressions import Expressions, Frame, opened, origin_of
-from bridge.read.megatron_bridge.known_calls import Call
+from bridge.read.megatron_bridge.expressions import Expressions, Frame, open_value, origin_of
 from bridge.read.megatron_bridge.library import Library
+from bridge.read.megatron_bridge.modelled_calls import Call
 from bridge.read.megatron_bridge.operations import grown
-from bridge.read.megatron_bridge.values import Function, Thing, Value, is_plain, is_same
+from bridge.read.megatron_bridge.values import Function, Object, Value, is_plain, is_same
 from bridge.read.text.python_calls import source_of
 
 MAX_DEPTH = 16
@@ -66,9 +66,9 @@ class Evaluator(Expressions):
 
     # -- functions ---------------------------------------------------------------------------------
 
-    def returned(self, function: Function, given: Mapping[str, Value] | None = None) -> Value:
-        """Return what a function returns; `given` are its arguments, the others have defaults."""
-        return self._followed_body(function, [], given or {})
+    def returned(self, function: Function, arguments: Mapping[str, Value] | None = None) -> Value:
+        """Return what a function returns; a parameter without an argument has its default."""
+        return self._followed_body(function, [], arguments or {})
 
     def follow(self, function: Function, call: Call) -> Value:
         """Return what a call of a function returns."""
@@ -79,7 +79,7 @@ class Evaluator(Expressions):
     ) -> Value:
         name = function.node.name
         if self._depth >= MAX_DEPTH:
-            return Thing(decider=f"the function {name}, which is too deep to be followed")
+            return Object(decider=f"the function {name}, which is too deep to be followed")
         names = self._bound(function, arguments, options)
         frame = Frame(function.module, names, function.closure)
         self._depth += 1
@@ -88,7 +88,7 @@ class Evaluator(Expressions):
         if isinstance(outcome, Returned):
             return outcome.value
         if isinstance(outcome, Raised):
-            return Thing(decider=f"the function {name}, which raises an error,")
+            return Object(decider=f"the function {name}, which raises an error,")
         return None
 
     def _bound(
@@ -100,7 +100,7 @@ class Evaluator(Expressions):
         names: dict[str, Value] = {}
         for parameter in (*positional, *signature.kwonlyargs):
             decider = f"the argument {parameter.arg} of {function.node.name}"
-            names[parameter.arg] = Thing(decider=decider)
+            names[parameter.arg] = Object(decider=decider)
         frame = Frame(function.module, closure=function.closure)
         for parameter, expression in defaults_of(signature):
             names[parameter.arg] = self.value(expression, frame)
@@ -125,7 +125,7 @@ class Evaluator(Expressions):
         for place, statement in enumerate(statements):
             self._statements += 1
             if self.is_exhausted:
-                return Returned(Thing(decider=TOO_LONG))
+                return Returned(Object(decider=TOO_LONG))
             if isinstance(statement, ast.If) and self._forks_the_end(statement, frame):
                 return self._forked(statement, statements[place + 1 :], frame)
             outcome = self._statement(statement, frame)
@@ -146,7 +146,7 @@ class Evaluator(Expressions):
             case ast.For():
                 return self._loop(node, frame)
             case ast.While():
-                self._open_all(node.body, frame, opened(node.test).decider)
+                self._open_all(node.body, frame, open_value(node.test).decider)
             case ast.With(body=body):
                 return self._block(body, frame)
             case ast.Try():
@@ -161,10 +161,10 @@ class Evaluator(Expressions):
                 self._assign(target, self.value(_sum_of(node), frame), frame)
             case ast.Match(subject=subject, cases=cases):
                 for case in cases:
-                    self._open_all(case.body, frame, opened(subject).decider)
+                    self._open_all(case.body, frame, open_value(subject).decider)
             case ast.Delete(targets=targets):
                 for target in targets:
-                    self._assign(target, opened(target), frame)
+                    self._assign(target, open_value(target), frame)
             case ast.Expr(value=expression):
                 self._alone(expression, frame)
             case ast.Import() | ast.ImportFrom():
@@ -219,7 +219,7 @@ class Evaluator(Expressions):
             items = list(items)
         is_counted = isinstance(items, list | tuple) and len(items) <= MOST_ROUNDS
         if not is_counted or _has_jumps(node):
-            decider = opened(node.iter).decider
+            decider = open_value(node.iter).decider
             self._open_all(node.body, frame, decider, target=node.target)
             return None
         for item in items:
@@ -239,7 +239,7 @@ class Evaluator(Expressions):
     ) -> None:
         """Leave open what statements set that run nobody knows how often."""
         if target is not None:
-            self._assign(target, Thing(decider=decider), frame)
+            self._assign(target, Object(decider=decider), frame)
         _, changes = self.journal.branch(partial(self._block, statements, frame))
         self.journal.join(changes, {}, decider)
 
@@ -270,7 +270,7 @@ class Evaluator(Expressions):
         if isinstance(left, Raised):
             self.journal.repeat(of_taken)
             return taken
-        decider = opened(node.test).decider
+        decider = open_value(node.test).decider
         self.journal.join(of_taken, of_left, decider)
         return _joined(taken, left, decider)
 
@@ -282,7 +282,7 @@ class Evaluator(Expressions):
                 self.journal.put(frame.names, name, value)
             case ast.Attribute(value=inner, attr=name):
                 holder = self.value(inner, frame)
-                if isinstance(holder, Thing):
+                if isinstance(holder, Object):
                     self.state(holder, name, value, origin_of(frame, target))
             case ast.Tuple(elts=targets) | ast.List(elts=targets):
                 for place, part in enumerate(targets):
@@ -291,7 +291,7 @@ class Evaluator(Expressions):
                 holder, key = self.value(inner, frame), self.value(index, frame)
                 if isinstance(holder, dict) and is_plain(key):
                     self._assign(inner, {**holder, key: value}, frame)
-                elif isinstance(holder, Thing) and isinstance(key, str):
+                elif isinstance(holder, Object) and isinstance(key, str):
                     self.state(holder, key, value, origin_of(frame, target))
 
 
@@ -306,16 +306,16 @@ def defaults_of(signature: ast.arguments) -> list[tuple[ast.arg, ast.expr]]:
     return defaults
 
 
-def _joined(one: Outcome, other: Outcome, decider: str) -> Outcome:
+def _joined(first: Outcome, second: Outcome, decider: str) -> Outcome:
     """Return how two branches end together."""
-    if one is None and other is None:
+    if first is None and second is None:
         return None
     values: list[Value] = []
-    for outcome in (one, other):
+    for outcome in (first, second):
         values.append(outcome.value if isinstance(outcome, Returned) else None)
     if is_same(*values):
         return Returned(values[0])
-    return Returned(Thing(decider=decider))
+    return Returned(Object(decider=decider))
 
 
 def _may_end(node: ast.If) -> bool:
@@ -335,9 +335,9 @@ def _element(value: Value, place: int, target: ast.expr) -> Value:
     """Return the part of a value that is unpacked."""
     if isinstance(value, tuple | list) and place < len(value):
         return value[place]
-    if isinstance(value, Thing) and value.decider:
-        return Thing(decider=value.decider)
-    return opened(target)
+    if isinstance(value, Object) and value.decider:
+        return Object(decider=value.decider)
+    return open_value(target)
 
 
 def _sum_of(node: ast.AugAssign) -> ast.expr:

@@ -13,41 +13,43 @@ from bridge.read.keys import PRECISION
 from bridge.read.megatron_bridge import operations
 from bridge.read.megatron_bridge.classes import declared_fields, method_of
 from bridge.read.megatron_bridge.journal import ABSENT, Holder, Journal
-from bridge.read.megatron_bridge.known_calls import (
+from bridge.read.megatron_bridge.library import PACKAGE, Library, Module
+from bridge.read.megatron_bridge.modelled_calls import (
     CONVERTER,
-    MODELS,
-    NOT_KNOWN,
-    OF_EVERY_MODEL,
+    DEFAULTS_OF_MODELS,
+    MODEL_METHODS,
+    NOT_MODELLED,
     Call,
     Starts,
     is_of_checkpoint,
-    known_call,
+    modelled_call,
 )
-from bridge.read.megatron_bridge.library import PACKAGE, Library, Module
 from bridge.read.megatron_bridge.operations import Unknown
 from bridge.read.megatron_bridge.values import (
     Class,
     Constant,
+    FieldValue,
     Function,
+    ImportedName,
     Method,
-    Name,
-    Stated,
-    Thing,
+    Object,
     Value,
     is_same,
     truth,
 )
 from bridge.read.text.python_calls import source_of
 
-BY_NAME = ("hasattr", "getattr", "setattr")
+ATTRIBUTE_FUNCTIONS = ("hasattr", "getattr", "setattr")
 """Builtin functions that take the name of an attribute."""
-OF_PYTHON = frozenset((*operations.BUILTINS, *operations.TYPES, *BY_NAME, "isinstance", "print"))
+PYTHON_FUNCTIONS = frozenset(
+    (*operations.BUILTINS, *operations.TYPES, *ATTRIBUTE_FUNCTIONS, "isinstance", "print")
+)
 HARMLESS = (
     *("argparse", "dataclasses", "logger", "logging", "os", "print", "sys", "time", "torch"),
     *("warnings", "megatron.bridge.utils"),
 )
 """Packages whose functions leave a config as it is."""
-OF_THE_START = (f"{PACKAGE}.training.", "megatron.core.")
+START_PACKAGES = (f"{PACKAGE}.training.", "megatron.core.")
 """Packages whose functions leave a container as it is until the run starts."""
 
 
@@ -83,7 +85,7 @@ class Expressions:
         try:
             return self._made(node, frame)
         except (Unknown, RecursionError):
-            return opened(node)
+            return open_value(node)
 
     def answer(self, test: ast.expr, frame: Frame) -> bool | None:
         """Return the answer of a condition; None where only the run knows it."""
@@ -97,12 +99,12 @@ class Expressions:
                 defaults[name] = self._declared(declared.node.value, Frame(declared.module))
         return defaults
 
-    def state(self, holder: Thing, name: str, value: Value, origin: str) -> None:
+    def state(self, holder: Object, name: str, value: Value, origin: str) -> None:
         """Write a field of an object; `origin` is empty where no statement sets it."""
         earlier = 0
         if origin:
             earlier = len(holder.strangers)
-        stated = Stated(value=value, origin=origin, earlier_strangers=earlier)
+        stated = FieldValue(value=value, origin=origin, earlier_strangers=earlier)
         self.journal.put(holder.fields, name, stated)
 
     def _made(self, node: ast.expr, frame: Frame) -> Value:  # noqa: PLR0912  a case for each form
@@ -154,8 +156,8 @@ class Expressions:
         for names in (frame.names, frame.closure):
             if name in names:
                 return names[name]
-        if name in OF_PYTHON and not frame.module.binds(name):
-            return Name(name)
+        if name in PYTHON_FUNCTIONS and not frame.module.binds(name):
+            return ImportedName(name)
         return self.constant(self.library.name_in(frame.module, name))
 
     def constant(self, found: Value) -> Value:
@@ -166,33 +168,33 @@ class Expressions:
         if found.name not in module.values:
             expressions = module.assigned[found.name]
             is_certain = len(expressions) == 1 and found.name not in module.imported
-            module.values[found.name] = Thing(decider=f"{found.name} of {module.file}")
+            module.values[found.name] = Object(decider=f"{found.name} of {module.file}")
             if is_certain:
                 module.values[found.name] = self.value(expressions[0], Frame(module))
         return module.values[found.name]
 
     def _attribute(self, holder: Value, name: str) -> Value:
         """Return an attribute of a value."""
-        if isinstance(holder, Name):
+        if isinstance(holder, ImportedName):
             return self.constant(self.library.find(f"{holder.path}.{name}"))
         if isinstance(holder, Class):
-            return Name(f"{holder.path}.{name}")
-        if not isinstance(holder, Thing):
+            return ImportedName(f"{holder.path}.{name}")
+        if not isinstance(holder, Object):
             return Method(holder, name)
         if name in holder.fields:
             return holder.fields[name].value
-        if is_of_checkpoint(holder) and name in OF_EVERY_MODEL:
-            return OF_EVERY_MODEL[name]
+        if is_of_checkpoint(holder) and name in DEFAULTS_OF_MODELS:
+            return DEFAULTS_OF_MODELS[name]
         default = self._default(holder.kind, name)
         if default is not ABSENT:
-            if isinstance(default, Thing):  # a later statement writes into the same object
+            if isinstance(default, Object):  # a later statement writes into the same object
                 self.state(holder, name, default, "")
             return default
-        is_method = name in MODELS or holder.kind == CONVERTER
+        is_method = name in MODEL_METHODS or holder.kind == CONVERTER
         if is_method or method_of(self.library, holder.kind, name) is not None:
             return Method(holder, name)
         decider = holder.decider or f"the default of {holder.kind.rpartition('.')[2]}"
-        unknown = Thing(decider=decider)
+        unknown = Object(decider=decider)
         self.state(holder, name, unknown, "")
         return unknown
 
@@ -213,7 +215,7 @@ class Expressions:
             if keyword.arg == "default_factory":
                 made = ast.Call(func=keyword.value, args=[], keywords=[])
                 return self.value(ast.copy_location(made, expression), frame)
-        return opened(expression)
+        return open_value(expression)
 
     # -- lists, mappings, conditions ---------------------------------------------------------------
 
@@ -269,7 +271,7 @@ class Expressions:
         body = self.value(node.body, frame)
         if is_same(body, self.value(node.orelse, frame)):
             return body
-        return opened(node.test)
+        return open_value(node.test)
 
     def _text(self, parts: Sequence[ast.expr], frame: Frame) -> str:
         text: list[str] = []
@@ -314,22 +316,22 @@ class Expressions:
         followed = self._followed_method(call)
         if followed is not None:
             return self.follow(*followed)
-        known = known_call(call, self.starts)
-        if known is not NOT_KNOWN:
+        known = modelled_call(call, self.starts)
+        if known is not NOT_MODELLED:
             return known
         match call.called:
             case Function():
                 return self.follow(call.called, call)
             case Class():
                 return self._constructed(call)
-            case Method(holder=holder, name=name) if not isinstance(holder, Thing):
+            case Method(holder=holder, name=name) if not isinstance(holder, Object):
                 return operations.method(holder, name, call.arguments, call.options)
         return self._stranger(call)
 
     def _followed_method(self, call: Call) -> tuple[Function, Call] | None:
         """Return a method whose source is at hand, with its object as the first argument."""
         method = call.called
-        if not isinstance(method, Method) or not isinstance(method.holder, Thing):
+        if not isinstance(method, Method) or not isinstance(method.holder, Object):
             return None
         function = method_of(self.library, method.holder.kind, method.name)
         if function is None or function.node.decorator_list:
@@ -344,13 +346,13 @@ class Expressions:
         )
         return function, bound
 
-    def _constructed(self, call: Call) -> Thing:
+    def _constructed(self, call: Call) -> Object:
         """Return an object of a class whose source is at hand."""
-        fields: dict[str, Stated] = {}
+        fields: dict[str, FieldValue] = {}
         names = declared_fields(self.library, call.path)
         for name, value in zip(names, call.arguments, strict=False):
-            fields[name] = Stated(value=value, origin=call.origin)
-        return Thing(kind=call.path, fields={**fields, **call.stated})
+            fields[name] = FieldValue(value=value, origin=call.origin)
+        return Object(kind=call.path, fields={**fields, **call.stated})
 
     def _stranger(self, call: Call) -> Value:
         """Return what a function makes whose source is not at hand.
@@ -359,27 +361,27 @@ class Expressions:
         """
         path = call.path
         last = path.rpartition(".")[2]
-        if path in BY_NAME and len(call.arguments) >= 2:
+        if path in ATTRIBUTE_FUNCTIONS and len(call.arguments) >= 2:
             return self._by_name(call)
         if last == "deepcopy" and call.arguments:
             return call.arguments[0]
-        if path in OF_PYTHON or path in operations.PATHS or last == "cast":
+        if path in PYTHON_FUNCTIONS or path in operations.PATHS or last == "cast":
             name = last if last == "cast" else path
             return operations.builtin(name, call.arguments, call.options)
-        if isinstance(call.called, Name) and last[:1].isupper():
-            return Thing(kind=path, fields=call.stated)
+        if isinstance(call.called, ImportedName) and last[:1].isupper():
+            return Object(kind=path, fields=call.stated)
         for value in (*call.arguments, *call.options.values()):
-            if isinstance(value, Thing) and not _is_harmless(path, value):
+            if isinstance(value, Object) and not _is_harmless(path, value):
                 value.strangers.append(last or source_of(call.node.func))
         where = ""
         if path.startswith(PACKAGE):
             where = f" of {path.rpartition('.')[0]}, whose source is not at hand,"
-        return Thing(decider=f"`{source_of(call.node)}`{where}")
+        return Object(decider=f"`{source_of(call.node)}`{where}")
 
     def _by_name(self, call: Call) -> Value:
         """Return what `hasattr` and `getattr` answer; `setattr` writes a field."""
         holder, name, *others = call.arguments
-        if not isinstance(holder, Thing) or not isinstance(name, str):
+        if not isinstance(holder, Object) or not isinstance(name, str):
             raise Unknown
         if call.path == "setattr" and others:
             self.state(holder, name, others[0], call.origin)
@@ -388,21 +390,21 @@ class Expressions:
             return self._attribute(holder, name)
         is_stated = name in holder.fields and bool(holder.fields[name].origin)
         is_declared = name in declared_fields(self.library, holder.kind)
-        if is_stated or is_declared or (is_of_checkpoint(holder) and name in OF_EVERY_MODEL):
+        if is_stated or is_declared or (is_of_checkpoint(holder) and name in DEFAULTS_OF_MODELS):
             return True
         raise Unknown
 
 
-def _is_harmless(path: str, value: Thing) -> bool:
+def _is_harmless(path: str, value: Object) -> bool:
     """Return whether a function whose source is not at hand leaves an object as it is."""
-    if PRECISION in value.fields and path.startswith(OF_THE_START):
+    if PRECISION in value.fields and path.startswith(START_PACKAGES):
         return True
     return path.startswith(HARMLESS)
 
 
-def opened(node: ast.AST) -> Thing:
+def open_value(node: ast.AST) -> Object:
     """Return the open value of an expression."""
-    return Thing(decider=f"`{source_of(node)}`, which only the run knows,")
+    return Object(decider=f"`{source_of(node)}`, which only the run knows,")
 
 
 def origin_of(frame: Frame, node: ast.expr) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
-from bridge.read.megatron_bridge.values import Stated, Thing, Value, is_same
+from bridge.read.megatron_bridge.values import FieldValue, Object, Value, is_same
 
 Result = TypeVar("Result")
 
@@ -65,12 +65,12 @@ class Journal:
         for change in changes.values():
             self.put(change.holder, change.name, change.after)
 
-    def join(self, one: Changes, other: Changes, decider: str) -> None:
+    def join(self, first: Changes, second: Changes, decider: str) -> None:
         """Change what two branches agree on; what differs is open."""
-        for key in dict.fromkeys((*one, *other)):
-            change = one.get(key) or other[key]
+        for key in dict.fromkeys((*first, *second)):
+            change = first.get(key) or second[key]
             values: list[Value] = []
-            for branch in (one, other):
+            for branch in (first, second):
                 values.append(branch[key].after if key in branch else change.before)
             if _agree(*values):
                 self.put(change.holder, change.name, values[0])
@@ -85,15 +85,15 @@ def _write(holder: Holder, name: str, value: Value) -> None:
         holder[name] = value
 
 
-def _agree(one: Value, other: Value) -> bool:
-    if isinstance(one, Stated) and isinstance(other, Stated):
-        return is_same(one.value, other.value)
-    return is_same(one, other)
+def _agree(first: Value, second: Value) -> bool:
+    if isinstance(first, FieldValue) and isinstance(second, FieldValue):
+        return is_same(first.value, second.value)
+    return is_same(first, second)
 
 
 def _opened(values: list[Value], decider: str) -> Value:
     """Return an open value in the place of two that differ: a field where they are fields."""
     for value in values:
-        if isinstance(value, Stated):
-            return Stated(value=Thing(decider=decider), origin=value.origin)
-    return Thing(decider=decider)
+        if isinstance(value, FieldValue):
+            return FieldValue(value=Object(decider=decider), origin=value.origin)
+    return Object(decider=decider)

@@ -19,9 +19,9 @@ from bridge.read.framework.table import framework_table
 from bridge.read.keys import OWNERS, PRECISION
 from bridge.read.launch.launches import Launch
 from bridge.read.launch.word import Word
-from bridge.read.megatron_bridge.asked import asked
 from bridge.read.megatron_bridge.container import BEARING
 from bridge.read.megatron_bridge.library import BENCHMARK, BENCHMARKS, Library, library_of
+from bridge.read.megatron_bridge.recipe_process import reading_of_process
 from bridge.read.megatron_bridge.recipes import read_function
 from bridge.read.megatron_bridge.values import Function, Value
 from bridge.read.text.command_words import CommandWords
@@ -59,7 +59,7 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     if function is None:
         reading = _without_recipe(_recipe_of(words) or "of the run")
     elif choice.asks_megatron_bridge:
-        reading = asked(library, function, script)
+        reading = reading_of_process(library, function, script)
     else:
         reading = _of_recipe(library, function, words, script)
     reading = replace(reading, names={**DATASET, **reading.names})
@@ -71,7 +71,7 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
             origin = OF_BENCHMARK.format(program=launch.name)
             reading = _with(reading, "optimizer", "use_precision_aware_optimizer", True, origin)
     late = [str(word) for word in launch.arguments if word.startswith("$")]
-    sources = _own_options(words)
+    sources = _program_options(words)
     sources += [LATE.format(word=word) for word in late]
     sources += [f"{note}: is not read." for note in launch.notes]
     exported = {
@@ -114,16 +114,16 @@ def _of_recipe(
     library: Library, function: Function, words: CommandWords, script: Path
 ) -> FileReading:
     """Return what a recipe's function says of a run."""
-    given: dict[str, Value] = {}
+    arguments: dict[str, Value] = {}
     mode = words.options.get("mode")
     parameters = [
         parameter.arg for parameter in (*function.node.args.args, *function.node.args.kwonlyargs)
     ]
     for parameter in ADAPTERS:
         if mode in TASKS and parameter in parameters:
-            given = {parameter: mode}
+            arguments = {parameter: mode}
             break
-    reading = read_function(library, function, script, given)
+    reading = read_function(library, function, script, arguments)
     where = AT_HAND.format(name=function.node.name, module=function.module.name)
     return replace(reading, read_too=(where, *reading.read_too))
 
@@ -148,7 +148,7 @@ def _of_options(words: Sequence[Word]) -> list[HydraWord]:
     return found
 
 
-def _own_options(words: CommandWords) -> list[str]:
+def _program_options(words: CommandWords) -> list[str]:
     """Return what the program's other options leave open, as sentences."""
     sentences: list[str] = []
     for row in framework_table(TABLE).own:

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from bridge.read.megatron_bridge.values import Class, Constant, Function, Name, Value
+from bridge.read.megatron_bridge.values import Class, Constant, Function, ImportedName, Value
 
 PACKAGE = "megatron.bridge"
 SOURCES = ("src", "")
@@ -157,7 +157,7 @@ class Library:
         holder, _, name = path.rpartition(".")
         module = self.module(holder) if holder else None
         if module is None or depth > DEEPEST:
-            return Name(path)
+            return ImportedName(path)
         return self.name_in(module, name, depth)
 
     def name_in(self, module: Module, name: str, depth: int = 0) -> Value:
@@ -173,9 +173,9 @@ class Library:
             return self.find(module.imported[name], depth + 1)
         for package in module.starred:
             starred = self.find(f"{package}.{name}", depth + 1)
-            if not isinstance(starred, Name) or self.module(package) is None:
+            if not isinstance(starred, ImportedName) or self.module(package) is None:
                 return starred
-        return Name(f"{module.name}.{name}".lstrip("."))
+        return ImportedName(f"{module.name}.{name}".lstrip("."))
 
     def recipe(self, name: str) -> Function | None:
         """Return the function of a recipe by its name, as `run_recipe.py` looks it up; None where it is not at hand.

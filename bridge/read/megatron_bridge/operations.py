@@ -8,7 +8,15 @@ import os.path
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from bridge.read.megatron_bridge.values import Class, Name, Thing, Value, is_open, is_plain, truth
+from bridge.read.megatron_bridge.values import (
+    Class,
+    ImportedName,
+    Object,
+    Value,
+    is_open,
+    is_plain,
+    truth,
+)
 
 MOST = 4096
 """Elements of a list, and digits of a number, that an operation may make."""
@@ -146,7 +154,7 @@ def grown(before: Value, name: str, added: Value) -> Value:
         return [*before, *added]
     if name == "update" and isinstance(before, dict) and isinstance(added, dict):
         return {**before, **added}
-    return Thing(decider=f"`{name}` with what only the run knows,")
+    return Object(decider=f"`{name}` with what only the run knows,")
 
 
 def compare(kind: type[ast.cmpop], left: Value, right: Value) -> bool:
@@ -154,7 +162,11 @@ def compare(kind: type[ast.cmpop], left: Value, right: Value) -> bool:
     if kind in (ast.Is, ast.IsNot):
         return _is_same_object(left, right) is (kind is ast.Is)
     if not (is_plain(left) and is_plain(right)):
-        if isinstance(left, Name) and isinstance(right, Name) and kind in (ast.Eq, ast.NotEq):
+        if (
+            isinstance(left, ImportedName)
+            and isinstance(right, ImportedName)
+            and kind in (ast.Eq, ast.NotEq)
+        ):
             return (left == right) is (kind is ast.Eq)
         raise Unknown
     return bool(_made(COMPARE[kind], left, right))
@@ -167,7 +179,7 @@ def _is_same_object(left: Value, right: Value) -> bool:
     for value in (left, right):
         if value is None or isinstance(value, bool):
             return left is right
-    if isinstance(left, Thing) and isinstance(right, Thing):
+    if isinstance(left, Object) and isinstance(right, Object):
         return left is right
     raise Unknown
 
@@ -197,12 +209,12 @@ def is_instance(value: Value, kinds: Value) -> bool:
 
 
 def _is_of(value: Value, kind: Value) -> bool:
-    if not isinstance(kind, Name | Class):
+    if not isinstance(kind, ImportedName | Class):
         raise Unknown
     if is_plain(value):
         builtin_type = TYPES.get(kind.path)
         return builtin_type is not None and isinstance(value, builtin_type)
-    if isinstance(value, Thing):
+    if isinstance(value, Object):
         if kind.path == value.kind:
             return True
         if kind.path in TYPES:

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from bridge.read.megatron_bridge.run import TARGET
-from bridge.read.megatron_bridge.values import Class, Function, Name, Thing, Value, is_open
+from bridge.read.megatron_bridge.values import Class, Function, ImportedName, Object, Value, is_open
 
 
 def plain(value: Value) -> object:
     """Return a value without open parts as plain data: import paths of functions and classes, names of enums."""
-    if isinstance(value, Thing):
+    if isinstance(value, Object):
         fields = {
             name: plain(stated.value)
             for name, stated in value.fields.items()
             if not has_open(stated.value)
         }
         return {TARGET: value.kind, **fields}
-    if isinstance(value, Name):
+    if isinstance(value, ImportedName):
         holder = value.path.rpartition(".")[0].rpartition(".")[2]
         if holder[:1].isupper():  # the member of an enum
             return value.last
@@ -44,7 +44,7 @@ def has_open(value: Value) -> bool:
 
 def decider_of(value: Value) -> str:
     """Return what decides an open value."""
-    if isinstance(value, Thing):
+    if isinstance(value, Object):
         return noun_of(value.decider)
     return "of which only the run knows a part"
 

@@ -15,12 +15,12 @@ from typing import TYPE_CHECKING
 
 from bridge.read.keys import PRECISION
 from bridge.read.megatron_bridge.evaluator import TOO_LONG, Evaluator, defaults_of
-from bridge.read.megatron_bridge.expressions import Frame, opened, origin_of
+from bridge.read.megatron_bridge.expressions import Frame, open_value, origin_of
 from bridge.read.megatron_bridge.library import Library, library_of
 from bridge.read.megatron_bridge.plain_data import decider_of, noun_of
 from bridge.read.megatron_bridge.run import CONTAINER
 from bridge.read.megatron_bridge.stated_precision import StatedPrecision, stated_precision
-from bridge.read.megatron_bridge.values import Function, Thing, Value
+from bridge.read.megatron_bridge.values import Function, Object, Value
 from bridge.read.text.python_calls import parsed, source_of
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class _Conditions:
         arguments: dict[str, Value] = {}
         for name in opened_names:
             decider = f"the argument {name} of {self.function.node.name}"
-            arguments[name] = Thing(decider=decider)
+            arguments[name] = Object(decider=decider)
         return arguments
 
 
@@ -212,20 +212,20 @@ class _Follower(Evaluator):
         """What a condition decides, as a noun -> the answer that is taken."""
         self.conditions: dict[str, ast.expr] = {}
         """Noun of each condition that only the run answers -> the condition."""
-        self._holders: dict[int, Thing] = {}
+        self._holders: dict[int, Object] = {}
         """Objects with a precision, by identity."""
 
-    def containers(self, function: Function, arguments: Mapping[str, Value]) -> list[Thing]:
+    def containers(self, function: Function, arguments: Mapping[str, Value]) -> list[Object]:
         """Return the container that a function returns, or else those whose precision it sets."""
         self.library.forget_values()
         returned = self.returned(function, arguments)
         if self.is_exhausted:
-            return [Thing(decider=TOO_LONG)]
-        if isinstance(returned, Thing) and self._is_set(returned):
+            return [Object(decider=TOO_LONG)]
+        if isinstance(returned, Object) and self._is_set(returned):
             return [returned]
         return list(filter(self._is_set, self._holders.values()))
 
-    def maybe_condition(self, containers: Sequence[Thing]) -> str | None:
+    def maybe_condition(self, containers: Sequence[Object]) -> str | None:
         """Return a condition that decides a precision and has no answer yet; None where none does."""
         for container in containers:
             precision = stated_precision(container)
@@ -235,13 +235,13 @@ class _Follower(Evaluator):
                     return noun
         return None
 
-    def _is_set(self, container: Thing) -> bool:
+    def _is_set(self, container: Object) -> bool:
         """Return whether a statement sets the precision of a container or a field of it, or a condition may."""
         stated = container.fields.get(PRECISION)
         if stated is None:
             return noun_of(container.decider) in self.conditions
         value = stated.value
-        if stated.origin or not isinstance(value, Thing):
+        if stated.origin or not isinstance(value, Object):
             return bool(stated.origin)
         is_conditional = noun_of(value.decider) in self.conditions
         return is_conditional or any(inner.origin for inner in value.fields.values())
@@ -250,12 +250,12 @@ class _Follower(Evaluator):
         """Return the answer of a condition, the one that is taken where only the run knows it."""
         answer = super().answer(test, frame)
         if answer is None:
-            noun = decider_of(opened(test))
+            noun = decider_of(open_value(test))
             self.conditions[noun] = test
             answer = self.answers.get(noun)
         return answer
 
-    def state(self, holder: Thing, name: str, value: Value, origin: str) -> None:
+    def state(self, holder: Object, name: str, value: Value, origin: str) -> None:
         """Write a field of an object, and keep the object of a precision."""
         super().state(holder, name, value, origin)
         if name == PRECISION:
@@ -263,7 +263,7 @@ class _Follower(Evaluator):
 
     def _called(self, node: ast.Call, frame: Frame) -> Value:
         made = super()._called(node, frame)
-        if isinstance(made, Thing) and PRECISION in made.fields:
+        if isinstance(made, Object) and PRECISION in made.fields:
             self._holders[id(made)] = made
         return made
 
@@ -271,8 +271,8 @@ class _Follower(Evaluator):
         """Assign a value; the precision of an object that nobody knows is that of an open one."""
         match target:
             case ast.Attribute(value=inner, attr="mixed_precision"):
-                if not isinstance(self.value(inner, frame), Thing):
-                    holder = Thing(decider=f"`{source_of(inner)}`")
+                if not isinstance(self.value(inner, frame), Object):
+                    holder = Object(decider=f"`{source_of(inner)}`")
                     self.state(holder, PRECISION, value, origin_of(frame, target))
                     return
         super()._assign(target, value, frame)

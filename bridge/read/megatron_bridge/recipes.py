@@ -12,11 +12,11 @@ from pathlib import Path
 
 from bridge.errors import PayloadError, RunConfigError, UnreadFileError
 from bridge.preflight.file_reading import FileReading, RunChoice
-from bridge.read.megatron_bridge.asked import OPTION, asked
 from bridge.read.megatron_bridge.container import reading_of
 from bridge.read.megatron_bridge.evaluator import TOO_LONG, Evaluator
 from bridge.read.megatron_bridge.library import Library, Module, library_of
-from bridge.read.megatron_bridge.values import Function, Thing, Value
+from bridge.read.megatron_bridge.recipe_process import OPTION, reading_of_process
+from bridge.read.megatron_bridge.values import Function, Object, Value
 from bridge.read.text.document import Document
 from bridge.read.text.python_calls import parsed, source_of
 
@@ -49,7 +49,7 @@ def read_program(document: Document, choice: RunChoice) -> FileReading:
     except PayloadError as error:
         raise UnreadFileError(str(error), kind="no Python") from None
     module = library.module_of(path, tree)
-    functions = runs_of(module)
+    functions = run_functions(module)
     if not functions:
         remedy = PART if module.defined else ALIASES
         raise UnreadFileError(NO_RUN.format(path=path, remedy=remedy), kind="a part of a run")
@@ -62,7 +62,7 @@ def read_program(document: Document, choice: RunChoice) -> FileReading:
         if _starts(function.node):
             rule = f"calls a recipe, and {function.node.name} starts a training"
             raise RunConfigError.of(OPTION, rule, True, "Drop it, or give a recipe.")
-        reading = asked(library, function, path)
+        reading = reading_of_process(library, function, path)
     else:
         reading = read_function(library, function, path)
     labels: tuple[str, ...] = ()
@@ -72,7 +72,7 @@ def read_program(document: Document, choice: RunChoice) -> FileReading:
 
 
 def read_function(
-    library: Library, function: Function, path: Path, given: Mapping[str, Value] | None = None
+    library: Library, function: Function, path: Path, arguments: Mapping[str, Value] | None = None
 ) -> FileReading:
     """Return what the container of a function says of a run.
 
@@ -80,16 +80,16 @@ def read_function(
         library: The source of Megatron Bridge.
         function: The function that makes the container, or starts a training with it.
         path: The file that is read.
-        given: The arguments that the function is called with.
+        arguments: Those that the function is called with, by parameter.
     """
     evaluator = Evaluator(library)
-    value = evaluator.returned(function, given)
+    value = evaluator.returned(function, arguments)
     if evaluator.starts.containers:
         value = evaluator.starts.containers[0]
     if evaluator.is_exhausted:
-        value = Thing(decider=TOO_LONG)
+        value = Object(decider=TOO_LONG)
     label = label_of(function)
-    if not isinstance(value, Thing) or not (value.kind.endswith(CONTAINER) or value.fields):
+    if not isinstance(value, Object) or not (value.kind.endswith(CONTAINER) or value.fields):
         decider = getattr(value, "decider", "") or "only the run"
         message = NO_CONTAINER.format(path=path, label=label, decider=decider, remedy=INSTEAD)
         raise UnreadFileError(message, kind="only the run knows its container")
@@ -105,7 +105,7 @@ def label_of(function: Function) -> str:
     return f"line {function.node.lineno}, {function.node.name}"
 
 
-def runs_of(module: Module) -> Sequence[Function]:
+def run_functions(module: Module) -> Sequence[Function]:
     """Return the functions of a file that make runs, in its order: those that start a training, or else its recipes."""
     functions = [node for node in module.defined.values() if isinstance(node, ast.FunctionDef)]
     starting = [node for node in functions if _starts(node)]

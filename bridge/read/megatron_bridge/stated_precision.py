@@ -7,13 +7,15 @@ from dataclasses import dataclass, field
 
 from bridge.precision.values import SPELLINGS
 from bridge.read.keys import PRECISION
-from bridge.read.megatron_bridge.known_calls import CONFIG, OF_RECIPE
+from bridge.read.megatron_bridge.exporter import TWINS
+from bridge.read.megatron_bridge.modelled_calls import CONFIG, RECIPE_ORIGIN
 from bridge.read.megatron_bridge.plain_data import decider_of, has_open, plain
 from bridge.read.megatron_bridge.run import TARGET
-from bridge.read.megatron_bridge.values import Name, Thing, Value
+from bridge.read.megatron_bridge.values import ImportedName, Object, Value
 from bridge.registry.registry import REGISTRY
 
 UNREGISTERED = "the recipe {name!r}, which is not registered here,"
+WRONG = "the value {value!r}, which is no precision,"
 ELSEWHERE = "`{path}`, whose source is not at hand,"
 
 
@@ -24,7 +26,7 @@ class StatedPrecision:
     name: str = ""
     """The recipe's, where nothing was assigned to its fields; empty: the fields state the precision."""
     values: Mapping[str, object] = field(default_factory=dict)
-    """Fields of the precision, with its class as `_target_` where the program constructs it."""
+    """Fields of the precision, with its class as `_target_` where the constructor decides how they are read."""
     open_fields: Mapping[str, str] = field(default_factory=dict)
     """Field -> what decides it."""
     decider: str = ""
@@ -35,7 +37,7 @@ class StatedPrecision:
     """Functions whose source is not at hand that may change the precision afterwards."""
 
 
-def stated_precision(container: Thing) -> StatedPrecision:
+def stated_precision(container: Object) -> StatedPrecision:
     """Return the precision of a container."""
     stated = container.fields.get(PRECISION)
     if stated is None:
@@ -44,18 +46,20 @@ def stated_precision(container: Thing) -> StatedPrecision:
         return StatedPrecision(decider=container.decider, is_absent=is_absent, strangers=strangers)
     strangers = tuple(container.strangers[stated.earlier_strangers :])
     value = stated.value
-    if isinstance(value, Thing):
+    if isinstance(value, Object):
         return _of_object(value, strangers=(*strangers, *value.strangers))
-    if isinstance(value, Name):
+    if isinstance(value, ImportedName):
         return StatedPrecision(decider=ELSEWHERE.format(path=value.path), strangers=strangers)
-    if not isinstance(value, str):
+    if value is None:
         return StatedPrecision(is_absent=True, strangers=strangers)
+    if not isinstance(value, str):
+        return StatedPrecision(decider=WRONG.format(value=plain(value)), strangers=strangers)
     if value not in REGISTRY:
         return StatedPrecision(decider=UNREGISTERED.format(name=value), strangers=strangers)
     return StatedPrecision(name=value, strangers=strangers)
 
 
-def _of_object(precision: Thing, strangers: tuple[str, ...]) -> StatedPrecision:
+def _of_object(precision: Object, strangers: tuple[str, ...]) -> StatedPrecision:
     """Return the precision that an object states."""
     if precision.recipe and _is_untouched(precision):
         return StatedPrecision(name=precision.recipe, strangers=strangers)
@@ -69,7 +73,7 @@ def _of_object(precision: Thing, strangers: tuple[str, ...]) -> StatedPrecision:
             values[name] = plain(stated.value)
         else:
             open_fields[name] = decider
-    if precision.kind and not precision.recipe:
+    if precision.kind and not precision.recipe and not _assigns_twin(precision):
         values = {TARGET: CONFIG, **values}
     return StatedPrecision(
         values=values,
@@ -83,14 +87,23 @@ def _maybe_decider(value: Value) -> str | None:
     """Return what decides the value of a field; None where the program states it."""
     if has_open(value):
         return decider_of(value)
-    if isinstance(value, Name) and plain(value) == value.path:  # no member of an enum
+    if isinstance(value, ImportedName) and plain(value) == value.path:  # no member of an enum
         name = value.path.removeprefix("torch.")
         if name not in SPELLINGS:
             return ELSEWHERE.format(path=value.path)
     return None
 
 
-def _is_untouched(precision: Thing) -> bool:
+def _is_untouched(precision: Object) -> bool:
     """Return whether each field is the recipe's."""
-    origin = OF_RECIPE.format(name=precision.recipe)
+    origin = RECIPE_ORIGIN.format(name=precision.recipe)
     return all(stated.origin == origin for stated in precision.fields.values())
+
+
+def _assigns_twin(precision: Object) -> bool:
+    """Return whether a statement assigns a name of stored weights, which a constructor reads otherwise."""
+    for name in (*TWINS, *TWINS.values()):
+        stated = precision.fields.get(name)
+        if stated is not None and stated.origin.endswith(f".{name}"):
+            return True
+    return False

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stated:
+class FieldValue:
     """The value of a field, and the statement that sets it."""
 
     value: Value
@@ -27,7 +27,7 @@ class Stated:
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
-class Thing:
+class Object:
     """An object, or a value that only the run knows."""
 
     kind: str = ""
@@ -36,7 +36,7 @@ class Thing:
     """What decides the fields that no statement sets, as a noun; empty: the defaults of the class."""
     recipe: str = ""
     """Name of the registered recipe that it begins with."""
-    fields: dict[str, Stated] = field(default_factory=dict)
+    fields: dict[str, FieldValue] = field(default_factory=dict)
     strangers: list[str] = field(default_factory=list)
     """Functions that get the object, may change it, and are not at hand."""
 
@@ -78,7 +78,7 @@ class Constant:
 
 
 @dataclass(frozen=True, slots=True)
-class Name:
+class ImportedName:
     """A module, function, class or constant whose source is not followed, by its import path."""
 
     path: str
@@ -113,16 +113,16 @@ def is_plain(value: Value) -> bool:
 
 def is_open(value: Value) -> bool:
     """Return whether only the run knows a value."""
-    return isinstance(value, Thing) and not value.is_known
+    return isinstance(value, Object) and not value.is_known
 
 
-def is_same(one: Value, other: Value) -> bool:
+def is_same(first: Value, second: Value) -> bool:
     """Return whether two values are one object, or equal."""
-    if one is other:
+    if first is second:
         return True
-    if isinstance(one, Thing) or isinstance(other, Thing):
+    if isinstance(first, Object) or isinstance(second, Object):
         return False
-    return type(one) is type(other) and bool(one == other)
+    return type(first) is type(second) and bool(first == second)
 
 
 def truth(value: Value) -> bool | None:
@@ -131,6 +131,6 @@ def truth(value: Value) -> bool | None:
         return None
     if isinstance(value, PLAIN):
         return bool(value)
-    if isinstance(value, Name):
+    if isinstance(value, ImportedName):
         return None
     return True

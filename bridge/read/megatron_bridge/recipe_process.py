@@ -1,4 +1,4 @@
-"""`asked`: the container of a recipe as Megatron Bridge itself makes it, in a process of its own, on request.
+"""`reading_of_process`: the container of a recipe as Megatron Bridge itself makes it, in another process, on request.
 
 It runs the recipe, and what the recipe imports; a checkpoint's config may be downloaded. The container is
 written as the YAML that Megatron Bridge saves with a run, and read as such a file.
@@ -36,7 +36,7 @@ FAILED = (
 MADE = "Megatron Bridge itself made the container: {function} of {place}, in a process of its own."
 
 
-def asked(library: Library, function: Function, path: Path) -> FileReading:
+def reading_of_process(library: Library, function: Function, path: Path) -> FileReading:
     """Return what the container says of a run that a recipe makes when it is called without arguments.
 
     Args:

@@ -1,4 +1,4 @@
-"""`known_call`: calls whose effect is known without their source.
+"""`modelled_call`: the calls that are modelled here, so that their source is not needed.
 
 They make precisions and models of checkpoints, start a run, or write a command line over one.
 """
@@ -14,11 +14,11 @@ from bridge.read.foreign.table import table
 from bridge.read.megatron_bridge.library import PACKAGE
 from bridge.read.megatron_bridge.values import (
     Class,
+    FieldValue,
     Function,
+    ImportedName,
     Method,
-    Name,
-    Stated,
-    Thing,
+    Object,
     Value,
     is_open,
     is_plain,
@@ -29,22 +29,22 @@ from bridge.registry.registry import REGISTRY
 PRECISIONS = (f"{PACKAGE}.training.mixed_precision", "bridge.training.mixed_precision", "bridge")
 """The module of its precisions, and those of this project, which have the same functions."""
 CONFIG = f"{PRECISIONS[0]}.MixedPrecisionConfig"
-OF_BENCHMARKS = "_perf_precision"
-"""Function of its benchmarks that makes a precision of a word; `BENCHMARKED` has the precisions."""
-BENCHMARKED: Mapping[str, Mapping[str, Any]] = table("megatron_bridge").data[
+BENCHMARK_PRECISION = "_perf_precision"
+"""Function of its benchmarks that makes a precision of a word; `BENCHMARK_PRECISIONS` has the precisions."""
+BENCHMARK_PRECISIONS: Mapping[str, Mapping[str, Any]] = table("megatron_bridge").data[
     "precisions of benchmarks"
 ]
-OF_RECIPE = "recipe {name}"
+RECIPE_ORIGIN = "recipe {name}"
 """Origin of a field that a recipe states."""
 CONVERTER = "AutoBridge"
 """Class that makes a model of a checkpoint of Hugging Face."""
-OF_A_CHECKPOINT = ("from_hf_pretrained", "from_hf_config", "from_auto_config")
+CHECKPOINT_LOADERS = ("from_hf_pretrained", "from_hf_config", "from_auto_config")
 """Its functions that take one."""
-MODELS = ("to_megatron_provider", "get_model_config", "to_text_provider", "provider_bridge")
+MODEL_METHODS = ("to_megatron_provider", "get_model_config", "to_text_provider", "provider_bridge")
 """Methods that return the config of such a model."""
 CHECKPOINT = "the checkpoint "
 """Beginning of the noun for a checkpoint that decides a model."""
-OF_EVERY_MODEL: Mapping[str, Value] = {
+DEFAULTS_OF_MODELS: Mapping[str, Value] = {
     "cuda_graph_impl": "none",
     "cuda_graph_scope": None,
     "use_te_rng_tracker": False,
@@ -54,7 +54,7 @@ OF_EVERY_MODEL: Mapping[str, Value] = {
 
 Source: NVIDIA-NeMo/Megatron-Bridge 067f987d src/megatron/bridge/models; gpt_provider.py: GPTModelProvider.
 """
-MODULE_ROWS = "RecipeConfig.from_config_dict"
+MODULE_ROWS_FUNCTION = "RecipeConfig.from_config_dict"
 """Function of Megatron Core that makes the rows of single modules of a mapping."""
 STARTS = (f"{PACKAGE}.training.pretrain.pretrain", f"{PACKAGE}.training.finetune.finetune")
 """Functions that start a run with a container."""
@@ -79,7 +79,7 @@ class Call:
         """Import path of the function or class that is called; empty for others."""
         if isinstance(self.called, Function):
             return f"{self.called.module.name}.{self.called.node.name}"
-        if isinstance(self.called, Class | Name):
+        if isinstance(self.called, Class | ImportedName):
             return self.called.path
         return ""
 
@@ -88,14 +88,14 @@ class Call:
         """The first argument, or the one of the name `config`."""
         if self.arguments:
             return self.arguments[0]
-        return self.options.get("config", Thing(decider=f"`{source_of(self.node)}`"))
+        return self.options.get("config", Object(decider=f"`{source_of(self.node)}`"))
 
     @property
-    def stated(self) -> dict[str, Stated]:
+    def stated(self) -> dict[str, FieldValue]:
         """The keyword arguments as the fields of an object."""
-        fields: dict[str, Stated] = {}
+        fields: dict[str, FieldValue] = {}
         for name, value in self.options.items():
-            fields[name] = Stated(value=value, origin=self.origin)
+            fields[name] = FieldValue(value=value, origin=self.origin)
         return fields
 
 
@@ -109,12 +109,12 @@ class Starts:
     """It writes its command line over one."""
 
 
-NOT_KNOWN = object()
-"""The answer about a call whose effect is not known."""
+NOT_MODELLED = object()
+"""The answer about any other call."""
 
 
-def known_call(call: Call, starts: Starts) -> Value:
-    """Return what a call makes whose effect is known; `NOT_KNOWN` for any other."""
+def modelled_call(call: Call, starts: Starts) -> Value:
+    """Return what a modelled call makes; `NOT_MODELLED` for any other."""
     path = call.path
     if path in STARTS:
         starts.containers.append(call.first)
@@ -122,24 +122,28 @@ def known_call(call: Call, starts: Starts) -> Value:
     if path.startswith(OVERRIDES):
         starts.is_overridden = True
         return call.first
-    if path.endswith(MODULE_ROWS) and is_plain(call.first):
+    if path.endswith(MODULE_ROWS_FUNCTION) and is_plain(call.first):
         return call.first
     module, _, name = path.rpartition(".")
     if module in PRECISIONS:
         return _precision(call, name)
-    if name == OF_BENCHMARKS and path.startswith(PACKAGE) and isinstance(call.called, Name):
+    if (
+        name == BENCHMARK_PRECISION
+        and path.startswith(PACKAGE)
+        and isinstance(call.called, ImportedName)
+    ):
         return _benchmarked(call)
     *_, holder, name = ("", *path.split("."))
-    if holder == CONVERTER and name in OF_A_CHECKPOINT:
-        return Thing(kind=CONVERTER, decider=f"{CHECKPOINT}{_checkpoint(call)}")
-    if isinstance(call.called, Method) and isinstance(call.called.holder, Thing):
+    if holder == CONVERTER and name in CHECKPOINT_LOADERS:
+        return Object(kind=CONVERTER, decider=f"{CHECKPOINT}{_checkpoint(call)}")
+    if isinstance(call.called, Method) and isinstance(call.called.holder, Object):
         converter = call.called.holder
-        if converter.kind == CONVERTER or call.called.name in MODELS:
-            return Thing(decider=converter.decider or f"`{source_of(call.node)}`")
-    return NOT_KNOWN
+        if converter.kind == CONVERTER or call.called.name in MODEL_METHODS:
+            return Object(decider=converter.decider or f"`{source_of(call.node)}`")
+    return NOT_MODELLED
 
 
-def is_of_checkpoint(holder: Thing) -> bool:
+def is_of_checkpoint(holder: Object) -> bool:
     """Return whether an object is the config of a model that a checkpoint decides."""
     return not holder.kind and holder.decider.startswith(CHECKPOINT)
 
@@ -156,34 +160,34 @@ def _checkpoint(call: Call) -> str:
 def _precision(call: Call, name: str) -> Value:
     """Return the precision that a function or the class of the module makes."""
     if name == "MixedPrecisionConfig":
-        return Thing(kind=CONFIG, fields=call.stated)
+        return Object(kind=CONFIG, fields=call.stated)
     if name == "get_mixed_precision_config":
         if not isinstance(call.first, str):
             return call.first
         name = call.first
     elif call.arguments or call.options:
-        return NOT_KNOWN
+        return NOT_MODELLED
     if name not in REGISTRY:
-        return Thing(decider=f"the recipe {name!r}, which is not registered here,")
+        return Object(decider=f"the recipe {name!r}, which is not registered here,")
     return _of_recipe(name)
 
 
 def _benchmarked(call: Call) -> Value:
     """Return the precision that the function of the benchmarks makes."""
     word = call.first
-    if not isinstance(word, str) or word not in BENCHMARKED:
-        return NOT_KNOWN
-    row = BENCHMARKED[word]
+    if not isinstance(word, str) or word not in BENCHMARK_PRECISIONS:
+        return NOT_MODELLED
+    row = BENCHMARK_PRECISIONS[word]
     precision = _of_recipe(row["recipe"])
     for name, value in row["fields"].items():
-        precision.fields[name] = Stated(value=value, origin=call.origin)
+        precision.fields[name] = FieldValue(value=value, origin=call.origin)
     return precision
 
 
-def _of_recipe(name: str) -> Thing:
+def _of_recipe(name: str) -> Object:
     """Return the precision of a registered recipe."""
-    origin = OF_RECIPE.format(name=name)
-    fields: dict[str, Stated] = {}
+    origin = RECIPE_ORIGIN.format(name=name)
+    fields: dict[str, FieldValue] = {}
     for field_name, value in REGISTRY.get(name).to_dict().items():
-        fields[field_name] = Stated(value=value, origin=origin)
-    return Thing(kind=CONFIG, recipe=name, fields=fields)
+        fields[field_name] = FieldValue(value=value, origin=origin)
+    return Object(kind=CONFIG, recipe=name, fields=fields)
