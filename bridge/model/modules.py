@@ -496,7 +496,7 @@ def _delta_net(shape: ModelShape, net: DeltaNet) -> tuple[Module, ...]:
     )
 
 
-OTHER_PARTS = {
+FURTHER_MODULES = {
     "self_attention": (
         "core_attention",
         "q_layernorm",
@@ -510,12 +510,13 @@ OTHER_PARTS = {
     "mlp": ("router",),
     "mixer": ("conv1d", "ssm", "gated_norm"),
 }
-"""Module of a layer -> the modules inside it next to the linear layers."""
+"""Module of a layer -> the modules inside it that `LINEAR_LAYERS` does not have."""
 
 
 def _parents() -> dict[str, str]:
+    """Return each module -> the module of a layer that it is inside of."""
     parents: dict[str, str] = {}
-    for parent, names in OTHER_PARTS.items():
+    for parent, names in FURTHER_MODULES.items():
         for name in (*LINEAR_LAYERS[parent], *names):
             parents[name] = parent
     return parents

@@ -47,9 +47,9 @@ PARALLEL_SIZES = (
     "context_parallel_size",
     "expert_model_parallel_size",
 )
-MOST = 10_000
+MOST_LAYERS = 10_000
 """The most layers, or experts of a layer. A larger number is taken for a typing error."""
-MOST_SIZE = 10**8
+LARGEST_SIZE = 10**8
 """The largest dimension, vocabulary or sequence. A larger number is taken for a typing error."""
 
 
@@ -299,8 +299,8 @@ class _Reader:
 
     def _layers(self) -> int:
         if self.pattern is None:
-            return self.whole("num_layers", most=MOST)
-        return self._at_most("num_layers", max(1, len(self.pattern.layers)), MOST)
+            return self.whole("num_layers", most=MOST_LAYERS)
+        return self._at_most("num_layers", max(1, len(self.pattern.layers)), MOST_LAYERS)
 
     def _sizes(self) -> dict[str, Any]:
         least_heads = least_ffn = 1
@@ -355,7 +355,9 @@ class _Reader:
                 )
                 self._refuse("hidden_size", rule, hidden, f"Use a multiple of {2 * heads}")
 
-    def whole(self, name: str, derived: int = 0, *, least: int = 1, most: int = MOST_SIZE) -> int:
+    def whole(
+        self, name: str, derived: int = 0, *, least: int = 1, most: int = LARGEST_SIZE
+    ) -> int:
         """Return a size; `derived` where it is None, which Megatron derives."""
         value: int | None = self.section.values[name]
         number = derived if value is None else value
@@ -371,7 +373,7 @@ class _Reader:
     def _at_most(self, name: str, number: int, most: int) -> int:
         if number <= most:
             return number
-        remedy = "Use fewer" if most == MOST else "Use a smaller number"
+        remedy = "Use fewer" if most == MOST_LAYERS else "Use a smaller number"
         self._refuse(name, f"must be at most {most}", number, remedy)
         return 1
 
@@ -450,7 +452,7 @@ class _Reader:
             return None
         if self.pattern is not None and "moe" not in self._kinds_of_pattern:
             return None  # the pattern decides about every layer
-        experts = self.whole("num_moe_experts", most=MOST)
+        experts = self.whole("num_moe_experts", most=MOST_LAYERS)
         return Experts(
             num_experts=experts,
             ffn_hidden_size=self.whole("moe_ffn_hidden_size", ffn),

@@ -21,8 +21,9 @@ from bridge.model.modules import Module
 from bridge.model.section import Section
 from bridge.model.shape import ModelShape
 
-ALL = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
-CANONICAL = (
+LORA_TARGETS = ("linear_qkv", "linear_proj", "linear_fc1", "linear_fc2")
+"""The linear layers that adapters take by default."""
+CANONICAL_LORA_TARGETS = (
     *("linear_q", "linear_k", "linear_v", "linear_proj"),
     *("linear_fc1_up", "linear_fc1_gate", "linear_fc2"),
 )
@@ -38,7 +39,7 @@ class Adapter:
     kind: str = "lora"
     dim: int = 32
     """Width of the bypass."""
-    targets: tuple[str, ...] = ALL
+    targets: tuple[str, ...] = LORA_TARGETS
     """Names, or patterns of paths with ``*``."""
     excluded: tuple[str, ...] = ()
     shares_experts: bool = True
@@ -65,7 +66,7 @@ class Adapter:
         topk = 1
         if peft.values["normalize_moe_lora"]:
             topk = model.values["moe_router_topk"]
-        default_targets = CANONICAL if kind == "canonical" else ALL
+        default_targets = CANONICAL_LORA_TARGETS if kind == "canonical" else LORA_TARGETS
         return cls(
             kind=kind,
             dim=dim,

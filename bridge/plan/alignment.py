@@ -352,7 +352,7 @@ def _slab_misfit(workload: Workload, pad: PadMultiple) -> Misfit:
     return _misfit(field, pad.per_slab, **place, size=seq * batch, multiple=pad.per_slab)
 
 
-_OF_SHAPE = {
+_SHAPE_FIELDS = {
     "moe_ffn_hidden_size": "experts.ffn_hidden_size",
     "moe_latent_size": "experts.latent_size",
     "moe_shared_expert_intermediate_size": "experts.shared_ffn_hidden_size",
@@ -413,7 +413,7 @@ def field_of(shape: ModelShape, module: str, dimension: str, whole: int) -> Fiel
     if names is None:
         return Field("the model's dimensions", whole)
     name = names["NK".index(dimension)]
-    value = attrgetter(_OF_SHAPE.get(name, name))(shape) or 0
+    value = attrgetter(_SHAPE_FIELDS.get(name, name))(shape) or 0
     if value > 0 and whole % value == 0:
         return Field(f"model.{name}", value, whole // value)
     return Field(f"model.{name} and others", whole)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from bridge.plan.precision_plan import PrecisionPlan
 
 UNREAD = ("embedding", "router", "norm", "head")
-OTHER_STAGES = (1, 2, 4, 8)
+COMPARED_STAGES = (1, 2, 4, 8)
 """Pipeline sizes that a foreign recipe is compared under."""
 
 
@@ -175,7 +175,7 @@ def _under_other_stages(plan: PrecisionPlan, here: ModuleSelection) -> list[Othe
     num_layers = plan.shape.num_layers
     is_single = plan.parallel.pipeline * plan.parallel.virtual == 1
     stages = 0
-    for size in OTHER_STAGES:
+    for size in COMPARED_STAGES:
         if (size > 1) == is_single and num_layers % size == 0:
             stages = size
             break

@@ -33,7 +33,7 @@ _own = partial(stated, unstates=True)
 """A field of Megatron's own configs: a None takes its statement back."""
 _stores = partial(stated, kind="bool", unstates=True, stores_weights=True)
 """A switch that stores weights in FP8 or FP4."""
-_OF_CUSTOM: dict[str, Any] = {"schemes": ("custom",), "optional": True, "is_live": True}
+_CUSTOM_SCHEME: dict[str, Any] = {"schemes": ("custom",), "optional": True, "is_live": True}
 _MOMENTS = ("fp32", "fp16", "bf16", "uint8")
 _FP8_STATE = (("fp8", "uint8"),)
 """Megatron-LM's word for an optimizer state in bytes -> its dtype."""
@@ -260,11 +260,11 @@ class PrecisionConfig(Statements):
     """Delayed scaling: reduce amax over the tensor-parallel and context-parallel ranks only, not
     over data-parallel.
     """
-    fp8_quantizer_factory: str | None = stated(None, "name", of.FP8, family="fp8", **_OF_CUSTOM)
+    fp8_quantizer_factory: str | None = stated(None, "name", of.FP8, family="fp8", **_CUSTOM_SCHEME)
     """FP8, custom scheme: dotted path of the function that makes the quantizers."""
     activation_func_fp8_input_store: bool = _own(False, "bool", of.FP8, flag=None)
     """Store the input of SwiGLU in FP8 for the backward pass, in a run of any precision."""
-    fp4_quantizer_factory: str | None = stated(None, "name", of.FP4, family="fp4", **_OF_CUSTOM)
+    fp4_quantizer_factory: str | None = stated(None, "name", of.FP4, family="fp4", **_CUSTOM_SCHEME)
     """FP4, custom scheme: dotted path of the function that makes the quantizers."""
     modules: list[dict[str, Any]] | None = stated(
         None, "rows", of.MODULES, unstates=True, flag=None

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from bridge.runtime.compare.comparison import Comparison, RecipeRow
 
 NAME = "comparison"
-STATES = {"within": "good", "outside": "bad", "cannot tell": "unknown"}
+STATE_OF_VERDICT = {"within": "good", "outside": "bad", "cannot tell": "unknown"}
 """Verdict -> the state of a report's answer."""
 LINEAR_GATES = 8
 """Gates up to which the scale of the gaps is linear."""
@@ -72,7 +72,10 @@ def answers(comparisons: Sequence[Comparison]) -> dict[Path, dict[str, str]]:
         for row in comparison.rows:
             state, sentence = "unknown", about_all
             if row.gap is not None:
-                state, sentence = STATES[row.gap.verdict], row.sentence(comparison.baseline.label)
+                state, sentence = (
+                    STATE_OF_VERDICT[row.gap.verdict],
+                    row.sentence(comparison.baseline.label),
+                )
             for arm in row.arms:
                 answer_of[arm.folder] = {"state": state, "sentence": sentence}
     return answer_of

@@ -32,8 +32,10 @@ SECTIONS = ("model", "optimizer", "ddp", "train", "data", "checkpoint")
 FOLDERS = ("checkpoint.save", "checkpoint.load")
 """Left out: the twin would write over the run's own checkpoints, or resume from them."""
 PRECISION = "mixed_precision"
-_OF_PRECISION = [route for route in ROUTES if route.rule != "stated" or route.family]
-ROUTED = frozenset(f"{route.owner}.{route.attribute}" for route in _OF_PRECISION if route.attribute)
+_PRECISION_ROUTES = [route for route in ROUTES if route.rule != "stated" or route.family]
+ROUTED = frozenset(
+    f"{route.owner}.{route.attribute}" for route in _PRECISION_ROUTES if route.attribute
+)
 """Precision fields of other sections: "model.fp8", for example."""
 BASE = "bf16_mixed"
 """Recipe of a twin."""

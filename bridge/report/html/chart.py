@@ -22,9 +22,9 @@ _LINES = ("#0000a0", "#0000a1", "#0000a2", "#0000a3", "#0000a4", "#0000a5")
 COLOURS = len(_LINES)
 """Classes s0 to s5 of the page's style; further lines are dashed in the same colours."""
 _TEXT, _GRID = "#0000b0", "#0000b1"
-_OF_PAGE = {_TEXT: "var(--soft)", _GRID: "var(--rule)"}
+_PAGE_COLOURS = {_TEXT: "var(--soft)", _GRID: "var(--rule)"}
 for _number, _line in enumerate(_LINES):
-    _OF_PAGE[_line] = f"var(--s{_number})"
+    _PAGE_COLOURS[_line] = f"var(--s{_number})"
 """Colour that matplotlib draws with -> the page's, which is another one in the dark."""
 
 
@@ -103,7 +103,7 @@ def _drawn(curves: Sequence[Sequence[Point]], *, log: bool) -> str:
         figure.savefig(out, format="svg", transparent=True, metadata=nothing)
     svg = out.getvalue().partition("<svg")[2].partition(">")[2]
     svg = re.sub(r'<style.*?</style>| id="[\w.]+_\d+"', "", svg, flags=re.DOTALL)
-    return re.sub("|".join(_OF_PAGE), lambda match: _OF_PAGE[match[0]], svg)
+    return re.sub("|".join(_PAGE_COLOURS), lambda match: _PAGE_COLOURS[match[0]], svg)
 
 
 def _thinned(points: Sequence[Point], *, log: bool) -> list[Point]:

@@ -19,7 +19,7 @@ from bridge.report.table import mib
 Run = dict[str, Any]
 
 TEMPLATE = "page.html.j2"
-STATES = {"good": "Good", "bad": "Problem", "unknown": "Note"}
+WORD_OF_STATE = {"good": "Good", "bad": "Problem", "unknown": "Note"}
 """State of an answer -> its word, so that colour is not the only sign."""
 
 
@@ -40,7 +40,7 @@ def render_page(runs: Sequence[Run]) -> str:
     chart = line_chart(curves, title="Training loss of all runs", y="nats per token")
     overlay = Markup(chart)  # noqa: S704  as below
     return environment.from_string(text).render(
-        runs=runs, overlay=overlay, compared=_comparison(runs), states=STATES
+        runs=runs, overlay=overlay, compared=_comparison(runs), states=WORD_OF_STATE
     )
 
 
@@ -77,7 +77,7 @@ def _markdown(run: Run) -> list[str]:
 def _answers(verdict: Sequence[dict[str, str]]) -> list[str]:
     lines = []
     for answer in verdict:
-        lines.append(f"- **{STATES[answer['state']]}.** {answer['sentence']}")
+        lines.append(f"- **{WORD_OF_STATE[answer['state']]}.** {answer['sentence']}")
     return lines
 
 

@@ -12,7 +12,7 @@ from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
 from bridge.target.versions import at_least
 
-NOT_IN = "2.19"
+FACTORIES_SINCE_TE = "2.19"
 """Releases of Transformer Engine before this one have none of the factories of `bridge.precision.factories`: 2.16 to
 2.18 have others, under other names. The files of 2.19 were not read, and those of 2.20.2 have them."""
 
@@ -68,7 +68,10 @@ def missing_factories(run: RuleContext) -> Iterator[Violation]:
 def factories_of_a_later_te(run: RuleContext) -> Iterator[Violation]:
     """Yield the factories of Transformer Engine that the target's release has not."""
     for path, factory in named_factories(run):
-        if shipped_factory(factory) is not None and at_least(run.target.te, NOT_IN) is False:
+        if (
+            shipped_factory(factory) is not None
+            and at_least(run.target.te, FACTORIES_SINCE_TE) is False
+        ):
             yield Violation(path, value=factory, te=run.target.te)
 
 

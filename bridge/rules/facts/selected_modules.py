@@ -16,7 +16,7 @@ from bridge.target.fields import whole_number
 from bridge.target.versions import at_least
 
 PATH = "model.quant_recipe"
-MOST = 6
+LONGEST_LISTING = 6
 """Names that a message lists."""
 
 
@@ -86,22 +86,22 @@ def _near(names: Sequence[str]) -> str:
 
 
 def _listed(modules: Iterable[PlacedModule]) -> str:
-    """Return the names of modules, the first `MOST` of them."""
+    """Return the names of modules, the first `LONGEST_LISTING` of them."""
     names = list(dict.fromkeys(module.module for module in modules))
-    text = ", ".join(names[:MOST])
-    if len(names) > MOST:
-        text += f" and {len(names) - MOST} more"
+    text = ", ".join(names[:LONGEST_LISTING])
+    if len(names) > LONGEST_LISTING:
+        text += f" and {len(names) - LONGEST_LISTING} more"
     return text
 
 
 def _numbers(numbers: Sequence[int]) -> str:
-    """Return the numbers of layers in words, the first `MOST` of them."""
+    """Return the numbers of layers in words, the first `LONGEST_LISTING` of them."""
     if not numbers:
         return "no layer"
-    text = ", ".join(str(number) for number in numbers[:MOST])
+    text = ", ".join(str(number) for number in numbers[:LONGEST_LISTING])
     if len(numbers) == 1:
         return f"layer {text}"
-    if len(numbers) > MOST:
+    if len(numbers) > LONGEST_LISTING:
         text += ", ..."
     return f"layers {text}"
 

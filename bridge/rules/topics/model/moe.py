@@ -8,7 +8,7 @@ from bridge.rules.rule import MODEL_CHECK, PARSER, error, info, mcore, sync_info
 from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
 
-_OF_EXPERTS = tuple(name for name in MEGATRON_FIELDS if name.startswith("moe_"))
+_EXPERT_FIELDS = tuple(name for name in MEGATRON_FIELDS if name.startswith("moe_"))
 LARGEST_FP16 = 65_504
 EXACT_BF16 = 256
 """The largest whole number up to which BF16 has every one."""
@@ -63,7 +63,7 @@ def settings_of_absent_experts(run: RuleContext) -> Iterator[Violation]:
     """Yield the stated settings of experts in a model that has none."""
     if not run.has_model or run.model.num_moe_experts:
         return
-    for name in _OF_EXPERTS:
+    for name in _EXPERT_FIELDS:
         if run.differs_from_default(name):
             yield Violation(name)
 

@@ -8,7 +8,7 @@ from bridge.precision.schemes import SCHEMES, Scheme
 from bridge.rules.context import RuleContext
 from bridge.rules.facts.payloads import factories_of_a_later_te, missing_factories
 from bridge.rules.facts.selected_modules import (
-    MOST,
+    LONGEST_LISTING,
     about,
     empty_rows,
     hidden_rows,
@@ -38,7 +38,7 @@ def rows_without_effect(run: RuleContext) -> Iterator[Violation]:
     for row in rows:
         if row.precision.family is not None:
             return
-    yield Violation(value=[str(row) for row in rows[:MOST]])
+    yield Violation(value=[str(row) for row in rows[:LONGEST_LISTING]])
 
 
 def _effects(run: RuleContext) -> dict[str, Effect]:

@@ -17,7 +17,7 @@ GATHERED = ("optim_grads", "optim_grads_params")
 """Sharding strategies under which gradients are reduced in each micro-batch."""
 REDUCES_IN_PLACE = "0.17"
 """First megatron-core whose Megatron-FSDP reduces a buffer of one rank in place."""
-_OF_FSDP = tuple(name for name in MEGATRON_FIELDS if name.startswith("megatron_fsdp_"))
+_FSDP_FIELDS = tuple(name for name in MEGATRON_FIELDS if name.startswith("megatron_fsdp_"))
 
 
 def refused_by_v2(run: RuleContext) -> Iterator[Violation]:
@@ -106,7 +106,7 @@ def unread_by_ddp(run: RuleContext) -> Iterator[Violation]:
     """Yield the stated settings of Megatron-FSDP that the run does not read."""
     if not run.has_ddp:
         return
-    stated = [name for name in (*_OF_FSDP, CACHE) if run.differs_from_default(name)]
+    stated = [name for name in (*_FSDP_FIELDS, CACHE) if run.differs_from_default(name)]
     if not run.has_megatron_fsdp:
         for name in stated:
             yield Violation(name, why="Megatron-FSDP does not shard this run")
