@@ -340,7 +340,9 @@ def _default_of(launch: Launch) -> str | None:
     """Return the file that a program of NeMo-RL takes without `--config`, by the path of the program."""
     program = PurePosixPath(launch.program)
     default = PROGRAMS.get(program.name)
-    return str(program.parent / "configs" / default) if default is not None else None
+    if default is None:
+        return None
+    return str(program.parent / "configs" / default)
 
 
 def _exported(launch: Launch) -> dict[str, str]:

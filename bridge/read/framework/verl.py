@@ -231,13 +231,13 @@ def _read_batch(found: TreeReading, values: Tree) -> None:
     samples = value_at(values, f"{ACTOR}.ppo_micro_batch_size_per_gpu")
     ranks = value_at(values, f"{ACTOR}.megatron.context_parallel_size")
     if value_at(values, f"{ACTOR}.use_dynamic_bsz") is True and isinstance(tokens, int):
-        found.put("model.seq_length", tokens * ranks if isinstance(ranks, int) else tokens)
+        if isinstance(ranks, int):
+            tokens *= ranks
+        found.put("model.seq_length", tokens)
         found.put("train.micro_batch_size", 1)
         return
-    prompt, response = (
-        value_at(values, "data.max_prompt_length"),
-        value_at(values, "data.max_response_length"),
-    )
+    prompt = value_at(values, "data.max_prompt_length")
+    response = value_at(values, "data.max_response_length")
     if isinstance(prompt, int) and isinstance(response, int):
         found.put("model.seq_length", prompt + response)
     if isinstance(samples, int):
