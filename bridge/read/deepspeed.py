@@ -49,7 +49,10 @@ def import_(payload: object, *, auto: str | None = None) -> ImportReport:
     top = Settings(payload, TABLE.title, lenient=True)
     above = Settings({"auto": auto}, TABLE.title).word("auto", MODES)
     builder = ImportBuilder(TABLE.title)
-    bf16_block = top.section("bf16" if top.is_written("bf16") else "bfloat16")
+    bf16_name = "bfloat16"
+    if top.is_written("bf16"):
+        bf16_name = "bf16"
+    bf16_block = top.section(bf16_name)
     blocks = {"fp16": top.section("fp16"), "bf16": bf16_block}
     mode = _mode(builder, blocks, above)
     autocast = top.section("torch_autocast").values.get("enabled")
@@ -71,7 +74,9 @@ def import_(payload: object, *, auto: str | None = None) -> ImportReport:
     if mode is None:
         return builder.finish("fp32")
     drops_masters = any(blocks[mode].values.get(key) is True for key in TABLE.data["low memory"])
-    return builder.finish("true" if drops_masters else "megatron_o2")
+    if drops_masters:
+        return builder.finish("true")
+    return builder.finish("megatron_o2")
 
 
 def _read_blocks(builder: ImportBuilder, blocks: dict[str, Settings], mode: str | None) -> None:
@@ -175,7 +180,9 @@ def _mode(builder: ImportBuilder, blocks: dict[str, Settings], above: str | None
         return above
     if len(modes_on) > 1:
         raise TABLE.wrong("both-halves", blocks["bf16"], "enabled")
-    return modes_on[0] if modes_on else None
+    if not modes_on:
+        return None
+    return modes_on[0]
 
 
 def _map_loss_scale(builder: ImportBuilder, block: Settings) -> bool:

@@ -3,6 +3,7 @@
 NAME.yaml         the table of a framework: its settings, and the values that it sets at start
 table.py          `FrameworkTable`, a table in memory; names.py, the rows about names of its own
 tree.py           `read_tree`: a tree of settings as sections of a run, by a table
+tree_run.py       `reading_of_tree`: the sections with the model of the checkpoint, as a run
 arguments.py      arguments of Megatron-LM that a framework hands on
 checkpoint.py     the checkpoint that a model's config is made of; hf_config.py, its config.json
 start.py          values that a framework sets when the run starts

@@ -19,6 +19,7 @@ from typing import Any
 from bridge.errors import PayloadError
 from bridge.precision import strict_yaml
 from bridge.read.foreign.row_files import rows
+from bridge.read.text.dotted import value_at
 from bridge.target.fields import whole_number
 
 MEGATRON_BRIDGE, MBRIDGE, MCORE_BRIDGE = "Megatron Bridge", "mbridge", "mcore-bridge"
@@ -56,13 +57,13 @@ class _Family:
     """A row of `families`, with those of the families that it is like."""
 
     fields: Mapping[str, Sequence[str]]
-    without: Sequence[str]
-    sets: Mapping[str, object]
-    absent: Mapping[str, object]
-    inner: str
-    adds: Mapping[str, object]
-    needs: str
-    made_by: Sequence[str]
+    without: Sequence[str] = ()
+    sets: Mapping[str, object] = field(default_factory=dict)
+    absent: Mapping[str, object] = field(default_factory=dict)
+    inner: str = ""
+    adds: Mapping[str, object] = field(default_factory=dict)
+    needs: str = ""
+    made_by: Sequence[str] = (MEGATRON_BRIDGE, MBRIDGE, MCORE_BRIDGE)
 
 
 def read_config(path: Path) -> Mapping[str, object]:
@@ -100,7 +101,9 @@ def model_of(config: Mapping[str, object], bridge: str) -> BridgedModel:
     """Return the model that a bridge makes of the contents of a `config.json`."""
     name = str(config.get("model_type"))
     family = _families().get(name)
-    inner = _block(config, family.inner if family is not None else "")
+    inner = config
+    if family is not None:
+        inner = _block(config, family.inner)
     dtype = _dtype(config) or _dtype(inner)
     if family is None:
         return BridgedModel(dtype=dtype, unread=UNKNOWN_FAMILY.format(family=name))
@@ -175,10 +178,12 @@ def _dtype(config: Mapping[str, object]) -> str | None:
 
 def _block(config: Mapping[str, object], path: str) -> Mapping[str, object]:
     """Return the mapping at a path with dots; the whole one at an empty path, an empty one where there is none."""
-    block: object = config
-    for name in path.split(".") if path else ():
-        block = block.get(name) if isinstance(block, Mapping) else None
-    return block if isinstance(block, Mapping) else {}
+    if not path:
+        return config
+    block = value_at(config, path)
+    if not isinstance(block, Mapping):
+        return {}
+    return block
 
 
 @cache
@@ -190,22 +195,25 @@ def _table() -> Mapping[str, Any]:
 def _families() -> dict[str, _Family]:
     table = _table()
     everywhere = {name: _listed(keys) for name, keys in table["fields"].items()}
+    base = _Family(fields=everywhere)
     families: dict[str, _Family] = {}
     for name, columns in table["families"].items():
-        below = families.get(columns.get("like", ""))
+        below = families.get(columns.get("like", ""), base)
         fields = {key: _listed(keys) for key, keys in columns.get("fields", {}).items()}
         families[name] = _Family(
-            fields={**(below.fields if below is not None else everywhere), **fields},
+            fields={**below.fields, **fields},
             without=columns.get("without", ()),
-            sets=columns.get("sets", below.sets if below is not None else {}),
-            absent=columns.get("absent", below.absent if below is not None else {}),
+            sets=columns.get("sets", below.sets),
+            absent=columns.get("absent", below.absent),
             inner=columns.get("inner", ""),
             adds=columns.get("adds", {}),
             needs=columns.get("needs", ""),
-            made_by=columns.get("made_by", (MEGATRON_BRIDGE, MBRIDGE, MCORE_BRIDGE)),
+            made_by=columns.get("made_by", base.made_by),
         )
     return families
 
 
 def _listed(keys: str | Sequence[str]) -> tuple[str, ...]:
-    return (keys,) if isinstance(keys, str) else tuple(keys)
+    if isinstance(keys, str):
+        return (keys,)
+    return tuple(keys)

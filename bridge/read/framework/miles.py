@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-ASKED = re.compile(
+MODEL_ARGUMENTS_CALL = re.compile(
     r"(?P<line>\w+)=\"?\$\(\s*python3?\s+[^\n|;]*model_args_utils\.py\"?\s+\"?(?P<model>[\w.-]+)\"?\s*\)[^\n]*\n"
     r"[\s\S]*?read\s+-ra\s+(?P<name>\w+)\s+<<<\s*\"?\$\{?(?P=line)\}?"
 )
@@ -41,12 +41,15 @@ def model_arguments(text: str, path: str) -> ModelArguments:
     """Return the variables of a script that hold a model's arguments; none of a file that is absent or not read."""
     variables: dict[str, str] = {}
     read_too: list[str] = []
-    for found in ASKED.finditer(text):
-        file = _file_near(Path(path), f"{found['model']}.py")
-        given = arguments_of(file) if file is not None else None
-        if given is not None:
-            variables[found["name"]] = given
-            read_too.append(READ.format(name=found["name"], path=MODELS / f"{found['model']}.py"))
+    for call in MODEL_ARGUMENTS_CALL.finditer(text):
+        name = f"{call['model']}.py"
+        file = _file_near(Path(path), name)
+        if file is None:
+            continue
+        arguments = arguments_of(file)
+        if arguments is not None:
+            variables[call["name"]] = arguments
+            read_too.append(READ.format(name=call["name"], path=MODELS / name))
     return ModelArguments(variables, tuple(read_too))
 
 
@@ -91,10 +94,11 @@ class _Model:
             for node in tree.body
             if isinstance(node, ast.FunctionDef) and node.name == FUNCTION
         ]
-        given = function.args
-        places = [*given.args, *given.kwonlyargs]
-        defaults = [*given.defaults, *given.kw_defaults]
-        if len(places) != len(defaults) or given.posonlyargs or given.vararg or given.kwarg:
+        parameters = function.args
+        places = [*parameters.args, *parameters.kwonlyargs]
+        defaults = [*parameters.defaults, *parameters.kw_defaults]
+        is_variadic = parameters.posonlyargs or parameters.vararg or parameters.kwarg
+        if len(places) != len(defaults) or is_variadic:
             raise _UnreadError(FUNCTION)
         for argument, default in zip(places, defaults, strict=True):
             if argument.arg in stated:
@@ -133,7 +137,9 @@ class _Model:
         if isinstance(node, ast.BoolOp) and isinstance(node.op, ast.Or):
             return self._first(node.values)
         if isinstance(node, ast.IfExp):
-            return self._value(node.body if self._holds(node.test) else node.orelse)
+            if self._holds(node.test):
+                return self._value(node.body)
+            return self._value(node.orelse)
         if isinstance(node, ast.Call):
             return self._called(node)
         raise _UnreadError(ast.dump(node))
@@ -170,17 +176,18 @@ class _Model:
 
     def _called(self, node: ast.Call) -> Value:
         name = ast.unparse(node.func)
-        given = {str(one.arg): self._value(one.value) for one in node.keywords}
-        if name == "int" and not given:
+        keywords = {str(keyword.arg): self._value(keyword.value) for keyword in node.keywords}
+        if name == "int" and not keywords:
             return int(str(self._value(node.args[0])))
         if name == "moe_layer_freq" and not node.args:
-            layers, dense = int(str(given["nlayers"])), int(str(given["first_k_dense_replace"]))
+            layers = int(str(keywords["nlayers"]))
+            dense = int(str(keywords["first_k_dense_replace"]))
             return f"[{','.join(['0'] * min(dense, layers) + ['1'] * (layers - dense))}]"
         if name == "load_sibling_model_args" and self.depth:
             other = self.file.with_name(f"{self._value(node.args[1])}.py")
-            found = arguments_of(other, given, self.depth - 1)
-            if found is not None:
-                return found
+            arguments = arguments_of(other, keywords, self.depth - 1)
+            if arguments is not None:
+                return arguments
         raise _UnreadError(name)
 
 

@@ -20,13 +20,13 @@ from bridge.read.framework.hf_config import MCORE_BRIDGE
 from bridge.read.framework.names import GENERATION
 from bridge.read.framework.table import FrameworkTable, framework_table
 from bridge.read.framework.tree import TreeReading, is_late, read_tree
+from bridge.read.framework.tree_run import reading_of_tree
 from bridge.read.launch.launches import Launch
 from bridge.read.launch.word import Word
 from bridge.read.text.document import Document
 from bridge.read.text.hydra_words import value_of
 from bridge.read.text.neighbours import found_above
 from bridge.target.fields import FIELDS
-from bridge.target.versions import parse_version
 
 TABLE_NAME = "ms_swift"
 
@@ -38,6 +38,11 @@ FILE_SUFFIXES = (".yaml", ".yml", ".json")
 
 # Values.
 OWNERS = ("model", "optimizer", "ddp")
+DECIDED_WITH_THE_MODE = (
+    "model.params_dtype",
+    "model.pipeline_dtype",
+    "ddp.grad_reduce_in_fp32",
+)
 MODES = {"bfloat16": "bf16", "float16": "fp16", "float32": "fp16"}
 """Value of `torch_dtype` -> the mode that it becomes where none is stated."""
 
@@ -213,38 +218,17 @@ def _reading(
     _read_batch(found, arguments)
     for role in OWNERS:
         found.sections.setdefault(role, {})
-    model = found.sections["model"]
-    added = checkpoint.unstated(model)
-    model |= added
-    opened = checkpoint.opened(model, known=("moe_router_dtype", "moe_grouped_gemm"))
     if decider is not None:
-        opened |= dict.fromkeys(
-            ("model.params_dtype", "model.pipeline_dtype", "ddp.grad_reduce_in_fp32"), decider
-        )
-    return FileReading(
-        framework=table.title,
+        found.opened = {**dict.fromkeys(DECIDED_WITH_THE_MODE, decider), **found.opened}
+    known = ("moe_router_dtype", "moe_grouped_gemm")
+    reading = reading_of_tree(table, found, checkpoint, known=known)
+    granularity = str(arguments.get("recompute_granularity"))
+    return replace(
+        reading,
         base=MEGATRON_CORE,
-        sections=found.sections,
-        names=found.names,
-        origins={f"model.{name}": checkpoint.source for name in added},
-        own_fields={"argument.recompute_granularity": str(arguments.get("recompute_granularity"))},
+        own_fields={"argument.recompute_granularity": granularity},
         environment=environment,
-        unknown=(
-            *_unknown(arguments, environment, checkpoint),
-            *found.unknown,
-            *checkpoint.unknown,
-        ),
-        unplanned=found.unplanned,
-        uncounted=(*found.uncounted, *checkpoint.uncounted),
-        opened={**opened, **found.opened},
-        open_values=found.open_values,
-        generation=found.generation,
-        read_too=(
-            f"Read as a run of {table.title}, by its code ({table.code}).",
-            *checkpoint.read_too,
-        ),
-        release=parse_version(table.release["megatron_core"]),
-        release_reason=table.release["because"],
+        unknown=(*_unknown(arguments, environment, checkpoint), *reading.unknown),
         mode_decided_by=decider,
     )
 

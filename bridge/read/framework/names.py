@@ -63,86 +63,107 @@ def own_names(
     Raises:
         UnreadFileError: Nothing of Megatron Core trains with one of these names.
     """
-    unknown: list[str] = []
-    unplanned: str | None = None
-    uncounted: list[str] = []
-    opened: dict[str, str] = {}
-    found: list[Finding] = []
-    in_bf16: dict[str, str] = {}
+    effects = _Effects(table, path)
     for option, value, row in _on(table, arguments, variables):
+        effects.add_row(option, value, row)
+    if table.own_names(PACKING_OPTIONS[0]) is not None and not _is_packed(arguments):
+        effects.add_open_lengths()
+    dropped: list[str] = []
+    for drop, name in _dropped(table, arguments):
+        effects.add_dropped(drop, name, arguments[name])
+        dropped.append(name)
+    for option in _ignored(table, arguments):
+        effects.add_ignored(option)
+    return OwnReading(
+        unknown=tuple(effects.unknown),
+        unplanned=effects.unplanned,
+        uncounted=tuple(effects.uncounted),
+        opened=effects.opened,
+        generation=generation_of(table, arguments),
+        quant_recipe=_recipe_of(effects.in_bf16),
+        dropped=tuple(dropped),
+        faulty_options=tuple(effects.findings),
+    )
+
+
+class _Effects:
+    """The effects of a run's names, while they are collected."""
+
+    def __init__(self, table: FrameworkTable, path: str) -> None:
+        self.table = table
+        self.path = path
+        """The file of the run."""
+        self.unknown: list[str] = []
+        self.unplanned: str | None = None
+        self.uncounted: list[str] = []
+        self.opened: dict[str, str] = {}
+        self.findings: list[Finding] = []
+        self.in_bf16: dict[str, str] = {}
+        """Option -> the pattern of the modules that it keeps in BF16."""
+
+    def add_row(self, option: str, value: object, row: OwnNames) -> None:
+        """Add the effects of a name by its row; UnreadFileError where nothing of Megatron Core trains with it."""
         sentence = row.says.format(option=option, value=value)
         if row.warns:
-            clause = (
-                sentence.removeprefix(f"{option}: ").removeprefix(f"{option} {value}: ").rstrip(".")
-            )
-            found.append(_finding(option, value, clause, row.warns))
+            clause = sentence.removeprefix(f"{option}: ").removeprefix(f"{option} {value}: ")
+            self.findings.append(_finding(option, value, clause.rstrip("."), row.warns))
         if row.refuses:
-            raise UnreadFileError(
-                f"{path}: {bounded(sentence)}", kind="it trains nothing on Megatron Core"
-            )
+            refusal = f"{self.path}: {bounded(sentence)}"
+            raise UnreadFileError(refusal, kind="it trains nothing on Megatron Core")
         if row.in_bf16:
-            in_bf16[option] = row.in_bf16
+            self.in_bf16[option] = row.in_bf16
         if row.unplans:
-            unplanned = unplanned or bounded(sentence)
+            self.unplanned = self.unplanned or bounded(sentence)
         elif sentence:
-            unknown.append(bounded(sentence))
+            self.unknown.append(bounded(sentence))
         if row.opens:
-            uncounted.append(option)
-            opened |= {path: option for path in row.opens if path not in opened}
-    if table.own_names(PACKING_OPTIONS[0]) is not None and not _is_packed(arguments):
-        unknown.append(SAMPLE_LENGTHS_NOT_STATED)
-        uncounted.append(SAMPLE_LENGTHS)
-        opened.setdefault("model.seq_length", SAMPLE_LENGTHS)
-    dropped = list(_dropped(table, arguments))
-    for row_, name in dropped:
-        mended = f"; mended in {row_.mended}" if row_.mended else ""
-        words = {
-            "framework": table.title,
-            "because": row_.because,
-            "source": row_.source,
-            "code": table.code,
-        }
-        remedy = (
-            f"Use {table.title} from {row_.mended} on"
-            if row_.mended
-            else "Drop it; or change the framework"
+            self.uncounted.append(option)
+        for setting in row.opens:
+            self.opened.setdefault(setting, option)
+
+    def add_open_lengths(self) -> None:
+        """Add that the lengths of the samples are not known."""
+        self.unknown.append(SAMPLE_LENGTHS_NOT_STATED)
+        self.uncounted.append(SAMPLE_LENGTHS)
+        self.opened.setdefault("model.seq_length", SAMPLE_LENGTHS)
+
+    def add_dropped(self, drop: Drop, name: str, value: object) -> None:
+        """Add a name that the framework's code does not forward."""
+        table = self.table
+        mended = ""
+        remedy = "Drop it; or change the framework"
+        if drop.mended:
+            mended = f"; mended in {drop.mended}"
+            remedy = f"Use {table.title} from {drop.mended} on"
+        rule = NOT_FORWARDED.format(
+            framework=table.title,
+            because=drop.because,
+            source=drop.source,
+            code=table.code,
+            mended=mended,
         )
-        found.append(
-            _finding(
-                table.shown(name),
-                arguments[name],
-                NOT_FORWARDED.format(mended=mended, **words),
-                remedy,
-            )
-        )
-        unknown.append(f"{table.shown(name)}: {table.title} does not forward it.")
-    for options in _ignored(table, arguments):
-        rule = NO_SUCH_OPTION.format(framework=table.title, **table.ignores)
-        found.append(_finding(options, None, rule, "Correct its name; or drop it"))
-    return OwnReading(
-        unknown=tuple(unknown),
-        unplanned=unplanned,
-        uncounted=tuple(uncounted),
-        opened=opened,
-        generation=generation_of(table, arguments),
-        quant_recipe=_recipe_of(in_bf16),
-        dropped=tuple(name for _, name in dropped),
-        faulty_options=tuple(found),
-    )
+        option = table.shown(name)
+        self.findings.append(_finding(option, value, rule, remedy))
+        self.unknown.append(f"{option}: {table.title} does not forward it.")
+
+    def add_ignored(self, option: str) -> None:
+        """Add an option that nobody knows, and that the framework's parser drops."""
+        rule = NO_SUCH_OPTION.format(framework=self.table.title, **self.table.ignores)
+        self.findings.append(_finding(option, None, rule, "Correct its name; or drop it"))
 
 
 def variables_of(table: FrameworkTable, arguments: Mapping[str, Any]) -> dict[str, str]:
     """Return the variables that an argument sets for the training processes; none where they cannot be read."""
     text = arguments.get(table.variables_in)
+    if not text:
+        return {}
     try:
-        content = json.loads(str(text)) if text else {}
+        content = json.loads(str(text))
     except ValueError:
         return {}
-    return (
-        {str(name): str(value) for name, value in content.items()}
-        if isinstance(content, dict)
-        else {}
-    )
+    if not isinstance(content, dict):
+        return {}
+    return {str(name): str(value) for name, value in content.items()}
 
 
 def ranks_of(table: FrameworkTable, arguments: Mapping[str, Any]) -> int | None:
@@ -212,7 +233,7 @@ def _is_packed(arguments: Mapping[str, Any]) -> bool:
 
 
 def _dropped(table: FrameworkTable, arguments: Mapping[str, Any]) -> Iterator[tuple[Drop, str]]:
-    """Yield each name that is given and not forwarded, with its row."""
+    """Yield each name that is stated and not forwarded, with its row."""
     for row in table.drops:
         if not _holds(row.where, arguments):
             continue
@@ -224,9 +245,8 @@ def _dropped(table: FrameworkTable, arguments: Mapping[str, Any]) -> Iterator[tu
 def _holds(where: Mapping[str, Sequence[Any]], arguments: Mapping[str, Any]) -> bool:
     """Return whether arguments have the values that a row asks for."""
     for path, values in where.items():
-        given = str(arguments.get(path.removeprefix(ARGUMENT)))
-        fits = [value for value in values if str(value) == given]
-        if not fits:
+        stated = str(arguments.get(path.removeprefix(ARGUMENT)))
+        if stated not in map(str, values):
             return False
     return True
 

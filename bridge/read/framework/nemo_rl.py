@@ -18,8 +18,9 @@ from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading, RunChoic
 from bridge.read import framework_signs
 from bridge.read.framework import hf_config
 from bridge.read.framework.checkpoint import read_checkpoint
-from bridge.read.framework.table import FrameworkTable, framework_table
+from bridge.read.framework.table import framework_table
 from bridge.read.framework.tree import TreeReading, read_tree
+from bridge.read.framework.tree_run import reading_of_tree
 from bridge.read.launch.launches import Launch
 from bridge.read.launch.word import Word
 from bridge.read.text.composed import Tree, composed, is_open, resolved
@@ -27,7 +28,6 @@ from bridge.read.text.document import Document
 from bridge.read.text.dotted import value_at
 from bridge.read.text.hydra_words import HydraWord, hydra_words, write_over
 from bridge.read.text.neighbours import found_above
-from bridge.target.versions import parse_version
 
 TABLE_NAME = "nemo_rl"
 
@@ -112,39 +112,25 @@ def read(
         hf_config.MEGATRON_BRIDGE,
         _block(_block(values, "policy"), "hf_config_overrides"),
     )
-    model = found.sections.setdefault("model", {})
-    added = checkpoint.unstated(model)
-    model |= added
-    origins = {f"model.{name}": checkpoint.source for name in added}
-    for key, ours in found.names.items():
+    reading = reading_of_tree(table, found, checkpoint)
+    origins = dict(reading.origins)
+    for key, path_of_setting in found.names.items():
         if key in config.origins:
-            origins[ours] = config.origins[key]
-    missing = ", ".join(config.missing)
-    release = table.release
-    return FileReading(
-        framework=table.title,
+            origins[path_of_setting] = config.origins[key]
+    decider = None
+    if config.missing:
+        missing = ", ".join(config.missing)
+        decider = f"{missing}, which `defaults` names and which is not found"
+    first, *others = reading.read_too
+    bases = [f"defaults: {name} is read below the file." for name in config.read]
+    return replace(
+        reading,
         base=MEGATRON_BRIDGE,
-        sections=found.sections,
-        names=found.names,
         origins=origins,
         environment=_environment(values),
-        unknown=(*_unknown(found, values), *found.unknown, *checkpoint.unknown),
-        unplanned=found.unplanned,
-        uncounted=(*found.uncounted, *checkpoint.uncounted),
-        opened={**checkpoint.opened(model), **found.opened},
-        open_values=found.open_values,
-        generation=found.generation,
-        dropped_fields=tuple(found.dropped),
-        read_too=(
-            _read_as(table),
-            *(f"defaults: {name} is read below the file." for name in config.read),
-            *checkpoint.read_too,
-        ),
-        release=parse_version(release["megatron_core"]),
-        release_reason=release["because"],
-        unstated_by=f"{missing}, which `defaults` names and which is not found"
-        if missing
-        else None,
+        unknown=(*_unknown(found, values), *reading.unknown),
+        read_too=(first, *bases, *others),
+        unstated_by=decider,
         refused=(*refused, *_refused(values)),
     )
 
@@ -298,10 +284,6 @@ def _refused(values: Tree) -> list[Finding]:
     return faults
 
 
-def _read_as(table: FrameworkTable) -> str:
-    return f"Read as a run of {table.title}, by its code ({table.code})."
-
-
 def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     """Return what one launch of a script says: its YAML file, and the overrides on its command line.
 
@@ -358,7 +340,9 @@ def _default_of(launch: Launch) -> str | None:
     """Return the file that a program of NeMo-RL takes without `--config`, by the path of the program."""
     program = PurePosixPath(launch.program)
     default = PROGRAMS.get(program.name)
-    return str(program.parent / "configs" / default) if default is not None else None
+    if default is None:
+        return None
+    return str(program.parent / "configs" / default)
 
 
 def _exported(launch: Launch) -> dict[str, str]:

@@ -112,7 +112,9 @@ class _Files:
         """Return what a module or model file and those that it extends state; none of one that is not there."""
         name = _file_name(name)
         place = Path(CONFIGS, kind, MEGATRON)
-        file = self.folder / kind / MEGATRON / name if self.folder is not None else None
+        file = None
+        if self.folder is not None:
+            file = self.folder / kind / MEGATRON / name
         if file is None or not file.is_file():
             self.absent.append(name)
             self.unknown.append(FILE_NOT_THERE.format(name=name, folder=place))
@@ -129,8 +131,10 @@ class _Files:
             )
         content = self.resolved(_mapping_of(file))
         extended = content.pop("extends", None) or ()
+        if isinstance(extended, str):
+            extended = (extended,)
         merged: dict[str, Any] = {}
-        for name in (extended,) if isinstance(extended, str) else extended:
+        for name in extended:
             other = file.parent / str(name)
             if other.is_file():
                 merged = _merged(merged, self._extended(other, depth - 1))
@@ -198,7 +202,9 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
 def _flat(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
     """Yield each key with a plain value or a list, a key within a mapping with the keys before it."""
     for key, value in values.items():
-        name = f"{above}.{key}" if above else str(key)
+        name = str(key)
+        if above:
+            name = f"{above}.{key}"
         if isinstance(value, Mapping):
             yield from _flat(value, name)
         else:

@@ -37,20 +37,18 @@ def with_framework(title: str, base: Sequence[Row], sections: Mapping[str, Any])
 def with_variables(reading: FileReading, target: Target) -> FileReading:
     """Return the reading with the variables that its framework sets where nothing sets them."""
     table = table_of_title(reading.framework)
-    added: dict[str, str] = {}
-    said: list[str] = []
-    for name, row in table.environment.items() if table is not None else ():
+    if table is None:
+        return reading
+    environment = dict(reading.environment)
+    sentences: list[str] = []
+    for name, row in table.environment.items():
         is_set = row.below is None or target.is_before(row.below)
-        if name not in reading.environment and is_set:
-            added[name] = row.value
-            said.append(
-                SETS.format(
-                    framework=reading.framework, name=name, value=row.value, source=row.source
-                )
-            )
-    return replace(
-        reading, environment={**reading.environment, **added}, read_too=(*reading.read_too, *said)
-    )
+        if name in environment or not is_set:
+            continue
+        environment[name] = row.value
+        facts = {"name": name, "value": row.value, "source": row.source}
+        sentences.append(SETS.format(framework=reading.framework, **facts))
+    return replace(reading, environment=environment, read_too=(*reading.read_too, *sentences))
 
 
 def rows_of(table: FrameworkTable, *, is_after: bool) -> Iterator[Row]:
@@ -93,7 +91,9 @@ def _applies(row: StartRow, start: Start) -> bool:
 
 def _shown(value: Any) -> Any:
     """Return a value as a table writes it: an enum's member by its name."""
-    return value if isinstance(value, bool | int | float | None) else str(value)
+    if isinstance(value, bool | int | float | None):
+        return value
+    return str(value)
 
 
 def _copy_of(other: str) -> Callable[[Start], Any]:

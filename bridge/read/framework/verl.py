@@ -20,13 +20,13 @@ from bridge.read.framework.checkpoint import Checkpoint, read_checkpoint
 from bridge.read.framework.hf_config import MBRIDGE, MEGATRON_BRIDGE
 from bridge.read.framework.table import framework_table
 from bridge.read.framework.tree import TreeReading, is_late, read_tree
+from bridge.read.framework.tree_run import reading_of_tree
 from bridge.read.launch.launches import Launch
 from bridge.read.launch.word import Word
 from bridge.read.text.composed import Tree, resolved
 from bridge.read.text.document import Document
 from bridge.read.text.dotted import value_at
 from bridge.read.text.hydra_words import HydraWord, hydra_words, write_over
-from bridge.target.versions import parse_version
 
 TABLE_NAME = "verl"
 
@@ -172,46 +172,33 @@ def _as_actor(values: Tree) -> Tree:
 
 
 def _reading(values: Tree, path: Path, choice: RunChoice) -> FileReading:
+    """Return the reading of a tree of verl's settings, whose actor trains on Megatron Core."""
     table = framework_table(TABLE_NAME)
     found = read_tree(table, values)
     _read_mode(found, values)
     _read_batch(found, values)
-    checkpoint = _checkpoint(values, path, choice)
-    model = found.sections.setdefault("model", {})
-    found.sections.setdefault("optimizer", {})
-    found.sections.setdefault("ddp", {})
-    added = checkpoint.unstated(model)
+    for role in ("model", "optimizer", "ddp"):
+        found.sections.setdefault(role, {})
+    absent: list[str] = []
     if value_at(values, f"{MODEL}.mtp.enable") is not True:
-        added.pop("mtp_num_layers", None)
-    model |= added
-    opened = checkpoint.opened(model, known=("moe_router_load_balancing_type",))
+        absent.append("mtp_num_layers")
+    checkpoint = _checkpoint(values, path, choice)
+    known = ("moe_router_load_balancing_type",)
+    reading = reading_of_tree(table, found, checkpoint, absent=absent, known=known)
+    own_fields: dict[str, object] = dict(OPTIMIZER_DTYPES)
     optim = value_at(values, f"{ACTOR}.optim")
-    own: dict[str, object] = dict(OPTIMIZER_DTYPES)
     if isinstance(optim, Mapping):
-        own |= {f"optim.{key}": value for key, value in optim.items()}
-    return FileReading(
-        framework=table.title,
+        own_fields |= {f"optim.{key}": value for key, value in optim.items()}
+    mode_decider = None
+    dtype = value_at(values, DTYPE)
+    if is_late(dtype):
+        mode_decider = f"{DTYPE}={dtype}"
+    return replace(
+        reading,
         base=MEGATRON_CORE,
-        sections=found.sections,
-        names=found.names,
-        origins={f"model.{name}": checkpoint.source for name in added},
-        own_fields=own,
-        unknown=(*_unknown(found, values), *found.unknown, *checkpoint.unknown),
-        unplanned=found.unplanned,
-        uncounted=(*found.uncounted, *checkpoint.uncounted),
-        opened={**opened, **found.opened},
-        open_values=found.open_values,
-        generation=found.generation,
-        dropped_fields=tuple(found.dropped),
-        read_too=(
-            f"Read as a run of {table.title}, by its code ({table.code}).",
-            *checkpoint.read_too,
-        ),
-        release=parse_version(table.release["megatron_core"]),
-        release_reason=table.release["because"],
-        mode_decided_by=f"{DTYPE}={value_at(values, DTYPE)}"
-        if is_late(value_at(values, DTYPE))
-        else None,
+        own_fields=own_fields,
+        unknown=(*_unknown(found, values), *reading.unknown),
+        mode_decided_by=mode_decider,
         refused=tuple(_refused(values)),
     )
 
@@ -244,13 +231,13 @@ def _read_batch(found: TreeReading, values: Tree) -> None:
     samples = value_at(values, f"{ACTOR}.ppo_micro_batch_size_per_gpu")
     ranks = value_at(values, f"{ACTOR}.megatron.context_parallel_size")
     if value_at(values, f"{ACTOR}.use_dynamic_bsz") is True and isinstance(tokens, int):
-        found.put("model.seq_length", tokens * ranks if isinstance(ranks, int) else tokens)
+        if isinstance(ranks, int):
+            tokens *= ranks
+        found.put("model.seq_length", tokens)
         found.put("train.micro_batch_size", 1)
         return
-    prompt, response = (
-        value_at(values, "data.max_prompt_length"),
-        value_at(values, "data.max_response_length"),
-    )
+    prompt = value_at(values, "data.max_prompt_length")
+    response = value_at(values, "data.max_response_length")
     if isinstance(prompt, int) and isinstance(response, int):
         found.put("model.seq_length", prompt + response)
     if isinstance(samples, int):

@@ -161,7 +161,10 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
             if acting["fp8_recipe"] != "delayed":
                 builder.record_if_stated("nemo1.fp8_params-initialises-weights", field)
     if is_o2:
-        model["optim"] = {"grad_sync_dtype": "fp32" if config.grad_reduce_in_fp32 else dtype}
+        reduced_in = dtype
+        if config.grad_reduce_in_fp32:
+            reduced_in = "fp32"
+        model["optim"] = {"grad_sync_dtype": reduced_in}
         builder.map("grad_reduce_in_fp32", "model.optim.grad_sync_dtype")
     payload = {"trainer": {"precision": PRECISION_OF_MODE[dtype]}, "model": model}
     return builder.finish(payload, TABLE.unwritten, o2=is_o2)
@@ -286,7 +289,10 @@ def _settings(model: Settings, dtype: str, builder: ImportBuilder) -> None:
     }
     TABLE.read(builder, model, "model", report_other, mode=dtype.upper(), **facts)
     if acts:
-        absent = TABLE.data["absent"]["mcore" if on_core else "nemo"]
+        stack = "nemo"
+        if on_core:
+            stack = "mcore"
+        absent = TABLE.data["absent"][stack]
         why = dict.fromkeys(DELAYED, absent["why"])
         builder.imply_scheme("model.{}".format, delayed=absent, layers=1, why=why)
 

@@ -1,0 +1,54 @@
+"""`reading_of_tree`: a run of a framework whose settings are a tree, with the model of its checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from bridge.preflight.file_reading import FileReading
+from bridge.read.framework.checkpoint import Checkpoint
+from bridge.read.framework.table import FrameworkTable
+from bridge.read.framework.tree import TreeReading
+from bridge.target.versions import parse_version
+
+
+def reading_of_tree(
+    table: FrameworkTable,
+    found: TreeReading,
+    checkpoint: Checkpoint,
+    *,
+    absent: Collection[str] = (),
+    known: Collection[str] = (),
+) -> FileReading:
+    """Return the reading of a run; the model's fields that the tree does not state are the checkpoint's.
+
+    Args:
+        table: The framework.
+        found: The tree of the run. The fields of the checkpoint are added to its model.
+        checkpoint: The checkpoint that the run starts from.
+        absent: Fields of the checkpoint's model that the run does not have.
+        known: Fields whose values the framework sets itself, whatever the checkpoint is.
+    """
+    model = found.sections.setdefault("model", {})
+    added = checkpoint.unstated(model)
+    for name in absent:
+        added.pop(name, None)
+    model |= added
+    return FileReading(
+        framework=table.title,
+        sections=found.sections,
+        names=found.names,
+        origins={f"model.{name}": checkpoint.source for name in added},
+        unknown=(*found.unknown, *checkpoint.unknown),
+        unplanned=found.unplanned,
+        uncounted=(*found.uncounted, *checkpoint.uncounted),
+        opened={**checkpoint.opened(model, known=known), **found.opened},
+        open_values=found.open_values,
+        generation=found.generation,
+        dropped_fields=tuple(found.dropped),
+        read_too=(
+            f"Read as a run of {table.title}, by its code ({table.code}).",
+            *checkpoint.read_too,
+        ),
+        release=parse_version(table.release["megatron_core"]),
+        release_reason=table.release["because"],
+    )
