@@ -13,7 +13,7 @@ from bridge.runtime.audit.run_log import RunLog, told_apart
 
 if TYPE_CHECKING:
     from bridge.preflight.run import Run
-    from bridge.runtime.compare.logs import LoggedRun
+    from bridge.runtime.compare.logged_run import LoggedRun
 
 TRAINING_ARGUMENTS = (
     "data_path",
@@ -75,7 +75,7 @@ class DescribedLog:
 
     def compared(self) -> LoggedRun:
         """Return the log as a comparison takes it."""
-        from bridge.runtime.compare.logs import LoggedRun
+        from bridge.runtime.compare.logged_run import LoggedRun
 
         return LoggedRun(
             log=self.log, name=self.name, precision=self.precision, fields=self.fields()
@@ -84,7 +84,7 @@ class DescribedLog:
 
 def is_log(path: Path) -> bool:
     """Return whether a path is no folder of a run of ours, so that it has to be a log."""
-    return not RunFolder.is_one(path)
+    return not RunFolder.is_run(path)
 
 
 def described_logs(paths: Sequence[Path]) -> list[DescribedLog]:

@@ -83,10 +83,10 @@ def _read(chosen: argparse.Namespace, config: ServingConfig | None = None) -> Ma
     path = Path(chosen.run_folder)
     if path.is_file():
         return Manifest.read(path)
-    from bridge.runtime.audit.run_folder import MADE, RunFolder
+    from bridge.runtime.audit.run_folder import CONFIG_FILE, RunFolder
 
     folder = RunFolder.of(path)
-    plan = plan_of(read_saved(chosen, str(folder.path / MADE)))
+    plan = plan_of(read_saved(chosen, str(folder.path / CONFIG_FILE)))
     return Manifest.of(plan, record=folder.record, model_type=model_type)
 
 

@@ -125,7 +125,7 @@ def _plain_origins(run: Run) -> dict[str, dict[str, Any]]:
 
 def require_startable(config: ConfigContainer, run: Run, problems: Problems | None = None) -> None:
     """Refuse what shows before data and model are built."""
-    from bridge.training.values import early_faults  # heavy
+    from bridge.training.early_faults import early_faults  # heavy
 
     problems = problems or Problems(run.origins)
     refuse_impossible_sizes(run, problems)

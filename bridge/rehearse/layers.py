@@ -69,6 +69,7 @@ def _count_ends(run: SmallRun, kept: tuple[int, ...]) -> None:
 
 
 def _state_kinds(run: SmallRun, layers: tuple[int, ...]) -> None:
+    """Write the kinds of the kept layers into the small run."""
     shape, model = run.shape, run.model
     why = "the kinds of the kept layers"
     kinds = [shape.kinds[layer] for layer in layers]
@@ -93,6 +94,7 @@ def _state_kinds(run: SmallRun, layers: tuple[int, ...]) -> None:
 
 
 def _leave_out_prediction(run: SmallRun, why: str) -> None:
+    """Leave out the prediction layers of a run that has some."""
     if run.shape.mtp_num_layers:
         run.note_left_out("model.mtp_num_layers", run.shape.mtp_num_layers, why)
     for field in PREDICTION:

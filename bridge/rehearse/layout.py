@@ -9,9 +9,9 @@ from typing import Any
 from bridge.model.layout import LAYOUT, Parallel
 
 KINDS = ("tensor", "pipeline", "data", "expert", "context")
-"""As `Parallel` has them."""
-TWO = 2
-"""Ranks of each kind."""
+"""Kinds of parallelism, by the names of the fields of `Parallel`."""
+RANKS_PER_KIND = 2
+"""Ranks of each kind of parallelism in a rehearsal."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,14 +37,14 @@ class Round:
         return cls(
             kinds=tuple(kinds),
             sequence_parallel=parallel.sequence_parallel,
-            virtual=min(parallel.virtual, TWO),
-            expert_tensor=min(parallel.expert_tensor, TWO),
+            virtual=min(parallel.virtual, RANKS_PER_KIND),
+            expert_tensor=min(parallel.expert_tensor, RANKS_PER_KIND),
         )
 
     def size(self, kind: str) -> int:
         """Return the ranks of a kind."""
         if kind in self.kinds:
-            return TWO
+            return RANKS_PER_KIND
         return 1
 
     @property

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from bridge.read.keys import MADE_BY
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.nearest import nearest_label
 from bridge.rehearse.layout import Round
+from bridge.rehearse.rehearsal import Launched, Rehearsal
 from bridge.rehearse.release import Release, release_for
 from bridge.rehearse.sections import SmallRun
 from bridge.rehearse.shrink import STEPS, shrink
@@ -33,83 +34,12 @@ from bridge.target.versions import TITLES, parse_version
 
 ATTENTION = ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN", "NVTE_UNFUSED_ATTN")
 """Variables that Megatron compares with `attention_backend`."""
-STATELESS = "PB436"
-"""The rule of the fault by which megatron-core before 0.19 does not save grouped experts."""
+UNSAVED_EXPERTS = "PB436"
+"""The rule about megatron-core before 0.19, which does not save grouped experts without extra state."""
 CORRECTED = (
-    f"{STATELESS}, which the target does not have: "
+    f"{UNSAVED_EXPERTS}, which the target does not have: "
     "grouped experts were saved here as its releases save them."
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Launched:
-    """The result of a launch."""
-
-    round: Round
-    seconds: float
-    planned: int | None = None
-    """The number of GEMMs in the plan; None where no step was recorded."""
-    equal: int | None = None
-    """The number of GEMMs that ran as planned in every recorded step."""
-    loss: float | None = None
-    resumed_loss: float | None = None
-    parameters: int | None = None
-    findings: tuple[Finding, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Rehearsal:
-    """The answer of a rehearsal."""
-
-    label: str
-    target: str
-    backend: str
-    versions: Mapping[str, str]
-    """Product -> the release that ran: mcore, and te where Transformer Engine did."""
-    kept: str
-    """The numbers of fields that have the values of the run, as a clause."""
-    layers: int
-    """The number of layers of the run."""
-    small: SmallRun
-    launches: tuple[Launched, ...]
-    left_out: tuple[Finding, ...] = ()
-    """Settings of the run that the rehearsal does not have, with the reason."""
-    unknown: tuple[str, ...] = ()
-    """Sentences about what a rehearsal cannot find out."""
-
-    @property
-    def findings(self) -> tuple[Finding, ...]:
-        """Everything that went wrong, each once."""
-        by_text: dict[tuple[str, str], Finding] = {}
-        for launch in self.launches:
-            for finding in launch.findings:
-                by_text[finding.path, finding.rule] = finding
-        return tuple(by_text.values())
-
-    @property
-    def verdict(self) -> str:
-        """The outcome as one sentence."""
-        errors = sum(finding.severity == "error" for finding in self.findings)
-        if errors == 1:
-            return "1 error"
-        if errors:
-            return f"{errors} errors"
-        planned = sum(launch.planned or 0 for launch in self.launches)
-        launches = f"{len(self.launches)} launches"
-        if len(self.launches) == 1:
-            launches = "1 launch"
-        verdict = f"plan = record in all {planned} GEMMs of {launches}"
-        if self.left_out:
-            verdict = f"{verdict}, {len(self.left_out)} left out"
-        return verdict
-
-    def exit_code(self, *, strict: bool = False) -> int:
-        """Return 2 with errors, 1 where something was left out and that counts, else 0."""
-        if any(finding.severity == "error" for finding in self.findings):
-            return 2
-        if strict and (self.left_out or self.findings):
-            return 1
-        return 0
 
 
 def rehearse(
@@ -241,7 +171,7 @@ def _has_error(launch: dict[str, Any]) -> bool:
 
 def _saves_without_state(target: Target) -> bool:
     """Return whether the target is known to save grouped experts that have no extra state."""
-    rows = BY_ID[STATELESS].versions
+    rows = BY_ID[UNSAVED_EXPERTS].versions
     return any(row.holds(getattr(target, row.product)) is False for row in rows)
 
 

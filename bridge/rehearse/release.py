@@ -1,7 +1,7 @@
-"""The release of Megatron Core that a rehearsal imports: the newest one not above the target's.
+"""The release of Megatron Core that a rehearsal imports: the newest that is not above the target's.
 
-At hand are the installed one and one in the folder ``megatron-next`` of the environment, which
-``make setup`` fills and which is on no path unless it is asked for.
+The releases on this machine are the installed release and, where ``make setup`` has filled it, the
+release in the folder ``megatron-next`` of the environment. That folder is on no path by default.
 """
 
 import os
@@ -14,14 +14,14 @@ from bridge.target.versions import UNPACKED, Version, installed, newer_megatron
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Release:
-    """A release at hand."""
+    """A release of Megatron Core on this machine."""
 
     version: Version | None
     folder: Path | None = None
-    """Folder to put first on the path; None: it is installed."""
+    """Folder to put first on the path; None for the installed release."""
 
     def environment(self) -> dict[str, str]:
-        """Return the variables with which a process imports it."""
+        """Return the environment variables with which a process imports the release."""
         if self.folder is None:
             return {}
         path = str(self.folder)
@@ -32,7 +32,11 @@ class Release:
 
 
 def releases_at_hand(*, prefix: Path | None = None) -> list[Release]:
-    """Return the releases at hand, the installed one first; `prefix` is that of the environment."""
+    """Return the releases on this machine, the installed release first.
+
+    Args:
+        prefix: Prefix of the Python environment, None for that of this process.
+    """
     releases = []
     current = installed("mcore")
     if current is not None:
@@ -46,10 +50,14 @@ def releases_at_hand(*, prefix: Path | None = None) -> list[Release]:
 
 
 def release_for(wanted: Version | None, *, prefix: Path | None = None) -> Release:
-    """Return the newest release at hand that is not newer than the wanted one.
+    """Return the newest release on this machine that is not newer than the wanted release.
 
-    It is the newest at hand where None is wanted, and the installed one where all are newer.
-    `prefix` is that of the environment.
+    Args:
+        wanted: None wants the newest release.
+        prefix: Prefix of the Python environment, None for that of this process.
+
+    Returns:
+        The installed release where every release is newer than the wanted release.
     """
     for release in reversed(releases_at_hand(prefix=prefix)):
         version = release.version

@@ -29,7 +29,7 @@ TOKENS = 64
 STEPS = 2
 """Steps before the checkpoint; one more follows it."""
 
-OFF = {
+SWITCHED_OFF = {
     "tp_comm_overlap": "its user buffers need GPUs",
     "moe_permute_fusion": "its kernels need a GPU",
     "moe_router_fusion": "its kernels need a GPU",
@@ -75,7 +75,7 @@ def shrink(
         precision: Its precision; None where the configs alone decide it.
         target: The GPUs of the run. Where their number is not stated, it is the least that the
             parallel sizes need.
-        here: The release of Megatron Core that will run; None: the installed one.
+        here: The release of Megatron Core that will run, None for the installed release.
         processes: The most processes of a launch.
         max_layers: The most layers. There are more where the first and last layers and the pipeline
             need more.
@@ -117,7 +117,7 @@ def _replace_kernels(run: SmallRun) -> None:
         run.set("model.cp_comm_type", "all_gather", "context parallelism by p2p has no CPU version")
     if str(read_field(run.model, "attention_backend")).lower() in ("flash", "fused"):
         run.set("model.attention_backend", "auto", "its kernels need a GPU")
-    for name, reason in OFF.items():
+    for name, reason in SWITCHED_OFF.items():
         if read_field(run.model, name):
             run.set(f"model.{name}", False, reason)
 

@@ -14,7 +14,7 @@ from bridge.report.table import cell, table
 from bridge.target.versions import TITLES
 
 if TYPE_CHECKING:
-    from bridge.rehearse.rehearse import Launched, Rehearsal
+    from bridge.rehearse.rehearsal import Launched, Rehearsal
     from bridge.rehearse.sections import Change
 
 LONGEST = 36
@@ -77,6 +77,7 @@ def rehearsal_dict(rehearsal: Rehearsal, *, strict: bool = False) -> dict[str, A
 
 
 def _change_dict(change: Change) -> dict[str, Any]:
+    """Return a changed value as plain data."""
     return {
         "field": change.field,
         "run": plain(change.before),
@@ -86,6 +87,7 @@ def _change_dict(change: Change) -> dict[str, Any]:
 
 
 def _launch_dict(launch: Launched) -> dict[str, Any]:
+    """Return a launch as plain data."""
     return {
         "layout": str(launch.round),
         "processes": launch.round.processes,
@@ -99,10 +101,12 @@ def _launch_dict(launch: Launched) -> dict[str, Any]:
 
 
 def _left_out_dict(setting: Finding) -> dict[str, Any]:
+    """Return a setting that was left out as plain data."""
     return {"path": setting.path, "value": plain(setting.value), "reason": setting.rule}
 
 
 def _finding_dict(finding: Finding) -> dict[str, Any]:
+    """Return a finding as plain data."""
     return {
         "severity": finding.severity,
         "path": finding.path,
@@ -112,6 +116,7 @@ def _finding_dict(finding: Finding) -> dict[str, Any]:
 
 
 def _launch(launch: Launched) -> dict[str, str]:
+    """Return the cells of a launch in the table."""
     equal = "-"
     if launch.planned is not None:
         equal = f"{launch.equal} of {launch.planned}"
@@ -126,6 +131,7 @@ def _launch(launch: Launched) -> dict[str, str]:
 
 
 def _value(value: object) -> str:
+    """Return a value as the text of a cell, cut at `LONGEST` characters."""
     if value is None:
         return "-"
     text = str(plain(value))
@@ -135,6 +141,7 @@ def _value(value: object) -> str:
 
 
 def _finding(finding: Finding) -> Text:
+    """Return a finding as a line with a coloured severity."""
     text = f" {finding.path}: {finding.rule.rstrip('.')}"
     if finding.value is not None:
         text += f", got {plain(finding.value)}".rstrip(".")

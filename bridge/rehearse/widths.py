@@ -93,6 +93,7 @@ def _small_channels(run: SmallRun, heads: int, groups: int) -> int:
     def alignment(
         width: int, queries: int, keys: int, channels: int, ranks: int
     ) -> tuple[int, ...]:
+        """Return the divisors of the widths that the run's projections have on a rank."""
         of_queries = gcd(queries * channels // ranks, run.unit)
         of_all = gcd((queries + 2 * keys) * channels // ranks, run.unit)
         return gcd(width, run.unit), channels % 2, of_queries, of_all
@@ -143,6 +144,7 @@ def _shrink_state_space(run: SmallRun, mixer: StateSpace) -> None:
         groups += 1
 
     def alignment(space: StateSpace, ranks: int) -> tuple[object, ...]:
+        """Return the divisors of the widths that the run's projections have on a rank."""
         inner = gcd(space.inner // ranks, run.unit)
         projected = gcd(space.projected // ranks, run.unit)
         return space.num_heads % space.num_groups, space.num_heads % ranks == 0, inner, projected
@@ -169,6 +171,7 @@ def _shrink_delta_net(run: SmallRun, net: DeltaNet) -> None:
     values_per_key = net.num_value_heads // net.num_key_heads
 
     def alignment(sizes: DeltaNet, ranks: int) -> tuple[object, ...]:
+        """Return the divisors of the widths that the run's projections have on a rank."""
         value = gcd(sizes.value // ranks, run.unit)
         projected = gcd(sizes.projected // ranks, run.unit)
         return sizes.num_key_heads % ranks == 0, value, projected

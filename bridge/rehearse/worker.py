@@ -57,7 +57,7 @@ GRACE_SECONDS = 3.0
 """How long the other ranks may go on after the first one has failed."""
 
 SAVED = "checkpoints"
-OF_A_FINDING = tuple(field.name for field in dataclasses.fields(Finding))
+FINDING_FIELDS = tuple(field.name for field in dataclasses.fields(Finding))
 Job = dict[str, Any]
 """The sections of the small run, its launches, steps and variables, as `rehearse` writes them."""
 Answer = dict[str, Any]
@@ -242,6 +242,7 @@ def _launch(job: Job, launch: Round, folder: Path) -> list[Answer]:
 
 
 def _failed(outcomes: list[Answer]) -> bool:
+    """Return whether a rank ended with an error, or without an outcome."""
     return any("error" in outcome or "ended" in outcome for outcome in outcomes)
 
 
@@ -294,6 +295,7 @@ def _wait(ranks: list[ForkProcess]) -> None:
 
 
 def _rank(work: str, job: Job, launch: Round, file: Path, variables: dict[str, str]) -> None:
+    """Run a rank of a launch, and write its outcome into a file."""
     os.environ.update(variables)
     outcome: Answer = {}
     try:
@@ -309,7 +311,7 @@ def _described(error: Exception, sections: Job) -> Answer:
     """Return an error as findings, or as its text with the settings in its condition."""
     first = first_of(error)
     if isinstance(first, PrecisionConfigError | SyncError | CheckError):
-        return {"findings": [_attributes(finding, OF_A_FINDING) for finding in first.findings]}
+        return {"findings": [_attributes(finding, FINDING_FIELDS) for finding in first.findings]}
     if isinstance(first, BridgeError):
         parts = {"path": "run", "rule": str(first), "remedy": ""}
         if getattr(first, "path", ""):

@@ -89,6 +89,7 @@ def fingerprint_of(sections: Mapping[str, Any], environment: Mapping[str, str]) 
 
 
 def _version_of(package: str) -> str:
+    """Return the installed version of a package."""
     for distribution in distributions(name=package):
         return distribution.version
     return "not installed"

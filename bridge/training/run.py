@@ -36,8 +36,9 @@ from bridge.runtime.megatron.record.telemetry import Telemetry
 from bridge.runtime.megatron.step import StepResult, Trainer
 from bridge.training.config import ConfigContainer
 from bridge.training.fingerprint import fingerprint
+from bridge.training.honoured import require_honoured
 from bridge.training.metrics import TrainRecord, ValidationRecord
-from bridge.training.values import batch_fault, require_honoured
+from bridge.training.values import batch_fault
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,10 +220,17 @@ def precision_label(config: ConfigContainer) -> str:
 
 def models_of(config: ConfigContainer) -> list[Any]:
     """Return the model config of each phase; a run without a schedule has a single phase."""
-    schedule = config.precision_schedule
-    if isinstance(schedule, PrecisionSchedule):
-        return schedule.models()
-    return [config.model]
+    schedule = _schedule_of(config)
+    if schedule is None:
+        return [config.model]
+    return schedule.models()
+
+
+def _schedule_of(config: ConfigContainer) -> PrecisionSchedule | None:
+    """Return the precision schedule of a run, None for a run with a single precision."""
+    if isinstance(config.precision_schedule, PrecisionSchedule):
+        return config.precision_schedule
+    return None
 
 
 def build_run(config: ConfigContainer, process: Process, *, backend: Backend) -> Run:
@@ -238,9 +246,7 @@ def build_run(config: ConfigContainer, process: Process, *, backend: Backend) ->
     fault = batch_fault(config.train, ranks=process.data_parallel_size)
     if fault is not None:
         raise RunConfigError(str(fault))
-    schedule = None
-    if isinstance(config.precision_schedule, PrecisionSchedule):
-        schedule = config.precision_schedule
+    schedule = _schedule_of(config)
     phases = models_of(config)
     require_honoured(config, phases, backend=backend.name)
     corpus = open_corpus(
@@ -355,6 +361,7 @@ def _require_allowed(changes: Sequence[Change], source: Path, *, is_allowed: boo
 def _build_trainer(
     config: ConfigContainer, model: Any, process: Process, backend: Backend, phases: Sequence[Any]
 ) -> Trainer:
+    """Build model, optimizer and schedule."""
     train = config.train
     chunks = build_gpt(
         model, config.ddp, process.device, seed=train.seed, backend=backend.name, phases=phases

@@ -3,27 +3,15 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from importlib.util import find_spec
 from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from bridge.errors import Finding, RunConfigError, close_matches, did_you_mean
-from bridge.model.layout import Parallel
-from bridge.precision.mode import scheme_of
-from bridge.preflight.context import CheckContext
-from bridge.preflight.run import Run
-from bridge.registry.config import MixedPrecisionConfig
-from bridge.rules.program import Program
-from bridge.rules.rule import RuleFinding, ask
-from bridge.rules.rulebook import BY_ID
-from bridge.runtime.checkpoint.folder import load_fault, pointer_fault
+from bridge.runtime.checkpoint.folder import pointer_fault
 from bridge.runtime.megatron.backend import BACKENDS
-from bridge.runtime.megatron.data.corpus import path_fault
-from bridge.runtime.megatron.te.machine import missing_for_te
-from bridge.target.declaration import target_of
 from bridge.training.config import ConfigContainer, TrainConfig
 from bridge.training.metrics import PACKAGES
 
@@ -33,6 +21,7 @@ class Bound(NamedTuple):
 
     least: float
     below: float = math.inf
+    """A number that is too large, as are all above it."""
     takes_infinity: bool = False
 
 
@@ -68,117 +57,13 @@ BOUNDS: Mapping[str, Bound] = {
     ),
     "optimizer.clip_grad": Bound(0, takes_infinity=True),  # which clips nothing
 }
+"""Key of a run -> the range of its numbers."""
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "train.audit": ("error", "warn", "off"),
     "train.lr_decay_style": ("cosine", "linear", "constant", "inverse-square-root", "WSD"),
     "precision_backend": BACKENDS,
 }
 """Key of a run -> the values that it can have. The schedules are those of Megatron."""
-OF_CONFIGS = ("PB407", "PB408", "PB701", "PB702", "PB703")
-"""Rules of a run that its configs show before the precision is written into them."""
-OF_PHASES = ("PB109", "PB213", "PB266", "PB296", *OF_CONFIGS)
-"""Rules of a run that its configs show in the precision of a phase."""
-OF_EMULATION = ("PB615", "PB616")
-
-
-def early_faults(config: ConfigContainer, origin_of: Callable[[str], str]) -> list[Finding]:
-    """Return all faults that are known before data and model are built.
-
-    Args:
-        config: The run.
-        origin_of: Returns the origin of a dotted key, for the messages.
-    """
-    faults = value_faults(config, origin_of)
-    further: list[Finding | None] = []
-    sizes = {"train.micro_batch_size", "train.global_batch_size"}
-    if sizes.isdisjoint(fault.path for fault in faults):
-        further.append(batch_fault(config.train, ranks=_ranks(config.model), origin_of=origin_of))
-    if config.data.path is not None:
-        further.append(path_fault(config.data.path))
-    if config.checkpoint.load is not None:
-        further.append(load_fault(Path(config.checkpoint.load)))
-    for fault in further:
-        if fault is not None:
-            faults.append(fault)
-    return [*faults, *_refused_fields(config)]
-
-
-def _ranks(model: Any) -> int | None:
-    """Return the number of data-parallel ranks of this launch, None for a single rank.
-
-    It is None too where the launcher does not state the number of processes.
-    """
-    world = os.environ.get("WORLD_SIZE", "")
-    if not world.isdecimal():
-        return None
-    sizes = (
-        model.tensor_model_parallel_size,
-        model.pipeline_model_parallel_size,
-        model.context_parallel_size,
-    )
-    ranks: int = int(world) // max(1, math.prod(sizes))
-    if ranks < 2:
-        return None
-    return ranks
-
-
-def _refused_fields(config: ConfigContainer) -> list[RuleFinding]:
-    """Return the findings about fields that the build refuses.
-
-    `require_honoured` asks once more after the precision is written into the sections.
-    """
-    scheme = None
-    if isinstance(config.mixed_precision, MixedPrecisionConfig):
-        scheme = scheme_of(config.mixed_precision)
-    backend = config.precision_backend
-    if backend == "auto":
-        backend = "te"
-        if missing_for_te(scheme):
-            backend = "emulated"
-    return refusals(config, backend=backend, rules=OF_CONFIGS)
-
-
-def refusals(
-    config: Any, *, backend: str, rules: Iterable[str], model: Any = None
-) -> list[RuleFinding]:
-    """Return the errors that some rules find in model, optimizer and DDP config.
-
-    Args:
-        config: The run.
-        backend: Backend of its GEMMs.
-        rules: Ids of the rules.
-        model: Model config that takes the place of `config.model`.
-    """
-    if model is None:
-        model = config.model
-    sections = {"model": model, "optimizer": config.optimizer, "ddp": config.ddp}
-    run = Run.of(**sections, target=target_of(None), program=Program(is_own=True))
-    context = CheckContext(run, backend=backend)
-    asked = [BY_ID[name] for name in rules]
-    return [finding for finding in ask(asked, context) if finding.severity == "error"]
-
-
-def require_honoured(config: Any, phases: Sequence[Any], *, backend: str) -> None:
-    """Refuse a run with fields that have no effect here or cannot run.
-
-    Args:
-        config: The run.
-        phases: The model config of each phase of its precision.
-        backend: Backend of its GEMMs.
-
-    Raises:
-        RunConfigError: A rule finds an error in the config of a phase.
-    """
-    rules = list(OF_PHASES)
-    if backend == "emulated":
-        rules += OF_EMULATION
-    lines: dict[str, None] = {}
-    for model in phases:
-        for fault in refusals(config, backend=backend, rules=rules, model=model):
-            lines[f"{fault.id} {fault}"] = None
-    if lines:
-        raise RunConfigError("\n".join(lines))
-    Parallel.of(config.model).places(config.model.num_layers)
 
 
 def value_faults(
@@ -199,7 +84,7 @@ def value_faults(
             faults.append(_fault(path, f"must be one of {', '.join(known)}", value, hint))
     if getattr(config.optimizer, "lr", None) is None:
         faults.append(
-            _fault("optimizer.lr", "a learning rate is required", None, "Set it, 1e-3 say.")
+            _fault("optimizer.lr", "a learning rate is required", None, "Set it, for example 1e-3.")
         )
     for name, package in PACKAGES.items():
         value = getattr(config.logging, name)
@@ -207,15 +92,27 @@ def value_faults(
             rule = f"needs the package {package}, which is not installed"
             remedy = "Install precision-bridge[sinks], or leave it out."
             faults.append(_fault(f"logging.{name}", rule, value, remedy))
-    train = config.train
+    warm_up = _warm_up_fault(config.train, {fault.path for fault in faults}, origin_of)
+    if warm_up is not None:
+        faults.append(warm_up)
+    return faults
+
+
+def _warm_up_fault(
+    train: TrainConfig, faulty: Collection[str], origin_of: Callable[[str], str] | None
+) -> Finding | None:
+    """Return the fault of a warm-up that is longer than the schedule, or None.
+
+    A warm-up or a length that is faulty already has a fault, and needs no second one.
+    """
     steps, length = "train.train_iters", train.train_iters
     if train.lr_decay_iters:
         steps, length = "train.lr_decay_iters", train.lr_decay_iters
-    is_derived = {fault.path for fault in faults} & {steps, "train.lr_warmup_iters"}
-    if train.lr_warmup_iters > length and not is_derived:
-        rule = f"must not be longer than the schedule of {length} steps{_by(origin_of, steps)}"
-        faults.append(_fault("train.lr_warmup_iters", rule, train.lr_warmup_iters, "Shorten it."))
-    return faults
+    already_faulty = not {steps, "train.lr_warmup_iters"}.isdisjoint(faulty)
+    if already_faulty or train.lr_warmup_iters <= length:
+        return None
+    rule = f"must not be longer than the schedule of {length} steps{_by(origin_of, steps)}"
+    return _fault("train.lr_warmup_iters", rule, train.lr_warmup_iters, "Shorten it.")
 
 
 def _bound_faults(config: ConfigContainer) -> list[Finding]:

@@ -199,7 +199,10 @@ def test_a_list_of_numbers_is_no_option(refused) -> None:
             "precision_backend: must be one of auto, te, emulated, te_cpu, got 'emulate' (command line). Did you mean "
             "'emulated'?",
         ),
-        ("optimizer.lr=null", "optimizer.lr: a learning rate is required, got null (command line). Set it, 1e-3 say."),
+        (
+            "optimizer.lr=null",
+            "optimizer.lr: a learning rate is required, got null (command line). Set it, for example 1e-3.",
+        ),
         ("optimizer.lr=inf", "optimizer.lr: must be finite, got inf (command line). Use a number."),
         ("optimizer.clip_grad=nan", "optimizer.clip_grad: must be at least 0, got nan (command line). Use 0 or more."),
         (

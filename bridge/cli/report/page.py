@@ -73,7 +73,8 @@ def _content_of_logs(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """Return the content of the runs of logs."""
     from bridge.report.comparison import answers
     from bridge.report.log import log_content
-    from bridge.runtime.compare.logs import compare_logs, place_of
+    from bridge.runtime.compare.logged_run import place_of
+    from bridge.runtime.compare.logs import compare_logs
 
     described = described_logs(paths)
     compared_runs = [log.compared() for log in described]

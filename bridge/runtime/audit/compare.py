@@ -71,6 +71,7 @@ def _count_of_numbers(labels: Iterable[str]) -> int:
 
 
 def _layers(count: int) -> str:
+    """Return the noun for a number of layers."""
     if count > 1:
         return "layers"
     return "layer"
@@ -104,6 +105,7 @@ def lacks_low_precision(plan: PrecisionPlan, record: Record) -> bool:
 
 
 def _compare_gemms(plan: PrecisionPlan, recorded: Sequence[GemmRow]) -> Iterator[Mismatch]:
+    """Yield the differences between the GEMMs of a plan and those that ran."""
     ran: dict[tuple[str, str, str], list[GemmRow]] = {}
     for row in recorded:
         ran.setdefault((row.layer, row.module, row.gemm), []).append(row)
@@ -127,6 +129,7 @@ def _compare_gemms(plan: PrecisionPlan, recorded: Sequence[GemmRow]) -> Iterator
 def _compare(
     layer: PlanLayer, module: PlanModule, gemm: str, rows: list[GemmRow]
 ) -> Iterator[Mismatch]:
+    """Yield the differences between a planned GEMM of a module and the rows that ran for it."""
     expected, place = _expected(module, gemm), place_of(layer.label, module.name, gemm)
     if not rows:
         yield Mismatch(column="absent", planned=expected["formats"], ran="", **place)
@@ -168,7 +171,7 @@ def _is_exact_product(row: GemmRow, planned: str) -> bool:
 
 
 def _scheme_of(module: PlanModule, gemm: str) -> str | None:
-    """Return the scaling scheme in which a GEMM is planned; None: high precision."""
+    """Return the scaling scheme in which a GEMM is planned, None for high precision."""
     if module.copies is not None:
         return module.copies.scheme_of(gemm)
     return module.scheme
@@ -219,6 +222,7 @@ def _tile(scale: str, *, columnwise: bool) -> str:
 
 
 def _tiles(row: GemmRow) -> str:
+    """Return the tiles of a GEMM's operands, empty for operands without tiles."""
     if not (row.left_tile and row.right_tile):
         return ""
     return f"{row.left_tile} and {row.right_tile}"
@@ -278,6 +282,7 @@ def folded(found: Iterable[Mismatch]) -> tuple[Mismatch, ...]:
 
 
 def _unhealthy(record: Record) -> Iterator[Mismatch]:
+    """Yield the modules whose error is above its limit, or whose weight is an older one."""
     for row in record.health:
         place = place_of(row.layer, row.module, "fprop")
         if not row.error <= row.limit:  # NaN is not either
@@ -289,6 +294,7 @@ def _unhealthy(record: Record) -> Iterator[Mismatch]:
 
 
 def _compare_census(settings: Settings, record: Record) -> Iterator[Mismatch]:
+    """Yield the kinds of tensors that have another dtype than planned."""
     expected = _expected_census(settings)
     dtypes_of: dict[str, list[str]] = {}
     for row in record.census:

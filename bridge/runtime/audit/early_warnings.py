@@ -1,6 +1,6 @@
 """Early warnings: signs of trouble in the records of a run, each with its threshold.
 
-The run logs a warning when it begins to stand; `watch` and `report` ask the files of the run.
+The run logs a warning when its sign begins; `watch` and `report` read the files of the run.
 ``silence.NAME=REASON`` in the config silences one everywhere.
 """
 
@@ -18,9 +18,31 @@ from bridge.runtime.audit.record import HealthRow
 from bridge.runtime.audit.run_folder import RunFolder
 
 RECENT = 20
-"""Records, or measurements of the quantisers, that are compared with the last one."""
+"""Most records, or measurements of the quantisers, that are compared with the last one."""
+LEAST_RECENT = RECENT // 2
+"""Fewest records in which a spike is looked for."""
+NOT_FINITE_RECORDS = 1
+"""Recent records with a gradient that is not finite, from which on it is a sign of trouble."""
+NOT_FINITE_RECORDS_DYNAMIC = 3
+"""The same under a dynamic loss scale, which overflows now and then by design."""
+LOSS_SPIKE = 1.2
+"""Loss that is a spike, as a multiple of the median."""
+GRADIENT_SPIKE = 10
+"""Gradient norm that is a spike, as a multiple of the median."""
+SKIPPED_ONE_IN = 10
+"""Steps of which no more than one may be skipped."""
 AFTER_CHANGE = 5
 """Records after a change of the loss scale in which a spike is put down to it."""
+SPIKE_AFTER_CHANGE = 1.1
+"""Loss that is a spike after a change of the loss scale, as a multiple of the median before."""
+AMAX_BEYOND = 4
+"""Amax that a delayed scale misses, as a multiple of the largest value the scale can represent."""
+UNDERFLOW_SHARE = 0.5
+"""Share of an operand that may become zero, whatever its median is."""
+UNDERFLOW_FACTOR = 2
+"""Share that may become zero, as a multiple of its median."""
+UNDERFLOW_RISE = 0.02
+"""Share above the median that may become zero in any case."""
 
 
 @dataclass(kw_only=True)
@@ -31,7 +53,7 @@ class Signs:
     """Records of steps, as in ``metrics.jsonl``."""
     quantisation: Sequence[QuantisationRow] = ()
     health: Sequence[HealthRow] = ()
-    """Of the last audited step."""
+    """Health of the low-precision modules in the last audited step."""
     smallest_scale: float | None = None
     """Floor of a dynamic loss scale; None without one."""
     silenced: Collection[str] = field(default_factory=tuple)
@@ -59,6 +81,7 @@ class Signs:
 
 
 def _loss_not_finite(signs: Signs) -> str | None:
+    """Return the sentence on the first loss that is not finite, None without one."""
     for record in signs.train:
         if record["loss"] is None:
             return f"the loss is not finite since step {record['step']}."
@@ -66,6 +89,7 @@ def _loss_not_finite(signs: Signs) -> str | None:
 
 
 def _gradients_not_finite(signs: Signs) -> str | None:
+    """Return the sentence on gradients that were not finite in recent records, or None."""
     is_dynamic = signs.smallest_scale is not None
     first = _first_update(signs.train)
     if first is None and is_dynamic:
@@ -75,9 +99,9 @@ def _gradients_not_finite(signs: Signs) -> str | None:
     for record in recent:
         if record.get("not_finite"):
             places.append(record["not_finite"])
-    least = 1
+    least = NOT_FINITE_RECORDS
     if is_dynamic:
-        least = 3
+        least = NOT_FINITE_RECORDS_DYNAMIC
     if len(places) < least:
         return None
     return (
@@ -86,13 +110,13 @@ def _gradients_not_finite(signs: Signs) -> str | None:
     )
 
 
-def _known(records: Sequence[dict[str, Any]], column: str) -> list[dict[str, Any]]:
+def _with_finite(records: Sequence[dict[str, Any]], column: str) -> list[dict[str, Any]]:
     """Return the records in which a value is finite."""
-    known = []
+    finite = []
     for record in records:
         if record[column] is not None:
-            known.append(record)
-    return known
+            finite.append(record)
+    return finite
 
 
 def _first_update(train: Sequence[dict[str, Any]]) -> int | None:
@@ -104,10 +128,11 @@ def _first_update(train: Sequence[dict[str, Any]]) -> int | None:
 
 
 def _spike(signs: Signs, *, column: str, factor: float, noun: str, digits: str) -> str | None:
+    """Return the sentence on a last value that is far above the median of recent records, or None."""
     recent = []
-    for record in _known(signs.train[-RECENT - 1 :], column):
+    for record in _with_finite(signs.train[-RECENT - 1 :], column):
         recent.append(record[column])
-    if len(recent) < RECENT // 2:
+    if len(recent) < LEAST_RECENT:
         return None
     last, usual = recent[-1], median(recent[:-1])
     if last <= factor * usual:
@@ -116,23 +141,31 @@ def _spike(signs: Signs, *, column: str, factor: float, noun: str, digits: str) 
     return f"the {noun} is {last:{digits}}, {rule}, {usual:{digits}}."
 
 
-_loss_spike = partial(_spike, column="loss", factor=1.2, noun="loss", digits=".4f")
-_gradient_spike = partial(_spike, column="grad_norm", factor=10, noun="gradient norm", digits=".3g")
+_loss_spike = partial(_spike, column="loss", factor=LOSS_SPIKE, noun="loss", digits=".4f")
+_gradient_spike = partial(
+    _spike, column="grad_norm", factor=GRADIENT_SPIKE, noun="gradient norm", digits=".3g"
+)
 
 
 def _skipped(signs: Signs) -> str | None:
+    """Return the sentence on a large share of skipped steps after the first update, or None."""
     index = _first_update(signs.train)
     if index is None:
-        return None  # `gradients-not-finite` and the run's own limit say so
+        return None  # `gradients-not-finite` and the limit of the run report it
     first, last = signs.train[index], signs.train[-1]
     skipped = last["skipped_steps"] - first["skipped_steps"]
     steps = last["step"] - first["step"]
-    if 10 * skipped <= max(10, steps):  # a single step of a few is no share yet
+    # A single step of a few is no share yet.
+    if SKIPPED_ONE_IN * skipped <= max(SKIPPED_ONE_IN, steps):
         return None
-    return f"{skipped} of {steps} steps since the first update were skipped, more than a tenth."
+    return (
+        f"{skipped} of {steps} steps since the first update were skipped, more than one in "
+        f"{SKIPPED_ONE_IN}."
+    )
 
 
 def _scale_floor(signs: Signs) -> str | None:
+    """Return the sentence on a dynamic loss scale that is at its floor, or None."""
     floor = signs.smallest_scale
     if floor is None or not signs.train or signs.train[-1]["loss_scale"] > floor:
         return None
@@ -140,7 +173,8 @@ def _scale_floor(signs: Signs) -> str | None:
 
 
 def _spike_after_change(signs: Signs) -> str | None:
-    recent = _known(signs.train[-RECENT:], "loss")
+    """Return the sentence on a loss that rose soon after the loss scale changed, or None."""
+    recent = _with_finite(signs.train[-RECENT:], "loss")
     change = None
     for index in range(1, len(recent)):
         if recent[index]["loss_scale"] != recent[index - 1]["loss_scale"]:
@@ -149,21 +183,23 @@ def _spike_after_change(signs: Signs) -> str | None:
         return None
     usual = median(record["loss"] for record in recent[:change])
     loss = recent[-1]["loss"]
-    if loss <= 1.1 * usual:
+    if loss <= SPIKE_AFTER_CHANGE * usual:
         return None
     before, after = recent[change - 1], recent[change]
     scales = f"from {before['loss_scale']:g} to {after['loss_scale']:g}"
-    rule = f"more than 1.1 times that before the loss scale went {scales} by step {after['step']}"
+    change_of_scale = f"the loss scale went {scales} by step {after['step']}"
+    rule = f"more than {SPIKE_AFTER_CHANGE:g} times that before {change_of_scale}"
     return f"the loss is {loss:.4f}, {rule}, {usual:.4f}."
 
 
 def _amax_history(signs: Signs) -> str | None:
+    """Return the sentence on operands whose amax is beyond their delayed scale, or None."""
     ratios: dict[QuantisationRow, float] = {}
     for row in last_measured(signs.quantisation):
         if row.scale is None or row.format not in FORMATS:
             continue
         ratio = row.amax * row.scale / FORMATS[row.format].max
-        if ratio > 4:
+        if ratio > AMAX_BEYOND:
             ratios[row] = ratio
     if not ratios:
         return None
@@ -176,6 +212,7 @@ def _amax_history(signs: Signs) -> str | None:
 
 
 def _underflow_rising(signs: Signs) -> str | None:
+    """Return the sentence on operands of which an unusual share became zero, or None."""
     last = last_measured(signs.quantisation)
     earlier: dict[str, list[float]] = {}
     for row in signs.quantisation[-(RECENT + 1) * len(last) :]:
@@ -184,10 +221,11 @@ def _underflow_rising(signs: Signs) -> str | None:
     usual: dict[QuantisationRow, float] = {}
     rising = []
     for row in last:
-        limit = 0.5
+        limit = UNDERFLOW_SHARE
         if row.place in earlier:
             usual[row] = median(earlier[row.place])
-            limit = min(0.5, max(2 * usual[row], usual[row] + 0.02))
+            risen = max(UNDERFLOW_FACTOR * usual[row], usual[row] + UNDERFLOW_RISE)
+            limit = min(UNDERFLOW_SHARE, risen)
         if row.underflow > limit:
             rising.append(row)
     if not rising:
@@ -202,6 +240,7 @@ def _underflow_rising(signs: Signs) -> str | None:
 
 
 def _stale_weights(signs: Signs) -> str | None:
+    """Return the sentence on modules that multiplied an older weight, or None."""
     stale = []
     for row in signs.health:
         if not row.is_fresh:
@@ -218,36 +257,42 @@ class EarlyWarning(NamedTuple):
     """One row: a sign of trouble."""
 
     threshold: str
-    """When it stands."""
+    """The condition of the warning, for its documentation."""
     look: Callable[[Signs], str | None]
-    """Return the sentence on a run in which it stands, None in others."""
+    """Return the sentence of the warning on a run, None for a run without the sign."""
 
 
 WARNINGS = {
     "loss-not-finite": EarlyWarning("a loss is NaN or Inf", _loss_not_finite),
     "gradients-not-finite": EarlyWarning(
-        f"a gradient was NaN or Inf in one of the last {RECENT} records; "
-        "three under a dynamic loss scale",
+        f"a gradient was NaN or Inf in at least {NOT_FINITE_RECORDS} of the last {RECENT} records, "
+        f"in at least {NOT_FINITE_RECORDS_DYNAMIC} under a dynamic loss scale",
         _gradients_not_finite,
     ),
-    "loss-spike": EarlyWarning(f"loss above 1.2 times the median of {RECENT} records", _loss_spike),
+    "loss-spike": EarlyWarning(
+        f"loss above {LOSS_SPIKE:g} times the median of up to {RECENT} records", _loss_spike
+    ),
     "gradient-spike": EarlyWarning(
-        f"gradient norm above 10 times the median of {RECENT} records", _gradient_spike
+        f"gradient norm above {GRADIENT_SPIKE:g} times the median of up to {RECENT} records",
+        _gradient_spike,
     ),
     "skipped-steps": EarlyWarning(
-        "more than a tenth of the steps since the first update were skipped", _skipped
+        f"more than one in {SKIPPED_ONE_IN} of the steps since the first update was skipped",
+        _skipped,
     ),
     "loss-scale-floor": EarlyWarning("the dynamic loss scale is at min_loss_scale", _scale_floor),
     "spike-after-scale-change": EarlyWarning(
-        f"loss above 1.1 times its median, at most {AFTER_CHANGE} records after "
-        "the loss scale changed",
+        f"loss above {SPIKE_AFTER_CHANGE:g} times its median, at most {AFTER_CHANGE} records "
+        "after the loss scale changed",
         _spike_after_change,
     ),
     "amax-history": EarlyWarning(
-        "an amax is above four times what the operand's scale can represent", _amax_history
+        f"an amax is above {AMAX_BEYOND} times what the operand's scale can represent",
+        _amax_history,
     ),
     "underflow-rising": EarlyWarning(
-        "the share that becomes zero is above half, or twice its median and 2 points above it",
+        f"the share that becomes zero is above {100 * UNDERFLOW_SHARE:g} %, or above "
+        f"{UNDERFLOW_FACTOR} times its median and {100 * UNDERFLOW_RISE:g} points above it",
         _underflow_rising,
     ),
     "stale-weights": EarlyWarning(
@@ -258,7 +303,7 @@ WARNINGS = {
 
 
 def early_warnings(signs: Signs) -> list[tuple[str, str]]:
-    """Return (name, sentence) of each warning that stands."""
+    """Return (name, sentence) of each warning that the signs of a run give."""
     warnings = []
     for name, row in WARNINGS.items():
         if name in signs.silenced:

@@ -111,6 +111,7 @@ def rows_of(text: str) -> list[QuantisationRow]:
 
 
 def _value(kind: Any, text: str) -> Any:
+    """Return the value of a cell, None for an empty cell of a float."""
     if kind in (int, str):
         return kind(text)
     if not text:

@@ -33,7 +33,7 @@ class GemmRow:
     Empty outside Megatron.
     """
     module: str
-    """Name in the layer as in the plan, ``linear_fc1`` or ``experts.linear_fc1`` say.
+    """Name in the layer as in the plan, for example ``linear_fc1`` or ``experts.linear_fc1``.
 
     Elsewhere the whole path.
     """

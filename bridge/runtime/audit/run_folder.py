@@ -17,10 +17,12 @@ from bridge.runtime.audit import quantisation
 from bridge.runtime.audit.record import FILE as RECORD
 from bridge.runtime.audit.record import Record
 
-MADE = "config.yaml"
+CONFIG_FILE = "config.yaml"
+"""The config of the run, the file by which its folder is known."""
 SUMMARY = "summary.json"
 METRICS = "metrics.jsonl"
-AGAIN = "Run it again, or delete the file."
+REMEDY = "Run it again, or delete the file."
+"""What is to be done about a damaged file."""
 MAX_JSON_BYTES = 64 * 2**20
 """The metrics of a million steps are smaller."""
 
@@ -37,20 +39,20 @@ class RunFolder:
     @classmethod
     def of(cls, path: Path) -> RunFolder:
         """Return the folder of a run."""
-        if not cls.is_one(path):
-            rule = f"must be the folder of a run, which has a {MADE}"
+        if not cls.is_run(path):
+            rule = f"must be the folder of a run, which has a {CONFIG_FILE}"
             raise RunConfigError.of("RUN", rule, str(path), "The run prints its folder at the end.")
         return cls(path)
 
     @staticmethod
-    def is_one(path: Path) -> bool:
+    def is_run(path: Path) -> bool:
         """Return whether a run has written its config into a folder."""
-        return (path / MADE).is_file()
+        return (path / CONFIG_FILE).is_file()
 
     @cached_property
     def config(self) -> dict[str, Any]:
         """The run as it was, every field, after the precision was written into it."""
-        name = str(self.path / MADE)
+        name = str(self.path / CONFIG_FILE)
         content = strict_yaml.read_bytes(name, error=RunConfigError)
         text = strict_yaml.decoded(content, name, error=RunConfigError)
         documents = strict_yaml.load_all(text, name, error=RunConfigError)
@@ -101,7 +103,7 @@ class RunFolder:
             return quantisation.rows_of(self.text_of(path))
         except (ValueError, TypeError, KeyError, csv.Error) as error:
             rule = f"must be a table as the training command writes it ({error})"
-            raise RunConfigError.of(str(path), rule, path.name, AGAIN) from None
+            raise RunConfigError.of(str(path), rule, path.name, REMEDY) from None
 
     def has_ended(self) -> bool:
         """Return whether the run has come to its end by now."""
@@ -145,7 +147,7 @@ class RunFolder:
             content = json.loads(self.text_of(path))
         except (ValueError, RecursionError) as error:
             rule = f"must be JSON as the training command writes it ({error})"
-            raise RunConfigError.of(str(path), rule, name, AGAIN) from None
+            raise RunConfigError.of(str(path), rule, name, REMEDY) from None
         if not isinstance(content, dict):
             return {}
         return content

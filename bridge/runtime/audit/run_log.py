@@ -60,7 +60,7 @@ class RunLog:
     is_sampled: bool
     """Whether a loss is that of its step alone, and not the mean since the record before."""
     train_iters: int | None = None
-    """Steps that the run was to make; None where the log does not say it."""
+    """Steps that the run was to make; None where the log has no such number."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
     """Megatron-LM's arguments by name; empty where the log has none."""
     described_by: Path | None = None
@@ -177,6 +177,7 @@ class RunLog:
 
 
 def _finite(value: float | None) -> float | None:
+    """Return a finite value as it is, None for any other."""
     if value is None or not math.isfinite(value):
         return None
     return value

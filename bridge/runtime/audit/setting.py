@@ -58,7 +58,7 @@ class Setting:
     def of(cls, run: RunFolder, key: str) -> Setting | None:
         """Return the setting with a key, or with the name of a field.
 
-        None: the run's config has no such section.
+        The result is None where the run's config has no such section.
         """
         section, _, field = key.partition(".")
         if not field:
@@ -112,6 +112,7 @@ def _is_written(run: RunFolder, key: str) -> bool:
 
 
 def _trace(run: RunFolder, key: str) -> str:
+    """Return the trace of a setting in the steps of a run."""
     return trace_of(key, run.metrics("train"))
 
 
@@ -152,6 +153,7 @@ def effect_in(run: RunFolder, field: str) -> str:
 
 
 def _tensors(record: Record, kinds: tuple[str, ...]) -> str:
+    """Return the recorded dtypes of some kinds of tensors as a list in words."""
     parts = []
     for kind in kinds:
         dtypes: dict[str, None] = {}

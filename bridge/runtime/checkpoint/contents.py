@@ -15,7 +15,9 @@ from bridge.runtime.checkpoint.pickles import METADATA, Tensor, read_listing
 from bridge.runtime.checkpoint.precision_change import DERIVED, Change, precision_changes
 
 STATE = "optimizer.state."
+"""Beginning of the names of the optimizer's tensors."""
 SCALING = ".fp8_state."
+"""Part of the names of delayed scales and histories."""
 PARTS = {
     "param": "master weights",
     "fp32_param": "master weights",
@@ -23,7 +25,7 @@ PARTS = {
     "exp_avg_sq": "second moments",
 }
 """Megatron's name in the optimizer's state -> the part of the training state."""
-HALVES = ("bf16", "fp16", *DERIVED)
+MODE_SETTINGS = ("bf16", "fp16", *DERIVED)
 """Settings that change with the mode, and are not listed next to a change of it."""
 
 
@@ -133,7 +135,7 @@ class Difference:
             changes = precision_changes(first.settings, second.settings)
         shown = {change.path.rpartition(".")[2] for change in changes}
         if changes:
-            shown.update(HALVES)
+            shown.update(MODE_SETTINGS)
         settings = []
         for row in _differing("setting", first.settings, second.settings):
             if row["setting"].rpartition(".")[2] not in shown:

@@ -184,10 +184,12 @@ def checksums(checkpoint: Path, names: Iterable[str]) -> dict[str, str]:
 
 
 def _unreadable(error: OSError) -> str:
+    """Return the clause about a file that cannot be read."""
     reason = error.strerror or type(error).__name__
     return f"it cannot be read ({reason.lower()})"
 
 
 def _checksum(path: Path) -> str:
+    """Return the checksum of a file."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, ALGORITHM).hexdigest()

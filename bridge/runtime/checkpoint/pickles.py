@@ -160,6 +160,7 @@ class _Reader(pickle.Unpickler):
         self.made: dict[tuple[str, str], type] = {}
 
     def find_class(self, module: str, name: str) -> type:
+        """Return a stand-in for a class that is allowed; no class of a file is imported."""
         is_dtype = module == "torch" and _DTYPE.match(name)
         if not is_dtype and name not in self.allowed.get(module, ()):
             raise _NotAllowedError(f"{module}.{name}")
@@ -230,6 +231,7 @@ def _object_fault(checkpoint: Path, listing: Listing) -> str | None:
 
 
 def _foreign(name: str, what: str) -> str:
+    """Return the sentence about a pickle with a name that is not allowed."""
     return f"{name} names {what:.80}, which no checkpoint needs; nothing of it was run"
 
 

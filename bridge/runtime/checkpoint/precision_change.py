@@ -15,12 +15,16 @@ from bridge.precision.subjects import ASKED, IMPOSSIBLE, OUTCOMES
 from bridge.sync.routes import ROUTES, Route
 
 MODE = "mixed_precision mode"
-_STORED = (
+"""Path of a change of mode, which is no field."""
+_STORED_WEIGHTS_MEANING = (
     "weights are saved in the dtype of the mode and quantised again from the FP32 master weights"
 )
-_BEGINS = "scales and amax histories begin again: a scale is 1 until the first amax is known"
-_UNUSED = "the checkpoint's scales and amax histories are not used"
+_SCALES_BEGIN_MEANING = (
+    "scales and amax histories begin again: a scale is 1 until the first amax is known"
+)
+_SCALES_UNUSED_MEANING = "the checkpoint's scales and amax histories are not used"
 MODULES = "mixed_precision.modules"
+"""Path of the rows of modules."""
 HISTORY = tuple(name for name in FIELDS if name.startswith("fp8_amax"))
 """Fields that are compared only if both runs use delayed scaling."""
 DERIVED = tuple(dict.fromkeys(route.field for route in ROUTES if route.rule.endswith("dtype")))
@@ -58,6 +62,7 @@ def precision_changes(before: Mapping[str, str], now: Mapping[str, str]) -> list
 
 
 def _changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator[Change]:
+    """Yield the change of mode, and the first change of each other field of the precision."""
     mode_before = _mode(before)
     mode_now = _mode(now)
     if mode_before != mode_now:
@@ -92,12 +97,12 @@ def _of_field(route: Route, before: Mapping[str, str], now: Mapping[str, str]) -
     subject = field.subject or subjects.COMPUTE
     meaning = subject.meaning
     if field.twin is not None:
-        meaning = _STORED
+        meaning = _STORED_WEIGHTS_MEANING
     is_scheme = route.field == "fp8_recipe"
     if route.field == "fp8_amax_history_len" or (is_scheme and value_now == "delayed"):
-        meaning = _BEGINS
+        meaning = _SCALES_BEGIN_MEANING
     elif is_scheme and value_before == "delayed":
-        meaning = _UNUSED
+        meaning = _SCALES_UNUSED_MEANING
     return Change(
         path=path,
         before=str(value_before),

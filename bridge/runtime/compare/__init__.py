@@ -9,8 +9,9 @@
     Band           one batch in two precisions: `BandRow` per GEMM, its error and its bound
     Proposal       a module whose operands lost more than a bit, and the precision that suits it
 
-`front.compare` reads the arms of a sweep and judges them. `cli.compare` does so with runs that are
-there; `logs.py` makes arms of logs, and says what stays unknown of them. `training.passes` makes the errors of a
-band, and `cli.quantisation_error` proposes rows of `modules`. `report.comparison` and
-`report.gradients` show the answers.
+`front.compare` reads the arms of a sweep and judges them. `cli.compare` judges the arms of finished
+runs, and through `logs.py` runs of logs: `logged_run.py` makes arms of logs, and `log_notes.py`
+writes what stays unknown of them. `training.passes` makes the errors of a band, and
+`cli.quantisation_error` proposes rows of `modules`. `report.comparison` and `report.gradients` show
+the answers.
 """

@@ -18,11 +18,13 @@ PRECISION = ("mixed_precision", "precision_backend", "precision_schedule")
 
 The fields that a precision is written to may differ, too.
 """
-ROUTED = frozenset(f"{route.owner}.{route.attribute}" for route in ROUTES if route.attribute)
+PRECISION_FIELDS = frozenset(
+    f"{route.owner}.{route.attribute}" for route in ROUTES if route.attribute
+)
 """The fields that a precision can be written to: "model.fp8", for example."""
 SEEDS = ("train.seed", "data.seed")
-APART = ("logging", "silence", "checkpoint.save", "checkpoint.load", "data.cache_dir")
-"""Places of files, and answers of the check: no part of what is trained."""
+UNTRAINED = ("logging", "silence", "checkpoint.save", "checkpoint.load", "data.cache_dir")
+"""Settings that change nothing that is trained: places of files, and answers of the check."""
 FAILED = "failed.json"
 """Written by a comparison into the folder of a run that ended with an error."""
 
@@ -37,7 +39,7 @@ class Arm:
     precision: Mapping[str, Any]
     """Flat fields of precision, as the run had them."""
     rest: Mapping[str, Any]
-    """Every other field but the seeds and `APART`: equal in twins."""
+    """Every other field but the seeds and `UNTRAINED`: equal in twins."""
     seed: tuple[Any, ...]
     """Values of `SEEDS`."""
     warm_up: int
@@ -72,7 +74,7 @@ class Arm:
 
 def read_arm(folder: Path) -> Arm | None:
     """Return the run in a folder, None where it was refused before it began."""
-    if not RunFolder.is_one(folder):
+    if not RunFolder.is_run(folder):
         return None
     try:
         return _arm_of(RunFolder(folder))
@@ -83,6 +85,7 @@ def read_arm(folder: Path) -> Arm | None:
 
 
 def _arm_of(run: RunFolder) -> Arm:
+    """Return the arm of a run's folder."""
     flat = flat_fields(run.config)
     summary = run.summary or {}
     failed = run.json_of(FAILED).get("error")
@@ -92,7 +95,7 @@ def _arm_of(run: RunFolder) -> Arm:
     for name, value in flat.items():
         if is_of_precision(name):
             precision[name] = value
-        elif name not in SEEDS and not _is_under(name, APART):
+        elif name not in SEEDS and not _is_under(name, UNTRAINED):
             rest[name] = value
     recipe = summary.get("precision") or flat.get("mixed_precision._recipe_") or "no recipe"
     seed = tuple(map(flat.get, SEEDS))
@@ -111,6 +114,7 @@ def _arm_of(run: RunFolder) -> Arm:
 
 
 def _curve_of(run: RunFolder) -> Curve:
+    """Return the training loss of a run; a loss that was not finite is NaN."""
     steps: list[int] = []
     losses: list[float] = []
     for record in run.metrics("train"):
@@ -137,10 +141,11 @@ def _sqnr_of(run: RunFolder) -> dict[str, float]:
 
 def is_of_precision(name: str) -> bool:
     """Return whether a field, by its dotted name, is one that a precision decides."""
-    return name in ROUTED or _is_under(name, PRECISION)
+    return name in PRECISION_FIELDS or _is_under(name, PRECISION)
 
 
 def _is_under(name: str, places: tuple[str, ...]) -> bool:
+    """Return whether a field is one of some places, or lies below one of them."""
     return any(name == place or name.startswith(f"{place}.") for place in places)
 
 

@@ -63,7 +63,7 @@ class Band:
     rerouted: float | None = None
     """Part of the tokens that the second precision alone would have sent to other experts.
 
-    None: the model has no experts.
+    It is None for a model without experts.
     """
 
     @property
@@ -76,7 +76,7 @@ class Band:
 
     @property
     def blind(self) -> tuple[BandRow, ...]:
-        """Results whose bound does not even notice another batch."""
+        """Results whose bound is so wide that the error of another batch stays below it."""
         rows = []
         for row in self.rows:
             if row.control <= row.bound:
@@ -110,10 +110,15 @@ def band(
     backward: float,
     rerouted: float | None = None,
 ) -> Band:
-    """Return the relative error of each GEMM's result, in the order of execution, with its bound.
+    """Return the band: the relative error of each GEMM's result, with its bound.
 
-    `control` is the error between two different batches; `forward` and `backward` are the roundings
-    of the two precisions together in each pass; `rerouted` is that of the result.
+    Args:
+        errors: Error of each GEMM's result between the two precisions, in the order of execution.
+        control: Error of each GEMM's result between two different batches in the first precision.
+        num_layers: Layers of the model.
+        forward: Rounding of a forward GEMM, the sum of the two precisions (u above).
+        backward: Rounding of a backward GEMM, the sum of the two precisions.
+        rerouted: Part of the tokens that went to other experts; None for a model without experts.
     """
     rows = []
     for place, error in errors.items():

@@ -133,8 +133,10 @@ class Comparison:
         return verdicts
 
 
-OUTSIDE, CANNOT_TELL = 1, 3
-"""Exit codes: a recipe is outside the gate; none is, and of one nothing can be told."""
+OUTSIDE = 1
+"""Exit code of a comparison with a recipe outside the gate."""
+CANNOT_TELL = 3
+"""Exit code of a comparison with no recipe outside the gate, and one that cannot be judged."""
 
 
 def exit_code(comparisons: Iterable[Comparison]) -> int:
@@ -258,6 +260,7 @@ def varied_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _key(fields: Mapping[str, Any]) -> str:
+    """Return equal texts for equal fields."""
     return json.dumps(dict(fields), sort_keys=True, default=str)
 
 

@@ -39,7 +39,7 @@ WINDOW = 0.5
 """Share of the steps after the warm-up that is judged, the last ones."""
 LEAST_RECORDS = 3
 """Records in the window below which nothing is judged."""
-MOVED = 2
+LEAST_FALL_GATES = 2
 """The baseline's loss must have fallen by this many gates: more than a recipe may lose."""
 MOST_SEEDS = 100
 POINTS = 24
@@ -120,11 +120,12 @@ class Gap:
 
     verdict: Verdict
     reason: str
-    """One sentence."""
+    """Why the verdict is so, as a sentence."""
     seeds: int
+    """Seeds that both recipes ran."""
     gate: float
     window: tuple[int, int] | None = None
-    """First and last step that were judged; None: no step was."""
+    """First and last step that were judged; None where no step was judged."""
     baseline_loss: float | None = None
     """Mean over seeds and window."""
     loss: float | None = None
@@ -179,6 +180,7 @@ def judge(
 
 
 def _window(steps: Sequence[int], warm_up: int) -> list[int]:
+    """Return the steps that are judged: the last share `WINDOW` of those after the warm-up."""
     after = [step for step in steps if step > warm_up]
     return after[int(len(after) * (1 - WINDOW)) :]
 
@@ -188,7 +190,7 @@ def too_short(
 ) -> str | None:
     """Return why runs with a record at these steps are too short, and how long they have to be.
 
-    None: they are long enough to be judged.
+    The result is None for runs that are long enough to be judged.
     """
     if len(_window(steps, warm_up)) >= LEAST_RECORDS:
         return None
@@ -221,6 +223,7 @@ def _interval(steps: Sequence[int]) -> int:
 
 
 def _judged(pairs: Pairs, steps: list[int], chosen: list[int], gate: float) -> Gap:
+    """Return the gap of finite losses, judged in the window of the chosen steps."""
     weights = np.diff(steps, prepend=0).astype(np.float64)[-len(chosen) :]
     baseline_losses, losses = [], []
     for baseline, recipe in pairs:
@@ -239,7 +242,9 @@ def _judged(pairs: Pairs, steps: list[int], chosen: list[int], gate: float) -> G
     bit_equal = all(baseline == recipe for baseline, recipe in pairs)
     decision = _decide(per_seed, low, high, gate=gate, fall=fall, bit_equal=bit_equal)
     earlier = steps[: -len(chosen)]
-    last_earlier = earlier[-1] if earlier else 0
+    last_earlier = 0
+    if earlier:
+        last_earlier = earlier[-1]
     return Gap(
         verdict=decision.verdict,
         reason=decision.reason,
@@ -274,11 +279,12 @@ def _decide(
     fall: float,
     bit_equal: bool,
 ) -> _Decision:
+    """Return the verdict on an interval of the gap: outside, within or cannot tell."""
     if low is not None and low > gate:
         return _Decision("outside", "The whole interval is above the gate.")
     if high is not None and high < -gate:
         return _Decision("outside", "The whole interval is below the gate.")
-    if fall < MOVED * gate:
+    if fall < LEAST_FALL_GATES * gate:
         reason = (
             f"The baseline's own loss fell by {100 * fall:.2g} % only, and a recipe that learns "
             f"nothing would pass a gate of {100 * gate:g} %. Train longer."
@@ -326,6 +332,7 @@ def interval_of(values: Losses) -> tuple[float | None, float | None]:
 
 
 def _half_width(deviation: float, count: int) -> float:
+    """Return half the width of the t-interval of a mean."""
     # scipy is of the extra `train`, and heavy.
     from scipy.special import stdtrit  # type: ignore[import-untyped]
 
@@ -335,7 +342,7 @@ def _half_width(deviation: float, count: int) -> float:
 def seeds_needed(per_seed: Losses, gate: float) -> int | None:
     """Return how many seeds tell on which side of the gate this mean is, at this spread.
 
-    None: more than `MOST_SEEDS` would be needed.
+    The result is None where more than `MOST_SEEDS` would be needed.
     """
     distance = abs(gate - abs(float(np.mean(per_seed))))
     deviation = float(np.std(per_seed, ddof=1))
@@ -346,10 +353,12 @@ def seeds_needed(per_seed: Losses, gate: float) -> int | None:
 
 
 def _weighted(rows: Losses, weights: Losses) -> Losses:
+    """Return the mean of the last columns of each row, weighted."""
     return np.average(rows[:, -len(weights) :], axis=1, weights=weights)
 
 
 def _over_steps(base: Losses, difference: Losses, steps: Sequence[int]) -> GapCurve:
+    """Return the gap of each of up to `POINTS` blocks of steps."""
     weights = np.diff(steps, prepend=0).astype(np.float64)
     ends: list[int] = []
     means: list[float] = []

@@ -80,6 +80,7 @@ def propose(
 def _proposal(
     operands: Sequence[Any], finer: Sequence[str], fp8_format: str | None
 ) -> Proposal | None:
+    """Return the precision that suits a module, None where its worst operand is healthy."""
     worst = min(operands, key=lambda row: row.sqnr_db - FORMATS[row.format].healthy_db)
     healthy_db = FORMATS[worst.format].healthy_db
     if worst.sqnr_db >= healthy_db - BIT_DB:

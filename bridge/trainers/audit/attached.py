@@ -31,7 +31,7 @@ class AttachedAudit:
         self._step = optimizer.step
         self._hooks: list[Any] = []
         for chunk in audits.chunks:
-            self._hooks.append(chunk.register_forward_pre_hook(self._forward))
+            self._hooks.append(chunk.register_forward_pre_hook(self._begin_step))
         optimizer.step = self._stepped
 
     def detach(self) -> None:
@@ -47,11 +47,16 @@ class AttachedAudit:
         else:
             self._optimizer.step = self._replaced
 
-    def _forward(self, _module: torch.nn.Module, _inputs: Any) -> None:
+    def _begin_step(self, _module: torch.nn.Module, _inputs: Any) -> None:
+        """Begin the audit of a step with its first forward pass."""
         if torch.is_grad_enabled() and not self.audits.is_recording:
             self.audits.begin()
 
     def _stepped(self, *arguments: Any, **named: Any) -> Any:
+        """Run the optimizer's step and end the audit of the training step.
+
+        Everything is detached after the last audited step, and after an error.
+        """
         result = self._step(*arguments, **named)
         try:
             self.audits.end()
@@ -81,7 +86,8 @@ def attach_audit(
         optimizer: Megatron's optimizer, whose `step` ends a step.
         precision: See `AuditOptions`, as for the other arguments.
         on_mismatch: "error" or "warn".
-        interval: Steps from one further audit to the next; 0: the first two steps alone.
+        interval: Steps from one further audit to the next; with 0 the first two steps alone are
+            audited.
         folder: Folder for ``record.json``.
 
     Raises:

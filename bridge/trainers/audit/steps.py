@@ -54,14 +54,15 @@ class AuditOptions:
     precision: PrecisionPlan | MixedPrecisionConfig | str | None = None
     """The plan, or a recipe or its name, that the run should have.
 
-    None: the plan of the live configs. A recipe also shows a precision that the configs have lost.
+    None stands for the plan of the live configs. A recipe also shows a precision that the configs
+    have lost.
     """
     on_mismatch: Literal["error", "warn"] = "error"
     """Whether a mismatch raises an `AuditError` on every rank, or is logged by the first rank."""
     interval: int = 0
-    """Steps from one further audit to the next; 0: the first two steps alone are audited."""
+    """Steps from one further audit to the next; with 0 the first two steps alone are audited."""
     folder: Path | str | None = None
-    """Folder that the first rank writes ``record.json`` into; None: nothing is written."""
+    """Folder that the first rank writes ``record.json`` into; None writes nothing."""
 
     def __post_init__(self) -> None:
         if self.on_mismatch not in ("error", "warn"):
@@ -209,11 +210,13 @@ class StepAudits:
         return f"{ran} of {planned} linear layers planned in FP8 or FP4 ran in it ({plan.label})"
 
     def _report(self, plan: PrecisionPlan) -> None:
+        """Log the formats of the step's GEMMs, on the first rank."""
         if _is_first_rank():
             gemms = format_gemms(self.record.gemms) or "no matrix multiplication was seen"
             log.info("audit: step %d, %s: %s.", self.steps, plan.label, gemms)
 
     def _write(self, wrong: tuple[Mismatch, ...]) -> None:
+        """Write the record of the step and its verdict into the folder, on the first rank."""
         if self.options.folder is None or not _is_first_rank():
             return
         folder = Path(self.options.folder)
@@ -256,15 +259,18 @@ class StepAudits:
         return all(hasattr(chunk, "bucket_groups") for chunk in self.chunks)
 
     def _backend(self) -> str:
+        """Return the backend of the model's layers: te or local."""
         for chunk in self.chunks:
             if any(is_te(module) for module in chunk.modules()):
                 return "te"
         return "local"
 
     def _warn(self, sentence: str) -> None:
+        """Log a warning on the first rank."""
         if _is_first_rank():
             log.warning(sentence)
 
 
 def _is_first_rank() -> bool:
+    """Return whether this process is the first rank, or the only process."""
     return not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0

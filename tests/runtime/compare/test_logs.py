@@ -9,7 +9,8 @@ import pytest
 
 from bridge.runtime.audit.run_log import LogRecord, RunLog
 from bridge.runtime.compare.gap import Curve, common_steps
-from bridge.runtime.compare.logs import LoggedRun, compare_logs, curve_of, warm_up_of
+from bridge.runtime.compare.logged_run import LoggedRun, curve_of, warm_up_of
+from bridge.runtime.compare.logs import compare_logs
 
 STEPS = range(1, 41)
 FIELDS = {"model.num_layers": 16, "optimizer.lr": 3e-4, "model.fp8": None}

@@ -28,8 +28,8 @@ from bridge.rules.topics.system.train_script_fields import (
 from bridge.runtime.megatron.gpt import GPTConfig
 from bridge.target.fields import FIELDS
 from bridge.target.versions import at_least, installed
+from bridge.training.honoured import refusals, require_honoured
 from bridge.training.loop import pretrain
-from bridge.training.values import refusals, require_honoured
 from tests.training.loop_tiny import tiny, trace
 
 CLASSES: dict[str, Any] = {"model": GPTConfig, "optimizer": OptimizerConfig, "ddp": DistributedDataParallelConfig}

@@ -1,0 +1,148 @@
+"""The notes on a comparison of logs: what the logs show of the runs, and what stays unknown."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from bridge.runtime.compare.arm import is_of_precision
+from bridge.runtime.compare.comparison import Comparison, RecipeRow, varied_names
+from bridge.runtime.compare.gap import Curve, common_steps
+from bridge.runtime.compare.logged_run import LoggedRun, warm_up_of
+
+MOST_NAMES = 8
+"""Names that a sentence lists at most."""
+PUBLISHED_GATE_NATS = 0.01
+"""Difference of the loss that other projects accept, in nats per token.
+
+Source: marin issue 7298 accepts FP8 with a gap of at most 0.01 to the BF16 loss at equal steps;
+Megatron-LM issue 1152 expects less than 1e-2 after billions of tokens.
+"""
+
+
+def notes_on_logs(
+    runs: Sequence[LoggedRun], comparison: Comparison, rows: Sequence[RecipeRow], *, gate: float
+) -> list[str]:
+    """Return the notes on a comparison of logs.
+
+    Args:
+        runs: The logs.
+        comparison: Their comparison.
+        rows: The rows of the comparison as they are shown.
+        gate: Share of the baseline's loss that a gap may reach.
+    """
+    return [
+        _twins_sentence(runs),
+        *_steps_sentences(comparison),
+        *_left_out(runs),
+        _gate_sentence(rows, gate),
+    ]
+
+
+def _twins_sentence(runs: Sequence[LoggedRun]) -> str:
+    """Return how far the arguments of the logs show that the runs are twins."""
+    unknown: list[str] = []
+    fields: list[Mapping[str, Any]] = []
+    every: set[str] = set()
+    for run in runs:
+        if not run.fields:
+            unknown.append(run.name)
+        fields.append(run.fields)
+        every.update(run.fields)
+    if unknown:
+        names = _listed_names(unknown)
+        return f"Whether the runs are twins is not known: no arguments of {names}."
+    of_precision: list[str] = []
+    others: list[str] = []
+    for name in varied_names(fields):
+        if is_of_precision(name):
+            of_precision.append(name)
+        else:
+            others.append(name)
+    equal = len(every) - len(of_precision) - len(others)
+    if others:
+        return (
+            f"No twins, as these arguments differ too: {_listed_names(others)}. A gap need not be "
+            f"that of the precision. {equal} arguments are equal."
+        )
+    names = _listed_names(of_precision) or "none"
+    return (
+        f"Twins as far as the arguments show: {equal} of them are equal, and those that differ are "
+        f"of the precision ({names})."
+    )
+
+
+def _steps_sentences(comparison: Comparison) -> list[str]:
+    """Return for each recipe at which steps its losses are compared with the baseline's."""
+    sentences = []
+    baseline = comparison.baseline
+    for row in comparison.rows[1:]:
+        curves = [*baseline.curves, *row.curves]
+        steps = common_steps(curves)
+        if not steps:
+            sentences.append(f"{row.label} has no record at a step of {baseline.label}.")
+            continue
+        sentences.append(
+            f"{row.label} is compared with {baseline.label} at the {len(steps)} steps from "
+            f"{steps[0]} to {steps[-1]} that both have."
+        )
+        if len(_kinds_of_loss(curves)) > 1:
+            sentences.append(
+                f"One of {row.label} and {baseline.label} has the loss of single steps, and the "
+                "other the mean since the record before: their losses differ for this reason too."
+            )
+    return sentences
+
+
+def _kinds_of_loss(curves: Sequence[Curve]) -> set[bool]:
+    """Return whether losses are of single steps; a curve with a record of each step is both."""
+    kinds: set[bool] = set()
+    for curve in curves:
+        if len(curve.steps) < curve.steps[-1]:
+            kinds.add(curve.is_sampled)
+    return kinds
+
+
+def _left_out(runs: Sequence[LoggedRun]) -> list[str]:
+    """Return what the logs lack, a sentence for each set of figures, and what was left out of them."""
+    names_of: dict[str, list[str]] = {}  # the figures that are missing -> the logs
+    notes: list[str] = []
+    for run in runs:
+        if run.log.missing:
+            names_of.setdefault(", ".join(run.log.missing), []).append(run.name)
+        for note in run.log.notes:
+            notes.append(f"{run.name}: {note}")
+    lines = []
+    for missing, names in names_of.items():
+        where = _listed_names(names)
+        if len(names) == len(runs):
+            where = "any log"
+        lines.append(f"Not in {where}: {missing}.")
+    if any(warm_up_of(run.log) is None for run in runs):
+        lines.append(
+            "The warm-up of the learning rate is not known, and no step is left out for it."
+        )
+    return [*lines, *notes]
+
+
+def _gate_sentence(rows: Sequence[RecipeRow], gate: float) -> str:
+    """Return the gate, and each gap in the unit of `PUBLISHED_GATE_NATS`."""
+    gaps = []
+    for row in rows:
+        gap = row.gap
+        if gap is not None and gap.loss is not None and gap.baseline_loss is not None:
+            gaps.append(f"{row.label} {gap.loss - gap.baseline_loss:+.4f}")
+    sentence = f"The gate is {100 * gate:g} % of the baseline's loss."
+    if gaps:
+        sentence += (
+            f" Others hold the difference in nats per token against {PUBLISHED_GATE_NATS:g} (marin issue "
+            f"7298, Megatron-LM issue 1152); here it is {', '.join(gaps)}."
+        )
+    return sentence
+
+
+def _listed_names(names: Iterable[str]) -> str:
+    """Return names with commas, the first `MOST_NAMES` of them."""
+    all_names = list(names)
+    shown = ", ".join(all_names[:MOST_NAMES])
+    if len(all_names) > MOST_NAMES:
+        shown += f" and {len(all_names) - MOST_NAMES} more"
+    return shown
