@@ -6,6 +6,7 @@
     run_arguments.py    the arguments that describe a run, and the run
     planned_answer.py   answers that foresee a run, with the decisive findings of its check
     several.py          answers about several files: a line a run
+    debug_log_answer.py a log of Transformer Engine's debugger: a table and early warnings
     output.py           JSON, tables and files
 
 A `run` gets the parsed arguments (`chosen`), asks a room below for its value, and prints it: as

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from bridge.cli.debug_log_answer import TITLE, show_debug_log
 from bridge.cli.output import answer, write_file
 from bridge.cli.parser import add_json
 from bridge.cli.run_arguments import add_run_arguments, file_of, read_run
@@ -72,8 +73,7 @@ def run(chosen: argparse.Namespace) -> int:
 def _show_log(chosen: argparse.Namespace) -> int:
     """Print the rows of a debugger's log; return 1 where an early warning stands, else 0."""
     from bridge.read.debug_log import read_debug_log
-    from bridge.report.quantisation import plot_quantisation, quantisation_table
-    from bridge.runtime.audit.early_warnings import Signs, early_warnings
+    from bridge.report.quantisation import plot_quantisation
 
     for option in MEASUREMENT_OPTIONS:
         if getattr(chosen, option) is not None:
@@ -82,22 +82,12 @@ def _show_log(chosen: argparse.Namespace) -> int:
     if file_of(chosen) is not None or chosen.overrides:
         plan = read_run(chosen).plan
     rows = read_debug_log(chosen.debug_log, plan)
-    warnings = early_warnings(Signs(train=(), quantisation=rows))
-    title = "logged by Transformer Engine's debugger"
     if chosen.out is not None:
         chosen.out.mkdir(parents=True, exist_ok=True)
         write_rows(chosen.out / FILE, rows)
         require_extra("train", "precision-bridge quantisation-error --out")
-        plot_quantisation(chosen.out / "quantisation.png", rows, title=title)
-    content = {
-        "rows": [finite(dataclasses.asdict(row)) for row in rows],
-        "warnings": dict(warnings),
-    }
-    answer(chosen, content, quantisation_table(rows, title=title))
-    if not chosen.json:
-        for name, sentence in warnings:
-            print(f"Early warning {name}: {sentence}")
-    return int(bool(warnings))
+        plot_quantisation(chosen.out / "quantisation.png", rows, title=TITLE)
+    return show_debug_log(chosen, rows)
 
 
 def _measure(chosen: argparse.Namespace) -> None:

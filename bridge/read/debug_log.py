@@ -128,6 +128,11 @@ def read_debug_log(folder: Path, plan: PrecisionPlan | None = None) -> list[Quan
     return rows
 
 
+def is_debug_log(path: Path) -> bool:
+    """Return whether a path is a folder of logs of the debugger."""
+    return path.is_dir() and any(_files(path))
+
+
 def _files(folder: Path) -> Iterator[Path]:
     if (folder / FOLDER).is_dir():
         folder = folder / FOLDER

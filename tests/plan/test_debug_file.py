@@ -133,7 +133,12 @@ def test_the_log_is_a_table_with_early_warnings(said: Path, tmp_path: Path, caps
     (log / found.name).write_text(f"{text}{bad}\n")
     assert main([*words[:2], str(tmp_path)]) == 1
     warning = "Early warning underflow-rising: 61.5 % of the grad_output of layer "
-    assert warning in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert warning in shown
+    assert main(["report", str(tmp_path)]) == 1
+    assert capsys.readouterr().out == shown
+    assert main(["report", str(tmp_path), "--format", "md"]) == 2
+    assert "--format: has no effect on the log of Transformer Engine's debugger" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

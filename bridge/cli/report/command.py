@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from bridge.cli.debug_log_answer import report_debug_log
+from bridge.cli.logged_runs import is_log
 from bridge.cli.parser import add_json, require_option
 from bridge.cli.report.page import FORMATS, write_page
 from bridge.cli.report.watch import SECONDS, warnings_by_threshold, watch_run
 from bridge.errors import RunConfigError
+from bridge.read.debug_log import is_debug_log
 
 WATCH_OPTIONS = ("--once", "--every", "--silence", "--json")
 """Options that act with --watch alone."""
@@ -18,7 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     text = (
         "folder of a run of ours, or a log of Megatron-LM, Megatron Bridge or NeMo-RL, "
-        "a TensorBoard folder, a history of W&B or MLflow, golden values"
+        "a TensorBoard folder, a history of W&B or MLflow, golden values, or the log folder of "
+        "Transformer Engine's debugger, whose table is printed"
     )
     parser.add_argument("runs", nargs="+", metavar="RUN", type=Path, help=text)
     text = (
@@ -45,8 +49,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(chosen: argparse.Namespace) -> int | None:
-    """Write a report, or show a run in progress: exit code 1 where a warning stands."""
+    """Write a report, or show a run in progress or a debugger's log.
+
+    Of the latter two the exit code is 1 where a warning stands.
+    """
     require_option(chosen, "--watch", WATCH_OPTIONS)
+    for path in chosen.runs:
+        if is_log(path) and is_debug_log(path):
+            return report_debug_log(chosen, path)
     if not chosen.watch:
         write_page(chosen)
         return None

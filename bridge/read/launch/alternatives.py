@@ -47,14 +47,14 @@ def launches(
     error = broken_line(root)
     try:
         first = _read(root, path, stated, {})
+        if not first.reading.launches and error:
+            rule = "must be bash that can be read here, and is not"
+            raise PayloadError(f"{path}, line {error}: {rule}. Correct the script there.")
         others = _other_branches(first, root, path, stated)
     except RecursionError:
         raise PayloadError(
             f"{path}: commands are nested too deeply to be followed. Simplify the script."
         ) from None
-    if not first.reading.launches and error:
-        rule = "must be bash that can be read here, and is not"
-        raise PayloadError(f"{path}, line {error}: {rule}. Correct the script there.")
     notes: list[Note] = []
     if error:
         noun = f"line {error}, which cannot be read here"

@@ -126,9 +126,12 @@ def statements(node: Node) -> list[Node]:
 
 def text_of(node: Node | None) -> str:
     """Return a node as it is written."""
-    if node is None or node.text is None:
+    if node is None:
         return ""
-    return node.text.decode()
+    text = node.text  # made anew each time that it is asked for
+    if text is None:
+        return ""
+    return text.decode()
 
 
 def name_of(command: Node) -> str:
