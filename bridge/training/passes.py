@@ -14,8 +14,8 @@ from bridge.precision.schemes import OPERAND_FORMATS
 from bridge.runtime.audit.quantisation import QuantisationRow
 from bridge.runtime.compare.band import Band, band, rounding
 from bridge.runtime.megatron.backend import Backend, choose_backend, running
-from bridge.runtime.megatron.emulation.linear import scheme_of
-from bridge.runtime.megatron.emulation.model import requantise_stored_weights
+from bridge.runtime.megatron.emulation.parallel_linear import scheme_of_layers
+from bridge.runtime.megatron.emulation.requantised import requantise_stored_weights
 from bridge.runtime.megatron.one_batch import (
     Captured,
     Routes,
@@ -183,7 +183,7 @@ def _pass(config: ConfigContainer, routes: Routes, *, shuffle: bool = False) -> 
         if shuffle:
             batches = [_shuffled(batch) for batch in batches]
         weights = _embeddings(run.trainer.model)
-        if scheme_of(model) == "delayed":  # whose scales begin at 1
+        if scheme_of_layers(model) == "delayed":  # whose scales begin at 1
             _warm_up(run, lambda: iter(batches))
         chunks = run.trainer.model
         with routes.followed(chunks), capture(chunks, loss_scale=run.trainer.loss_scale) as results:

@@ -20,7 +20,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from bridge.runtime.megatron.device import cpu_as_cuda
 from bridge.runtime.megatron.replacement import fitting, replaced
-from bridge.runtime.megatron.without_te import OF_LAYERS
+from bridge.runtime.megatron.without_te import CHANGES_FOR_LAYERS
 
 LAYOUTS = [(1, None), (2, None), (2, 2), (4, None), (4, 2)]
 SHAPE = {"num_layers": 8, "hidden_size": 16, "num_attention_heads": 2, "use_cpu_initialization": True}
@@ -89,5 +89,5 @@ def _chunk(config: TransformerConfig, stage: int, vp_stage: int | None) -> dict:
 
 
 if __name__ == "__main__":
-    with cpu_as_cuda(), replaced(fitting(OF_LAYERS)):
+    with cpu_as_cuda(), replaced(fitting(CHANGES_FOR_LAYERS)):
         main()

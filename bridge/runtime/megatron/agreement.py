@@ -106,6 +106,7 @@ def from_all_ranks(compute: Callable[[], T], *, group: Any = None) -> list[T]:
 
 
 def _outcome(compute: Callable[[], T]) -> tuple[T | None, Exception | None]:
+    """Return the result of a function, or the error of a class that ranks share."""
     try:
         return compute(), None
     except SHARED as error:
@@ -113,6 +114,7 @@ def _outcome(compute: Callable[[], T]) -> tuple[T | None, Exception | None]:
 
 
 def _results(outcomes: Sequence[Any]) -> list[Any]:
+    """Return the results of all ranks, or raise the first error of them."""
     for _, error in outcomes:
         if error is not None:
             raise error

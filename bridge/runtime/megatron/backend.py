@@ -18,8 +18,12 @@ from bridge.errors import BackendUnavailableError, PrecisionConfigError
 from bridge.precision.matchers import Effect, matchers_in, quant_recipes
 from bridge.rules.variables import concerning, environment_findings, set_lines, variables_in
 from bridge.runtime.megatron.device import cpu_as_cuda
-from bridge.runtime.megatron.emulation.delayed import checkpoint
-from bridge.runtime.megatron.emulation.linear import backward_overridden, gemm_precision, scheme_of
+from bridge.runtime.megatron.emulation.parallel_linear import (
+    backward_overridden,
+    gemm_precision,
+    scheme_of_layers,
+)
+from bridge.runtime.megatron.emulation.scale_updates import checkpoint
 from bridge.runtime.megatron.emulation.stored_weight import megatron_stores
 from bridge.runtime.megatron.optimizer import separate_gathers
 from bridge.runtime.megatron.replacement import Change, fitting, replaced
@@ -58,7 +62,7 @@ def choose_backend_of_phases(
     low: list[Backend] = []
     notes: dict[str, None] = {}
     for backend, model in zip(backends, models, strict=True):
-        if scheme_of(model) is not None:
+        if scheme_of_layers(model) is not None:
             low.append(backend)
             notes.update(dict.fromkeys(backend.notes))
     if not low:
@@ -83,7 +87,7 @@ def choose_backend(
         PrecisionConfigError: There is no such scheme or format, or a variable of the environment
             contradicts the config.
     """
-    scheme = scheme_of(config)
+    scheme = scheme_of_layers(config)
     effects: list[Effect] = []
     for matcher in matchers_in(getattr(config, "quant_recipe", None)):
         effects.extend(matcher.effects)
@@ -204,7 +208,7 @@ def _te_notes(config: Any, environ: Mapping[str, str]) -> list[str]:
         PrecisionConfigError: A variable contradicts the config.
     """
     attention = bool(getattr(config, "fp8_dot_product_attention", False))
-    findings = environment_findings(scheme_of(config), environ, attention=attention)
+    findings = environment_findings(scheme_of_layers(config), environ, attention=attention)
     errors = [finding for finding in findings if finding.severity == "error"]
     if errors:
         raise PrecisionConfigError("The environment contradicts the config of this run:", errors)

@@ -1,12 +1,7 @@
 # ruff: noqa: N803  (shape suffixes are capitals)
-"""Attention in one operator, and the parts of a sequence under context parallelism.
-
-Of 2 x ranks chunks a rank holds one from the front and one from the back, so that causal attention
-is the same work for each. A chunk of queries attends to all keys up to its own end.
+"""Attention in one operator.
 
 Shapes: S sequence, B batch, N heads, G key/value heads, D width of a head.
-Source: megatron-core 0.16.1 utils.py, get_batch_on_this_cp_rank; Transformer Engine 2.20.2
-pytorch/attention/dot_product_attention/context_parallel.py, AttnFuncWithCPAndKVAllGather.
 """
 
 import torch
@@ -48,28 +43,3 @@ def attended(
         scale=scale,
         enable_gqa=q_BNSD.shape[1] != k_BGSD.shape[1],
     )
-
-
-def chunks_of(rank: int, ranks: int) -> tuple[int, int]:
-    """Return the numbers of a context-parallel rank's two chunks, of 2 x ranks chunks."""
-    return rank, 2 * ranks - 1 - rank
-
-
-def own_part(whole: torch.Tensor, rank: int, ranks: int) -> torch.Tensor:
-    """Return a rank's part of a tensor whose second axis is the sequence."""
-    if ranks == 1:
-        return whole
-    chunks = whole.chunk(2 * ranks, dim=1)
-    first, second = chunks_of(rank, ranks)
-    return torch.cat([chunks[first], chunks[second]], dim=1)
-
-
-def in_order(gathered: torch.Tensor, ranks: int) -> torch.Tensor:
-    """Return the whole sequence in order, from the parts of all ranks along axis 0."""
-    parts = iter(gathered.chunk(2 * ranks))
-    part_of: dict[int, torch.Tensor] = {}
-    for rank in range(ranks):
-        for number in chunks_of(rank, ranks):
-            part_of[number] = next(parts)
-    ordered = [part_of[number] for number in range(2 * ranks)]
-    return torch.cat(ordered)

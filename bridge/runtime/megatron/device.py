@@ -107,6 +107,7 @@ def _of_aliases(send: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _alias(tensor: Any) -> Any:
+    """Return a tensor that shares memory with a tensor, None for None."""
     if tensor is None:
         return None
     return tensor.detach()

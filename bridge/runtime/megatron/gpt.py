@@ -19,14 +19,14 @@ from megatron.core.transformer.module import Float16Module
 
 from bridge.errors import RunConfigError
 from bridge.runtime.megatron.device import has_cuda
-from bridge.runtime.megatron.emulation.linear import scheme_of
 from bridge.runtime.megatron.emulation.model import emulate, prepare_emulation
+from bridge.runtime.megatron.emulation.parallel_linear import scheme_of_layers
 from bridge.runtime.megatron.hybrid.model import build_hybrid
 from bridge.runtime.megatron.initial_weights import draw_weights, marked_weights
 from bridge.runtime.megatron.layer_spec import block_spec, mtp_spec
 from bridge.runtime.megatron.process import release_at_end
 from bridge.runtime.megatron.replacement import Change, fitting, replaced
-from bridge.runtime.megatron.without_te import OF_CONFIGS
+from bridge.runtime.megatron.without_te import CHANGES_FOR_CONFIGS
 
 ACTIVATIONS = {
     "gelu": F.gelu,
@@ -88,7 +88,7 @@ class GPTConfig(MLATransformerConfig):  # type: ignore[misc]  # Megatron is unty
             config.activation_func = ACTIVATIONS[activation]
         if config.hybrid_layer_pattern or config.hybrid_override_pattern:
             config.is_hybrid_model = True
-        with warnings.catch_warnings(), replaced(fitting(OF_CONFIGS)):
+        with warnings.catch_warnings(), replaced(fitting(CHANGES_FOR_CONFIGS)):
             # Megatron's own defaults trip over a deprecation of its own.
             warnings.filterwarnings("ignore", message="full scope is deprecated")
             warnings.filterwarnings("ignore", message="moe_ffn_hidden_size is not set")
@@ -232,7 +232,7 @@ def _require_te_storage(config: Any, ddp: Any) -> None:
     Source: megatron-core 0.16.1 distributed/param_and_grad_buffer.py:828; 0.17.1
     has `fp4_param_gather` for them.
     """
-    is_fp4 = getattr(config, "fp4", None) and scheme_of(config)
+    is_fp4 = getattr(config, "fp4", None) and scheme_of_layers(config)
     is_packed = is_fp4 and getattr(config, "fp4_param", False)
     if is_packed and ddp.use_distributed_optimizer and not hasattr(ddp, "fp4_param_gather"):
         raise RunConfigError(
@@ -271,6 +271,7 @@ def _build_chunk(
     vp_stage: int | None,
     phases: Sequence[Any],
 ) -> torch.nn.Module:
+    """Build a chunk of the model: layers, weights, 16-bit module, emulation."""
     arguments = _model_arguments(config, vp_stage)
     model: torch.nn.Module
     recipe: Any = getattr(config, "quant_recipe", None)

@@ -32,7 +32,8 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 
 from bridge.errors import RunConfigError
 from bridge.model.variants import DELTA_NET
-from bridge.runtime.megatron.attention import FusedDotProductAttention, LatentAttention
+from bridge.runtime.megatron.attention import FusedDotProductAttention
+from bridge.runtime.megatron.latent_attention import LatentAttention
 
 
 class SequenceParallelNorm:

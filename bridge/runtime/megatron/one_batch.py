@@ -155,6 +155,10 @@ class _Route:
         default_compute_topk: _Choose,
         **_named: Any,
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return scores and experts: those that the first pass chose.
+
+        Megatron calls it in place of its choice of experts. The arguments are Megatron's.
+        """
         values, preferred = default_compute_topk(
             scores, topk, num_groups=num_groups, group_topk=group_topk
         )

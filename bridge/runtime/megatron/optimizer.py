@@ -28,6 +28,7 @@ class TorchAdamDistributedOptimizer(DistributedOptimizer):  # type: ignore[misc]
     def _set_main_param_and_optimizer_states(
         self, model_param: Any, tensors: dict[str, torch.Tensor], *others: Any, **named: Any
     ) -> None:
+        """Set the state of a parameter, with the present step where the checkpoint has none."""
         group, order = self.model_param_group_index_map[model_param]
         state = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
         if "step" in state and "step" not in tensors:

@@ -172,6 +172,7 @@ class Peers:
         return self._store.check([f"{word} {rank}"]) or self._store.check([f"left {rank}"])
 
     def _host(self, rank: int) -> str:
+        """Return the name of a rank's host, as far as the rank has stored it."""
         if self._store.check([f"host {rank}"]):
             return self._store.get(f"host {rank}").decode()
         return "an unknown host"

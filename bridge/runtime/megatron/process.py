@@ -42,7 +42,7 @@ from bridge.runtime.megatron.peers import Peers, in_time
 from bridge.runtime.megatron.quiet import quiet_loggers
 from bridge.runtime.megatron.replacement import fitting, replaced
 from bridge.runtime.megatron.stop_request import StopRequest, noted_signals
-from bridge.runtime.megatron.without_te import OF_LAYERS
+from bridge.runtime.megatron.without_te import CHANGES_FOR_LAYERS
 
 TIMEOUT_MINUTES = 30.0
 _runs = itertools.count()
@@ -195,7 +195,7 @@ def _blamed(peers: Peers, request: StopRequest) -> Iterator[None]:
 
 def _repair(stack: ExitStack) -> None:
     """Repair Megatron's layers, and ignore warnings of torch that a user cannot act on."""
-    stack.enter_context(replaced(fitting(OF_LAYERS)))
+    stack.enter_context(replaced(fitting(CHANGES_FOR_LAYERS)))
     stack.enter_context(warnings.catch_warnings())
     warnings.filterwarnings(
         "ignore", category=FutureWarning, module=r"(torch\.distributed|megatron)\."

@@ -10,9 +10,10 @@ import torch
 from bridge.runtime.megatron.device import has_cuda
 
 _PROCESS = Path("/proc/self")
-_RESET = "5"
-"""Written to ``clear_refs`` it sets the high-water mark to the
-present memory (Linux, man 5 proc).
+_PEAK_BECOMES_PRESENT = "5"
+"""Written to ``clear_refs`` it sets the peak of the resident memory to the present memory.
+
+Source: Linux, man 5 proc.
 """
 
 
@@ -34,7 +35,7 @@ def start_peak_memory() -> None:
     if has_cuda():
         torch.cuda.reset_peak_memory_stats()
     with suppress(OSError):  # another system
-        (_PROCESS / "clear_refs").write_text(_RESET, encoding="ascii")
+        (_PROCESS / "clear_refs").write_text(_PEAK_BECOMES_PRESENT, encoding="ascii")
 
 
 def peak_memory() -> int | None:

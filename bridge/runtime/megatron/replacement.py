@@ -104,6 +104,7 @@ def misfit(original: object, replacement: object) -> str | None:
 
 
 def _is_fitting(path: str, original: object, replacement: object) -> bool:
+    """Return whether a replacement fits its original; a misfit is logged."""
     reason = misfit(original, replacement)
     if reason is not None:
         log_left_out(path, reason)

@@ -26,16 +26,18 @@ _FUSED = (
 in a check that then names TE.
 """
 _ASKS_FOR_INFERENCE = "is_inference_column_parallel_linear"
-_OF_RELEASE: list[Change] = []
+_CHANGES_OF_SOME_RELEASES: list[Change] = []
 """Changes of layers that some releases alone need."""
 if not hasattr(moe_utils, "te_general_gemm"):  # :1192, NameError
-    _OF_RELEASE.append((moe_utils, "te_general_gemm", None))
+    _CHANGES_OF_SOME_RELEASES.append((moe_utils, "te_general_gemm", None))
 if hasattr(multi_token_prediction, _ASKS_FOR_INFERENCE):
     # From 0.20 on (main of 2026-08-22, :1193): TypeError, a class of layers that needs TE is None
     # there.
-    _OF_RELEASE.append((multi_token_prediction, _ASKS_FOR_INFERENCE, lambda *_, **_named: False))
+    _CHANGES_OF_SOME_RELEASES.append(
+        (multi_token_prediction, _ASKS_FOR_INFERENCE, lambda *_, **_named: False)
+    )
 
-OF_CONFIGS: tuple[Change, ...] = (
+CHANGES_FOR_CONFIGS: tuple[Change, ...] = (
     (transformer_config, "is_te_min_version", lambda *_, **_named: True),
     *((moe_utils, name, None) for name in _FUSED),
 )
@@ -44,14 +46,15 @@ OF_CONFIGS: tuple[Change, ...] = (
 The check is about experts without tokens (transformer_config.py:1601), which emulated layers
 accept.
 """
-OF_LAYERS: tuple[Change, ...] = (
+CHANGES_FOR_LAYERS: tuple[Change, ...] = (
     (shared_experts, "is_te_min_version", lambda *_, **_named: False),  # :68, TypeError under FP8
     # :184, TypeError: it counts as there, its layers do not
     (multi_latent_attention, "HAVE_TE", False),
-    *_OF_RELEASE,
+    *_CHANGES_OF_SOME_RELEASES,
 )
 """Replaced while Megatron builds and runs layers with experts, latent attention or prediction
 layers.
 """
-if str(get_te_version()) not in ("None", "0.0.0"):  # it is there; 0.0.0 from megatron-core 0.19 on
-    OF_CONFIGS = OF_LAYERS = ()
+# Without Transformer Engine the version is 0.0.0 from megatron-core 0.19 on, and None before.
+if str(get_te_version()) not in ("None", "0.0.0"):
+    CHANGES_FOR_CONFIGS = CHANGES_FOR_LAYERS = ()

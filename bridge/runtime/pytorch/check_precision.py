@@ -352,8 +352,10 @@ def _sizes(tensors: Iterable[Any]) -> dict[str, int]:
 
 
 def _line(name: str, counts: Mapping[str, int], unit: str) -> str:
+    """Return a line of the report: a name and its counts."""
     return f"{name:<16} {_counted(counts, unit)}"
 
 
 def _counted(counts: Mapping[str, int], unit: str) -> str:
+    """Return counts by name in words, none for no count."""
     return ", ".join(f"{name}: {count:,} {unit}" for name, count in counts.items()) or "none"

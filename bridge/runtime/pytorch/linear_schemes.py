@@ -45,8 +45,8 @@ def linear_schemes(
     places = megatron_names(names)
     if not places:
         rule = (
-            "must have linear layers with names of a Llama, GPT-NeoX or torchtitan model, "
-            "for example"
+            "must have linear layers with names such as those of a Llama, GPT-NeoX or torchtitan "
+            "model"
         )
         examples = ", ".join(names[:3]) or "none"
         remedy = "Use emulate_linears with skip."

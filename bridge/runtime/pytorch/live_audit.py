@@ -6,7 +6,9 @@
     with assert_effective(model, "fp8", min_layers=24):         # any model
         loss_of(model(x)).backward()
 
-Both record the GEMMs that run, in any framework; no config is read.
+Both record the GEMMs that run. `assert_effective` reads no config, and so takes a model of any
+framework. `audit` reads the config of a Megatron model where it is called with a recipe, which it
+plans for that config.
 """
 
 from __future__ import annotations
@@ -60,10 +62,14 @@ def audit(
         model: A Megatron model, or this rank's list of its chunks, in Megatron's wrappers or
             without.
         plan: The plan; or a recipe, or its name, which is planned for the config of the model.
-        raises: Raise an error if step and plan differ. Otherwise the mismatches are returned alone.
+        raises: Raise an error if step and plan differ. Without it the differences are in
+            `StepAudit.mismatches` alone.
+
+    Yields:
+        The record and the mismatches, both filled at the end of the block.
 
     Raises:
-        AuditError: The step differs from the plan.
+        AuditError: The step differs from the plan, and `raises` is set.
         PrecisionTypeError: `plan` is a recipe, and the model has no Megatron config.
     """
     planned = plan
@@ -126,12 +132,14 @@ def gathered(watch: GemmWatch, census: tuple[CensusRow, ...] = ()) -> Record:
 
 
 def _chunks(model: Model) -> list[torch.nn.Module]:
+    """Return the chunks of a model: a list as it is, or the model alone."""
     if isinstance(model, (list, tuple)):
         return list(model)
     return [model]  # type: ignore[list-item]
 
 
 def _plan_of(chunk: torch.nn.Module, recipe: MixedPrecisionConfig | str) -> PrecisionPlan:
+    """Return the plan of a recipe for the config of a Megatron model."""
     from bridge.registry.registry import get_mixed_precision_config
     from bridge.target.versions import installed
 
@@ -144,6 +152,7 @@ def _plan_of(chunk: torch.nn.Module, recipe: MixedPrecisionConfig | str) -> Prec
 
 @contextmanager
 def _recording(model: Model, done: StepAudit) -> Iterator[None]:
+    """Record a ``with`` block into a `StepAudit`."""
     from bridge.runtime.pytorch.record.watch import GemmWatch  # imports torch
 
     watch = GemmWatch(_chunks(model))

@@ -175,6 +175,7 @@ def require_config(config: object) -> MixedPrecisionConfig:
 
 
 def _device_type(device: str | torch.device | None) -> str:
+    """Return the type of a device; by default it is CUDA where that is available."""
     import torch
 
     if device is None:

@@ -25,7 +25,7 @@ def main(plan: dict) -> None:
         declare(plan.get("target"), schemes=[plan["scheme"]])
     import torch
 
-    import bridge.runtime.megatron.emulation.linear as emulated
+    import bridge.runtime.megatron.emulation.parallel_linear as emulated
     from bridge.runtime.megatron.backend import choose_backend, running
     from bridge.runtime.megatron.process import training_process
     from bridge.training.config import runtime_config_update
@@ -71,7 +71,7 @@ def main(plan: dict) -> None:
 def watched(backend: str, model: list, step: int, operands: list[dict]):
     """Keep the operands of each GEMM in low precision of a block."""
     from bridge.precision.schemes import GEMMS
-    from bridge.runtime.megatron.emulation.linear import EmulatedLinear
+    from bridge.runtime.megatron.emulation.parallel_linear import EmulatedParallelLinear
     from bridge.runtime.megatron.record.telemetry import global_layer_names
     from bridge.runtime.numerics import Observer
     from bridge.runtime.pytorch.record import te_gemms
@@ -107,10 +107,10 @@ def watched(backend: str, model: list, step: int, operands: list[dict]):
     with ExitStack() as stack:
         if backend == "te_cpu":
             stack.enter_context(running.following(filter(is_te, names)))
-            stack.enter_context(te_gemms.watching(keep_te, nullcontext))
+            stack.enter_context(te_gemms.reported_gemms(keep_te, nullcontext))
         else:
             for module, where in names.items():
-                if isinstance(module, EmulatedLinear):
+                if isinstance(module, EmulatedParallelLinear):
                     module.observer = Keeper(where)
                     stack.callback(setattr, module, "observer", None)
         yield

@@ -5,7 +5,7 @@ import torch
 from megatron.core.distributed import DistributedDataParallelConfig
 
 from bridge.runtime.megatron.backend import Backend, running
-from bridge.runtime.megatron.emulation.linear import emulated_linears, gemm_precision
+from bridge.runtime.megatron.emulation.parallel_linear import emulated_linears, gemm_precision
 from bridge.runtime.megatron.emulation.stored_weight import StoredWeight
 from bridge.runtime.megatron.gpt import GPTConfig, build_gpt, run_config
 from bridge.runtime.megatron.process import training_process

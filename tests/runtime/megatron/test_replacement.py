@@ -19,7 +19,7 @@ from bridge.runtime.megatron import device
 from bridge.runtime.megatron.emulation.stored_weight import quantize_shards
 from bridge.runtime.megatron.one_batch import _Route
 from bridge.runtime.megatron.replacement import changes, fitting, log_left_out, misfit, replaced
-from bridge.runtime.megatron.without_te import OF_LAYERS
+from bridge.runtime.megatron.without_te import CHANGES_FOR_LAYERS
 from bridge.runtime.pytorch.record import te_gemms
 
 
@@ -100,7 +100,7 @@ def test_every_replacement_fits_the_installed_release():
     of_router = RouterReplay.get_replay_topk
     assert misfit(of_router, _Route.get_replay_topk) is None
     assert misfit(fp8_utils.quantize_param_shard, quantize_shards) is None
-    assert [name for owner, name, value in OF_LAYERS if misfit(getattr(owner, name, None), value)] == []
+    assert [name for owner, name, value in CHANGES_FOR_LAYERS if misfit(getattr(owner, name, None), value)] == []
 
 
 def started_with(monkeypatch: pytest.MonkeyPatch, **options: Any) -> Callable[..., list[Any]]:
@@ -157,17 +157,23 @@ def test_a_group_with_options_of_its_own_or_none_starts_as_torch_would(
 def test_a_call_of_another_release_is_not_read_as_a_gemm(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    extension = ModuleType(te_gemms.EXTENSION)
+    extension, apex = ModuleType(te_gemms.EXTENSION), ModuleType(te_gemms.APEX_EXTENSION)
     extension.__dict__["generic_gemm"] = generic_gemm
+    apex.__dict__["wgrad_gemm_accum_fp32"] = generic_gemm
     monkeypatch.setitem(sys.modules, te_gemms.EXTENSION, extension)
+    monkeypatch.setitem(sys.modules, te_gemms.APEX_EXTENSION, apex)
     te_gemms._log_unrecorded.cache_clear()
     seen: list[Any] = []
-    with caplog.at_level(logging.WARNING), te_gemms.watching(seen.append, nullcontext):
+    with caplog.at_level(logging.WARNING), te_gemms.reported_gemms(seen.append, nullcontext):
         assert extension.generic_gemm(1, True, 2, False) == ("product",)
         assert extension.generic_gemm(1, True, 2, False) == ("product",)
+        assert apex.wgrad_gemm_accum_fp32(1, 2) == ("product",)
     assert seen == []
-    assert [record.getMessage().partition(":")[0] for record in caplog.records] == [
-        "generic_gemm of Transformer Engine is called with 4 arguments, not 16"
+    assert [record.getMessage() for record in caplog.records] == [
+        "generic_gemm of Transformer Engine is called with 4 arguments, not 16: its GEMMs are not recorded. "
+        "The record was written for Transformer Engine 2.9 to 2.20.",
+        "wgrad_gemm_accum_fp32 of Apex is called with 2 arguments, not 3: its GEMMs are not recorded. "
+        "The record was written for the calls of Megatron Core 0.16.",
     ]
 
 

@@ -21,7 +21,7 @@ from bridge.precision.schemes import scheme_row
 from bridge.rules.variables import environment_findings, nvte_variables, set_lines
 from bridge.runtime.megatron import backend
 from bridge.runtime.megatron.backend import te_recipe
-from bridge.runtime.megatron.emulation.linear import scheme_of
+from bridge.runtime.megatron.emulation.parallel_linear import scheme_of_layers
 from bridge.runtime.megatron.te import machine as machine_module
 from bridge.runtime.megatron.te.layers import layer_factory, name_te_modules, te_quantizers
 from bridge.runtime.megatron.te.machine import missing_for_te
@@ -137,7 +137,7 @@ def megatrons_recipe(recipes):
 @pytest.mark.parametrize("fields", CONFIGS.values(), ids=CONFIGS)
 def test_the_table_of_schemes_has_the_class_and_the_keywords_that_megatron_passes(fields, megatrons_recipe):
     config = config_of(**fields)
-    row = scheme_row(scheme_of(config), "fp8" if config.fp8 else "fp4")
+    row = scheme_row(scheme_of_layers(config), "fp8" if config.fp8 else "fp4")
     made = megatrons_recipe(config)
     assert row.te_class in [kind.__name__ for kind in type(made).__mro__]
     assert {key: getattr(made, key) for key in row.te_keywords} == {

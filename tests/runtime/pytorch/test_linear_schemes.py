@@ -131,5 +131,5 @@ def test_a_row_that_takes_nothing_is_refused(select: Any, message: str) -> None:
     with pytest.raises(PrecisionTypeError) as raised:
         convert_linears(model, config, emulate=True)
     assert str(raised.value) == message
-    with pytest.raises(PrecisionTypeError, match="must have linear layers with names of a Llama"):
+    with pytest.raises(PrecisionTypeError, match="must have linear layers with names such as those of a Llama"):
         convert_linears(torch.nn.Sequential(torch.nn.Linear(32, 32)), config)

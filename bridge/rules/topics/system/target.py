@@ -344,7 +344,7 @@ RULES = (
         when=not_emulated,
         message="the emulated backend does not run it",
         remedies=("turn it off", "run this where Transformer Engine works"),
-        source="this project: bridge.runtime.megatron.emulation.linear",
+        source="this project: bridge.runtime.megatron.emulation.parallel_linear",
     ),
     error(
         id="PB616",
@@ -357,7 +357,7 @@ RULES = (
             "choose the backend te_cpu",
             "run this where Transformer Engine works",
         ),
-        source="this project: bridge.runtime.megatron.emulation.linear",
+        source="this project: bridge.runtime.megatron.emulation.parallel_linear",
     ),
     warning(
         id="PB617",

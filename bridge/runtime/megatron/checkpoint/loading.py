@@ -35,7 +35,7 @@ from bridge.runtime.megatron.checkpoint.state import (
     restore_random_states,
     sharded_state,
 )
-from bridge.runtime.megatron.emulation.model import (
+from bridge.runtime.megatron.emulation.requantised import (
     requantise_stored_weights,
     round_masters_to_weights,
     unrecorded,

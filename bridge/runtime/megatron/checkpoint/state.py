@@ -20,7 +20,7 @@ from megatron.core.dist_checkpointing.dict_utils import nested_values
 from megatron.core.dist_checkpointing.mapping import ShardedObject
 from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
-from bridge.runtime.megatron.emulation.model import delayed_updates
+from bridge.runtime.megatron.emulation.regions import delayed_updates
 from bridge.runtime.megatron.emulation.stored_weight import StoredWeight
 from bridge.runtime.megatron.gpt import padded_vocab_size, unwrapped
 from bridge.runtime.megatron.optimizer import parts

@@ -17,7 +17,7 @@ from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
 from bridge.errors import DataError
 from bridge.runtime.megatron.agreement import from_first_rank
-from bridge.runtime.megatron.causal_attention import own_part
+from bridge.runtime.megatron.context_parallel import part_of_rank
 from bridge.runtime.megatron.data.corpus import END_OF_DOCUMENT, Corpus
 
 log = logging.getLogger(__name__)
@@ -186,7 +186,7 @@ def batches(
     for samples in loader:
         batch = {}
         for name, tensor in samples.items():
-            part = own_part(tensor, context_parallel_rank, context_parallel_size)
+            part = part_of_rank(tensor, context_parallel_rank, context_parallel_size, dim=1)
             batch[name] = part.to(where, non_blocking=True)
         yield batch
 

@@ -147,7 +147,8 @@ STAND_INS = (
 )
 SPECS = "megatron.core.models.mamba.mamba_layer_specs"
 """Megatron's spec of a hybrid's layers, which imports the mixer."""
-_OF_TRITON = ("megatron.core.ssm.mamba_mixer", SPECS)
+_MIXER = "megatron.core.ssm.mamba_mixer"
+_NEED_TRITON = (_MIXER, SPECS)
 """Modules that cannot be imported without Triton. megatron-core 0.19 has no part that can."""
 _TENSOR_OPS = "megatron.core.inference.contexts.attention_context.triton.tensor_ops"
 _UNCALLED = ("tensor_get_slice_after", "tensor_masked_update", "tensor_merge")
@@ -189,7 +190,7 @@ def _without_triton() -> Iterator[None]:
 
     After the block they are not in `sys.modules`.
     """
-    if find_spec("triton") is not None or _OF_TRITON[0] in sys.modules:
+    if find_spec("triton") is not None or _MIXER in sys.modules:
         yield
         return
     if not _triton_modules:
@@ -197,7 +198,7 @@ def _without_triton() -> Iterator[None]:
         stub.__dict__.update(dict.fromkeys(_UNCALLED))
         sys.modules[_TENSOR_OPS] = stub
         try:
-            modules = {name: importlib.import_module(name) for name in _OF_TRITON}
+            modules = {name: importlib.import_module(name) for name in _NEED_TRITON}
             _triton_modules.update(modules)
         finally:
             del sys.modules[_TENSOR_OPS]

@@ -17,8 +17,8 @@ from megatron.core import parallel_state
 
 from bridge.runtime.audit.quantisation import OPERANDS, QuantisationRow
 from bridge.runtime.megatron.agreement import from_all_ranks
-from bridge.runtime.megatron.emulation.linear import EmulatedLinear
-from bridge.runtime.megatron.emulation.model import numbered_layers
+from bridge.runtime.megatron.emulation.numbered_layers import numbered_layers
+from bridge.runtime.megatron.emulation.parallel_linear import EmulatedParallelLinear
 from bridge.runtime.megatron.emulation.stored_weight import StoredWeight
 from bridge.runtime.megatron.te_cpu.storage import WATCHERS
 from bridge.runtime.numerics import (
@@ -68,7 +68,7 @@ class _ErrorObserver(Observer):
 
     def quantised(self, source: torch.Tensor, operand: GemmOperand) -> None:
         place = _Place(self.where, operand.role, self.fp8)
-        if not operand.columnwise and self.telemetry.is_new(place):
+        if not operand.columnwise and self.telemetry.take_first(place):
             self.telemetry.add(place, source, operand)
 
 
@@ -81,7 +81,7 @@ class Telemetry:
         self._emulated_layers: list[tuple[Any, tuple[int, str]]] = []
         self._te_layers: list[tuple[Any, tuple[int, str]]] = []
         for layer, where in global_layer_names(model).items():
-            if isinstance(layer, EmulatedLinear):
+            if isinstance(layer, EmulatedParallelLinear):
                 self._emulated_layers.append((layer, where))
             if hasattr(layer, "quantizers"):
                 self._te_layers.append((layer, where))
@@ -104,8 +104,8 @@ class Telemetry:
             for layer, _ in self._emulated_layers:
                 layer.observer = None
 
-    def is_new(self, place: _Place) -> bool:
-        """Return whether an operand is the first of its place in this step."""
+    def take_first(self, place: _Place) -> bool:
+        """Mark a place as seen in this step, and return whether it was not seen before."""
         is_first = place not in self._seen
         self._seen.add(place)
         return is_first
@@ -147,7 +147,7 @@ class Telemetry:
     def _watch(self, source: torch.Tensor, quantizer: Any, quantised: Quantised) -> None:
         """Measure a tensor that TE quantises on a CPU, if it is row-wise and new in its place."""
         place = self._place_of(source, quantizer)
-        if quantised.codes is None or place is None or not self.is_new(place):
+        if quantised.codes is None or place is None or not self.take_first(place):
             return
         matrix = source.reshape(-1, source.shape[-1])
         spec = quantised.spec

@@ -245,6 +245,7 @@ def _normed(module: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def _row(place: Place, operand: OperandFormat, error: float, *, is_fresh: bool) -> HealthRow:
+    """Return the health of a module from the error of its GEMM."""
     layer, module = place
     return HealthRow(
         layer=layer,

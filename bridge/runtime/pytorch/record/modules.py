@@ -138,11 +138,13 @@ class Running:
             yield
 
     def _enter(self, module: torch.nn.Module, arguments: Any) -> None:
+        """Note that a module's forward pass begins."""
         self._stack.append(module)
         if self._entered is not None:
             self._entered(module, arguments)
 
     def _leave(self, module: torch.nn.Module, arguments: Any, named: Any, output: Any) -> None:
+        """Note that a module's forward pass ends, and mark the autograd nodes that it made."""
         if not self._stack:
             return  # a module that ran already when the hooks were registered
         self._stack.pop()

@@ -33,6 +33,9 @@ APEX_EXTENSION = "fused_weight_gradient_mlp_cuda"
 
 With it Megatron adds weight gradients to their buffer outside of Transformer Engine.
 """
+TRANSFORMER_ENGINE = "Transformer Engine"
+TE_RELEASES = "Transformer Engine 2.9 to 2.20"
+MEGATRON_RELEASE = "the calls of Megatron Core 0.16"
 GEMM_OF_LAYOUT = {(True, False): "fprop", (False, False): "dgrad", (False, True): "wgrad"}
 """(transa, transb) -> the GEMM of a linear layer."""
 
@@ -139,6 +142,7 @@ class TeGemm:
 
 
 def _generic_gemm(args: Sequence[Any], _kwargs: Any, result: Any) -> Iterator[TeGemm]:
+    """Yield the GEMM of a call of `generic_gemm`."""
     call = GenericGemmArguments(*args[: len(GenericGemmArguments._fields)])
     out = None
     if not call.gelu:
@@ -157,6 +161,7 @@ def _generic_gemm(args: Sequence[Any], _kwargs: Any, result: Any) -> Iterator[Te
 
 
 def _grouped_gemm(args: Sequence[Any], _kwargs: Any, _result: Any) -> Iterator[TeGemm]:
+    """Yield each GEMM of a call of `te_general_grouped_gemm`."""
     call = GroupedGemmArguments.of(args)
     outs = call.outputs()
     for part, (left, right) in enumerate(zip(call.B, call.A, strict=True)):
@@ -172,6 +177,7 @@ def _grouped_gemm(args: Sequence[Any], _kwargs: Any, _result: Any) -> Iterator[T
 
 
 def _custom_gemm(args: Sequence[Any], kwargs: Any, result: Any) -> Iterator[TeGemm]:
+    """Yield the GEMM of a call of `custom_gemm`."""
     arguments = dict(zip(CUSTOM_GEMM_PARAMETERS, args, strict=False))
     arguments.update(kwargs)
     transa, transb = arguments.get("layout", "TN")
@@ -180,6 +186,7 @@ def _custom_gemm(args: Sequence[Any], kwargs: Any, result: Any) -> Iterator[TeGe
 
 
 def _apex_wgrad(args: Sequence[Any], _kwargs: Any, _result: Any) -> Iterator[TeGemm]:
+    """Yield the wgrad GEMM that Apex adds to a buffer."""
     total_input, grad_output, main_grad = args
     yield TeGemm(gemm="wgrad", left=grad_output, right=total_input, out=main_grad)
 
@@ -188,8 +195,12 @@ def _apex_wgrad(args: Sequence[Any], _kwargs: Any, _result: Any) -> Iterator[TeG
 class GemmFunction:
     """A function that multiplies matrices, and how the GEMMs of a call of it are read."""
 
+    package: str
+    """Transformer Engine or Apex."""
     module: str
     name: str
+    verified: str
+    """The releases whose calls were read to write `gemms`, for a message."""
     needed: int
     """Positional arguments that `gemms` reads."""
     gemms: Callable[[Sequence[Any], Any, Any], Iterator[TeGemm]]
@@ -198,73 +209,101 @@ class GemmFunction:
 
 GEMM_FUNCTIONS = (
     GemmFunction(
+        package=TRANSFORMER_ENGINE,
         module=EXTENSION,
         name="generic_gemm",
+        verified=TE_RELEASES,
         needed=len(GenericGemmArguments._fields),
         gemms=_generic_gemm,
     ),
     GemmFunction(
+        package=TRANSFORMER_ENGINE,
         module=EXTENSION,
         name="te_general_grouped_gemm",
+        verified=TE_RELEASES,
         needed=len(GroupedGemmArguments._fields),
         gemms=_grouped_gemm,
     ),
-    GemmFunction(module=CUSTOM_RECIPES, name="custom_gemm", needed=2, gemms=_custom_gemm),
-    GemmFunction(module=APEX_EXTENSION, name="wgrad_gemm_accum_fp32", needed=3, gemms=_apex_wgrad),
-    GemmFunction(module=APEX_EXTENSION, name="wgrad_gemm_accum_fp16", needed=3, gemms=_apex_wgrad),
+    GemmFunction(
+        package=TRANSFORMER_ENGINE,
+        module=CUSTOM_RECIPES,
+        name="custom_gemm",
+        verified=TE_RELEASES,
+        needed=2,
+        gemms=_custom_gemm,
+    ),
+    GemmFunction(
+        package="Apex",
+        module=APEX_EXTENSION,
+        name="wgrad_gemm_accum_fp32",
+        verified=MEGATRON_RELEASE,
+        needed=3,
+        gemms=_apex_wgrad,
+    ),
+    GemmFunction(
+        package="Apex",
+        module=APEX_EXTENSION,
+        name="wgrad_gemm_accum_fp16",
+        verified=MEGATRON_RELEASE,
+        needed=3,
+        gemms=_apex_wgrad,
+    ),
 )
+"""Functions that are watched; Megatron Core calls those of Apex."""
 
 
 @contextmanager
-def watching(
-    watcher: Callable[[TeGemm], None], quiet: Callable[[], AbstractContextManager[Any]]
+def reported_gemms(
+    report: Callable[[TeGemm], None], around_call: Callable[[], AbstractContextManager[Any]]
 ) -> Iterator[None]:
-    """Call a watcher with every GEMM after it has run, inside a ``with`` block.
+    """Report every GEMM of the extensions after it has run, inside a ``with`` block.
 
     Args:
-        watcher: Called with each GEMM.
-        quiet: Makes the context in which the extension is called. Operators of torch inside it are
-            part of the GEMM.
+        report: Called with each GEMM.
+        around_call: Makes the context in which the extension is called. Operators of torch inside
+            it are part of the GEMM.
     """
     with ExitStack() as stack:
         for function in GEMM_FUNCTIONS:
             module = sys.modules.get(function.module)
             original = getattr(module, "__dict__", {}).get(function.name)
             if original is not None:
-                watched = _watched(original, function, watcher, quiet)
-                stack.enter_context(patch.object(module, function.name, watched))
+                reporting = _reporting(original, function, report, around_call)
+                stack.enter_context(patch.object(module, function.name, reporting))
         yield
 
 
-def _watched(
+def _reporting(
     original: Callable[..., Any],
     function: GemmFunction,
-    watcher: Callable[[TeGemm], None],
-    quiet: Callable[[], AbstractContextManager[Any]],
+    report: Callable[[TeGemm], None],
+    around_call: Callable[[], AbstractContextManager[Any]],
 ) -> Callable[..., Any]:
-    """Return a function that calls the original, and then the watcher with its GEMMs."""
+    """Return a function that calls the original, and then reports its GEMMs."""
 
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
-        with quiet():
+        with around_call():
             result = original(*args, **kwargs)
         if len(args) < function.needed:
-            _log_unrecorded(function.name, len(args), function.needed)
+            _log_unrecorded(function, len(args))
             return result
         for gemm in function.gemms(args, kwargs, result):
-            watcher(gemm)
+            report(gemm)
         return result
 
     return call
 
 
 @functools.cache
-def _log_unrecorded(function: str, count: int, needed: int) -> None:
-    """Log once that the calls of another release of Transformer Engine are not recorded."""
+def _log_unrecorded(function: GemmFunction, count: int) -> None:
+    """Log once that calls of a function with fewer arguments are not recorded."""
     logger.warning(
-        "%s of Transformer Engine is called with %d arguments, not %d: its GEMMs are not recorded. "
-        "The record was written for Transformer Engine 2.9 to 2.20.",
-        function,
+        "%s of %s is called with %d arguments, not %d: its GEMMs are not recorded. "
+        "The record was written for %s.",
+        function.name,
+        function.package,
         count,
-        needed,
+        function.needed,
+        function.verified,
     )

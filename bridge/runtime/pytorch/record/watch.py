@@ -100,7 +100,7 @@ class GemmWatch(Observer):
         with (
             self.running.following(self.places),
             observing(self),
-            te_gemms.watching(self._te_gemm, self._inside_a_gemm),
+            te_gemms.reported_gemms(self._te_gemm, self._inside_a_gemm),
             _Dispatch(self),
         ):
             yield self

@@ -35,7 +35,7 @@ from megatron.core.tensor_parallel.mappings import (
 from torch import Tensor
 
 from bridge.precision.matchers import EVALUATION, TRAINING, Chosen, Effect
-from bridge.runtime.megatron.emulation.delayed import DelayedUpdates, scales_of_this_pass
+from bridge.runtime.megatron.emulation.scale_updates import DelayedUpdates, scales_of_this_pass
 from bridge.runtime.megatron.emulation.stored_weight import StoredWeight
 from bridge.runtime.numerics import (
     DelayedScaling,
@@ -59,7 +59,7 @@ def backward_overridden(override: str | None) -> Iterator[None]:
         _OVERRIDE.reset(before)
 
 
-def scheme_of(config: Any) -> str | None:
+def scheme_of_layers(config: Any) -> str | None:
     """Return the scaling scheme that the layers of a config's model run in.
 
     The scheme is None for high precision. Layers of a hybrid model know FP8 alone before
@@ -81,7 +81,7 @@ def gemm_precision(config: Any) -> GemmPrecision | None:
 
     The result is None for high precision.
     """
-    scheme = scheme_of(config)
+    scheme = scheme_of_layers(config)
     if scheme is None:
         return None
     number_format = config.fp8 or config.fp4
@@ -106,7 +106,7 @@ def is_low_layer(config: Any, number: int) -> bool:
     """
     if number >= config.num_layers:
         return bool(config.fp8)
-    return scheme_of(config) is not None and not is_first_last_bf16_layer(config, number)
+    return scheme_of_layers(config) is not None and not is_first_last_bf16_layer(config, number)
 
 
 def _in_module(
@@ -133,7 +133,7 @@ def _in_module(
     )
 
 
-class EmulatedLinear:
+class EmulatedParallelLinear:
     """The common part of both layers, a mix-in that replaces Megatron's `_forward_impl`."""
 
     config: Any
@@ -190,7 +190,7 @@ class EmulatedLinear:
             return high_precision
         after_backward = None
         if self.updates is not None:
-            after_backward = self.updates.after_backward_of(self)
+            after_backward = self.updates.register_for_backward(self)
         stored = None
         if isinstance(weight, StoredWeight):
             stored = weight.stored
@@ -202,14 +202,17 @@ class EmulatedLinear:
                 precision=precision,
                 state=self.fp8_state,
                 cache=self.weight_cache,
-                first_microbatch=self._is_first_microbatch_of(precision),
+                first_microbatch=self._take_first_microbatch(precision),
                 stored_weight=stored,
                 observer=self.observer,
                 after_backward=after_backward,
             )
 
-    def _is_first_microbatch_of(self, precision: GemmPrecision) -> bool:
-        """Return whether the weight is quantised for this micro-batch, not read from the cache.
+    def _take_first_microbatch(self, precision: GemmPrecision) -> bool:
+        """Take Megatron's mark of a step's first micro-batch from the layer.
+
+        Returns:
+            Whether the weight is quantised for this micro-batch, and not read from the cache.
 
         Megatron 0.16.1 sets `is_first_microbatch` in runs with FP8 or FP4 alone, so that a run
         whose low precision is chosen per module quantises in each micro-batch. So does evaluation
@@ -217,7 +220,7 @@ class EmulatedLinear:
         """
         is_first = self.is_first_microbatch
         self.is_first_microbatch = False
-        has_steps = scheme_of(self.config) is not None
+        has_steps = scheme_of_layers(self.config) is not None
         return is_first or not has_steps or precision is not self.gemm_precision
 
 
@@ -235,11 +238,11 @@ def _input_of_gemm(x: Tensor, arguments: Mapping[str, Any]) -> Tensor:
     return x
 
 
-class EmulatedColumnParallelLinear(EmulatedLinear, ColumnParallelLinear):  # type: ignore[misc]  # Megatron is untyped
+class EmulatedColumnParallelLinear(EmulatedParallelLinear, ColumnParallelLinear):  # type: ignore[misc]  # Megatron is untyped
     """`ColumnParallelLinear` with low-precision GEMMs: Y_i = X A_i, A split along its outputs."""
 
 
-class EmulatedRowParallelLinear(EmulatedLinear, RowParallelLinear):  # type: ignore[misc]  # Megatron is untyped
+class EmulatedRowParallelLinear(EmulatedParallelLinear, RowParallelLinear):  # type: ignore[misc]  # Megatron is untyped
     """`RowParallelLinear` with low-precision GEMMs: Y = sum of X_i A_i, A split along inputs."""
 
 
@@ -255,6 +258,6 @@ def emulated_linears(model: Sequence[torch.nn.Module]) -> list[Any]:
     layers: list[Any] = []
     for chunk in model:
         for module in chunk.modules():
-            if isinstance(module, EmulatedLinear):
+            if isinstance(module, EmulatedParallelLinear):
                 layers.append(module)
     return layers

@@ -44,14 +44,18 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
 
-    from bridge.runtime.megatron.emulation.linear import EmulatedLinear
+    from bridge.runtime.megatron.emulation.parallel_linear import EmulatedParallelLinear
 
 
 class DelayedUpdates:
     """Renews the scales of a model chunk."""
 
     def __init__(
-        self, regions: Sequence[torch.nn.Module], layers: Sequence[EmulatedLinear], *, tp_only: bool
+        self,
+        regions: Sequence[torch.nn.Module],
+        layers: Sequence[EmulatedParallelLinear],
+        *,
+        tp_only: bool,
     ) -> None:
         """Hook into the forward passes of a chunk's regions.
 
@@ -68,7 +72,7 @@ class DelayedUpdates:
         self._group = parallel_state.get_amax_reduction_group(
             with_context_parallel=True, tp_only_amax_red=tp_only
         )
-        self._first_layer: dict[torch.nn.Module, EmulatedLinear] = {}
+        self._first_layer: dict[torch.nn.Module, EmulatedParallelLinear] = {}
         """Region -> the layer that runs first in it."""
         self._layers = layers
         self._region_of: dict[torch.nn.Module, torch.nn.Module] = {}
@@ -84,10 +88,11 @@ class DelayedUpdates:
         for layer in self._layers:
             layer.updates = None
 
-    def after_backward_of(self, layer: EmulatedLinear) -> Callable[[], None] | None:
-        """Return the callback for the end of a layer's backward pass, None for most layers.
+    def register_for_backward(self, layer: EmulatedParallelLinear) -> Callable[[], None] | None:
+        """Register a layer that runs now, and return the callback for its backward pass, if any.
 
-        The first layer that runs in a region is the last layer of the backward pass.
+        The layer that is registered first in a region is the last layer of its backward pass. It
+        alone gets a callback, for the end of that pass.
         """
         region = self._region_of[layer]  # type: ignore[index]  # a module of Megatron's class, mixed in
         first = self._first_layer.setdefault(region, layer)
@@ -105,10 +110,12 @@ class DelayedUpdates:
                 state.merge_pending(which, amaxes)
 
     def _after_forward(self, *_: Any) -> None:
+        """Renew the scales of input and weight, if gradients are enabled."""
         if torch.is_grad_enabled():
             self._update("forward")
 
     def _update(self, which: str) -> None:
+        """Renew the scales of a pass from the amaxes of all ranks; a collective call."""
         DelayedScaling.update_all(self.states, which, self._reduced(which).flatten())
 
     def _reduced(self, which: str) -> torch.Tensor:
