@@ -317,6 +317,8 @@ def test_mxfp4_of_primus_is_named_and_not_planned(tmp_path: Path) -> None:
     run = primus(tmp_path, "fp4: e2m1", "fp4_recipe: mxfp4")
     assert run.reading.unplanned is not None
     assert run.reading.unplanned.startswith("fp4_recipe mxfp4: Primus adds this recipe")
+    (found,) = [one for one in check(run).findings if one.id == "PB202"]
+    assert (found.severity, "cannot be judged" in found.rule) == ("info", True)
 
 
 def test_an_experiment_outside_of_a_clone_rests_on_assumptions(tmp_path: Path) -> None:
