@@ -136,12 +136,12 @@ def read_section(role: str, owner: object, attributes: Mapping[str, Any] | None 
     unknown: dict[str, Any] = {}
     malformed: list[Finding] = []
     is_mapping = isinstance(owner, Mapping)
-    given: Mapping[str, Any]
+    fields: Mapping[str, Any]
     if isinstance(owner, Mapping):
-        given = owner
+        fields = owner
     else:
-        given = attributes or attributes_of(role, owner)
-    for name, value in given.items():
+        fields = attributes or attributes_of(role, owner)
+    for name, value in fields.items():
         row = FIELDS[role].get(name)
         if row is None:
             unknown[str(name)] = value
@@ -159,7 +159,7 @@ def read_section(role: str, owner: object, attributes: Mapping[str, Any] | None 
         malformed=tuple(malformed),
         unknown=unknown,
         of_newer_release=of_newer_release,
-        stated=frozenset(map(str, given)),
+        stated=frozenset(map(str, fields)),
     )
 
 

@@ -222,8 +222,8 @@ def _has_meaning(key: str, effect: Effect) -> bool:
     return key == "tp_only_amax_red" or key.startswith(effect.family)
 
 
-def _one_of(key: str, given: object, known: Sequence[str]) -> str:
-    value = getattr(given, "value", given)
+def _one_of(key: str, written: object, known: Sequence[str]) -> str:
+    value = getattr(written, "value", written)
     if value == "delayed":
         rule = (
             f"`{key}` cannot be delayed scaling, "

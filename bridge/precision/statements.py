@@ -82,9 +82,9 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
     else:
         __signature__ = _Signature()
 
-        def __init__(self, **given: object) -> None:
-            origin = given.get("_origin")
-            names = list(given)
+        def __init__(self, **named_values: object) -> None:
+            origin = named_values.get("_origin")
+            names = list(named_values)
             notes = {}
             if origin is not None:
                 notes = vars(origin)
@@ -99,19 +99,19 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
                 if name not in self.__dataclass_fields__ or name == "_origin":
                     raise TypeError(str(_unknown_field(name, type(self))))
                 if name in stated:
-                    changes[name] = given[name]
-            self._set_plain_fields(given)
+                    changes[name] = named_values[name]
+            self._set_plain_fields(named_values)
             self._state(changes)
             if hasattr(self, "__post_init__"):
                 self.__post_init__()
 
-        def _set_plain_fields(self, given: Mapping[str, object]) -> None:
+        def _set_plain_fields(self, named_values: Mapping[str, object]) -> None:
             """Set the fields that a subclass declares as any dataclass does."""
             stated = stated_fields(type(self))
             for field in dataclasses.fields(self):
                 if field.name in stated:
                     continue
-                value = given.get(field.name, default_of(field))
+                value = named_values.get(field.name, default_of(field))
                 if value is MISSING:
                     raise TypeError(f"{type(self).__name__}() is missing the field {field.name!r}")
                 setattr(self, field.name, value)

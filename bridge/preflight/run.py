@@ -5,7 +5,7 @@
     run.prediction.values["model"]["bf16"]             # as the last sync before it leaves it
     run.plan, run.planned.memory                       # what follows from that
 
-It holds the sections as they were given, the precision, the target and the source of each value.
+It has the sections as they are stated, the precision, the target and the source of each value.
 Nothing is written into it. Its check is `bridge.preflight.check.check`.
 """
 
@@ -264,13 +264,13 @@ class Run:
     @cached_property
     def prediction(self) -> Prediction:
         """The run as the last sync before it leaves it."""
-        given = {name: self.sections.get(name) for name in ROLES}
+        sections = {name: self.sections.get(name) for name in ROLES}
         data = self.section("data")
         if data and self.sections.get("precision_backend") is not None:  # text of our own runs
-            given["data"] = {**data, "vocab_size": data.get("vocab_size") or BYTES}
+            sections["data"] = {**data, "vocab_size": data.get("vocab_size") or BYTES}
         predicted = predict(
             self.precision,
-            given,
+            sections,
             target=self.target,
             unplanned=self.reading.unplanned,
             uncounted=self.reading.uncounted,
@@ -507,14 +507,14 @@ def resolve_precision(precision: Any, model: Any, target: Target) -> tuple[Any, 
 
 
 def _stated(
-    given: Mapping[str, Any], unknown: dict[str, Any], malformed: list[Finding]
+    fields: Mapping[str, Any], unknown: dict[str, Any], malformed: list[Finding]
 ) -> MixedPrecisionConfig:
     """Return the config of plain fields.
 
     Keys that are no field are added to `unknown`, and values of a wrong type to `malformed`.
     """
     stated: dict[str, Any] = {}
-    for name, value in given.items():
+    for name, value in fields.items():
         if name not in field_names(MixedPrecisionConfig):
             unknown[str(name)] = value
             continue

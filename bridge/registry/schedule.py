@@ -108,9 +108,9 @@ class PrecisionSchedule:
         optimizer: OptimizerOwner | None = None,
         ddp: DdpOwner | None = None,
     ) -> None:
-        given = {"model": model, "optimizer": optimizer, "ddp": ddp}
+        objects = {"model": model, "optimizer": optimizer, "ddp": ddp}
         owners: list[OwnerValues] = []
-        for role, target in given.items():
+        for role, target in objects.items():
             if target is not None:
                 owners.append(Owner(role, target).read())
         first = None
@@ -279,8 +279,8 @@ def planned_phases(
             values=_switched(values),
         )
         phases.append(phase)
-        held = {sync_row.field for sync_row in planned}
-        _refuse_what_no_config_holds(own, precision, held, number=number)
+        routed_fields = {sync_row.field for sync_row in planned}
+        _refuse_fields_without_config(own, precision, routed_fields, number=number)
         _refuse_what_is_fixed(built, values, phase)
         after = last
     return tuple(phases)
@@ -329,17 +329,17 @@ def _precision(
     return get_mixed_precision_config(name).override(path, **stated_over)
 
 
-def _refuse_what_no_config_holds(
+def _refuse_fields_without_config(
     own: MixedPrecisionConfig,
     precision: MixedPrecisionConfig,
-    held: set[str | None],
+    routed_fields: set[str | None],
     *,
     number: int,
 ) -> None:
     """Refuse a phase with another value of a field that no config of the run has: it cannot be compared."""
     for name, value in stated_values(precision).items():
         first = getattr(own, name)
-        if name not in held and not same(value, first):
+        if name not in routed_fields and not same(value, first):
             rule = f"states {name}={plain(value)} ({plain(first)} in phase 1), which no config given here has"
             remedy = "Give model, optimizer and DDP config, or state the value of phase 1."
             raise RunConfigError.of(f"{_WHERE}, phase {number}", rule, label_of(precision), remedy)

@@ -168,7 +168,7 @@ class Prediction:
 
 def predict(
     precision: PrecisionConfig | None,
-    given: Mapping[str, Any],
+    sections: Mapping[str, Any],
     *,
     target: Target | None = None,
     unplanned: str | None = None,
@@ -180,7 +180,7 @@ def predict(
     Args:
         precision: The precision that is written into the sections; None: they keep their own
             settings.
-        given: Section -> Megatron's object, a mapping of its fields, or a `Section`. An absent
+        sections: Section -> Megatron's object, a mapping of its fields, or a `Section`. An absent
             section has Megatron's defaults. An object that a sync has written to counts with the
             values that it had before.
         target: The GPUs and versions of the run; without a version of megatron-core every field is
@@ -190,15 +190,17 @@ def predict(
             its bytes.
         environment: Environment variables of the run; None: not known.
     """
-    unknown = given.keys() - {*ROLES}
+    unknown = sections.keys() - {*ROLES}
     if unknown:
         raise TypeError(
             f"a run has the sections {', '.join(ROLES)}, and not {', '.join(sorted(unknown))}"
         )
     is_synced = precision is not None
-    sections = {role: _section(role, given.get(role), is_synced=is_synced) for role in ROLES}
+    in_one_form = {}
+    for role in ROLES:
+        in_one_form[role] = _section(role, sections.get(role), is_synced=is_synced)
     return replace(
-        _predicted(precision, sections, target or Target()),
+        _predicted(precision, in_one_form, target or Target()),
         unplanned=unplanned,
         uncounted=uncounted,
         environment=environment or {},

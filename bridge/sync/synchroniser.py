@@ -59,7 +59,7 @@ log = logging.getLogger(__name__)
 
 def write(
     config: PrecisionConfig,
-    given: Mapping[str, Any],
+    objects: Mapping[str, Any],
     *,
     on_conflict: str = "override",
     strict: bool = False,
@@ -69,7 +69,7 @@ def write(
 
     Args:
         config: The precision.
-        given: Role -> object, or None for a role without one.
+        objects: Role -> object, or None for a role without one.
         on_conflict: A policy of `POLICIES`.
         strict: The run begins after this sync.
         known: The run as it was foreseen. Its plan is applied where it was made for these values.
@@ -80,7 +80,7 @@ def write(
         SyncCheckError: Megatron's validation or a rule refuses the result.
     """
     _require_policy(on_conflict)
-    owners = {role: Owner(role, target) for role, target in given.items() if target is not None}
+    owners = {role: Owner(role, target) for role, target in objects.items() if target is not None}
     refuse_wrong_objects(owners.values())
     values = {role: owner.read() for role, owner in owners.items()}
     planned: Sequence[SyncRow]
