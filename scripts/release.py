@@ -86,8 +86,12 @@ def require_contents(wheel: Path, source: Path, tracked: list[str]) -> None:
         in_wheel = {name for name in archive.namelist() if ".dist-info/" not in name}
     with tarfile.open(source) as archive:
         in_source = {name.partition("/")[2] for name in archive.getnames()}
-    wanted = {path_in_wheel(path) for path in tracked} - {None}
-    faults = {
+    wanted: set[str] = set()
+    for tracked_path in tracked:
+        path = path_in_wheel(tracked_path)
+        if path is not None:
+            wanted.add(path)
+    faults: dict[str, set[str]] = {
         "missing from the wheel": wanted - in_wheel,
         "in the wheel, and of no package": in_wheel - wanted,
         "missing from the source distribution": {"pyproject.toml", "README.md", "LICENSE"} - in_source,

@@ -185,6 +185,7 @@ class PlannedRun:
             self.parallel.pipeline > 1
             or self.workload.is_combined
             or self.plan.settings.fsdp
+            or shape.is_hybrid
             or shape.delta_net is not None
             or shape.indexer is not None
         )
