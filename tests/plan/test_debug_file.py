@@ -190,6 +190,19 @@ def test_commands_write_a_file_and_follow_it(tmp_path: Path, capsys: pytest.Capt
     assert "16 of 25 linear layers compute in FP8 (delayed scaling)" in capsys.readouterr().out
     assert main(["plan", "fp8_delayed", *run, "--purpose", "fake"]) == 2
     assert "--purpose: needs --write-debug-features" in capsys.readouterr().err
+    before = file.read_text()
+    both = ["--debug-features", str(file), "--write-debug-features", str(file)]
+    assert main(["plan", "fp8_delayed", *run, *both]) == 2
+    assert capsys.readouterr().err == (
+        "--write-debug-features: must not be a file that is read, as it would be overwritten, got "
+        f"{str(file)!r}. Give another file.\n"
+    )
+    for every in ("0", "-5"):
+        assert main(["plan", "fp8_delayed", *run, "--write-debug-features", str(file), "--every", every]) == 2
+        assert capsys.readouterr().err == (
+            f"--every: must be a whole number of at least 1, got {every}. Write --every 100.\n"
+        )
+    assert file.read_text() == before
     file.write_text(file.read_text().replace("DisableQuantizationLayer", "MyFeature"))
     assert main(["check", "fp8_delayed", *run, "--debug-features", str(file)]) == 2
     assert "MyFeature changes the precision of layers" in capsys.readouterr().err
