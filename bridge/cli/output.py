@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -46,6 +48,27 @@ def write_file(path: Path | str, text: str, option: str) -> None:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
         raise unwritable(path, option, error) from None
+
+
+def real_place(path: Path | str) -> Path:
+    """Return the absolute path behind links; a loop of links stays as it is, and raises nothing."""
+    return Path(os.path.realpath(path))
+
+
+def refuse_inputs(path: Path | str, option: str, inputs: Iterable[Path | str]) -> None:
+    """Raise RunConfigError where a file to be written is one of the files that are read.
+
+    A file of a run's folder that the run wrote is one too.
+    """
+    from bridge.runtime.audit.run_folder import FILES
+
+    place = real_place(path)
+    for each in inputs:
+        read = real_place(each)
+        is_of_run = place.parent == read and place.name in FILES
+        if place == read or is_of_run:
+            rule = "must not be a file that is read, as it would be overwritten"
+            raise RunConfigError.of(option, rule, str(path), "Give another file.")
 
 
 def unwritable(path: Path | str, option: str, error: OSError) -> RunConfigError:

@@ -437,17 +437,39 @@ def plan_of(run: Prediction, parallel: Parallel | None = None) -> PrecisionPlan:
         is_frozen=is_frozen,
         features=run.features,
     )
+    layers = tuple(planner.layers())
+    if run.features is not None:
+        notes = (*settings.notes, *_unmatched_types(run.features, layers, paths))
+        settings = replace(settings, notes=notes)
     return PrecisionPlan(
         label=label,
         settings=settings,
         shape=shape,
         parallel=parallel,
-        layers=tuple(planner.layers()),
+        layers=layers,
         paths=paths,
         module_rows=rows,
         adapter=adapter,
         is_frozen=is_frozen,
     )
+
+
+def _unmatched_types(
+    features: DebugFeatures, layers: Sequence[PlanLayer], paths: ModulePaths
+) -> Iterator[str]:
+    """Yield a note for each `layer_types` of the debugger that is in no layer's name."""
+    names: list[str] = []
+    for layer in layers:
+        linear = [module.name for module in layer.modules if module.kind == "linear"]
+        names += [paths.debug_name(layer.label, name) for name in linear]
+    for row in features.rows:
+        unmatched = row.unmatched_types(names)
+        if unmatched:
+            parts = ", ".join(map(repr, unmatched))
+            yield (
+                f"debug features, {row.name}: layer_types has {parts}, "
+                "and no linear layer of the plan has such a name"
+            )
 
 
 class _ModulesKey(NamedTuple):

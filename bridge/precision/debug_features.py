@@ -18,7 +18,7 @@ Engine 2.20.2 debug/features and debug/pytorch/debug_quantization.py.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,6 +26,8 @@ from bridge.errors import RunConfigError
 from bridge.precision.copies import HIGH, Copies, Copy, Pair
 from bridge.precision.schemes import GEMMS, WHOLE
 
+PLACE = "debug features"
+"""Where a fault is, at the beginning of its path."""
 NAMESPACE = "transformer_engine"
 ENABLED = "enabled"
 HARMLESS = frozenset({"LogTensorStats", "LogFp8TensorStats", "LogNvfp4TensorStats", "DumpTensors"})
@@ -43,6 +45,8 @@ FAKE_FORMATS = {
     "MXFP8E5M2": "e5m2 (mxfp8)",
 }
 """`quant_format` of FakeQuant -> the format that values are rounded to."""
+SELECTORS = ("layer_types", "layer_numbers", "layer_name_regex_pattern", "exact_layer_names")
+"""Keys of `layers`, of which an entry needs one."""
 NUMBER = re.compile(r"(?<!fc)\d+")
 """The number of a layer in its name, as the debugger finds it: not that of fc1."""
 
@@ -114,6 +118,16 @@ class FeatureRow:
         if self.numbers is None and self.types is None:
             return False
         return self._has_number(layer) and self._has_type(layer)
+
+    def unmatched_types(self, layers: Collection[str]) -> list[str]:
+        """Return the parts of `layer_types` that are in none of these layers' names."""
+        if self.pattern is not None:
+            return []
+        unmatched = []
+        for part in self.types or ():
+            if part != "all" and not any(part in layer for layer in layers):
+                unmatched.append(part)
+        return unmatched
 
     def _has_number(self, layer: str) -> bool:
         if self.numbers is None:
@@ -191,14 +205,31 @@ class DebugFeatures:
     def of(cls, content: Any) -> DebugFeatures:
         """Return the features of a file's content.
 
+        Megatron Bridge starts the debugger without a file where there is no content.
+
         Raises:
             RunConfigError: The debugger refuses such a file.
         """
+        if content is None or content == {}:
+            return cls(rows=())
+        if not isinstance(content, Mapping):
+            remedy = "Write each entry under a name."
+            raise _fault("", f"must be a mapping of entries, got {content!r:.80}", remedy)
         rows = []
-        if isinstance(content, Mapping):
-            for name, entry in content.items():
-                if isinstance(entry, Mapping) and entry.get(ENABLED, True):
-                    rows.append(_row(str(name), entry))
+        for key, entry in content.items():
+            name = str(key)
+            if not isinstance(entry, Mapping):
+                rule = f"must be a mapping with enabled and layers, got {entry!r:.80}"
+                raise _fault(name, rule, "Write both, or leave the entry out.")
+            if ENABLED not in entry:
+                rule = f"must have enabled, got {', '.join(map(str, entry)) or 'no key'}"
+                raise _fault(name, rule, "Add enabled: true or enabled: false.")
+            if entry[ENABLED]:
+                rows.append(_row(name, entry))
+        if not rows:
+            names = ", ".join(map(str, content))
+            rule = f"must have an entry that is on, and {names} has enabled: false"
+            raise _fault("", rule, "Set enabled: true, or leave the debugger out.")
         return cls(rows=tuple(rows))
 
     @property
@@ -233,27 +264,61 @@ class DebugFeatures:
 
 def _row(name: str, entry: Mapping[str, Any]) -> FeatureRow:
     layers = entry.get("layers")
-    if not isinstance(layers, Mapping):
-        layers = {}
+    if not isinstance(layers, Mapping) or all(layers.get(key) is None for key in SELECTORS):
+        rule = f"layers must be a mapping with one of {', '.join(SELECTORS)}, got {layers!r:.80}"
+        raise _fault(name, rule, "Choose layers, such as layers: {layer_types: [fc1]}.")
     if layers.get("exact_layer_names") is not None:
         rule = "exact_layer_names ends a run at the first layer that is not in the list"
         raise _fault(name, rule)
     pattern = None
     if layers.get("layer_name_regex_pattern") is not None:
         pattern = _compiled(name, str(layers["layer_name_regex_pattern"]))
-    types = layers.get("layer_types")
-    if types is not None:
-        types = tuple(map(str, types))
+    types = _types(name, layers.get("layer_types"))
     features: dict[str, Mapping[str, Any]] = {}
-    chosen = entry.get(NAMESPACE)
-    if isinstance(chosen, Mapping):
-        for feature, settings in chosen.items():
-            is_on = not isinstance(settings, Mapping) or settings.get(ENABLED, True)
-            if feature == ENABLED or not is_on:
-                continue
-            features[str(feature)] = settings if isinstance(settings, Mapping) else {}
+    chosen = entry.get(NAMESPACE, {})
+    if not isinstance(chosen, Mapping):
+        rule = f"{NAMESPACE} must be a mapping of features, got {chosen!r:.80}"
+        raise _fault(name, rule, "Name each feature with its settings, or leave the key out.")
+    for feature, settings in chosen.items():
+        is_on = not isinstance(settings, Mapping) or settings.get(ENABLED, True)
+        if feature == ENABLED or not is_on:
+            continue
+        features[str(feature)] = settings if isinstance(settings, Mapping) else {}
+        if feature in SINGLE_GEMMS or feature in (FAKE, PER_TENSOR):
+            _require_gemms(f"{name}.{feature}", features[str(feature)])
     numbers = _numbers(name, layers.get("layer_numbers"))
     return FeatureRow(name=name, numbers=numbers, types=types, pattern=pattern, features=features)
+
+
+def _require_gemms(name: str, settings: Mapping[str, Any]) -> None:
+    """Refuse a feature without GEMMs, or with a name that is no GEMM's."""
+    known = ", ".join(GEMMS)
+    remedy = f"Name {known} or some of them."
+    key = "gemms"
+    if "gemms_struct" in settings:
+        key = "gemms_struct"
+    rows = settings.get(key)
+    if not isinstance(rows, list | tuple):
+        raise _fault(name, f"{key} must be a list, got {rows!r:.80}", remedy)
+    for row in rows:
+        gemm = row
+        if key == "gemms_struct":
+            if not isinstance(row, Mapping):
+                raise _fault(name, f"{key} must have mappings with gemm, got {row!r:.80}", remedy)
+            gemm = row.get("gemm")
+        if gemm not in tuple(GEMMS):
+            raise _fault(name, f"{key} must have GEMMs of {known}, got {gemm!r:.80}", remedy)
+
+
+def _types(name: str, value: Any) -> tuple[str, ...] | None:
+    """Return the parts of names in `layer_types`; None where it is absent."""
+    if value is None:
+        return None
+    is_list = isinstance(value, list | tuple)
+    if not is_list or not all(isinstance(part, str) for part in value):
+        rule = f"layer_types must be a list of parts of layers' names, got {value!r:.80}"
+        raise _fault(name, rule, "Write, for example, [fc1, qkv].")
+    return tuple(value)
 
 
 def _compiled(name: str, pattern: str) -> re.Pattern[str]:
@@ -281,6 +346,10 @@ def _numbers(name: str, value: Any) -> frozenset[int] | None:
     return frozenset(numbers)
 
 
-def _fault(name: str, rule: str) -> RunConfigError:
-    path = f"debug features, {name}"
-    return RunConfigError(f"{path}: {rule}. nvdlfw-inspect 0.2.2 raises an error.", path=path)
+def _fault(name: str, rule: str, remedy: str = "") -> RunConfigError:
+    """Return the refusal of an entry, or of the whole file where the name is empty."""
+    path = PLACE
+    if name:
+        path = f"{PLACE}, {name}"
+    sentence = f"{path}: {rule}. nvdlfw-inspect 0.2.2 raises an error. {remedy}".rstrip()
+    return RunConfigError(sentence, path=path, remedy=remedy)

@@ -223,7 +223,7 @@ class Run:
         return Program(
             is_own=is_own,
             is_bridge=self.reading.settings_of == MEGATRON_BRIDGE,
-            is_without_parser=self.reading.settings_of == MEGATRON_CORE,
+            is_without_parser=self.reading.settings_of in (MEGATRON_CORE, MEGATRON_BRIDGE),
             # Ours reads its own checkpoints so that no variable is needed.
             is_resumed=loads and not is_own,
             refused=self.reading.refused,

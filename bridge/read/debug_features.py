@@ -17,6 +17,7 @@ from bridge.errors import RunConfigError
 from bridge.precision import strict_yaml
 
 if TYPE_CHECKING:
+    from bridge.precision.debug_features import DebugFeatures
     from bridge.preflight.run import Run
 
 SECTION, FEATURES, ENABLED = "tensor_inspect", "features", "enabled"
@@ -26,6 +27,11 @@ NOT_FOUND = (
 )
 CHANGES = (
     "{path}: {names} changes the precision of layers, and the plan does not follow it. {remedy}"
+)
+LEAVE_OUT = "Leave the feature out of the file to plan the run without it."
+NO_ENTRY = (
+    "{file}: must have an entry that is on, got {content}; nvdlfw-inspect 0.2.2 raises an error. "
+    "Write an entry, or leave out --debug-features."
 )
 REMEDY = f"Set {SECTION}.{ENABLED}=false to plan the run without it."
 
@@ -39,11 +45,31 @@ def with_features(run: Run, file: str) -> Run:
     text = strict_yaml.decoded(strict_yaml.read_bytes(file, error=RunConfigError), file)
     documents = strict_yaml.load_all(text, file, error=RunConfigError)
     content = documents[0] if documents else None
+    if content is None or content == {}:
+        written = "an empty file"
+        if content is not None:
+            written = "{}"
+        raise RunConfigError(NO_ENTRY.format(file=file, content=written), path=file)
+    from bridge.precision.debug_features import PLACE, DebugFeatures  # few runs have a debugger
+
+    try:
+        features = DebugFeatures.of(content)
+    except RunConfigError as error:
+        path = error.path.replace(PLACE, file, 1)
+        sentence = str(error).replace(PLACE, file, 1)
+        raise RunConfigError(sentence, path=path, remedy=error.remedy) from None
+    unknown = _unknown(features)
+    if unknown:
+        raise RunConfigError(CHANGES.format(path=file, names=unknown, remedy=LEAVE_OUT), path=file)
     sections = {**run.sections, SECTION: {ENABLED: True, FEATURES: content}}
-    reason = unfollowed_features(sections)
-    if reason is not None:
-        raise RunConfigError(reason.removesuffix(REMEDY).rstrip())
     return replace(run, sections=sections)
+
+
+def _unknown(features: DebugFeatures) -> str:
+    """Return the features that the plan does not follow, as words; empty where it follows all."""
+    from bridge.precision.debug_features import FOLLOWED
+
+    return ", ".join(name for name in features.names if name not in FOLLOWED)
 
 
 def unfollowed_features(sections: Mapping[str, Any]) -> str | None:
@@ -54,7 +80,7 @@ def unfollowed_features(sections: Mapping[str, Any]) -> str | None:
     section = sections.get(SECTION)
     if not isinstance(section, Mapping) or not section.get(ENABLED):
         return None
-    from bridge.precision.debug_features import FOLLOWED, DebugFeatures  # few runs have a debugger
+    from bridge.precision.debug_features import DebugFeatures  # few runs have a debugger
 
     content, path = section.get(FEATURES), f"{SECTION}.{FEATURES}"
     if isinstance(content, str) and content:
@@ -63,7 +89,7 @@ def unfollowed_features(sections: Mapping[str, Any]) -> str | None:
         features = DebugFeatures.of(content)
     except RunConfigError as error:
         return f"{error} {REMEDY}"
-    unknown = [name for name in features.names if name not in FOLLOWED]
+    unknown = _unknown(features)
     if not unknown:
         return None
-    return CHANGES.format(path=path, names=", ".join(unknown), remedy=REMEDY)
+    return CHANGES.format(path=path, names=unknown, remedy=REMEDY)

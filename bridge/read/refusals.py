@@ -37,6 +37,33 @@ NO_RUN = (
     "{path}: must have the sections of a run, such as model and mixed_precision, got {keys}. "
     "Give a run's file of Precision Bridge, Megatron Bridge or Megatron-LM."
 )
+OVERRIDES = (
+    "{path}: must be the file of a whole run, got overrides of Megatron Bridge, which are a part of one ({names}). "
+    "Give the script that starts the run with them, or the run's saved configuration."
+)
+PARTS_OF_BRIDGE = frozenset(
+    {
+        "comm_overlap",
+        "dataset",
+        "dist",
+        "ft",
+        "inprocess_restart",
+        "logger",
+        "nvrx_straggler",
+        "peft",
+        "profiling",
+        "rerun_state_machine",
+        "rng",
+        "scheduler",
+        "straggler",
+        "tensor_inspect",
+        "tokenizer",
+        "validation",
+    }
+)
+"""Sections of Megatron Bridge's ConfigContainer that a run of ours has not (0.6.2 training/config.py)."""
+MIN_PARTS = 2
+"""Sections from which on a file is one of overrides; a single one may be a misspelt key of ours."""
 OTHER_LAUNCHES = (
     "{path}: must start a run of Megatron-LM, got {programs!r:.80}. "
     "Give its launch script, or the configuration that this one starts with."
@@ -87,13 +114,16 @@ def _refuse_no_run(document: Document) -> None:
         if not key.startswith("_"):  # `_target_` is refused by itself
             keys.append(key)
     unknown = [key for key in keys if key not in KEYS]
+    names_classes = any(framework_signs.classes_in(document.mapping))  # refused by themselves
+    if len(unknown) >= MIN_PARTS and PARTS_OF_BRIDGE.issuperset(unknown) and not names_classes:
+        sentence = OVERRIDES.format(path=document.path, names=", ".join(unknown))
+        raise UnreadFileError(sentence, kind="looks like overrides of Megatron Bridge")
     foreign = [key for key in unknown if not near_names(key, KEYS)]
     known_count = len(keys) - len(unknown)
     if len(foreign) > known_count:
         raise _no_run(document.path, unknown)
     fields = _fields_in(document.mapping)
     is_run = any(_is_field_of_a_run(section, name) for section, name in fields)
-    names_classes = any(framework_signs.classes_in(document.mapping))  # refused by themselves
     if unknown == foreign and fields and not is_run and not names_classes:
         dotted = [f"{section}.{name}" for section, name in fields]
         raise _no_run(document.path, [*unknown, *dotted])

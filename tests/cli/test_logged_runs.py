@@ -164,6 +164,7 @@ def test_a_log_that_lost_its_loss_is_outside(capsys: pytest.CaptureFixture[str])
     ("words", "sentence"),
     [
         (("--runs", BF16), "--runs: compares two runs or more, got 1."),
+        (("--runs", BF16, BF16), f"--runs: compares two runs or more, and the same one is given twice, got {BF16!r}."),
         (("--runs", BF16, "nothere.log"), "nothere.log: cannot be read: No such file or directory."),
         (("--runs", BF16, FP8, "--gate", "1"), "gate: must be a share of the baseline's loss, got '1'. Write gate=1%."),
         (
@@ -193,7 +194,7 @@ def test_a_log_is_watched_with_its_warnings_and_what_it_lacks(capsys: pytest.Cap
     out = capsys.readouterr().out
     assert "20 of 20" in out
     assert "Not in this log: arguments (precision and seed)." in out
-    assert "loss-not-finite: the loss is not finite since step 15." in out
+    assert "loss-not-finite: the loss is not finite from step 15 on." in out
     assert main(["report", "--watch", log, "--json", "--silence", "loss-not-finite"]) == 0
     state = json.loads(capsys.readouterr().out)
     assert (state["ended"], state["train"][0]["loss"], state["warnings"]) == (True, None, {})
@@ -225,3 +226,65 @@ def test_a_field_is_explained_by_the_arguments_and_the_records_of_a_log(
     path = str(SAMPLES / f"megatron_lm_{log}.log")
     assert main(["explain", field, "--run", path]) == 0
     assert sentence.replace("LOG", path) in capsys.readouterr().out.splitlines()
+
+
+CELLS = "iteration {step:8d}/      30 | consumed samples: {step:12d} | lm loss: {loss} | loss scale: 1.0 |"
+
+
+def log_with(path: Path, losses_at: dict[int, float]) -> Path:
+    path.write_text("".join(f"{CELLS.format(step=number, loss=loss)}\n" for number, loss in losses_at.items()))
+    return path
+
+
+@pytest.mark.parametrize("cut", ["lm lo", "lm loss: ", "lm loss: 2.38", " | loss scale: 1."])
+def test_a_log_that_is_cut_in_its_last_line_is_the_log_before_it(
+    cut: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = log_with(tmp_path / "train.log", {number: loss for number, loss in losses(1.0).items() if number < 21})
+    last = CELLS.format(step=21, loss="2.380952E+00")
+    log.write_text(log.read_text() + last[: last.index(cut) + len(cut)])
+    assert main(["report", "--watch", str(log), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["train"][-1]["step"] == 20
+
+
+def test_a_loss_that_is_finite_again_is_lost_at_its_step_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sound = log_with(tmp_path / "sound.log", losses(1.0))
+    once = log_with(tmp_path / "once.log", losses(1.0) | {21: float("nan")})
+    assert main(["report", "--watch", str(once)]) == 1
+    assert "loss-not-finite: the loss is not finite at step 21." in capsys.readouterr().out
+    assert main(["compare", "--runs", str(sound), str(once)]) == 1
+    assert "Its loss is not finite at step 21 in 1 of 1 seeds." in capsys.readouterr().out
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_baseline_whose_losses_are_zero_tells_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    zero = log_with(tmp_path / "zero.log", dict.fromkeys(STEPS, 0.0))
+    sound = log_with(tmp_path / "sound.log", losses(1.0))
+    assert main(["compare", "--runs", str(zero), str(sound)]) == 3
+    out = capsys.readouterr().out
+    assert "nan" not in out
+    assert "The mean of the baseline's loss in steps 16 to 30 is 0, and a gap is a share of a loss above 0." in out
+    assert main(["compare", "--runs", str(zero), str(sound), "--json", "--output", str(tmp_path / "out")]) == 3
+    assert json.loads(capsys.readouterr().out)[0]["rows"][1]["gap"]["share"] is None
+
+
+@pytest.mark.parametrize(("given", "out"), [("d.log", "d.log"), ("d.json", "d.html"), ("d.log", "../{name}/d.log")])
+def test_a_report_does_not_overwrite_the_log_that_it_reads(
+    given: str, out: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    log = log_with(tmp_path / given, losses(1.0))
+    before = log.read_bytes()
+    assert main(["report", str(log), "--out", str(tmp_path / out.format(name=tmp_path.name))]) == 2
+    assert capsys.readouterr().err.startswith("--out: must not be a file that is read, as it would be overwritten, got")
+    assert log.read_bytes() == before
+    assert [*tmp_path.iterdir()] == [log]
+
+
+def test_a_report_does_not_overwrite_a_file_of_the_run_that_it_reads(tmp_path: Path) -> None:
+    run = folder_of_ours(tmp_path, "bf16", 1.0)
+    before = (run / "summary.json").read_bytes()
+    assert main(["report", str(run), "--out", str(run / "summary.html")]) == 2
+    assert (run / "summary.json").read_bytes() == before
+    assert not (run / "summary.html").exists()

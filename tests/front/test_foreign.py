@@ -25,6 +25,20 @@ def test_sections_without_a_field_of_a_run_are_no_run(text: str, tmp_path, capsy
     assert "must have the sections of a run, such as model and mixed_precision, got" in capsys.readouterr().err
 
 
+def test_overrides_of_megatron_bridge_are_a_part_of_a_run(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    written = "model: {tensor_model_parallel_size: 1}\nscheduler: {lr_warmup_iters: 10}\nlogger: {log_interval: 1}\n"
+    (tmp_path / "override.yaml").write_text(written)
+    assert main(["check", "--config", "override.yaml"]) == 2
+    assert capsys.readouterr().err == (
+        "override.yaml: must be the file of a whole run, got overrides of Megatron Bridge, which are a part of one "
+        "(scheduler, logger). Give the script that starts the run with them, or the run's saved configuration.\n"
+    )
+    (tmp_path / "run.yaml").write_text("model: {num_layers: 2}\nlogger: {log_interval: 1}\n")
+    assert main(["check", "--config", "run.yaml"]) == 2
+    assert "Did you mean 'logging'?" in capsys.readouterr().err
+
+
 def test_a_field_that_is_misspelt_is_named_as_such(tmp_path, capsys) -> None:
     (tmp_path / "run.yaml").write_text("model: {num_layer: 2}\n")
     assert main(["plan", "--config", str(tmp_path / "run.yaml")]) == 2

@@ -331,6 +331,14 @@ def test_fp4_weights_of_a_file_that_leaves_their_masters_to_the_fused_adam_are_a
     assert "PB356" not in {one.id for one in report_of(repaired).findings}
 
 
+@pytest.mark.parametrize(("stored", "rule"), [(False, "PB341"), (True, "PB342")])
+def test_a_check_of_megatron_lms_parser_alone_is_a_warning(tmp_path: Path, stored: bool, rule: str) -> None:
+    content = container(mixed_precision={**PRECISION, "fp8_param": stored, "fp8_param_gather": stored})
+    content["optimizer"] |= {"optimizer_cpu_offload": True, "use_precision_aware_optimizer": stored}
+    findings = report_of(read(tmp_path, content)).findings
+    assert [one.severity for one in findings if one.id == rule] == ["warning"]
+
+
 def test_the_remedy_for_masters_outside_the_fused_adam_works(tmp_path: Path) -> None:
     content = container(optimizer=AWARE, mixed_precision={**PRECISION, "fp8": None})
     run = read(tmp_path, content, B200, "mixed_precision.fp8_recipe=null")
@@ -339,7 +347,12 @@ def test_the_remedy_for_masters_outside_the_fused_adam_works(tmp_path: Path) -> 
 
 
 INSPECTED = "megatron.bridge.training.config.TensorInspectConfig"
-LOGGED = {"stats": {"enabled": True, "transformer_engine": {"LogFp8TensorStats": {"enabled": True}}}}
+LAYERS = {"layer_types": ["fc1"]}
+LOGGED = {
+    "stats": {"enabled": True, "layers": LAYERS, "transformer_engine": {"LogFp8TensorStats": {"enabled": True}}},
+}
+OFF_ENTRY = {"one": {"enabled": False, "transformer_engine": {"FakeQuant": {"enabled": True}}}}
+OFF_FEATURE = {"one": {"enabled": True, "layers": LAYERS, "transformer_engine": {"FakeQuant": {"enabled": False}}}}
 
 
 def inspect(features: Any, *, enabled: bool = True) -> dict[str, Any]:
@@ -378,8 +391,8 @@ def test_an_unknown_feature_of_the_debugger_leaves_no_plan(
     [
         {"tensor_inspect": None},
         inspect(LOGGED),
-        inspect({"one": {"enabled": False, "transformer_engine": {"FakeQuant": {"enabled": True}}}}),
-        inspect({"one": {"enabled": True, "transformer_engine": {"FakeQuant": {"enabled": False}}}}),
+        inspect(LOGGED | OFF_ENTRY),
+        inspect(OFF_FEATURE),
         inspect({"one": {"enabled": True, "transformer_engine": {"FakeQuant": {"enabled": True}}}}, enabled=False),
         inspect("gone.yaml", enabled=False),
     ],

@@ -125,14 +125,71 @@ def test_a_scale_of_the_tensor_needs_delayed_scaling() -> None:
 @pytest.mark.parametrize(
     ("content", "rule"),
     [
-        ({"a": {"layers": {"exact_layer_names": ["x"]}}}, "a: exact_layer_names ends a run at the first layer"),
-        ({"a": {"layers": {"layer_numbers": 3}}}, "a: layer_numbers must be a list, got 3"),
-        ({"a": {"layers": {"layer_name_regex_pattern": "("}}}, "a: layer_name_regex_pattern is no regular expression"),
+        (
+            {"a": {"enabled": True, "layers": {"exact_layer_names": ["x"]}}},
+            "a: exact_layer_names ends a run",
+        ),
+        ({"a": {"enabled": True, "layers": {"layer_numbers": 3}}}, "a: layer_numbers must be a list, got 3"),
+        (
+            {"a": {"enabled": True, "layers": {"layer_name_regex_pattern": "("}}},
+            "a: layer_name_regex_pattern is no regular expression",
+        ),
     ],
 )
 def test_a_file_that_the_debugger_refuses_is_named(content: Any, rule: str) -> None:
     with pytest.raises(RunConfigError, match=rule):
         DebugFeatures.of(content)
+
+
+REFUSED = (
+    ([1], r"debug features: must be a mapping of entries, got \[1\]"),
+    ({"x": None}, "x: must be a mapping with enabled and layers, got None"),
+    ({"x": {"layers": {"layer_types": ["fc1"]}}}, "x: must have enabled, got layers"),
+    ({"x": {"enabled": False}}, "debug features: must have an entry that is on, and x has enabled: false"),
+    ({"x": {"enabled": True}}, "x: layers must be a mapping with one of .*, got None"),
+    ({"x": {"enabled": True, "layers": 5, "transformer_engine": "nope"}}, "x: layers must be a mapping .*, got 5"),
+    ({"x": {"enabled": True, "layers": {}}}, r"x: layers must be a mapping with one of .*, got \{\}"),
+    ({"x": {"enabled": True, "layers": {"layer_types": [5]}}}, r"x: layer_types must be a list of .*, got \[5\]"),
+    (
+        {"x": {"enabled": True, "layers": {"layer_types": ["fc1"]}, "transformer_engine": "nope"}},
+        "x: transformer_engine must be a mapping of features, got 'nope'",
+    ),
+)
+
+
+@pytest.mark.parametrize(("content", "rule"), REFUSED)
+def test_what_the_debugger_refuses_when_it_reads_a_file_is_refused(inspect: Any, content: Any, rule: str) -> None:
+    from types import SimpleNamespace
+
+    with pytest.raises(RunConfigError, match=rule) as refused:
+        DebugFeatures.of(content)
+    assert "nvdlfw-inspect 0.2.2 raises an error. " in str(refused.value)
+    registry = {name: SimpleNamespace(features={}) for name in ("base", "transformer_engine")}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(inspect, "get_logger", lambda: SimpleNamespace(log_message=lambda *_, **__: None))
+        patch.setattr(inspect, "print_rank_0", lambda _text: None)
+        with pytest.raises((AssertionError, TypeError)):
+            inspect.ConfigManager._load_config(content, registry)
+
+
+@pytest.mark.parametrize(
+    ("settings", "rule"),
+    [
+        ({"gemms": ["fprop", "bogus"]}, "gemms must have GEMMs of fprop, dgrad, wgrad, got 'bogus'"),
+        ({"gemms_struct": [{"gemm": "bogus"}]}, "gemms_struct must have GEMMs of fprop, dgrad, wgrad, got 'bogus'"),
+        ({}, "gemms must be a list, got None"),
+    ],
+)
+def test_a_gemm_that_there_is_not_is_refused(settings: dict[str, Any], rule: str) -> None:
+    content = entry({"layer_types": ["fc1"]}, DisableFP8GEMM={"enabled": True, **settings})
+    with pytest.raises(RunConfigError, match=f"debug features, one.DisableFP8GEMM: {rule}"):
+        DebugFeatures.of(content)
+
+
+def test_a_part_of_a_name_that_no_layer_has_is_named() -> None:
+    plan = planned(entry({"layer_types": ["fc1", "fc9"]}, DisableFP8Layer={"enabled": True}))
+    notes = [note for note in plan.settings.notes if note.startswith("debug features")]
+    assert notes == ["debug features, one: layer_types has 'fc9', and no linear layer of the plan has such a name"]
 
 
 def test_two_entries_for_a_layer_are_refused_as_by_the_debugger(inspect: Any) -> None:

@@ -190,6 +190,38 @@ def test_commands_write_a_file_and_follow_it(tmp_path: Path, capsys: pytest.Capt
     assert "16 of 25 linear layers compute in FP8 (delayed scaling)" in capsys.readouterr().out
     assert main(["plan", "fp8_delayed", *run, "--purpose", "fake"]) == 2
     assert "--purpose: needs --write-debug-features" in capsys.readouterr().err
+    before = file.read_text()
+    both = ["--debug-features", str(file), "--write-debug-features", str(file)]
+    assert main(["plan", "fp8_delayed", *run, *both]) == 2
+    assert capsys.readouterr().err == (
+        "--write-debug-features: must not be a file that is read, as it would be overwritten, got "
+        f"{str(file)!r}. Give another file.\n"
+    )
+    for every in ("0", "-5"):
+        assert main(["plan", "fp8_delayed", *run, "--write-debug-features", str(file), "--every", every]) == 2
+        assert capsys.readouterr().err == (
+            f"--every: must be a whole number of at least 1, got {every}. Write --every 100.\n"
+        )
+    assert file.read_text() == before
     file.write_text(file.read_text().replace("DisableQuantizationLayer", "MyFeature"))
     assert main(["check", "fp8_delayed", *run, "--debug-features", str(file)]) == 2
-    assert "MyFeature changes the precision of layers" in capsys.readouterr().err
+    assert f"{file}: MyFeature changes the precision of layers" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("", ": must have an entry that is on, got an empty file"),
+        ("{}", ": must have an entry that is on, got {}"),
+        ("- 1", ": must be a mapping of entries, got [1]"),
+        ("x: null", ", x: must be a mapping with enabled and layers, got None"),
+    ],
+)
+def test_a_file_that_is_refused_is_named(
+    text: str, rule: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "features.yaml"
+    file.write_text(text)
+    words = ["plan", "fp8_delayed", "model=gpt_tiny", "model.num_layers=6", "--debug-features", str(file)]
+    assert main(words) == 2
+    assert capsys.readouterr().err.startswith(f"{file}{rule}")

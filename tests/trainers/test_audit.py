@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from bridge.errors import AuditError, PrecisionTypeError
+from bridge.errors import AuditError, PrecisionTypeError, UnknownRecipeError
 from bridge.runtime.audit.record import Record
 from bridge.trainers.audit import AuditCallback, AuditOptions, attach_audit
 from bridge.trainers.audit.slime import before_train_step
@@ -122,6 +122,20 @@ def test_two_stages_are_one_record_and_other_settings_of_a_rank_are_refused(tmp_
 def test_an_unknown_choice_is_refused() -> None:
     with pytest.raises(PrecisionTypeError, match="on_mismatch: must be error or warn, got 'raise'"):
         AuditOptions(on_mismatch="raise")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"interval": -3}, "interval: must be a whole number from 0 on, got -3. Write 0"),
+        ({"interval": 1.5}, "interval: must be a whole number from 0 on, got 1.5. Write 0"),
+        ({"precision": "nope"}, "nope"),
+        ({"folder": 3}, "folder: must be a path, got 3. Name a folder"),
+    ],
+)
+def test_an_option_that_no_audit_can_use_is_refused_before_the_run(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises((PrecisionTypeError, UnknownRecipeError), match=sentence):
+        AuditCallback(**options)
 
 
 def test_slimes_hook_attaches_once() -> None:

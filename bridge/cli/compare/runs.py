@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bridge.cli.logged_runs import described_logs, is_log
-from bridge.cli.output import print_json, unwritable
+from bridge.cli.output import print_json, real_place, unwritable
 from bridge.errors import RunConfigError
 from bridge.extras import require_extra
 
@@ -27,8 +27,15 @@ def compare_runs(chosen: argparse.Namespace) -> int:
     from bridge.report.comparison import comparison_dict, show_comparisons, write_comparisons
     from bridge.runtime.compare.comparison import exit_code
 
-    paths = [Path(word) for word in dict.fromkeys(chosen.overrides)]
-    comparisons = _compared(paths, chosen.gate)
+    paths: dict[Path, Path] = {}  # the place -> the path as it was written first
+    repeated = None
+    for word in chosen.overrides:
+        path = Path(word)
+        place = real_place(path)
+        if place in paths:
+            repeated = path
+        paths.setdefault(place, path)
+    comparisons = _compared([*paths.values()], chosen.gate, repeated)
     if chosen.output is not None:
         folder = Path(chosen.output)
         try:
@@ -43,7 +50,8 @@ def compare_runs(chosen: argparse.Namespace) -> int:
     return exit_code(comparisons)
 
 
-def _compared(paths: Sequence[Path], gate: str | None) -> list[Comparison]:
+def _compared(paths: Sequence[Path], gate: str | None, repeated: Path | None) -> list[Comparison]:
+    """Return the comparisons of runs; `repeated` is a run that the command line names again."""
     from bridge.runtime.compare.arm import read_arm
     from bridge.runtime.compare.comparison import compare
     from bridge.runtime.compare.gap import GATE, gate_of
@@ -59,17 +67,21 @@ def _compared(paths: Sequence[Path], gate: str | None) -> list[Comparison]:
             arm = read_arm(path)
             if arm is not None:
                 arms.append(arm)
-        _require_several(len(arms))
+        _require_several(len(arms), repeated)
         return compare(arms, gate=share)
     if len(logs) < len(paths):
         rule = "compares runs of ours with each other, or logs with each other, got both"
         raise RunConfigError(f"--runs: {rule}. Give the runs of one kind.")
     described = described_logs(logs)
-    _require_several(len(described))
+    _require_several(len(described), repeated)
     compared = [log.compared() for log in described]
     return [compare_logs(compared, gate=share)]
 
 
-def _require_several(count: int) -> None:
-    if count < 2:
-        raise RunConfigError.of("--runs", "compares two runs or more", count, REMEDY)
+def _require_several(count: int, repeated: Path | None) -> None:
+    if count >= 2:
+        return
+    if repeated is not None:
+        rule = "compares two runs or more, and the same one is given twice"
+        raise RunConfigError.of("--runs", rule, str(repeated), REMEDY)
+    raise RunConfigError.of("--runs", "compares two runs or more", count, REMEDY)

@@ -7,18 +7,30 @@ from pathlib import Path
 
 import yaml
 
-from bridge.cli.output import write_file
+from bridge.cli.output import refuse_inputs, write_file
 from bridge.cli.planned_answer import plan_of
-from bridge.cli.run_arguments import read_run
+from bridge.cli.run_arguments import RunWords, read_run
+from bridge.errors import RunConfigError
 from bridge.plan.debug_file import EVERY, PURPOSES, features_of
+
+REMEDY = f"Write --every {EVERY}."
 
 
 def write_features(chosen: argparse.Namespace) -> None:
     """Write the features file of a run's plan."""
+    path = Path(chosen.write_debug_features)
+    inputs = [*RunWords.of(chosen).files]
+    if chosen.debug_features is not None:
+        inputs.append(chosen.debug_features)
+    refuse_inputs(path, "--write-debug-features", inputs)
+    every = EVERY
+    if chosen.every is not None:
+        every = chosen.every
+    if every < 1:
+        raise RunConfigError.of("--every", "must be a whole number of at least 1", every, REMEDY)
     plan = plan_of(read_run(chosen))
     purpose = chosen.purpose or PURPOSES[0]
-    content = features_of(plan, purpose, every=chosen.every or EVERY)
-    path = Path(chosen.write_debug_features)
+    content = features_of(plan, purpose, every=every)
     text = yaml.safe_dump(content, sort_keys=False, width=1000)
     write_file(path, text, "--write-debug-features")
     print(f"{path}: {len(content)} entries ({purpose}).")

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.cli.logged_runs import described_logs, is_log
-from bridge.cli.output import text_of, write_file
+from bridge.cli.output import refuse_inputs, text_of, write_file
 from bridge.cli.recipes.difference import field_differences
 from bridge.errors import BridgeError, RunConfigError
 from bridge.extras import require_extra
@@ -36,21 +36,32 @@ def write_page(chosen: argparse.Namespace) -> None:
     require_extra("train", "precision-bridge report")
     from bridge.report.html.page import content_json, render_markdown, render_page
 
+    form = chosen.format or FORMATS[0]
+    forms = _forms_of_files(chosen, form)
+    for file in forms:
+        refuse_inputs(file, "--out", chosen.runs)
     folders = [path for path in chosen.runs if not is_log(path)]
     logs = [path for path in chosen.runs if is_log(path)]
     runs = [*_content_of_folders(folders), *_content_of_logs(logs)]
-    form = chosen.format or FORMATS[0]
-    render = {"html": render_page, "md": render_markdown, "json": content_json}[form]
-    if str(chosen.out) == STANDARD_OUTPUT:
-        print(render(runs))
+    render = {"html": render_page, "md": render_markdown, "json": content_json}
+    if not forms:
+        print(render[form](runs))
         return
-    out = chosen.out or _place_beside(chosen.runs[0], form)
-    texts = {out: render(runs)}
-    if form == "html":
-        texts[out.with_suffix(".json")] = content_json(runs)
+    texts = {file: render[form_of_file](runs) for file, form_of_file in forms.items()}
     for file, text in texts.items():
         write_file(file, text, "--out")
         print(file)
+
+
+def _forms_of_files(chosen: argparse.Namespace, form: str) -> dict[Path, str]:
+    """Return file -> its format, of the files that a report has; none for standard output."""
+    if str(chosen.out) == STANDARD_OUTPUT:
+        return {}
+    out = chosen.out or _place_beside(chosen.runs[0], form)
+    forms = {out: form}
+    if form == "html":
+        forms[out.with_suffix(".json")] = "json"
+    return forms
 
 
 def _content_of_folders(paths: Sequence[Path]) -> list[dict[str, Any]]:

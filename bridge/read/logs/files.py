@@ -1,6 +1,8 @@
 """`read_logs`: the runs of a log, a folder of logs or an exported history."""
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from bridge.runtime.audit.run_log import RunLog
 
 MAX_BYTES = 512 * 2**20
 """A line for each of a million steps is smaller."""
+CUT_NOTE = "Its last line has no end, so that it may be cut, and was left out."
 READ = (
     "the folder of a run of ours, the log that Megatron-LM, Megatron Bridge or NeMo-RL prints, "
     "a TensorBoard folder, a history of W&B (CSV, JSON), an MLflow run (folder, CSV, JSON) or "
@@ -47,16 +50,28 @@ def _read_folder(path: Path) -> list[RunLog]:
 
 
 def _read_text(text: str, path: Path) -> list[RunLog]:
-    if megatron.is_of(text):
-        return [megatron.read(text, path)]
-    if nemo_rl.is_of(text):
-        return [nemo_rl.read(text, path)]
+    for printed in (megatron, nemo_rl):
+        if printed.is_of(text):
+            return [_read_printed(printed.read, text, path)]
     if text.lstrip().startswith(("{", "[")):
         return _read_json(text, path)
     logs = rows.read_csv(text, path)
     if logs is None:
         raise _unread(path)
     return logs
+
+
+def _read_printed(read: Callable[[str, Path], RunLog], text: str, path: Path) -> RunLog:
+    """Return the run of a printed log without the last line where that has no end.
+
+    A trainer that is still running, or that was killed, leaves a line cut anywhere: a figure may
+    lack its last digits, and a line its loss.
+    """
+    whole, newline, last = text.rpartition("\n")
+    log = read(whole + newline, path)
+    if last.strip():
+        log = replace(log, notes=(*log.notes, CUT_NOTE))
+    return log
 
 
 def _read_json(text: str, path: Path) -> list[RunLog]:

@@ -16,6 +16,7 @@ from bridge.precision.formats import FORMATS
 from bridge.runtime.audit.quantisation import QuantisationRow, last_measured
 from bridge.runtime.audit.record import HealthRow
 from bridge.runtime.audit.run_folder import RunFolder
+from bridge.runtime.audit.run_log import lost_at
 
 RECENT = 20
 """Most records, or measurements of the quantisers, that are compared with the last one."""
@@ -81,11 +82,14 @@ class Signs:
 
 
 def _loss_not_finite(signs: Signs) -> str | None:
-    """Return the sentence on the first loss that is not finite, None without one."""
+    """Return the sentence on the losses that are not finite, None without one."""
+    finite_at = {}
     for record in signs.train:
-        if record["loss"] is None:
-            return f"the loss is not finite since step {record['step']}."
-    return None
+        finite_at[record["step"]] = record["loss"] is not None
+    steps = lost_at(finite_at)
+    if steps is None:
+        return None
+    return f"the loss is not finite {steps}."
 
 
 def _gradients_not_finite(signs: Signs) -> str | None:

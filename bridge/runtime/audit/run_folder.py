@@ -21,6 +21,9 @@ CONFIG_FILE = "config.yaml"
 """The config of the run, the file by which its folder is known."""
 SUMMARY = "summary.json"
 METRICS = "metrics.jsonl"
+SYNC, FINDINGS = "sync.json", "findings.json"
+FILES = (CONFIG_FILE, SUMMARY, METRICS, SYNC, FINDINGS, RECORD, quantisation.FILE)
+"""Files that the training command writes and that are read here."""
 REMEDY = "Run it again, or delete the file."
 """What is to be done about a damaged file."""
 MAX_JSON_BYTES = 64 * 2**20
@@ -63,12 +66,12 @@ class RunFolder:
     @cached_property
     def sync(self) -> dict[str, Any]:
         """The report of the sync: `rows` and `findings`."""
-        return self.json_of("sync.json")
+        return self.json_of(SYNC)
 
     @cached_property
     def findings(self) -> dict[str, Any]:
         """The result of the check before the run."""
-        return self.json_of("findings.json")
+        return self.json_of(FINDINGS)
 
     @property
     def summary(self) -> dict[str, Any] | None:

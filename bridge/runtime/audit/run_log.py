@@ -22,6 +22,8 @@ FIGURES = {
 """Figure of a record that a log may lack -> its name in a sentence."""
 SPEEDS = ("seconds_per_step", "tokens_per_second", "tflops_per_gpu")
 """Figures of the throughput; a log has it with any of them."""
+MOST_LOST = 3
+"""Steps that a sentence on losses that are not finite lists at most."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -174,6 +176,39 @@ class RunLog:
         for step, loss in self.validation:
             rows.append({"kind": "validation", "step": step, "loss": _finite(loss)})
         return rows
+
+
+def lost_at(finite_at: Mapping[int, bool]) -> str | None:
+    """Return at which steps a loss was not finite, and from which on if none after it was.
+
+    Args:
+        finite_at: Step of each record -> whether its loss is finite, in the order of the steps.
+
+    Returns:
+        "at step 21", "at steps 21 and 25", "from step 21 on" or "at step 21 and from step 30 on";
+        None where every loss is finite.
+    """
+    between: list[int] = []
+    at_end: list[int] = []
+    for step, is_finite in finite_at.items():
+        if is_finite:
+            between.extend(at_end)
+            at_end.clear()
+        else:
+            at_end.append(step)
+    parts = []
+    if between:
+        shown = [str(step) for step in between[:MOST_LOST]]
+        if len(between) > MOST_LOST:
+            shown.append(f"{len(between) - MOST_LOST} more")
+        noun = "step"
+        if len(shown) > 1:
+            noun = "steps"
+            shown[-2:] = [f"{shown[-2]} and {shown[-1]}"]
+        parts.append(f"at {noun} {', '.join(shown)}")
+    if at_end:
+        parts.append(f"from step {at_end[0]} on")
+    return " and ".join(parts) or None
 
 
 def _finite(value: float | None) -> float | None:

@@ -18,8 +18,8 @@ learned little: a recipe that learns nothing would pass.
 
 import math
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import median_high
 from typing import Literal, NamedTuple
@@ -28,6 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bridge.errors import RunConfigError
+from bridge.runtime.audit.run_log import lost_at
 
 Verdict = Literal["within", "outside", "cannot tell"]
 Losses = NDArray[np.float64]
@@ -130,7 +131,10 @@ class Gap:
     """Mean over seeds and window."""
     loss: float | None = None
     share: float | None = None
-    """The gap as a share of the baseline's loss; positive where the recipe's loss is higher."""
+    """The gap as a share of the baseline's loss; positive where the recipe's loss is higher.
+
+    None where nothing was judged, or the baseline's loss is not above zero.
+    """
     low: float | None = None
     """Lower end of the interval; None with one seed."""
     high: float | None = None
@@ -150,26 +154,25 @@ def judge(
     the runs that decides how often a loss is recorded.
     """
     curves: list[Curve] = []
-    lost: list[int] = []
-    baseline_is_finite = True
+    lost: list[Curve] = []
+    lost_baselines: list[Curve] = []
     for baseline, recipe in pairs:
         curves += [baseline, recipe]
-        first_lost = recipe.first_lost()
-        if first_lost is not None:
-            lost.append(first_lost)
+        if recipe.first_lost() is not None:
+            lost.append(recipe)
         if baseline.first_lost() is not None:
-            baseline_is_finite = False
+            lost_baselines.append(baseline)
     steps = common_steps(curves)
     verdict: Verdict = "cannot tell"
     reason: str | None
     if not pairs:
         reason = "No seed was run with both recipes."
-    elif not baseline_is_finite:
-        reason = "The baseline's own loss is not finite."
+    elif lost_baselines:
+        reason = f"The baseline's own loss is not finite {_lost_steps(lost_baselines)}."
     elif lost:
         verdict = "outside"
         seeds = f"{len(lost)} of {len(pairs)} seeds"
-        reason = f"Its loss is not finite from step {min(lost)} on in {seeds}."
+        reason = f"Its loss is not finite {_lost_steps(lost)} in {seeds}."
     elif not steps and all(curve.steps for curve in curves):
         reason = "The runs have no step of which each has a record."
     else:
@@ -177,6 +180,15 @@ def judge(
     if reason is not None:
         return Gap(verdict=verdict, reason=reason, seeds=len(pairs), gate=gate)
     return _judged(pairs, steps, _window(steps, warm_up), gate)
+
+
+def _lost_steps(curves: Iterable[Curve]) -> str | None:
+    """Return at which steps the loss of any of these curves is not finite."""
+    finite_at: dict[int, bool] = {}
+    for curve in curves:
+        for step, loss in zip(curve.steps, curve.losses, strict=True):
+            finite_at[step] = finite_at.get(step, True) and math.isfinite(loss)
+    return lost_at(dict(sorted(finite_at.items())))
 
 
 def _window(steps: Sequence[int], warm_up: int) -> list[int]:
@@ -232,32 +244,41 @@ def _judged(pairs: Pairs, steps: list[int], chosen: list[int], gate: float) -> G
     base = np.stack(baseline_losses)
     difference = np.stack(losses) - base
     level = float(np.mean(_weighted(base, weights)))
-    per_seed = np.full(len(pairs), math.nan)
-    fall = 0.0
-    if level > 0:
-        per_seed = _weighted(difference, weights) / level
-        fall = 1 - level / float(np.mean(base[:, 0]))
-    share = float(np.mean(per_seed))
-    low, high = interval_of(per_seed)
-    bit_equal = all(baseline == recipe for baseline, recipe in pairs)
-    decision = _decide(per_seed, low, high, gate=gate, fall=fall, bit_equal=bit_equal)
     earlier = steps[: -len(chosen)]
-    last_earlier = 0
+    first = 1
     if earlier:
-        last_earlier = earlier[-1]
-    return Gap(
+        first = earlier[-1] + 1
+    bit_equal = all(baseline == recipe for baseline, recipe in pairs)
+    without_share = Gap(
+        verdict="cannot tell",
+        reason=(
+            f"The mean of the baseline's loss in steps {first} to {chosen[-1]} is {level:g}, "
+            "and a gap is a share of a loss above 0."
+        ),
+        seeds=len(pairs),
+        gate=gate,
+        window=(first, chosen[-1]),
+        baseline_loss=level,
+        loss=level + float(np.mean(_weighted(difference, weights))),
+        bit_equal=bit_equal,
+    )
+    if level <= 0:
+        return without_share
+    per_seed = _weighted(difference, weights) / level
+    first_level = float(np.mean(base[:, 0]))
+    fall = 0.0
+    if first_level > 0:
+        fall = 1 - level / first_level
+    low, high = interval_of(per_seed)
+    decision = _decide(per_seed, low, high, gate=gate, fall=fall, bit_equal=bit_equal)
+    return replace(
+        without_share,
         verdict=decision.verdict,
         reason=decision.reason,
         seeds_needed=decision.seeds_needed,
-        seeds=len(pairs),
-        gate=gate,
-        window=(last_earlier + 1, chosen[-1]),
-        baseline_loss=level,
-        loss=level + float(np.mean(_weighted(difference, weights))),
-        share=share,
+        share=float(np.mean(per_seed)),
         low=low,
         high=high,
-        bit_equal=bit_equal,
         over_steps=_over_steps(base, difference, steps),
     )
 
@@ -358,7 +379,7 @@ def _weighted(rows: Losses, weights: Losses) -> Losses:
 
 
 def _over_steps(base: Losses, difference: Losses, steps: Sequence[int]) -> GapCurve:
-    """Return the gap of each of up to `POINTS` blocks of steps."""
+    """Return the gap of each of up to `POINTS` blocks of steps whose baseline's loss is above 0."""
     weights = np.diff(steps, prepend=0).astype(np.float64)
     ends: list[int] = []
     means: list[float] = []
@@ -366,6 +387,8 @@ def _over_steps(base: Losses, difference: Losses, steps: Sequence[int]) -> GapCu
     highs: list[float] = []
     for block in np.array_split(np.arange(len(steps)), min(POINTS, len(steps))):
         level = np.average(base[:, block], axis=1, weights=weights[block]).mean()
+        if level <= 0:
+            continue
         per_seed = np.average(difference[:, block], axis=1, weights=weights[block]) / level
         mean = float(per_seed.mean())
         low, high = interval_of(per_seed)

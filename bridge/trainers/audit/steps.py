@@ -68,6 +68,18 @@ class AuditOptions:
         if self.on_mismatch not in ("error", "warn"):
             rule = f"must be error or warn, got {self.on_mismatch!r}"
             raise PrecisionTypeError(f"on_mismatch: {rule}. Name one of them.")
+        interval: Any = self.interval  # callers without type checks write what they like
+        is_whole = isinstance(interval, int) and not isinstance(interval, bool)
+        if not is_whole or interval < 0:
+            rule = "must be a whole number from 0 on"
+            remedy = "Write 0 to audit the first two steps alone."
+            raise PrecisionTypeError.of("interval", rule, interval, remedy)
+        folder: Any = self.folder
+        if folder is not None and not isinstance(folder, str | os.PathLike):
+            remedy = "Name a folder, or leave it out to write no record."
+            raise PrecisionTypeError.of("folder", "must be a path", folder, remedy)
+        if self.precision is not None and not isinstance(self.precision, PrecisionPlan):
+            get_mixed_precision_config(self.precision)
 
     def is_due(self, step: int) -> bool:
         """Return whether a step is audited; steps are counted from 1."""

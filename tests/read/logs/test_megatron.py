@@ -100,3 +100,11 @@ def test_the_loss_of_the_test_set_is_no_validation(tmp_path: Path) -> None:
     lines += [" validation loss at iteration 2 | lm loss value: 2.5E+00 | lm loss PPL: 1.2E+01 | \n"]
     lines += [" validation loss at iteration 2 on test set | lm loss value: 9.5E+00 | lm loss PPL: 1.2E+01 | \n"]
     assert written(tmp_path, "".join(lines)).validation == ((2, 2.5),)
+
+
+def test_a_last_line_without_its_end_is_left_out_and_named(tmp_path: Path) -> None:
+    whole = old_line(1) + old_line(2)
+    log = written(tmp_path, whole + old_line(3).rstrip("\n"))
+    assert [record.step for record in log.train] == [1, 2]
+    assert log.notes == ("Its last line has no end, so that it may be cut, and was left out.",)
+    assert written(tmp_path, whole).notes == ()

@@ -112,3 +112,21 @@ def test_records_of_skipped_steps_do_not_shift_the_comparison() -> None:
     regular = Curve(steps=(10, 20, 30), losses=(5.0, 4.0, 3.0))
     with_skip = Curve(steps=(10, 13, 20, 30), losses=(5.0, 6.0, 4.0 - 2 * 3 / 7, 3.0))
     assert with_skip.over((10, 20, 30)) == pytest.approx(regular.losses)
+
+
+@pytest.mark.parametrize(
+    ("lost", "words"),
+    [
+        ((20,), "at step 20"),
+        ((20, 30), "at steps 20 and 30"),
+        ((20, 30, 40, 50, 60), "at steps 20, 30, 40 and 2 more"),
+        ((95, 100), "from step 95 on"),
+        ((20, 100), "at step 20 and from step 100 on"),
+    ],
+)
+def test_a_lost_loss_is_told_with_its_steps(lost: tuple[int, ...], words: str) -> None:
+    sound = curve(1)
+    values = [math.nan if step in lost else loss for step, loss in zip(STEPS, sound.losses, strict=True)]
+    broken = Curve(steps=STEPS, losses=tuple(values))
+    assert judge([(sound, broken)], warm_up=WARM_UP).reason == f"Its loss is not finite {words} in 1 of 1 seeds."
+    assert judge([(broken, sound)], warm_up=WARM_UP).reason == f"The baseline's own loss is not finite {words}."

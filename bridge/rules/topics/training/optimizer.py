@@ -45,7 +45,11 @@ def offloaded_with_fp8_weights(run: RunContext) -> Iterator[Violation]:
 
 
 def _severity_of_parser(run: RunContext) -> str | None:
-    """Return "warning" where no parser of Megatron-LM checks the run, and the row's elsewhere."""
+    """Return "warning" where no parser of Megatron-LM checks the run, and the row's elsewhere.
+
+    Neither Megatron Core 0.19.2 (optimizer/__init__.py, optimizer_config.py) nor Megatron Bridge
+    0.6.2 (training/config.py, ConfigContainer.validate) has a check of its own for it.
+    """
     if run.program.is_without_parser:
         return "warning"
     return None
