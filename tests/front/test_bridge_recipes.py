@@ -427,7 +427,8 @@ def test_the_sizes_of_a_stated_checkpoint_are_below_what_the_recipe_states(recip
     assert run.model["hidden_size"] == 256
     assert run.model["num_query_groups"] == (4 if is_launched else 2)
     assert run.weakness("model.num_layers") is None
-    assert run.weakness("model.bias_activation_fusion") == "the checkpoint org/model-1b"
+    assert run.model["bias_activation_fusion"] is True
+    assert run.weakness("model.moe_token_dispatcher_type") == "the checkpoint org/model-1b"
 
 
 def test_the_checkpoint_of_a_recipe_is_found_by_its_name(recipe: Recipe) -> None:
