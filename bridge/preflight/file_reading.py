@@ -89,7 +89,7 @@ class RunChoice:
         """Refuse a checkpoint for a file that states the sizes of its model itself."""
         if self.checkpoint is not None:
             rule = f"is the checkpoint that makes a model, and that of {path} follows from the file"
-            remedy = "Drop it, or give a file of NeMo-RL, verl or ms-swift."
+            remedy = "Drop it, or give a file of NeMo-RL, verl, ms-swift or Megatron Bridge."
             raise RunConfigError.of("--context checkpoint", rule, self.checkpoint, remedy)
 
     def refuse_for(self, path: Path) -> None:
@@ -191,6 +191,13 @@ class FileReading:
     """
     opened: Mapping[str, str] = field(default_factory=dict)
     """Setting whose value a source that is not read may change -> that source, as a noun."""
+    is_of_checkpoint: bool = False
+    """Whether the `config.json` of a checkpoint makes the model, so that its folder may be stated."""
+    not_followed: str | None = None
+    """Why the `config.json` of the checkpoint gives no sizes, as a sentence.
+
+    None: they follow from it, or it is not read.
+    """
     read_too: tuple[str, ...] = ()
     """Other files that were read, as sentences."""
     release: Version | None = None

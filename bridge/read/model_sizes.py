@@ -37,5 +37,9 @@ def refuse_without_sizes(reading: FileReading, model: Mapping[str, Any], path: s
     if reading.settings_of == MEGATRON_LM:
         raise RunConfigError(f"{path}: does not state {names}, or only when it runs. Add {sizes}.")
     if decider is not None:
-        remedy = f"Add --context checkpoint=FOLDER, which has that file; or {sizes}."
+        remedy = f"Add {sizes}."
+        if reading.not_followed is not None:
+            remedy = f"{reading.not_followed} {remedy}"
+        elif reading.is_of_checkpoint:
+            remedy = f"Add --context checkpoint=FOLDER, which has its config.json; or {sizes}."
         raise RunConfigError(f"{path}: does not state {names}, which {decider} decides. {remedy}")

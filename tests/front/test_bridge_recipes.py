@@ -385,3 +385,109 @@ def test_convert_follows_the_functions_of_the_checkout(recipe: Recipe) -> None:
     assert (run.imported.label, run.imported.decided_by) == ("line 9, mine", None)
     assert mode_of(run.imported.config) == "bf16"
     assert run.imported.config.grad_reduce_in_fp32 is False
+
+
+CHECKPOINT = {
+    "model_type": "llama",
+    "num_hidden_layers": 6,
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "vocab_size": 32003,
+}
+OF_CHECKPOINT = """\
+def mine(hf_path="org/model-1b") -> ConfigContainer:
+    cfg = _base()
+    cfg.model = AutoBridge.from_hf_pretrained(hf_path).to_megatron_provider(load_weights=False)
+    cfg.model.seq_length = 32
+    cfg.model.hidden_size = 256
+    return cfg
+"""
+OF_CONFIG = OF_CHECKPOINT.replace("from_hf_pretrained(hf_path)", "from_hf_config(tuned())")
+
+
+def checkpoint_in(folder: Path, **keys: object) -> RunChoice:
+    """Return the choice of a folder with the `config.json` of a checkpoint."""
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({**CHECKPOINT, **keys}))
+    return RunChoice(checkpoint=str(folder))
+
+
+@pytest.mark.parametrize("is_launched", [False, True])
+def test_the_sizes_of_a_stated_checkpoint_are_below_what_the_recipe_states(recipe: Recipe, is_launched: bool) -> None:
+    path = recipe(OF_CHECKPOINT, name="src/megatron/bridge/recipes/more.py")
+    if is_launched:
+        (path.parent / "__init__.py").write_text("from megatron.bridge.recipes.more import mine\n")
+        path = recipe(LAUNCH.format(name="mine", words="model.num_query_groups=4"), name="run.sh")
+    run = load_run(config_file=path, choice=checkpoint_in(path.parent / "here"))
+    assert run.plan.shape.num_layers == 6
+    assert run.plan.shape.padded_vocab_size() == 32003
+    assert run.origin_of("model.num_layers") == "config.json of org/model-1b"
+    assert run.model["hidden_size"] == 256
+    assert run.model["num_query_groups"] == (4 if is_launched else 2)
+    assert run.weakness("model.num_layers") is None
+    assert run.model["bias_activation_fusion"] is True
+    assert run.weakness("model.moe_token_dispatcher_type") == "the checkpoint org/model-1b"
+
+
+def test_the_checkpoint_of_a_recipe_is_found_by_its_name(recipe: Recipe) -> None:
+    path = recipe(OF_CHECKPOINT)
+    checkpoint_in(path.parent / "org" / "model-1b")
+    run = load_run(config_file=path)
+    assert run.model["num_layers"] == 6
+    assert any("org/model-1b/config.json decides the model's sizes" in line for line in run.reading.read_too)
+
+
+def test_the_vocabulary_of_the_tokenizer_is_padded_as_the_checkpoint_says(recipe: Recipe) -> None:
+    tokenizer = "TokenizerConfig(tokenizer_type='NullTokenizer', vocab_size=1030, use_tokenizer_vocab_size=True)"
+    imported = "from megatron.bridge.training.tokenizers.config import TokenizerConfig\n"
+    body = OF_CHECKPOINT.replace("    return", f"    cfg.tokenizer = {tokenizer}\n    return")
+    path = recipe(imported + body)
+    run = load_run(config_file=path, choice=checkpoint_in(path.parent / "here", vocab_size=32064))
+    assert run.plan.shape.padded_vocab_size() == 1088  # 1031, padded to 64
+    assert run.weakness("model.vocab_size") is None
+    large = checkpoint_in(path.parent / "large", vocab_size=128256)
+    assert load_run(config_file=path, choice=large).plan.shape.padded_vocab_size() == 1152
+
+
+def test_the_vocabulary_of_a_tokenizer_that_is_not_known_is_open(recipe: Recipe) -> None:
+    tokenizer = "TokenizerConfig(tokenizer_type='HuggingFaceTokenizer', use_tokenizer_vocab_size=True)"
+    imported = "from megatron.bridge.training.tokenizers.config import TokenizerConfig\n"
+    body = OF_CHECKPOINT.replace("    return", f"    cfg.tokenizer = {tokenizer}\n    return")
+    path = recipe(imported + body)
+    run = load_run(config_file=path, choice=checkpoint_in(path.parent / "here"), strict=False)
+    assert run.model.get("vocab_size") is None
+    assert run.weakness("model.vocab_size") == "the tokenizer of the run"
+
+
+def test_a_checkpoint_whose_name_only_the_run_knows_is_read_where_it_is_stated(recipe: Recipe) -> None:
+    path = recipe(OF_CHECKPOINT.replace('="org/model-1b"', ""))
+    assert load_run(config_file=path, strict=False).model.get("num_layers") is None
+    run = load_run(config_file=path, choice=checkpoint_in(path.parent / "here"))
+    assert run.model["num_layers"] == 6
+
+
+def test_a_stated_checkpoint_that_cannot_be_read_is_refused(recipe: Recipe, tmp_path: Path) -> None:
+    path = recipe(OF_CHECKPOINT)
+    with pytest.raises(RunConfigError, match=r"must be a folder with a config\.json"):
+        load_run(config_file=path, choice=RunChoice(checkpoint=str(tmp_path / "gone")))
+    choice = checkpoint_in(tmp_path / "here", model_type="new_one")
+    with pytest.raises(RunConfigError, match="its model_type new_one is none whose layers are known here") as error:
+        load_run(config_file=path, choice=choice)
+    assert "--context checkpoint" not in str(error.value)
+    assert "Add model.num_layers=VALUE" in str(error.value)
+
+
+@pytest.mark.parametrize("body", [TINY, OF_CONFIG])
+def test_a_checkpoint_is_refused_where_none_is_known_to_make_the_model(recipe: Recipe, body: str) -> None:
+    path = recipe(body)
+    choice = checkpoint_in(path.parent / "here")
+    with pytest.raises(RunConfigError, match="is not known to make its model of one"):
+        load_run(config_file=path, choice=choice)
+
+
+def test_a_checkpoint_is_refused_for_a_recipe_that_is_not_at_hand(recipe: Recipe) -> None:
+    path = recipe(LAUNCH.format(name="absent_config", words=""), name="run.sh")
+    with pytest.raises(RunConfigError, match="is not known to make its model of one"):
+        load_run(config_file=path, choice=checkpoint_in(path.parent / "here"))

@@ -50,6 +50,8 @@ class Checkpoint:
     read_too: tuple[str, ...] = ()
     unknown: tuple[str, ...] = ()
     """As in `FileReading`."""
+    not_followed: str | None = None
+    """As in `FileReading`."""
 
     @property
     def uncounted(self) -> tuple[str, ...]:
@@ -113,8 +115,10 @@ def read_checkpoint(
     model = model_of({**config, **(overrides or {})}, bridge)
     unknown = []
     read_too = []
+    not_followed = None
     if model.unread is not None:
-        unknown.append(NOT_FOLLOWED.format(file=file, why=model.unread))
+        not_followed = NOT_FOLLOWED.format(file=file, why=model.unread)
+        unknown.append(not_followed)
     else:
         read_too.append(READ.format(name=shown, file=file, bridge=bridge))
     if model.other_parts is not None:
@@ -125,6 +129,7 @@ def read_checkpoint(
         bridge=bridge,
         read_too=tuple(read_too),
         unknown=tuple(unknown),
+        not_followed=not_followed,
     )
 
 

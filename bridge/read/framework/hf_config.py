@@ -30,6 +30,8 @@ DENSE_FIRST = "first_k_dense_replace"
 SHARED = "n_shared_experts"
 LINEAR = "linear_attention"
 """A kind of `layer_types`."""
+MOST_DIVISOR = 128
+"""Source: Megatron Bridge 067f987d models/conversion/model_bridge.py: make_vocab_size_divisible_by."""
 MTP_PATTERN = "mtp_hybrid_override_pattern"
 REPEATED = "mtp_use_repeated_layer"
 UNKNOWN_FAMILY = "its model_type {family} is none whose layers are known here"
@@ -48,6 +50,8 @@ class BridgedModel:
     """The dtype of the checkpoint's weights ("bfloat16"); None where it has no key for it."""
     unread: str | None = None
     """Why the fields are not known, as a clause; None: they are."""
+    vocab_divisor: int = 1
+    """The divisor to which Megatron Bridge pads a vocabulary that is the tokenizer's, not the checkpoint's."""
     other_parts: str | None = None
     """What stands in front of the language model, as a sentence; None: nothing does."""
 
@@ -63,6 +67,7 @@ class _Family:
     inner: str = ""
     adds: Mapping[str, object] = field(default_factory=dict)
     needs: str = ""
+    vocab_divisor: int | None = None
     made_by: Sequence[str] = (MEGATRON_BRIDGE, MBRIDGE, MCORE_BRIDGE)
 
 
@@ -123,7 +128,21 @@ def model_of(config: Mapping[str, object], bridge: str) -> BridgedModel:
         fields |= family.adds
     if bridge == MCORE_BRIDGE:
         fields.pop("mtp_num_layers", None)
-    return BridgedModel(fields=fields, dtype=dtype, other_parts=other_parts)
+    return BridgedModel(
+        fields=fields,
+        dtype=dtype,
+        vocab_divisor=family.vocab_divisor or _power_of_two(fields.get("vocab_size")),
+        other_parts=other_parts,
+    )
+
+
+def _power_of_two(vocab_size: object) -> int:
+    """Return the largest power of two that divides a vocabulary, up to `MOST_DIVISOR`."""
+    size = whole_number(vocab_size)
+    divisor = 1
+    while size and divisor < MOST_DIVISOR and size % (2 * divisor) == 0:
+        divisor *= 2
+    return divisor
 
 
 def _fields(config: Mapping[str, object], family: _Family) -> dict[str, object]:
@@ -208,6 +227,7 @@ def _families() -> dict[str, _Family]:
             inner=columns.get("inner", ""),
             adds=columns.get("adds", {}),
             needs=columns.get("needs", ""),
+            vocab_divisor=columns.get("vocab_divisor"),
             made_by=columns.get("made_by", base.made_by),
         )
     return families

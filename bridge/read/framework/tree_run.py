@@ -41,6 +41,8 @@ def reading_of_tree(
         unknown=(*found.unknown, *checkpoint.unknown),
         unplanned=found.unplanned,
         uncounted=(*found.uncounted, *checkpoint.uncounted),
+        is_of_checkpoint=True,
+        not_followed=checkpoint.not_followed,
         opened={**checkpoint.opened(model, known=known), **found.opened},
         open_values=found.open_values,
         generation=found.generation,

@@ -11,17 +11,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from bridge.preflight.file_reading import FileReading
-from bridge.read.framework.checkpoint import Checkpoint
+from bridge.errors import RunConfigError
+from bridge.preflight.file_reading import FileReading, RunChoice
+from bridge.read.framework.checkpoint import Checkpoint, read_checkpoint
+from bridge.read.framework.hf_config import MEGATRON_BRIDGE
 from bridge.read.keys import OWNERS, PRECISION
 from bridge.read.megatron_bridge import run
 from bridge.read.megatron_bridge.evaluator import Evaluator
 from bridge.read.megatron_bridge.importer import import_
 from bridge.read.megatron_bridge.library import BENCHMARK, PACKAGE
-from bridge.read.megatron_bridge.modelled_calls import CHECKPOINT, is_of_checkpoint
+from bridge.read.megatron_bridge.modelled_calls import CHECKPOINT, is_of_checkpoint, is_of_config
 from bridge.read.megatron_bridge.plain_data import decider_of, has_open, plain
 from bridge.read.megatron_bridge.stated_precision import StatedPrecision, stated_precision
 from bridge.read.megatron_bridge.values import Class, FieldValue, Object, is_open
+from bridge.read.tokenizers import vocab_size_of
 from bridge.registry.registry import REGISTRY
 from bridge.target.fields import FIELDS
 
@@ -58,23 +61,38 @@ UNREAD_ROWS = "{path}: {decider} makes the rows of single modules, which are not
 BEARING = (*OWNERS, PRECISION, "train", "dataset", "data", "tokenizer", "comm_overlap", "peft")
 """Sections whose open values bear on an answer."""
 NO_PRECISION = "{decider}, as no mixed_precision is set,"
+OF_TOKENIZER = "the tokenizer of the run"
+NOT_OF_CHECKPOINT = (
+    "is the checkpoint that makes a model, and {path} is not known to make its model of one"
+)
+WITHOUT_CHECKPOINT = (
+    "Drop it, and add the sizes that are not known, such as model.num_layers=VALUE."
+)
 
 
 @dataclass(kw_only=True, slots=True)
 class Sections:
     """The sections of a container while they are made."""
 
+    checkpoint: Checkpoint | None = None
+    """The checkpoint that the model is made of; None where it is made of none, or its name is not known."""
+    takes_vocabulary: bool = False
+    """Whether the model has the vocabulary of the run's tokenizer, and not that of its checkpoint."""
+    knows_tokenizer: bool = False
+    """Whether the vocabulary of that tokenizer is known: Megatron Bridge's start sets it."""
     whole: dict[str, object] = field(default_factory=lambda: {run.TARGET: CONTAINER})
     origins: dict[str, str] = field(default_factory=dict)
     open_values: dict[str, str] = field(default_factory=dict)
     opened: dict[str, str] = field(default_factory=dict)
     defaults: dict[str, object] = field(default_factory=dict)
-    """Defaults of the owners' classes."""
+    """Defaults of the owners' classes, and the fields of the checkpoint's model."""
     mode_decided_by: str | None = None
     """As in `FileReading`, but `whole`, which has the form of a saved container."""
 
 
-def reading_of(container: Object, evaluator: Evaluator, path: Path, name: str) -> FileReading:
+def reading_of(
+    container: Object, evaluator: Evaluator, path: Path, name: str, choice: RunChoice
+) -> FileReading:
     """Return what a container says of a run.
 
     Args:
@@ -82,8 +100,16 @@ def reading_of(container: Object, evaluator: Evaluator, path: Path, name: str) -
         evaluator: The evaluator that made it.
         path: The file that is read.
         name: Name of the function that makes the container.
+        choice: The folder of the checkpoint that the command line states is in it.
     """
-    sections = Sections()
+    model = _model_of_checkpoint(container)
+    if model is None:
+        refuse_checkpoint(choice, path)
+    sections = Sections(
+        checkpoint=_checkpoint_of(model, path, choice),
+        takes_vocabulary=_of_tokenizer(container, "use_tokenizer_vocab_size") is True,
+        knows_tokenizer=_knows_tokenizer(container),
+    )
     for key, stated in container.fields.items():
         if key != PRECISION:
             _add(sections, key, stated, evaluator)
@@ -94,16 +120,79 @@ def reading_of(container: Object, evaluator: Evaluator, path: Path, name: str) -
         unplanned = UNREAD_ROWS.format(path=MODULE_ROWS, decider=sections.open_values[MODULE_ROWS])
     origins = {reading.own_name(key): origin for key, origin in sections.origins.items()}
     open_values = {reading.own_name(key): text for key, text in sections.open_values.items()}
-    return replace(
+    reading = replace(
         reading,
         origins=origins,
         open_values=open_values,
         opened={**sections.opened, **reading.opened},
         unknown=(*_unknown(container, evaluator, name), *reading.unknown),
         unplanned=unplanned,
+        is_of_checkpoint=model is not None,
         mode_decided_by=sections.mode_decided_by,
         unstated_by=container.decider or None,
     )
+    checkpoint = sections.checkpoint
+    if checkpoint is None:
+        return reading
+    return replace(
+        reading,
+        unknown=(*reading.unknown, *checkpoint.unknown),
+        uncounted=(*reading.uncounted, *checkpoint.uncounted),
+        not_followed=checkpoint.not_followed,
+        read_too=(*reading.read_too, *checkpoint.read_too),
+    )
+
+
+def refuse_checkpoint(choice: RunChoice, path: Path) -> None:
+    """Refuse the checkpoint of the command line for a model that is made of none, as far as it is known."""
+    if choice.checkpoint is not None:
+        rule = NOT_OF_CHECKPOINT.format(path=path)
+        raise RunConfigError.of("--context checkpoint", rule, choice.checkpoint, WITHOUT_CHECKPOINT)
+
+
+def _model_of_checkpoint(container: Object) -> Object | None:
+    """Return the model of a container where a checkpoint's own `config.json` makes it; None of any other."""
+    stated = container.fields.get("model")
+    if stated is None or not isinstance(stated.value, Object):
+        return None
+    model = stated.value
+    if not is_of_checkpoint(model) or is_of_config(model):
+        return None
+    return model
+
+
+def _of_tokenizer(container: Object, name: str) -> object:
+    """Return a plain value of the container's tokenizer; None where it states none.
+
+    With `use_tokenizer_vocab_size` the model has the vocabulary of the tokenizer, which is padded.
+    Source: Megatron Bridge 067f987d training/setup.py: _validate_and_set_vocab_size.
+    """
+    tokenizer = container.fields.get("tokenizer")
+    if tokenizer is None or not isinstance(tokenizer.value, Object):
+        return None
+    stated = tokenizer.value.fields.get(name)
+    if stated is None or has_open(stated.value):
+        return None
+    return plain(stated.value)
+
+
+def _knows_tokenizer(container: Object) -> bool:
+    """Return whether the vocabulary of the container's tokenizer is known."""
+    if _of_tokenizer(container, "tokenizer_type") == "NullTokenizer":
+        return isinstance(_of_tokenizer(container, "vocab_size"), int)
+    return vocab_size_of(_of_tokenizer(container, "tokenizer_model")) is not None
+
+
+def _checkpoint_of(model: Object | None, path: Path, choice: RunChoice) -> Checkpoint | None:
+    """Return what is known of the checkpoint of a model; None where neither its name nor its folder is known."""
+    if model is None:
+        return None
+    name = model.decider.removeprefix(CHECKPOINT)
+    if " " in name:  # it says which value is the name
+        if choice.checkpoint is None:
+            return None
+        name = model.decider
+    return read_checkpoint(name, path, choice, MEGATRON_BRIDGE)
 
 
 def _unknown(container: Object, evaluator: Evaluator, name: str) -> list[str]:
@@ -156,11 +245,33 @@ def _section(
             continue
         fields[name] = plain(stated.value)
         sections.origins[path] = stated.origin
+    known = dict(fields)
+    if key == "model" and sections.checkpoint is not None:
+        known |= _add_checkpoint(sections, sections.checkpoint, holder)
     if key in OWNERS and holder.decider:
-        sections.opened.update(_opened(key, holder.decider, fields))
+        sections.opened.update(_opened(key, holder.decider, known, sections.checkpoint))
     if key == "model" and is_of_checkpoint(holder):
         fields.setdefault(HUB_FIELD, holder.decider.removeprefix(CHECKPOINT))
     return fields
+
+
+def _add_checkpoint(
+    sections: Sections, checkpoint: Checkpoint, holder: Object
+) -> dict[str, object]:
+    """Note the fields of the checkpoint's model below those that the program states; return them."""
+    stated = [name for name, value in holder.fields.items() if value.origin]
+    added = checkpoint.unstated(dict.fromkeys(stated))
+    if sections.takes_vocabulary and "vocab_size" in added:
+        del added["vocab_size"]
+        if not sections.knows_tokenizer:
+            sections.opened["model.vocab_size"] = OF_TOKENIZER
+        if "make_vocab_size_divisible_by" in added:
+            added["make_vocab_size_divisible_by"] = checkpoint.model.vocab_divisor
+    for name, value in added.items():
+        path = f"model.{name}"
+        sections.defaults[path] = value
+        sections.origins[path] = checkpoint.source
+    return added
 
 
 def _add_defaults(sections: Sections, key: str, holder: Object, evaluator: Evaluator) -> None:
@@ -196,11 +307,16 @@ def _with_defaults(reading: FileReading, defaults: Mapping[str, object]) -> File
     return replace(reading, sections=sections, own_fields=own_fields)
 
 
-def _opened(key: str, decider: str, fields: Mapping[str, object]) -> dict[str, str]:
+def _opened(
+    key: str, decider: str, fields: Mapping[str, object], checkpoint: Checkpoint | None
+) -> dict[str, str]:
     """Return the settings that something else decides than the file, each with what decides it."""
     if key == "model" and decider.startswith(CHECKPOINT):
         names = [name for name in CONVERTED_TOO if name not in fields]
-        opened = Checkpoint(source=decider).opened(fields)
+        deciding = Checkpoint(source=decider)
+        if checkpoint is not None:
+            deciding = replace(checkpoint, source=decider)
+        opened = deciding.opened(fields)
         return opened | {f"model.{name}": decider for name in names}
     return {f"{key}.{name}": decider for name in FIELDS[key] if name not in fields}
 

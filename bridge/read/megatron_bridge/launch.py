@@ -19,7 +19,7 @@ from bridge.read.framework.table import framework_table
 from bridge.read.keys import OWNERS, PRECISION
 from bridge.read.launch.launches import Launch
 from bridge.read.launch.word import Word
-from bridge.read.megatron_bridge.container import BEARING
+from bridge.read.megatron_bridge.container import BEARING, refuse_checkpoint
 from bridge.read.megatron_bridge.library import BENCHMARK, BENCHMARKS, Library, library_of
 from bridge.read.megatron_bridge.recipe_process import reading_of_process
 from bridge.read.megatron_bridge.recipes import read_function
@@ -57,11 +57,13 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     library = library_of(script)
     function = library.recipe(_recipe_of(words))
     if function is None:
+        refuse_checkpoint(choice, script)
         reading = _without_recipe(_recipe_of(words) or "of the run")
     elif choice.asks_megatron_bridge:
+        refuse_checkpoint(choice, script)
         reading = reading_of_process(library, function, script)
     else:
-        reading = _of_recipe(library, function, words, script)
+        reading = _of_recipe(library, function, words, script, choice)
     reading = replace(reading, names={**DATASET, **reading.names})
     overrides = [*_of_options(launch.arguments), *hydra_words(launch.arguments)]
     reading = written_over(reading, overrides, f"{script.name}:{launch.line}")
@@ -111,7 +113,7 @@ def _recipe_of(words: CommandWords) -> str:
 
 
 def _of_recipe(
-    library: Library, function: Function, words: CommandWords, script: Path
+    library: Library, function: Function, words: CommandWords, script: Path, choice: RunChoice
 ) -> FileReading:
     """Return what a recipe's function says of a run."""
     arguments: dict[str, Value] = {}
@@ -123,7 +125,7 @@ def _of_recipe(
         if mode in TASKS and parameter in parameters:
             arguments = {parameter: mode}
             break
-    reading = read_function(library, function, script, arguments)
+    reading = read_function(library, function, script, choice, arguments)
     where = AT_HAND.format(name=function.node.name, module=function.module.name)
     return replace(reading, read_too=(where, *reading.read_too))
 

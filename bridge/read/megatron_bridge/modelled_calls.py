@@ -40,10 +40,14 @@ CONVERTER = "AutoBridge"
 """Class that makes a model of a checkpoint of Hugging Face."""
 CHECKPOINT_LOADERS = ("from_hf_pretrained", "from_hf_config", "from_auto_config")
 """Its functions that take one."""
+CONFIG_LOADERS = CHECKPOINT_LOADERS[1:]
+"""Those that take a config, which the program may have changed."""
 MODEL_METHODS = ("to_megatron_provider", "get_model_config", "to_text_provider", "provider_bridge")
 """Methods that return the config of such a model."""
 CHECKPOINT = "the checkpoint "
 """Beginning of the noun for a checkpoint that decides a model."""
+OF_CONFIG = "of the config "
+"""What stands behind it where the program hands over a config."""
 DEFAULTS_OF_MODELS: Mapping[str, Value] = {
     "cuda_graph_impl": "none",
     "cuda_graph_scope": None,
@@ -148,10 +152,17 @@ def is_of_checkpoint(holder: Object) -> bool:
     return not holder.kind and holder.decider.startswith(CHECKPOINT)
 
 
+def is_of_config(holder: Object) -> bool:
+    """Return whether a model is made of a config that the program hands over, and may have changed."""
+    return holder.decider.startswith(f"{CHECKPOINT}{OF_CONFIG}")
+
+
 def _checkpoint(call: Call) -> str:
     """Return the checkpoint that a converter takes, as a noun behind "the checkpoint"."""
     if isinstance(call.first, str):
         return call.first
+    if call.path.rpartition(".")[2] in CONFIG_LOADERS:
+        return f"{OF_CONFIG}in `{source_of(call.node)}`"
     if is_open(call.first):
         return f"that {call.first.decider.removesuffix(', which only the run knows,')} names"
     return "of the run"

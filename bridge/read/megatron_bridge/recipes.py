@@ -12,7 +12,7 @@ from pathlib import Path
 
 from bridge.errors import PayloadError, RunConfigError, UnreadFileError
 from bridge.preflight.file_reading import FileReading, RunChoice
-from bridge.read.megatron_bridge.container import reading_of
+from bridge.read.megatron_bridge.container import reading_of, refuse_checkpoint
 from bridge.read.megatron_bridge.evaluator import TOO_LONG, Evaluator
 from bridge.read.megatron_bridge.library import Library, Module, library_of
 from bridge.read.megatron_bridge.recipe_process import OPTION, reading_of_process
@@ -62,9 +62,10 @@ def read_program(document: Document, choice: RunChoice) -> FileReading:
         if _starts(function.node):
             rule = f"calls a recipe, and {function.node.name} starts a training"
             raise RunConfigError.of(OPTION, rule, True, "Drop it, or give a recipe.")
+        refuse_checkpoint(choice, path)
         reading = reading_of_process(library, function, path)
     else:
-        reading = read_function(library, function, path)
+        reading = read_function(library, function, path, choice)
     labels: tuple[str, ...] = ()
     if len(functions) > 1:
         labels = tuple(map(label_of, functions))
@@ -72,7 +73,11 @@ def read_program(document: Document, choice: RunChoice) -> FileReading:
 
 
 def read_function(
-    library: Library, function: Function, path: Path, arguments: Mapping[str, Value] | None = None
+    library: Library,
+    function: Function,
+    path: Path,
+    choice: RunChoice,
+    arguments: Mapping[str, Value] | None = None,
 ) -> FileReading:
     """Return what the container of a function says of a run.
 
@@ -80,6 +85,7 @@ def read_function(
         library: The source of Megatron Bridge.
         function: The function that makes the container, or starts a training with it.
         path: The file that is read.
+        choice: The folder of the checkpoint that the command line states is in it.
         arguments: Those that the function is called with, by parameter.
     """
     evaluator = Evaluator(library)
@@ -93,7 +99,7 @@ def read_function(
         decider = getattr(value, "decider", "") or "only the run"
         message = NO_CONTAINER.format(path=path, label=label, decider=decider, remedy=INSTEAD)
         raise UnreadFileError(message, kind="only the run knows its container")
-    reading = reading_of(value, evaluator, path, function.node.name)
+    reading = reading_of(value, evaluator, path, function.node.name, choice)
     source = WITHOUT_SOURCE if library.root is None else WITH_SOURCE
     return replace(
         reading, read_too=(READ_AS.format(label=label, library=source), *reading.read_too)
