@@ -92,7 +92,7 @@ def test_a_source_file_is_one_noun_without_asserts() -> None:
     assert asserts == [], "what a user can cause raises a class of bridge/errors.py"
 
 
-EXAMPLES = {"record.json", "summary.json", "config.json", "iter_0000100/", "mixed_precision/"}
+EXAMPLES = {"record.json", "summary.json", "config.json", "iter_0000100/", "mixed_precision/", "run_recipe.py"}
 """Names in package docstrings of what a run, another program or a user writes."""
 
 

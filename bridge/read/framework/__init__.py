@@ -12,13 +12,13 @@ launches.py       `maybe_read`: a launch script, by the reader of its framework
 nemo_rl.py, verl.py, ms_swift.py           frameworks whose settings are a tree of their own
 primus.py, flagscale.py, miles.py          frameworks whose settings are Megatron-LM's arguments
 
-A framework is added by its table, a row in `rows/frameworks.yaml`, and what its files need:
+A framework is added by its table, a row in `read/rows/frameworks.yaml`, and what its files need:
 
 - Scripts with Megatron-LM's arguments need no module. The column `table` of the row names the table.
 - YAML files whose settings are a tree: a module with `read`, and its line in `TREES` of files.py.
   Launches with settings of that tree: a function `read_launch`, and its line in `READERS` of
   launches.py. The column `tree` of the row names the table.
 - Other YAML files: a module with `is_of` and `read`, and its place in `READERS` of files.py.
-- Each kind of YAML file needs a key at its top in `FRAMEWORK_KEY` of run_file.py, and each kind of
+- Each kind of YAML file needs a key at its top in `FRAMEWORK_KEY` of read/run_file.py, and each kind of
   script a word in `SIGNS` of launches.py. Files without them are not looked at.
 """
