@@ -182,8 +182,11 @@ def test_rounding_with_a_scale_per_block_cannot_be_faked() -> None:
         features_of(plan_in("mxfp8"), "fake")
 
 
-def test_commands_write_a_file_and_follow_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file, run = tmp_path / "features.yaml", ["model=gpt_tiny", "model.num_layers=6"]
+def test_commands_write_a_file_and_follow_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file, run = Path("features.yaml"), ["model=gpt_tiny", "model.num_layers=6"]
     words = ["--write-debug-features", str(file), "--purpose", "disable"]
     assert main(["plan", "fp8_current", *run, *words]) == 0
     assert main(["plan", "fp8_delayed", *run, "--debug-features", str(file)]) == 0
