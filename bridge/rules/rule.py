@@ -3,7 +3,7 @@
 A row reads without its code: `when` yields the places where a run breaks the law, and `message` and
 `remedies` are whole sentences over ``run``, the context, and over the words of a violation.
 
-    contradiction(id="PB204", setting="fp4", when=lambda run: run.is_fp8 and run.is_fp4, ...)
+    contradiction(id="PB204", setting="fp4", when=lambda context: context.is_fp8 and context.is_fp4, ...)
     error(id="PB264", when=more_layers_than_a_stage_has, ...)    # yields its violations
 """
 
