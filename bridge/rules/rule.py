@@ -41,7 +41,7 @@ The last two run when the config is made; the parser does not for configs built 
 
 SYNC = {
     "reported": "the sync reports it",
-    "strict": "the sync reports it, and refuses it where the run begins next",
+    "last": "the sync reports it, and the last sync before a run refuses it",
     "refused": "the sync refuses it",
 }
 """The reaction of a sync to a rule that it asks; it knows the precision and the owners alone."""

@@ -118,7 +118,7 @@ RULES = (
         id="PB243",
         title="MXFP8 weights without the shared buffer",
         setting="fp8_param_gather",
-        sync="strict",
+        sync="last",
         when=mxfp8_weights_without_buffer,
         message="MXFP8 weights need reuse_grad_buf_for_mxfp8_param_ag, except under Megatron-FSDP",
         remedies=("state reuse_grad_buf_for_mxfp8_param_ag=True", "set fp8_param_gather=False"),
