@@ -40,7 +40,7 @@ def find_unaligned_tokens(context: RunContext) -> Iterator[Violation]:
     multiple = multiples[0]
     if number % multiple:
         nearest = -(-number // multiple) * multiple
-        yield Violation(tokens=number, multiple=multiple, similar_names=nearest)
+        yield Violation(tokens=number, multiple=multiple, nearest=nearest)
 
 
 def find_unaligned_widths(context: RunContext) -> Iterator[Violation]:
@@ -106,7 +106,7 @@ def find_unaligned_packing(context: RunContext) -> Iterator[Violation]:
         by=_format_token_ranks(context),
         left=left,
         multiple=wanted,
-        min_arguments=f"{packed.path}={needed}",
+        needed=f"{packed.path}={needed}",
         fixed=fixed,
     )
 

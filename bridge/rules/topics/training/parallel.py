@@ -38,7 +38,7 @@ def find_overlap_without_sequence(context: RunContext) -> Iterator[Violation]:
     needed = "set sequence_parallel=True"
     if context.parallel.tensor == 1:
         needed = "use tensor_model_parallel_size=2 or more with sequence_parallel=True"
-    yield Violation(min_arguments=needed)
+    yield Violation(needed=needed)
 
 
 def find_sharded_without_fp4_weights(context: RunContext) -> Iterator[Violation]:
@@ -64,7 +64,7 @@ def find_sharded_without_mxfp8_weights(context: RunContext) -> Iterator[Violatio
         missing.append("reuse_grad_buf_for_mxfp8_param_ag")
     if missing:
         needed = " and ".join(f"{name}=True" for name in missing)
-        yield Violation(missing[0], min_arguments=needed, unsharded=settings)
+        yield Violation(missing[0], needed=needed, unsharded=settings)
 
 
 def find_sharded_under_megatron_fsdp(context: RunContext) -> Iterator[Violation]:
