@@ -36,9 +36,9 @@ def compute_tokens_per_rank(context: RunContext) -> int | None:
 
 def get_alignment(context: RunContext) -> tuple[int, ...]:
     """Return the multiples of tokens and of widths that the scheme's GEMMs need."""
-    if context.row is None:
+    if context.scheme_row is None:
         return ()
-    return context.row.alignment or ()
+    return context.scheme_row.alignment or ()
 
 
 def collect_low_precision_modules(context: RunContext) -> set[str] | None:

@@ -40,7 +40,7 @@ def find_unaligned_tokens(context: RunContext) -> Iterator[Violation]:
     multiple = multiples[0]
     if number % multiple:
         nearest = -(-number // multiple) * multiple
-        yield Violation(tokens=number, multiple=multiple, similar_names=nearest)
+        yield Violation(tokens=number, multiple=multiple, nearest=nearest)
 
 
 def find_unaligned_widths(context: RunContext) -> Iterator[Violation]:
@@ -106,7 +106,7 @@ def find_unaligned_packing(context: RunContext) -> Iterator[Violation]:
         by=_format_token_ranks(context),
         left=left,
         multiple=wanted,
-        min_arguments=f"{packed.path}={needed}",
+        needed=f"{packed.path}={needed}",
         fixed=fixed,
     )
 
@@ -129,7 +129,7 @@ def find_unaligned_projection(context: RunContext) -> Iterator[Violation]:
     """
     is_mamba = context.shape.delta_net is None
     mixer = context.shape.state_space or context.shape.delta_net
-    if mixer is None or not context.is_fp8 or context.row is None:
+    if mixer is None or not context.is_fp8 or context.scheme_row is None:
         return
     multiple = 16
     if context.is_mxfp8 and not is_mamba:

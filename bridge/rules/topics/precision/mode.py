@@ -84,7 +84,11 @@ def find_pipeline_dtype_mismatch(context: RunContext) -> Iterator[Violation]:
     ):
         return  # Megatron's __post_init__ makes it FP32
     is_local = context.model.transformer_impl == "local"
-    if context.program.is_own and context.backend not in ("te", "te_cpu") and not context.has_gpu:
+    if (
+        context.program.is_train_script
+        and context.backend not in ("te", "te_cpu")
+        and not context.has_gpu
+    ):
         is_local = True
     sent = get_sent_dtype(context.views["model"].values, context.mcore, is_local=is_local)
     if sent is not None and sent != context.model.pipeline_dtype:

@@ -52,7 +52,7 @@ def find_unknown_schemes(context: RuleContext) -> Iterator[Violation]:
     """Yield the schemes, read by the run or stated, that are none of their family's."""
     for family, known in _SCHEMES_BY_FAMILY.items():
         name = f"{family}_recipe"
-        scheme = context.value_of(name)
+        scheme = context.get_setting_value(name)
         is_read = context.get_format(family) or (name in context.stated and scheme is not None)
         if is_read and scheme not in known:
             yield Violation(name, known=listed(known), hint=_format_hint(scheme, known))
@@ -60,7 +60,7 @@ def find_unknown_schemes(context: RuleContext) -> Iterator[Violation]:
 
 def find_unknown_amax_algorithm(context: RuleContext) -> Iterator[Violation]:
     """Yield the amax algorithm that delayed scaling does not know."""
-    algorithm = context.value_of("fp8_amax_compute_algo")
+    algorithm = context.get_setting_value("fp8_amax_compute_algo")
     if algorithm not in _AMAX_ALGORITHMS:
         yield Violation(hint=_format_hint(algorithm, _AMAX_ALGORITHMS))
 

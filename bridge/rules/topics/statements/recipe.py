@@ -27,7 +27,7 @@ NAME_TOKENS = {
 def find_replaced_values(context: RunContext) -> Iterator[Violation]:
     """Yield the values of owners that the recipe replaces and that somebody set or wrote down."""
     for row in context.rows:
-        is_overridden = row.verdict == "override" and row.replaces_own
+        is_overridden = row.verdict == "override" and row.replaces_set_value
         is_replaced = is_overridden or (row.changes and _is_stated_by_hand(context, row))
         if not is_replaced or not context.is_value_before_sync_known(row.path):
             continue
@@ -60,7 +60,7 @@ def _is_stated_by_hand(context: RunContext, row: SyncRow) -> bool:
 
     A file that lists most fields was saved by a program.
     """
-    where = context.where(row.path) or ""
+    where = context.get_source(row.path) or ""
     if where == COMMAND_LINE:
         return True
     if row.verdict != "set" or not where.endswith((".yaml", ".yml")):

@@ -62,7 +62,7 @@ def find_sizes_below_one(context: RuleContext) -> Iterator[Violation]:
 def find_counts_below_minimum(context: RuleContext) -> Iterator[Violation]:
     """Yield the counts of a precision that are below their least value."""
     for name, least in MINIMUM_COUNTS.items():
-        if context.value_of(name) < least:
+        if context.get_setting_value(name) < least:
             yield Violation(name, least=least)
 
 
@@ -77,7 +77,7 @@ def find_default_dropouts(context: RunContext) -> Iterator[Violation]:
 
 def find_refused_arguments(context: RunContext) -> Iterator[Violation]:
     """Yield the words of the command line that the program's parser refuses."""
-    for fault in context.program.refused:
+    for fault in context.program.refused_arguments:
         yield Violation(
             fault.path,
             value=fault.value,

@@ -64,7 +64,7 @@ def find_attention_variable_conflicts(context: RuleContext) -> Iterator[Violatio
         return
     for name, on in zip(ATTENTION_VARIABLES, ATTENTION_BACKEND_FLAGS[chosen], strict=True):
         if context.environment.get(name, on) != on:
-            yield Violation(f"environment.{name}", with_target=on, chosen=chosen)
+            yield Violation(f"environment.{name}", on=on, chosen=chosen)
 
 
 def has_one_sided_query_key_scaling(context: RuleContext) -> bool:

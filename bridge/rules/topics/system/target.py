@@ -31,18 +31,18 @@ def is_blockwise_on_blackwell(context: RuleContext) -> bool:
 
 def find_gpu_too_old(context: RuleContext) -> Iterator[Violation]:
     """Yield the least compute capability of the scheme where the GPU is below it."""
-    if not context.needs_gpu_formats or context.row is None or context.capability is None:
+    if not context.needs_gpu_formats or context.scheme_row is None or context.capability is None:
         return
-    least = context.row.min_compute_capability
+    least = context.scheme_row.min_compute_capability
     if least is not None and context.capability < least:
         yield Violation(limit=format_dotted(least), has=format_dotted(context.capability))
 
 
 def find_gpu_too_new(context: RuleContext) -> Iterator[Violation]:
     """Yield the compute capability that the scheme ends before where the GPU is at it or above."""
-    if not context.needs_gpu_formats or context.row is None or context.capability is None:
+    if not context.needs_gpu_formats or context.scheme_row is None or context.capability is None:
         return
-    limit = context.row.below_compute_capability
+    limit = context.scheme_row.below_compute_capability
     if limit is not None and context.capability >= limit:
         yield Violation(limit=format_dotted(limit), has=format_dotted(context.capability))
 
@@ -56,14 +56,14 @@ def runs_nvfp4_on_rtx(context: RuleContext) -> bool:
 
 def find_cuda_too_old(context: RuleContext) -> Iterator[Violation]:
     """Yield the least CUDA of the scheme where the target's is below it."""
-    if context.needs_gpu_formats and context.row is not None:
-        yield from _find_version_below(context.cuda, context.row.min_cuda)
+    if context.needs_gpu_formats and context.scheme_row is not None:
+        yield from _find_version_below(context.cuda, context.scheme_row.min_cuda)
 
 
 def find_te_too_old(context: RuleContext) -> Iterator[Violation]:
     """Yield the least Transformer Engine of the scheme where the target's is below it."""
-    if context.needs_gpu_formats and context.row is not None:
-        yield from _find_version_below(context.te, context.row.min_transformer_engine)
+    if context.needs_gpu_formats and context.scheme_row is not None:
+        yield from _find_version_below(context.te, context.scheme_row.min_transformer_engine)
 
 
 def _find_version_below(version: Version | None, floor: str | None) -> Iterator[Violation]:
@@ -84,7 +84,7 @@ def is_te_older_than_rules(context: RuleContext) -> bool:
 
 def find_unknown_versions(context: RuleContext) -> Iterator[Violation]:
     """Yield the least versions of the scheme whose products the target does not name."""
-    row = context.row
+    row = context.scheme_row
     if not context.needs_gpu_formats or row is None or context.capability is None:
         return
     if context.target.has_te is False:

@@ -302,7 +302,7 @@ def _restrict_to_our_script(
     law: Callable[[RunContext, str | None], Iterator[Violation]],
 ) -> Callable[[RunContext], list[Violation]]:
     def found(context: RunContext) -> list[Violation]:
-        if not context.program.is_own:
+        if not context.program.is_train_script:
             return []
         backend = context.backend
         if backend is None and context.target.gpu is not None:

@@ -50,7 +50,7 @@ def is_batch_invariant_in_low_precision(context: RuleContext) -> bool:
 
 def find_nondeterministic_kernels(context: RunContext) -> Iterator[Violation]:
     """Yield the kernels that Megatron's training refuses under deterministic mode."""
-    if not context.model.deterministic_mode or context.program.is_own:
+    if not context.model.deterministic_mode or context.program.is_train_script:
         return
     if context.model.cross_entropy_loss_fusion:
         yield Violation("model.cross_entropy_loss_fusion")

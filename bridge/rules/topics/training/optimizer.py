@@ -45,14 +45,16 @@ def find_offload_with_fp8_weights(context: RunContext) -> Iterator[Violation]:
 
 
 def _get_parser_severity(context: RunContext) -> str | None:
-    """Return "warning" where no parser of Megatron-LM checks the run, and the row's elsewhere.
+    """Return "warning" if no parser of Megatron-LM checks the run, or None for the rule's severity.
 
-    Neither Megatron Core 0.19.2 (optimizer/__init__.py, optimizer_config.py) nor Megatron Bridge
-    0.6.2 (training/config.py, ConfigContainer.validate) has a check of its own for it.
+    Without that parser nothing refuses the setting.
+
+    Source: Megatron Core 0.19.2, optimizer/__init__.py and optimizer_config.py; Megatron Bridge
+    0.6.2, training/config.py, ConfigContainer.validate.
     """
-    if context.program.has_no_argument_parser:
-        return "warning"
-    return None
+    if context.program.has_argument_parser:
+        return None
+    return "warning"
 
 
 def find_unread_states(context: RuleContext) -> Iterator[Violation]:

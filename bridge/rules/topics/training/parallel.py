@@ -38,7 +38,7 @@ def find_overlap_without_sequence(context: RunContext) -> Iterator[Violation]:
     needed = "set sequence_parallel=True"
     if context.parallel.tensor == 1:
         needed = "use tensor_model_parallel_size=2 or more with sequence_parallel=True"
-    yield Violation(min_arguments=needed)
+    yield Violation(needed=needed)
 
 
 def find_sharded_without_fp4_weights(context: RunContext) -> Iterator[Violation]:
@@ -64,7 +64,7 @@ def find_sharded_without_mxfp8_weights(context: RunContext) -> Iterator[Violatio
         missing.append("reuse_grad_buf_for_mxfp8_param_ag")
     if missing:
         needed = " and ".join(f"{name}=True" for name in missing)
-        yield Violation(missing[0], min_arguments=needed, unsharded=settings)
+        yield Violation(missing[0], needed=needed, unsharded=settings)
 
 
 def find_sharded_under_megatron_fsdp(context: RunContext) -> Iterator[Violation]:
@@ -106,7 +106,7 @@ def find_indivisible_batch(context: RunContext) -> Iterator[Violation]:
         context.target.count,
     )
     replica = context.parallel.replica_size
-    if not context.has_model or not context.model.seq_length or context.program.is_own:
+    if not context.has_model or not context.model.seq_length or context.program.is_train_script:
         return
     if not whole or not micro or not count or count % replica:
         return
@@ -133,7 +133,10 @@ def _find_length_mismatch(context: RunContext) -> Iterator[Violation]:
     if not of_data or not length or of_data == length:
         return
     where = None
-    if COMMAND_LINE in (context.where("data.seq_length"), context.where("model.seq_length")):
+    if COMMAND_LINE in (
+        context.get_source("data.seq_length"),
+        context.get_source("model.seq_length"),
+    ):
         where = COMMAND_LINE
     yield Violation(where=where, length=length)
 

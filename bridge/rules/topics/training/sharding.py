@@ -38,19 +38,19 @@ def find_refused_by_fsdp_v2(context: RuleContext) -> Iterator[Violation]:
 
 
 def find_one_sided_switches(context: RuleContext) -> Iterator[Violation]:
-    """Yield the switches of sharding that the last sync turns on, or that it would."""
+    """Yield the switches of sharding that the last sync before a run turns on or would turn on."""
     planned = [row for row in context.rows if row.attribute in SHARED_SWITCHES and row.changes]
     if not planned and context.present.issuperset(SHARDING_OWNERS):
-        for switch in find_off_switches(lambda role, name: getattr(context.views[role], name)):
-            yield Violation(f"{switch.role}.{switch.attribute}", value=False, why=switch.why)
+        for switch in find_off_switches(lambda owner, name: getattr(context.views[owner], name)):
+            yield Violation(f"{switch.owner_name}.{switch.attribute}", value=False, why=switch.why)
         return
     where = None
     if not isinstance(context, RunContext):
         where = "turned on before the run"
     for row in planned:
         rests_on = [row.path]
-        if "FSDP" in row.why:
-            rests_on.append("ddp.use_megatron_fsdp")
+        if row.by.setting is not None:
+            rests_on.append(row.by.setting)
         yield Violation(row.path, value=False, where=where, why=row.why, rests_on=rests_on)
 
 
@@ -65,7 +65,7 @@ def find_buffer_under_megatron_fsdp(context: RuleContext) -> Iterator[Violation]
         context.is_mxfp8 and context.stated.get(GRAD_BUFFER_REUSE)
     ):
         return
-    source = context.where(f"mixed_precision.{GRAD_BUFFER_REUSE}") or ""
+    source = context.get_source(f"mixed_precision.{GRAD_BUFFER_REUSE}") or ""
     begins = context.is_last or isinstance(context, RunContext)
     if source.startswith("recipe ") and begins:
         yield Violation(severity="info")
@@ -80,7 +80,7 @@ def find_unread_reduction_dtype(context: RuleContext) -> Iterator[Violation]:
     main = context.ddp.megatron_fsdp_main_grads_dtype or context.mode
     sent = context.ddp.megatron_fsdp_grad_comm_dtype or main
     wanted = context.mode
-    if context.value_of("grad_reduce_in_fp32"):
+    if context.get_setting_value("grad_reduce_in_fp32"):
         wanted = "fp32"
     but = f"; main gradients are {main} and sent in {sent}"
     steps = []
@@ -102,7 +102,9 @@ def find_half_precision_main_grads(context: RuleContext) -> Iterator[Violation]:
         or context.ddp.megatron_fsdp_main_grads_dtype
     ):
         return
-    if "grad_reduce_in_fp32" in context.stated and not context.value_of("grad_reduce_in_fp32"):
+    if "grad_reduce_in_fp32" in context.stated and not context.get_setting_value(
+        "grad_reduce_in_fp32"
+    ):
         yield Violation(severity="info")
     else:
         yield Violation()
