@@ -1,4 +1,4 @@
-"""Environment variables that change a precision behind the config's back.
+"""Environment variables that change a precision without a change of the config.
 
 Transformer Engine reads its variables when it is imported.
 """
@@ -21,7 +21,7 @@ ATTENTION_BACKEND_FLAGS = {
     "fused": "010",
     "unfused": "001",
 }
-"""Attention backend -> the values that Megatron asserts for the variables of `ATTENTION`."""
+"""Attention backend -> the values that Megatron asserts for `ATTENTION_VARIABLES`."""
 
 
 def _is_on(context: RuleContext, name: str) -> bool:

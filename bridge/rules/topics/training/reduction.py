@@ -1,4 +1,4 @@
-"""In which dtype gradients are accumulated, reduced and applied."""
+"""The dtypes in which gradients are accumulated, reduced and applied."""
 
 from collections.abc import Iterator
 
