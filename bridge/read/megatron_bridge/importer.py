@@ -41,7 +41,7 @@ from bridge.read.megatron_bridge.exporter import (
 from bridge.read.megatron_bridge.program_precisions import collect_precisions
 from bridge.read.megatron_bridge.stated_precision import StatedPrecision
 from bridge.read.megatron_lm.flags import OWNERS, reads_as_default, report_model_setting
-from bridge.read.megatron_lm.stage_files import LAYOUT_KEYS
+from bridge.read.megatron_lm.module_recipe.stage_files import LAYOUT_KEYS
 from bridge.read.run_keys import PRECISION_KEY
 from bridge.read.text.document import Document
 from bridge.read.text.dotted import get_dotted_value

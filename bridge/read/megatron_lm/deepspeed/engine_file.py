@@ -1,8 +1,9 @@
 """`load_engine_file`: the JSON of DeepSpeed's engine that a run of Megatron-DeepSpeed names.
 
-    stated_by(engine_file(run, "train.sh").content).fields    # {"bf16": True, ...}
+    file = load_engine_file(written, "train.sh")
+    parse_engine_settings(file.content).fields    # {"bf16": True, ...}
 
-It is read where the script writes it by `cat` and a here-document, or where it lies next to the
+The JSON is read if the script writes it by `cat` and a here-document, or if it lies next to the
 script.
 """
 
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 
 from bridge.errors import PayloadError
 from bridge.read import deepspeed
+from bridge.read.foreign.reports import ImportReport
 from bridge.read.launch.shell_word import UNKNOWN_PATTERN, ShellWord
 from bridge.read.megatron_lm.written_arguments import WrittenArguments
 from bridge.read.text import strict_json
@@ -27,15 +29,15 @@ DEEPSPEED_FILE_ARGUMENT = "deepspeed_config"
 ZERO_KEY = "zero_optimization"
 PRECISION_KEYS = ("fp16", "bf16", "bfloat16", "data_types", "communication_data_type", ZERO_KEY)
 """Keys of the JSON that decide about formats and shards."""
-OPEN_VALUE = "<open>"
-"""A text in the place of a value that only the run decides."""
+LATE_VALUE = "<open>"
+"""A text in the place of a value that only the started run decides."""
 LATE_VALUE_PATTERN = re.compile(rf"(?<=[\s:\[,])(?:{UNKNOWN_PATTERN.pattern})(?=[\s,\]}}]|\Z)")
+"""An unknown piece of a script that is a whole value of the JSON. It has no quotes, so that the text is no JSON yet."""
 UNFOLLOWED_SETTINGS = re.compile(
     r"compression_training|quantize_training|weight_quantization|msamp|torch_autocast\.enabled|amp\Z"
     r"|\w+_master_weights_and_grads|bf16_optimizer_states"
 )
-"""Settings of the JSON by which layers or masters have other formats than a plan of the mode
-shows."""
+"""Settings of the JSON that give layers or masters other formats than a plan of the mode shows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,25 +45,25 @@ class EngineFile:
     """The JSON of the engine."""
 
     name: str = ""
-    """The path as the arguments have it; empty where they name no file."""
-    place: str = ""
-    """The place where it was read, in words."""
+    """The path as the arguments have it; empty if they name no file."""
+    location: str = ""
+    """Where the JSON was read, for messages: the script, or the path of the file."""
     content: Mapping[str, Any] | None = None
-    """The content; None where the file is not read."""
+    """The content; None if the file is not read."""
 
 
-def load_engine_file(run: WrittenArguments, path: str) -> EngineFile:
-    """Return the engine's JSON of a run; without content where it is not read.
+def load_engine_file(written: WrittenArguments, path: str) -> EngineFile:
+    """Return the engine's JSON of a run. It has no content if it cannot be read.
 
     Args:
-        run: The arguments as they are written.
+        written: The arguments as they are written.
         path: Path of the script.
     """
-    written = run.settings.get(DEEPSPEED_FILE_ARGUMENT)
-    if written is None:
+    setting = written.settings.get(DEEPSPEED_FILE_ARGUMENT)
+    if setting is None:
         return EngineFile()
-    name = str(written.shown)
-    text = run.launch.files.get(name)
+    name = str(setting.shown)
+    text = written.launch.files.get(name)
     location = "the script, which writes it"
     if text is None and not ShellWord(name).is_unknown:
         file = Path(path).parent / name
@@ -72,7 +74,7 @@ def load_engine_file(run: WrittenArguments, path: str) -> EngineFile:
         content = _parse_content(text, name)
     if content is None:
         return EngineFile(name=name)
-    return EngineFile(name=name, place=location, content=content)
+    return EngineFile(name=name, location=location, content=content)
 
 
 def _load_text(file: Path) -> str | None:
@@ -84,17 +86,19 @@ def _load_text(file: Path) -> str | None:
 
 
 def _parse_content(text: str, name: str) -> Mapping[str, Any] | None:
-    """Return the content of the JSON; None where it has an error, or where only the run decides the formats."""
+    """Return the content of the JSON.
+
+    It is None for a text with an error, and for a text whose formats only the started run decides.
+    """
+    complete_text = LATE_VALUE_PATTERN.sub(f'"{LATE_VALUE}"', ShellWord.from_text(text))
     try:
-        content = strict_json.loads(
-            LATE_VALUE_PATTERN.sub(f'"{OPEN_VALUE}"', ShellWord.from_text(text)), name
-        )
+        content = strict_json.loads(complete_text, name)
     except PayloadError:
         return None
     if not isinstance(content, Mapping):
         return None
     decisive = str({key: content[key] for key in PRECISION_KEYS if key in content})
-    if OPEN_VALUE in decisive or UNKNOWN_PATTERN.search(decisive):
+    if LATE_VALUE in decisive or UNKNOWN_PATTERN.search(decisive):
         return None
     return content
 
@@ -103,35 +107,48 @@ class EngineFileSettings(NamedTuple):
     """The settings that the engine's JSON states."""
 
     fields: dict[str, Any] | None = None
-    """Fields of a precision; None where the JSON leaves it open."""
+    """Fields of a precision; None if the JSON does not decide it."""
     stage: int | None = None
-    """The stage of ZeRO; None where the JSON leaves it open."""
+    """The stage of ZeRO; None if the JSON does not decide it."""
     unfollowed: tuple[str, ...] = ()
     """Settings that change formats and that no plan follows."""
 
 
 def parse_engine_settings(content: Mapping[str, Any] | None) -> EngineFileSettings:
-    """Return the settings that the JSON of an engine states."""
+    """Return the settings that the JSON of an engine states; none for a file that is not read."""
     if content is None:
         return EngineFileSettings()
-    block = content.get(ZERO_KEY)
-    stage: int | None = 0
-    if isinstance(block, Mapping):
-        stage = parse_integer(block.get("stage", 0))
+    stage = _parse_stage(content)
     try:
         report = deepspeed.import_(dict(content))
     except PayloadError:
         return EngineFileSettings(stage=stage)
+    unfollowed = _list_unfollowed_settings(report)
+    if report.decided_by is not None:
+        return EngineFileSettings(stage=stage, unfollowed=unfollowed)
+    fields = report.config.to_dict()
+    data_types = content.get("data_types")
+    states_accumulation = (
+        isinstance(data_types, Mapping) and data_types.get("grad_accum_dtype") is not None
+    )
+    # Without ZeRO the engine accumulates BF16 gradients in FP32, unless the JSON states a dtype.
+    if fields.get("bf16") and not stage and not states_accumulation:
+        fields["grad_reduce_in_fp32"] = True
+    return EngineFileSettings(fields, stage, unfollowed)
+
+
+def _parse_stage(content: Mapping[str, Any]) -> int | None:
+    """Return the stage of ZeRO. It is 0 without a block of ZeRO, and None if it is no number."""
+    block = content.get(ZERO_KEY)
+    if not isinstance(block, Mapping):
+        return 0
+    return parse_integer(block.get("stage", 0))
+
+
+def _list_unfollowed_settings(report: ImportReport) -> tuple[str, ...]:
+    """Return the settings of the JSON that change formats and that no plan follows."""
     settings: list[str] = []
     for unmapped in report.unmapped:
         if UNFOLLOWED_SETTINGS.search(unmapped.field) and unmapped.value:
             settings.append(unmapped.field)
-    unfollowed = tuple(settings)
-    if report.decided_by is not None:
-        return EngineFileSettings(stage=stage, unfollowed=unfollowed)
-    fields = report.config.to_dict()
-    types = content.get("data_types")
-    has_dtype = isinstance(types, Mapping) and types.get("grad_accum_dtype") is not None
-    if fields.get("bf16") and not stage and not has_dtype:
-        fields["grad_reduce_in_fp32"] = True
-    return EngineFileSettings(fields, stage, unfollowed)
+    return tuple(settings)
