@@ -58,7 +58,7 @@ class TestPerModuleFile:
         run = read(tmp_path, script)
         assert run.plan.get_format(1, "linear_qkv", "fprop") == "bf16"
         assert run.plan.get_format(1, "linear_fc1", "fprop") == "e4m3"
-        assert run.reading.unplanned is None
+        assert run.reading.no_plan_reason is None
         (sentence,) = run.reading.read_too
         assert sentence.startswith(OPTION)
         assert sentence.endswith("te.yaml.")
@@ -101,7 +101,7 @@ class TestPerModuleFile:
 
     def test_a_file_of_the_same_name_that_is_no_recipe_is_another_file(self, tmp_path):
         (tmp_path / "te.yaml").write_text("bf16: true\n")
-        assert "which is not found" in str(read(tmp_path, f"{FP8} {OPTION} /opt/te.yaml").reading.unplanned)
+        assert "which is not found" in str(read(tmp_path, f"{FP8} {OPTION} /opt/te.yaml").reading.no_plan_reason)
 
     def test_a_matcher_without_enabled_is_dead_and_check_and_modules_say_so(self, tmp_path, capsys):
         for content in (RECIPE.replace(", enabled: true", ""), RECIPE.replace("enabled: true", "enabled: null")):
@@ -172,7 +172,7 @@ class TestLayerSource:
     )
     def test_layers_of_megatron_core_are_planned(self, tmp_path, option):
         run = read(tmp_path, f"{RUN} {option}")
-        assert run.reading.unplanned is None
+        assert run.reading.no_plan_reason is None
         assert run.plan.layers
 
     def test_the_local_spec_is_the_local_implementation(self, tmp_path):
@@ -190,7 +190,7 @@ class TestLayerSource:
         ],
     )
     def test_a_library_that_changes_the_layers_leaves_no_plan(self, tmp_path, option, sentence):
-        assert read(tmp_path, f"{RUN} {option}").reading.unplanned == f"{option}: {sentence}"
+        assert read(tmp_path, f"{RUN} {option}").reading.no_plan_reason == f"{option}: {sentence}"
 
 
 class TestUnreadOptions:
@@ -336,7 +336,7 @@ class TestDeepSpeed:
         ],
     )
     def test_a_block_that_changes_formats_leaves_no_plan(self, tmp_path, block, setting):
-        unplanned = read(tmp_path, f"{heredoc(f'{{{block}}}')}{ENGINE} --fp16").reading.unplanned
+        unplanned = read(tmp_path, f"{heredoc(f'{{{block}}}')}{ENGINE} --fp16").reading.no_plan_reason
         rule = f"{setting} changes formats, and the plan does not follow it."
         assert unplanned == f"--deepspeed_config ds.json: {rule}"
 

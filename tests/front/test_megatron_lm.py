@@ -40,7 +40,7 @@ def read(tmp_path: Path, text: str, name: str = "model_config.yaml", words: tupl
 def of_arguments(tmp_path: Path, *more: str, words: tuple[str, ...] = ()) -> Run:
     """Return the run of an argument file with further arguments."""
     given = [*more] if any("bf16" in argument for argument in more) else ["--bf16: true", *more]
-    return read(tmp_path, "\n  ".join(["MODEL_ARGS:", ARGUMENTS, *given]) + "\n", overrides=words)
+    return read(tmp_path, "\n  ".join(["MODEL_ARGS:", ARGUMENTS, *given]) + "\n", words=words)
 
 
 def test_a_launch_script_becomes_the_fields_of_the_configs(tmp_path):
