@@ -227,8 +227,8 @@ def test_a_function_of_elsewhere_that_gets_the_container_may_change_its_precisio
 
 def test_rows_of_single_modules_that_are_not_read_leave_the_run_without_a_plan(recipe: Recipe) -> None:
     run = of_function(recipe, "cfg.model.quant_recipe = tuned('modules.yaml')")
-    assert run.reading.unplanned is not None
-    assert run.reading.unplanned.startswith("model.quant_recipe: `tuned('modules.yaml')` makes the rows")
+    assert run.reading.no_plan_reason is not None
+    assert run.reading.no_plan_reason.startswith("model.quant_recipe: `tuned('modules.yaml')` makes the rows")
 
 
 def test_without_the_source_the_function_that_makes_the_container_decides(tmp_path: Path) -> None:

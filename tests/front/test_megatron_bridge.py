@@ -377,7 +377,7 @@ def test_an_unknown_feature_of_the_debugger_leaves_no_plan(
         "Set tensor_inspect.enabled=false to plan the run without it."
     )
     run = read(tmp_path, content)
-    assert run.reading.unplanned == sentence
+    assert run.reading.no_plan_reason == sentence
     for command in ("plan", "manifest", "memory"):
         assert main([command, "--config", str(tmp_path / "run.yaml")]) == 2
         assert capsys.readouterr().err == f"{sentence}\n"
@@ -399,20 +399,20 @@ def test_an_unknown_feature_of_the_debugger_leaves_no_plan(
 )
 def test_a_debugger_that_only_looks_leaves_the_plan(tmp_path: Path, section: dict[str, Any]) -> None:
     run = read(tmp_path, container(**section))
-    assert run.reading.unplanned is None
+    assert run.reading.no_plan_reason is None
     assert run.plan.layers
 
 
 def test_the_features_of_the_debugger_are_read_from_their_file(tmp_path: Path) -> None:
     (tmp_path / "stats.yaml").write_text(yaml.safe_dump(LOGGED))
     reading = read(tmp_path, container(**inspect("stats.yaml"))).reading
-    assert (reading.unplanned, reading.read_too) == (
+    assert (reading.no_plan_reason, reading.read_too) == (
         None,
         (f"tensor_inspect.features: read from {tmp_path / 'stats.yaml'}.",),
     )
     (tmp_path / "stats.yaml").write_text(yaml.safe_dump(LOGGED).replace("LogFp8TensorStats", "MyFeature"))
-    assert "MyFeature changes" in str(read(tmp_path, container(**inspect("stats.yaml"))).reading.unplanned)
-    unplanned = read(tmp_path, container(**inspect("gone.yaml"))).reading.unplanned
+    assert "MyFeature changes" in str(read(tmp_path, container(**inspect("stats.yaml"))).reading.no_plan_reason)
+    unplanned = read(tmp_path, container(**inspect("gone.yaml"))).reading.no_plan_reason
     assert str(unplanned).startswith("tensor_inspect.features names gone.yaml, which is not found; the layers")
 
 
@@ -426,12 +426,12 @@ def test_the_features_of_the_debugger_are_read_from_their_file(tmp_path: Path) -
 )
 def test_layers_of_a_spec_of_somebody_else_have_no_plan(tmp_path: Path, spec: str, is_planned: bool) -> None:
     model = {"transformer_layer_spec": {"_target_": spec, "_call_": False}}
-    unplanned = read(tmp_path, container(model)).reading.unplanned
+    unplanned = read(tmp_path, container(model)).reading.no_plan_reason
     sentence = f"model.transformer_layer_spec: {spec} builds the layers, and they cannot be planned."
     assert unplanned == (None if is_planned else sentence)
-    kitchen = read(tmp_path, container({"use_kitchen": True})).reading.unplanned
+    kitchen = read(tmp_path, container({"use_kitchen": True})).reading.no_plan_reason
     assert (
         kitchen == "model.use_kitchen: Kitchen computes its layers by a recipe of its own, and they cannot be planned."
     )
-    restored = read(tmp_path, container({"restore_modelopt_state": True})).reading.unplanned
+    restored = read(tmp_path, container({"restore_modelopt_state": True})).reading.no_plan_reason
     assert str(restored).startswith("model.restore_modelopt_state: ModelOpt changes the layers")

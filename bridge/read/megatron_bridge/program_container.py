@@ -19,7 +19,7 @@ from bridge.read.megatron_bridge import saved_container
 from bridge.read.megatron_bridge.evaluator import Evaluator
 from bridge.read.megatron_bridge.importer import import_
 from bridge.read.megatron_bridge.modelled_calls import (
-    CHECKPOINT_NOUN,
+    CHECKPOINT_PREFIX,
     is_checkpoint_model,
     is_config_model,
 )
@@ -211,7 +211,7 @@ def _read_model_checkpoint(
     """Return what is known of the checkpoint of a model; None where neither its name nor its folder is known."""
     if model is None:
         return None
-    name = model.decider.removeprefix(CHECKPOINT_NOUN)
+    name = model.decider.removeprefix(CHECKPOINT_PREFIX)
     if " " in name:  # it says which value is the name
         if choice.checkpoint is None:
             return None
@@ -279,7 +279,7 @@ def _build_section(
             _collect_open_settings(key, holder.decider, known, sections.checkpoint)
         )
     if key == "model" and is_checkpoint_model(holder):
-        fields.setdefault(HUB_FIELD, holder.decider.removeprefix(CHECKPOINT_NOUN))
+        fields.setdefault(HUB_FIELD, holder.decider.removeprefix(CHECKPOINT_PREFIX))
     return fields
 
 
@@ -341,7 +341,7 @@ def _collect_open_settings(
     key: str, decider: str, fields: Mapping[str, object], checkpoint: Checkpoint | None
 ) -> dict[str, str]:
     """Return the settings that something else decides than the file, each with what decides it."""
-    if key == "model" and decider.startswith(CHECKPOINT_NOUN):
+    if key == "model" and decider.startswith(CHECKPOINT_PREFIX):
         names = [name for name in CONVERTER_FIELDS if name not in fields]
         deciding = Checkpoint(source=decider)
         if checkpoint is not None:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from bridge.read.megatron_bridge.evaluator import TOO_LONG, Evaluator, collect_defaults
 from bridge.read.megatron_bridge.expressions import Frame, format_origin, make_open_value
-from bridge.read.megatron_bridge.plain_data import get_decider, get_decider_noun
+from bridge.read.megatron_bridge.plain_data import get_decider
 from bridge.read.megatron_bridge.saved_container import CONTAINER_NAME
 from bridge.read.megatron_bridge.source_library import Library, find_library
 from bridge.read.megatron_bridge.stated_precision import StatedPrecision, read_stated_precision
-from bridge.read.megatron_bridge.values import Function, Object, Value
+from bridge.read.megatron_bridge.values import Function, Object, Value, strip_late_clause
 from bridge.read.run_keys import PRECISION_KEY
 from bridge.read.text.python_calls import format_source, parse_python
 
@@ -236,7 +236,7 @@ class _PrecisionEvaluator(Evaluator):
         for container in containers:
             precision = read_stated_precision(container)
             for decider in (container.decider, precision.decider, *precision.open_fields.values()):
-                noun = get_decider_noun(decider)
+                noun = strip_late_clause(decider)
                 if noun in self.conditions and noun not in self.answers:
                     return noun
         return None
@@ -245,11 +245,11 @@ class _PrecisionEvaluator(Evaluator):
         """Return whether a statement sets the precision of a container or a field of it, or a condition may."""
         stated = container.fields.get(PRECISION_KEY)
         if stated is None:
-            return get_decider_noun(container.decider) in self.conditions
+            return strip_late_clause(container.decider) in self.conditions
         value = stated.value
         if stated.origin or not isinstance(value, Object):
             return bool(stated.origin)
-        is_conditional = get_decider_noun(value.decider) in self.conditions
+        is_conditional = strip_late_clause(value.decider) in self.conditions
         return is_conditional or any(inner.origin for inner in value.fields.values())
 
     def answer(self, test: ast.expr, frame: Frame) -> bool | None:
