@@ -36,7 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     command, words = _split_command(words)
     module = command.load()
     if command.is_parsed_by_hydra(words):
-        module.run_words(words)
+        module.run_hydra_arguments(words)
         return 0
     parser = Parser(prog=f"{PROGRAM} {command.name}", description=f"{command.text}.")
     module.add_arguments(parser)

@@ -418,7 +418,7 @@ def _make_compressor(
     if ratio == COMPRESSION_RATIOS[COMPRESSED]:
         projected *= 2
     keys = _make_linear(
-        f"{name}.linear_wkv", hidden, projected, "", is_high=True, is_detached=is_detached
+        f"{name}.linear_wkv", hidden, projected, "", is_high_precision=True, is_detached=is_detached
     )
     positions = (("ape", ratio * projected),)
     return (
@@ -438,7 +438,7 @@ def _make_compressed_indexer(
     """
     hidden, width, heads = shape.hidden_size, indexer.head_dim, indexer.num_heads
     weights = _make_linear(
-        "indexer.linear_weights_proj", hidden, heads, "", is_high=True, is_detached=True
+        "indexer.linear_weights_proj", hidden, heads, "", is_high_precision=True, is_detached=True
     )
     return (
         _make_linear("indexer.linear_wq_b", rank, heads * width, "", is_detached=True),

@@ -233,7 +233,7 @@ class PrecisionPlan:
                     linears.append(module)
         return linears
 
-    def get_format(self, layer: int | str, module: str, item: str = "fprop") -> str:
+    def format_of(self, layer: int | str, module: str, item: str = "fprop") -> str:
         """Return the formats that a GEMM multiplies or a tensor is rounded to.
 
         It is "bf16", "e4m3" or "e5m2 x e4m3", for example.
@@ -251,7 +251,7 @@ class PrecisionPlan:
         return self.row(layer, module, item).format
 
     def row(self, layer: int | str, module: str, item: str = "weight") -> PlanRow:
-        """Return a row; arguments and errors as for `get_format`."""
+        """Return a row; arguments and errors as for `format_of`."""
         planned = self.by_label.get(str(layer))
         if planned is None:
             raise _make_unknown_error("layer", str(layer), list(self.by_label))

@@ -235,8 +235,8 @@ def test_int4_weights_of_slime_are_not_planned(tmp_path: Path) -> None:
     script = SCRIPT.replace('\\"PYTHONPATH\\"', '\\"OPEN_TRAINING_INT4_FAKE_QAT_FLAG\\": \\"1\\", \\"PYTHONPATH\\"')
     (tmp_path / "run.sh").write_text(script.replace("MORE", ""))
     run = load_run(config_file=tmp_path / "run.sh")
-    assert run.reading.unplanned is not None
-    assert run.reading.unplanned.startswith("OPEN_TRAINING_INT4_FAKE_QAT_FLAG=1")
+    assert run.reading.no_plan_reason is not None
+    assert run.reading.no_plan_reason.startswith("OPEN_TRAINING_INT4_FAKE_QAT_FLAG=1")
     with pytest.raises(RunConfigError, match="rounds the weights of experts to INT4"):
         _ = run.plan
 
@@ -315,8 +315,8 @@ def test_experts_of_primus_turbo_do_not_compute_in_delayed_fp8(tmp_path: Path) -
 
 def test_mxfp4_of_primus_is_named_and_not_planned(tmp_path: Path) -> None:
     run = primus(tmp_path, "fp4: e2m1", "fp4_recipe: mxfp4")
-    assert run.reading.unplanned is not None
-    assert run.reading.unplanned.startswith("fp4_recipe mxfp4: Primus adds this recipe")
+    assert run.reading.no_plan_reason is not None
+    assert run.reading.no_plan_reason.startswith("fp4_recipe mxfp4: Primus adds this recipe")
     (found,) = [one for one in check(run).findings if one.id == "PB202"]
     assert (found.severity, "cannot be judged" in found.rule) == ("info", True)
 

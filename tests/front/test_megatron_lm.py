@@ -385,4 +385,4 @@ def test_a_script_with_both_modes_sets_both_fields(tmp_path):
 def test_the_plan_follows_the_variables_of_a_script(tmp_path):
     text = f"export NVTE_BACKWARD_OVERRIDE=dequantized\n{SHORT.strip()} --fp8-format e4m3 --fp8-recipe mxfp8\n"
     plan = read(tmp_path, text, "run.sh").plan
-    assert [plan.get_format(1, "linear_fc1", gemm) for gemm in ("fprop", "dgrad", "wgrad")] == ["e4m3", "bf16", "bf16"]
+    assert [plan.format_of(1, "linear_fc1", gemm) for gemm in ("fprop", "dgrad", "wgrad")] == ["e4m3", "bf16", "bf16"]

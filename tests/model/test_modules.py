@@ -185,7 +185,7 @@ def test_the_plan_counts_the_linears_of_each_scheme() -> None:
     ]
     plan = precision_plan(precision, {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4})
     assert plan.schemes() == {"tensorwise": 11, "mxfp8": 1}
-    assert plan.get_format(1, "linear_qkv") == "bf16"
+    assert plan.format_of(1, "linear_qkv") == "bf16"
     assert plan.row(4, "linear_fc2").scale == "1x32 / 32x1"
 
 

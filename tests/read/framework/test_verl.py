@@ -152,4 +152,4 @@ def test_a_whole_configuration_is_read_and_a_part_of_one_is_not(run_of) -> None:
 
 def test_quantisation_aware_training_has_no_plan(run_of) -> None:
     run = run_of(script("actor_rollout_ref.actor.megatron.qat.enable=True"), "run.sh")
-    assert "ModelOpt rounds the weights of layers to FP4" in str(run.reading.unplanned)
+    assert "ModelOpt rounds the weights of layers to FP4" in str(run.reading.no_plan_reason)

@@ -36,7 +36,7 @@ CASES = {
         run("bf16_mixed", NEW, model=dict(DENSE, cross_entropy_loss_fusion=True)),
     ),
     "PB537": (
-        full("bf16_mixed", NEW, DETERMINISTIC, environment={**RING, "NCCL_ALGO": "NVLS"}, is_bridge=True),
-        full("bf16_mixed", NEW, DETERMINISTIC, environment=RING, is_bridge=True),
+        full("bf16_mixed", NEW, DETERMINISTIC, environment={**RING, "NCCL_ALGO": "NVLS"}, is_megatron_bridge=True),
+        full("bf16_mixed", NEW, DETERMINISTIC, environment=RING, is_megatron_bridge=True),
     ),
 }

@@ -69,8 +69,8 @@ CASES = {
         run("bf16_mixed", model=dict(DENSE, seq_length=4096), data={"seq_length": 4096}),
     ),
     "PB411": (
-        run("bf16_mixed", model=dict(DENSE, seq_length=4096), data={"seq_length": 1000}, is_bridge=True),
-        run("bf16_mixed", model=dict(DENSE, seq_length=4096), data={"seq_length": 4096}, is_bridge=True),
+        run("bf16_mixed", model=dict(DENSE, seq_length=4096), data={"seq_length": 1000}, is_megatron_bridge=True),
+        run("bf16_mixed", model=dict(DENSE, seq_length=4096), data={"seq_length": 4096}, is_megatron_bridge=True),
     ),
     "PB412": (
         run(
