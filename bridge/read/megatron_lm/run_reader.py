@@ -12,11 +12,11 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from bridge.errors import Finding, PayloadError, RunConfigError, UnreadFileError
 from bridge.preflight.file_reading import MEGATRON_LM, NEWEST_ASSUMED, FileReading, RunChoice
-from bridge.read.assumed_release import infer_release
+from bridge.read.assumed_release import AssumedRelease, infer_release
 from bridge.read.foreign.reports import ImportReport
 from bridge.read.framework.framework_options import (
     FrameworkEffects,
@@ -45,7 +45,7 @@ from bridge.read.megatron_lm.start_rows import ARGUMENT_SECTION
 from bridge.read.megatron_lm.written_arguments import WrittenArguments, find_argument_groups
 from bridge.read.text.document import Document
 from bridge.target.fields import list_known_releases
-from bridge.target.versions import Version, parse_version
+from bridge.target.versions import parse_version
 
 ARRAY_PATTERN = re.compile(r"\$\{(\w+)\[[@*]\]\}")
 """A word that is a whole array: ${MODEL_ARGS[@]}."""
@@ -97,7 +97,7 @@ def read_run(document: Document, choice: RunChoice) -> FileReading:
     sections = _build_argument_sections(parsed, document, report)
     other = read_other_sources(written, parsed.values, document.path)
     sections = _merge_other_sources(parsed, sections, other, effects)
-    release = _get_release(written, sections)
+    assumed = _get_release(written, sections)
     reading = FileReading(
         framework=MEGATRON_LM,
         sections=sections,
@@ -109,8 +109,8 @@ def read_run(document: Document, choice: RunChoice) -> FileReading:
         opened={**other.opened, **effects.opened},
         generation=effects.generation,
         read_too=(*_describe_framework(written), *other.read_too),
-        release=release.version,
-        release_reason=release.reason,
+        release=assumed.release,
+        release_reason=assumed.reason,
         mode_decided_by=report.decided_by,
         unstated_by=_find_decider(parsed, document),
         open_values=collect_late_fields(parsed.values),
@@ -247,15 +247,9 @@ def _merge_other_sources(
     return merged
 
 
-class _Release(NamedTuple):
-    """The release of Megatron Core that a run is read as."""
-
-    version: Version | None
-    """None if the installed release counts."""
-    reason: str
-
-
-def _get_release(written: WrittenArguments, sections: Mapping[str, Mapping[str, Any]]) -> _Release:
+def _get_release(
+    written: WrittenArguments, sections: Mapping[str, Mapping[str, Any]]
+) -> AssumedRelease:
     """Return the release of Megatron Core that a run is read as.
 
     It is the release that printed all arguments, or the one of the framework's table, or else the
@@ -263,11 +257,11 @@ def _get_release(written: WrittenArguments, sections: Mapping[str, Mapping[str, 
     """
     framework = written.framework
     if written.has_every_default:
-        return _Release(*infer_release(sections, is_complete=True))
+        return infer_release(sections, is_complete=True)
     if framework is not None and framework.release:
         version = parse_version(framework.release["megatron_core"])
-        return _Release(version, framework.release["because"])
-    return _Release(list_known_releases()[-1], NEWEST_ASSUMED)
+        return AssumedRelease(version, framework.release["because"])
+    return AssumedRelease(list_known_releases()[-1], NEWEST_ASSUMED)
 
 
 def _find_decider(parsed: ParsedRun, document: Document) -> str | None:
