@@ -290,7 +290,7 @@ class Evaluator(ExpressionEvaluator):
         *,
         target: ast.expr | None = None,
     ) -> None:
-        """Follow statements of which it is not known how often they run, and leave open what they set.
+        """Follow statements that run an unknown number of times. Everything that they set is open.
 
         Args:
             statements: The statements.

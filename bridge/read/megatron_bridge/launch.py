@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading, RunChoice
 from bridge.read.framework.framework_table import load_framework_table
@@ -231,12 +232,8 @@ def apply_overrides(
             if section in REPORTED_SECTIONS:
                 open_values[key] = str(override.value)
             continue
-        precision = sections.get(PRECISION_KEY)
-        if key.startswith(f"{PRECISION_KEY}.") and isinstance(precision, str):
-            sections[PRECISION_KEY] = REGISTRY.get(precision).to_dict()
-        apply_hydra_overrides(sections, [replace(override, key=key)], is_complete=False)
-        for closed_key in [path for path in open_values if f"{path}.".startswith(f"{key}.")]:
-            del open_values[closed_key]
+        _write_override(sections, override, key)
+        _close_settings(open_values, key)
         origins[key] = f"{location}, {override.key}"
         if section == PRECISION_KEY and _states_mode(key, override.value):
             states_mode = True
@@ -254,6 +251,24 @@ def apply_overrides(
         open_values=open_values,
         mode_decided_by=mode_decided_by,
     )
+
+
+def _write_override(sections: dict[str, Any], override: HydraOverride, key: str) -> None:
+    """Write an override over the sections, under our key.
+
+    The name of a recipe is replaced by its fields before an override sets one of them.
+    """
+    recipe_name = sections.get(PRECISION_KEY)
+    if key.startswith(f"{PRECISION_KEY}.") and isinstance(recipe_name, str):
+        sections[PRECISION_KEY] = REGISTRY.get(recipe_name).to_dict()
+    apply_hydra_overrides(sections, [replace(override, key=key)], is_complete=False)
+
+
+def _close_settings(open_values: dict[str, str], key: str) -> None:
+    """Remove a setting, and those below it, from the open ones."""
+    for open_key in list(open_values):
+        if f"{open_key}.".startswith(f"{key}."):
+            del open_values[open_key]
 
 
 def _states_mode(key: str, value: object) -> bool:

@@ -171,7 +171,7 @@ def _build_sections(
 
 
 def _add_checkpoint_notes(reading: FileReading, checkpoint: Checkpoint) -> FileReading:
-    """Return a reading with everything that the checkpoint of its model leaves open."""
+    """Return a reading with the sentences and the uncounted options of its model's checkpoint."""
     return replace(
         reading,
         unknown=(*reading.unknown, *checkpoint.unknown),

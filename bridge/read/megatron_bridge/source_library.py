@@ -45,7 +45,10 @@ class Module:
         """Import path; empty for a file of no package."""
         self.file = file
         """Name of the file in messages."""
-        self._package = name if is_package else name.rpartition(".")[0]
+        self._package = name
+        """Import path of the package that relative imports start from."""
+        if not is_package:
+            self._package = name.rpartition(".")[0]
         self.imported: dict[str, str] = {}
         """Name -> import path."""
         self.starred: list[str] = []
@@ -187,7 +190,9 @@ class Library:
             depth: Number of imports that led to it.
         """
         holder, _, name = path.rpartition(".")
-        module = self.module(holder) if holder else None
+        module = None
+        if holder:
+            module = self.module(holder)
         if module is None or depth > MAX_IMPORT_DEPTH:
             return ImportedName(path)
         return self.resolve_name(module, name, depth)
@@ -231,7 +236,7 @@ class Library:
     def _list_recipe_modules(self, name: str) -> list[str]:
         """Return the recipe modules whose text has a name, those of the library before the benchmarks.
 
-        Only they are parsed, since there are hundreds of recipe modules.
+        Only these modules are parsed, since the packages have hundreds of them.
         """
         if self.root is None or not name.isidentifier():
             return []

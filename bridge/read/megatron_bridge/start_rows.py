@@ -75,6 +75,7 @@ def _make_overlap_row(
     """
 
     def get_value(settings: StartupSettings) -> Any:
+        """Return the stated value, or else the derived one."""
         stated = settings.value(f"comm_overlap.{path.partition('.')[2]}")
         if stated is not None:
             return stated
@@ -83,6 +84,7 @@ def _make_overlap_row(
         return value
 
     def is_set(settings: StartupSettings) -> bool:
+        """Return whether Megatron Bridge sets the field."""
         if not _is_overlapped(settings):
             return False
         if not needs_distributed_optimizer:

@@ -12,7 +12,6 @@ Source: Megatron-LM of 2026-08-22, training/arguments.py and argument_utils.py.
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from bridge.precision.coercion import FALSE_WORDS
 from bridge.read.launch.shell_word import ShellWord, join_words
@@ -33,12 +32,12 @@ ENUM_PATTERN = re.compile(r"\A[A-Z]\w*\.(\w+)\Z|<\w+\.(\w+): [^>]*>")
 class ArgumentValues:
     """The arguments of a run by the names that Megatron-LM's code has for them."""
 
-    known: dict[str, Any] = field(default_factory=dict)
+    known: dict[str, object] = field(default_factory=dict)
     """Argument -> its value; True for a switch."""
     late: dict[str, str] = field(default_factory=dict)
     """Argument whose value only the started run decides -> the value as it is written."""
 
-    def set(self, name: str, value: Any) -> None:
+    def set(self, name: str, value: object) -> None:
         """Set an argument. An earlier value of it is dropped."""
         self.known.pop(name, None)
         self.late.pop(name, None)
@@ -50,7 +49,7 @@ class ArgumentValues:
             self.known[name] = value
 
     @property
-    def all(self) -> dict[str, Any]:
+    def all(self) -> dict[str, object]:
         """Every argument -> its value. A value that only the started run decides is as it is written."""
         return self.known | self.late
 
@@ -75,7 +74,7 @@ def parse_argument_values(options: Iterable[Option]) -> ArgumentValues:
     return values
 
 
-def _parse_option(option: Option) -> Iterator[tuple[str, Any]]:
+def _parse_option(option: Option) -> Iterator[tuple[str, object]]:
     """Yield the argument that an option sets, with its value.
 
     Words before the first option set no argument.
@@ -88,7 +87,7 @@ def _parse_option(option: Option) -> Iterator[tuple[str, Any]]:
         yield _parse_key(option)
 
 
-def _parse_key(option: Option) -> tuple[str, Any]:
+def _parse_key(option: Option) -> tuple[str, object]:
     """Return the argument that a key of a file sets, with its value."""
     name = flags.get_dest(option.name)
     flag = flags.FLAG_OF_NAME.get(name)
@@ -98,7 +97,7 @@ def _parse_key(option: Option) -> tuple[str, Any]:
     return argument, _strip_enum(name, option.value)
 
 
-def _parse_command_line_option(option: Option) -> Iterator[tuple[str, Any]]:
+def _parse_command_line_option(option: Option) -> Iterator[tuple[str, object]]:
     """Yield the argument that an option of a command line sets, with its value.
 
     A switch whose value turns it off sets no argument.
@@ -117,7 +116,7 @@ def _parse_command_line_option(option: Option) -> Iterator[tuple[str, Any]]:
         yield switched_off, False
 
 
-def _apply_flag(flag: flags.Flag, value: Any) -> Iterator[tuple[str, Any]]:
+def _apply_flag(flag: flags.Flag, value: object) -> Iterator[tuple[str, object]]:
     """Yield the field of a flag, with the value that the flag sets."""
     if flag.kind == "value":
         yield flag.field, value
@@ -127,7 +126,7 @@ def _apply_flag(flag: flags.Flag, value: Any) -> Iterator[tuple[str, Any]]:
         yield flag.field, flag.sets
 
 
-def _get_command_line_value(option: Option) -> Any:
+def _get_command_line_value(option: Option) -> object:
     """Return the value of an option on a command line; True for a switch."""
     if option.value is not None or option.is_key:
         return option.value
@@ -138,7 +137,7 @@ def _get_command_line_value(option: Option) -> Any:
     return join_words(option.following[:1])
 
 
-def _strip_enum(name: str, value: Any) -> Any:
+def _strip_enum(name: str, value: object) -> object:
     """Return a value of a file or a log with the names of its enum members only.
 
     A checkpoint's arguments may hold the number of a member, a log its printed form.
@@ -151,6 +150,6 @@ def _strip_enum(name: str, value: Any) -> Any:
     return value
 
 
-def is_on(value: Any) -> bool:
+def is_on(value: object) -> bool:
     """Return whether a value after a switch leaves the switch on: every value but `FALSE_WORDS`."""
     return str(value).lower() not in FALSE_WORDS

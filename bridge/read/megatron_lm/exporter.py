@@ -44,6 +44,7 @@ MAX_WHOLE_FLOAT = 1e15
 
 
 def _index_options() -> dict[tuple[str, bool | None], str]:
+    """Return `OPTION_OF_FIELD`. Of several options with the same effect, the first one counts."""
     options: dict[tuple[str, bool | None], str] = {}
     for flag in FLAGS:
         key = (flag.field, VALUE_OF_KIND[flag.kind])

@@ -105,6 +105,7 @@ FLAGS = (*_iterate_field_flags(), *RENAMED_FLAGS)
 
 
 def _index_flags() -> dict[str, Flag]:
+    """Return `FLAG_OF_NAME`."""
     flags: dict[str, Flag] = {}
     for flag in FLAGS:
         for name in (flag.option, *flag.also):

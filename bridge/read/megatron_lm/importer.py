@@ -340,6 +340,7 @@ def parse_variables(stated: object) -> dict[str, str]:
 
 
 def _make_pairs_error(stated: object) -> PayloadError:
+    """Return the refusal of a text that does not consist of pairs."""
     rule = "must be NAME=value pairs"
     return PayloadError(f"variables: {rule}, got {stated!r}. Write variables='A=1 B=\"2 3\"'.")
 

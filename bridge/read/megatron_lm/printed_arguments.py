@@ -13,7 +13,6 @@ Source: Megatron-LM 0.20 training/arguments.py.
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from bridge.precision.coercion import DTYPE_SPELLINGS, parse_number
 
@@ -30,7 +29,7 @@ LITERALS = {"None": None, "True": True, "False": False}
 class PrintedBlock:
     """The arguments that a run printed."""
 
-    arguments: Mapping[str, Any]
+    arguments: Mapping[str, object]
     """Name of an argument -> its value."""
     has_end: bool
     """Whether the block has its last line, and so every argument."""
@@ -54,15 +53,15 @@ def parse_printed_arguments(text: str) -> list[PrintedBlock]:
     return blocks
 
 
-def _parse_lines(text: str) -> dict[str, Any]:
+def _parse_lines(text: str) -> dict[str, object]:
     """Return the arguments of the lines of a block."""
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
     for match in ARGUMENT_LINE.finditer(text):
         arguments[match[1]] = _parse_value(match[2].strip())
     return arguments
 
 
-def _parse_value(text: str) -> Any:
+def _parse_value(text: str) -> object:
     """Return a printed value: None, a bool, a number, our name of a dtype, or the text itself."""
     if text in LITERALS:
         return LITERALS[text]

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bridge.errors import PayloadError
 from bridge.precision.coercion import FALSE_WORDS, TRUE_WORDS
@@ -57,7 +57,7 @@ class Option:
 
     name: str
     """The name, with its dashes on a command line; empty for words before the first option."""
-    value: Any = None
+    value: object = None
     """The value after `=`, or of a key; None for an option without a value."""
     following: Sequence[ShellWord] = ()
     """The words up to the next option."""
@@ -84,7 +84,7 @@ class WrittenSetting:
     """A setting as it is written."""
 
     name: str
-    value: Any
+    value: object
     """True for a flag without a value; None for a value that is decided when the run starts."""
     text: str = ""
     """The value as it is written, if it is decided when the run starts."""
@@ -319,7 +319,7 @@ def _add_option(written: WrittenArguments, option: Option) -> int:
     return len(values)
 
 
-def _format_undecided_option(name: ShellWord, value: Any) -> str:
+def _format_undecided_option(name: ShellWord, value: object) -> str:
     """Return the text of an option whose name is decided when the run starts."""
     if value is None:
         return str(name)
@@ -355,7 +355,7 @@ def _get_following_values(option: Option) -> list[ShellWord]:
     return values
 
 
-def _make_setting(option: Option, value: Any, *, refused: str | None = None) -> WrittenSetting:
+def _make_setting(option: Option, value: object, *, refused: str | None = None) -> WrittenSetting:
     """Return an option as a setting.
 
     Args:
@@ -371,7 +371,7 @@ def _make_setting(option: Option, value: Any, *, refused: str | None = None) -> 
         return WrittenSetting(name, None, text, refused)
     if isinstance(value, str) and flags.is_switch(name):
         # A word without a meaning leaves a switch on. A key of a file keeps it for the report.
-        other_value: Any = True
+        other_value: object = True
         if option.is_key:
             other_value = value
         return WrittenSetting(name, SWITCH_VALUES.get(value.lower(), other_value), refused=refused)
@@ -405,10 +405,10 @@ class ArgumentGroup(NamedTuple):
 
     name: str
     """The key of the mapping; empty if the whole file is the group."""
-    values: Mapping[Any, Any]
+    values: Mapping[object, object]
 
 
-def find_argument_groups(payload: Mapping[Any, Any]) -> list[ArgumentGroup]:
+def find_argument_groups(payload: Mapping[object, object]) -> list[ArgumentGroup]:
     """Return the groups of arguments in the mapping of a file.
 
     The name of a group is in capitals, such as MODEL_ARGS, or all of its keys are flags. If the file
@@ -425,7 +425,7 @@ def find_argument_groups(payload: Mapping[Any, Any]) -> list[ArgumentGroup]:
     return runs or groups
 
 
-def _parse_mapping(payload: Mapping[Any, Any]) -> list[WrittenArguments]:
+def _parse_mapping(payload: Mapping[object, object]) -> list[WrittenArguments]:
     """Return the runs of an argument file, one for each of its groups."""
     environment: dict[str, ShellWord] = {}
     variables = payload.get("ENV_VARS")
@@ -449,7 +449,7 @@ def _parse_group(group: ArgumentGroup, environment: Mapping[str, ShellWord]) -> 
     return written
 
 
-def _list_groups(payload: Mapping[Any, Any]) -> list[ArgumentGroup]:
+def _list_groups(payload: Mapping[object, object]) -> list[ArgumentGroup]:
     """Return the groups of a file. A file without groups is one group without a name."""
     groups = find_argument_groups(payload)
     if groups:
@@ -460,9 +460,9 @@ def _list_groups(payload: Mapping[Any, Any]) -> list[ArgumentGroup]:
     return [ArgumentGroup("", _flatten_blocks(payload))]
 
 
-def _flatten_blocks(payload: Mapping[Any, Any]) -> dict[Any, Any]:
+def _flatten_blocks(payload: Mapping[object, object]) -> dict[object, object]:
     """Return the arguments of a file for `--yaml-cfg`, with those of its two blocks."""
-    arguments: dict[Any, Any] = {}
+    arguments: dict[object, object] = {}
     for key, value in payload.items():
         if key in YAML_CFG_BLOCKS and isinstance(value, Mapping):
             arguments.update(value)
@@ -471,7 +471,7 @@ def _flatten_blocks(payload: Mapping[Any, Any]) -> dict[Any, Any]:
     return arguments
 
 
-def _iterate_leaves(values: object) -> Iterator[tuple[str, Any]]:
+def _iterate_leaves(values: object) -> Iterator[tuple[str, object]]:
     """Yield the keys at any depth that have a plain value, with the value."""
     if isinstance(values, list):
         for value in values:
