@@ -6,7 +6,6 @@ A setting that acts is written out, even where Megatron-LM's default is the same
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
@@ -95,8 +94,8 @@ def _export_modules(builder: ExportBuilder, layout: Mapping[str, int]) -> list[s
 
 
 def _iterate_written_fields(
-    builder: ExportBuilder, acting: Mapping[str, Any]
-) -> Iterator[tuple[str, Any]]:
+    builder: ExportBuilder, acting: Mapping[str, object]
+) -> Iterator[tuple[str, object]]:
     """Yield the fields that are written as arguments, with their values.
 
     Fields that need no option are mapped in the report.
@@ -106,7 +105,7 @@ def _iterate_written_fields(
     yield from _iterate_megatron_fields(builder, acting)
 
 
-def _iterate_mode_fields(builder: ExportBuilder) -> Iterator[tuple[str, Any]]:
+def _iterate_mode_fields(builder: ExportBuilder) -> Iterator[tuple[str, object]]:
     """Yield the mode, and whether gradients are reduced in FP32.
 
     Under `--fp16` the parser does not reduce in FP32, so that False needs no option.
@@ -124,8 +123,8 @@ def _iterate_mode_fields(builder: ExportBuilder) -> Iterator[tuple[str, Any]]:
 
 
 def _iterate_scheme_fields(
-    builder: ExportBuilder, acting: Mapping[str, Any]
-) -> Iterator[tuple[str, Any]]:
+    builder: ExportBuilder, acting: Mapping[str, object]
+) -> Iterator[tuple[str, object]]:
     """Yield the formats, their scaling scheme, the loss scale, and switches that are on."""
     config, values = builder.config, builder.values
     for field in ("fp8", "fp4"):
@@ -142,7 +141,7 @@ def _iterate_scheme_fields(
             yield field, True
 
 
-def _needs_fp8_recipe_for_fp4(builder: ExportBuilder, acting: Mapping[str, Any]) -> bool:
+def _needs_fp8_recipe_for_fp4(builder: ExportBuilder, acting: Mapping[str, object]) -> bool:
     """Return whether FP4 weights need an FP8 recipe other than Megatron-LM's default, delayed (PB356).
 
     The precision-aware optimizer reads the FP8 recipe even if no GEMM runs in FP8. It cannot update
@@ -155,8 +154,8 @@ def _needs_fp8_recipe_for_fp4(builder: ExportBuilder, acting: Mapping[str, Any])
 
 
 def _iterate_megatron_fields(
-    builder: ExportBuilder, acting: Mapping[str, Any]
-) -> Iterator[tuple[str, Any]]:
+    builder: ExportBuilder, acting: Mapping[str, object]
+) -> Iterator[tuple[str, object]]:
     """Yield the stated fields of Megatron's configs that Megatron Bridge's class lacks.
 
     `fp8_param` and `fp4_param`, the model's names of a gather, are mapped to the gather's option.

@@ -8,7 +8,7 @@ keeps FP32 masters. Two of its defaults differ from those of a recipe. FP8 witho
 import re
 import shlex
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.precision.config import MEGATRON_FIELDS
@@ -107,7 +107,7 @@ def write(payload: list[str]) -> str:
     return f"{lines}\n)\n"
 
 
-def _import_per_module_recipe(content: Mapping[str, Any]) -> ImportReport:
+def _import_per_module_recipe(content: Mapping[str, Mapping[str, object]]) -> ImportReport:
     """Return the report of a per-module recipe, whose layer numbers count within a stage."""
     builder = ImportBuilder(TITLE)
     builder.record(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from bridge.errors import bounded
 from bridge.read.layer_source import (
@@ -60,7 +59,7 @@ class OtherSources:
     A field of the same name in `FileReading` has the same meaning.
     """
 
-    sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    sections: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """Section -> fields that the sources set in it, also of `mixed_precision`."""
     unknown: tuple[str, ...] = ()
     no_plan_reason: str | None = None
@@ -134,7 +133,7 @@ def _collect_open_settings(
     return open_settings
 
 
-def _read_precision_file(arguments: Mapping[str, Any], path: str) -> PrecisionFile | None:
+def _read_precision_file(arguments: Mapping[str, object], path: str) -> PrecisionFile | None:
     """Return the per-module recipe that the arguments name; None if they name none."""
     name = arguments.get(PRECISION_FILE_ARGUMENT)
     if not name:
@@ -168,7 +167,7 @@ class _UnreadOptions:
 
 
 def _find_unread_options(
-    written: WrittenArguments, arguments: Mapping[str, Any], engine: EngineSettings
+    written: WrittenArguments, arguments: Mapping[str, object], engine: EngineSettings
 ) -> _UnreadOptions:
     """Return the options that neither this reader nor the table of the run's framework reads.
 
@@ -188,8 +187,8 @@ def _find_unread_options(
 
 
 def _drop_framework_options(
-    written: WrittenArguments, arguments: Mapping[str, Any]
-) -> Mapping[str, Any]:
+    written: WrittenArguments, arguments: Mapping[str, object]
+) -> Mapping[str, object]:
     """Return arguments without those that the table of the run's framework reads."""
     if written.framework is None:
         return arguments
@@ -198,10 +197,10 @@ def _drop_framework_options(
 
 
 def _build_sections(
-    engine: EngineSettings, arguments: Mapping[str, Any], file: PrecisionFile | None
-) -> dict[str, dict[str, Any]]:
+    engine: EngineSettings, arguments: Mapping[str, object], file: PrecisionFile | None
+) -> dict[str, dict[str, object]]:
     """Return section -> fields that an engine, a layer spec and a per-module recipe set."""
-    sections: dict[str, dict[str, Any]] = {}
+    sections: dict[str, dict[str, object]] = {}
     for section, fields in engine.sections.items():
         sections[section] = dict(fields)
     model = sections.setdefault("model", {})

@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from bridge.errors import RunConfigError, UnreadFileError
 from bridge.precision.coercion import parse_number
@@ -113,7 +113,7 @@ class ParsedRun:
     """The arguments as they are written."""
     values: ArgumentValues
     """The arguments by their names."""
-    replaced_sizes: Mapping[str, Any]
+    replaced_sizes: Mapping[str, object]
     """Sizes below 1, which scripts of an evaluation pass as placeholders. Those of the checkpoint replace them."""
     is_started: bool
     """Whether the file starts a program with the arguments."""
@@ -184,12 +184,12 @@ def _trains_nothing(program: str, document: Document) -> bool:
     return is_by_name or document.mapping.get("MODE") == "inference"
 
 
-def _find_replaced_sizes(values: ArgumentValues, program: str) -> dict[str, Any]:
+def _find_replaced_sizes(values: ArgumentValues, program: str) -> dict[str, object]:
     """Return the sizes below 1 of an evaluation, which those of the checkpoint replace.
 
     Scripts pass 0 or -1 for them, since the parser requires the arguments.
     """
-    sizes: dict[str, Any] = {}
+    sizes: dict[str, object] = {}
     if "load" in values.all and EVALUATION_PROGRAMS.search(program):
         for name in CHECKPOINT_SIZES:
             if _is_below_1(values.known.get(name)):

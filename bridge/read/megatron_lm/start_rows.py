@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
 
 from bridge.errors import RunConfigError
 from bridge.model.hybrid_pattern import HybridPattern
@@ -165,7 +164,7 @@ def _compute_swiglu_size(settings: StartupSettings) -> int:
     return settings.size("hidden_size") * 8 // 3 // 64 * 64
 
 
-def _make_optimizer_and_ddp_values(name: str, value: Any) -> dict[str, Any]:
+def _make_optimizer_and_ddp_values(name: str, value: object) -> dict[str, object]:
     """Return the same value for the optimizer's field and DDP's field of a name."""
     return {f"optimizer.{name}": value, f"ddp.{name}": value}
 
@@ -310,7 +309,7 @@ START_ROWS: tuple[StartupRow, ...] = (
 )
 
 
-def select_rows(sections: Mapping[str, Any]) -> list[StartupRow]:
+def select_rows(sections: Mapping[str, object]) -> list[StartupRow]:
     """Return the rows of a run with these sections.
 
     A run that trains nothing has no section of an optimizer, and so no row of it.
@@ -318,7 +317,7 @@ def select_rows(sections: Mapping[str, Any]) -> list[StartupRow]:
     return [row for row in START_ROWS if row.path.partition(".")[0] in sections]
 
 
-def describe_open_settings(own_fields: Mapping[str, Any], gpus: int | None) -> Iterator[str]:
+def describe_open_settings(own_fields: Mapping[str, object], gpus: int | None) -> Iterator[str]:
     """Yield sentences about settings that the arguments do not decide. Each begins with the setting.
 
     Args:

@@ -8,7 +8,7 @@ An option is of one of three kinds:
   plan is read, or it has none. `UNREAD_ARGUMENTS` has the exceptions.
 - An option with words of `WORD_GROUPS` in its name may change the settings of that group:
   `--moe-expert-parallel-size` for example.
-- Any other option is one of the program and is harmless: `--rollout-batch-size` for example.
+- object other option is one of the program and is harmless: `--rollout-batch-size` for example.
 
 `known_arguments.json` is written by ``scripts/write_megatron_arguments.py`` from the sources of
 these releases.
@@ -16,7 +16,6 @@ these releases.
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from bridge.read.megatron_lm import flags
 
@@ -37,7 +36,7 @@ DENSE_EXPERT_COUNTS = (*map(str, OFF_VALUES), "1")
 """Values of `num_experts` for a dense model. DeepSpeed writes 1 for it."""
 
 
-def find_unread_options(arguments: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
+def find_unread_options(arguments: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
     """Return each option that may change layout, layers or bytes and is not read -> the settings that it may change.
 
     Args:
@@ -70,7 +69,7 @@ def _get_settings(name: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(settings))
 
 
-def _is_neutral(name: str, value: Any) -> bool:
+def _is_neutral(name: str, value: object) -> bool:
     """Return whether an option with this value acts as if it were absent: off, or a size of one rank."""
     text = str(value)
     is_one_rank = name.endswith("_size") and text == "1"

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, takewhile
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from bridge.errors import PayloadError
 from bridge.precision.coercion import FALSE_WORDS, TRUE_WORDS
@@ -405,10 +405,10 @@ class ArgumentGroup(NamedTuple):
 
     name: str
     """The key of the mapping; empty if the whole file is the group."""
-    values: Mapping[object, object]
+    values: Mapping[Any, object]
 
 
-def find_argument_groups(payload: Mapping[object, object]) -> list[ArgumentGroup]:
+def find_argument_groups(payload: Mapping[Any, object]) -> list[ArgumentGroup]:
     """Return the groups of arguments in the mapping of a file.
 
     The name of a group is in capitals, such as MODEL_ARGS, or all of its keys are flags. If the file
@@ -425,7 +425,7 @@ def find_argument_groups(payload: Mapping[object, object]) -> list[ArgumentGroup
     return runs or groups
 
 
-def _parse_mapping(payload: Mapping[object, object]) -> list[WrittenArguments]:
+def _parse_mapping(payload: Mapping[Any, object]) -> list[WrittenArguments]:
     """Return the runs of an argument file, one for each of its groups."""
     environment: dict[str, ShellWord] = {}
     variables = payload.get("ENV_VARS")
@@ -449,7 +449,7 @@ def _parse_group(group: ArgumentGroup, environment: Mapping[str, ShellWord]) -> 
     return written
 
 
-def _list_groups(payload: Mapping[object, object]) -> list[ArgumentGroup]:
+def _list_groups(payload: Mapping[Any, object]) -> list[ArgumentGroup]:
     """Return the groups of a file. A file without groups is one group without a name."""
     groups = find_argument_groups(payload)
     if groups:
@@ -460,9 +460,9 @@ def _list_groups(payload: Mapping[object, object]) -> list[ArgumentGroup]:
     return [ArgumentGroup("", _flatten_blocks(payload))]
 
 
-def _flatten_blocks(payload: Mapping[object, object]) -> dict[object, object]:
+def _flatten_blocks(payload: Mapping[Any, object]) -> dict[Any, object]:
     """Return the arguments of a file for `--yaml-cfg`, with those of its two blocks."""
-    arguments: dict[object, object] = {}
+    arguments: dict[Any, object] = {}
     for key, value in payload.items():
         if key in YAML_CFG_BLOCKS and isinstance(value, Mapping):
             arguments.update(value)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from bridge.read.foreign.import_builder import MODES, ImportBuilder
 from bridge.read.megatron_lm.deepspeed.engine_file import (
@@ -91,9 +90,9 @@ MAX_DIGITS = 4
 class EngineSettings:
     """The settings of a run that the engine decides."""
 
-    precision: Mapping[str, Any] | None = None
+    precision: Mapping[str, object] | None = None
     """Fields of a precision; None if the JSON states none or is not read."""
-    sections: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    sections: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     """Section -> fields that the engine sets in it."""
     read_arguments: tuple[str, ...] = ()
     """Arguments of the fork that are read here."""
@@ -116,7 +115,7 @@ def report_engine(
     written: WrittenArguments,
     builder: ImportBuilder,
     file: EngineFile,
-    stated_fields: Mapping[str, Any] | None,
+    stated_fields: Mapping[str, object] | None,
 ) -> None:
     """Report the arguments that have no effect under the engine, and map its JSON.
 
@@ -168,13 +167,13 @@ def describe_ineffective_arguments(written: WrittenArguments) -> tuple[str, ...]
     return (ARGUMENTS_WITHOUT_EFFECT.format(options=", ".join(options)),)
 
 
-def drop_engine_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+def drop_engine_fields(fields: Mapping[str, object]) -> dict[str, object]:
     """Return the fields of a config without those that the engine decides."""
     return {name: value for name, value in fields.items() if name not in ENGINE_FIELDS}
 
 
 def read_engine_settings(
-    written: WrittenArguments, arguments: Mapping[str, Any], mode: str, path: str
+    written: WrittenArguments, arguments: Mapping[str, object], mode: str, path: str
 ) -> EngineSettings:
     """Return the settings of a run that DeepSpeed's engine decides.
 
@@ -215,14 +214,14 @@ def read_engine_settings(
     )
 
 
-def _get_precision(stated: EngineFileSettings, mode: str) -> dict[str, Any] | None:
+def _get_precision(stated: EngineFileSettings, mode: str) -> dict[str, object] | None:
     """Return the precision of the JSON, or else that of `--fp16`; None if neither decides it."""
     if stated.fields is None and mode == "fp16":
         return dict(FP16_FIELDS)
     return stated.fields
 
 
-def _get_stage(stated: EngineFileSettings, arguments: Mapping[str, Any]) -> int | None:
+def _get_stage(stated: EngineFileSettings, arguments: Mapping[str, object]) -> int | None:
     """Return the stage of ZeRO of the JSON, or else that of `--zero-stage`; None if neither states it."""
     if stated.stage is not None:
         return stated.stage
@@ -243,7 +242,7 @@ def _get_no_plan_reason(file: EngineFile, unfollowed: Sequence[str]) -> str | No
     return NO_PLAN_REASON.format(file=file.name, settings=" and ".join(unfollowed))
 
 
-def _list_open_expert_settings(arguments: Mapping[str, Any]) -> list[str]:
+def _list_open_expert_settings(arguments: Mapping[str, object]) -> list[str]:
     """Return the settings of experts that are not stated and whose defaults differ in a fork."""
     if str(arguments.get("num_experts")) in ("None", "0", "1"):  # the fork's default is 1: dense
         return []
@@ -251,12 +250,12 @@ def _list_open_expert_settings(arguments: Mapping[str, Any]) -> list[str]:
     return [f"model.{name}" for name in unstated]
 
 
-def _build_sharding_sections(stage: int | None, *, is_bf16: bool) -> dict[str, dict[str, Any]]:
+def _build_sharding_sections(stage: int | None, *, is_bf16: bool) -> dict[str, dict[str, object]]:
     """Return the switches of the distributed optimizer at a stage of ZeRO; none for an unknown stage."""
     if stage is None:
         return {}
     is_sharded = stage > 0 or is_bf16  # BF16_Optimizer shards without ZeRO
-    sections: dict[str, dict[str, Any]] = {}
+    sections: dict[str, dict[str, object]] = {}
     for path in SHARDING_SETTINGS:
         section, _, switch = path.partition(".")
         sections[section] = {switch: is_sharded}
@@ -276,7 +275,7 @@ def _describe_unknown(stage: int | None, file: EngineFile) -> Iterator[str]:
         yield STAGE_3_COUNTS_AS_1.format(stage=stage)
 
 
-def _build_recompute_fields(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _build_recompute_fields(arguments: Mapping[str, object]) -> dict[str, object]:
     """Return the settings of recomputation that the fork's own arguments stand for."""
     if not arguments.get("checkpoint_activations"):
         return {}
@@ -288,7 +287,7 @@ def _build_recompute_fields(arguments: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _parse_whole_number(value: Any) -> int | None:
+def _parse_whole_number(value: object) -> int | None:
     """Return a whole number of at most `MAX_DIGITS` digits; None for any other value."""
     text = str(value)
     if text.isdecimal() and len(text) <= MAX_DIGITS:

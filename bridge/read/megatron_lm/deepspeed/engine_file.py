@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bridge.errors import PayloadError
 from bridge.read import deepspeed
@@ -48,7 +48,7 @@ class EngineFile:
     """The path as the arguments have it; empty if they name no file."""
     location: str = ""
     """Where the JSON was read, for messages: the script, or the path of the file."""
-    content: Mapping[str, Any] | None = None
+    content: Mapping[str, object] | None = None
     """The content; None if the file is not read."""
 
 
@@ -85,7 +85,7 @@ def _load_text(file: Path) -> str | None:
         return None
 
 
-def _parse_content(text: str, name: str) -> Mapping[str, Any] | None:
+def _parse_content(text: str, name: str) -> Mapping[str, object] | None:
     """Return the content of the JSON.
 
     It is None for a text with an error, and for a text whose formats only the started run decides.
@@ -106,7 +106,7 @@ def _parse_content(text: str, name: str) -> Mapping[str, Any] | None:
 class EngineFileSettings(NamedTuple):
     """The settings that the engine's JSON states."""
 
-    fields: dict[str, Any] | None = None
+    fields: dict[str, object] | None = None
     """Fields of a precision; None if the JSON does not decide it."""
     stage: int | None = None
     """The stage of ZeRO; None if the JSON does not decide it."""
@@ -114,7 +114,7 @@ class EngineFileSettings(NamedTuple):
     """Settings that change formats and that no plan follows."""
 
 
-def parse_engine_settings(content: Mapping[str, Any] | None) -> EngineFileSettings:
+def parse_engine_settings(content: Mapping[str, object] | None) -> EngineFileSettings:
     """Return the settings that the JSON of an engine states; none for a file that is not read."""
     if content is None:
         return EngineFileSettings()
@@ -137,7 +137,7 @@ def parse_engine_settings(content: Mapping[str, Any] | None) -> EngineFileSettin
     return EngineFileSettings(fields, stage, unfollowed)
 
 
-def _parse_stage(content: Mapping[str, Any]) -> int | None:
+def _parse_stage(content: Mapping[str, object]) -> int | None:
     """Return the stage of ZeRO. It is 0 without a block of ZeRO, and None if it is no number."""
     block = content.get(ZERO_KEY)
     if not isinstance(block, Mapping):

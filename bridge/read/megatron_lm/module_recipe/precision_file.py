@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bridge.errors import PayloadError, RunConfigError
 from bridge.read.launch.shell_word import UNKNOWN_PATTERN
@@ -37,7 +37,7 @@ class PrecisionFile:
 
     setting: str
     """The option and the path, as they are written."""
-    content: dict[str, Any] | None
+    content: dict[str, object] | None
     """The content of the file; None if the file is not found."""
     sentence: str
     """A sentence that says where the file was read, or what is not known without it."""
@@ -89,7 +89,7 @@ def _iterate_candidate_paths(name: str, folder: Path) -> Iterator[_CandidatePath
     yield _CandidatePath(folder / Path(known_path).name, is_exact=False)
 
 
-def _load_content(candidate: _CandidatePath) -> dict[str, Any] | None:
+def _load_content(candidate: _CandidatePath) -> dict[str, object] | None:
     """Return the content of the file at a path; None without a file, or for a file of another form.
 
     Raises:

@@ -7,7 +7,6 @@ patterns on each stage. They need the layout of the model, and a file for each s
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from bridge.errors import RunConfigError
 from bridge.model.layout import ParallelLayout
@@ -47,7 +46,9 @@ LAYOUT_KEYS = (
 CORRECT_REMEDY = "Correct it."
 
 
-def build_shared_file(builder: ExportBuilder, layout: Mapping[str, Any]) -> dict[str, Any] | None:
+def build_shared_file(
+    builder: ExportBuilder, layout: Mapping[str, int]
+) -> dict[str, object] | None:
     """Return the content of the file that all ranks share; None if no such file is needed.
 
     Stages that need different files share none. Then a file for each stage is added to the report.
@@ -79,7 +80,7 @@ def build_shared_file(builder: ExportBuilder, layout: Mapping[str, Any]) -> dict
     return None
 
 
-def _add_stage_files(builder: ExportBuilder, files: Sequence[Mapping[str, Any]]) -> None:
+def _add_stage_files(builder: ExportBuilder, files: Sequence[Mapping[str, object]]) -> None:
     """Add the file of each stage to the report, and record that one setting cannot name all of them."""
     for stage, file in enumerate(files):
         name = SHARED_FILE_NAME.replace(".yaml", f".stage{stage}.yaml")
@@ -88,8 +89,8 @@ def _add_stage_files(builder: ExportBuilder, files: Sequence[Mapping[str, Any]])
 
 
 def _build_stage_files(
-    rows: Sequence[ModuleRow], layout: Mapping[str, Any], *, low_format: str | None
-) -> list[dict[str, Any]]:
+    rows: Sequence[ModuleRow], layout: Mapping[str, int], *, low_format: str | None
+) -> list[dict[str, object]]:
     """Return the content of the file of each stage.
 
     Args:
@@ -111,7 +112,7 @@ def _build_stage_files(
     parallel = ParallelLayout.from_model(layout)
     chunks = [chunk.layers for chunk in parallel.places(num_layers)]
     chunk_recipes = make_chunk_recipes(rows, chunks, run=low_format)
-    files: list[dict[str, Any]] = []
+    files: list[dict[str, object]] = []
     for stage, file in enumerate(make_stage_recipes(chunk_recipes, parallel.pipeline)):
         if file is None:
             rule = f"the model chunks of stage {stage} need different files, and a stage has one"

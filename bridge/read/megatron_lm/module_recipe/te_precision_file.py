@@ -12,7 +12,7 @@ extensions/transformer_engine.py.
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.precision import strict_yaml
@@ -29,7 +29,7 @@ TYPE_KEY = next(iter(TE_CONFIG_TYPE))
 CORRECT_REMEDY = "Correct it."
 
 
-def read(path: str | Path) -> dict[str, Any]:
+def read(path: str | Path) -> dict[str, object]:
     """Return the content of a file.
 
     Raises:
@@ -38,7 +38,7 @@ def read(path: str | Path) -> dict[str, Any]:
     return parse(strict_yaml.decode_text(strict_yaml.read_bytes(path), str(path)), str(path))
 
 
-def parse(text: str, name: str) -> dict[str, Any]:
+def parse(text: str, name: str) -> dict[str, object]:
     """Return the content of a YAML text.
 
     Args:
@@ -74,7 +74,7 @@ class _Fault(NamedTuple):
     remedy: str
 
 
-def _find_faults(content: Mapping[str, Any]) -> Iterator[_Fault]:
+def _find_faults(content: Mapping[str, object]) -> Iterator[_Fault]:
     """Yield the faults of a file, in its order."""
     configs = content.get("configs", {})
     matchers = content.get("matchers") or {}
@@ -130,7 +130,7 @@ def _find_recipe_faults(path: str, recipe: object) -> Iterator[_Fault]:
 
 
 def _find_matcher_faults(
-    path: str, matcher: object, configs: Mapping[str, Any]
+    path: str, matcher: object, configs: Mapping[str, object]
 ) -> Iterator[_Fault]:
     """Yield the faults of a matcher. Megatron does not read a matcher that is not enabled."""
     if not isinstance(matcher, Mapping):
