@@ -24,7 +24,7 @@ from bridge.read.launch.command_line_rows import (
 )
 from bridge.read.launch.launch import Launch
 from bridge.read.launch_arguments import LaunchArguments, make_unmapped
-from bridge.read.megatron_lm.flags import bears_on_precision
+from bridge.read.megatron_lm.flags import may_affect_precision
 from bridge.read.text.command_arguments import nest_dotted_keys
 from bridge.read.text.trainer_arguments import parse_trainer_arguments
 from bridge.registry.registry import REGISTRY
@@ -142,7 +142,7 @@ def report_skipped_launch(launch: Launch, line: CommandLine | None) -> list[Unma
     words: list[str] = []
     for word in launch.arguments:
         may_be_arguments = word.is_unknown and ARGUMENTS_VARIABLE_PATTERN.search(word)
-        if may_be_arguments or bears_on_precision(word.partition("=")[0]):
+        if may_be_arguments or may_affect_precision(word.partition("=")[0]):
             words.append(word)
     if not words:
         return []

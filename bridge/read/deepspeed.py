@@ -10,7 +10,7 @@ Blocks forbid names they do not know, and the top of the file ignores them silen
 reported. Its settings and sentences, with their sources, are `rows/deepspeed.yaml`.
 
 The file is in `read` and not in `convert`, since forks of Megatron-LM train with DeepSpeed's engine:
-`megatron_lm/engine_file.py` reads the precision of such a run with it.
+`megatron_lm/deepspeed/engine_file.py` reads the precision of such a run with it.
 """
 
 import math

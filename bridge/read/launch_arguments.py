@@ -14,7 +14,7 @@ from bridge.read.foreign.table import format_sentence
 from bridge.read.launch.command_line_rows import COMMAND_LINE_ROWS
 from bridge.read.launch.launch import Launch, get_arguments_before_dashes
 from bridge.read.launch.shell_word import ShellWord
-from bridge.read.megatron_lm.flags import bears_on_precision
+from bridge.read.megatron_lm.flags import may_affect_precision
 from bridge.read.text.command_arguments import CommandArguments
 
 PRECISION_FILE_OPTIONS = tuple(COMMAND_LINE_ROWS["files"].split())
@@ -56,7 +56,7 @@ class LaunchArguments:
         written = self.words.written
         for name, value in {**self.words.options, **self.words.overrides}.items():
             is_off = value in (False, "False")
-            if name not in known and bears_on_precision(name) and not is_off:
+            if name not in known and may_affect_precision(name) and not is_off:
                 yield make_unmapped("command_lines.option", written.get(name, name), value)
 
     def _collect_script_records(self) -> Iterator[Unmapped]:
@@ -69,7 +69,7 @@ class LaunchArguments:
         for name, default in launch.variable_defaults.items():
             yield make_unmapped("megatron_lm.default-of-a-variable-was-taken", f"${name}", default)
         for name, variable in launch.environment.items():
-            if not bears_on_precision(name.lower()):
+            if not may_affect_precision(name.lower()):
                 continue
             if variable.is_unknown:
                 yield make_unmapped("megatron_lm.only-the-run-decides", name, variable)
@@ -92,7 +92,7 @@ def _collect_open_records(words: CommandArguments, files: Sequence[str]) -> Iter
         if isinstance(file, str):
             yield make_unmapped("command_lines.file", words.written[name], file)
     for name, late in words.undecided.items():
-        if bears_on_precision(name) or name in (*PRECISION_FILE_OPTIONS, *words.overrides):
+        if may_affect_precision(name) or name in (*PRECISION_FILE_OPTIONS, *words.overrides):
             yield make_unmapped(
                 "megatron_lm.only-the-run-decides", words.written.get(name, name), late
             )

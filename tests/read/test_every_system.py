@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from bridge.convert import systems
 from bridge.errors import BridgeError, PrecisionConfigError, PrecisionTypeError
 from bridge.read.foreign.import_builder import ImportBuilder
-from bridge.read.megatron_lm.stage_files import LAYOUT_KEYS
+from bridge.read.megatron_lm.module_recipe.stage_files import LAYOUT_KEYS
 from bridge.read.system_signs import DOCUMENT_KINDS
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY

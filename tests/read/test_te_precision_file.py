@@ -18,7 +18,7 @@ from bridge.precision.yaml_text import to_yaml
 from bridge.read.foreign.payload_text import as_yaml
 from bridge.read.megatron_bridge import importer as megatron_bridge
 from bridge.read.megatron_lm import exporter
-from bridge.read.megatron_lm.te_precision_file import parse, read
+from bridge.read.megatron_lm.module_recipe.te_precision_file import parse, read
 from bridge.read.text.document import Document
 from tests.read.properties import reasons
 

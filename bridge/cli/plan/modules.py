@@ -90,8 +90,8 @@ def _replace_recipe(run: Run, path: str) -> Run:
 
     RunConfigError for a run with rows of `modules`.
     """
-    from bridge.read.megatron_lm.precision_file import QUANT_RECIPE_FIELD
-    from bridge.read.megatron_lm.te_precision_file import read
+    from bridge.read.megatron_lm.module_recipe.precision_file import QUANT_RECIPE_FIELD
+    from bridge.read.megatron_lm.module_recipe.te_precision_file import read
 
     rows: tuple[ModuleRow, ...] = ()
     if run.precision is not None:

@@ -72,9 +72,9 @@ def read(config: Mapping[str, Any], path: Path, choice: RunChoice) -> FileReadin
     (run,) = parse_runs(written)
     table = load_framework_table("primus")
     run.framework, run.label = table, ""
-    run.decided_by = run.used_by = ""
+    run.mode_decider = run.used_by = ""
     if files.absent:
-        run.decided_by = f"{', '.join(files.absent)} of Primus"
+        run.mode_decider = f"{', '.join(files.absent)} of Primus"
     return build_reading_from_arguments(
         run,
         table,

@@ -36,7 +36,7 @@ def build_reading_from_arguments(
     """Return what the arguments of a framework's run say.
 
     Args:
-        written: The arguments; `decided_by` of them is what else may state some, empty where nothing does.
+        written: The arguments; `mode_decider` of them is the other source that may state some, or empty.
         table: The framework.
         path: Path of the file.
         origins: Name of an argument -> the file that states it.
@@ -80,8 +80,8 @@ def build_reading_from_arguments(
         ),
         release=release,
         release_reason=reason,
-        mode_decided_by=report.decided_by if written.decided_by else None,
-        unstated_by=written.decided_by or None,
+        mode_decided_by=report.decided_by if written.mode_decider else None,
+        unstated_by=written.mode_decider or None,
         open_values=collect_late_fields(values),
         variables=tuple(variables),
         faulty_options=own.faulty_options,

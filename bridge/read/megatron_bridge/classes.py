@@ -1,4 +1,4 @@
-"""Classes whose source is at hand: the fields that they declare, and their methods."""
+"""`collect_declared_fields` and `find_method`: the fields and methods of classes whose source is found."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from bridge.read.megatron_bridge.source_library import Library, Module
-from bridge.read.megatron_bridge.values import Class, Function
+from bridge.read.megatron_bridge.values import Class, Function, ImportedName
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,7 +21,11 @@ class DeclaredField:
 def collect_declared_fields(library: Library, kind: str) -> Mapping[str, DeclaredField]:
     """Return the fields that a class and its bases declare, those of the bases first.
 
-    A base whose source is not at hand declares none.
+    A class without source declares none.
+
+    Args:
+        library: The source of Megatron Bridge.
+        kind: Import path of the class.
     """
     fields: dict[str, DeclaredField] = {}
     for owner_class in reversed(list(_iterate_class_and_bases(library, kind))):
@@ -32,7 +36,13 @@ def collect_declared_fields(library: Library, kind: str) -> Mapping[str, Declare
 
 
 def find_method(library: Library, kind: str, name: str) -> Function | None:
-    """Return a method of a class or of its bases; None where no source at hand has it."""
+    """Return a method of a class or of its bases; None if no class with source has it.
+
+    Args:
+        library: The source of Megatron Bridge.
+        kind: Import path of the class.
+        name: Name of the method.
+    """
     for owner_class in _iterate_class_and_bases(library, kind):
         for node in owner_class.node.body:
             if isinstance(node, ast.FunctionDef) and node.name == name:
@@ -43,15 +53,26 @@ def find_method(library: Library, kind: str, name: str) -> Function | None:
 def _iterate_class_and_bases(
     library: Library, kind: str, seen: tuple[str, ...] = ()
 ) -> Iterator[Class]:
-    """Yield a class and its bases, the class first."""
-    resolved_class = library.find(kind) if kind else None
-    if not isinstance(resolved_class, Class) or kind in seen:
+    """Yield a class and its bases, the class first.
+
+    Args:
+        library: The source of Megatron Bridge.
+        kind: Import path of the class.
+        seen: Import paths of the classes on the way to it. They end a cycle of names, which broken
+            source may have.
+    """
+    if not kind or kind in seen:
+        return
+    resolved_class = library.find(kind)
+    if not isinstance(resolved_class, Class):
         return
     yield resolved_class
     for base in resolved_class.node.bases:
-        name = base.value if isinstance(base, ast.Subscript) else base
-        if isinstance(name, ast.Name):
-            named = library.resolve_name(resolved_class.module, name.id)
-            yield from _iterate_class_and_bases(
-                library, str(getattr(named, "path", "")), (*seen, kind)
-            )
+        name = base
+        if isinstance(base, ast.Subscript):  # Base[T]
+            name = base.value
+        if not isinstance(name, ast.Name):
+            continue
+        resolved_base = library.resolve_name(resolved_class.module, name.id)
+        if isinstance(resolved_base, Class | ImportedName):
+            yield from _iterate_class_and_bases(library, resolved_base.path, (*seen, kind))

@@ -1,11 +1,12 @@
 """`Evaluator`: a function of a Python program, followed by its syntax, statement by statement.
 
     evaluator = Evaluator(library)
-    container = evaluator.returned(function)       # an `Object`: fields, each with its statement
+    container = evaluator.evaluate_function(function)    # an `Object`: fields, each with its statement
 
-Nothing is imported or run. A function whose source is at hand is followed where it is called. Where
-only the run knows the answer of a condition, both branches are followed; what differs behind them
-is open, with the condition as what decides it. A branch that raises is no run.
+No program is imported or run. A function with source is followed at each of its calls. If the answer
+of a condition is known only when the program runs, both branches are followed. A name or field that
+differs after them has an open value, whose decider is the condition. A branch that raises an error
+makes no run, so that only the other one counts.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ from bridge.read.megatron_bridge.values import Function, Object, Value, is_plain
 from bridge.read.text.python_calls import format_source
 
 MAX_DEPTH = 16
-"""Of functions that call one another."""
+"""Most functions that are followed inside one another."""
 MAX_STATEMENTS = 20000
-"""That are followed for one run; each condition may double them."""
+"""Most statements that are followed for one run. Each condition may double them."""
 TOO_LONG = "a function with too many branches to be followed"
 MAX_LOOP_ITERATIONS = 512
-"""Of a loop."""
+"""Most iterations of a loop that is followed."""
 ENDING_STATEMENTS = (ast.Return, ast.Raise, ast.Break, ast.Continue)
+"""Statements after which the next one of a block is not reached."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +51,11 @@ class Raised:
 
 
 class Jumped:
-    """A `break` or a `continue`."""
+    """The end of a block by a `break` or a `continue`."""
 
 
 Outcome = Returned | Raised | Jumped | None
-"""How a block ends; None: the statement behind it is next."""
+"""The end of a block; None if the statement after it is next."""
 
 
 class Evaluator(ExpressionEvaluator):
@@ -62,28 +64,39 @@ class Evaluator(ExpressionEvaluator):
     def __init__(self, library: Library) -> None:
         super().__init__(library)
         self._depth = 0
-        self._statements = 0
+        """Number of functions that are being followed."""
+        self._statement_count = 0
+        """Number of statements that were followed."""
 
     @property
     def is_exhausted(self) -> bool:
         """Whether the program has too many branches, so that nothing is known of its values."""
-        return self._statements >= MAX_STATEMENTS
+        return self._statement_count >= MAX_STATEMENTS
 
     # -- functions ---------------------------------------------------------------------------------
 
     def evaluate_function(
         self, function: Function, arguments: Mapping[str, Value] | None = None
     ) -> Value:
-        """Return what a function returns; a parameter without an argument has its default."""
+        """Return the value that a function returns.
+
+        Args:
+            function: The function.
+            arguments: Name of a parameter -> its argument. Other parameters have their defaults.
+        """
         return self._evaluate_body(function, [], arguments or {})
 
     def follow(self, function: Function, call: Call) -> Value:
-        """Return what a call of a function returns."""
+        """Return the value that a call of a function returns."""
         return self._evaluate_body(function, call.arguments, call.options)
 
     def _evaluate_body(
         self, function: Function, arguments: Sequence[Value], options: Mapping[str, Value]
     ) -> Value:
+        """Return the value that a function returns for positional and keyword arguments.
+
+        It is open if the function raises an error, or lies too deep.
+        """
         name = function.node.name
         if self._depth >= MAX_DEPTH:
             return Object(decider=f"the function {name}, which is too deep to be followed")
@@ -101,7 +114,7 @@ class Evaluator(ExpressionEvaluator):
     def _bind_parameters(
         self, function: Function, arguments: Sequence[Value], options: Mapping[str, Value]
     ) -> dict[str, Value]:
-        """Return the values of the parameters: the argument, the default, or an open value."""
+        """Return the value of each parameter: its argument, its default, or an open value."""
         signature = function.node.args
         positional = [*signature.posonlyargs, *signature.args]
         names: dict[str, Value] = {}
@@ -113,37 +126,47 @@ class Evaluator(ExpressionEvaluator):
             names[parameter.arg] = self.value(expression, frame)
         for parameter, value in zip(positional, arguments, strict=False):
             names[parameter.arg] = value
-        others: dict[str, Value] = {}
+        other_options: dict[str, Value] = {}
         for name, value in options.items():
             if name in names:
                 names[name] = value
             else:
-                others[name] = value
+                other_options[name] = value
         if signature.vararg is not None:
             names[signature.vararg.arg] = list(arguments[len(positional) :])
         if signature.kwarg is not None:
-            names[signature.kwarg.arg] = others
+            names[signature.kwarg.arg] = other_options
         return names
 
     # -- statements --------------------------------------------------------------------------------
 
     def _evaluate_block(self, statements: Sequence[ast.stmt], frame: Frame) -> Outcome:
-        """Follow statements, and return how they end."""
+        """Follow statements, and return their end.
+
+        If a branch of an open condition may end the block, the statements after it are followed for
+        each branch. Otherwise both branches are joined, and the block goes on.
+        """
         for index, statement in enumerate(statements):
-            self._statements += 1
+            self._statement_count += 1
             if self.is_exhausted:
                 return Returned(Object(decider=TOO_LONG))
-            if isinstance(statement, ast.If) and self._forks_the_end(statement, frame):
+            if isinstance(statement, ast.If) and self._forks_block(statement, frame):
                 return self._evaluate_both_branches(statement, statements[index + 1 :], frame)
             outcome = self._evaluate_statement(statement, frame)
             if outcome is not None:
                 return outcome
         return None
 
-    def _evaluate_statement(self, node: ast.stmt, frame: Frame) -> Outcome:  # noqa: PLR0912  a case for each form
+    def _evaluate_statement(self, node: ast.stmt, frame: Frame) -> Outcome:
+        """Follow a statement, and return its end.
+
+        A statement that has no case changes no name and no field.
+        """
         match node:
-            case ast.Return(value=value):
-                return Returned(None if value is None else self.value(value, frame))
+            case ast.Return(value=None):
+                return Returned(None)
+            case ast.Return(value=ast.expr() as expression):
+                return Returned(self.value(expression, frame))
             case ast.Raise():
                 return Raised()
             case ast.Break() | ast.Continue():
@@ -151,13 +174,25 @@ class Evaluator(ExpressionEvaluator):
             case ast.If():
                 return self._evaluate_if(node, frame)
             case ast.For():
-                return self._loop(node, frame)
-            case ast.While():
-                self._open_all(node.body, frame, make_open_value(node.test).decider)
+                return self._evaluate_loop(node, frame)
             case ast.With(body=body):
                 return self._evaluate_block(body, frame)
             case ast.Try():
                 return self._evaluate_try(node, frame)
+        self._evaluate_simple_statement(node, frame)
+        return None
+
+    def _evaluate_simple_statement(self, node: ast.stmt, frame: Frame) -> None:  # noqa: PLR0912  a case for each form
+        """Follow a statement after which the next one of the block is reached.
+
+        The blocks of `while` and `match` are followed once, and everything that they set is open.
+        """
+        match node:
+            case ast.While():
+                self._open_changes(node.body, frame, make_open_value(node.test).decider)
+            case ast.Match(subject=subject, cases=cases):
+                for case in cases:
+                    self._open_changes(case.body, frame, make_open_value(subject).decider)
             case ast.Assign(targets=targets, value=expression):
                 value = self.value(expression, frame)
                 for target in targets:
@@ -166,9 +201,6 @@ class Evaluator(ExpressionEvaluator):
                 self._assign(target, self.value(expression, frame), frame)
             case ast.AugAssign(target=target):
                 self._assign(target, self.value(_build_sum(node), frame), frame)
-            case ast.Match(subject=subject, cases=cases):
-                for case in cases:
-                    self._open_all(case.body, frame, make_open_value(subject).decider)
             case ast.Delete(targets=targets):
                 for target in targets:
                     self._assign(target, make_open_value(target), frame)
@@ -176,15 +208,14 @@ class Evaluator(ExpressionEvaluator):
                 self._evaluate_expression_statement(expression, frame)
             case ast.Import() | ast.ImportFrom():
                 for name, path in frame.module.imports_of(node).items():
-                    found = self.constant(self.library.find(path))
-                    self.journal.put(frame.names, name, found)
+                    imported = self.constant(self.library.find(path))
+                    self.journal.put(frame.names, name, imported)
             case ast.FunctionDef(name=name):
                 inner = Function(module=frame.module, node=node, closure=frame.visible)
                 self.journal.put(frame.names, name, inner)
-        return None
 
     def _evaluate_expression_statement(self, expression: ast.expr, frame: Frame) -> None:
-        """Follow an expression that stands alone; a list or a mapping may grow by it."""
+        """Follow an expression whose value is not used. A list or a mapping may grow by it."""
         match expression:
             case ast.Call(
                 func=ast.Attribute(value=holder, attr="append" | "extend" | "update" as name),
@@ -198,9 +229,11 @@ class Evaluator(ExpressionEvaluator):
         self.value(expression, frame)
 
     def _evaluate_try(self, node: ast.Try, frame: Frame) -> Outcome:
-        """Follow a `try`: its body, and the first handler where the body raises.
+        """Follow a `try` statement.
 
-        A handler that sets something, of a body that may raise, is a second branch.
+        If its body raises an error, the first handler is followed. Else the body may still raise one
+        when the program runs. So a handler that sets a name or a field, or returns, is a second
+        branch.
         """
         body = [*node.body, *node.orelse]
         outcome, changes = self.journal.follow_branch(partial(self._evaluate_block, body, frame))
@@ -209,27 +242,27 @@ class Evaluator(ExpressionEvaluator):
         elif isinstance(outcome, Raised):
             outcome = self._evaluate_block(node.handlers[0].body, frame)
         else:
-            handler = node.handlers[0].body
-            handled, of_handler = self.journal.follow_branch(
-                partial(self._evaluate_block, handler, frame)
+            handler_outcome, handler_changes = self.journal.follow_branch(
+                partial(self._evaluate_block, node.handlers[0].body, frame)
             )
-            if isinstance(handled, Raised) or not (of_handler or isinstance(handled, Returned)):
+            has_effect = bool(handler_changes) or isinstance(handler_outcome, Returned)
+            if isinstance(handler_outcome, Raised) or not has_effect:
                 self.journal.repeat(changes)
             else:
                 decider = f"`try: {format_source(node.body[0])}`"
-                self.journal.join(changes, of_handler, decider)
-                outcome = _join_outcomes(outcome, handled, decider)
+                self.journal.join(changes, handler_changes, decider)
+                outcome = _join_outcomes(outcome, handler_outcome, decider)
         return self._evaluate_block(node.finalbody, frame) or outcome
 
-    def _loop(self, node: ast.For, frame: Frame) -> Outcome:
-        """Follow a loop over plain values round by round; of any other loop, what it sets is open."""
-        items = self.value(node.iter, frame)
-        if isinstance(items, dict):
-            items = list(items)
-        is_counted = isinstance(items, list | tuple) and len(items) <= MAX_LOOP_ITERATIONS
-        if not is_counted or _has_jumps(node):
+    def _evaluate_loop(self, node: ast.For, frame: Frame) -> Outcome:
+        """Follow a loop over known items, one iteration after the other.
+
+        Everything that any other loop sets is open.
+        """
+        items = self._get_loop_items(node, frame)
+        if items is None:
             decider = make_open_value(node.iter).decider
-            self._open_all(node.body, frame, decider, target=node.target)
+            self._open_changes(node.body, frame, decider, target=node.target)
             return None
         for item in items:
             self._assign(node.target, item, frame)
@@ -238,7 +271,18 @@ class Evaluator(ExpressionEvaluator):
                 return outcome
         return self._evaluate_block(node.orelse, frame)
 
-    def _open_all(
+    def _get_loop_items(self, node: ast.For, frame: Frame) -> Sequence[Value] | None:
+        """Return the items of a loop; None if they are not known, are too many, or the loop may end early."""
+        items = self.value(node.iter, frame)
+        if isinstance(items, dict):
+            items = list(items)
+        if not isinstance(items, list | tuple) or len(items) > MAX_LOOP_ITERATIONS:
+            return None
+        if _has_jumps(node):
+            return None
+        return items
+
+    def _open_changes(
         self,
         statements: Sequence[ast.stmt],
         frame: Frame,
@@ -246,7 +290,14 @@ class Evaluator(ExpressionEvaluator):
         *,
         target: ast.expr | None = None,
     ) -> None:
-        """Leave open what statements set that run nobody knows how often."""
+        """Follow statements that run an unknown number of times. Everything that they set is open.
+
+        Args:
+            statements: The statements.
+            frame: The names of the function.
+            decider: The source that decides how often they run.
+            target: The name of the loop.
+        """
         if target is not None:
             self._assign(target, Object(decider=decider), frame)
         _, changes = self.journal.follow_branch(partial(self._evaluate_block, statements, frame))
@@ -255,6 +306,7 @@ class Evaluator(ExpressionEvaluator):
     # -- branches ----------------------------------------------------------------------------------
 
     def _evaluate_if(self, node: ast.If, frame: Frame) -> Outcome:
+        """Follow the branch of a condition that is taken, or both branches of an open condition."""
         answer = self.answer(node.test, frame)
         if answer is True:
             return self._evaluate_block(node.body, frame)
@@ -262,36 +314,41 @@ class Evaluator(ExpressionEvaluator):
             return self._evaluate_block(node.orelse, frame)
         return self._evaluate_both_branches(node, (), frame)
 
-    def _forks_the_end(self, node: ast.If, frame: Frame) -> bool:
-        """Return whether only the run knows which branch is taken, and one may end the block."""
+    def _forks_block(self, node: ast.If, frame: Frame) -> bool:
+        """Return whether a condition is open, and one of its branches may end the block."""
         return _may_end(node) and self.answer(node.test, frame) is None
 
     def _evaluate_both_branches(
         self, node: ast.If, statements_after: Sequence[ast.stmt], frame: Frame
     ) -> Outcome:
-        """Follow both branches of a condition that only the run decides.
+        """Follow both branches of an open condition, and join them.
 
-        `statements_after` are the statements behind it, where a branch may end the block.
+        Args:
+            node: The condition.
+            statements_after: The statements after it, if a branch may end the block. They are
+                followed for each branch.
+            frame: The names of the function.
         """
-        taken, of_taken = self.journal.follow_branch(
+        body_outcome, body_changes = self.journal.follow_branch(
             partial(self._evaluate_block, [*node.body, *statements_after], frame)
         )
-        left, of_left = self.journal.follow_branch(
+        else_outcome, else_changes = self.journal.follow_branch(
             partial(self._evaluate_block, [*node.orelse, *statements_after], frame)
         )
-        if isinstance(taken, Raised):
-            self.journal.repeat(of_left)
-            return left
-        if isinstance(left, Raised):
-            self.journal.repeat(of_taken)
-            return taken
+        if isinstance(body_outcome, Raised):
+            self.journal.repeat(else_changes)
+            return else_outcome
+        if isinstance(else_outcome, Raised):
+            self.journal.repeat(body_changes)
+            return body_outcome
         decider = make_open_value(node.test).decider
-        self.journal.join(of_taken, of_left, decider)
-        return _join_outcomes(taken, left, decider)
+        self.journal.join(body_changes, else_changes, decider)
+        return _join_outcomes(body_outcome, else_outcome, decider)
 
     # -- assignments -------------------------------------------------------------------------------
 
     def _assign(self, target: ast.expr, value: Value, frame: Frame) -> None:
+        """Assign a value to a name, a field, an item, or several of them."""
         match target:
             case ast.Name(id=name):
                 self.journal.put(frame.names, name, value)
@@ -300,10 +357,11 @@ class Evaluator(ExpressionEvaluator):
                 if isinstance(holder, Object):
                     self.state(holder, name, value, format_origin(frame, target))
             case ast.Tuple(elts=targets) | ast.List(elts=targets):
-                for place, part in enumerate(targets):
-                    self._assign(part, _get_element(value, place, part), frame)
+                for position, element in enumerate(targets):
+                    self._assign(element, _get_element(value, position, element), frame)
             case ast.Subscript(value=inner, slice=index):
-                holder, key = self.value(inner, frame), self.value(index, frame)
+                holder = self.value(inner, frame)
+                key = self.value(index, frame)
                 if isinstance(holder, dict) and is_plain(key):
                     self._assign(inner, {**holder, key: value}, frame)
                 elif isinstance(holder, Object) and isinstance(key, str):
@@ -311,7 +369,7 @@ class Evaluator(ExpressionEvaluator):
 
 
 def collect_defaults(signature: ast.arguments) -> list[tuple[ast.arg, ast.expr]]:
-    """Return the parameters with a default, each with the expression of it."""
+    """Return the parameters with a default, each with the expression of the default."""
     positional = [*signature.posonlyargs, *signature.args]
     with_default = positional[len(positional) - len(signature.defaults) :]
     defaults = list(zip(with_default, signature.defaults, strict=True))
@@ -322,15 +380,24 @@ def collect_defaults(signature: ast.arguments) -> list[tuple[ast.arg, ast.expr]]
 
 
 def _join_outcomes(first: Outcome, second: Outcome, decider: str) -> Outcome:
-    """Return how two branches end together."""
+    """Return the end of two branches of which the program takes one.
+
+    If only one of them returns, the function may return its value or go on. The value is open then.
+    """
     if first is None and second is None:
         return None
-    values: list[Value] = []
-    for outcome in (first, second):
-        values.append(outcome.value if isinstance(outcome, Returned) else None)
-    if is_same(*values):
-        return Returned(values[0])
+    first_value = _get_returned_value(first)
+    second_value = _get_returned_value(second)
+    if is_same(first_value, second_value):
+        return Returned(first_value)
     return Returned(Object(decider=decider))
+
+
+def _get_returned_value(outcome: Outcome) -> Value:
+    """Return the value of a branch that returns; None for any other end."""
+    if isinstance(outcome, Returned):
+        return outcome.value
+    return None
 
 
 def _may_end(node: ast.If) -> bool:
@@ -343,11 +410,12 @@ def _may_end(node: ast.If) -> bool:
 
 
 def _has_jumps(node: ast.For) -> bool:
+    """Return whether a loop has a `break` or a `continue`."""
     return any(isinstance(inner, ast.Break | ast.Continue) for inner in ast.walk(node))
 
 
 def _get_element(value: Value, index: int, target: ast.expr) -> Value:
-    """Return the part of a value that is unpacked."""
+    """Return the element of a value that is unpacked into several targets."""
     if isinstance(value, tuple | list) and index < len(value):
         return value[index]
     if isinstance(value, Object) and value.decider:

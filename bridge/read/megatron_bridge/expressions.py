@@ -1,8 +1,7 @@
 """`ExpressionEvaluator`: the values of a program's expressions, by their syntax.
 
-Calls of functions are left to the evaluator.
-
-An expression whose value only the run knows is open, with its text as what decides it.
+A function whose source is found is followed by its subclass `Evaluator`. An expression whose value
+is known only when the program runs has an open value, whose decider is the text of the expression.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from bridge.read.megatron_bridge.modelled_calls import (
 from bridge.read.megatron_bridge.operations import UnknownValue
 from bridge.read.megatron_bridge.source_library import PACKAGE, Library, Module
 from bridge.read.megatron_bridge.values import (
+    LATE_CLAUSE,
     Class,
     Constant,
     FieldValue,
@@ -50,23 +50,24 @@ HARMLESS_PACKAGES = (
     *("argparse", "dataclasses", "logger", "logging", "os", "print", "sys", "time", "torch"),
     *("warnings", "megatron.bridge.utils"),
 )
-"""Packages whose functions leave a config as it is."""
+"""Packages whose functions do not change a config."""
 START_PACKAGES = (f"{PACKAGE}.training.", "megatron.core.")
-"""Packages whose functions leave a container as it is until the run starts."""
+"""Packages whose functions do not change a container before the run starts."""
 
 
 @dataclass(slots=True)
 class Frame:
-    """A function while it is followed."""
+    """The names that a function sees while it is followed."""
 
     module: Module
     names: Namespace = field(default_factory=dict)
+    """Local names of the function."""
     closure: Mapping[str, Value] = field(default_factory=dict)
     """Names of the function around it."""
 
     @property
     def visible(self) -> dict[str, Value]:
-        """The names that a function inside it sees."""
+        """The names that a function inside this one sees, besides those of the module."""
         return {**self.closure, **self.names}
 
 
@@ -76,42 +77,59 @@ class ExpressionEvaluator:
     def __init__(self, library: Library) -> None:
         self.library = library
         self.journal = Journal()
+        """The changes of the branches that are being followed."""
         self.starts = Starts()
+        """The containers with which the program starts a run."""
 
     def follow(self, function: Function, call: Call) -> Value:
-        """Return what a call of a function returns whose source is at hand."""
+        """Return the value that a call of a function with source returns. The subclass follows it."""
         raise NotImplementedError
 
     def value(self, node: ast.expr, frame: Frame) -> Value:
-        """Return the value of an expression, an open one where only the run knows it."""
+        """Return the value of an expression. It is open if it is known only when the program runs."""
         try:
             return self._evaluate_node(node, frame)
         except (UnknownValue, RecursionError):
             return make_open_value(node)
 
     def answer(self, test: ast.expr, frame: Frame) -> bool | None:
-        """Return the answer of a condition; None where only the run knows it."""
+        """Return the answer of a condition; None if it is known only when the program runs."""
         return evaluate_truth(self.value(test, frame))
 
     def defaults(self, kind: str) -> dict[str, Value]:
-        """Return the defaults that the source of a class and of its bases states."""
+        """Return the defaults of the fields that a class and its bases declare.
+
+        Args:
+            kind: Import path of the class. A class without source has no known default.
+        """
         defaults: dict[str, Value] = {}
         for name, declared in collect_declared_fields(self.library, kind).items():
-            if declared.node.value is not None:
-                defaults[name] = self._evaluate_declaration(
-                    declared.node.value, Frame(declared.module)
-                )
+            expression = declared.node.value
+            if expression is not None:
+                defaults[name] = self._evaluate_declaration(expression, Frame(declared.module))
         return defaults
 
     def state(self, holder: Object, name: str, value: Value, origin: str) -> None:
-        """Write a field of an object; `origin` is empty where no statement sets it."""
-        earlier = 0
+        """Write a field of an object.
+
+        Args:
+            holder: The object.
+            name: Name of the field.
+            value: Its value.
+            origin: The statement that sets it; empty if none does.
+        """
+        earlier_functions = 0
         if origin:
-            earlier = len(holder.unknown_functions)
-        stated = FieldValue(value=value, origin=origin, earlier_unknown_functions=earlier)
+            earlier_functions = len(holder.unknown_functions)
+        stated = FieldValue(value=value, origin=origin, earlier_unknown_functions=earlier_functions)
         self.journal.put(holder.fields, name, stated)
 
     def _evaluate_node(self, node: ast.expr, frame: Frame) -> Value:  # noqa: PLR0912  a case for each form
+        """Return the value of an expression.
+
+        Raises:
+            UnknownValue: The value is known only when the program runs, or the form is not read.
+        """
         match node:
             case ast.Constant(value=value):
                 return value
@@ -135,20 +153,20 @@ class ExpressionEvaluator:
             case ast.UnaryOp(op=kind, operand=operand):
                 return operations.evaluate_unary(kind, self.value(operand, frame))
             case ast.BoolOp():
-                return self._joined(node, frame)
+                return self._evaluate_and_or(node, frame)
             case ast.Compare(left=left, ops=[kind], comparators=[right]):
                 values = (self.value(left, frame), self.value(right, frame))
                 return operations.evaluate_comparison(type(kind), *values)
             case ast.IfExp():
-                return self._chosen(node, frame)
+                return self._evaluate_conditional(node, frame)
             case ast.Subscript(value=inner, slice=index):
                 return operations.get_item(self.value(inner, frame), self.value(index, frame))
             case ast.JoinedStr(values=parts):
                 return self._evaluate_f_string(parts, frame)
-            case ast.ListComp(elt=element, generators=[ast.comprehension(ifs=[]) as rounds]):
-                return self._evaluate_comprehension(element, rounds, frame)
-            case ast.SetComp(elt=element, generators=[ast.comprehension(ifs=[]) as rounds]):
-                return set(_require_plain(self._evaluate_comprehension(element, rounds, frame)))
+            case ast.ListComp(elt=element, generators=[ast.comprehension(ifs=[]) as loop]):
+                return self._evaluate_comprehension(element, loop, frame)
+            case ast.SetComp(elt=element, generators=[ast.comprehension(ifs=[]) as loop]):
+                return set(_require_plain(self._evaluate_comprehension(element, loop, frame)))
             case ast.Lambda():
                 return Function(module=frame.module, node=_name_lambda(node), closure=frame.visible)
         raise UnknownValue
@@ -156,7 +174,7 @@ class ExpressionEvaluator:
     # -- names and attributes ----------------------------------------------------------------------
 
     def _resolve_name(self, name: str, frame: Frame) -> Value:
-        """Return what a name stands for."""
+        """Return the value of a name: a local one, a builtin function, or a name of the module."""
         for names in (frame.names, frame.closure):
             if name in names:
                 return names[name]
@@ -165,33 +183,44 @@ class ExpressionEvaluator:
         return self.constant(self.library.resolve_name(frame.module, name))
 
     def constant(self, resolved: Value) -> Value:
-        """Return the value of a constant of a module; any other value is itself."""
+        """Return the value of a constant of a module, and any other value as it is.
+
+        A name that is assigned twice, or also imported, has an open value.
+        """
         if not isinstance(resolved, Constant):
             return resolved
         module = resolved.module
         if resolved.name not in module.values:
             expressions = module.assigned[resolved.name]
             is_certain = len(expressions) == 1 and resolved.name not in module.imported
+            # Written first, so that an expression which reads the constant itself ends.
             module.values[resolved.name] = Object(decider=f"{resolved.name} of {module.file}")
             if is_certain:
                 module.values[resolved.name] = self.value(expressions[0], Frame(module))
         return module.values[resolved.name]
 
     def _get_attribute(self, holder: Value, name: str) -> Value:
-        """Return an attribute of a value."""
+        """Return an attribute of a value.
+
+        That of an object is the field that is set, the default of its class, or a method.
+        """
         if isinstance(holder, ImportedName):
             return self.constant(self.library.find(f"{holder.path}.{name}"))
         if isinstance(holder, Class):
             return ImportedName(f"{holder.path}.{name}")
         if not isinstance(holder, Object):
             return Method(holder, name)
+        return self._get_object_attribute(holder, name)
+
+    def _get_object_attribute(self, holder: Object, name: str) -> Value:
+        """Return an attribute of an object. An unknown one becomes a field with an open value."""
         if name in holder.fields:
             return holder.fields[name].value
         if is_checkpoint_model(holder) and name in CHECKPOINT_MODEL_DEFAULTS:
             return CHECKPOINT_MODEL_DEFAULTS[name]
         default = self._get_default(holder.kind, name)
         if default is not ABSENT:
-            if isinstance(default, Object):  # a later statement writes into the same object
+            if isinstance(default, Object):  # kept, since a later statement may write into it
                 self.state(holder, name, default, "")
             return default
         is_method = name in MODEL_METHODS or holder.kind == CONVERTER_CLASS
@@ -203,27 +232,32 @@ class ExpressionEvaluator:
         return unknown
 
     def _get_default(self, kind: str, name: str) -> Value:
-        """Return the default of a field of a class; ABSENT where no source at hand states one."""
+        """Return the default of a field of a class; `ABSENT` if no source states one."""
         declared = collect_declared_fields(self.library, kind).get(name)
         if declared is None or declared.node.value is None:
             return ABSENT
         return self._evaluate_declaration(declared.node.value, Frame(declared.module))
 
     def _evaluate_declaration(self, expression: ast.expr, frame: Frame) -> Value:
-        """Return the default that the declaration of a dataclass states."""
+        """Return the default in the declaration of a dataclass field: a value, or a call of `field`."""
         if not isinstance(expression, ast.Call) or format_source(expression.func) != "field":
             return self.value(expression, frame)
         for keyword in expression.keywords:
             if keyword.arg == "default":
                 return self.value(keyword.value, frame)
             if keyword.arg == "default_factory":
-                made = ast.Call(func=keyword.value, args=[], keywords=[])
-                return self.value(ast.copy_location(made, expression), frame)
+                factory_call = ast.Call(func=keyword.value, args=[], keywords=[])
+                return self.value(ast.copy_location(factory_call, expression), frame)
         return make_open_value(expression)
 
     # -- lists, mappings, conditions ---------------------------------------------------------------
 
     def _evaluate_items(self, nodes: Sequence[ast.expr], frame: Frame) -> list[Value]:
+        """Return the items of a list, or the arguments of a call.
+
+        Raises:
+            UnknownValue: The values after a `*` are not known.
+        """
         items: list[Value] = []
         for node in nodes:
             if not isinstance(node, ast.Starred):
@@ -236,22 +270,34 @@ class ExpressionEvaluator:
         return items
 
     def _evaluate_mapping(self, node: ast.Dict, frame: Frame) -> dict[Value, Value]:
-        made: dict[Value, Value] = {}
-        for key, value in zip(node.keys, node.values, strict=True):
-            inner = self.value(value, frame)
-            if key is not None:
-                name = self.value(key, frame)
-                if not isinstance(name, str | int | tuple):
+        """Return the value of a mapping.
+
+        Raises:
+            UnknownValue: A key, or the mapping after a `**`, is not known.
+        """
+        mapping: dict[Value, Value] = {}
+        for key_node, value_node in zip(node.keys, node.values, strict=True):
+            value = self.value(value_node, frame)
+            if key_node is not None:
+                key = self.value(key_node, frame)
+                if not isinstance(key, str | int | tuple):
                     raise UnknownValue
-                made[name] = inner
-            elif isinstance(inner, dict):
-                made.update(inner)
+                mapping[key] = value
+            elif isinstance(value, dict):
+                mapping.update(value)
             else:
                 raise UnknownValue
-        return made
+        return mapping
 
-    def _joined(self, node: ast.BoolOp, frame: Frame) -> Value:
-        """Return the value of `and` or `or`; the part that decides it ends it."""
+    def _evaluate_and_or(self, node: ast.BoolOp, frame: Frame) -> Value:
+        """Return the value of `and` or `or`.
+
+        It is that of the first operand that decides the answer. If an open operand stands before it,
+        only its truth is known.
+
+        Raises:
+            UnknownValue: An operand is open, and no other one decides the answer.
+        """
         is_and = isinstance(node.op, ast.And)
         has_open = False
         value: Value = is_and
@@ -260,13 +306,16 @@ class ExpressionEvaluator:
             answer = evaluate_truth(value)
             if answer is None:
                 has_open = True
+            elif answer is not is_and and has_open:
+                return not is_and
             elif answer is not is_and:
-                return not is_and if has_open else value
+                return value
         if has_open:
             raise UnknownValue
         return value
 
-    def _chosen(self, node: ast.IfExp, frame: Frame) -> Value:
+    def _evaluate_conditional(self, node: ast.IfExp, frame: Frame) -> Value:
+        """Return the value of `a if test else b`, which is open if the two differ and the test is open."""
         answer = self.answer(node.test, frame)
         if answer is True:
             return self.value(node.body, frame)
@@ -278,53 +327,61 @@ class ExpressionEvaluator:
         return make_open_value(node.test)
 
     def _evaluate_f_string(self, parts: Sequence[ast.expr], frame: Frame) -> str:
-        text: list[str] = []
+        """Return the text of an f-string. Formats of its values are ignored.
+
+        Raises:
+            UnknownValue: A value is open, or no number and no text.
+        """
+        texts: list[str] = []
         for part in parts:
-            inner = part.value if isinstance(part, ast.FormattedValue) else part
-            value = self.value(inner, frame)
+            expression = part
+            if isinstance(part, ast.FormattedValue):
+                expression = part.value
+            value = self.value(expression, frame)
             if not isinstance(value, str | int | float | bool):
                 raise UnknownValue
-            text.append(str(value))
-        return "".join(text)
+            texts.append(str(value))
+        return "".join(texts)
 
     def _evaluate_comprehension(
-        self, element: ast.expr, rounds: ast.comprehension, frame: Frame
+        self, element: ast.expr, loop: ast.comprehension, frame: Frame
     ) -> list[Value]:
-        items = self.value(rounds.iter, frame)
-        if not isinstance(items, list | tuple | str) or not isinstance(rounds.target, ast.Name):
+        """Return the elements of a comprehension with one loop and one name.
+
+        Raises:
+            UnknownValue: The items are not known, or the loop has several names.
+        """
+        items = self.value(loop.iter, frame)
+        if not isinstance(items, list | tuple | str) or not isinstance(loop.target, ast.Name):
             raise UnknownValue
-        made: list[Value] = []
+        elements: list[Value] = []
         for item in items:
-            names = {**frame.names, rounds.target.id: item}
-            made.append(self.value(element, Frame(frame.module, names, frame.closure)))
-        return made
+            names = {**frame.names, loop.target.id: item}
+            elements.append(self.value(element, Frame(frame.module, names, frame.closure)))
+        return elements
 
     # -- calls -------------------------------------------------------------------------------------
 
     def _evaluate_call(self, node: ast.Call, frame: Frame) -> Value:
-        """Return what a call makes."""
-        options: dict[str, Value] = {}
-        for keyword in node.keywords:
-            value = self.value(keyword.value, frame)
-            if keyword.arg is not None:
-                options[keyword.arg] = value
-            elif isinstance(value, dict):
-                options.update({str(name): inner for name, inner in value.items()})
-            else:
-                options["**"] = value
+        """Return the result of a call.
+
+        A method with source is followed first, then the modelled calls count, and then any other
+        function or class with source. At last the function has no source.
+        """
+        options = self._evaluate_keywords(node.keywords, frame)
         call = Call(
             node=node,
             called=self.value(node.func, frame),
-            arguments=self._evaluate_items(node.args, frame),
             options=options,
+            arguments=self._evaluate_items(node.args, frame),
             origin=format_origin(frame, node),
         )
-        followed = self._find_followed_method(call)
-        if followed is not None:
-            return self.follow(*followed)
-        known = evaluate_modelled_call(call, self.starts)
-        if known is not NOT_MODELLED:
-            return known
+        method_call = self._bind_method(call)
+        if method_call is not None:
+            return self.follow(*method_call)
+        result = evaluate_modelled_call(call, self.starts)
+        if result is not NOT_MODELLED:
+            return result
         match call.called:
             case Function():
                 return self.follow(call.called, call)
@@ -332,10 +389,27 @@ class ExpressionEvaluator:
                 return self._construct_object(call)
             case Method(holder=holder, name=name) if not isinstance(holder, Object):
                 return operations.call_method(holder, name, call.arguments, call.options)
-        return self._evaluate_unknown_function(call)
+        return self._evaluate_function_without_source(call)
 
-    def _find_followed_method(self, call: Call) -> tuple[Function, Call] | None:
-        """Return a method whose source is at hand, with its object as the first argument."""
+    def _evaluate_keywords(self, keywords: Sequence[ast.keyword], frame: Frame) -> dict[str, Value]:
+        """Return the keyword arguments of a call. Those after a `**` that are not known are named "**"."""
+        options: dict[str, Value] = {}
+        for keyword in keywords:
+            value = self.value(keyword.value, frame)
+            if keyword.arg is not None:
+                options[keyword.arg] = value
+            elif isinstance(value, dict):
+                options.update({str(name): inner for name, inner in value.items()})
+            else:
+                options["**"] = value
+        return options
+
+    def _bind_method(self, call: Call) -> tuple[Function, Call] | None:
+        """Return the function of a called method, and its call with the object as the first argument.
+
+        It is None for another call, and for a method without source or with a decorator, which may
+        change its arguments.
+        """
         method = call.called
         if not isinstance(method, Method) or not isinstance(method.holder, Object):
             return None
@@ -353,39 +427,46 @@ class ExpressionEvaluator:
         return function, bound
 
     def _construct_object(self, call: Call) -> Object:
-        """Return an object of a class whose source is at hand."""
+        """Return an object of a class with source, whose fields are the arguments."""
         fields: dict[str, FieldValue] = {}
         names = collect_declared_fields(self.library, call.path)
         for name, value in zip(names, call.arguments, strict=False):
             fields[name] = FieldValue(value=value, origin=call.origin)
         return Object(kind=call.path, fields={**fields, **call.stated})
 
-    def _evaluate_unknown_function(self, call: Call) -> Value:
-        """Return what a function makes whose source is not at hand.
+    def _evaluate_function_without_source(self, call: Call) -> Value:
+        """Return the result of a function without source.
 
-        It may change the objects that it gets.
+        A function of Python is applied. A name in capitals is a class, by convention. Any other
+        function may change the objects that it gets, and its result is open.
         """
         path = call.path
-        last = path.rpartition(".")[2]
+        name = path.rpartition(".")[2]
         if path in ATTRIBUTE_FUNCTIONS and len(call.arguments) >= 2:
             return self._evaluate_attribute_function(call)
-        if last == "deepcopy" and call.arguments:
+        if name == "deepcopy" and call.arguments:
             return call.arguments[0]
-        if path in PYTHON_FUNCTIONS or path in operations.PATH_FUNCTIONS or last == "cast":
-            name = last if last == "cast" else path
+        if name == "cast":
             return operations.call_builtin(name, call.arguments, call.options)
-        if isinstance(call.called, ImportedName) and last[:1].isupper():
+        if path in PYTHON_FUNCTIONS or path in operations.PATH_FUNCTIONS:
+            return operations.call_builtin(path, call.arguments, call.options)
+        if isinstance(call.called, ImportedName) and name[:1].isupper():
             return Object(kind=path, fields=call.stated)
         for value in (*call.arguments, *call.options.values()):
             if isinstance(value, Object) and not _is_harmless(path, value):
-                value.unknown_functions.append(last or format_source(call.node.func))
-        where = ""
+                value.unknown_functions.append(name or format_source(call.node.func))
+        decider = f"`{format_source(call.node)}`"
         if path.startswith(PACKAGE):
-            where = f" of {path.rpartition('.')[0]}, whose source is not at hand,"
-        return Object(decider=f"`{format_source(call.node)}`{where}")
+            module = path.rpartition(".")[0]
+            decider += f" of {module}, whose source is not at hand,"
+        return Object(decider=decider)
 
     def _evaluate_attribute_function(self, call: Call) -> Value:
-        """Return what `hasattr` and `getattr` answer; `setattr` writes a field."""
+        """Return the result of `hasattr`, `getattr` or `setattr`. `setattr` writes a field.
+
+        Raises:
+            UnknownValue: The object or the name is not known, or an object may have such an attribute.
+        """
         holder, name, *others = call.arguments
         if not isinstance(holder, Object) or not isinstance(name, str):
             raise UnknownValue
@@ -396,17 +477,14 @@ class ExpressionEvaluator:
             return self._get_attribute(holder, name)
         is_stated = name in holder.fields and bool(holder.fields[name].origin)
         is_declared = name in collect_declared_fields(self.library, holder.kind)
-        if (
-            is_stated
-            or is_declared
-            or (is_checkpoint_model(holder) and name in CHECKPOINT_MODEL_DEFAULTS)
-        ):
+        is_of_checkpoint = is_checkpoint_model(holder) and name in CHECKPOINT_MODEL_DEFAULTS
+        if is_stated or is_declared or is_of_checkpoint:
             return True
         raise UnknownValue
 
 
 def _is_harmless(path: str, value: Object) -> bool:
-    """Return whether a function whose source is not at hand leaves an object as it is."""
+    """Return whether a function without source does not change an object."""
     if PRECISION_KEY in value.fields and path.startswith(START_PACKAGES):
         return True
     return path.startswith(HARMLESS_PACKAGES)
@@ -414,24 +492,33 @@ def _is_harmless(path: str, value: Object) -> bool:
 
 def make_open_value(node: ast.AST) -> Object:
     """Return the open value of an expression."""
-    return Object(decider=f"`{format_source(node)}`, which only the run knows,")
+    return Object(decider=f"`{format_source(node)}`{LATE_CLAUSE}")
 
 
 def format_origin(frame: Frame, node: ast.expr) -> str:
-    """Return where a statement stands: "deepseek_v3.py:142, cfg.model.seq_length"."""
-    text = format_source(node.func if isinstance(node, ast.Call) else node)
-    return f"{frame.module.file}:{node.lineno}, {text}"
+    """Return the place of a statement: "deepseek_v3.py:142, cfg.model.seq_length".
+
+    A call is named by its function.
+    """
+    named_node = node
+    if isinstance(node, ast.Call):
+        named_node = node.func
+    return f"{frame.module.file}:{node.lineno}, {format_source(named_node)}"
 
 
 def _require_plain(items: list[Value]) -> list[Value]:
-    """Return items that are plain values, which a set may hold; Unknown for others."""
+    """Return items that a set can hold.
+
+    Raises:
+        UnknownValue: An item is no text, no number and not None.
+    """
     if not all(isinstance(item, str | int | float | None) for item in items):
         raise UnknownValue
     return items
 
 
 def _name_lambda(node: ast.Lambda) -> ast.FunctionDef:
-    """Return a lambda as a function with a name."""
+    """Return a lambda as a function definition with the name "lambda"."""
     body = ast.Return(value=node.body)
-    made = ast.FunctionDef(name="lambda", args=node.args, body=[body], decorator_list=[])
-    return ast.fix_missing_locations(ast.copy_location(made, node))
+    function = ast.FunctionDef(name="lambda", args=node.args, body=[body], decorator_list=[])
+    return ast.fix_missing_locations(ast.copy_location(function, node))

@@ -1,8 +1,8 @@
 """`read_launch`: a start of Megatron Bridge's `run_recipe.py`, whose recipe is named on its command line.
 
-The recipe's function is looked up by its name in the source of Megatron Bridge and is the lower layer; the options and
-overrides of the command line are the upper one. Where the function is not at hand, the recipe decides what the command
-line does not state.
+The function of the recipe is found by its name in the source of Megatron Bridge, and its container is
+read. The options and overrides of the command line are written over it. If the function is not found,
+every setting that the command line does not state is open, with the recipe as its decider.
 
 Source: NVIDIA-NeMo/Megatron-Bridge 067f987d scripts/training/run_recipe.py, recipe_runner.py and recipe_metadata.py.
 """
@@ -13,12 +13,13 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading, RunChoice
 from bridge.read.framework.framework_table import load_framework_table
 from bridge.read.launch.launch import Launch
 from bridge.read.launch.shell_word import ShellWord
-from bridge.read.megatron_bridge.program_container import BEARING_SECTIONS, refuse_checkpoint
+from bridge.read.megatron_bridge.program_container import REPORTED_SECTIONS, refuse_checkpoint
 from bridge.read.megatron_bridge.program_file import read_function
 from bridge.read.megatron_bridge.recipe_process import read_container_from_process
 from bridge.read.megatron_bridge.source_library import (
@@ -39,18 +40,20 @@ from bridge.registry.registry import REGISTRY
 
 TABLE_NAME = "megatron_bridge"
 TASK_OF_MODE = {"lora": "peft", "dora": "peft"}
-"""Value of `--mode` -> the task in a recipe's name, where it has another word."""
+"""Value of `--mode` -> the task in a recipe's name, if the two differ."""
 SECTION_NAMES = {"dataset": "data"}
-"""Its name of a section -> ours."""
+"""Name of a section in Megatron Bridge -> ours."""
 ADAPTER_PARAMETERS = ("peft_scheme", "peft")
-"""Parameters of a recipe that take the mode of a training with adapters."""
+"""Parameters of a recipe that take the mode of a training run with adapters. The first one counts."""
 RECIPE_NOT_AT_HAND = "the recipe {name}, which is not at hand,"
 RECIPE_NOT_FOUND = (
     "The recipe {name} is looked up in a checkout of Megatron Bridge above the file, then in the installed package, "
     "and found in neither."
 )
 DETERMINISTIC_OPTION = "--deterministic"
+DETERMINISTIC_OVERRIDE = "model.deterministic_mode=true"
 OVERRIDES_NOT_READ = "{word}: may hold further overrides, which are not read."
+NOTE_NOT_READ = "{note}: is not read."
 LENGTH_ORIGIN = "{program} sets model.seq_length to that of the dataset"
 BENCHMARK_ORIGIN = "{program}, for a recipe of its benchmarks in BF16"
 RECIPE_IS_FOUND = "The recipe is {name} of {module}."
@@ -58,21 +61,26 @@ PRECISION_MODES = ("fp32", "fp16", "bf16")
 
 
 def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
-    """Return what one launch of a script says: its recipe's function, with its command line over it.
+    """Return the run of one launch in a script.
 
-    Megatron Bridge itself calls the function where the choice asks for that.
+    Args:
+        launch: The launch of `run_recipe.py`.
+        script: Path of the script.
+        choice: The choices of the command line. Megatron Bridge itself calls the recipe if it asks
+            for that.
     """
-    words = CommandArguments(launch.arguments)
+    arguments = CommandArguments(launch.arguments)
     library = find_library(script)
-    function = library.recipe(_find_recipe_name(words))
+    recipe_name = _find_recipe_name(arguments)
+    function = library.recipe(recipe_name)
     if function is None:
         refuse_checkpoint(choice, script)
-        reading = _build_reading_without_recipe(_find_recipe_name(words) or "of the run")
+        reading = _build_reading_without_recipe(recipe_name or "of the run")
     elif choice.asks_megatron_bridge:
         refuse_checkpoint(choice, script)
         reading = read_container_from_process(library, function, script)
     else:
-        reading = _read_recipe(library, function, words, script, choice)
+        reading = _read_recipe(library, function, arguments, script, choice)
     reading = replace(reading, names={**SECTION_NAMES, **reading.names})
     overrides = [
         *_collect_option_overrides(launch.arguments),
@@ -80,29 +88,45 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     ]
     reading = apply_overrides(reading, overrides, f"{script.name}:{launch.line}")
     if function is not None:
-        reading = _apply_dataset_length(reading, launch.name)
-        if _uses_precision_aware_optimizer(function, reading, overrides):
-            origin = BENCHMARK_ORIGIN.format(program=launch.name)
-            reading = _replace_field(
-                reading, "optimizer", "use_precision_aware_optimizer", True, origin
-            )
-    late = [str(word) for word in launch.arguments if word.startswith("$")]
-    sources = _describe_program_options(words)
-    sources += [OVERRIDES_NOT_READ.format(word=word) for word in late]
-    sources += [f"{note}: is not read." for note in launch.notes]
-    exported = {
-        key: str(value) for key, value in launch.environment.items() if not value.is_unknown
-    }
+        reading = _apply_program_settings(reading, launch, function, overrides)
+    return _add_launch_notes(reading, launch, arguments)
+
+
+def _apply_program_settings(
+    reading: FileReading, launch: Launch, function: Function, overrides: Sequence[HydraOverride]
+) -> FileReading:
+    """Return a reading with the settings that `run_recipe.py` itself writes after the overrides."""
+    reading = _apply_dataset_length(reading, launch.name)
+    if not _uses_precision_aware_optimizer(function, reading, overrides):
+        return reading
+    origin = BENCHMARK_ORIGIN.format(program=launch.name)
+    return _replace_field(reading, "optimizer", "use_precision_aware_optimizer", True, origin)
+
+
+def _add_launch_notes(
+    reading: FileReading, launch: Launch, arguments: CommandArguments
+) -> FileReading:
+    """Return a reading with the environment of a launch, and sentences about its parts that are not read."""
+    late_words = [str(word) for word in launch.arguments if word.startswith("$")]
+    sentences = _describe_program_options(arguments)
+    for word in late_words:
+        sentences.append(OVERRIDES_NOT_READ.format(word=word))
+    for note in launch.notes:
+        sentences.append(NOTE_NOT_READ.format(note=note))
+    environment = dict(reading.environment)
+    for key, value in launch.environment.items():
+        if not value.is_unknown:
+            environment[key] = str(value)
     return replace(
         reading,
-        environment={**reading.environment, **exported},
-        unknown=(*reading.unknown, *dict.fromkeys(sources)),
-        uncounted=(*reading.uncounted, *late),
+        environment=environment,
+        unknown=(*reading.unknown, *dict.fromkeys(sentences)),
+        uncounted=(*reading.uncounted, *late_words),
     )
 
 
 def _build_reading_without_recipe(name: str) -> FileReading:
-    """Return what is known of a run whose recipe is not at hand: nothing."""
+    """Return the reading of a run whose recipe is not found: the recipe decides every setting."""
     decider = RECIPE_NOT_AT_HAND.format(name=name)
     return FileReading(
         framework=MEGATRON_BRIDGE,
@@ -113,62 +137,72 @@ def _build_reading_without_recipe(name: str) -> FileReading:
     )
 
 
-def _find_recipe_name(words: CommandArguments) -> str:
-    """Return the name of the function that a command line asks for, as far as it is known."""
-    for option in ("recipe", "model"):
-        name = words.options.get(option) or words.undecided.get(option)
-        if not isinstance(name, str):
-            continue
-        if option == "recipe":
-            return name
-        mode = str(words.options.get("mode", "pretrain"))
-        return f"{name}_{TASK_OF_MODE.get(mode, mode)}_config"
-    return ""
+def _find_recipe_name(arguments: CommandArguments) -> str:
+    """Return the name of the recipe's function, of `--recipe` or else of `--model`; empty without both.
+
+    The name may have variables in it, which are known only when the run starts.
+    """
+    recipe = arguments.options.get("recipe") or arguments.undecided.get("recipe")
+    if isinstance(recipe, str):
+        return recipe
+    model = arguments.options.get("model") or arguments.undecided.get("model")
+    if not isinstance(model, str):
+        return ""
+    mode = str(arguments.options.get("mode", "pretrain"))
+    task = TASK_OF_MODE.get(mode, mode)
+    return f"{model}_{task}_config"
 
 
 def _read_recipe(
-    library: Library, function: Function, words: CommandArguments, script: Path, choice: RunChoice
+    library: Library,
+    function: Function,
+    command_arguments: CommandArguments,
+    script: Path,
+    choice: RunChoice,
 ) -> FileReading:
-    """Return what a recipe's function says of a run."""
+    """Return the run of a recipe's function. A mode with adapters is passed to the function."""
+    mode = command_arguments.options.get("mode")
+    signature = function.node.args
+    parameters = [parameter.arg for parameter in (*signature.args, *signature.kwonlyargs)]
     arguments: dict[str, Value] = {}
-    mode = words.options.get("mode")
-    parameters = [
-        parameter.arg for parameter in (*function.node.args.args, *function.node.args.kwonlyargs)
-    ]
     for parameter in ADAPTER_PARAMETERS:
         if mode in TASK_OF_MODE and parameter in parameters:
             arguments = {parameter: mode}
             break
     reading = read_function(library, function, script, choice, arguments)
-    where = RECIPE_IS_FOUND.format(name=function.node.name, module=function.module.name)
-    return replace(reading, read_too=(where, *reading.read_too))
+    sentence = RECIPE_IS_FOUND.format(name=function.node.name, module=function.module.name)
+    return replace(reading, read_too=(sentence, *reading.read_too))
 
 
 def _collect_option_overrides(tokens: Sequence[ShellWord]) -> list[HydraOverride]:
-    """Return the options that set a field, as overrides."""
+    """Return the options that set a field, as overrides of the field.
+
+    The value of an option is after its `=`, or is the next word.
+    """
     fields = load_framework_table(TABLE_NAME).fields
     overrides: list[HydraOverride] = []
-    waiting: Sequence[str] = ()
+    field_of_value = ""
     for word in tokens:
         name, sign, value = word.partition("=")
         option = name.lstrip("-").replace("-", "_")
-        if waiting:
-            overrides += parse_hydra_overrides([ShellWord(f"{waiting[0]}={word}")])
-            waiting = ()
-        elif name.startswith("-") and option in fields and sign:
+        is_field_option = name.startswith("-") and option in fields
+        if field_of_value:
+            overrides += parse_hydra_overrides([ShellWord(f"{field_of_value}={word}")])
+            field_of_value = ""
+        elif is_field_option and sign:
             overrides += parse_hydra_overrides([ShellWord(f"{fields[option][0]}={value}")])
-        elif name.startswith("-") and option in fields:
-            waiting = fields[option]
+        elif is_field_option:
+            field_of_value = fields[option][0]
         elif word == DETERMINISTIC_OPTION:
-            overrides += parse_hydra_overrides([ShellWord("model.deterministic_mode=true")])
+            overrides += parse_hydra_overrides([ShellWord(DETERMINISTIC_OVERRIDE)])
     return overrides
 
 
-def _describe_program_options(words: CommandArguments) -> list[str]:
-    """Return what the program's other options leave open, as sentences."""
+def _describe_program_options(arguments: CommandArguments) -> list[str]:
+    """Return sentences about options of the program that set no field."""
     sentences: list[str] = []
     for row in load_framework_table(TABLE_NAME).own:
-        for name, value in words.options.items():
+        for name, value in arguments.options.items():
             if row.names.fullmatch(name):
                 sentences.append(row.sentence.format(option=f"--{name}", value=value))
     return sentences
@@ -177,33 +211,39 @@ def _describe_program_options(words: CommandArguments) -> list[str]:
 def apply_overrides(
     reading: FileReading, overrides: Sequence[HydraOverride], location: str
 ) -> FileReading:
-    """Return a reading with the overrides of a command line written over it; `location` is where they stand."""
+    """Return a reading with the overrides of a command line written over it.
+
+    An override whose value is decided when the run starts leaves its setting open. An override with a
+    known value closes the setting, and those below it.
+
+    Args:
+        reading: The reading.
+        overrides: The overrides, of which a later one counts over an earlier one.
+        location: The place of the command line, for the origins of the settings.
+    """
     sections = deepcopy(dict(reading.sections))
     origins = dict(reading.origins)
     open_values = dict(reading.open_values)
-    is_known_mode = False
-    for written in overrides:
-        key = reading.translate_key(written.key)
+    states_mode = False
+    for override in overrides:
+        key = reading.translate_key(override.key)
         section = key.partition(".")[0]
-        if written.is_late:
-            if section in BEARING_SECTIONS:
-                open_values[key] = str(written.value)
+        if override.is_late:
+            if section in REPORTED_SECTIONS:
+                open_values[key] = str(override.value)
             continue
-        if key.startswith(f"{PRECISION_KEY}.") and isinstance(sections.get(PRECISION_KEY), str):
-            sections[PRECISION_KEY] = REGISTRY.get(sections[PRECISION_KEY]).to_dict()
-        apply_hydra_overrides(sections, [replace(written, key=key)], is_complete=False)
-        for known in [path for path in open_values if f"{path}.".startswith(f"{key}.")]:
-            del open_values[known]
-        origins[key] = f"{location}, {written.key}"
-        if section == PRECISION_KEY:
-            is_known_mode = is_known_mode or _states_mode(key, written.value)
+        _write_override(sections, override, key)
+        _close_settings(open_values, key)
+        origins[key] = f"{location}, {override.key}"
+        if section == PRECISION_KEY and _states_mode(key, override.value):
+            states_mode = True
     mode_decided_by = reading.mode_decided_by
-    if is_known_mode:
+    if states_mode:
         mode_decided_by = None
-    late = open_values.get(PRECISION_KEY)
-    if late is not None:
+    late_recipe = open_values.get(PRECISION_KEY)
+    if late_recipe is not None:
         sections.pop(PRECISION_KEY, None)
-        mode_decided_by = f"mixed_precision={late}"
+        mode_decided_by = f"mixed_precision={late_recipe}"
     return replace(
         reading,
         sections=sections,
@@ -213,15 +253,33 @@ def apply_overrides(
     )
 
 
+def _write_override(sections: dict[str, Any], override: HydraOverride, key: str) -> None:
+    """Write an override over the sections, under our key.
+
+    The name of a recipe is replaced by its fields before an override sets one of them.
+    """
+    recipe_name = sections.get(PRECISION_KEY)
+    if key.startswith(f"{PRECISION_KEY}.") and isinstance(recipe_name, str):
+        sections[PRECISION_KEY] = REGISTRY.get(recipe_name).to_dict()
+    apply_hydra_overrides(sections, [replace(override, key=key)], is_complete=False)
+
+
+def _close_settings(open_values: dict[str, str], key: str) -> None:
+    """Remove a setting, and those below it, from the open ones."""
+    for open_key in list(open_values):
+        if f"{open_key}.".startswith(f"{key}."):
+            del open_values[open_key]
+
+
 def _states_mode(key: str, value: object) -> bool:
-    """Return whether an override states the mode of the run."""
+    """Return whether an override states the mode of the run: a recipe, or a switch of a mode that is on."""
     if key == PRECISION_KEY:
         return isinstance(value, str) and value in REGISTRY
     return key.rpartition(".")[2] in PRECISION_MODES and value is True
 
 
 def _apply_dataset_length(reading: FileReading, program: str) -> FileReading:
-    """Return a reading whose model has the length of the dataset's samples, as `run_recipe.py` sets it."""
+    """Return a reading whose model has the sequence length of the dataset, as `run_recipe.py` sets it."""
     data = reading.sections.get("data")
     model = reading.sections.get("model")
     if not isinstance(data, dict) or not isinstance(model, dict):
@@ -237,12 +295,15 @@ def _apply_dataset_length(reading: FileReading, program: str) -> FileReading:
 def _uses_precision_aware_optimizer(
     function: Function, reading: FileReading, overrides: Sequence[HydraOverride]
 ) -> bool:
-    """Return whether `run_recipe.py` takes the precision-aware optimizer for a recipe of its benchmarks."""
+    """Return whether `run_recipe.py` turns the precision-aware optimizer on.
+
+    It does so for a benchmark in BF16 with Adam, unless an override sets the optimizer.
+    """
     benchmark = BENCHMARK_NAME.search(function.node.name)
     if benchmark is None or not function.module.name.startswith(BENCHMARKS_PACKAGE):
         return False
-    for word in overrides:
-        if word.key in ("optimizer", "optimizer.use_precision_aware_optimizer"):
+    for override in overrides:
+        if override.key in ("optimizer", "optimizer.use_precision_aware_optimizer"):
             return False
     optimizer = reading.sections.get("optimizer")
     is_adam = isinstance(optimizer, dict) and optimizer.get("optimizer") == "adam"
@@ -252,7 +313,7 @@ def _uses_precision_aware_optimizer(
 def _replace_field(
     reading: FileReading, section: str, name: str, value: object, origin: str
 ) -> FileReading:
-    """Return a reading with one setting, and where it is from."""
+    """Return a reading with one field of a section set, and with its origin."""
     fields = {**reading.sections[section], name: value}
     sections = {**reading.sections, section: fields}
     origins = {**reading.origins, f"{section}.{name}": origin}

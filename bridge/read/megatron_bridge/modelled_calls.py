@@ -1,6 +1,7 @@
-"""`evaluate_modelled_call`: the calls that are modelled here, so that their source is not needed.
+"""`evaluate_modelled_call`: calls whose result is known without the source of the function.
 
-They make precisions and models of checkpoints, start a run, or write a command line over one.
+They make precisions and models of checkpoints, start a run, or write a command line over a
+container.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from bridge.read.megatron_bridge.values import (
     Value,
     is_open,
     is_plain,
+    strip_late_clause,
 )
 from bridge.read.text.python_calls import format_source
 from bridge.registry.registry import REGISTRY
@@ -31,27 +33,28 @@ PRECISION_MODULES = (
     "bridge.training.mixed_precision",
     "bridge",
 )
-"""The module of its precisions, and those of this project, which have the same functions."""
+"""Megatron Bridge's module of precisions, and those of this project, which have the same functions."""
 PRECISION_CLASS = f"{PRECISION_MODULES[0]}.MixedPrecisionConfig"
 BENCHMARK_PRECISION_FUNCTION = "_perf_precision"
-"""Function of its benchmarks that makes a precision of a word; `BENCHMARK_PRECISIONS` has the precisions."""
+"""Function of Megatron Bridge's benchmarks that makes a precision of a word."""
 BENCHMARK_PRECISIONS: Mapping[str, Mapping[str, Any]] = load_table("megatron_bridge").data[
     "precisions of benchmarks"
 ]
+"""Word of a benchmark -> the recipe, and the fields that are set on it."""
 RECIPE_ORIGIN = "recipe {name}"
-"""Origin of a field that a recipe states."""
+"""Origin of a field that a recipe states, in the place of a statement."""
 CONVERTER_CLASS = "AutoBridge"
-"""Class that makes a model of a checkpoint of Hugging Face."""
+"""Class that makes a model of a Hugging Face checkpoint."""
 CHECKPOINT_LOADERS = ("from_hf_pretrained", "from_hf_config", "from_auto_config")
-"""Its functions that take one."""
+"""Functions of the class that take a checkpoint or its config."""
 CONFIG_LOADERS = CHECKPOINT_LOADERS[1:]
-"""Those that take a config, which the program may have changed."""
+"""Functions of the class that take a config, which the program may have changed."""
 MODEL_METHODS = ("to_megatron_provider", "get_model_config", "to_text_provider", "provider_bridge")
 """Methods that return the config of such a model."""
-CHECKPOINT_NOUN = "the checkpoint "
-"""Beginning of the noun for a checkpoint that decides a model."""
-OF_CONFIG = "of the config "
-"""What stands behind it where the program hands over a config."""
+CHECKPOINT_PREFIX = "the checkpoint "
+"""Beginning of the decider of a model that a checkpoint makes."""
+CONFIG_PREFIX = "of the config "
+"""Text after `CHECKPOINT_PREFIX` if the program passes a config."""
 CHECKPOINT_MODEL_DEFAULTS: Mapping[str, Value] = {
     "cuda_graph_impl": "none",
     "cuda_graph_scope": None,
@@ -63,7 +66,7 @@ CHECKPOINT_MODEL_DEFAULTS: Mapping[str, Value] = {
 Source: NVIDIA-NeMo/Megatron-Bridge 067f987d src/megatron/bridge/models; gpt_provider.py: GPTModelProvider.
 """
 MODULE_ROWS_FUNCTION = "RecipeConfig.from_config_dict"
-"""Function of Megatron Core that makes the rows of single modules of a mapping."""
+"""Function of Megatron Core that makes a per-module recipe of a mapping. The mapping stands for its result."""
 START_FUNCTIONS = (f"{PACKAGE}.training.pretrain.pretrain", f"{PACKAGE}.training.finetune.finetune")
 """Functions that start a run with a container."""
 OVERRIDES_MODULE = f"{PACKAGE}.training.utils.omegaconf_utils"
@@ -78,13 +81,13 @@ class Call:
     called: Value
     arguments: Sequence[Value]
     options: Mapping[str, Value]
-    """Its keyword arguments."""
+    """The keyword arguments."""
     origin: str
-    """Where it stands."""
+    """The place of the call, as in `FieldValue.origin`."""
 
     @property
     def path(self) -> str:
-        """Import path of the function or class that is called; empty for others."""
+        """Import path of the function or class that is called; empty for any other value."""
         if isinstance(self.called, Function):
             return f"{self.called.module.name}.{self.called.node.name}"
         if isinstance(self.called, Class | ImportedName):
@@ -93,7 +96,7 @@ class Call:
 
     @property
     def first(self) -> Value:
-        """The first argument, or the one of the name `config`."""
+        """The first argument, or the keyword argument `config`; an open value without both."""
         if self.arguments:
             return self.arguments[0]
         return self.options.get("config", Object(decider=f"`{format_source(self.node)}`"))
@@ -109,20 +112,24 @@ class Call:
 
 @dataclass(kw_only=True, slots=True)
 class Starts:
-    """What a program does with its containers in the end."""
+    """The containers with which a program starts a run."""
 
     containers: list[Value] = field(default_factory=list)
-    """Those with which it starts a run."""
     is_overridden: bool = False
-    """It writes its command line over one."""
+    """Whether the program writes its command line over a container."""
 
 
 NOT_MODELLED = object()
-"""The answer about any other call."""
+"""The result of a call that is not modelled here."""
 
 
 def evaluate_modelled_call(call: Call, starts: Starts) -> Value:
-    """Return what a modelled call makes; `NOT_MODELLED` for any other."""
+    """Return the result of a call; `NOT_MODELLED` for a call that is not modelled here.
+
+    Args:
+        call: The call.
+        starts: The containers with which the program starts a run, to which a start is added.
+    """
     path = call.path
     if path in START_FUNCTIONS:
         starts.containers.append(call.first)
@@ -135,17 +142,19 @@ def evaluate_modelled_call(call: Call, starts: Starts) -> Value:
     module, _, name = path.rpartition(".")
     if module in PRECISION_MODULES:
         return _make_precision(call, name)
-    if (
-        name == BENCHMARK_PRECISION_FUNCTION
-        and path.startswith(PACKAGE)
-        and isinstance(call.called, ImportedName)
-    ):
+    is_benchmark = name == BENCHMARK_PRECISION_FUNCTION and path.startswith(PACKAGE)
+    if is_benchmark and isinstance(call.called, ImportedName):
         return _make_benchmark_precision(call)
-    *_, holder, name = ("", *path.split("."))
+    return _evaluate_converter_call(call)
+
+
+def _evaluate_converter_call(call: Call) -> Value:
+    """Return the result of a call that makes the model of a checkpoint; `NOT_MODELLED` for another call."""
+    holder_path, _, name = call.path.rpartition(".")
+    holder = holder_path.rpartition(".")[2]
     if holder == CONVERTER_CLASS and name in CHECKPOINT_LOADERS:
-        return Object(
-            kind=CONVERTER_CLASS, decider=f"{CHECKPOINT_NOUN}{_describe_checkpoint(call)}"
-        )
+        decider = f"{CHECKPOINT_PREFIX}{_describe_checkpoint(call)}"
+        return Object(kind=CONVERTER_CLASS, decider=decider)
     if isinstance(call.called, Method) and isinstance(call.called.holder, Object):
         converter = call.called.holder
         if converter.kind == CONVERTER_CLASS or call.called.name in MODEL_METHODS:
@@ -154,28 +163,31 @@ def evaluate_modelled_call(call: Call, starts: Starts) -> Value:
 
 
 def is_checkpoint_model(holder: Object) -> bool:
-    """Return whether an object is the config of a model that a checkpoint decides."""
-    return not holder.kind and holder.decider.startswith(CHECKPOINT_NOUN)
+    """Return whether an object is the config of a model that a checkpoint makes."""
+    return not holder.kind and holder.decider.startswith(CHECKPOINT_PREFIX)
 
 
 def is_config_model(holder: Object) -> bool:
-    """Return whether a model is made of a config that the program hands over, and may have changed."""
-    return holder.decider.startswith(f"{CHECKPOINT_NOUN}{OF_CONFIG}")
+    """Return whether a model is made of a config that the program passes, and may have changed."""
+    return holder.decider.startswith(f"{CHECKPOINT_PREFIX}{CONFIG_PREFIX}")
 
 
 def _describe_checkpoint(call: Call) -> str:
-    """Return the checkpoint that a converter takes, as a noun behind "the checkpoint"."""
+    """Return the text after `CHECKPOINT_PREFIX` for the checkpoint that a converter takes."""
     if isinstance(call.first, str):
         return call.first
     if call.path.rpartition(".")[2] in CONFIG_LOADERS:
-        return f"{OF_CONFIG}in `{format_source(call.node)}`"
+        return f"{CONFIG_PREFIX}in `{format_source(call.node)}`"
     if is_open(call.first):
-        return f"that {call.first.decider.removesuffix(', which only the run knows,')} names"
+        return f"that {strip_late_clause(call.first.decider)} names"
     return "of the run"
 
 
 def _make_precision(call: Call, name: str) -> Value:
-    """Return the precision that a function or the class of the module makes."""
+    """Return the precision that the class or a function of a precision module makes.
+
+    A function of a registered recipe has no arguments.
+    """
     if name == "MixedPrecisionConfig":
         return Object(kind=PRECISION_CLASS, fields=call.stated)
     if name == "get_mixed_precision_config":
@@ -190,7 +202,7 @@ def _make_precision(call: Call, name: str) -> Value:
 
 
 def _make_benchmark_precision(call: Call) -> Value:
-    """Return the precision that the function of the benchmarks makes."""
+    """Return the precision that the function of the benchmarks makes of a word."""
     word = call.first
     if not isinstance(word, str) or word not in BENCHMARK_PRECISIONS:
         return NOT_MODELLED

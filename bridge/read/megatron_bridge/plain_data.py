@@ -1,20 +1,34 @@
-"""`convert_to_plain`: a value of a followed program as plain data, as the YAML of a run has it."""
+"""`convert_to_plain`: a value of a followed program as plain data, in the form of a saved run's YAML."""
 
 from __future__ import annotations
 
 from bridge.read.megatron_bridge.saved_container import TARGET_KEY
-from bridge.read.megatron_bridge.values import Class, Function, ImportedName, Object, Value, is_open
+from bridge.read.megatron_bridge.values import (
+    Class,
+    Function,
+    ImportedName,
+    Object,
+    Value,
+    is_open,
+    strip_late_clause,
+)
+
+PARTLY_OPEN = "of which only the run knows a part"
+"""Name of the decider of a list or a mapping with open parts."""
 
 
 def convert_to_plain(value: Value) -> object:
-    """Return a value without open parts as plain data: import paths of functions and classes, names of enums."""
+    """Return a value as plain data.
+
+    A function or a class becomes its import path, the member of an enum its name, and an object a
+    mapping with its class. Open fields of an object are left out.
+    """
     if isinstance(value, Object):
-        fields = {
-            name: convert_to_plain(stated.value)
-            for name, stated in value.fields.items()
-            if not has_open(stated.value)
-        }
-        return {TARGET_KEY: value.kind, **fields}
+        fields: dict[str, object] = {TARGET_KEY: value.kind}
+        for name, stated in value.fields.items():
+            if not has_open(stated.value):
+                fields[name] = convert_to_plain(stated.value)
+        return fields
     if isinstance(value, ImportedName):
         holder = value.path.rpartition(".")[0].rpartition(".")[2]
         if holder[:1].isupper():  # the member of an enum
@@ -34,7 +48,7 @@ def convert_to_plain(value: Value) -> object:
 
 
 def has_open(value: Value) -> bool:
-    """Return whether only the run knows a value, or a part of a list or a mapping."""
+    """Return whether a value is open, or has an open part if it is a list or a mapping."""
     if isinstance(value, dict):
         return any(has_open(inner) for inner in value.values())
     if isinstance(value, list | tuple):
@@ -43,12 +57,7 @@ def has_open(value: Value) -> bool:
 
 
 def get_decider(value: Value) -> str:
-    """Return what decides an open value."""
+    """Return the name of the source that decides an open value."""
     if isinstance(value, Object):
-        return get_decider_noun(value.decider)
-    return "of which only the run knows a part"
-
-
-def get_decider_noun(decider: str) -> str:
-    """Return what decides a value, without the clause that only the run knows it."""
-    return decider.removesuffix(", which only the run knows,")
+        return strip_late_clause(value.decider)
+    return PARTLY_OPEN

@@ -1,6 +1,7 @@
-"""`read_program`: a Python file whose functions make runs of Megatron Bridge; `read_recipe`: one recipe by its name.
+"""`read_program`: a Python file whose functions make runs of Megatron Bridge.
 
-A run is a function that returns a container, or one that starts a training with it. Nothing is imported or run.
+A function makes a run if it returns a container, or starts a training run with one. It is followed by
+its syntax, and is never imported or run. `read_function` reads one such function.
 """
 
 from __future__ import annotations
@@ -25,39 +26,35 @@ from bridge.read.text.python_calls import format_source, parse_python
 
 CONTAINER_NAME = "ConfigContainer"
 START_NAMES = ("pretrain", "finetune")
-READ_BY_SYNTAX = "Read by its syntax: {label}{library}."
-WITH_SOURCE = ", with the source of Megatron Bridge next to it"
-WITHOUT_SOURCE = "; the source of Megatron Bridge is not at hand"
-NO_RUN_IN_PROGRAM = (
+"""Functions of Megatron Bridge that start a training run."""
+READ_WITH_SOURCE = "Read by its syntax: {label}, with the source of Megatron Bridge next to it."
+READ_WITHOUT_SOURCE = "Read by its syntax: {label}; the source of Megatron Bridge is not at hand."
+NO_RUN_OF_ALIASES = (
     "{path}: imports Megatron Bridge, and no function of it returns a ConfigContainer or starts a training with one. "
-    "{remedy}"
+    "It names recipes of other files: give one of those."
 )
-ALIASES_REMEDY = "It names recipes of other files: give one of those."
-PART_REMEDY = "Give the program, or the recipe, that uses it."
-NO_CONTAINER = "{path}: {label} makes no container that can be followed by its syntax; {decider} decides. {remedy}"
-RUN_CONFIG_REMEDY = "Give the run_config.yaml of a checkpoint of the run."
+"""Refusal of a file without functions."""
+NO_RUN_OF_PART = (
+    "{path}: imports Megatron Bridge, and no function of it returns a ConfigContainer or starts a training with one. "
+    "Give the program, or the recipe, that uses it."
+)
+"""Refusal of a file whose functions make no run."""
+NO_CONTAINER = (
+    "{path}: {label} makes no container that can be followed by its syntax; {decider} decides. "
+    "Give the run_config.yaml of a checkpoint of the run."
+)
 
 
 def read_program(document: Document, choice: RunChoice) -> FileReading:
-    """Return what a Python program says of one of its runs.
+    """Return one of the runs that a Python program makes.
 
     Raises:
-        UnreadFileError: No function of it makes a run.
-        RunConfigError: There is no run of that number.
+        UnreadFileError: The file is no Python, or no function of it makes a run that can be read.
+        RunConfigError: There is no run of this number.
     """
     path = Path(document.path)
     library = find_library(path)
-    try:
-        tree = parse_python(document.text, document.path)
-    except PayloadError as error:
-        raise UnreadFileError(str(error), kind="no Python") from None
-    module = library.make_module(path, tree)
-    functions = list_run_functions(module)
-    if not functions:
-        remedy = PART_REMEDY if module.defined else ALIASES_REMEDY
-        raise UnreadFileError(
-            NO_RUN_IN_PROGRAM.format(path=path, remedy=remedy), kind="a part of a run"
-        )
+    functions = _load_run_functions(document, library, path)
     number = choice.number or 1
     if not 1 <= number <= len(functions):
         rule = f"must be from 1 to {len(functions)}, the runs of {path}"
@@ -77,6 +74,26 @@ def read_program(document: Document, choice: RunChoice) -> FileReading:
     return replace(reading, runs=labels, number=number)
 
 
+def _load_run_functions(document: Document, library: Library, path: Path) -> Sequence[Function]:
+    """Return the functions of a program that make runs.
+
+    Raises:
+        UnreadFileError: The file is no Python, or no function of it makes a run.
+    """
+    try:
+        tree = parse_python(document.text, document.path)
+    except PayloadError as error:
+        raise UnreadFileError(str(error), kind="no Python") from None
+    module = library.make_module(path, tree)
+    functions = list_run_functions(module)
+    if not functions:
+        message = NO_RUN_OF_ALIASES
+        if module.defined:
+            message = NO_RUN_OF_PART
+        raise UnreadFileError(message.format(path=path), kind="a part of a run")
+    return functions
+
+
 def read_function(
     library: Library,
     function: Function,
@@ -84,71 +101,78 @@ def read_function(
     choice: RunChoice,
     arguments: Mapping[str, Value] | None = None,
 ) -> FileReading:
-    """Return what the container of a function says of a run.
+    """Return the run of the container that a function makes.
 
     Args:
         library: The source of Megatron Bridge.
-        function: The function that makes the container, or starts a training with it.
+        function: The function that makes the container, or starts a training run with it.
         path: The file that is read.
-        choice: The folder of the checkpoint that the command line states is in it.
-        arguments: Those that the function is called with, by parameter.
+        choice: The choices of the command line, among them the folder of the checkpoint.
+        arguments: Parameter of the function -> its argument.
+
+    Raises:
+        UnreadFileError: The container is known only when the program runs.
     """
     evaluator = Evaluator(library)
-    value = evaluator.evaluate_function(function, arguments)
+    container = evaluator.evaluate_function(function, arguments)
     if evaluator.starts.containers:
-        value = evaluator.starts.containers[0]
+        container = evaluator.starts.containers[0]
     if evaluator.is_exhausted:
-        value = Object(decider=TOO_LONG)
+        container = Object(decider=TOO_LONG)
     label = format_label(function)
-    if not isinstance(value, Object) or not (value.kind.endswith(CONTAINER_NAME) or value.fields):
-        decider = getattr(value, "decider", "") or "only the run"
-        message = NO_CONTAINER.format(
-            path=path, label=label, decider=decider, remedy=RUN_CONFIG_REMEDY
-        )
+    if not isinstance(container, Object) or not _is_container(container):
+        decider = "only the run"
+        if isinstance(container, Object) and container.decider:
+            decider = container.decider
+        message = NO_CONTAINER.format(path=path, label=label, decider=decider)
         raise UnreadFileError(message, kind="only the run knows its container")
-    reading = build_reading_from_container(value, evaluator, path, function.node.name, choice)
-    source = WITHOUT_SOURCE if library.root is None else WITH_SOURCE
-    return replace(
-        reading, read_too=(READ_BY_SYNTAX.format(label=label, library=source), *reading.read_too)
-    )
+    reading = build_reading_from_container(container, evaluator, path, function.node.name, choice)
+    sentence = READ_WITH_SOURCE
+    if library.root is None:
+        sentence = READ_WITHOUT_SOURCE
+    return replace(reading, read_too=(sentence.format(label=label), *reading.read_too))
+
+
+def _is_container(value: Object) -> bool:
+    """Return whether an object is a container: by its class, or by the fields that are set in it."""
+    return value.kind.endswith(CONTAINER_NAME) or bool(value.fields)
 
 
 def format_label(function: Function) -> str:
-    """Return which run a function makes: "line 93, llama3_8b_pretrain_config"."""
+    """Return the label of the run that a function makes: "line 93, llama3_8b_pretrain_config"."""
     return f"line {function.node.lineno}, {function.node.name}"
 
 
 def list_run_functions(module: Module) -> Sequence[Function]:
-    """Return the functions of a file that make runs, in its order: those that start a training, or else its recipes."""
+    """Return the functions of a file that make runs, in the order of the file.
+
+    They are the functions that start a training run, or else the recipes.
+    """
     functions = [node for node in module.defined.values() if isinstance(node, ast.FunctionDef)]
-    starting = [node for node in functions if _starts_training(node)]
-    chosen = starting or [node for node in functions if _is_recipe(node)]
-    return [Function(module=module, node=node) for node in chosen]
+    run_functions = [node for node in functions if _starts_training(node)]
+    if not run_functions:
+        run_functions = [node for node in functions if _is_recipe(node)]
+    return [Function(module=module, node=node) for node in run_functions]
 
 
 def _starts_training(node: ast.FunctionDef) -> bool:
-    """Return whether a function calls one that starts a training."""
+    """Return whether a function calls one that starts a training run."""
     for inner in ast.walk(node):
-        if (
-            isinstance(inner, ast.Call)
-            and format_source(inner.func).rpartition(".")[2] in START_NAMES
-        ):
-            return True
+        if isinstance(inner, ast.Call):
+            name = format_source(inner.func).rpartition(".")[2]
+            if name in START_NAMES:
+                return True
     return False
 
 
 def _is_recipe(node: ast.FunctionDef) -> bool:
-    """Return whether a function is a recipe: it returns a container, and gets none."""
-    if (
-        node.name.startswith("_")
-        or node.returns is None
-        or CONTAINER_NAME not in format_source(node.returns)
-    ):
+    """Return whether a public function is a recipe: it returns a container, and takes none."""
+    if node.name.startswith("_") or not _names_container(node.returns):
         return False
     parameters = (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)
-    for parameter in parameters:
-        if parameter.annotation is not None and CONTAINER_NAME in format_source(
-            parameter.annotation
-        ):
-            return False
-    return True
+    return not any(_names_container(parameter.annotation) for parameter in parameters)
+
+
+def _names_container(annotation: ast.expr | None) -> bool:
+    """Return whether a type annotation names the class of a container."""
+    return annotation is not None and CONTAINER_NAME in format_source(annotation)

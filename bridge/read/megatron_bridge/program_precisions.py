@@ -1,8 +1,8 @@
 """`collect_precisions`: the precisions that the functions of a Python program of Megatron Bridge state.
 
-A function counts that itself sets the `mixed_precision` of a container; the evaluator follows it.
-Where the answer of a condition decides the precision, and only the run knows it, each answer is a
-run of its own.
+Each function that sets the `mixed_precision` of a container itself is followed by the evaluator. A
+condition may decide the precision, and its answer may be known only when the program runs. Then each
+answer is a run of its own.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 
 from bridge.read.megatron_bridge.evaluator import TOO_LONG, Evaluator, collect_defaults
 from bridge.read.megatron_bridge.expressions import Frame, format_origin, make_open_value
-from bridge.read.megatron_bridge.plain_data import get_decider, get_decider_noun
+from bridge.read.megatron_bridge.plain_data import get_decider
 from bridge.read.megatron_bridge.saved_container import CONTAINER_NAME
 from bridge.read.megatron_bridge.source_library import Library, find_library
 from bridge.read.megatron_bridge.stated_precision import StatedPrecision, read_stated_precision
-from bridge.read.megatron_bridge.values import Function, Object, Value
+from bridge.read.megatron_bridge.values import Function, Object, Value, strip_late_clause
 from bridge.read.run_keys import PRECISION_KEY
 from bridge.read.text.python_calls import format_source, parse_python
 
@@ -29,10 +29,11 @@ if TYPE_CHECKING:
 DEFAULT_CLAUSE = "as the default of {name}"
 CONDITION_CLAUSE = "where {condition}"
 MAX_CONDITIONS = 4
-"""That a function's precision may depend on; what further conditions decide is open."""
+"""Most conditions of one precision that are answered. Fields that further conditions decide are open."""
 MAX_NAMED_FUNCTIONS = 3
-"""Functions that are named where several state the same."""
+"""Most functions in the label of a precision that several functions state."""
 MODULE_FUNCTION_NAME = "the module"
+"""Name of the statements outside of functions in a label."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,14 +42,14 @@ class ProgramPrecision:
 
     precision: StatedPrecision
     label: str
-    """Where: "line 5, one; where low"."""
+    """The functions, and the conditions: "line 5, one; where low"."""
 
 
 def collect_precisions(document: Document) -> tuple[ProgramPrecision, ...]:
     """Return each precision that a program states, in the order of its functions.
 
     Raises:
-        PayloadError: It is no Python.
+        PayloadError: The file is no Python.
     """
     path = Path(document.path)
     tree = parse_python(document.text, document.path)
@@ -67,8 +68,8 @@ def collect_precisions(document: Document) -> tuple[ProgramPrecision, ...]:
 
 
 def _merge_same_precisions(same: Sequence[ProgramPrecision]) -> ProgramPrecision:
-    """Return the functions that state the same precision as one."""
-    labels = list(dict.fromkeys(found.label for found in same))
+    """Return one precision with the functions that state it."""
+    labels = list(dict.fromkeys(precision.label for precision in same))
     label = " and ".join(labels[:MAX_NAMED_FUNCTIONS])
     if len(labels) > MAX_NAMED_FUNCTIONS:
         label += f" and {len(labels) - MAX_NAMED_FUNCTIONS} more"
@@ -76,12 +77,14 @@ def _merge_same_precisions(same: Sequence[ProgramPrecision]) -> ProgramPrecision
 
 
 def _list_functions(tree: ast.Module) -> list[ast.FunctionDef]:
-    """Return the functions of a file in its order, and the file itself as the last one."""
+    """Return the functions of a file in its order. The last one has the statements of the file itself."""
     functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
     functions.sort(key=lambda node: node.lineno)
-    nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+    no_parameters = ast.arguments(
+        posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[]
+    )
     module_function = ast.FunctionDef(
-        name=MODULE_FUNCTION_NAME, args=nothing, body=tree.body, decorator_list=[], lineno=1
+        name=MODULE_FUNCTION_NAME, args=no_parameters, body=tree.body, decorator_list=[], lineno=1
     )
     return [*functions, module_function]
 
@@ -107,7 +110,7 @@ def _sets_precision(node: ast.AST) -> bool:
 
 
 def _format_condition(test: ast.expr, answer: bool) -> str:
-    """Return the condition under which a test has an answer."""
+    """Return the condition that holds if a test has an answer: `not low` for False."""
     if answer:
         return format_source(test)
     if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
@@ -124,19 +127,23 @@ class _Branch:
 
 
 class _ConditionSearch:
-    """The conditions that decide what precision a function states."""
+    """The precisions of a function, for each answer of the conditions that decide them."""
 
     def __init__(self, library: Library, function: Function) -> None:
         self.library = library
         self.function = function
 
     def precisions(self) -> list[ProgramPrecision]:
-        """Return the precisions of the function, one for each answer that decides them."""
+        """Return the precisions of the function, one for each answer that decides them.
+
+        The label of a precision names the parameters whose defaults decide it.
+        """
         defaults: Sequence[str] = ()
         branches = self._branches((), {}, ())
         if branches:
             defaults = self._describe_used_defaults()
-        else:  # with its defaults, the function may raise an error
+        else:
+            # The defaults may make the function raise an error, so that it has no container.
             branches = self._branches(self._list_defaulted_parameters(), {}, ())
         distinct: dict[str, _Branch] = {}
         for branch in branches:
@@ -153,31 +160,40 @@ class _ConditionSearch:
 
     def _branches(
         self,
-        opened_names: Sequence[str],
+        open_names: Sequence[str],
         answers: Mapping[str, bool],
         conditions: tuple[str, ...],
     ) -> list[_Branch]:
-        """Return what the function states under some answers, with some parameters open."""
-        follower = _PrecisionEvaluator(self.library, answers)
-        containers = follower.containers(self.function, self._make_open_arguments(opened_names))
-        noun = None
+        """Return the precisions that the function states.
+
+        Args:
+            open_names: Parameters whose arguments are open.
+            answers: Condition -> the answer that is taken.
+            conditions: Clauses that describe the answers.
+        """
+        evaluator = _PrecisionEvaluator(self.library, answers)
+        containers = evaluator.containers(self.function, self._make_open_arguments(open_names))
+        decisive_condition = None
         if len(answers) < MAX_CONDITIONS:
-            noun = follower.maybe_condition(containers)
+            decisive_condition = evaluator.find_decisive_condition(containers)
         branches: list[_Branch] = []
-        if noun is None:
+        if decisive_condition is None:
             for container in containers:
                 precision = read_stated_precision(container)
                 branches.append(_Branch(precision=precision, conditions=conditions))
             return branches
-        test = follower.conditions[noun]
+        test = evaluator.conditions[decisive_condition]
         for answer in (True, False):
             condition = CONDITION_CLAUSE.format(condition=_format_condition(test, answer))
-            taken = {**answers, noun: answer}
-            branches += self._branches(opened_names, taken, (*conditions, condition))
+            further_answers = {**answers, decisive_condition: answer}
+            branches += self._branches(open_names, further_answers, (*conditions, condition))
         return branches
 
     def _describe_used_defaults(self) -> list[str]:
-        """Return the defaults of parameters on which the precision depends, as clauses."""
+        """Return a clause for each parameter whose default affects the precision.
+
+        A default affects it if the precision changes without the default.
+        """
         names = self._list_defaulted_parameters()
         if not names:
             return []
@@ -190,39 +206,47 @@ class _ConditionSearch:
                 clauses.append(DEFAULT_CLAUSE.format(name=name))
         return clauses
 
-    def _describe_precisions(self, opened_names: Sequence[str]) -> str:
-        """Return a text that tells apart what the function states with some parameters open."""
-        follower = _PrecisionEvaluator(self.library, {})
-        containers = follower.containers(self.function, self._make_open_arguments(opened_names))
+    def _describe_precisions(self, open_names: Sequence[str]) -> str:
+        """Return a text of the function's precisions if some parameters are open, to compare them by."""
+        evaluator = _PrecisionEvaluator(self.library, {})
+        containers = evaluator.containers(self.function, self._make_open_arguments(open_names))
         return repr(list(map(read_stated_precision, containers)))
 
     def _list_defaulted_parameters(self) -> list[str]:
-        """Return the parameters with a default."""
+        """Return the names of the parameters with a default."""
         return [parameter.arg for parameter, _ in collect_defaults(self.function.node.args)]
 
-    def _make_open_arguments(self, opened_names: Sequence[str]) -> dict[str, Value]:
+    def _make_open_arguments(self, open_names: Sequence[str]) -> dict[str, Value]:
         """Return open arguments for some parameters."""
         arguments: dict[str, Value] = {}
-        for name in opened_names:
+        for name in open_names:
             decider = f"the argument {name} of {self.function.node.name}"
             arguments[name] = Object(decider=decider)
         return arguments
 
 
 class _PrecisionEvaluator(Evaluator):
-    """An evaluator that keeps the containers whose precision a function sets."""
+    """An evaluator that collects the containers whose precision a function sets.
+
+    It also takes the given answers of conditions that are known only when the program runs.
+    """
 
     def __init__(self, library: Library, answers: Mapping[str, bool]) -> None:
         super().__init__(library)
         self.answers = answers
-        """What a condition decides, as a noun -> the answer that is taken."""
+        """Name of a condition -> the answer that is taken."""
         self.conditions: dict[str, ast.expr] = {}
-        """Noun of each condition that only the run answers -> the condition."""
+        """Name of each condition without a known answer -> its expression."""
         self._holders: dict[int, Object] = {}
-        """Objects with a precision, by identity."""
+        """Objects with a precision, by identity, in the order in which they got it."""
 
     def containers(self, function: Function, arguments: Mapping[str, Value]) -> list[Object]:
-        """Return the container that a function returns, or else those whose precision it sets."""
+        """Return the container that a function returns, or else the containers whose precision it sets.
+
+        Args:
+            function: The function.
+            arguments: Name of a parameter -> its argument.
+        """
         self.library.forget_values()
         returned = self.evaluate_function(function, arguments)
         if self.is_exhausted:
@@ -231,50 +255,54 @@ class _PrecisionEvaluator(Evaluator):
             return [returned]
         return list(filter(self._is_set, self._holders.values()))
 
-    def maybe_condition(self, containers: Sequence[Object]) -> str | None:
-        """Return a condition that decides a precision and has no answer yet; None where none does."""
+    def find_decisive_condition(self, containers: Sequence[Object]) -> str | None:
+        """Return a condition that decides a precision and has no answer yet; None if there is none."""
         for container in containers:
             precision = read_stated_precision(container)
             for decider in (container.decider, precision.decider, *precision.open_fields.values()):
-                noun = get_decider_noun(decider)
-                if noun in self.conditions and noun not in self.answers:
-                    return noun
+                condition = strip_late_clause(decider)
+                if condition in self.conditions and condition not in self.answers:
+                    return condition
         return None
 
     def _is_set(self, container: Object) -> bool:
-        """Return whether a statement sets the precision of a container or a field of it, or a condition may."""
+        """Return whether a statement sets the precision of a container or a field of it.
+
+        It may be a statement in a branch of an open condition.
+        """
         stated = container.fields.get(PRECISION_KEY)
         if stated is None:
-            return get_decider_noun(container.decider) in self.conditions
+            return strip_late_clause(container.decider) in self.conditions
         value = stated.value
         if stated.origin or not isinstance(value, Object):
             return bool(stated.origin)
-        is_conditional = get_decider_noun(value.decider) in self.conditions
+        is_conditional = strip_late_clause(value.decider) in self.conditions
         return is_conditional or any(inner.origin for inner in value.fields.values())
 
     def answer(self, test: ast.expr, frame: Frame) -> bool | None:
-        """Return the answer of a condition, the one that is taken where only the run knows it."""
+        """Return the answer of a condition, or the one that is taken if its answer is not known."""
         answer = super().answer(test, frame)
         if answer is None:
-            noun = get_decider(make_open_value(test))
-            self.conditions[noun] = test
-            answer = self.answers.get(noun)
+            condition = get_decider(make_open_value(test))
+            self.conditions[condition] = test
+            answer = self.answers.get(condition)
         return answer
 
     def state(self, holder: Object, name: str, value: Value, origin: str) -> None:
-        """Write a field of an object, and keep the object of a precision."""
+        """Write a field of an object, and collect the object if the field is the precision."""
         super().state(holder, name, value, origin)
         if name == PRECISION_KEY:
             self._holders[id(holder)] = holder
 
     def _evaluate_call(self, node: ast.Call, frame: Frame) -> Value:
-        made = super()._evaluate_call(node, frame)
-        if isinstance(made, Object) and PRECISION_KEY in made.fields:
-            self._holders[id(made)] = made
-        return made
+        """Return the result of a call, and collect it if it is an object with a precision."""
+        result = super()._evaluate_call(node, frame)
+        if isinstance(result, Object) and PRECISION_KEY in result.fields:
+            self._holders[id(result)] = result
+        return result
 
     def _assign(self, target: ast.expr, value: Value, frame: Frame) -> None:
-        """Assign a value; the precision of an object that nobody knows is that of an open one."""
+        """Assign a value. A precision that is set on an unknown value is that of a new open container."""
         match target:
             case ast.Attribute(value=inner, attr="mixed_precision"):
                 if not isinstance(self.value(inner, frame), Object):

@@ -1,8 +1,9 @@
-"""Megatron Bridge's YAML of a run: a saved `ConfigContainer`, or the ``run_config.yaml`` of a checkpoint.
+"""`read_saved_container`: a run from Megatron Bridge's YAML of a `ConfigContainer`.
 
-Each object is a mapping whose ``_target_`` names its class; nothing in it is imported or
-instantiated. The sections keep Megatron Bridge's names where we have none for them: `comm_overlap`,
-`peft`, `rerun_state_machine`, `dist`, ...
+Such a YAML is saved with a run, or is the ``run_config.yaml`` of a checkpoint. Each object in it is a
+mapping whose ``_target_`` names its class. No class is imported or instantiated. Sections for which
+this project has no name keep those of Megatron Bridge: `comm_overlap`, `peft`,
+`rerun_state_machine`, `dist`, ...
 """
 
 from __future__ import annotations
@@ -39,9 +40,11 @@ ADAPTER_SECTION = "peft"
 NESTED_CONFIG_KEY = "transformer"
 ENVIRONMENT_SECTION = "env_vars"
 CLASS_PREFIXES = ("megatron.bridge.", "megatron.core.")
-"""Beginnings of the import paths of the classes whose fields such a file has."""
+"""Prefixes of the import paths of the classes whose fields such a file has."""
+MAPPING_SECTIONS = (*OWNER_SECTIONS, *SECTION_CLASSES, ENVIRONMENT_SECTION)
+"""Sections that have to be mappings of fields."""
 CONTAINER_NAME = "ConfigContainer"
-"""Class of a whole run, also where a project has its own under this name."""
+"""Name of the class of a whole run. Projects have classes of their own under this name."""
 MOVED_FIELDS = {
     ("rerun_state_machine", "check_for_nan_in_loss"): ("train", "check_for_nan_in_loss")
 }
@@ -55,14 +58,13 @@ FROZEN_PARTS_OF_CLASS = {
         *("freeze_language_model", "freeze_vision_model"),
     )
 }
-"""Class of a model -> the parts that it freezes by default; the other classes freeze none."""
+"""Class of a model -> the parts that it freezes by default. The other classes freeze none."""
 FREEZE_FIELD_OF_CONFIG = {
     "vision_config": "freeze_vision_model",
     "audio_config": "freeze_audio_model",
     "sound_config": "freeze_sound_encoder",
 }
-"""Field with the config of a part in front of the language model -> the field that freezes that
-part."""
+"""Field with the config of a part before the language model -> the field that freezes the part."""
 CONTENT_IS_LOST = "{path}: the file names a {kind} without its content."
 FIELDS_ARE_NEWER = (
     "{fields}: no known release of Megatron Core has these fields, and nothing here reads them."
@@ -70,7 +72,7 @@ FIELDS_ARE_NEWER = (
 
 
 def is_saved_container(config: Mapping[str, Any]) -> bool:
-    """Return whether a file of these contents is Megatron Bridge's: a whole run, or sections of its classes."""
+    """Return whether the contents of a file are a whole run of Megatron Bridge, or sections of its classes."""
     sections = {str(key).removesuffix("_config"): value for key, value in config.items()}
     if TARGET_KEY in config:
         target = str(config[TARGET_KEY])
@@ -87,55 +89,46 @@ def is_saved_container(config: Mapping[str, Any]) -> bool:
 
 
 def read_saved_container(config: Mapping[str, Any], path: Path) -> FileReading:
-    """Return what a file of these contents says of a run.
+    """Return the run of a saved container.
 
-    RunConfigError for a run of a diffusion model.
+    Args:
+        config: The contents of the file.
+        path: Path of the file. Files that it names are also searched in its folder.
 
-    `path` is the file's, next to which other files are looked up.
+    Raises:
+        RunConfigError: The run is one of a diffusion model, or a section is no mapping.
     """
     container = _SavedContainer(config)
     if not has_language_model(MEGATRON_BRIDGE, container.model_class):
         rule = "a diffusion model has no layers of a language model"
-        raise RunConfigError.of(
-            "model", rule, container.model_class, "Give a run of a language model."
-        )
+        remedy = "Give a run of a language model."
+        raise RunConfigError.of("model", rule, container.model_class, remedy)
     sections = container.sections
     environment = sections.pop(ENVIRONMENT_SECTION, None) or {}
     if isinstance(sections.get(MODEL_SECTION), dict):
         _write_freeze_defaults(sections[MODEL_SECTION], container.classes.get(MODEL_SECTION, ()))
-    owners = {
-        owner_name: sections[owner_name]
-        for owner_name in OWNER_SECTIONS
-        if isinstance(sections.get(owner_name), dict)
-    }
-    known = owners.get(MODEL_SECTION, {}).keys() & OWNER_FIELDS[MODEL_SECTION].keys()
-    is_whole = 2 * len(known) > len(OWNER_FIELDS[MODEL_SECTION])
-    own: dict[str, Any] = {}
-    newer: list[str] = []
-    for owner_name, fields in owners.items():
-        for name in list_framework_fields(
-            MEGATRON_BRIDGE, container.classes.get(owner_name, ()), fields, owner_name
-        ):
-            own[f"{owner_name}.{name}"] = fields.pop(name)
-        if is_whole:
-            for name in list_newer_fields(fields, owner_name):
-                newer.append(f"{owner_name}.{name}")
-                del fields[name]
-    release, reason = infer_release(owners, is_complete=is_whole)
-    unknown = [*container.lost]
-    if newer:
-        unknown.append(FIELDS_ARE_NEWER.format(fields=", ".join(newer)))
+    owners = _select_owners(sections)
+    is_complete = _has_most_model_fields(owners)
+    own_fields = _pop_framework_fields(owners, container.classes)
+    newer_fields: list[str] = []
+    if is_complete:
+        newer_fields = _pop_newer_fields(owners)
+    release, reason = infer_release(owners, is_complete=is_complete)
+    unknown = list(container.lost)
+    if newer_fields:
+        unknown.append(FIELDS_ARE_NEWER.format(fields=", ".join(newer_fields)))
     opened: dict[str, str] = {}
-    no_plan_reason = find_spec_no_plan_reason(own)
+    no_plan_reason = find_spec_no_plan_reason(own_fields)
     if no_plan_reason is not None:
-        opened = dict.fromkeys(get_layer_settings(), no_plan_reason.partition(":")[0])
+        spec_field = no_plan_reason.partition(":")[0]
+        opened = dict.fromkeys(get_layer_settings(), spec_field)
     read_too = _load_features(sections, path.parent)
     return FileReading(
         framework=MEGATRON_BRIDGE,
         sections=sections,
         names=container.names,
         environment={str(key): str(value) for key, value in environment.items()},
-        own_fields=own,
+        own_fields=own_fields,
         unknown=tuple(unknown),
         no_plan_reason=no_plan_reason,
         opened=opened,
@@ -145,10 +138,66 @@ def read_saved_container(config: Mapping[str, Any], path: Path) -> FileReading:
     )
 
 
-def _load_features(sections: dict[str, Any], folder: Path) -> tuple[str, ...]:
-    """Put the content of the debugger's file of features in the place of its path.
+def _select_owners(sections: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the sections of Megatron's configs that are mappings."""
+    owners: dict[str, dict[str, Any]] = {}
+    for owner_name in OWNER_SECTIONS:
+        fields = sections.get(owner_name)
+        if isinstance(fields, dict):
+            owners[owner_name] = fields
+    return owners
 
-    Return what was read, as a sentence.
+
+def _has_most_model_fields(owners: Mapping[str, Mapping[str, Any]]) -> bool:
+    """Return whether a file has more than half of the fields of Megatron's model config.
+
+    Such a file is a saved run, which has every field of its release.
+    """
+    model_fields = OWNER_FIELDS[MODEL_SECTION].keys()
+    known = owners.get(MODEL_SECTION, {}).keys() & model_fields
+    return 2 * len(known) > len(model_fields)
+
+
+def _pop_framework_fields(
+    owners: Mapping[str, dict[str, Any]], classes: Mapping[str, Sequence[str]]
+) -> dict[str, Any]:
+    """Remove the fields of Megatron Bridge's own classes from the owners' sections.
+
+    Args:
+        owners: Section -> fields.
+        classes: Section -> import paths of the classes whose fields it has.
+
+    Returns:
+        Dotted key of a removed field -> its value.
+    """
+    own_fields: dict[str, Any] = {}
+    for owner_name, fields in owners.items():
+        owner_classes = classes.get(owner_name, ())
+        names = list_framework_fields(MEGATRON_BRIDGE, owner_classes, fields, owner_name)
+        for name in names:
+            own_fields[f"{owner_name}.{name}"] = fields.pop(name)
+    return own_fields
+
+
+def _pop_newer_fields(owners: Mapping[str, dict[str, Any]]) -> list[str]:
+    """Remove the fields that no known release of Megatron Core has, and return their dotted keys."""
+    removed: list[str] = []
+    for owner_name, fields in owners.items():
+        for name in list_newer_fields(fields, owner_name):
+            removed.append(f"{owner_name}.{name}")
+            del fields[name]
+    return removed
+
+
+def _load_features(sections: dict[str, Any], folder: Path) -> tuple[str, ...]:
+    """Replace the path of the debugger's file of features by the content of the file.
+
+    Args:
+        sections: The sections of the run. That of the debugger is changed.
+        folder: Folder of the run's file, which is searched first.
+
+    Returns:
+        The sentence about the file; empty if no file is found.
     """
     section = sections.get(SECTION)
     if not isinstance(section, Mapping):
@@ -158,19 +207,32 @@ def _load_features(sections: dict[str, Any], folder: Path) -> tuple[str, ...]:
         return ()
     for file in (folder / name, Path(name)):
         if os.path.isfile(file):  # noqa: PTH113  a path may be too long for Path.is_file
-            text = strict_yaml.decode_text(
-                strict_yaml.read_bytes(file, error=RunConfigError), str(file)
-            )
-            (content, *_) = strict_yaml.load_documents(text, str(file), error=RunConfigError) or (
-                None,
-            )
-            sections[SECTION] = {**section, FEATURES: content}
+            sections[SECTION] = {**section, FEATURES: load_first_document(file)}
             return (f"{SECTION}.{FEATURES}: read from {file}.",)
     return ()
 
 
+def load_first_document(file: Path) -> Any:
+    """Return the first YAML document of a file; None for an empty file.
+
+    Raises:
+        RunConfigError: The file cannot be read, or is no YAML.
+    """
+    data = strict_yaml.read_bytes(file, error=RunConfigError)
+    text = strict_yaml.decode_text(data, str(file), error=RunConfigError)
+    documents = strict_yaml.load_documents(text, str(file), error=RunConfigError)
+    if not documents:
+        return None
+    return documents[0]
+
+
 def _write_freeze_defaults(model: dict[str, Any], classes: Sequence[str]) -> None:
-    """Write the defaults of the fields that freeze a part of a multimodal model into its section."""
+    """Write the defaults of the fields that freeze a part of a multimodal model.
+
+    Args:
+        model: Fields of the model's section, which are changed.
+        classes: Import paths of the model's classes.
+    """
     frozen: set[str] = set()
     for model_class in classes:
         frozen.update(FROZEN_PARTS_OF_CLASS.get(model_class, ()))
@@ -182,99 +244,135 @@ def _write_freeze_defaults(model: dict[str, Any], classes: Sequence[str]) -> Non
 
 
 class _SavedContainer:
-    """A container's sections under our names while they are read."""
+    """The sections of a container under our names."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.sections: dict[str, Any] = {}
         self.names: dict[str, str] = {}
-        """Key of the file -> ours, where they differ."""
+        """Key of the file -> ours, if they differ."""
         self.classes: dict[str, tuple[str, ...]] = {}
         """Section -> import paths of the classes whose fields it has."""
         self.lost: list[str] = []
         """A sentence for each object whose content is not in the file."""
         for key, value in config.items():
             if key != TARGET_KEY:
-                self._add(str(key), value)
-        for (section, field), (ours, name) in MOVED_FIELDS.items():
-            theirs = self.sections.get(section)
-            if isinstance(theirs, dict) and field in theirs:
-                fields = self.sections.get(ours) or {}
-                self.sections[ours] = {**fields, name: theirs[field]}
-                self.names[f"{section}.{field}"] = f"{ours}.{name}"
+                self._add_section(str(key), value)
+        self._move_fields()
 
     @property
     def model_class(self) -> str:
-        """Import path of the model's class, empty where the file names none."""
+        """Import path of the model's class; empty if the file names none."""
         classes = self.classes.get(MODEL_SECTION, ())
-        return classes[0] if classes else ""
+        if not classes:
+            return ""
+        return classes[0]
 
-    def _add(self, key: str, value: Any) -> None:
-        """Add a section; releases before 0.2 write ``_config`` behind its name."""
-        theirs = key.removesuffix("_config")
-        ours = "data" if theirs == DATASET_SECTION else theirs
-        if ours != key:
-            self.names[key] = ours
-        if not isinstance(value, Mapping):
-            if value is not None and ours in (
-                *OWNER_SECTIONS,
-                *SECTION_CLASSES,
-                ENVIRONMENT_SECTION,
-            ):
-                raise RunConfigError.of(
-                    key, "must be a mapping of fields", value, f"Write {ours}.FIELD=VALUE."
-                )
-            self.sections[ours] = self._plain(value, ours)
+    def _add_section(self, key: str, value: Any) -> None:
+        """Add a section of the file under our name.
+
+        Raises:
+            RunConfigError: The section is no mapping and has to be one.
+        """
+        section = _get_our_section(key)
+        if section != key:
+            self.names[key] = section
+        if isinstance(value, Mapping):
+            self.sections[section] = self._merge_parts(section, self._split_parts(section, value))
             return
-        parts: list[Mapping[Any, Any]] = [value]
-        if isinstance(value.get(NESTED_CONFIG_KEY), Mapping):
-            outer = dict(value)
-            parts = [outer, outer.pop(NESTED_CONFIG_KEY)]
-            self.names[f"{ours}.{NESTED_CONFIG_KEY}"] = ours
-        if ours == PRECISION_KEY:
-            parts = [drop_references(value)]
-        self.classes[ours] = tuple(str(part[TARGET_KEY]) for part in parts if TARGET_KEY in part)
+        if value is not None and section in MAPPING_SECTIONS:
+            rule = "must be a mapping of fields"
+            raise RunConfigError.of(key, rule, value, f"Write {section}.FIELD=VALUE.")
+        self.sections[section] = self._convert_to_plain(value, section)
+
+    def _split_parts(self, section: str, value: Mapping[Any, Any]) -> list[Mapping[Any, Any]]:
+        """Return the objects whose fields a section has: its own, and a config inside it."""
+        if section == PRECISION_KEY:
+            return [drop_references(value)]
+        if not isinstance(value.get(NESTED_CONFIG_KEY), Mapping):
+            return [value]
+        self.names[f"{section}.{NESTED_CONFIG_KEY}"] = section
+        outer = dict(value)
+        inner = outer.pop(NESTED_CONFIG_KEY)
+        return [outer, inner]
+
+    def _merge_parts(self, section: str, parts: Sequence[Mapping[Any, Any]]) -> dict[str, Any]:
+        """Return the fields of a section's objects together, and record the classes of the objects."""
+        classes = [str(part[TARGET_KEY]) for part in parts if TARGET_KEY in part]
+        self.classes[section] = tuple(classes)
         merged: dict[str, Any] = {}
         for part in parts:
-            fields = {
-                name: self._plain(inner, f"{ours}.{name}") for name, inner in _list_fields(part)
-            }
-            merged.update(_drop_nulls(ours, fields))
-        if ours == ADAPTER_SECTION and self.classes[ours]:
-            merged["type"] = self.classes[ours][0].rpartition(".")[2]
-        self.sections[ours] = merged
+            fields: dict[str, Any] = {}
+            for name, value in _list_fields(part):
+                fields[name] = self._convert_to_plain(value, f"{section}.{name}")
+            merged.update(_drop_nulls(section, fields))
+        if section == ADAPTER_SECTION and classes:
+            merged["type"] = classes[0].rpartition(".")[2]
+        return merged
 
-    def _plain(self, value: Any, path: str) -> Any:
-        """Return a value as plain data: names of functions, classes and dtypes, values or names of enums."""
+    def _move_fields(self) -> None:
+        """Move the fields of `MOVED_FIELDS` to our sections."""
+        for (section, field), (our_section, name) in MOVED_FIELDS.items():
+            file_fields = self.sections.get(section)
+            if isinstance(file_fields, dict) and field in file_fields:
+                fields = self.sections.get(our_section) or {}
+                self.sections[our_section] = {**fields, name: file_fields[field]}
+                self.names[f"{section}.{field}"] = f"{our_section}.{name}"
+
+    def _convert_to_plain(self, value: Any, path: str) -> Any:
+        """Return a value as plain data.
+
+        A function, a class or a dtype becomes its import path, and the member of an enum its value or
+        its name. An object without content becomes None, with a sentence in `lost`.
+
+        Args:
+            value: The value in the file.
+            path: Our dotted key of it.
+        """
         if isinstance(value, list):
-            return [self._plain(item, path) for item in value]
+            return [self._convert_to_plain(item, path) for item in value]
         if not isinstance(value, Mapping):
             return value
         if TARGET_KEY not in value:
-            return {str(key): self._plain(item, f"{path}.{key}") for key, item in value.items()}
+            items = [(str(key), item) for key, item in value.items()]
+            return self._convert_items(items, path)
         if value.get(CALL_KEY) is False or value.get(PARTIAL_KEY):
             return value[TARGET_KEY]
-        if isinstance(value.get(ARGUMENTS_KEY), list) and value[ARGUMENTS_KEY]:
-            member = value[ARGUMENTS_KEY][-1]  # an enum's value; the attribute that getattr reads
+        arguments = value.get(ARGUMENTS_KEY)
+        if isinstance(arguments, list) and arguments:
+            # The value of an enum, or the name of the attribute that `getattr` reads.
+            member = arguments[-1]
             if isinstance(member, str):
                 return member
             return value.get(NAME_KEY, member)
-        if value.get(CALL_KEY) and not dict(_list_fields(value)):
-            self.lost.append(
-                CONTENT_IS_LOST.format(path=path, kind=str(value[TARGET_KEY]).rpartition(".")[2])
-            )
+        fields = _list_fields(value)
+        if value.get(CALL_KEY) and not fields:
+            kind = str(value[TARGET_KEY]).rpartition(".")[2]
+            self.lost.append(CONTENT_IS_LOST.format(path=path, kind=kind))
             return None
-        return {key: self._plain(item, f"{path}.{key}") for key, item in _list_fields(value)}
+        return self._convert_items(fields, path)
+
+    def _convert_items(self, items: Sequence[tuple[str, Any]], path: str) -> dict[str, Any]:
+        """Return the items of a mapping as plain data."""
+        return {key: self._convert_to_plain(item, f"{path}.{key}") for key, item in items}
+
+
+def _get_our_section(key: str) -> str:
+    """Return our name of a section. Releases before 0.2 write ``_config`` after its name."""
+    name = key.removesuffix("_config")
+    if name == DATASET_SECTION:
+        return "data"
+    return name
 
 
 def _list_fields(value: Mapping[Any, Any]) -> list[tuple[str, Any]]:
-    """Return the fields of an object, without the keys that say how it is made."""
+    """Return the fields of an object, without the keys that describe how it is made."""
     return [(str(key), inner) for key, inner in value.items() if not str(key).startswith("_")]
 
 
 def _drop_nulls(owner_name: str, fields: dict[str, Any]) -> dict[str, Any]:
-    """Return fields without nulls where Megatron's field takes none.
+    """Return fields without the nulls that Megatron's fields do not take.
 
-    A switch is off there, and a number has its default.
+    The null of a switch becomes False. That of a number is left out, so that the default counts.
     """
     rows = OWNER_FIELDS.get(owner_name, {})
     defaults = OWNER_DEFAULTS.get(owner_name, {})

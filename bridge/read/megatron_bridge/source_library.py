@@ -1,11 +1,11 @@
-"""`Library`: the source of Megatron Bridge that lies next to a file, or is installed; nothing of it is imported.
+"""`Library`: the source of Megatron Bridge in a checkout above a file, or the installed one.
 
-    library = library_of(Path("examples/run.sh"))
+    library = find_library(Path("examples/run.sh"))
     library.find("megatron.bridge.recipes.common._pretrain_common")   # the function, by its syntax
     library.recipe("llama32_1b_pretrain_config")
 
-A name is followed through the imports of its module, so that the name of a package's `__init__` is the function of the
-file that defines it.
+The source is parsed and never imported. A name is followed through the imports of its module. So a
+name of a package's `__init__` is found in the file that defines it.
 """
 
 from __future__ import annotations
@@ -20,17 +20,20 @@ from bridge.read.megatron_bridge.values import Class, Constant, Function, Import
 
 PACKAGE = "megatron.bridge"
 SOURCE_FOLDERS = ("src", "")
-"""Folders of a checkout in which the package lies."""
+"""Folders of a checkout in which the package may lie."""
 RECIPES_PACKAGE = f"{PACKAGE}.recipes"
 BENCHMARKS_PACKAGE = f"{PACKAGE}.perf_recipes"
 BENCHMARK_NAME = re.compile(
     r"_(?:pretrain|sft|peft)_(?P<gpus>[1-9]\d*)gpu_(?P<gpu>[a-z0-9]+)_"
     r"(?P<precision>bf16|fp8cs|fp8ds|fp8mx|fp8sc|nvfp4)(?:_[a-z0-9_]+)?_config\Z"
 )
-"""Name of a recipe for so many GPUs. Source: scripts/training/recipe_metadata.py."""
-MAX_BYTES = 512 * 1024
+"""Name of a benchmark's recipe, which states the number and kind of GPUs.
+
+Source: scripts/training/recipe_metadata.py."""
+MAX_MODULE_BYTES = 512 * 1024
+"""Largest file that is parsed."""
 MAX_IMPORT_DEPTH = 12
-"""Modules through which one name is followed."""
+"""Most modules through which one name is followed."""
 
 
 class Module:
@@ -41,21 +44,26 @@ class Module:
         self.name = name
         """Import path; empty for a file of no package."""
         self.file = file
-        """Name of the file in answers."""
-        self._package = name if is_package else name.rpartition(".")[0]
+        """Name of the file in messages."""
+        self._package = name
+        """Import path of the package that relative imports start from."""
+        if not is_package:
+            self._package = name.rpartition(".")[0]
         self.imported: dict[str, str] = {}
         """Name -> import path."""
         self.starred: list[str] = []
-        """Modules of which every name is imported."""
+        """Modules whose every name is imported by `*`."""
         self.defined: dict[str, ast.FunctionDef | ast.ClassDef] = {}
+        """Name -> the function or class of the top level."""
         self.assigned: dict[str, list[ast.expr]] = {}
         """Name -> the expressions that the top level assigns to it."""
         self.values: dict[str, Value] = {}
-        """Constants that were evaluated."""
+        """Name -> the value of a constant that was evaluated."""
         for node in _iterate_top_level(tree.body):
             self._add(node)
 
     def _add(self, node: ast.stmt) -> None:
+        """Add the names that a statement of the top level binds."""
         match node:
             case ast.Import() | ast.ImportFrom():
                 self.imported.update(self.imports_of(node))
@@ -71,18 +79,20 @@ class Module:
         return name in self.defined or name in self.assigned or name in self.imported
 
     def imports_of(self, node: ast.Import | ast.ImportFrom) -> dict[str, str]:
-        """Return the names that an import binds, each with its import path."""
+        """Return the names that an import binds, each with its import path.
+
+        A module whose every name is imported by `*` is added to `starred`.
+        """
         bound: dict[str, str] = {}
         if isinstance(node, ast.Import):
             for alias in node.names:
-                first = alias.name.partition(".")[0]
-                bound[alias.asname or first] = alias.name if alias.asname else first
+                if alias.asname:
+                    bound[alias.asname] = alias.name
+                else:  # `import a.b` binds a
+                    first = alias.name.partition(".")[0]
+                    bound[first] = first
             return bound
-        package = node.module or ""
-        if node.level:
-            base = self._package.split(".")
-            base = base[: len(base) - node.level + 1]
-            package = ".".join(filter(None, (*base, package)))
+        package = self._resolve_package(node)
         for alias in node.names:
             if alias.name == "*":
                 self.starred.append(package)
@@ -90,9 +100,18 @@ class Module:
                 bound[alias.asname or alias.name] = f"{package}.{alias.name}"
         return bound
 
+    def _resolve_package(self, node: ast.ImportFrom) -> str:
+        """Return the import path of the module that names are imported from, also of a relative one."""
+        package = node.module or ""
+        if not node.level:
+            return package
+        parents = self._package.split(".")
+        parents = parents[: len(parents) - node.level + 1]
+        return ".".join(filter(None, (*parents, package)))
+
 
 def _iterate_top_level(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """Yield the statements of a module, with those in its conditions and its `try`."""
+    """Yield the statements of a module, also those in its conditions and its `try` statements."""
     for node in body:
         yield node
         if isinstance(node, ast.If):
@@ -109,36 +128,40 @@ class Library:
 
     def __init__(self, root: Path | None) -> None:
         self.root = root
-        """Folder with `megatron/bridge`; None: no source is at hand."""
+        """Folder with `megatron/bridge`; None if no source is found."""
         self._modules: dict[str, Module | None] = {}
         self._file: Module | None = None
         """The file that is being read."""
 
     def module(self, name: str) -> Module | None:
-        """Return a module of the package by its import path; None where its source is not at hand."""
+        """Return a module of the package by its import path; None if its source is not found."""
         if name not in self._modules:
-            self._modules[name] = self._read(name)
+            self._modules[name] = self._load_module(name)
         return self._modules[name]
 
-    def _read(self, name: str) -> Module | None:
+    def _load_module(self, name: str) -> Module | None:
+        """Return a module by its file, or by that of its package; None if there is none that can be parsed."""
         if self.root is None or not f"{name}.".startswith(f"{PACKAGE}."):
             return None
         base_path = self.root.joinpath(*name.split("."))
-        for path, is_package in (
-            (base_path.with_suffix(".py"), False),
-            (base_path / "__init__.py", True),
-        ):
-            if path.is_file() and path.stat().st_size <= MAX_BYTES:
+        for path in (base_path.with_suffix(".py"), base_path / "__init__.py"):
+            if path.is_file() and path.stat().st_size <= MAX_MODULE_BYTES:
                 try:
                     tree = ast.parse(path.read_text(encoding="utf-8"))
                 except (SyntaxError, ValueError, RecursionError):
                     return None
                 file = path.relative_to(self.root / "megatron" / "bridge")
+                is_package = path.stem != base_path.name
                 return Module(tree, name=name, file=str(file), is_package=is_package)
         return None
 
     def make_module(self, path: Path, tree: ast.Module) -> Module:
-        """Return a file that is being read as a module, with its import path where it lies in the package."""
+        """Return the file that is being read as a module. It has an import path if it lies in the package.
+
+        Args:
+            path: Path of the file.
+            tree: Its syntax tree.
+        """
         name = ""
         resolved_path = path.resolve()
         if self.root is not None and resolved_path.is_relative_to(
@@ -152,21 +175,33 @@ class Library:
         return module
 
     def forget_values(self) -> None:
-        """Forget the constants that were evaluated, whose objects a followed function may have changed."""
+        """Forget the constants that were evaluated. A followed function may have changed their objects."""
         for module in (self._file, *self._modules.values()):
             if module is not None:
                 module.values.clear()
 
     def find(self, path: str, depth: int = 0) -> Value:
-        """Return what an import path names: a function or class whose source is at hand, or its name."""
+        """Return the function, class or constant of an import path.
+
+        It is an `ImportedName` if its source is not found.
+
+        Args:
+            path: The import path.
+            depth: Number of imports that led to it.
+        """
         holder, _, name = path.rpartition(".")
-        module = self.module(holder) if holder else None
+        module = None
+        if holder:
+            module = self.module(holder)
         if module is None or depth > MAX_IMPORT_DEPTH:
             return ImportedName(path)
         return self.resolve_name(module, name, depth)
 
     def resolve_name(self, module: Module, name: str, depth: int = 0) -> Value:
-        """Return what a name of a module stands for; an assigned constant is left to the evaluation."""
+        """Return the function, class or constant that a name of a module is bound to.
+
+        A constant is not evaluated. The result is an `ImportedName` if the source is not found.
+        """
         defined = module.defined.get(name)
         if isinstance(defined, ast.FunctionDef):
             return Function(module=module, node=defined)
@@ -183,7 +218,9 @@ class Library:
         return ImportedName(f"{module.name}.{name}".lstrip("."))
 
     def recipe(self, name: str) -> Function | None:
-        """Return the function of a recipe by its name, as `run_recipe.py` looks it up; None where it is not at hand.
+        """Return the function of a recipe by its name; None if its source is not found.
+
+        The modules are searched in the order of `run_recipe.py`.
 
         Source: NVIDIA-NeMo/Megatron-Bridge 067f987d scripts/training/recipe_runner.py: load_recipe.
         """
@@ -197,7 +234,10 @@ class Library:
         return None
 
     def _list_recipe_modules(self, name: str) -> list[str]:
-        """Return the modules of recipes in whose text a name stands, those of the library first."""
+        """Return the recipe modules whose text has a name, those of the library before the benchmarks.
+
+        Only these modules are parsed, since the packages have hundreds of them.
+        """
         if self.root is None or not name.isidentifier():
             return []
         modules: list[str] = []
@@ -222,4 +262,5 @@ def find_library(path: Path) -> Library:
 
 
 def _has_package(folder: Path) -> bool:
+    """Return whether the package of Megatron Bridge lies in a folder."""
     return (folder / "megatron" / "bridge" / "recipes").is_dir()

@@ -1,7 +1,7 @@
-"""The values that Megatron Bridge sets at the start of a run, as rows.
+"""`START_ROWS`: the values that Megatron Bridge sets when a run starts.
 
-They are applied in order, as its `runtime_config_update` works. Settings that change no plan, no
-bytes, no dimension and no finding have no row.
+The rows are applied in the order of its `runtime_config_update`, since a later row may read the value
+of an earlier one. A setting that changes no plan, no bytes, no dimension and no finding has no row.
 
 Source: NVIDIA-NeMo/Megatron-Bridge of 2026-08-22, src/megatron/bridge.
 """
@@ -30,106 +30,140 @@ OVERLAP_SOURCE = "training/comm_overlap.py"
 CONFIG_SOURCE = "training/config.py"
 
 
-def _is_overlapped(start: StartupSettings) -> bool:
-    return bool(start.sections.get("comm_overlap"))
+def _is_overlapped(settings: StartupSettings) -> bool:
+    """Return whether the run has a section `comm_overlap`."""
+    return bool(settings.sections.get("comm_overlap"))
 
 
-def _is_interleaved(start: StartupSettings) -> bool:
+def _is_interleaved(settings: StartupSettings) -> bool:
     """Return whether a stage has several chunks by the field itself.
 
-    A layout that implies them is read later.
+    Megatron Bridge reads a layout that implies chunks only after these rows.
     """
-    stages = start.size("pipeline_model_parallel_size")
-    return stages > 1 and start.size("virtual_pipeline_model_parallel_size") > 1
+    stages = settings.size("pipeline_model_parallel_size")
+    return stages > 1 and settings.size("virtual_pipeline_model_parallel_size") > 1
 
 
-def _is_replicated(start: StartupSettings) -> bool:
+def _is_replicated(settings: StartupSettings) -> bool:
     """Return whether there are several data-parallel ranks.
 
-    Without a number of GPUs the file says so, or there are two, as usual.
+    If the number of GPUs is not known, the file may state the number of ranks. Otherwise several are
+    assumed.
     """
-    if start.gpus is None:
-        return (parse_integer(start.value("comm_overlap.data_parallel_size")) or 2) > 1
+    if settings.gpus is None:
+        return (parse_integer(settings.value("comm_overlap.data_parallel_size")) or 2) > 1
     ranks_of_a_replica = (
-        start.size("tensor_model_parallel_size")
-        * start.size("pipeline_model_parallel_size")
-        * start.size("context_parallel_size")
+        settings.size("tensor_model_parallel_size")
+        * settings.size("pipeline_model_parallel_size")
+        * settings.size("context_parallel_size")
     )
-    return start.gpus // ranks_of_a_replica > 1
+    return settings.gpus // ranks_of_a_replica > 1
 
 
-def _make_overlap_row(path: str, value: Any, *, shared: bool = False) -> StartupRow:
-    """Return the row of a field of `comm_overlap`: what is stated there, or else the value that it derives.
+def _make_overlap_row(
+    path: str, value: Any, *, needs_distributed_optimizer: bool = False
+) -> StartupRow:
+    """Return the row of a field of `comm_overlap`.
 
-    `shared` fields are those of the data-parallel ranks, which need the distributed optimizer.
+    Its value is the one that `comm_overlap` states, or else a derived one.
+
+    Args:
+        path: Dotted key of the field that is set.
+        value: The derived value, or a function that derives it from the settings.
+        needs_distributed_optimizer: Whether the field is set only with the distributed optimizer, as
+            those of the data-parallel ranks are.
     """
 
-    def decided(start: StartupSettings) -> Any:
-        stated = start.value(f"comm_overlap.{path.partition('.')[2]}")
+    def get_value(settings: StartupSettings) -> Any:
+        """Return the stated value, or else the derived one."""
+        stated = settings.value(f"comm_overlap.{path.partition('.')[2]}")
         if stated is not None:
             return stated
-        return value(start) if callable(value) else value
+        if callable(value):
+            return value(settings)
+        return value
 
-    def is_set(start: StartupSettings) -> Any:
-        if not _is_overlapped(start):
+    def is_set(settings: StartupSettings) -> bool:
+        """Return whether Megatron Bridge sets the field."""
+        if not _is_overlapped(settings):
             return False
-        return not shared or start.value("ddp.use_distributed_optimizer")
+        if not needs_distributed_optimizer:
+            return True
+        return bool(settings.value("ddp.use_distributed_optimizer"))
 
-    function = "_get_optimizer_overlap_cfgs" if shared else "_get_model_comm_overlap_cfgs"
+    function = "_get_model_comm_overlap_cfgs"
+    if needs_distributed_optimizer:
+        function = "_get_optimizer_overlap_cfgs"
     return StartupRow(
         path=path,
         when=is_set,
-        value=decided,
+        value=get_value,
         because="comm_overlap",
         source=f"{OVERLAP_SOURCE}: {function}",
     )
 
 
 def _make_switch_rows(name: str) -> tuple[StartupRow, ...]:
-    """Return the rows of a switch of the optimizer and of DDP: on in one, it is on in both."""
+    """Return the rows of a switch that is on for the optimizer and DDP if it is on for one of them."""
     source = f"{CONFIG_SOURCE}: _validate_and_sync_distributed_optimizer_settings"
-    of_ddp = f"ddp.{name}"
-    of_optimizer = f"optimizer.{name}"
+    ddp = f"ddp.{name}"
+    optimizer = f"optimizer.{name}"
     return (
-        StartupRow(path=of_ddp, value=True, when=of_optimizer, because=of_optimizer, source=source),
-        StartupRow(path=of_optimizer, value=True, when=of_ddp, because=of_ddp, source=source),
+        StartupRow(path=ddp, value=True, when=optimizer, because=optimizer, source=source),
+        StartupRow(path=optimizer, value=True, when=ddp, because=ddp, source=source),
     )
 
 
-def _get_fp8_recipe(start: StartupSettings) -> Any:
-    """Return the `fp8_recipe` of the precision, which `MixedPrecisionConfig.setup` writes in every mode."""
-    precision: Any = start.sections.get("mixed_precision")
+def _get_fp8_recipe(settings: StartupSettings) -> Any:
+    """Return the `fp8_recipe` of the precision.
+
+    `MixedPrecisionConfig.setup` writes it into the optimizer's config in every mode, also without FP8.
+    """
+    precision: Any = settings.sections.get("mixed_precision")
     if isinstance(precision, Mapping):
         return precision.get("fp8_recipe", FIELD_DEFAULTS["fp8_recipe"])
     try:
         return get_mixed_precision_config(precision).fp8_recipe
-    except BridgeError:  # which the plan raises again, with the known names
-        return start.value("optimizer.fp8_recipe")
+    except BridgeError:  # the plan raises it again, with the known names
+        return settings.value("optimizer.fp8_recipe")
 
 
-def _takes_null_vocabulary(start: StartupSettings) -> bool:
+def _takes_null_vocabulary(settings: StartupSettings) -> bool:
     """Return whether the model has the vocabulary of a NullTokenizer of known size.
 
-    It takes the place of the model's own where the run asks for it. A checkpoint has a vocabulary.
+    With `use_tokenizer_vocab_size` it overwrites the model's own vocabulary. Without the switch it
+    counts for a model that has none, neither stated nor of a checkpoint.
     """
-    if start.value("tokenizer.tokenizer_type") != "NullTokenizer":
+    if settings.value("tokenizer.tokenizer_type") != "NullTokenizer":
         return False
-    if parse_integer(start.value("tokenizer.vocab_size")) is None:
+    if parse_integer(settings.value("tokenizer.vocab_size")) is None:
         return False
-    if start.value("tokenizer.use_tokenizer_vocab_size"):
+    if settings.value("tokenizer.use_tokenizer_vocab_size"):
         return True
-    has_own = start.stated("model.vocab_size") is not None
-    return not has_own and start.value("model.hf_model_id") is None
+    has_own = settings.stated("model.vocab_size") is not None
+    return not has_own and settings.value("model.hf_model_id") is None
 
 
-def _get_tokenizer_vocab_size(start: StartupSettings) -> int | None:
-    """Return the vocabulary of the run's tokenizer, where its name is known."""
-    return find_vocab_size(start.value("tokenizer.tokenizer_model"))
+def _get_tokenizer_vocab_size(settings: StartupSettings) -> int | None:
+    """Return the vocabulary size of the run's tokenizer by its name; None if the name is not known."""
+    return find_vocab_size(settings.value("tokenizer.tokenizer_model"))
 
 
-def _get_checkpoint_vocab_size(start: StartupSettings) -> int | None:
-    """Return the vocabulary of the checkpoint that the model is made of, where its name is known."""
-    return find_vocab_size(start.value("model.hf_model_id"))
+def _get_checkpoint_vocab_size(settings: StartupSettings) -> int | None:
+    """Return the vocabulary size of the checkpoint that makes the model; None if its name is not known."""
+    return find_vocab_size(settings.value("model.hf_model_id"))
+
+
+def _get_bucket_size(settings: StartupSettings) -> int | None:
+    """Return the size of a DDP bucket; None for a single data-parallel rank."""
+    if _is_replicated(settings):
+        return BUCKET_SIZE
+    return None
+
+
+def _get_null_vocab_size(settings: StartupSettings) -> int:
+    """Return the vocabulary size of a NullTokenizer, which adds a token for the end of a document."""
+    return (parse_integer(settings.value("tokenizer.vocab_size")) or 0) + 1
 
 
 _make_fsdp_rows = partial(
@@ -137,15 +171,16 @@ _make_fsdp_rows = partial(
     because="Megatron-FSDP",
     source=f"{CONFIG_SOURCE}: _validate_and_apply_megatron_fsdp_v1_configs",
 )
+"""Makes rows of values that Megatron-FSDP decides."""
 
 START_ROWS: tuple[StartupRow, ...] = (
     StartupRow(
         path="model.tp_comm_overlap",
         when=_is_overlapped,
-        value=lambda start: (
-            start.value("comm_overlap.tp_comm_overlap") is True
-            and start.size("tensor_model_parallel_size") > 1
-            and bool(start.value("model.sequence_parallel"))
+        value=lambda settings: (
+            settings.value("comm_overlap.tp_comm_overlap") is True
+            and settings.size("tensor_model_parallel_size") > 1
+            and bool(settings.value("model.sequence_parallel"))
         ),
         because="comm_overlap",
         source=f"{OVERLAP_SOURCE}: _get_model_comm_overlap_cfgs",
@@ -153,36 +188,40 @@ START_ROWS: tuple[StartupRow, ...] = (
     _make_overlap_row("model.overlap_p2p_comm", _is_interleaved),
     _make_overlap_row(
         "model.batch_p2p_comm",
-        lambda start: start.size("pipeline_model_parallel_size") > 1 and not _is_interleaved(start),
+        lambda settings: (
+            settings.size("pipeline_model_parallel_size") > 1 and not _is_interleaved(settings)
+        ),
     ),
     _make_overlap_row("model.overlap_moe_expert_parallel_comm", value=False),
     _make_overlap_row(
-        "ddp.bucket_size", lambda start: BUCKET_SIZE if _is_replicated(start) else None, shared=True
+        "ddp.bucket_size",
+        _get_bucket_size,
+        needs_distributed_optimizer=True,
     ),
-    _make_overlap_row("ddp.overlap_grad_reduce", _is_replicated, shared=True),
-    _make_overlap_row("ddp.overlap_param_gather", _is_replicated, shared=True),
-    _make_overlap_row("optimizer.overlap_param_gather", _is_replicated, shared=True),
+    _make_overlap_row("ddp.overlap_grad_reduce", _is_replicated, needs_distributed_optimizer=True),
+    _make_overlap_row("ddp.overlap_param_gather", _is_replicated, needs_distributed_optimizer=True),
     _make_overlap_row(
-        "optimizer.overlap_param_gather_with_optimizer_step", value=False, shared=True
+        "optimizer.overlap_param_gather", _is_replicated, needs_distributed_optimizer=True
+    ),
+    _make_overlap_row(
+        "optimizer.overlap_param_gather_with_optimizer_step",
+        value=False,
+        needs_distributed_optimizer=True,
     ),
     _make_overlap_row(
         "ddp.align_param_gather",
-        lambda start: _is_replicated(start) and _is_interleaved(start),
-        shared=True,
+        lambda settings: _is_replicated(settings) and _is_interleaved(settings),
+        needs_distributed_optimizer=True,
     ),
     *make_startup_rows(
         {"model.expert_tensor_parallel_size": 1},
-        lambda start: start.size("expert_model_parallel_size") > 1,
+        lambda settings: settings.size("expert_model_parallel_size") > 1,
         because="experts are parallel",
         source="models/transformer_config.py: _set_moe_expert_tensor_parallel_default",
         is_default=True,
     ),
     *make_startup_rows(
-        {
-            "model.vocab_size": lambda start: (
-                (parse_integer(start.value("tokenizer.vocab_size")) or 0) + 1
-            )
-        },
+        {"model.vocab_size": _get_null_vocab_size},
         _takes_null_vocabulary,
         because="the vocabulary of NullTokenizer and its end of document",
         source="training/setup.py: _validate_and_set_vocab_size",
@@ -213,22 +252,22 @@ START_ROWS: tuple[StartupRow, ...] = (
     ),
     *_make_fsdp_rows(
         {"ddp.megatron_fsdp_use_decoupled_grad": True},
-        lambda start: (
-            is_megatron_fsdp(start) and start.value("optimizer.use_precision_aware_optimizer")
+        lambda settings: (
+            is_megatron_fsdp(settings) and settings.value("optimizer.use_precision_aware_optimizer")
         ),
     ),
     *_make_fsdp_rows(
         {"mixed_precision.reuse_grad_buf_for_mxfp8_param_ag": False},
-        lambda start: (
-            is_megatron_fsdp(start)
-            and start.value("mixed_precision.reuse_grad_buf_for_mxfp8_param_ag")
+        lambda settings: (
+            is_megatron_fsdp(settings)
+            and settings.value("mixed_precision.reuse_grad_buf_for_mxfp8_param_ag")
         ),
     ),
     *make_startup_rows(
         {"optimizer.fp8_recipe": _get_fp8_recipe},
-        lambda start: (
-            start.value("optimizer.use_precision_aware_optimizer")
-            and start.sections.get("mixed_precision") is not None
+        lambda settings: (
+            settings.value("optimizer.use_precision_aware_optimizer")
+            and settings.sections.get("mixed_precision") is not None
         ),
         because="mixed_precision.fp8_recipe, in every mode",
         source="training/mixed_precision.py: update_config_with_precision_overrides",

@@ -1,4 +1,8 @@
-"""`read_stated_precision`: the `mixed_precision` of a followed program's container, as far as the program states it."""
+"""`read_stated_precision`: the `mixed_precision` of a followed program's container, as far as it is known.
+
+precision = read_stated_precision(container)
+precision.values, precision.open_fields    # {"bf16": True}, {"fp8": "`flag`"}
+"""
 
 from __future__ import annotations
 
@@ -24,63 +28,64 @@ class StatedPrecision:
     """A precision, as far as a program states it."""
 
     name: str = ""
-    """The recipe's, where nothing was assigned to its fields; empty: the fields state the precision."""
+    """The name of a recipe without changed fields; empty if the fields state the precision."""
     values: Mapping[str, object] = field(default_factory=dict)
-    """Fields of the precision, with its class as `_target_` where the constructor decides how they are read."""
+    """Fields of the precision. It has its class as `_target_` if a constructor call reads the fields."""
     open_fields: Mapping[str, str] = field(default_factory=dict)
-    """Field -> what decides it."""
+    """Field with an open value -> the source that decides it."""
     decider: str = ""
-    """What decides the fields that are not stated, as a noun; empty: the defaults of the class."""
+    """The source that decides the fields which are not stated; empty if the defaults of the class do."""
     is_absent: bool = False
-    """The container has no precision, so that the model decides it."""
+    """Whether the container has no precision, so that the model decides it."""
     unknown_functions: tuple[str, ...] = ()
-    """Functions whose source is not at hand that may change the precision afterwards."""
+    """Functions without source that get the precision afterwards and may change it."""
 
 
 def read_stated_precision(container: Object) -> StatedPrecision:
     """Return the precision of a container."""
     stated = container.fields.get(PRECISION_KEY)
     if stated is None:
-        is_absent = not container.decider
-        strangers = tuple(container.unknown_functions)
         return StatedPrecision(
-            decider=container.decider, is_absent=is_absent, unknown_functions=strangers
+            decider=container.decider,
+            is_absent=not container.decider,
+            unknown_functions=tuple(container.unknown_functions),
         )
-    strangers = tuple(container.unknown_functions[stated.earlier_unknown_functions :])
+    later_functions = tuple(container.unknown_functions[stated.earlier_unknown_functions :])
     value = stated.value
     if isinstance(value, Object):
-        return _read_object(value, strangers=(*strangers, *value.unknown_functions))
-    if isinstance(value, ImportedName):
-        return StatedPrecision(
-            decider=SOURCE_NOT_AT_HAND.format(path=value.path), unknown_functions=strangers
-        )
+        return _read_object(value, (*later_functions, *value.unknown_functions))
     if value is None:
-        return StatedPrecision(is_absent=True, unknown_functions=strangers)
-    if not isinstance(value, str):
-        return StatedPrecision(
-            decider=NOT_A_PRECISION.format(value=convert_to_plain(value)),
-            unknown_functions=strangers,
-        )
-    if value not in REGISTRY:
-        return StatedPrecision(
-            decider=UNREGISTERED_RECIPE.format(name=value), unknown_functions=strangers
-        )
-    return StatedPrecision(name=value, unknown_functions=strangers)
+        return StatedPrecision(is_absent=True, unknown_functions=later_functions)
+    if isinstance(value, str) and value in REGISTRY:
+        return StatedPrecision(name=value, unknown_functions=later_functions)
+    return StatedPrecision(decider=_describe_unread_value(value), unknown_functions=later_functions)
 
 
-def _read_object(precision: Object, strangers: tuple[str, ...]) -> StatedPrecision:
-    """Return the precision that an object states."""
-    if precision.recipe and _is_untouched(precision):
-        return StatedPrecision(name=precision.recipe, unknown_functions=strangers)
+def _describe_unread_value(value: Value) -> str:
+    """Return the name of a value that is no precision, as the decider of one."""
+    if isinstance(value, ImportedName):
+        return SOURCE_NOT_AT_HAND.format(path=value.path)
+    if isinstance(value, str):
+        return UNREGISTERED_RECIPE.format(name=value)
+    return NOT_A_PRECISION.format(value=convert_to_plain(value))
+
+
+def _read_object(precision: Object, unknown_functions: tuple[str, ...]) -> StatedPrecision:
+    """Return the precision that an object states.
+
+    Args:
+        precision: The object.
+        unknown_functions: Functions without source that may change it.
+    """
+    if precision.recipe and _is_unchanged_recipe(precision):
+        return StatedPrecision(name=precision.recipe, unknown_functions=unknown_functions)
     values: dict[str, object] = {}
     open_fields: dict[str, str] = {}
     for name, stated in precision.fields.items():
-        decider = _maybe_decider(stated.value)
-        if decider is not None and not stated.origin:
-            continue  # it is only read
+        decider = _find_decider(stated.value)
         if decider is None:
             values[name] = convert_to_plain(stated.value)
-        else:
+        elif stated.origin:  # an open field without a statement was only read
             open_fields[name] = decider
     if precision.kind and not precision.recipe and not _assigns_alias(precision):
         values = {TARGET_KEY: PRECISION_CLASS, **values}
@@ -88,31 +93,35 @@ def _read_object(precision: Object, strangers: tuple[str, ...]) -> StatedPrecisi
         values=values,
         open_fields=open_fields,
         decider=precision.decider,
-        unknown_functions=strangers,
+        unknown_functions=unknown_functions,
     )
 
 
-def _maybe_decider(value: Value) -> str | None:
-    """Return what decides the value of a field; None where the program states it."""
+def _find_decider(value: Value) -> str | None:
+    """Return the source that decides the value of a field; None if the value is known.
+
+    The name of a dtype, and of the member of an enum, is known without the source of its module.
+    """
     if has_open(value):
         return get_decider(value)
-    if (
-        isinstance(value, ImportedName) and convert_to_plain(value) == value.path
-    ):  # no member of an enum
-        name = value.path.removeprefix("torch.")
-        if name not in DTYPE_SPELLINGS:
-            return SOURCE_NOT_AT_HAND.format(path=value.path)
-    return None
+    if not isinstance(value, ImportedName) or convert_to_plain(value) != value.path:
+        return None
+    if value.path.removeprefix("torch.") in DTYPE_SPELLINGS:
+        return None
+    return SOURCE_NOT_AT_HAND.format(path=value.path)
 
 
-def _is_untouched(precision: Object) -> bool:
-    """Return whether each field is the recipe's."""
+def _is_unchanged_recipe(precision: Object) -> bool:
+    """Return whether each field of a precision is that of its recipe."""
     origin = RECIPE_ORIGIN.format(name=precision.recipe)
     return all(stated.origin == origin for stated in precision.fields.values())
 
 
 def _assigns_alias(precision: Object) -> bool:
-    """Return whether a statement assigns a name of stored weights, which a constructor reads otherwise."""
+    """Return whether a statement assigns one of the two names of stored weights.
+
+    The constructor of the class reads the two names otherwise than assignments do.
+    """
     for name in (*PARAM_FIELD_ALIASES, *PARAM_FIELD_ALIASES.values()):
         stated = precision.fields.get(name)
         if stated is not None and stated.origin.endswith(f".{name}"):

@@ -1,18 +1,24 @@
-"""Values of a Python program that is followed by its syntax: plain values, objects, functions, classes and names.
+"""`Value`: a value of a Python program that is followed by its syntax.
 
-A number, a text, None, a list, a tuple, a set and a mapping of such are themselves.
+A value is a plain one, or an object, function, class or name of this module. A plain value is a
+number, a text, None, or a list, tuple, set or mapping of values, and is represented by itself.
+
+An *open* value is one that is known only when the program runs. It is an `Object` without a class.
 """
 
 from __future__ import annotations
 
 import ast
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeGuard
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from bridge.read.megatron_bridge.source_library import Module
+
+LATE_CLAUSE = ", which only the run knows,"
+"""End of the name of a decider that is an expression."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,24 +27,32 @@ class FieldValue:
 
     value: Value
     origin: str
-    """`FILE:LINE, cfg.model.seq_length`; empty: no statement sets it."""
+    """The statement, as `FILE:LINE, cfg.model.seq_length`; empty if no statement sets the field."""
     earlier_unknown_functions: int = 0
-    """Strangers that had the object before the statement, and cannot change what it sets."""
+    """Number of the functions in `Object.unknown_functions` that got the object before the statement.
+
+    They cannot change the value that the statement sets."""
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
 class Object:
-    """An object, or a value that only the run knows."""
+    """An object of the program, or an open value.
+
+    Two objects are equal only if they are one object, as in a program that changes them.
+    """
 
     kind: str = ""
-    """Import path of its class; empty: not known."""
+    """Import path of its class; empty for an open value."""
     decider: str = ""
-    """What decides the fields that no statement sets, as a noun; empty: the defaults of the class."""
+    """The source that decides the fields which no statement sets, for messages.
+
+    It is empty if the defaults of the class decide them."""
     recipe: str = ""
-    """Name of the registered recipe that it begins with."""
+    """Name of the registered recipe that a precision starts from; empty for other objects."""
     fields: dict[str, FieldValue] = field(default_factory=dict)
+    """Fields that are set, or that were read from the class or its defaults."""
     unknown_functions: list[str] = field(default_factory=list)
-    """Functions that get the object, may change it, and are not at hand."""
+    """Functions without source that get the object and may change it, in their order."""
 
     @property
     def is_known(self) -> bool:
@@ -48,7 +62,7 @@ class Object:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Function:
-    """A function whose source is at hand."""
+    """A function whose source is found."""
 
     module: Module
     node: ast.FunctionDef
@@ -58,7 +72,7 @@ class Function:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Class:
-    """A class whose source is at hand."""
+    """A class whose source is found."""
 
     module: Module
     node: ast.ClassDef
@@ -71,7 +85,7 @@ class Class:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Constant:
-    """A name that the top level of a module assigns."""
+    """A name that the top level of a module assigns. Its expressions are not evaluated yet."""
 
     module: Module
     name: str
@@ -79,31 +93,31 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class ImportedName:
-    """A module, function, class or constant whose source is not followed, by its import path."""
+    """A module, function, class or constant without source, by its import path."""
 
     path: str
 
     @property
     def last(self) -> str:
-        """The word behind the last dot."""
+        """The word after the last dot."""
         return self.path.rpartition(".")[2]
 
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """An attribute of a value that is about to be called."""
+    """An attribute of a value that the program calls."""
 
     holder: Value
     name: str
 
 
-Value = Any
-"""One of the classes above, or a plain value."""
+Value = object
+"""A plain value, or one of the classes above. `isinstance` and `match` tell them apart."""
 PLAIN_TYPES = (str, int, float, bool, type(None), list, tuple, dict, set)
 
 
 def is_plain(value: Value) -> bool:
-    """Return whether a value is a plain one, with all that it holds."""
+    """Return whether a value is a plain one, with every value inside it."""
     if isinstance(value, dict):
         return all(is_plain(item) for pair in value.items() for item in pair)
     if isinstance(value, list | tuple | set):
@@ -111,13 +125,18 @@ def is_plain(value: Value) -> bool:
     return isinstance(value, PLAIN_TYPES)
 
 
-def is_open(value: Value) -> bool:
-    """Return whether only the run knows a value."""
+def is_open(value: Value) -> TypeGuard[Object]:
+    """Return whether a value is known only when the program runs."""
     return isinstance(value, Object) and not value.is_known
 
 
+def strip_late_clause(decider: str) -> str:
+    """Return the name of a decider without `LATE_CLAUSE`."""
+    return decider.removesuffix(LATE_CLAUSE)
+
+
 def is_same(first: Value, second: Value) -> bool:
-    """Return whether two values are one object, or equal."""
+    """Return whether two values are one object, or equal values of one type."""
     if first is second:
         return True
     if isinstance(first, Object) or isinstance(second, Object):
@@ -126,7 +145,7 @@ def is_same(first: Value, second: Value) -> bool:
 
 
 def evaluate_truth(value: Value) -> bool | None:
-    """Return whether a value counts as true in a condition; None where only the run knows it."""
+    """Return whether a value counts as true in a condition; None for an open value and a name."""
     if is_open(value):
         return None
     if isinstance(value, PLAIN_TYPES):

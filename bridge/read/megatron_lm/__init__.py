@@ -1,24 +1,36 @@
 """Megatron-LM: its arguments, from launch scripts, argument files, logs and checkpoints.
 
-recognition.py         whether a document or a launch is Megatron-LM's
-printed.py             arguments that a run printed into a log
-arguments.py           the options of a run as they are written
-flags.py               the parser's options: switches, fields, spellings; their rows are those of
-                       bridge/read/rows/megatron_lm.yaml
-refused.py             words of a command line that the parser refuses
-unread.py              options that nothing here reads, and the settings that they may change
-argument_values.py     the options by the names that Megatron-LM's code has for them
-sections.py            the sections of a run that they become
-elsewhere.py           what decides besides the arguments: files, modules, an engine
-engine.py              DeepSpeed's engine, and its JSON: engine_file.py
-precision_file.py      the per-module recipe that a run names, read by te_precision_file.py
-start.py               values that Megatron-LM sets when a run starts
-run.py                 a file as a run: what `check`, `plan` and `memory` read
-file_run.py            a run of a file, and the runs of a file
-model_kind.py          models that are no language model
-open_points.py         what a file leaves open, as sentences
-importer.py            a file as a precision: what `convert` reads
-gradient_reduction.py  the dtype in which gradients are reduced
-effects.py             defaults that decide, and settings without effect
-exporter.py            a recipe as arguments, with files for its modules: stage_files.py
+The arguments of a run pass through four stages: options as they are written, values by the names
+of Megatron-LM's code, sections of Megatron's configs, and a reading or a precision.
+
+The arguments of a run:
+
+    recognition.py         whether a document or a launch is Megatron-LM's
+    written_arguments.py   the options of a run as they are written
+    printed_arguments.py   the arguments that a run printed into a log
+    flags.py               the options of Megatron-LM's parser; their rows are in
+                           bridge/read/rows/megatron_lm.yaml
+    argument_values.py     the options by the names that Megatron-LM's code has for them
+    parser_refusals.py     words of a command line that the parser refuses
+    unread_options.py      options that no part of this reader reads, and the settings that they
+                           may change
+
+A file as a run, which `check`, `plan` and `memory` read:
+
+    run_reader.py          `read_run`
+    parsed_run.py          the runs of a file, each with its arguments
+    sections.py            the sections of a run that the arguments become
+    start_rows.py          the values that Megatron-LM sets when a run starts
+    other_sources.py       settings that files, modules or an engine decide
+    deepspeed/             DeepSpeed's engine and its JSON
+    model_kind.py          models that are no language model
+    open_points.py         sentences about everything that a file does not decide
+
+A file as a precision, which `convert` reads and writes:
+
+    importer.py            `SYSTEM`, and the precision that arguments state
+    gradient_reduction.py  the dtype in which gradients are reduced
+    effects.py             defaults that decide, and settings without effect
+    exporter.py            a recipe as arguments
+    module_recipe/         files for `--te-precision-config-file`: found, read and written
 """

@@ -1,6 +1,7 @@
 """`parse_argument_values`: Megatron-LM's arguments by the names that its code has for them.
 
-    values_of(options_of(words)).known["tensor_model_parallel_size"]
+    values = parse_argument_values(parse_options(words))
+    values.known["tensor_model_parallel_size"]
 
 An option of a command line, a key of an argument file and a printed line may spell an argument
 differently. The last option that sets an argument counts, as in argparse.
@@ -9,9 +10,8 @@ Source: Megatron-LM of 2026-08-22, training/arguments.py and argument_utils.py.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from bridge.precision.coercion import FALSE_WORDS
 from bridge.read.launch.shell_word import ShellWord, join_words
@@ -20,25 +20,25 @@ from bridge.read.megatron_lm.written_arguments import Option, is_late
 
 REDUCE_IN_FP32 = "grad_reduce_in_fp32"
 REDUCE_IN_BF16 = "grad_reduce_in_bf16"
-LIST_TYPES = flags.TABLE.data["lists"]
-"""Argument that takes several values -> their type."""
-ENUM_MEMBERS = flags.TABLE.data["members"]
+LIST_TYPES: Mapping[str, str] = flags.TABLE.data["lists"]
+"""Argument that takes several values -> the type of each value."""
+ENUM_MEMBERS: Mapping[str, list[str]] = flags.TABLE.data["members"]
 """Argument that is an enum in Megatron-LM -> the names of its members, in order of their numbers."""
 ENUM_PATTERN = re.compile(r"\A[A-Z]\w*\.(\w+)\Z|<\w+\.(\w+): [^>]*>")
-"""A member of an enum as it is printed, by itself or in a list."""
+"""A printed member of an enum: `AttnBackend.flash` if it is the value, `<AttnBackend.flash: 1>` in a list."""
 
 
 @dataclass(kw_only=True, slots=True)
 class ArgumentValues:
     """The arguments of a run by the names that Megatron-LM's code has for them."""
 
-    known: dict[str, Any] = field(default_factory=dict)
+    known: dict[str, object] = field(default_factory=dict)
     """Argument -> its value; True for a switch."""
     late: dict[str, str] = field(default_factory=dict)
-    """Argument whose value only the run decides -> the value as it is written."""
+    """Argument whose value only the started run decides -> the value as it is written."""
 
-    def set(self, name: str, value: Any) -> None:
-        """Set an argument over an earlier value of it."""
+    def set(self, name: str, value: object) -> None:
+        """Set an argument. An earlier value of it is dropped."""
         self.known.pop(name, None)
         self.late.pop(name, None)
         if is_late(value):
@@ -49,8 +49,8 @@ class ArgumentValues:
             self.known[name] = value
 
     @property
-    def all(self) -> dict[str, Any]:
-        """Every argument -> its value, as it is written where only the run decides it."""
+    def all(self) -> dict[str, object]:
+        """Every argument -> its value. A value that only the started run decides is as it is written."""
         return self.known | self.late
 
     @property
@@ -68,14 +68,17 @@ def parse_argument_values(options: Iterable[Option]) -> ArgumentValues:
     for option in options:
         for name, value in _parse_option(option):
             values.set(name, value)
-    # --grad-reduce-in-bf16 is read under --bf16 alone, and wins there
+    # The parser reads --grad-reduce-in-bf16 only under --bf16, where it wins over a switch for FP32.
     if values.known.get(REDUCE_IN_BF16) and not values.known.get("fp16"):
         values.set(REDUCE_IN_FP32, False)
     return values
 
 
-def _parse_option(option: Option) -> Iterator[tuple[str, Any]]:
-    """Yield the argument that an option sets, with its value; nothing for words before the first option."""
+def _parse_option(option: Option) -> Iterator[tuple[str, object]]:
+    """Yield the argument that an option sets, with its value.
+
+    Words before the first option set no argument.
+    """
     if not option.name:
         return
     if option.name.startswith("--"):
@@ -84,7 +87,7 @@ def _parse_option(option: Option) -> Iterator[tuple[str, Any]]:
         yield _parse_key(option)
 
 
-def _parse_key(option: Option) -> tuple[str, Any]:
+def _parse_key(option: Option) -> tuple[str, object]:
     """Return the argument that a key of a file sets, with its value."""
     name = flags.get_dest(option.name)
     flag = flags.FLAG_OF_NAME.get(name)
@@ -94,31 +97,36 @@ def _parse_key(option: Option) -> tuple[str, Any]:
     return argument, _strip_enum(name, option.value)
 
 
-def _parse_command_line_option(option: Option) -> Iterator[tuple[str, Any]]:
+def _parse_command_line_option(option: Option) -> Iterator[tuple[str, object]]:
     """Yield the argument that an option of a command line sets, with its value.
 
-    A switch whose value turns it off sets nothing.
+    A switch whose value turns it off sets no argument.
     """
     name = flags.get_dest(option.name)
-    flag = flags.FLAG_OF_NAME.get(name)
-    switch = flags.find_switched_off_argument(name)
     value = _get_command_line_value(option)
+    flag = flags.FLAG_OF_NAME.get(name)
+    switched_off = flags.find_switched_off_argument(name)
     if name == REDUCE_IN_BF16:
         yield name, is_on(value)
-    elif flag is not None and flag.kind == "value":
-        yield flag.field, value
     elif flag is not None:
-        if is_on(value) and flag.sets is None:
-            yield flag.field, flag.kind == "on"
-        elif is_on(value):
-            yield flag.field, flag.sets
-    elif switch is None:
+        yield from _apply_flag(flag, value)
+    elif switched_off is None:
         yield flags.ARGUMENT_OF_OPTION.get(name, name), value
     elif is_on(value):
-        yield switch, False
+        yield switched_off, False
 
 
-def _get_command_line_value(option: Option) -> Any:
+def _apply_flag(flag: flags.Flag, value: object) -> Iterator[tuple[str, object]]:
+    """Yield the field of a flag, with the value that the flag sets."""
+    if flag.kind == "value":
+        yield flag.field, value
+    elif is_on(value) and flag.sets is None:
+        yield flag.field, flag.kind == "on"
+    elif is_on(value):
+        yield flag.field, flag.sets
+
+
+def _get_command_line_value(option: Option) -> object:
     """Return the value of an option on a command line; True for a switch."""
     if option.value is not None or option.is_key:
         return option.value
@@ -129,8 +137,11 @@ def _get_command_line_value(option: Option) -> Any:
     return join_words(option.following[:1])
 
 
-def _strip_enum(name: str, value: Any) -> Any:
-    """Return a printed value with the name of a member in the place of an enum."""
+def _strip_enum(name: str, value: object) -> object:
+    """Return a value of a file or a log with the names of its enum members only.
+
+    A checkpoint's arguments may hold the number of a member, a log its printed form.
+    """
     members = ENUM_MEMBERS.get(name, ())
     if isinstance(value, int) and 0 < value <= len(members):
         return members[value - 1]
@@ -139,6 +150,6 @@ def _strip_enum(name: str, value: Any) -> Any:
     return value
 
 
-def is_on(value: Any) -> bool:
-    """Return whether a value behind a switch leaves it on: every value but those of `NO`."""
+def is_on(value: object) -> bool:
+    """Return whether a value after a switch leaves the switch on: every value but `FALSE_WORDS`."""
     return str(value).lower() not in FALSE_WORDS

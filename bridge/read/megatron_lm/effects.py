@@ -1,6 +1,6 @@
 """Effects of Megatron-LM's arguments beyond their values: defaults that decide, and settings without effect.
 
-Each function is a step of the import: it states fields, and maps or reports settings.
+Each function is a step of the import. It states fields in the report, and maps or reports settings.
 """
 
 from collections.abc import Mapping
@@ -10,30 +10,31 @@ from bridge.precision.fields import LAYER_COUNTS
 from bridge.read.foreign.effective_fields import collect_inert_everywhere
 from bridge.read.foreign.import_builder import ImportBuilder
 from bridge.read.launch.notes import NoteKind
-from bridge.read.megatron_lm.flags import FLAG_OF_NAME, bears_on_precision, format_option
+from bridge.read.megatron_lm.flags import FLAG_OF_NAME, format_option, may_affect_precision
 from bridge.read.megatron_lm.gradient_reduction import FSDP_SWITCHES, uses_megatron_fsdp
 from bridge.read.megatron_lm.written_arguments import WrittenArguments
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.inert import LOSS_SCALER_FIELDS
 
 SHARDING_SWITCHES = ("use_distributed_optimizer", "use_torch_fsdp2", *FSDP_SWITCHES)
-"""Switches under which weights stored in FP8 can be gathered."""
+"""Switches that shard the optimizer. Weights that are stored in FP8 are gathered only under one of them."""
 PARSER_DEFAULTS = {**FIELD_DEFAULTS, "fp8_recipe": "delayed", **dict.fromkeys(LAYER_COUNTS, 1)}
-"""Field -> the default of its argument."""
+"""Field -> the default of its argument in Megatron-LM's parser."""
 TF32_OVERRIDE = "NVIDIA_TF32_OVERRIDE"
 """Variable that forbids TF32 where it is 0."""
 CUBLAS_OVERRIDE = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
+"""Variable that sets TF32 of PyTorch's GEMMs: 1 allows it, 0 forbids it."""
 VARIABLE_PREFIXES = ("NVTE_", "NVIDIA_", "TORCH_", "ACCELERATE_")
-"""Beginnings of environment variables that bear on precision."""
+"""Prefixes of environment variables that may affect the precision."""
 
 
 def state_scheme(mode: str, builder: ImportBuilder, *, is_scaled: bool) -> None:
-    """State the defaults of the scaling scheme, and of a dynamic loss scale.
+    """State the defaults of the scaling scheme, and those of a dynamic loss scale.
 
     Args:
         mode: bf16, fp16 or fp32.
         builder: The report.
-        is_scaled: Megatron-LM scales the loss, and no engine does.
+        is_scaled: Whether Megatron-LM scales the loss itself. DeepSpeed's engine scales it otherwise.
     """
     fields = builder.fields
     layers = None
@@ -50,43 +51,44 @@ def state_scheme(mode: str, builder: ImportBuilder, *, is_scaled: bool) -> None:
             builder.imply(format_option(name), default, **{name: default})
 
 
-def report_unread_settings(run: WrittenArguments, builder: ImportBuilder) -> None:
+def report_unread_settings(written: WrittenArguments, builder: ImportBuilder) -> None:
     """Report the settings that a run of this precision does not read, unless they are at their defaults.
 
-    A log prints all of them: there they are mapped to nothing.
+    A log prints every argument. A setting of a log without effect is no fault of the user, so that
+    it is mapped to no field and is not reported.
     """
     config = MixedPrecisionConfig.from_dict(builder.fields)
     reasons = collect_inert_everywhere(config)
     values = config.to_dict()
-    for key, written in run.settings.items():
-        if key not in FLAG_OF_NAME or not builder.mapped.get(written.name):
+    for key, setting in written.settings.items():
+        if key not in FLAG_OF_NAME or not builder.mapped.get(setting.name):
             continue
         name = FLAG_OF_NAME[key].field
         value = values.get(name)
-        if name in reasons and run.printed is not None:
+        if name in reasons and written.printed is not None:
             builder.fields.pop(name, None)
-            builder.mapped[written.name] = ()
+            builder.mapped[setting.name] = ()
         elif name in reasons and value not in (None, PARSER_DEFAULTS[name]):
             builder.record(
-                "megatron_lm.has-no-effect", written.name, written.shown, why=reasons[name]
+                "megatron_lm.has-no-effect", setting.name, setting.shown, why=reasons[name]
             )
         elif name == "fp8_wgrad" and value is False:
-            builder.record("megatron_lm.te2-ignores-fp8-wgrad", written.name, written.shown)
+            builder.record("megatron_lm.te2-ignores-fp8-wgrad", setting.name, setting.shown)
 
 
-def report_sharding(run: WrittenArguments, builder: ImportBuilder) -> None:
-    """Report settings that the sharding switches off, and weights in FP8 that nothing gathers."""
+def report_sharding(written: WrittenArguments, builder: ImportBuilder) -> None:
+    """Report settings that a sharding switch turns off, and weights in FP8 that no switch gathers."""
     fields = builder.fields
-    is_sharded = any(key in run for key in SHARDING_SWITCHES)
-    is_whole_command = bool(run.label) and not run.undecided
+    is_sharded = any(key in written for key in SHARDING_SWITCHES)
+    is_complete_command = bool(written.label) and not written.undecided_words
     if fields.get("fp8_param_gather"):
         option = "--fp8-param-gather"
-        if "use_torch_fsdp2" in run:
+        if "use_torch_fsdp2" in written:
             builder.record("megatron_lm.cleared-by-torch-fsdp2", option, True)
             fields["fp8_param_gather"] = False
-        elif is_whole_command and not is_sharded:
+        elif is_complete_command and not is_sharded:
             builder.record("megatron_lm.gathering-needs-sharding", option, True)
-    if uses_megatron_fsdp(run) and fields.get("reuse_grad_buf_for_mxfp8_param_ag"):
+    if uses_megatron_fsdp(written) and fields.get("reuse_grad_buf_for_mxfp8_param_ag"):
         builder.record(
             "megatron_lm.switched-off-by-megatron-fsdp", "--reuse-grad-buf-for-mxfp8-param-ag", True
         )
@@ -94,38 +96,42 @@ def report_sharding(run: WrittenArguments, builder: ImportBuilder) -> None:
 
 
 def map_environment(variables: Mapping[str, str], builder: ImportBuilder) -> None:
-    """Map TF32, which the environment decides, and report other variables that bear on precision."""
+    """Map the variables that decide TF32, and report others that may affect the precision.
+
+    `NVIDIA_TF32_OVERRIDE=0` wins over PyTorch's variable.
+    """
     is_forbidden = variables.get(TF32_OVERRIDE) == "0"
     for name, value in variables.items():
         if name == TF32_OVERRIDE and is_forbidden:
             builder.map(name, tf32=False)
         elif name == CUBLAS_OVERRIDE and value in ("0", "1") and not is_forbidden:
             builder.map(name, tf32=value == "1")
-        elif name.startswith(VARIABLE_PREFIXES) and bears_on_precision(name.lower()):
+        elif name.startswith(VARIABLE_PREFIXES) and may_affect_precision(name.lower()):
             builder.record("megatron_lm.environment-variable-is-in-no-recipe", name, value)
 
 
 def report_undecided(
-    run: WrittenArguments, builder: ImportBuilder, *, is_file_read: bool = False
+    written: WrittenArguments, builder: ImportBuilder, *, reads_engine_file: bool = False
 ) -> None:
-    """Report everything that only a run of the script decides.
+    """Report everything that the file does not decide.
 
     Args:
-        run: The arguments, with their launch.
+        written: The arguments, with their launch.
         builder: The report.
-        is_file_read: The script writes the JSON of DeepSpeed's engine, which was read.
+        reads_engine_file: Whether the JSON of DeepSpeed's engine was read from the script that
+            writes it.
     """
-    notes = list(run.launch.notes)
+    notes = list(written.launch.notes)
     here_documents = [note for note in notes if note.kind is NoteKind.HERE_DOCUMENT]
-    if is_file_read and len(here_documents) == 1:  # it is the engine's JSON
+    if reads_engine_file and len(here_documents) == 1:  # the only one is the engine's JSON
         notes.remove(here_documents[0])
-    for text in dict.fromkeys(run.undecided):
-        builder.record("megatron_lm.word-may-hold-flags", text, None)
-    for decision in run.launch.decisions:
+    for word in dict.fromkeys(written.undecided_words):
+        builder.record("megatron_lm.word-may-hold-flags", word, None)
+    for decision in written.launch.decisions:
         builder.record("megatron_lm.branch-is-not-decided", decision, "taken")
-    if run.is_truncated and not run.decided_by:
+    if written.is_truncated and not written.mode_decider:
         builder.record("megatron_lm.block-is-incomplete", "arguments", None)
     for note in notes:
         builder.record("megatron_lm.part-is-not-read", str(note), None)
-    for name, value in run.launch.variable_defaults.items():
+    for name, value in written.launch.variable_defaults.items():
         builder.record("megatron_lm.default-of-a-variable-was-taken", f"${name}", value)

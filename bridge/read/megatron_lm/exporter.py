@@ -6,7 +6,6 @@ A setting that acts is written out, even where Megatron-LM's default is the same
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 from bridge.precision.config import FIELD_DEFAULTS, MEGATRON_FIELDS
 from bridge.precision.fields import LAYER_COUNTS
@@ -19,30 +18,17 @@ from bridge.read.foreign.import_builder import DELAYED_SCALING_DEFAULTS
 from bridge.read.foreign.payload_text import as_yaml
 from bridge.read.foreign.reports import ExportReport
 from bridge.read.megatron_lm.flags import FLAGS
-from bridge.read.megatron_lm.stage_files import SHARED_FILE_NAME, build_shared_file
+from bridge.read.megatron_lm.module_recipe.stage_files import SHARED_FILE_NAME, build_shared_file
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.rules.inert import LOSS_SCALER_FIELDS
 from bridge.target.fields import FUSED_ADAM_RECIPES
 
 TITLE = "Megatron-LM 0.20"
 VALUE_OF_KIND = {"on": True, "off": False, "value": None}
-"""Kind of a flag -> the value that it sets by itself; None: the flag takes a value."""
-
-
-def _index_options() -> dict[tuple[str, bool | None], str]:
-    options: dict[tuple[str, bool | None], str] = {}
-    for flag in FLAGS:
-        key = (flag.field, VALUE_OF_KIND[flag.kind])
-        if flag.option.startswith("--") and flag.sets is None:
-            options.setdefault(key, flag.option)
-    return options
-
-
-OPTION_OF_FIELD = _index_options()
-"""Field, and the value that the option sets by itself, None where it takes a value -> the option."""
+"""Kind of a flag -> the value that the flag sets by itself; None for a flag that takes a value."""
 SCHEME_FIELDS = ("fp8_recipe", "fp4_recipe", *DELAYED_SCALING_DEFAULTS)
-"""Fields that are written whenever they act: Megatron-LM's defaults (delayed, 1, most_recent) are
-not a recipe's."""
+"""Fields that are written whenever they act. Megatron-LM's defaults (delayed, 1, most_recent) are
+not those of a recipe."""
 SWITCH_FIELDS = (
     "fp8_param_gather",
     "fp4_param_gather",
@@ -52,6 +38,23 @@ SWITCH_FIELDS = (
 MODULES_OPTION = "--te-precision-config-file"
 OPTION_SPELLINGS = {"uint8": "fp8", None: "auto"}
 """Value of a field -> the word that its option takes for it."""
+MAX_WHOLE_FLOAT = 1e15
+"""Floats without a fraction below it are written as whole numbers, larger ones as Python writes them."""
+
+
+def _index_options() -> dict[tuple[str, bool | None], str]:
+    """Return `OPTION_OF_FIELD`. Of several options with the same effect, the first one counts."""
+    options: dict[tuple[str, bool | None], str] = {}
+    for flag in FLAGS:
+        key = (flag.field, VALUE_OF_KIND[flag.kind])
+        if flag.option.startswith("--") and flag.sets is None:
+            options.setdefault(key, flag.option)
+    return options
+
+
+OPTION_OF_FIELD = _index_options()
+"""Field, and the value that an option sets by itself -> the option. The value is None for an option
+that takes a value."""
 
 
 def export(config: MixedPrecisionConfig, **layout: int) -> ExportReport:
@@ -59,7 +62,7 @@ def export(config: MixedPrecisionConfig, **layout: int) -> ExportReport:
 
     Args:
         config: The recipe.
-        layout: Keys of `stage_files.LAYOUT`, for rows of `modules` that name layers.
+        layout: Keys of `stage_files.LAYOUT_KEYS`, for rows of `modules` that name layers.
     """
     builder = ExportBuilder(config, TITLE)
     acting = compute_effective_fields(config)
@@ -73,28 +76,40 @@ def export(config: MixedPrecisionConfig, **layout: int) -> ExportReport:
             option = OPTION_OF_FIELD[field, None]
             arguments.extend([option, _format_value(value)])
         builder.map(field, option)
-    content = build_shared_file(builder, layout)
-    if content is not None:
-        builder.files[SHARED_FILE_NAME] = as_yaml(content)
-        arguments.extend([MODULES_OPTION, SHARED_FILE_NAME])
-        builder.map("modules", MODULES_OPTION)
+    arguments.extend(_export_modules(builder, layout))
     if acting.get("fp8_wgrad") is False:
         arguments.append(OPTION_OF_FIELD["fp8_wgrad", False])
         builder.record("megatron_lm.te2-ignores-fp8-wgrad", "fp8_wgrad")
     return builder.finish(arguments)
 
 
+def _export_modules(builder: ExportBuilder, layout: Mapping[str, int]) -> list[str]:
+    """Return the arguments that name the file for rows of `modules`, and add the file to the report."""
+    content = build_shared_file(builder, layout)
+    if content is None:
+        return []
+    builder.files[SHARED_FILE_NAME] = as_yaml(content)
+    builder.map("modules", MODULES_OPTION)
+    return [MODULES_OPTION, SHARED_FILE_NAME]
+
+
 def _iterate_written_fields(
-    builder: ExportBuilder, acting: Mapping[str, Any]
-) -> Iterator[tuple[str, Any]]:
-    """Yield the fields that are written out, with their values; map fields that need no option."""
+    builder: ExportBuilder, acting: Mapping[str, object]
+) -> Iterator[tuple[str, object]]:
+    """Yield the fields that are written as arguments, with their values.
+
+    Fields that need no option are mapped in the report.
+    """
     yield from _iterate_mode_fields(builder)
     yield from _iterate_scheme_fields(builder, acting)
     yield from _iterate_megatron_fields(builder, acting)
 
 
-def _iterate_mode_fields(builder: ExportBuilder) -> Iterator[tuple[str, Any]]:
-    """Yield the mode, and the dtype in which gradients are reduced; `--fp16` does not reduce in FP32."""
+def _iterate_mode_fields(builder: ExportBuilder) -> Iterator[tuple[str, object]]:
+    """Yield the mode, and whether gradients are reduced in FP32.
+
+    Under `--fp16` the parser does not reduce in FP32, so that False needs no option.
+    """
     mode = get_mode(builder.config)
     in_fp32 = builder.config.grad_reduce_in_fp32
     if mode == "fp32":
@@ -108,40 +123,42 @@ def _iterate_mode_fields(builder: ExportBuilder) -> Iterator[tuple[str, Any]]:
 
 
 def _iterate_scheme_fields(
-    builder: ExportBuilder, acting: Mapping[str, Any]
-) -> Iterator[tuple[str, Any]]:
+    builder: ExportBuilder, acting: Mapping[str, object]
+) -> Iterator[tuple[str, object]]:
     """Yield the formats, their scaling scheme, the loss scale, and switches that are on."""
     config, values = builder.config, builder.values
     for field in ("fp8", "fp4"):
         if values[field]:
             yield field, values[field]
     for field in (*SCHEME_FIELDS, *LAYER_COUNTS, "loss_scale", *LOSS_SCALER_FIELDS):
-        is_asked = field in SCHEME_FIELDS or is_stated(config, field)
-        if acting.get(field) is not None and is_asked:
+        is_written = field in SCHEME_FIELDS or is_stated(config, field)
+        if acting.get(field) is not None and is_written:
             yield field, values[field]
-    if not config.fp8 and _needs_megatron_masters(builder, acting):
+    if not config.fp8 and _needs_fp8_recipe_for_fp4(builder, acting):
         yield "fp8_recipe", values["fp8_recipe"]
     for field in SWITCH_FIELDS:
         if acting.get(field):
             yield field, True
 
 
-def _needs_megatron_masters(builder: ExportBuilder, acting: Mapping[str, Any]) -> bool:
+def _needs_fp8_recipe_for_fp4(builder: ExportBuilder, acting: Mapping[str, object]) -> bool:
     """Return whether FP4 weights need an FP8 recipe other than Megatron-LM's default, delayed (PB356).
 
-    Its precision-aware optimizer reads the recipe without FP8 too, and cannot update FP4 weights
-    under delayed.
+    The precision-aware optimizer reads the FP8 recipe even if no GEMM runs in FP8. It cannot update
+    FP4 weights under delayed.
     """
-    is_aware = bool(acting.get("use_precision_aware_optimizer") and acting.get("fp4_param_gather"))
-    return is_aware and builder.values["fp8_recipe"] not in FUSED_ADAM_RECIPES
+    gathers_fp4 = bool(
+        acting.get("use_precision_aware_optimizer") and acting.get("fp4_param_gather")
+    )
+    return gathers_fp4 and builder.values["fp8_recipe"] not in FUSED_ADAM_RECIPES
 
 
 def _iterate_megatron_fields(
-    builder: ExportBuilder, acting: Mapping[str, Any]
-) -> Iterator[tuple[str, Any]]:
+    builder: ExportBuilder, acting: Mapping[str, object]
+) -> Iterator[tuple[str, object]]:
     """Yield the stated fields of Megatron's configs that Megatron Bridge's class lacks.
 
-    The second names of a gather are mapped to its option.
+    `fp8_param` and `fp4_param`, the model's names of a gather, are mapped to the gather's option.
     """
     for twin in ("fp8_param", "fp4_param"):
         if acting.get(f"{twin}_gather"):
@@ -161,7 +178,7 @@ def _iterate_megatron_fields(
 
 
 def _map_dtypes(builder: ExportBuilder, mode: str) -> None:
-    """Map the dtypes that the mode's option sets, and report others: dtypes have no options."""
+    """Map the dtypes that the mode's option sets, and report other dtypes, which no option sets."""
     options: tuple[str, ...] = ()
     if mode != "fp32":
         options = (f"--{mode}",)
@@ -176,7 +193,7 @@ def _map_dtypes(builder: ExportBuilder, mode: str) -> None:
 
 
 def _format_value(value: object) -> str:
-    """Return a value as a word of the command line; a float without a fraction as a whole number."""
-    if isinstance(value, float) and value.is_integer() and 1 < value < 1e15:
+    """Return a value as a word of the command line. A float without a fraction becomes a whole number."""
+    if isinstance(value, float) and value.is_integer() and 1 < value < MAX_WHOLE_FLOAT:
         return str(int(value))
     return str(value)

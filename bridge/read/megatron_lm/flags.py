@@ -1,12 +1,18 @@
-"""Options of Megatron-LM's command line: the switches, the fields, and what bears on precision."""
+"""`Flag`: the options of Megatron-LM's parser, which of them take a value, and the fields that they set.
+
+The rows are in `rows/megatron_lm.yaml`. A *name* here is a name of argparse's namespace, "fp8_recipe",
+and an *option* is a word of a command line, "--fp8-recipe". Options of the same parser may have
+several spellings for one argument.
+"""
 
 import functools
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Literal
 
 from bridge.errors import PrecisionTypeError
 from bridge.precision.config import FIELD_DEFAULTS, FIELDS, MEGATRON_FIELDS
@@ -19,6 +25,35 @@ from bridge.registry.config import MixedPrecisionConfig
 from bridge.target.fields import OWNER_FIELDS
 
 TABLE = load_table("megatron_lm")
+FlagKind = Literal["on", "off", "value"]
+NULL_WORDS = ("null", "auto")
+"""Words for no value: "null" in argument files, "auto" after flags of Megatron-FSDP."""
+OTHER_SETTINGS = TABLE.parts[""].named
+"""Name of a setting that affects the precision and has no field -> its row."""
+FILE_SETTINGS: Sequence[str] = TABLE.data["files"]
+"""Settings of `OTHER_SETTINGS` that name a file."""
+ARGUMENT_OF_OPTION: Mapping[str, str] = TABLE.data["spelled"]
+"""Name of an option -> the name of its argument, if the two differ."""
+SWITCHED_OFF_ARGUMENTS: Mapping[str, str] = TABLE.data["switched off"]
+"""Name of an option -> the argument that it switches off."""
+FIELDS_OF_ARGUMENT: Mapping[str, Sequence[str]] = TABLE.data["fields"]
+"""Argument -> its fields, if they have another name."""
+FIELDS_OF_SWITCH: Mapping[str, Mapping[str, object]] = TABLE.data["sets"]
+"""Switch -> the fields of the model that it sets, with their values."""
+PARALLELISM_SWITCHES: Sequence[str] = TABLE.data["parallelism"]
+"""Switches that affect the precision and are no field of it."""
+OWNERS = ("model", "optimizer", "ddp")
+MIN_SIMILARITY = 0.945
+"""Least similarity of a misspelt name to the argument's. At this value decoder_num_layers is no
+misspelt encoder_num_layers."""
+SWITCH_PATTERN = re.compile(TABLE.data["switch"])
+"""Options that take no value."""
+DECIDING_PATTERN = re.compile(TABLE.data["decides"])
+"""Names of arguments that decide how a precision is read."""
+ANY_SYSTEM_PATTERN = re.compile(TABLE.data["any system"])
+"""Keys of other systems' files that may affect a precision."""
+NON_PRECISION_NAMES = frozenset(TABLE.data["not precision"])
+"""Names that look like settings of a precision and are none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,16 +62,16 @@ class Flag:
 
     option: str
     field: str
-    kind: str = "value"
-    """on (takes nothing, sets true), off (takes nothing, sets false), value."""
+    kind: FlagKind = "value"
+    """`on` takes no value and sets True, `off` takes no value and sets False, `value` takes one."""
     also: Sequence[str] = ()
-    """Other spellings, and the keys of argument files."""
+    """Other spellings of the option, and the keys of argument files."""
     sets: object = None
-    """The value that a flag of older releases stands for."""
+    """The value that a flag of older releases sets by itself; None for other flags."""
 
 
 def get_dest(name: str) -> str:
-    """Return the name of a flag in argparse's namespace: "--fp8-recipe" -> "fp8_recipe"."""
+    """Return the name of an option in argparse's namespace: "--fp8-recipe" -> "fp8_recipe"."""
     return name.lstrip("-").replace("-", "_")
 
 
@@ -46,29 +81,31 @@ def format_option(name: str) -> str:
 
 
 RENAMED_FLAGS = [Flag(option=option, **columns) for option, columns in TABLE.data["flags"].items()]
+"""Flags whose name differs from their field's, or that are not the only flag of it."""
 
 
 def _iterate_field_flags() -> Iterator[Flag]:
-    others = {flag.field for flag in RENAMED_FLAGS}
-    others.remove("fp8_wgrad")  # the flag of its own name is of older releases
+    """Yield a flag for each field of a precision whose option has the name of the field."""
+    renamed_fields = {flag.field for flag in RENAMED_FLAGS}
+    # --fp8-wgrad, of older releases, is a flag as well as --no-fp8-wgrad of RENAMED_FLAGS.
+    renamed_fields.remove("fp8_wgrad")
     for name, field in FIELDS.items():
-        if field.flag is None or name in others:
+        if field.flag is None or name in renamed_fields:
             continue
         option = format_option(name)
         if field.flag == KEY:
             option = name
-        kind = "value"
+        kind: FlagKind = "value"
         if isinstance(field.default, bool):
             kind = "on"
         yield Flag(option=option, field=name, kind=kind)
 
 
 FLAGS = (*_iterate_field_flags(), *RENAMED_FLAGS)
-NULL_WORDS = ("null", "auto")
-"""Words that stand for no value: of argument files, and of Megatron-FSDP's flags."""
 
 
 def _index_flags() -> dict[str, Flag]:
+    """Return `FLAG_OF_NAME`."""
     flags: dict[str, Flag] = {}
     for flag in FLAGS:
         for name in (flag.option, *flag.also):
@@ -77,34 +114,15 @@ def _index_flags() -> dict[str, Flag]:
 
 
 FLAG_OF_NAME = _index_flags()
-"""Name of an argument -> its flag."""
-OTHER_SETTINGS = TABLE.parts[""].named
-"""Settings that bear on precision and have no field."""
-FILE_SETTINGS = TABLE.data["files"]
-"""Settings of `OTHER_SETTINGS` that name a file."""
-ARGUMENT_OF_OPTION = TABLE.data["spelled"]
-"""Name of an option -> the name of its argument, where the two differ."""
-SWITCHED_OFF_ARGUMENTS = TABLE.data["switched off"]
-"""Option -> the argument that it switches off."""
-FIELDS_OF_ARGUMENT = TABLE.data["fields"]
-"""Argument -> its fields, where they have another name."""
-FIELDS_OF_SWITCH = TABLE.data["sets"]
-"""Switch -> the fields of the model that it sets, with their values."""
-PARALLELISM_SWITCHES = TABLE.data["parallelism"]
-"""Switches that bear on precision, and have no field of it."""
-OWNERS = ("model", "optimizer", "ddp")
-MIN_SIMILARITY = 0.945
-"""Least likeness of a misspelt name to the argument's: decoder_num_layers is not a misspelt
-encoder_num_layers."""
-SWITCH_PATTERN = re.compile(TABLE.data["switch"])
-DECIDING_PATTERN = re.compile(TABLE.data["decides"])
-ANY_SYSTEM_PATTERN = re.compile(TABLE.data["any system"])
-NON_PRECISION_NAMES = frozenset(TABLE.data["not precision"])
+"""Name of an option, in any of its spellings -> its flag."""
 
 
 def may_repeat(key: str) -> bool:
-    """Return whether a key of a configuration file may stand twice: it bears on no precision, in no system."""
-    if bears_on_precision(key):
+    """Return whether a key of a configuration file may stand twice.
+
+    It may if it affects the precision in no system.
+    """
+    if may_affect_precision(key):
         return False
     if not key.startswith("--"):
         return ANY_SYSTEM_PATTERN.search(key.lower()) is None
@@ -113,21 +131,28 @@ def may_repeat(key: str) -> bool:
     return not is_read and DECIDING_PATTERN.search(name) is None
 
 
-def report_model_setting(builder: ImportBuilder, where: str, key: str, value: object) -> None:
-    """Map a setting of a model's section that has a field or is at its default.
+def report_model_setting(builder: ImportBuilder, path: str, key: str, value: object) -> None:
+    """Map or report a setting of the model's section in another system's file.
 
-    Another setting that bears on precision is reported.
+    A setting that has a field of Megatron's, or is at its default, is mapped. Another one that may
+    affect the precision is reported.
+
+    Args:
+        builder: The report.
+        path: Name of the setting, from the top of the file.
+        key: Its key in the model's section.
+        value: Its value.
     """
     flag = FLAG_OF_NAME.get(key)
     if flag is not None:
         is_of_megatron = flag.field in MEGATRON_FIELDS
         if is_of_megatron and value is not None and not is_default(flag.field, value):
-            builder.map(where, **{flag.field: value})
+            builder.map(path, **{flag.field: value})
         else:
-            builder.map(where)
+            builder.map(path)
         return
     row = OTHER_SETTINGS.get(key)
-    if row is None and not bears_on_precision(key.lower()):
+    if row is None and not may_affect_precision(key.lower()):
         return
     harmless: Sequence[object] = ()
     detail = "a setting of the model that no recipe has"
@@ -135,9 +160,9 @@ def report_model_setting(builder: ImportBuilder, where: str, key: str, value: ob
         harmless = row.harmless
         detail = row.detail
     if value in (None, False, *harmless):
-        builder.map(where)
+        builder.map(path)
     else:
-        builder.report(where, value, "unsupported", detail, "Keep it in the model's configuration.")
+        builder.report(path, value, "unsupported", detail, "Keep it in the model's configuration.")
 
 
 def is_default(field: str, value: object) -> bool:
@@ -148,44 +173,45 @@ def is_default(field: str, value: object) -> bool:
 
 
 def reads_as_default(field: str, value: object) -> bool:
-    """Return whether a field that has a value acts as it does where it is not stated."""
+    """Return whether a field with this value acts as if it were not stated."""
     try:
-        return bool(
-            get_field_value(MixedPrecisionConfig.from_dict({field: value}), field)
-            == FIELD_DEFAULTS[field]
-        )
+        config = MixedPrecisionConfig.from_dict({field: value})
     except PrecisionTypeError:
         return False
+    return bool(get_field_value(config, field) == FIELD_DEFAULTS[field])
 
 
-def bears_on_precision(name: str) -> bool:
-    """Return whether a flag or key that no row knows looks as if it bore on precision."""
+def may_affect_precision(name: str) -> bool:
+    """Return whether an option or a key looks like a setting of a precision, by the words in its name."""
     key = get_dest(name)
     return PRECISION_NAME_PATTERN.search(key) is not None and key not in NON_PRECISION_NAMES
 
 
 def get_argument_fields(name: str) -> tuple[str, ...]:
-    """Return the fields that an argument becomes, as section.field; empty where no config has such a setting."""
+    """Return the fields that an argument becomes, as section.field; empty if no config has such a setting."""
     if name in FIELDS_OF_ARGUMENT:
         return tuple(FIELDS_OF_ARGUMENT[name])
-    short = name.removeprefix("ddp_")
-    if short != name and short in OWNER_FIELDS["ddp"]:
-        return (f"ddp.{short}",)
-    roles = [owner_name for owner_name in OWNERS if name in OWNER_FIELDS[owner_name]]
-    return tuple(f"{owner_name}.{name}" for owner_name in roles)
+    ddp_name = name.removeprefix("ddp_")
+    if ddp_name != name and ddp_name in OWNER_FIELDS["ddp"]:
+        return (f"ddp.{ddp_name}",)
+    owner_names = [owner_name for owner_name in OWNERS if name in OWNER_FIELDS[owner_name]]
+    return tuple(f"{owner_name}.{name}" for owner_name in owner_names)
 
 
 def find_switched_off_argument(option: str) -> str | None:
-    """Return the argument that an option switches off; None for another option."""
+    """Return the argument that an option of the parser switches off; None for another option."""
     if option in SWITCHED_OFF_ARGUMENTS:
-        return str(SWITCHED_OFF_ARGUMENTS[option])
+        return SWITCHED_OFF_ARGUMENTS[option]
     if option in load_known_arguments():
         return find_negated_switch(option)
     return None
 
 
 def find_negated_switch(option: str) -> str | None:
-    """Return the switch that an option with `no_` or `disable_` before its name negates; None for another option."""
+    """Return the switch that an option negates by `no_` or `disable_` before its name; None for another option.
+
+    The parser need not have the option.
+    """
     for prefix in ("no_", "disable_"):
         name = option.removeprefix(prefix)
         if name != option and _has_switch(get_argument_fields(name)):
@@ -194,12 +220,13 @@ def find_negated_switch(option: str) -> str | None:
 
 
 def _has_switch(paths: Iterable[str]) -> bool:
+    """Return whether one of these fields is a switch."""
     return any(_get_kind(path) == "bool" for path in paths)
 
 
 @functools.cache
 def load_known_arguments() -> frozenset[str]:
-    """Return the arguments of Megatron-LM's parser in the releases that the file names."""
+    """Return the arguments of Megatron-LM's parser in the releases that `known_arguments.json` names."""
     content = json.loads(
         Path(__file__).with_name("known_arguments.json").read_text(encoding="utf-8")
     )
@@ -207,6 +234,7 @@ def load_known_arguments() -> frozenset[str]:
 
 
 def _get_kind(path: str) -> str:
+    """Return the kind of a field of Megatron's configs: "bool" for example."""
     owner_name, _, name = path.partition(".")
     return OWNER_FIELDS[owner_name][name].kind
 
@@ -229,8 +257,23 @@ def is_switch(option: str) -> bool:
 
 
 def find_misspelt(names: Iterable[str]) -> dict[str, str]:
-    """Return each name that is an argument's but for a letter or two -> the argument's name."""
-    known = {
+    """Return each name that differs from an argument's name by a letter or two -> the argument's name.
+
+    Both names have the same number of words, so that no name with one more word is taken for a
+    misspelt one.
+    """
+    arguments = _list_argument_names()
+    argument_of_name: dict[str, str] = {}
+    for name in sorted({*names} - arguments):
+        for argument in get_close_matches(name, arguments, 1, MIN_SIMILARITY):
+            if argument.count("_") == name.count("_"):
+                argument_of_name[name] = argument
+    return argument_of_name
+
+
+def _list_argument_names() -> set[str]:
+    """Return the names of every argument that is read here."""
+    names = {
         *FLAG_OF_NAME,
         *ARGUMENT_OF_OPTION,
         *ARGUMENT_OF_OPTION.values(),
@@ -238,12 +281,7 @@ def find_misspelt(names: Iterable[str]) -> dict[str, str]:
         *FIELDS_OF_SWITCH,
         *SWITCHED_OFF_ARGUMENTS,
     }
-    known.update(flag.field for flag in FLAG_OF_NAME.values())
+    names.update(flag.field for flag in FLAG_OF_NAME.values())
     for owner_name in OWNERS:
-        known.update(OWNER_FIELDS[owner_name])
-    meant: dict[str, str] = {}
-    for name in sorted({*names} - known):
-        for near in get_close_matches(name, known, 1, MIN_SIMILARITY):
-            if near.count("_") == name.count("_"):
-                meant[name] = near
-    return meant
+        names.update(OWNER_FIELDS[owner_name])
+    return names

@@ -1,14 +1,14 @@
 """Megatron-LM as a system of `convert`: `SYSTEM`, with the import of launch scripts and arguments.
 
-Its half-precision modes are O2: `--bf16` and `--fp16` cast the weights, and the optimizer keeps
-FP32 masters. Two of its defaults differ from a recipe's: FP8 without `--fp8-recipe` is *delayed*
-scaling, and gradients are reduced in FP32 under `--bf16` but not under `--fp16`.
+Megatron-LM's half-precision modes are O2: `--bf16` and `--fp16` cast the weights, and the optimizer
+keeps FP32 masters. Two of its defaults differ from those of a recipe. FP8 without `--fp8-recipe` is
+*delayed* scaling. Gradients are reduced in FP32 under `--bf16`, but not under `--fp16`.
 """
 
 import re
 import shlex
 from collections.abc import Mapping
-from typing import Any
+from typing import NamedTuple
 
 from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.precision.config import MEGATRON_FIELDS
@@ -17,23 +17,24 @@ from bridge.read.foreign.import_builder import ImportBuilder
 from bridge.read.foreign.reports import ImportReport
 from bridge.read.foreign.system import ContextKey, System
 from bridge.read.launch.script_launches import read_launches
-from bridge.read.megatron_lm import effects, flags, te_precision_file
-from bridge.read.megatron_lm.deepspeed_engine import (
+from bridge.read.megatron_lm import effects, flags
+from bridge.read.megatron_lm.deepspeed.engine import (
     ENGINE_ARGUMENTS,
     report_engine,
     uses_deepspeed_engine,
 )
-from bridge.read.megatron_lm.deepspeed_file import (
+from bridge.read.megatron_lm.deepspeed.engine_file import (
     EngineFile,
     load_engine_file,
     parse_engine_settings,
 )
 from bridge.read.megatron_lm.exporter import TITLE, export
 from bridge.read.megatron_lm.gradient_reduction import REDUCTION_ARGUMENTS, state_reduction
+from bridge.read.megatron_lm.module_recipe import te_precision_file
+from bridge.read.megatron_lm.module_recipe.stage_files import LAYOUT_KEYS
 from bridge.read.megatron_lm.parser_refusals import find_refusals
 from bridge.read.megatron_lm.printed_arguments import BLOCK_START, parse_printed_arguments
 from bridge.read.megatron_lm.recognition import is_per_module_recipe
-from bridge.read.megatron_lm.stage_files import LAYOUT_KEYS
 from bridge.read.megatron_lm.written_arguments import (
     INFERENCE_PROGRAMS,
     SWITCH_VALUES,
@@ -48,7 +49,9 @@ from bridge.registry.config import MixedPrecisionConfig
 __all__ = ["SYSTEM", "export", "import_", "import_all", "parse_variables", "read"]
 
 READ_TOGETHER = (*REDUCTION_ARGUMENTS, "use_distributed_optimizer")
-"""Arguments that are not mapped one by one: others decide about the reduction of gradients with them."""
+"""Arguments that are not mapped one by one, since `gradient_reduction` and `effects` read them with others."""
+PAIR_PATTERN = re.compile(r"(\w+|[@*])=(.*)", re.DOTALL)
+"""A variable of a script, or its parameters `@` and `*`, with its value."""
 
 
 def import_(payload: object, *, variables: object = None) -> ImportReport:
@@ -56,19 +59,20 @@ def import_(payload: object, *, variables: object = None) -> ImportReport:
 
     Args:
         payload: A list of arguments, a mapping of them, or the result of `read`.
-        variables: The environment of a launch script, as `parse_variables` reads it.
+        variables: The environment of a launch script, in a form that `parse_variables` reads.
     """
     return import_all(payload, variables=variables)[0]
 
 
 def import_all(payload: object, *, variables: object = None) -> tuple[ImportReport, ...]:
-    """Return the import of each run of a payload; arguments as for `import_`."""
+    """Return the import of each run of a payload. The arguments are those of `import_`."""
     if isinstance(payload, Mapping) and is_per_module_recipe(payload):
         return (_import_per_module_recipe(payload),)
     return tuple(map(import_arguments, _parse_payload(payload, variables)))
 
 
 def _parse_payload(payload: object, variables: object) -> list[WrittenArguments]:
+    """Return the runs of a payload; those of a document are in its launches, or in its printed blocks."""
     if not isinstance(payload, Document):
         return parse_runs(payload)
     if BLOCK_START.search(payload.text):
@@ -77,13 +81,19 @@ def _parse_payload(payload: object, variables: object) -> list[WrittenArguments]
             raise PayloadError("megatron-lm: the printed arguments are empty. Give the whole log.")
         return parse_printed_runs(blocks)
     runs = parse_runs(read_launches(payload.text, payload.path, parse_variables(variables)))
-    for run in runs:
-        run.path = payload.path
+    for written in runs:
+        written.path = payload.path
     return runs
 
 
 def read(document: Document) -> object:
-    """Return a launch script as the document itself, and a file of arguments as its mapping."""
+    """Return the payload of a document for `import_`.
+
+    It is the document itself for a launch script, and the mapping for a file of arguments.
+
+    Raises:
+        PayloadError: The document is a per-module recipe that Megatron refuses.
+    """
     if is_per_module_recipe(document.mapping):
         return te_precision_file.parse(document.text, document.path)
     if document.kind in ("shell", "text", "env"):
@@ -97,8 +107,8 @@ def write(payload: list[str]) -> str:
     return f"{lines}\n)\n"
 
 
-def _import_per_module_recipe(content: Mapping[str, Any]) -> ImportReport:
-    """Report a per-module recipe, whose numbers count within a stage."""
+def _import_per_module_recipe(content: Mapping[str, Mapping[str, object]]) -> ImportReport:
+    """Return the report of a per-module recipe, whose layer numbers count within a stage."""
     builder = ImportBuilder(TITLE)
     builder.record(
         "megatron_lm.layers-are-counted-within-a-stage", "matchers", list(content["matchers"])
@@ -107,144 +117,185 @@ def _import_per_module_recipe(content: Mapping[str, Any]) -> ImportReport:
     return builder.finish("unstated")
 
 
-def import_arguments(run: WrittenArguments) -> ImportReport:
-    """Return the precision that the arguments of a run state."""
+def import_arguments(written: WrittenArguments) -> ImportReport:
+    """Return the precision that the arguments of a run state.
+
+    The settings are mapped first. Then the defaults that follow from them are stated, and at last
+    the parts of the run that the file does not decide are reported.
+
+    Raises:
+        PayloadError: An option lacks its value, or has a value that no field can have.
+    """
     builder = ImportBuilder(TITLE)
-    if INFERENCE_PROGRAMS.search(run.launch.program):
-        builder.record("megatron_lm.program-is-inference", run.label, None)
-    is_silent = not run.launch.line and not run.settings
+    if INFERENCE_PROGRAMS.search(written.launch.program):
+        builder.record("megatron_lm.program-is-inference", written.label, None)
+    is_silent = not written.launch.line and not written.settings
     if is_silent:
         builder.record("megatron_lm.no-training-in-the-file", "launch", None)
-    mode, is_unstated = _state_mode(run, builder, is_silent=is_silent)
-    has_engine = uses_deepspeed_engine(run)
+    mode = _state_mode(written, builder, is_silent=is_silent)
+    is_complete = _is_complete(written, mode.name, is_silent=is_silent)
+    has_engine = uses_deepspeed_engine(written)
     file = EngineFile()
     if has_engine:
-        file = load_engine_file(run, run.path)
-    stated = parse_engine_settings(file.content).fields
-    is_complete = _is_complete(run, mode, is_silent=is_silent)
-    if has_engine and stated is None:
+        file = load_engine_file(written, written.path)
+    engine_fields = parse_engine_settings(file.content).fields
+    if engine_fields is not None:
+        mode = _Mode(get_mode(MixedPrecisionConfig.from_dict(engine_fields)), is_stated=True)
+    elif has_engine:
         is_complete = False
-    if stated is not None:
-        mode = get_mode(MixedPrecisionConfig.from_dict(stated))
-        is_unstated = False
-    _map_settings(run, builder, has_engine=has_engine)
+    _map_settings(written, builder, has_engine=has_engine)
     if has_engine:
-        report_engine(run, builder, file, stated)
+        report_engine(written, builder, file, engine_fields)
     else:
-        state_reduction(run, mode, builder)
-    if is_unstated:
-        builder.leave_mode(run.decided_by)
-    effects.state_scheme(mode, builder, is_scaled=not has_engine)
-    effects.report_unread_settings(run, builder)
-    effects.report_sharding(run, builder)
-    effects.map_environment(run.launch.environment, builder)
-    is_file_read = stated is not None and file.name in run.launch.files
-    effects.report_undecided(run, builder, is_file_read=is_file_read)
+        state_reduction(written, mode.name, builder)
+    if not mode.is_stated:
+        builder.leave_mode(written.mode_decider)
+    effects.state_scheme(mode.name, builder, is_scaled=not has_engine)
+    effects.report_unread_settings(written, builder)
+    effects.report_sharding(written, builder)
+    effects.map_environment(written.launch.environment, builder)
+    reads_engine_file = engine_fields is not None and file.name in written.launch.files
+    effects.report_undecided(written, builder, reads_engine_file=reads_engine_file)
     semantics = "megatron_o2"
-    if mode == "fp32":
+    if mode.name == "fp32":
         semantics = "fp32"
-    return builder.finish(semantics=semantics, label=run.label, is_whole=is_complete)
+    return builder.finish(semantics=semantics, label=written.label, is_whole=is_complete)
 
 
-def _is_complete(run: WrittenArguments, mode: str, *, is_silent: bool) -> bool:
-    """Return whether the arguments are the whole precision of the run, as far as they are read."""
-    if is_silent and (run.launch.arguments or run.launch.notes):
+def _is_complete(written: WrittenArguments, mode: str, *, is_silent: bool) -> bool:
+    """Return whether the arguments that are read are the whole precision of the run."""
+    if is_silent and (written.launch.arguments or written.launch.notes):
         return False
-    return not (mode == "fp32" and run.launch.line and run.used_by)
+    return not (mode == "fp32" and written.launch.line and written.used_by)
 
 
-def _map_settings(run: WrittenArguments, builder: ImportBuilder, *, has_engine: bool) -> None:
-    """Map or report the settings, but those that the parser refuses or that an engine decides."""
+def _map_settings(written: WrittenArguments, builder: ImportBuilder, *, has_engine: bool) -> None:
+    """Map or report the settings, except those that the parser refuses or that an engine decides."""
     negations: set[str] = set()
-    for refusal in find_refusals(run):
-        row = f"megatron_lm.{refusal.row}"
-        builder.record(row, refusal.setting, refusal.value, **refusal.facts)
+    for refusal in find_refusals(written):
+        sentence = f"megatron_lm.{refusal.row}"
+        builder.record(sentence, refusal.setting, refusal.value, **refusal.facts)
         if refusal.row == "no-negation":
             negations.add(flags.get_dest(refusal.setting))
-    for key, written in run.settings.items():
-        is_of_the_engine = has_engine and key in ENGINE_ARGUMENTS
-        if key not in negations and not is_of_the_engine and key not in READ_TOGETHER:
-            _map_setting(key, written, builder)
+    for key, setting in written.settings.items():
+        is_of_engine = has_engine and key in ENGINE_ARGUMENTS
+        if key not in negations and not is_of_engine and key not in READ_TOGETHER:
+            _map_setting(key, setting, builder)
 
 
-def _state_mode(
-    run: WrittenArguments, builder: ImportBuilder, *, is_silent: bool
-) -> tuple[str, bool]:
-    """State the mode; return it, and whether another source than the arguments decides it.
+class _Mode(NamedTuple):
+    """The mode of a run."""
 
-    Of two modes `--bf16` counts.
+    name: str
+    """bf16, fp16 or fp32."""
+    is_stated: bool
+    """False if another source than the arguments decides the mode. The name is fp32 then."""
+
+
+def _state_mode(written: WrittenArguments, builder: ImportBuilder, *, is_silent: bool) -> _Mode:
+    """State the mode in the report, and return it.
+
+    The arguments decide, then the framework, then another source, and at last Megatron-LM's default.
+
+    Args:
+        written: The arguments.
+        builder: The report.
+        is_silent: Whether the file has neither a launch nor a setting.
     """
-    modes: list[str] = []
-    is_off = False
-    for name in ("fp16", "bf16"):
-        written = run.settings.get(name)
-        if written is None:
-            continue
-        if written.value is False:
-            is_off = True
-        if name in run:
-            modes.append(name)
-            builder.map(written.name, **_get_mode_fields(name))
-    if modes:
-        return modes[-1], False
-    is_whole = not run.undecided and not run.launch.unread_sources
-    if run.framework is not None and run.framework.mode and is_whole:
-        mode = run.framework.mode
-        facts = {"system": run.framework.title, "mode": mode.upper(), "code": run.framework.code}
-        builder.record("megatron_lm.framework-sets-the-mode", f"--{mode}", True, **facts)
-        builder.fields |= _get_mode_fields(mode)
-        return mode, False
-    if run.decided_by and not is_off:
-        return "fp32", True
+    stated_mode = _map_mode_switches(written, builder)
+    if stated_mode is not None:
+        return _Mode(stated_mode, is_stated=True)
+    is_whole = not written.undecided_words and not written.launch.unread_sources
+    framework = written.framework
+    if framework is not None and framework.mode and is_whole:
+        facts = {
+            "system": framework.title,
+            "mode": framework.mode.upper(),
+            "code": framework.code,
+        }
+        builder.record("megatron_lm.framework-sets-the-mode", f"--{framework.mode}", True, **facts)
+        builder.fields |= _get_mode_fields(framework.mode)
+        return _Mode(framework.mode, is_stated=True)
+    if written.mode_decider and not _has_switch_turned_off(written):
+        return _Mode("fp32", is_stated=False)
     builder.fields["fp32"] = True
     if not is_silent:
-        row = "megatron_lm.fp32-by-itself"
-        if run.elsewhere:
-            row = "megatron_lm.fp32-unless"
-        builder.record(row, "--bf16", False, elsewhere=", ".join(run.elsewhere))
-    return "fp32", False
+        sources = written.possible_sources
+        sentence = "megatron_lm.fp32-by-itself"
+        if sources:
+            sentence = "megatron_lm.fp32-unless"
+        builder.record(sentence, "--bf16", False, elsewhere=", ".join(sources))
+    return _Mode("fp32", is_stated=True)
+
+
+def _map_mode_switches(written: WrittenArguments, builder: ImportBuilder) -> str | None:
+    """Map `--fp16` and `--bf16`, and return the mode that they state; None if both are off or absent.
+
+    If both are on, `--bf16` counts.
+    """
+    mode = None
+    for name in ("fp16", "bf16"):
+        if name in written:
+            mode = name
+            builder.map(written.settings[name].name, **_get_mode_fields(name))
+    return mode
+
+
+def _has_switch_turned_off(written: WrittenArguments) -> bool:
+    """Return whether the arguments turn a switch of a mode off."""
+    switches = [written.settings[name] for name in ("fp16", "bf16") if name in written.settings]
+    return any(switch.value is False for switch in switches)
 
 
 def _get_mode_fields(mode: str) -> dict[str, object]:
+    """Return the fields of bf16 or fp16, which also decides two dtypes."""
     return {mode: True, "params_dtype": mode, "pipeline_dtype": mode}
 
 
-def _map_setting(key: str, written: WrittenSetting, builder: ImportBuilder) -> None:
-    """Map or report a setting."""
+def _map_setting(key: str, setting: WrittenSetting, builder: ImportBuilder) -> None:
+    """Map or report a setting.
+
+    A setting that has no flag and no row is reported if it looks like a setting of a precision, with
+    the closest flag.
+    """
     flag = flags.FLAG_OF_NAME.get(key)
     row = flags.OTHER_SETTINGS.get(key)
-    if written.value is None and key not in flags.FILE_SETTINGS:
-        builder.record("megatron_lm.only-the-run-decides", written.name, written.shown)
+    if setting.value is None and key not in flags.FILE_SETTINGS:
+        builder.record("megatron_lm.only-the-run-decides", setting.name, setting.shown)
     elif flag is not None:
-        builder.map(written.name, **_get_flag_fields(flag, written))
-    elif row is not None and str(written.value).lower() != str(row.harmless[0]).lower():
-        builder.report(written.name, written.shown, *row.sentence)
-    elif row is not None or (flags.bears_on_precision(key) and written.value is False):
-        builder.map(written.name)
-    elif flags.bears_on_precision(key):
-        options = [known.option for known in flags.FLAG_OF_NAME.values()]
-        near = did_you_mean(close_matches(written.name, options, limit=1))
+        builder.map(setting.name, **_get_flag_fields(flag, setting))
+    elif row is not None and str(setting.value).lower() != str(row.harmless[0]).lower():
+        builder.report(setting.name, setting.shown, *row.sentence)
+    elif row is not None or (flags.may_affect_precision(key) and setting.value is False):
+        builder.map(setting.name)
+    elif flags.may_affect_precision(key):
+        options = [known_flag.option for known_flag in flags.FLAG_OF_NAME.values()]
+        hint = did_you_mean(close_matches(setting.name, options, limit=1))
         sentence = flags.TABLE.sentences["no-flag"]
-        remedy = near or sentence.remedy
-        builder.report(written.name, written.value, sentence.reason, sentence.detail, remedy)
+        remedy = hint or sentence.remedy
+        builder.report(setting.name, setting.value, sentence.reason, sentence.detail, remedy)
 
 
-def _get_flag_fields(flag: flags.Flag, written: WrittenSetting) -> dict[str, object]:
-    """Return the field that a flag sets; empty where it sets no more than an unstated field."""
-    value = written.value
+def _get_flag_fields(flag: flags.Flag, setting: WrittenSetting) -> dict[str, object]:
+    """Return the field that a flag sets, with its value.
+
+    It is empty if the value is that of an unstated field.
+
+    Raises:
+        PayloadError: The flag takes a value and has none.
+    """
     if flag.kind == "value":
-        if value is True:
+        if setting.value is True:
             raise PayloadError(
-                f"{written.name}: must be followed by a value, got none. Complete the arguments."
+                f"{setting.name}: must be followed by a value, got none. Complete the arguments."
             )
+        value = setting.value
         if value in flags.NULL_WORDS:
             value = None
-    elif value is True or SWITCH_VALUES.get(str(value).lower(), True):
-        value = flag.sets
-        if value is None:
-            value = flag.kind == "on"
-    elif flag.kind == "off" and not written.name.startswith("--"):
-        value = True
+    elif setting.value is True or SWITCH_VALUES.get(str(setting.value).lower(), True):
+        value = _get_switch_value(flag)
+    elif flag.kind == "off" and not setting.name.startswith("--"):
+        value = True  # a file whose key of a switch-off flag is false
     else:
         return {}
     if flag.field in MEGATRON_FIELDS and flags.is_default(flag.field, value):
@@ -252,19 +303,34 @@ def _get_flag_fields(flag: flags.Flag, written: WrittenSetting) -> dict[str, obj
     return {flag.field: value}
 
 
+def _get_switch_value(flag: flags.Flag) -> object:
+    """Return the value that a flag without a value sets."""
+    if flag.sets is not None:
+        return flag.sets
+    return flag.kind == "on"
+
+
 def parse_variables(stated: object) -> dict[str, str]:
-    """Return the context key `variables`, a mapping or a text of pairs; PayloadError for another text."""
+    """Return the environment of a launch script, the context key `variables`.
+
+    Args:
+        stated: A mapping, or a text of pairs: "NAME=value NAME='two words'". Commas separate pairs
+            too.
+
+    Raises:
+        PayloadError: The text does not consist of pairs.
+    """
     if isinstance(stated, Mapping):
         return {str(name): str(value) for name, value in stated.items()}
     lexer = shlex.shlex(str(stated or ""), posix=True)
     lexer.whitespace = " \t\n,"
     lexer.whitespace_split = True
     lexer.commenters = ""
-    lexer.escape = ""
+    lexer.escape = ""  # a backslash is a character of a value
     variables: dict[str, str] = {}
     try:
         for word in lexer:
-            pair = re.fullmatch(r"(\w+|[@*])=(.*)", word, re.DOTALL)
+            pair = PAIR_PATTERN.fullmatch(word)
             if pair is None:
                 raise _make_pairs_error(stated)
             variables[pair[1]] = pair[2]
@@ -274,6 +340,7 @@ def parse_variables(stated: object) -> dict[str, str]:
 
 
 def _make_pairs_error(stated: object) -> PayloadError:
+    """Return the refusal of a text that does not consist of pairs."""
     rule = "must be NAME=value pairs"
     return PayloadError(f"variables: {rule}, got {stated!r}. Write variables='A=1 B=\"2 3\"'.")
 

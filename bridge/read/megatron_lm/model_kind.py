@@ -1,9 +1,9 @@
-"""`find_other_model_kind`: whether a run of Megatron-LM is of a model other than a language model's decoder.
+"""`find_other_model_kind`: whether the model of a run of Megatron-LM is other than a language model's decoder.
 
-    other_kind(run, values)    # OtherKind(title="BERT", evidence="pretrain_bert.py")
+    find_other_model_kind(written, values)    # OtherModelKind(title="BERT", evidence="pretrain_bert.py")
 
-Such a model has layers that cannot be planned here. An option that only it has shows it, or the
-name of the program.
+Such a model has layers that cannot be planned here. It is recognised by an option that only it has,
+or by the name of the program.
 """
 
 from __future__ import annotations
@@ -33,13 +33,14 @@ OPTIONS_OF_MODEL: dict[str, tuple[str, ...]] = {
         "heterogeneous_layers_config_encoded_json",
     ),
 }
-"""Model that has no plan here -> options that only it has."""
+"""Kind of a model -> options that only this kind has."""
 OPTIONS_WITHOUT_DEFAULT = (
     "decoder_num_layers",
     "retro_project_dir",
     "heterogeneous_layers_config_path",
 )
-"""Options of `OPTIONS` that a run without such a model prints as None; other options have defaults."""
+"""Options of `OPTIONS_OF_MODEL` that a run of another model prints as None, so that a printed value is
+evidence. The other options have defaults."""
 PROGRAMS_OF_MODEL = {
     "BERT": r"bert",
     "an encoder and a decoder": r"t5",
@@ -47,7 +48,7 @@ PROGRAMS_OF_MODEL = {
     "RETRO": r"retro",
     "a retriever": r"ict|biencoder|realm",
 }
-"""Model that has no plan here -> the names of the programs that train it."""
+"""Kind of a model -> a pattern for the names of the programs that train it."""
 NO_PLAN_REASON = (
     "{path}: describes {title}, whose layers cannot be planned, got {evidence!r}. "
     "Give a run of a language model."
@@ -55,26 +56,58 @@ NO_PLAN_REASON = (
 
 
 class OtherModelKind(NamedTuple):
-    """The kind of a model that is no language model."""
+    """The kind of a model that is no language model's decoder."""
 
     title: str
+    """The name of the kind in messages."""
     evidence: str
-    """The option or the program that shows it."""
+    """The option, or the name of the program, by which it is recognised."""
 
-    def sentence(self, path: str) -> str:
-        """Return why a run of this model has no plan."""
+    def format_no_plan_reason(self, path: str) -> str:
+        """Return the sentence that says why a run of this model has no plan.
+
+        Args:
+            path: Path of the run's file.
+        """
         return NO_PLAN_REASON.format(path=path, title=self.title, evidence=self.evidence)
 
 
-def find_other_model_kind(run: WrittenArguments, values: ArgumentValues) -> OtherModelKind | None:
-    """Return the kind of a model with other layers than a language model's decoder; None without one."""
+def find_other_model_kind(
+    written: WrittenArguments, values: ArgumentValues
+) -> OtherModelKind | None:
+    """Return the kind of a model that is no language model's decoder; None for such a decoder.
+
+    Args:
+        written: The arguments as they are written.
+        values: The arguments by their names.
+    """
+    kind = _find_kind_by_options(written, values)
+    if kind is None:
+        kind = _find_kind_by_program(written, values)
+    return kind
+
+
+def _find_kind_by_options(
+    written: WrittenArguments, values: ArgumentValues
+) -> OtherModelKind | None:
+    """Return the kind of model that has an option of the run.
+
+    A run prints the options of every kind of model. So a printed option with a default is no
+    evidence.
+    """
     for title, options in OPTIONS_OF_MODEL.items():
         for name in options:
-            # A run prints the options of every model, those of another one with their defaults.
-            is_evidence = name in OPTIONS_WITHOUT_DEFAULT or run.printed is None
+            is_evidence = name in OPTIONS_WITHOUT_DEFAULT or written.printed is None
             if is_evidence and name in values.known:
                 return OtherModelKind(title, format_option(name))
-    program = PurePosixPath(run.launch.name).name
+    return None
+
+
+def _find_kind_by_program(
+    written: WrittenArguments, values: ArgumentValues
+) -> OtherModelKind | None:
+    """Return the kind of model that the name of the program, or `--model-provider`, stands for."""
+    program = PurePosixPath(written.launch.name).name
     provider = str(values.known.get("model_provider", ""))
     for title, pattern in PROGRAMS_OF_MODEL.items():
         for name in (program, provider):

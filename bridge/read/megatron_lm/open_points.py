@@ -1,4 +1,4 @@
-"""`describe_open_points`: everything about a run that a file of Megatron-LM leaves open, as sentences."""
+"""`describe_open_points`: sentences about everything that a file of Megatron-LM does not decide about its run."""
 
 from __future__ import annotations
 
@@ -17,85 +17,109 @@ FIELDS_WITHOUT_DEFAULT = (
     "model.max_position_embeddings",
     "train.micro_batch_size",
 )
-"""Fields of arguments that Megatron-LM's parser asks for, or that the tokenizer decides."""
+"""Fields of arguments that Megatron-LM's parser requires, or that the tokenizer decides."""
+LATE_VALUE_WITHOUT_DEFAULT = (
+    "{path}: the value {text} is decided when the run starts, and there is no default. "
+    "Add {path}=VALUE."
+)
+LATE_VALUE_WITH_DEFAULT = (
+    "{path}: the value {text} is decided when the run starts; the default counts here."
+)
+MISSPELT_OPTION = (
+    "{option}: no argument of Megatron-LM that is known, and it is not read. "
+    "Did you mean {argument}?"
+)
+OPEN_SOURCE = "{source}: may hold further arguments, which are not read."
+UNREAD_ENVIRONMENT = "{option}: it may set variables of the run, and could not be read."
+UNKNOWN_PROGRAM = (
+    "{program}: a program whose own defaults are not known; those of Megatron-LM are assumed here."
+)
+EXPERTS_WITHOUT_LAYERS = (
+    "--num-experts {experts}: has no effect: "
+    "the pattern {pattern} of the layers has no experts (E)."
+)
+SIZES_OF_CHECKPOINT = (
+    "{sizes}: {program} evaluates the checkpoint --load {load}, whose sizes replace these."
+)
+EVALUATION_IN_FP32 = "--eval_fp32: {program} computes in FP32, whatever the mode is."
+UNNAMED_PROGRAM = "The program: the file does not name it; {program} is assumed."
 TRAINS_NOTHING = (
     "The run trains nothing: it has no optimizer and no gradients, which a plan and memory count."
 )
 
 
-def describe_open_points(run: ParsedRun) -> list[str]:
-    """Return what a run leaves open, as sentences."""
+def describe_open_points(parsed: ParsedRun) -> list[str]:
+    """Return sentences about everything that the file does not decide about a run."""
     return [
-        *_describe_late_values(run),
-        *_describe_misspelt_options(run),
-        *_describe_open_sources(run),
-        *_describe_ineffective_arguments(run),
-        *_describe_program(run),
+        *_describe_late_values(parsed),
+        *_describe_misspelt_options(parsed),
+        *_describe_open_sources(parsed),
+        *_describe_ineffective_arguments(parsed),
+        *_describe_program(parsed),
     ]
 
 
-def _describe_late_values(run: ParsedRun) -> Iterator[str]:
-    """Yield the settings whose value only the run decides."""
-    for name, text in run.values.late.items():
+def _describe_late_values(parsed: ParsedRun) -> Iterator[str]:
+    """Yield the settings whose value is decided when the run starts."""
+    for name, text in parsed.values.late.items():
         paths = get_argument_fields(name)
-        if paths:
-            yield _describe_late_value(paths[0], text)
+        if not paths:
+            continue
+        if paths[0] in FIELDS_WITHOUT_DEFAULT:
+            yield LATE_VALUE_WITHOUT_DEFAULT.format(path=paths[0], text=text)
+        else:
+            yield LATE_VALUE_WITH_DEFAULT.format(path=paths[0], text=text)
 
 
-def _describe_late_value(path: str, text: str) -> str:
-    late = f"{path}: the value {text} is decided when the run starts"
-    if path in FIELDS_WITHOUT_DEFAULT:
-        return f"{late}, and there is no default. Add {path}=VALUE."
-    return f"{late}; the default counts here."
+def _describe_misspelt_options(parsed: ParsedRun) -> Iterator[str]:
+    """Yield the options whose name differs from an argument's name by a letter or two.
 
-
-def _describe_misspelt_options(run: ParsedRun) -> Iterator[str]:
-    """Yield the options that are an argument's name but for a letter or two; a run prints none."""
-    if run.written.has_every_default:
+    A run that printed all arguments has none, since its parser had them all.
+    """
+    if parsed.written.has_every_default:
         return
-    for name, meant in find_misspelt(run.values.all).items():
-        rule = "no argument of Megatron-LM that is known, and it is not read"
-        yield f"{format_option(name)}: {rule}. Did you mean {format_option(meant)}?"
+    for name, argument in find_misspelt(parsed.values.all).items():
+        option = format_option(name)
+        yield MISSPELT_OPTION.format(option=option, argument=format_option(argument))
 
 
-def _describe_open_sources(run: ParsedRun) -> Iterator[str]:
+def _describe_open_sources(parsed: ParsedRun) -> Iterator[str]:
     """Yield the sources of arguments, variables and defaults that are not read."""
-    launch = run.written.launch
-    for source in run.open_sources:
-        yield f"{source}: may hold further arguments, which are not read."
+    launch = parsed.written.launch
+    for source in parsed.open_sources:
+        yield OPEN_SOURCE.format(source=source)
     if launch.unread_environment:
-        rule = "it may set variables of the run, and could not be read"
-        yield f"{launch.unread_environment}: {rule}."
-    if run.is_started and not run.written.is_known:
-        rule = "a program whose own defaults are not known"
-        yield f"{launch.name}: {rule}; those of Megatron-LM are assumed here."
+        yield UNREAD_ENVIRONMENT.format(option=launch.unread_environment)
+    if parsed.is_started and not parsed.written.is_known:
+        yield UNKNOWN_PROGRAM.format(program=launch.name)
 
 
-def _describe_ineffective_arguments(run: ParsedRun) -> Iterator[str]:
+def _describe_ineffective_arguments(parsed: ParsedRun) -> Iterator[str]:
     """Yield the arguments that have no effect in the run."""
-    program = run.written.launch.name
-    known = run.values.known
+    program = parsed.written.launch.name
+    known = parsed.values.known
     pattern = known.get("hybrid_layer_pattern")
     experts = known.get("num_experts")
     if experts and pattern and "E" not in str(pattern):
-        rule = f"has no effect: the pattern {pattern} of the layers has no experts (E)"
-        yield f"--num-experts {experts}: {rule}."
-    if run.replaced:
-        loaded = run.values.all.get("load")
-        sizes = " ".join(f"{format_option(name)} {value}" for name, value in run.replaced.items())
-        rule = f"{program} evaluates the checkpoint --load {loaded}, whose sizes replace these"
-        yield f"{sizes}: {rule}."
-    if known.get("eval_fp32") and EVALUATION_PROGRAMS.search(run.written.launch.program):
-        yield f"--eval_fp32: {program} computes in FP32, whatever the mode is."
+        yield EXPERTS_WITHOUT_LAYERS.format(experts=experts, pattern=pattern)
+    if parsed.replaced_sizes:
+        options: list[str] = []
+        for name, value in parsed.replaced_sizes.items():
+            options.append(f"{format_option(name)} {value}")
+        checkpoint = parsed.values.all.get("load")
+        sizes = " ".join(options)
+        yield SIZES_OF_CHECKPOINT.format(sizes=sizes, program=program, load=checkpoint)
+    if known.get("eval_fp32") and EVALUATION_PROGRAMS.search(parsed.written.launch.program):
+        yield EVALUATION_IN_FP32.format(program=program)
 
 
-def _describe_program(run: ParsedRun) -> Iterator[str]:
+def _describe_program(parsed: ParsedRun) -> Iterator[str]:
     """Yield that the program trains nothing, or that the file does not name it."""
-    if run.is_inference:
+    if parsed.is_inference:
         yield TRAINS_NOTHING
-    is_unnamed = not run.is_started and not run.written.has_every_default
-    if is_unnamed and find_other_model_kind(run.written, run.values) is None:
+    is_unnamed = not parsed.is_started and not parsed.written.has_every_default
+    if is_unnamed and find_other_model_kind(parsed.written, parsed.values) is None:
         program = "pretrain_gpt.py"
-        if "hybrid_layer_pattern" in run.values.known:
+        if "hybrid_layer_pattern" in parsed.values.known:
             program = "pretrain_hybrid.py"
-        yield f"The program: the file does not name it; {program} is assumed."
+        yield UNNAMED_PROGRAM.format(program=program)

@@ -1,7 +1,7 @@
 """`ParsedRun`: a run of Megatron-LM that a file describes, before it is read as sections.
 
-    run = FileRun.of(runs_of_file(document, variables)[0], document)
-    run.values.known, run.is_inference
+    parsed = ParsedRun.from_arguments(read_runs(document, variables)[0], document)
+    parsed.values.known, parsed.is_inference
 
 A file of Megatron-LM may hold several runs: the launches of a script, the groups of an argument
 file, the blocks of a log.
@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from bridge.errors import RunConfigError, UnreadFileError
 from bridge.precision.coercion import parse_number
@@ -38,7 +38,8 @@ from bridge.read.text.document import Document
 TEST_GROUP = "MODEL_ARGS"
 """Key of the arguments in the files of Megatron-LM's own tests."""
 SLIME_OR_MILES = "slime_or_miles"
-"""Table of a launch of one of two frameworks; the clone that the script lies in may show which."""
+"""Table of a launch that both frameworks may have written. The clone in which the script lies may
+decide it."""
 EVALUATION_PROGRAMS = re.compile(r"(?:^|/)eval_harness/|(?:^|/)eval(?:uate|uation)?\.py\Z")
 """Programs that evaluate a checkpoint."""
 CHECKPOINT_SIZES = (
@@ -59,7 +60,8 @@ def read_runs(document: Document, variables: Mapping[str, str]) -> list[WrittenA
     """Return the arguments of each run of a file, in the file's order.
 
     Raises:
-        RunConfigError: A script starts no run of Megatron-LM, or a group holds no arguments.
+        RunConfigError: The group `MODEL_ARGS` holds no arguments.
+        UnreadFileError: A script starts no run of Megatron-LM.
     """
     if BLOCK_START.search(document.text):
         blocks = parse_printed_arguments(document.text)
@@ -76,36 +78,43 @@ def read_runs(document: Document, variables: Mapping[str, str]) -> list[WrittenA
             document.mapping[TEST_GROUP],
             "Write --num-layers: 4, for example.",
         )
+    # A run without arguments, which `ParsedRun.require_arguments` refuses.
     return [WrittenArguments(label=TEST_GROUP)]
 
 
 def _read_script_runs(document: Document, variables: Mapping[str, str]) -> list[WrittenArguments]:
+    """Return the runs that a launch script starts.
+
+    Raises:
+        UnreadFileError: The script starts no run of Megatron-LM.
+    """
     model = find_model_arguments(document.text, document.path)
-    started = read_launches(document.text, document.path, {**model.variables, **variables})
+    launches = read_launches(document.text, document.path, {**model.variables, **variables})
     runs: list[WrittenArguments] = []
-    for launch in started:
+    for launch in launches:
         if is_megatron_launch(launch):
             runs += parse_runs([launch])
     if not runs:
-        raise make_no_megatron_run_error(document.path, started)
-    for run in runs:
-        run.path = document.path
-        run.read_too = model.read_too
-        if run.framework is not None and run.framework.name == SLIME_OR_MILES:
-            run.framework = find_table_by_clone(Path(document.path)) or run.framework
+        raise make_no_megatron_run_error(document.path, launches)
+    for written in runs:
+        written.path = document.path
+        written.notes = model.read_too
+        framework = written.framework
+        if framework is not None and framework.name == SLIME_OR_MILES:
+            written.framework = find_table_by_clone(Path(document.path)) or framework
     return runs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParsedRun:
-    """A run of a file."""
+    """A run of a file, with its arguments by their names."""
 
     written: WrittenArguments
     """The arguments as they are written."""
     values: ArgumentValues
     """The arguments by their names."""
-    replaced: Mapping[str, Any]
-    """Sizes below 1, which those of a checkpoint replace."""
+    replaced_sizes: Mapping[str, object]
+    """Sizes below 1, which scripts of an evaluation pass as placeholders. Those of the checkpoint replace them."""
     is_started: bool
     """Whether the file starts a program with the arguments."""
     is_inference: bool
@@ -115,28 +124,42 @@ class ParsedRun:
 
     @classmethod
     def from_arguments(cls, written: WrittenArguments, document: Document) -> Self:
-        """Return a run of a file by its arguments."""
+        """Return a run of a file by its arguments.
+
+        Args:
+            written: The arguments as they are written.
+            document: The file.
+        """
         program = written.launch.program
         values = parse_argument_values(written.options)
-        replaced = _find_replaced_sizes(values, program)
-        for name in replaced:
+        replaced_sizes = _find_replaced_sizes(values, program)
+        for name in replaced_sizes:
             del values.known[name]
         is_shell = document.kind == "shell"
-        open_ends: list[str] = []
+        open_sources: list[str] = []
         if is_shell:
-            open_ends += [source for source in written.elsewhere if not is_handled_source(source)]
-            open_ends += map(str, written.launch.unread_sources)
+            for source in written.possible_sources:
+                if not is_handled_source(source):
+                    open_sources.append(source)
+            open_sources += map(str, written.launch.unread_sources)
         return cls(
             written=written,
             values=values,
-            replaced=replaced,
+            replaced_sizes=replaced_sizes,
             is_started=is_shell and bool(written.launch.line),
             is_inference=_trains_nothing(program, document),
-            open_sources=tuple(dict.fromkeys(open_ends)),
+            open_sources=tuple(dict.fromkeys(open_sources)),
         )
 
     def require_arguments(self, path: str) -> None:
-        """Refuse a file without arguments of a training; UnreadFileError."""
+        """Refuse a file without arguments of a training run.
+
+        Args:
+            path: Path of the file.
+
+        Raises:
+            UnreadFileError: No argument is one of Megatron-LM's training.
+        """
         values = self.values
         if self.open_sources and not values.known:
             rule = "takes all arguments of Megatron-LM from elsewhere"
@@ -161,9 +184,12 @@ def _trains_nothing(program: str, document: Document) -> bool:
     return is_by_name or document.mapping.get("MODE") == "inference"
 
 
-def _find_replaced_sizes(values: ArgumentValues, program: str) -> dict[str, Any]:
-    """Return the sizes below 1 of an evaluation, which those of the checkpoint replace."""
-    sizes: dict[str, Any] = {}
+def _find_replaced_sizes(values: ArgumentValues, program: str) -> dict[str, object]:
+    """Return the sizes below 1 of an evaluation, which those of the checkpoint replace.
+
+    Scripts pass 0 or -1 for them, since the parser requires the arguments.
+    """
+    sizes: dict[str, object] = {}
     if "load" in values.all and EVALUATION_PROGRAMS.search(program):
         for name in CHECKPOINT_SIZES:
             if _is_below_1(values.known.get(name)):
@@ -172,5 +198,6 @@ def _find_replaced_sizes(values: ArgumentValues, program: str) -> dict[str, Any]
 
 
 def _is_below_1(value: object) -> bool:
+    """Return whether a value, or the text of one, is a number below 1."""
     number = parse_number(str(value))
     return isinstance(number, int | float) and number < 1

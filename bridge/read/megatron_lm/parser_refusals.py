@@ -1,7 +1,8 @@
 """`find_refusals`: the words of a command line that Megatron-LM's parser refuses, so that the run does not start.
 
-A switch takes no value. Only a switch that is on by default has a flag with `no-` or `disable-`
-before its name. Options that no release of Megatron-LM has are a program's, and are not judged.
+A switch takes no value. Only a switch that is on by default has an option with `no-` or `disable-`
+before its name. An option that no release of Megatron-LM has may be one of the program itself, and
+is not refused.
 
 Source: Megatron-LM 0.16 to 2026-08-22, training/arguments.py parse_args and argument_utils.py
 ArgumentGroupFactory.
@@ -23,15 +24,15 @@ class Refusal:
     value: object
     """The value after it; True for an option without a value."""
     row: str
-    """The sentence about it in the table of Megatron-LM."""
+    """The name of the sentence about it in the table of Megatron-LM."""
     facts: Mapping[str, str]
-    """Words that stand in the sentence."""
+    """Values for the placeholders of the sentence."""
 
 
-def find_refusals(run: WrittenArguments) -> list[Refusal]:
+def find_refusals(written: WrittenArguments) -> list[Refusal]:
     """Return the words of a command line that the parser refuses, in their order."""
     refusals: list[Refusal] = []
-    for option in run.options:
+    for option in written.options:
         if option.is_key or not option.name.startswith("--"):
             continue
         refusal = _find_refused_negation(option) or _find_refused_value(option)
@@ -41,7 +42,7 @@ def find_refusals(run: WrittenArguments) -> list[Refusal]:
 
 
 def _find_refused_negation(option: Option) -> Refusal | None:
-    """Return the refusal of an option with `no-` or `disable-` whose switch has no such flag; None without one."""
+    """Return the refusal of an option with `no-` or `disable-` that the parser lacks; None for another option."""
     name = flags.get_dest(option.name)
     switch = flags.find_negated_switch(name)
     if (
@@ -55,7 +56,7 @@ def _find_refused_negation(option: Option) -> Refusal | None:
 
 
 def _find_refused_value(option: Option) -> Refusal | None:
-    """Return the refusal of a switch with a value; None for another option."""
+    """Return the refusal of a switch that has a value; None for another option."""
     value = _find_value(option)
     name = flags.get_dest(option.name)
     if (
@@ -67,13 +68,12 @@ def _find_refused_value(option: Option) -> Refusal | None:
     state = "on"
     if not SWITCH_VALUES.get(value.lower(), True):
         state = "off"
-    return Refusal(
-        setting=str(option.name), value=value, row="value-behind-a-switch", facts={"state": state}
-    )
+    facts = {"state": state}
+    return Refusal(setting=str(option.name), value=value, row="value-behind-a-switch", facts=facts)
 
 
 def _find_value(option: Option) -> str | None:
-    """Return the value behind `=`, or a word behind the option that means on or off; None without a value."""
+    """Return the value after `=`, or the word after the option if it means on or off; None without a value."""
     if option.value is not None:
         return str(option.value)
     following = option.following[:1]

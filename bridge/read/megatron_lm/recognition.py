@@ -1,4 +1,9 @@
-"""How a document is recognised as Megatron-LM's: a script, a log, a checkpoint, or a file of arguments."""
+"""`recognise`: whether a document is Megatron-LM's: a script, a log, a checkpoint, or a file of arguments.
+
+    recognise(document).evidence    # "has --fp8-format, which Megatron-LM's parser reads"
+
+Another system may recognise the same document. The recognition with the highest certainty counts.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,22 +17,28 @@ from bridge.read.launch.launch import Launch
 from bridge.read.launch.syntax_tree import MODE_OPTIONS
 from bridge.read.megatron_lm.flags import FLAG_OF_NAME, OTHER_SETTINGS, TABLE, get_dest
 from bridge.read.megatron_lm.printed_arguments import BLOCK_START, LOG_EVIDENCE
-from bridge.read.megatron_lm.written_arguments import MEGATRON_PROGRAMS, find_argument_groups
+from bridge.read.megatron_lm.written_arguments import (
+    MEGATRON_PROGRAMS,
+    YAML_CFG_BLOCKS,
+    find_argument_groups,
+)
 from bridge.read.text.checkpoint_arguments import CHECKPOINT_SUFFIX
 from bridge.read.text.document import Document
 
 STRONG_FLAGS = re.compile(TABLE.data["strong"])
-"""Flags that Megatron-LM's parser alone has."""
+"""Flags that only Megatron-LM's parser has."""
+MODE_SWITCH = re.compile(r"\s--(bf16|fp16)\b(?! +(?:(?i:true|false)))")
+"""A switch of a mode as Megatron-LM takes it, without a value."""
 ARGUMENT_NAMES = frozenset(TABLE.data["arguments"].split())
-"""Names of arguments that a bare mapping is recognised by, where it has several."""
+"""Names of arguments of which several recognise a mapping. Other systems have some of them too."""
 FOREIGN_KEYS = frozenset(TABLE.data["others"].split())
 """Keys that the files of other systems have."""
 MIN_NAMES_WITH_PRECISION = 4
-"""Names that a bare mapping needs where a name bears on precision."""
+"""Least number of such names in a mapping that has a setting of a precision."""
 MIN_NAMES = 12
-"""Names that it needs where no name does: four names of a model's sizes are in any system's file."""
+"""Least number of such names in another mapping. Four sizes of a model are in the files of any system."""
 FLAGSCALE_NAME = "FlagScale"
-"""Fork of Megatron-LM that makes its arguments of every key in `system`, `model` and `data`."""
+"""A fork of Megatron-LM whose files have an argument for each key in `system`, `model` and `data`."""
 DISTINCTIVE_ARGUMENTS = (
     "tensor_model_parallel_size",
     "micro_batch_size",
@@ -35,7 +46,7 @@ DISTINCTIVE_ARGUMENTS = (
     "fp8_format",
     "num_layers",
 )
-"""Arguments of which two recognise a mapping."""
+"""Arguments of which any two recognise a mapping."""
 
 
 def is_per_module_recipe(content: Mapping[Any, Any]) -> bool:
@@ -44,7 +55,7 @@ def is_per_module_recipe(content: Mapping[Any, Any]) -> bool:
 
 
 def is_megatron_launch(launch: Launch) -> bool:
-    """Return whether a launch starts a program of Megatron-LM's, or has several flags that its parser knows.
+    """Return whether a launch starts a program of Megatron-LM's, or has several flags of its parser.
 
     A single flag that programs of other systems have too is no evidence: `--seq-length`, and
     `--bf16` or `--fp16` without a value.
@@ -56,33 +67,45 @@ def is_megatron_launch(launch: Launch) -> bool:
         return False
     if MEGATRON_PROGRAMS.search(launch.program) is not None or "Megatron-LM" in launch.program:
         return True
+    return _has_megatron_flags(launch)
+
+
+def _has_megatron_flags(launch: Launch) -> bool:
+    """Return whether a launch of an unknown program has flags that only Megatron-LM's parser has together.
+
+    A file that only sets arguments for other scripts needs a single one.
+    """
     count = len(MEGATRON_ARGUMENTS & launch.flags)
     if count > 1:
         return True
-    is_switched = _has_mode(launch)
+    has_mode = _has_mode_switch(launch)
     if not launch.line:
-        return count > 0 or is_switched
-    if not is_switched:
+        return count > 0 or has_mode
+    if not has_mode:
         return False
     return count > 0 or any(get_dest(flag) in ARGUMENT_NAMES for flag in launch.flags)
 
 
-def _has_mode(launch: Launch) -> bool:
+def _has_mode_switch(launch: Launch) -> bool:
     """Return whether a launch has `--bf16` or `--fp16` without a value."""
-    for word, value in pairwise((*launch.arguments, "")):
-        if word in MODE_OPTIONS and value.lower() not in ("true", "false"):
+    for word, following in pairwise((*launch.arguments, "")):
+        if word in MODE_OPTIONS and following.lower() not in ("true", "false"):
             return True
     return False
 
 
 def recognise(document: Document) -> Recognition | None:
-    """Return why a document is taken for Megatron-LM's; None for another system's."""
+    """Return the evidence that a document is Megatron-LM's; None for a document of another system."""
     if document.kind in ("shell", "text", "env"):
         return _recognise_text(document)
     return _recognise_mapping(document)
 
 
 def _recognise_text(document: Document) -> Recognition | None:
+    """Return the evidence in a script, a log or a checkpoint.
+
+    Each strong flag raises the certainty, up to a limit below that of a log.
+    """
     if BLOCK_START.search(document.text):
         if document.path.endswith(CHECKPOINT_SUFFIX):
             return Recognition(0.97, "is a checkpoint with the arguments of Megatron-LM")
@@ -91,25 +114,24 @@ def _recognise_text(document: Document) -> Recognition | None:
     if flags:
         evidence = f"has {', '.join(flags[:3])}, which Megatron-LM's parser reads"
         return Recognition(min(0.95, 0.5 + 0.15 * len(flags)), evidence)
-    is_switched = re.search(r"\s--(bf16|fp16)\b(?! +(?:(?i:true|false)))", document.text)
-    if document.kind == "shell" and is_switched:
-        return Recognition(
-            0.35, "is a shell script with --bf16 or --fp16 as Megatron-LM takes them"
-        )
+    if document.kind == "shell" and MODE_SWITCH.search(document.text):
+        evidence = "is a shell script with --bf16 or --fp16 as Megatron-LM takes them"
+        return Recognition(0.35, evidence)
     return None
 
 
 def _recognise_mapping(document: Document) -> Recognition | None:
-    """Return why a mapping is taken for Megatron-LM's, by its form or by the names of its keys."""
+    """Return the evidence in a mapping, by its form or by the names of its keys."""
     return _recognise_by_form(document) or _recognise_by_names(document.mapping)
 
 
 def _recognise_by_form(document: Document) -> Recognition | None:
+    """Return the evidence in the form of a mapping, whatever its arguments are."""
     top = document.mapping
     if is_per_module_recipe(top):
         evidence = "has `configs` and `matchers`, as files for --te-precision-config-file do"
         return Recognition(0.95, evidence)
-    if {"language_model", "model_parallel"} <= top.keys():
+    if all(key in top for key in YAML_CFG_BLOCKS):
         evidence = "has `language_model` and `model_parallel`, as files for --yaml-cfg do"
         return Recognition(0.95, evidence)
     framework = framework_signs.recognise_file(document)
@@ -124,9 +146,10 @@ def _recognise_by_form(document: Document) -> Recognition | None:
 
 
 def _recognise_by_names(top: Mapping[Any, Any]) -> Recognition | None:
-    sure = [f"`{key}`" for key in DISTINCTIVE_ARGUMENTS if key in top]
-    if len(sure) > 1:
-        return Recognition(0.7, f"has {' and '.join(sure[:2])}, Megatron-LM's arguments")
+    """Return the evidence in the names of a mapping's keys, most of which have to be arguments."""
+    distinctive = [f"`{key}`" for key in DISTINCTIVE_ARGUMENTS if key in top]
+    if len(distinctive) > 1:
+        return Recognition(0.7, f"has {' and '.join(distinctive[:2])}, Megatron-LM's arguments")
     if any(isinstance(value, dict) for value in top.values()):
         return None
     keys = list(map(str, top))
@@ -139,7 +162,7 @@ def _recognise_by_names(top: Mapping[Any, Any]) -> Recognition | None:
 
 
 def _get_min_names(keys: Sequence[str]) -> int:
-    """Return how many names of arguments a mapping needs, by whether one bears on precision."""
+    """Return the least number of argument names, which is lower for a mapping with a setting of a precision."""
     for key in keys:
         if get_dest(key) in FLAG_OF_NAME or get_dest(key) in OTHER_SETTINGS:
             return MIN_NAMES_WITH_PRECISION

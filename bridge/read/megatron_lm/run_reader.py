@@ -1,9 +1,9 @@
 """`read_run`: a file of Megatron-LM as a run.
 
 A file is an argument file, a launch script, or the arguments that a run printed or saved. A run of
-Megatron-LM has no recipe: its flags of a precision are read as the values of the configs that hold
-them, as its own code does. So there is no precision to write, and no sync to foresee. Under
-DeepSpeed its engine decides, and the precision is that of `convert`.
+Megatron-LM has no recipe. Its flags of a precision become values of Megatron's configs, as in its own
+code. So there is no precision to write, and no sync to predict. Under DeepSpeed the engine decides
+the precision, and it is read as `convert` reads it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from bridge.errors import Finding, PayloadError, RunConfigError, UnreadFileError
 from bridge.preflight.file_reading import MEGATRON_LM, NEWEST_ASSUMED, FileReading, RunChoice
-from bridge.read.assumed_release import infer_release
+from bridge.read.assumed_release import AssumedRelease, infer_release
 from bridge.read.foreign.reports import ImportReport
 from bridge.read.framework.framework_options import (
     FrameworkEffects,
@@ -26,7 +26,7 @@ from bridge.read.framework.framework_options import (
     write_framework_effects,
 )
 from bridge.read.launch.shell_word import get_variable_name
-from bridge.read.megatron_lm.deepspeed_engine import drop_engine_fields, uses_deepspeed_engine
+from bridge.read.megatron_lm.deepspeed.engine import drop_engine_fields, uses_deepspeed_engine
 from bridge.read.megatron_lm.flags import TABLE
 from bridge.read.megatron_lm.importer import import_arguments
 from bridge.read.megatron_lm.model_kind import find_other_model_kind
@@ -45,17 +45,23 @@ from bridge.read.megatron_lm.start_rows import ARGUMENT_SECTION
 from bridge.read.megatron_lm.written_arguments import WrittenArguments, find_argument_groups
 from bridge.read.text.document import Document
 from bridge.target.fields import list_known_releases
-from bridge.target.versions import Version, parse_version
+from bridge.target.versions import parse_version
 
 ARRAY_PATTERN = re.compile(r"\$\{(\w+)\[[@*]\]\}")
+"""A word that is a whole array: ${MODEL_ARGS[@]}."""
 VARIABLE_PATTERN = re.compile(r"\$\{?(\w+)")
 """A variable in the condition of a branch."""
 FORK_PARSER = "the parser of Megatron-DeepSpeed"
 """The parser of a program under DeepSpeed."""
+READ_BY_FRAMEWORK = "Read as a run of {title}, by its code ({code})."
 
 
 def make_document(data: bytes, path: Path) -> Document:
-    """Return a file's contents as a document; UnreadFileError for contents that cannot be read."""
+    """Return the contents of a file as a document.
+
+    Raises:
+        UnreadFileError: The contents cannot be read.
+    """
     try:
         return Document.from_bytes(data, str(path))
     except PayloadError as error:
@@ -70,67 +76,82 @@ def is_megatron_lm_file(document: Document) -> bool:
 
 
 def read_run(document: Document, choice: RunChoice) -> FileReading:
-    """Return one run of a file as sections, with everything that the file leaves open.
+    """Return one run of a file as sections, with everything that the file does not decide.
+
+    The arguments are read three times: as the precision that they state, as sections, and by the
+    names of the run's framework. Settings of other sources are written over the sections.
 
     Raises:
-        RunConfigError: The file starts no run of Megatron-LM, or there is no run of this number.
-        UnreadFileError: The file holds no arguments of a training.
+        RunConfigError: The file has no run of this number.
+        UnreadFileError: The file starts no run of Megatron-LM, or has no arguments of a training run.
     """
     number = choice.number or 1
     runs = _load_runs(document, choice.variables, number)
     written = runs[number - 1]
     report = _import_precision(written)
-    run = ParsedRun.from_arguments(written, document)
-    names = _read_framework_arguments(run, document.path)
-    run.require_arguments(document.path)
-    own_fields = {**collect_fields_of_no_config(run.values), **names.own_fields}
-    sections = _build_argument_sections(run, document, report)
-    other = read_other_sources(written, run.values, document.path)
-    sections = _merge_other_sources(run, sections, other, names.own)
-    release, reason = _get_release(written, sections)
+    parsed = ParsedRun.from_arguments(written, document)
+    framework = _read_framework_arguments(parsed, document.path)
+    effects = framework.effects
+    parsed.require_arguments(document.path)
+    own_fields = {**collect_fields_of_no_config(parsed.values), **framework.own_fields}
+    sections = _build_argument_sections(parsed, document, report)
+    other = read_other_sources(written, parsed.values, document.path)
+    sections = _merge_other_sources(parsed, sections, other, effects)
+    assumed = _get_release(written, sections)
     reading = FileReading(
         framework=MEGATRON_LM,
         sections=sections,
-        environment=names.environment,
+        environment=framework.environment,
         own_fields=own_fields,
-        unknown=(*describe_open_points(run), *other.unknown, *names.own.unknown),
-        no_plan_reason=names.own.no_plan_reason or other.no_plan_reason,
-        uncounted=(*other.uncounted, *names.own.uncounted),
-        opened={**other.opened, **names.own.opened},
-        generation=names.own.generation,
+        unknown=(*describe_open_points(parsed), *other.unknown, *effects.unknown),
+        no_plan_reason=effects.no_plan_reason or other.no_plan_reason,
+        uncounted=(*other.uncounted, *effects.uncounted),
+        opened={**other.opened, **effects.opened},
+        generation=effects.generation,
         read_too=(*_describe_framework(written), *other.read_too),
-        release=release,
-        release_reason=reason,
+        release=assumed.release,
+        release_reason=assumed.reason,
         mode_decided_by=report.decided_by,
-        unstated_by=_find_decider(run, document),
-        open_values=collect_late_fields(run.values),
+        unstated_by=_find_decider(parsed, document),
+        open_values=collect_late_fields(parsed.values),
         variables=_collect_mode_variables(runs, written),
         refused=_make_refusal_findings(written),
-        faulty_options=names.own.faulty_options,
+        faulty_options=effects.faulty_options,
         runs=_list_labels(runs),
         number=number,
         branches=_list_branches(runs, number),
     )
-    if written.framework is not None:
-        reading = replace(reading, framework=written.framework.title, base=MEGATRON_LM)
-    kind = find_other_model_kind(written, run.values)
+    return _replace_framework_and_kind(reading, parsed, document.path)
+
+
+def _replace_framework_and_kind(reading: FileReading, parsed: ParsedRun, path: str) -> FileReading:
+    """Return a reading under the name of its framework, and without a plan for a model of another kind."""
+    framework = parsed.written.framework
+    if framework is not None:
+        reading = replace(reading, framework=framework.title, base=MEGATRON_LM)
+    kind = find_other_model_kind(parsed.written, parsed.values)
     if kind is not None:
-        no_plan_reason = kind.sentence(document.path)
+        no_plan_reason = kind.format_no_plan_reason(path)
         reading = replace(reading, no_plan_reason=no_plan_reason, other_layers=kind.title)
     return reading
 
 
 def _list_labels(runs: Sequence[WrittenArguments]) -> tuple[str, ...]:
-    """Return the labels of the runs of a file; empty for a single run."""
+    """Return the labels of the runs of a file; none for a single run."""
     if len(runs) == 1:
         return ()
-    return tuple(run.label for run in runs)
+    return tuple(written.label for written in runs)
 
 
 def _load_runs(
     document: Document, variables: Mapping[str, str], number: int
 ) -> list[WrittenArguments]:
-    """Return the runs of a file; RunConfigError where there is no run of this number."""
+    """Return the runs of a file.
+
+    Raises:
+        RunConfigError: There is no run of this number.
+        UnreadFileError: The arguments cannot be read.
+    """
     try:
         runs = read_runs(document, variables)
     except PayloadError as error:
@@ -142,7 +163,11 @@ def _load_runs(
 
 
 def _import_precision(written: WrittenArguments) -> ImportReport:
-    """Return the precision that a run states, as `convert` reads it."""
+    """Return the precision that a run states, as `convert` reads it.
+
+    Raises:
+        UnreadFileError: An argument has a value that no field can have.
+    """
     try:
         return import_arguments(written)
     except PayloadError as error:
@@ -151,111 +176,125 @@ def _import_precision(written: WrittenArguments) -> ImportReport:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _FrameworkArguments:
-    """The part of a run that the table of its framework reads."""
+    """The arguments and variables that the table of the run's framework reads."""
 
-    own: FrameworkEffects
+    effects: FrameworkEffects
     environment: Mapping[str, str]
     """Environment variables of the run, as far as they are known."""
     own_fields: Mapping[str, Any]
+    """As in `FileReading`."""
 
 
-def _read_framework_arguments(run: ParsedRun, path: str) -> _FrameworkArguments:
+def _read_framework_arguments(parsed: ParsedRun, path: str) -> _FrameworkArguments:
     """Return the arguments and variables that the run's framework reads by its names."""
     environment: dict[str, str] = {}
-    for name, value in run.written.launch.environment.items():
+    for name, value in parsed.written.launch.environment.items():
         if not value.is_unknown:
             environment[name] = str(value)
-    framework = run.written.framework
+    framework = parsed.written.framework
     if framework is None:
-        return _FrameworkArguments(own=FrameworkEffects(), environment=environment, own_fields={})
-    arguments = run.values.all
+        return _FrameworkArguments(
+            effects=FrameworkEffects(), environment=environment, own_fields={}
+        )
+    arguments = parsed.values.all
     environment.update(parse_variables_argument(framework, arguments))
     own_fields: dict[str, Any] = {}
     ranks = count_ranks(framework, arguments)
     if ranks is not None:
         own_fields[f"{ARGUMENT_SECTION}.world_size"] = ranks
-    own = read_framework_options(framework, arguments, environment, path)
-    return _FrameworkArguments(own=own, environment=environment, own_fields=own_fields)
+    effects = read_framework_options(framework, arguments, environment, path)
+    return _FrameworkArguments(effects=effects, environment=environment, own_fields=own_fields)
 
 
 def _build_argument_sections(
-    run: ParsedRun, document: Document, report: ImportReport
+    parsed: ParsedRun, document: Document, report: ImportReport
 ) -> dict[str, dict[str, Any]]:
-    """Return the sections that the arguments become, with the precision of DeepSpeed's engine."""
-    sections = build_sections(run.values)
-    if run.written.printed is None:
-        add_malformed_values(sections, run.values)
-    is_started_engine = document.kind == "shell" and uses_deepspeed_engine(run.written)
-    if is_started_engine and report.decided_by is None:
+    """Return the sections that the arguments become, with the precision of DeepSpeed's engine.
+
+    Stated values of a wrong type are put into the sections, where a rule reports them. The values of a
+    printed run have passed Megatron-LM's parser, so that none of them is reported.
+    """
+    sections = build_sections(parsed.values)
+    if parsed.written.printed is None:
+        add_malformed_values(sections, parsed.values)
+    has_started_engine = document.kind == "shell" and uses_deepspeed_engine(parsed.written)
+    if has_started_engine and report.decided_by is None:
         sections["mixed_precision"] = report.config.to_dict()
     return sections
 
 
 def _merge_other_sources(
-    run: ParsedRun,
+    parsed: ParsedRun,
     sections: Mapping[str, Mapping[str, Any]],
     other: OtherSources,
-    own: FrameworkEffects,
+    effects: FrameworkEffects,
 ) -> dict[str, dict[str, Any]]:
-    """Return the sections of the arguments with the fields of other sources over them.
+    """Return the sections of the arguments with the fields of other sources written over them.
 
-    A run that trains nothing has a model alone.
+    A run that trains nothing has only a model.
     """
     merged: dict[str, dict[str, Any]] = {}
-    for owner_name, fields in sections.items():
-        if "mixed_precision" in other.sections:  # of an engine, whatever the arguments say
-            merged[owner_name] = drop_engine_fields(fields)
+    for section, fields in sections.items():
+        if "mixed_precision" in other.sections:  # an engine decides, whatever the arguments say
+            merged[section] = drop_engine_fields(fields)
         else:
-            merged[owner_name] = dict(fields)
-    for owner_name, fields in other.sections.items():
-        merged[owner_name] = {**merged.get(owner_name, {}), **fields}
-    write_framework_effects(merged, own)
-    if run.is_inference:
+            merged[section] = dict(fields)
+    for section, fields in other.sections.items():
+        merged[section] = {**merged.get(section, {}), **fields}
+    write_framework_effects(merged, effects)
+    if parsed.is_inference:
         return {"model": merged["model"]}
     return merged
 
 
 def _get_release(
     written: WrittenArguments, sections: Mapping[str, Mapping[str, Any]]
-) -> tuple[Version | None, str]:
-    """Return the release of Megatron Core that a run is read as, and the reason."""
+) -> AssumedRelease:
+    """Return the release of Megatron Core that a run is read as.
+
+    It is the release that printed all arguments, or the one of the framework's table, or else the
+    newest known one.
+    """
     framework = written.framework
-    if written.has_every_default:  # the release that wrote all arguments
+    if written.has_every_default:
         return infer_release(sections, is_complete=True)
     if framework is not None and framework.release:
-        return parse_version(framework.release["megatron_core"]), framework.release["because"]
-    return list_known_releases()[-1], NEWEST_ASSUMED
+        version = parse_version(framework.release["megatron_core"])
+        return AssumedRelease(version, framework.release["because"])
+    return AssumedRelease(list_known_releases()[-1], NEWEST_ASSUMED)
 
 
-def _find_decider(run: ParsedRun, document: Document) -> str | None:
-    """Return what decides the settings that a run does not state, as a noun; None: known defaults do."""
-    written = run.written
+def _find_decider(parsed: ParsedRun, document: Document) -> str | None:
+    """Return the source that decides the settings which a run does not state, for messages.
+
+    It is None if known defaults decide them.
+    """
+    written = parsed.written
     if written.has_every_default:
         return None
     if written.is_truncated:
         return "the rest of the log"
     if document.kind != "shell":
-        if TEST_GROUP in document.mapping or find_argument_groups(
-            document.mapping
-        ):  # of Megatron-LM's tests
+        is_of_tests = TEST_GROUP in document.mapping or find_argument_groups(document.mapping)
+        if is_of_tests:
             return None
         return "the command line that names this file"
-    if not run.is_started:
+    if not parsed.is_started:
         return "the script that uses these arguments"
     if not written.is_known:
         return written.launch.name
     if uses_deepspeed_engine(written):
         return FORK_PARSER
-    if run.open_sources:
-        return run.open_sources[0]
+    if parsed.open_sources:
+        return parsed.open_sources[0]
     return None
 
 
 def _make_refusal_findings(written: WrittenArguments) -> tuple[Finding, ...]:
     """Return the words that the parser refuses, as errors.
 
-    They are warnings where the program may have a parser of its own. The parser of some frameworks
-    drops words that it does not know.
+    They are warnings if the program may have a parser of its own. They are no findings if the
+    framework's parser drops words that it does not know.
     """
     if written.framework is not None and written.framework.ignores:
         return ()
@@ -269,7 +308,7 @@ def _make_refusal_findings(written: WrittenArguments) -> tuple[Finding, ...]:
         finding = Finding(
             path=refusal.setting,
             rule=sentence.detail,
-            remedy=sentence.remedy.rstrip("."),
+            remedy=sentence.remedy.rstrip("."),  # as the remedies of rules
             value=refusal.value,
             severity=severity,
         )
@@ -278,18 +317,22 @@ def _make_refusal_findings(written: WrittenArguments) -> tuple[Finding, ...]:
 
 
 def _collect_mode_variables(
-    runs: Sequence[WrittenArguments], written: WrittenArguments
+    runs: Sequence[WrittenArguments], chosen: WrittenArguments
 ) -> tuple[str, ...]:
-    """Return the variables that may state the mode.
+    """Return the variables that may state the mode, each once.
 
-    Those that choose a branch come first, then those that hold arguments.
+    Variables that choose a branch come first, then those that hold arguments.
+
+    Args:
+        runs: The runs of the file, of which some are the same launch on other branches.
+        chosen: The run that is read.
     """
     names: list[str] = []
-    for run in runs:
-        if run.launch.line == written.launch.line:
-            for label in run.launch.decisions:
-                names += VARIABLE_PATTERN.findall(label)
-    for word in written.undecided:
+    for written in runs:
+        if written.launch.line == chosen.launch.line:
+            for decision in written.launch.decisions:
+                names += VARIABLE_PATTERN.findall(decision)
+    for word in chosen.undecided_words:
         array = ARRAY_PATTERN.fullmatch(word)
         if array is None:
             names.append(get_variable_name(word))
@@ -304,19 +347,17 @@ def _list_branches(runs: Sequence[WrittenArguments], number: int) -> tuple[int, 
     if not launch.line:
         return ()
     numbers: list[int] = []
-    for other_number, run in enumerate(runs, 1):
-        is_same = run.launch.line == launch.line and run.launch.name == launch.name
+    for other_number, written in enumerate(runs, 1):
+        is_same = written.launch.line == launch.line and written.launch.name == launch.name
         if is_same and other_number != number:
             numbers.append(other_number)
     return tuple(numbers)
 
 
 def _describe_framework(written: WrittenArguments) -> tuple[str, ...]:
-    """Return by which code of a framework a run is read, as sentences."""
+    """Return sentences about the code of the framework that a run is read by."""
     framework = written.framework
     if framework is None:
         return ()
-    return (
-        f"Read as a run of {framework.title}, by its code ({framework.code}).",
-        *written.read_too,
-    )
+    sentence = READ_BY_FRAMEWORK.format(title=framework.title, code=framework.code)
+    return (sentence, *written.notes)

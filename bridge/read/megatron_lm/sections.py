@@ -2,12 +2,13 @@
 
 An argument becomes the field of the same name in every config that has one, as
 `core_transformer_config_from_args`, `get_megatron_optimizer_config` and `get_megatron_ddp_config`
-do it. `flags.FIELD_OF` and `flags.SETS` hold the others.
+do it. `flags.FIELDS_OF_ARGUMENT` and `flags.FIELDS_OF_SWITCH` have the arguments with other fields.
 
 Source: Megatron-LM of 2026-08-22, training/arguments.py, argument_utils.py and training.py.
 """
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 from bridge.errors import WrongValueError
@@ -18,14 +19,14 @@ from bridge.read.megatron_lm.argument_values import LIST_TYPES, ArgumentValues, 
 from bridge.read.megatron_lm.start_rows import ARGUMENT_SECTION
 from bridge.target.fields import OWNER_FIELDS
 
-BROADCAST_LISTS = flags.TABLE.data["one for all"]
-"""Lists of which a single value stands for every layer, and is the field's value by itself."""
+BROADCAST_LISTS: Sequence[str] = flags.TABLE.data["one for all"]
+"""Lists whose single value holds for every layer. The field takes such a value without a list."""
 
 
 def build_sections(arguments: ArgumentValues) -> dict[str, dict[str, Any]]:
     """Return the sections that arguments become.
 
-    An argument whose value is of a wrong type moves to `arguments.late`.
+    An argument whose value has a wrong type is added to `arguments.late`.
     """
     sections: dict[str, dict[str, Any]] = {
         owner_name: {} for owner_name in (*flags.OWNERS, "train")
@@ -41,6 +42,7 @@ def build_sections(arguments: ArgumentValues) -> dict[str, dict[str, Any]]:
                 sections[owner_name][attribute] = _convert_value(owner_name, attribute, value)
             except WrongValueError:
                 arguments.late[name] = str(value)
+    # Megatron-LM reads --num-query-groups only under --group-query-attention.
     if not is_on(arguments.known.get("group_query_attention", False)):
         model.pop("num_query_groups", None)
     if "hybrid_layer_pattern" in model:
@@ -49,15 +51,13 @@ def build_sections(arguments: ArgumentValues) -> dict[str, dict[str, Any]]:
 
 
 def _convert_value(owner_name: str, name: str, value: Any) -> Any:
-    """Return the value of a field; WrongValueError for a value of another type."""
+    """Return the value of a field, in the field's type.
+
+    Raises:
+        WrongValueError: The value has another type.
+    """
     if name in LIST_TYPES:
-        words = value
-        if not isinstance(value, list):
-            words = re.sub(r"[\[\],'\"]", " ", str(value)).split()
-        values = [coerce(word, LIST_TYPES[name]) for word in words]
-        if name in BROADCAST_LISTS and len(values) == 1:
-            return values[0]
-        return values
+        return _convert_list(name, value)
     kind = OWNER_FIELDS[owner_name][name].kind
     if kind not in ("any", "dtype"):
         return coerce(value, kind)
@@ -66,8 +66,23 @@ def _convert_value(owner_name: str, name: str, value: Any) -> Any:
     return value
 
 
+def _convert_list(name: str, value: Any) -> Any:
+    """Return the value of a field that takes a list: [1, 2] of "1 2" or "[1, 2]".
+
+    Raises:
+        WrongValueError: A value of the list has another type.
+    """
+    items = value
+    if not isinstance(value, list):
+        items = re.sub(r"[\[\],'\"]", " ", str(value)).split()
+    values = [coerce(item, LIST_TYPES[name]) for item in items]
+    if name in BROADCAST_LISTS and len(values) == 1:
+        return values[0]
+    return values
+
+
 def add_malformed_values(sections: dict[str, dict[str, Any]], arguments: ArgumentValues) -> None:
-    """Put values that are stated and of a wrong type into the sections, where a rule names them."""
+    """Move stated values of a wrong type from `arguments.late` into the sections, where a rule names them."""
     for name, text in list(arguments.late.items()):
         paths = flags.get_argument_fields(name)
         if paths and not ShellWord(text).is_unknown:
@@ -78,7 +93,7 @@ def add_malformed_values(sections: dict[str, dict[str, Any]], arguments: Argumen
 
 
 def collect_fields_of_no_config(arguments: ArgumentValues) -> dict[str, Any]:
-    """Return the arguments that are no field of a config, by their paths in the section `ARGUMENT`."""
+    """Return the arguments that are no field of a config, by their paths in `ARGUMENT_SECTION`."""
     fields: dict[str, Any] = {}
     for name, value in arguments.known.items():
         if not flags.get_argument_fields(name):
@@ -87,7 +102,7 @@ def collect_fields_of_no_config(arguments: ArgumentValues) -> dict[str, Any]:
 
 
 def collect_late_fields(arguments: ArgumentValues) -> dict[str, str]:
-    """Return each field whose value only the run decides -> the value as it is written."""
+    """Return each field whose value is decided when the run starts -> the value as it is written."""
     texts: dict[str, str] = {}
     for name, text in arguments.late.items():
         for path in flags.get_argument_fields(name):

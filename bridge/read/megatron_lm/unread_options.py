@@ -1,32 +1,31 @@
-"""`find_unread_options`: options that may bear on a run's layout, layers or bytes, and that nothing here reads.
+"""`find_unread_options`: options that may change a run's layout, layers or bytes and that are not read.
 
-    unread_options({"moe_expert_parallel_size": 8})    # the option -> the settings that it may change
+    find_unread_options({"moe_expert_parallel_size": 8})    # the option -> the settings that it may change
 
-Three kinds of options are told apart:
+An option is of one of three kinds:
 
-- an argument that Megatron-LM's parser has in some release from 0.16 on is known. Its effect on a
-  plan is read or it has none, but for the rows of `UNREAD_ARGUMENTS`;
-- an option whose words are in `WORD_GROUPS` may change the settings of the row:
-  `--moe-expert-parallel-size` for example;
-- any other option is a program's and is harmless: `--rollout-batch-size` for example.
+- An argument that Megatron-LM's parser has in some release from 0.16 on is known. Its effect on a
+  plan is read, or it has none. `UNREAD_ARGUMENTS` has the exceptions.
+- An option with words of `WORD_GROUPS` in its name may change the settings of that group:
+  `--moe-expert-parallel-size` for example.
+- object other option is one of the program and is harmless: `--rollout-batch-size` for example.
 
 `known_arguments.json` is written by ``scripts/write_megatron_arguments.py`` from the sources of
 these releases.
 """
 
 import re
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from bridge.read.megatron_lm import flags
 
-WORD_GROUPS = [
+WORD_GROUPS: list[tuple[re.Pattern[str], Sequence[str]]] = [
     (re.compile(rf"(?:^|_)(?:{row['words']})(?=_|$)", re.VERBOSE), row["opens"])
     for row in flags.TABLE.data["bears on"]
 ]
-"""Words of an option, and the settings that it may change."""
+"""Words in the name of an option, and the settings that such an option may change."""
 HARMLESS_WORDS = re.compile(flags.TABLE.data["harmless words"])
-"""Words of an option by which it changes none of them."""
+"""Words in the name of an option that changes no such setting."""
 UNREAD_ARGUMENTS: Mapping[str, list[str]] = flags.TABLE.data["unread arguments"]
 """Argument of Megatron-LM that is not read -> the settings that it may change."""
 EXPERT_OPTION = re.compile(r"(?:^|_)(?:moe|experts?)(?:_|$)")
@@ -34,15 +33,15 @@ EXPERT_OPTION = re.compile(r"(?:^|_)(?:moe|experts?)(?:_|$)")
 OFF_VALUES = (None, False, "", "0", "0.0", "none", "None", "false", "False")
 """Values with which an option changes nothing."""
 DENSE_EXPERT_COUNTS = (*map(str, OFF_VALUES), "1")
-"""Values of `num_experts` for a dense model; DeepSpeed's is 1."""
+"""Values of `num_experts` for a dense model. DeepSpeed writes 1 for it."""
 
 
-def find_unread_options(arguments: Mapping[str, Any]) -> dict[str, tuple[str, ...]]:
-    """Return each option that may bear on layout, layers or bytes and is not read -> the settings that it may change.
+def find_unread_options(arguments: Mapping[str, object]) -> dict[str, tuple[str, ...]]:
+    """Return each option that may change layout, layers or bytes and is not read -> the settings that it may change.
 
     Args:
-        arguments: Name of an argument -> its value, or the value as it is written where only the
-            run decides it.
+        arguments: Name of an argument -> its value. A value that is decided when the run starts is as
+            it is written.
     """
     has_experts = str(arguments.get("num_experts")) not in DENSE_EXPERT_COUNTS
     unread: dict[str, tuple[str, ...]] = {}
@@ -58,20 +57,20 @@ def find_unread_options(arguments: Mapping[str, Any]) -> dict[str, tuple[str, ..
 
 
 def _get_settings(name: str) -> tuple[str, ...]:
-    """Return the settings that an option may change without being read."""
+    """Return the settings that an option may change without being read, each once."""
     if name in UNREAD_ARGUMENTS:
         return tuple(UNREAD_ARGUMENTS[name])
     if is_known_option(name) or HARMLESS_WORDS.search(name):
         return ()
-    settings: dict[str, None] = {}
+    settings: list[str] = []
     for words, paths in WORD_GROUPS:
         if words.search(name):
-            settings.update(dict.fromkeys(paths))
-    return tuple(settings)
+            settings.extend(paths)
+    return tuple(dict.fromkeys(settings))
 
 
-def _is_neutral(name: str, value: Any) -> bool:
-    """Return whether an option with this value acts as if it were absent: off, or of one rank."""
+def _is_neutral(name: str, value: object) -> bool:
+    """Return whether an option with this value acts as if it were absent: off, or a size of one rank."""
     text = str(value)
     is_one_rank = name.endswith("_size") and text == "1"
     return is_one_rank or value in OFF_VALUES or text in OFF_VALUES
@@ -91,7 +90,7 @@ def is_known_option(name: str) -> bool:
     if any(name in table for table in tables):
         return True
     argument = flags.ARGUMENT_OF_OPTION.get(name, name)
-    # a switch that the parser has in its negated form alone is printed by its name
+    # A log prints the plain name of a switch that the parser has only in its negated form.
     if f"no_{argument}" in parser_arguments or f"disable_{argument}" in parser_arguments:
         return True
     return (

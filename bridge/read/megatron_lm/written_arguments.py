@@ -1,8 +1,9 @@
 """`WrittenArguments`: the arguments of a run of Megatron-LM as they are written, with their place.
 
-    runs_of(["--bf16", "--fp8-format", "hybrid"])[0].settings["fp8_format"].value    # "hybrid"
+    parse_runs(["--bf16", "--fp8-format", "hybrid"])[0].settings["fp8_format"].value    # "hybrid"
 
-`parse_runs` reads launches, lists of words and argument files, `parse_printed_runs` the blocks of a log.
+`parse_runs` reads launches, lists of words and argument files. `parse_printed_runs` reads the blocks
+of a log.
 """
 
 import re
@@ -34,16 +35,18 @@ INFERENCE_PROGRAMS = re.compile(r"inference|text_generation|generate_samples")
 GROUP_NAME = re.compile(r"(?:[A-Z0-9]+_)*ARGS")
 """Name of a group of arguments in a file, MODEL_ARGS for example."""
 RUN_GROUP_NAME = re.compile(r"MODEL_ARGS(?:_\d+)?")
-"""Groups that Megatron-LM's own tests start, one run each; other groups of such a file start no run."""
+"""Groups of the files of Megatron-LM's own tests that start a run each. Other groups of such a file
+start none."""
 SWITCH_VALUES = {**dict.fromkeys(TRUE_WORDS, True), **dict.fromkeys(FALSE_WORDS, False)}
-"""Meaning of a word directly behind a switch; Megatron-LM's parser takes none there."""
+"""Word directly after a switch -> its meaning. Megatron-LM's parser takes no word there."""
 FLAGSCALE_BLOCKS = ("system", "model", "data")
-"""Blocks of FlagScale's files: each key within one is an argument. Source: its runner_train.py,
-2026-08."""
+"""Blocks of FlagScale's files. Each key in them is an argument. Source: its runner_train.py, 2026-08."""
+YAML_CFG_BLOCKS = ("language_model", "model_parallel")
+"""Blocks of files for `--yaml-cfg`. Each key in them is an argument."""
 LIST_OPTIONS = re.compile(r"data_path|paths|_blend|split")
 """Options whose values may be several words."""
 SEQ_COMMAND = re.compile(r"\$\(seq [^()]*\)")
-"""The output of a command that prints numbers alone."""
+"""The output of a command that prints only numbers."""
 POSITIONAL_PARAMETER = re.compile(r"\$\{?(?:\d+|[@*].*)\}?")
 """A parameter of a script: $1, $@."""
 
@@ -54,8 +57,8 @@ class Option:
 
     name: str
     """The name, with its dashes on a command line; empty for words before the first option."""
-    value: Any = None
-    """The value behind `=`, or in a mapping."""
+    value: object = None
+    """The value after `=`, or of a key; None for an option without a value."""
     following: Sequence[ShellWord] = ()
     """The words up to the next option."""
     is_key: bool = False
@@ -81,12 +84,12 @@ class WrittenSetting:
     """A setting as it is written."""
 
     name: str
-    value: Any
-    """True for a flag without a value, None where only the run decides it."""
+    value: object
+    """True for a flag without a value; None for a value that is decided when the run starts."""
     text: str = ""
-    """The value as it is written, where only the run decides it."""
+    """The value as it is written, if it is decided when the run starts."""
     refused: str | None = None
-    """The word behind a switch, which takes no value."""
+    """The word after a switch, which the parser refuses; None without such a word."""
 
     @property
     def shown(self) -> object:
@@ -101,44 +104,45 @@ class WrittenArguments:
     """The arguments of a run."""
 
     options: list[Option] = field(default_factory=list)
-    """All options as they are written, also those that bear on no precision."""
+    """All options as they are written, also those that do not affect the precision."""
     settings: dict[str, WrittenSetting] = field(default_factory=dict)
-    """Name of an argument that bears on precision -> the last setting of it, as in argparse."""
-    undecided: list[str] = field(default_factory=list)
-    """Words that only the run decides and that may hold further flags."""
+    """Name of an argument that may affect the precision -> its last setting, which counts in argparse."""
+    undecided_words: list[str] = field(default_factory=list)
+    """Words that are decided when the run starts, and that may hold further options."""
     launch: Launch = field(default_factory=lambda: Launch(line=1, program="", arguments=()))
-    """The command that they belong to; at line 0 where a script sets them for other scripts."""
+    """The command of the arguments. Its line is 0 if a script sets them for other scripts."""
     label: str = ""
     """The run's place in its file: "line 41, pretrain_gpt.py"."""
     path: str = ""
-    """Path of the script that starts them; empty for other arguments."""
-    read_too: tuple[str, ...] = ()
-    """Other files that were read for them, as sentences."""
+    """Path of the script that starts the run; empty for other arguments."""
+    notes: tuple[str, ...] = ()
+    """Sentences about other files that were read for the arguments."""
     printed: PrintedBlock | None = None
-    """The block in which a run printed them; None: they are written in a file, or on a command line."""
+    """The block in which a run printed the arguments; None for those of a file or a command line."""
     used_by: str = ""
-    """The source that uses these arguments and may add others."""
+    """The source that uses these arguments and may add others; empty if there is none."""
     framework: FrameworkTable | None = None
-    """The framework whose program takes them with arguments of its own; None: another program."""
-    decided_by: str = ""
-    """The source of the mode where the arguments state none, as a noun; empty: the program's own
-    default."""
+    """The framework whose program has arguments of its own; None for another program."""
+    mode_decider: str = ""
+    """The source of a mode that the arguments do not state, for messages: "$ARGS, which only the run knows,".
 
-    def add(self, written: WrittenSetting) -> None:
-        """Add a setting, over an earlier one."""
-        key = flags.get_dest(written.name)
+    It is empty if the program's own default decides."""
+
+    def add(self, setting: WrittenSetting) -> None:
+        """Add a setting. An earlier setting of the same argument is dropped."""
+        key = flags.get_dest(setting.name)
         if key in flags.FLAG_OF_NAME:
             key = flags.get_dest(flags.FLAG_OF_NAME[key].option)
-        self.settings[key] = written
+        self.settings[key] = setting
 
     @property
     def has_every_default(self) -> bool:
-        """Whether a run printed all arguments, so that each default is among them."""
+        """Whether a run printed all arguments, and so every default."""
         return self.printed is not None and self.printed.has_end
 
     @property
     def is_truncated(self) -> bool:
-        """Whether a run printed the arguments, and the end of them is missing."""
+        """Whether a run printed the arguments, and the end of the block is missing."""
         return self.printed is not None and not self.printed.has_end
 
     @property
@@ -149,22 +153,30 @@ class WrittenArguments:
         )
 
     @property
-    def elsewhere(self) -> list[str]:
-        """Other sources that may set the precision and are not read."""
-        sources = dict.fromkeys(self.undecided)
-        for key, written in self.settings.items():
+    def possible_sources(self) -> list[str]:
+        """Other sources that may set the precision and are not read, each once."""
+        sources = list(self.undecided_words)
+        for key, setting in self.settings.items():
             if key in flags.FILE_SETTINGS:
-                sources[f"{written.name} {written.shown}"] = None
+                sources.append(f"{setting.name} {setting.shown}")
         if self.used_by:
-            sources[self.used_by] = None
-        return list(sources)
+            sources.append(self.used_by)
+        return list(dict.fromkeys(sources))
 
     def __contains__(self, key: str) -> bool:
+        """Return whether an argument is set to a known value other than False."""
         return key in self.settings and self.settings[key].value not in (False, None)
 
 
 def parse_runs(payload: object) -> list[WrittenArguments]:
-    """Return the runs of a payload: arguments, a mapping of an argument file, or launches."""
+    """Return the runs of a payload.
+
+    Args:
+        payload: Launches, a list of arguments, or the mapping of an argument file.
+
+    Raises:
+        PayloadError: The payload is none of them.
+    """
     if isinstance(payload, Mapping):
         return _parse_mapping(payload)
     if isinstance(payload, Sequence):
@@ -180,7 +192,10 @@ def parse_runs(payload: object) -> list[WrittenArguments]:
 
 
 def _parse_launches(launches: Sequence[Launch]) -> list[WrittenArguments]:
-    """Return the runs of launches with arguments of Megatron-LM; of all launches where none has any."""
+    """Return the runs of the launches with arguments of Megatron-LM.
+
+    If no launch has any, every launch is a run.
+    """
     megatron_launches: list[Launch] = []
     for launch in launches:
         if launch.flags & (MEGATRON_ARGUMENTS | MODE_OPTIONS):
@@ -189,115 +204,136 @@ def _parse_launches(launches: Sequence[Launch]) -> list[WrittenArguments]:
 
 
 def _parse_launch(launch: Launch) -> WrittenArguments:
-    run = _parse_words(launch.arguments)
-    run.launch = launch
-    run.label = launch.label
+    """Return the arguments of a launch."""
+    written = _parse_words(launch.arguments)
+    written.launch = launch
+    written.label = launch.label
     framework = framework_signs.recognise_launch(launch)
     if framework is not None and framework.table:
-        run.framework = load_framework_table(framework.table)
+        written.framework = load_framework_table(framework.table)
     if launch.line:
-        run.decided_by = _find_mode_decider(run)
+        written.mode_decider = _find_mode_decider(written)
     else:
-        run.used_by = "the script that uses these arguments"
-        run.decided_by = run.used_by
-    return run
+        written.used_by = "the script that uses these arguments"
+        written.mode_decider = written.used_by
+    return written
 
 
-def _find_mode_decider(run: WrittenArguments) -> str:
-    """Return what decides the mode of a started run without `--bf16` and `--fp16`, as a noun.
+def _find_mode_decider(written: WrittenArguments) -> str:
+    """Return the source that decides the mode of a started run without `--bf16` and `--fp16`, for messages.
 
     It is empty for the whole command of a program of Megatron-LM, whose default decides.
     """
-    for decider in _iterate_mode_deciders(run):
+    for decider in _iterate_mode_deciders(written):
         if decider:
             return decider
     return ""
 
 
-def _iterate_mode_deciders(run: WrittenArguments) -> Iterator[str]:
-    """Yield what may decide the mode, the surest first, and empty texts."""
-    notes = run.launch.notes
-    yield run.launch.unread
+def _iterate_mode_deciders(written: WrittenArguments) -> Iterator[str]:
+    """Yield the sources that may decide the mode, the most probable first; some texts are empty."""
+    notes = written.launch.notes
+    yield written.launch.unread
     for note in notes:
         if note.kind is NoteKind.STRAY_OPTIONS:
             yield str(note)
-    if not run.is_known:
-        name = run.launch.program.rpartition("/")[2]
+    if not written.is_known:
+        name = written.launch.program.rpartition("/")[2]
         yield f"{name}, a program whose defaults are not known here,"
-    for source in run.launch.unread_sources:
+    for source in written.launch.unread_sources:
         yield f"{source.noun}, which the script sources,"
-    for word in run.undecided:
+    for word in written.undecided_words:
         yield f"{word}, which only the run knows,"
-    yield from run.elsewhere
+    yield from written.possible_sources
     for note in notes:
         if note.kind is not NoteKind.BROKEN_LINE:
             yield str(note)
-    for key, written in run.settings.items():
+    for key, setting in written.settings.items():
         if not _is_precision_argument(key):
-            yield f"{written.name}, which is no flag of Megatron-LM's,"
+            yield f"{setting.name}, which is no flag of Megatron-LM's,"
 
 
 def _parse_words(tokens: Sequence[ShellWord]) -> WrittenArguments:
-    run = WrittenArguments(options=list(parse_options(tokens)))
-    for option in run.options:
-        count = 0
+    """Return the arguments of a command line."""
+    written = WrittenArguments(options=list(parse_options(tokens)))
+    for option in written.options:
+        value_count = 0
         if option.name:
-            count = _add_option(run, option)
-        for index, word in enumerate(option.following[count:], count):
+            value_count = _add_option(written, option)
+        for index, word in enumerate(option.following[value_count:], value_count):
             if word.is_unknown and _may_be_options(word, option.name, is_first=index == 0):
-                run.undecided.append(str(word))
-    return run
+                written.undecided_words.append(str(word))
+    return written
 
 
 def _may_be_options(word: ShellWord, option: str, *, is_first: bool) -> bool:
-    """Return whether a word that only the run decides may hold options.
+    """Return whether a word that is decided when the run starts may hold options.
 
     Otherwise it is the value of the option before it.
+
+    Args:
+        word: The word.
+        option: The option before it; empty before the first option.
+        is_first: Whether the word is the first one after the option.
     """
     name = flags.get_dest(option)
     if SEQ_COMMAND.fullmatch(word):
         return False
     if option and get_variable_name(word).lower() == name:  # --extra-vocab-size ${EXTRA_VOCAB_SIZE}
         return False
-    is_list = LIST_OPTIONS.search(name) and not POSITIONAL_PARAMETER.fullmatch(word)
-    is_value = is_list or (is_first and option and not flags.is_switch(option))
-    is_named = ARGUMENTS_VARIABLE_PATTERN.search(word) or flags.bears_on_precision(word.lower())
     rest = UNKNOWN_PATTERN.sub("", word)
-    is_path_or_part = bool(rest.strip()) and ("/" in rest or UNKNOWN_PATTERN.match(word) is None)
-    return not is_path_or_part and bool(is_named or not is_value)
+    if rest.strip() and ("/" in rest or UNKNOWN_PATTERN.match(word) is None):
+        return False  # a path, or a word with a known beginning: data-$N
+    if ARGUMENTS_VARIABLE_PATTERN.search(word) or flags.may_affect_precision(word.lower()):
+        return True
+    is_of_list = LIST_OPTIONS.search(name) and not POSITIONAL_PARAMETER.fullmatch(word)
+    is_value = is_first and option and not flags.is_switch(option)
+    return not (is_of_list or is_value)
 
 
-def _add_option(run: WrittenArguments, option: Option) -> int:
-    """Add an option that bears on precision to the settings; return the number of its values behind it."""
+def _add_option(written: WrittenArguments, option: Option) -> int:
+    """Add an option to the settings if it may affect the precision.
+
+    Returns:
+        The number of words after the option that are its values; 0 for an option that is not added.
+    """
     name = option.name
     value = option.value
     if isinstance(name, ShellWord) and name.is_unknown:
-        text = str(name)
-        if value is not None:
-            text = f"{name}={value}"
-        run.undecided.append(text)
+        written.undecided_words.append(_format_undecided_option(name, value))
         return 0
-    if not (_is_precision_argument(name) or flags.bears_on_precision(name)):
+    if not (_is_precision_argument(name) or flags.may_affect_precision(name)):
         return 0
     if option.is_key and value is None:
         return 0
     if flags.is_switch(name) and not option.is_key:
-        return _add_switch(run, option)
+        return _add_switch(written, option)
     if value is not None:
-        run.add(_make_setting(option, value))
+        written.add(_make_setting(option, value))
         return 0
     values = _get_following_values(option)
     value = True
     if values:
         value = join_words(values)
-    run.add(_make_setting(option, value))
+    written.add(_make_setting(option, value))
     return len(values)
 
 
-def _add_switch(run: WrittenArguments, option: Option) -> int:
-    """Add a switch; return the number of words behind it that mean on or off.
+def _format_undecided_option(name: ShellWord, value: object) -> str:
+    """Return the text of an option whose name is decided when the run starts."""
+    if value is None:
+        return str(name)
+    return f"{name}={value}"
 
-    Megatron-LM's parser refuses a value of a switch. Its meaning is kept.
+
+def _add_switch(written: WrittenArguments, option: Option) -> int:
+    """Add a switch to the settings.
+
+    Megatron-LM's parser refuses a value of a switch. The meaning of the value is kept, and the
+    refusal is reported.
+
+    Returns:
+        The number of words after the switch that mean on or off: 0 or 1.
     """
     value = option.value
     count = 0
@@ -305,22 +341,28 @@ def _add_switch(run: WrittenArguments, option: Option) -> int:
         value = option.following[0]
         count = 1
     if value is None:
-        run.add(WrittenSetting(option.name, True))
+        written.add(WrittenSetting(option.name, True))
     else:
-        run.add(_make_setting(option, value, refused=str(value)))
+        written.add(_make_setting(option, value, refused=str(value)))
     return count
 
 
 def _get_following_values(option: Option) -> list[ShellWord]:
-    """Return the words behind an option that are its values; several where it names files."""
+    """Return the words after an option that are its values: one, or several for an option that names files."""
     values = [*option.following[:1]]
     if flags.get_dest(option.name) in flags.FILE_SETTINGS:
         values += takewhile(lambda word: not word.is_unknown, option.following[1:])
     return values
 
 
-def _make_setting(option: Option, value: Any, *, refused: str | None = None) -> WrittenSetting:
-    """Return an option as a setting."""
+def _make_setting(option: Option, value: object, *, refused: str | None = None) -> WrittenSetting:
+    """Return an option as a setting.
+
+    Args:
+        option: The option.
+        value: Its value.
+        refused: The value of a switch on a command line.
+    """
     name = option.name
     if is_late(value) or isinstance(value, Mapping | list):
         text = f"a {type(value).__name__}"
@@ -328,19 +370,20 @@ def _make_setting(option: Option, value: Any, *, refused: str | None = None) -> 
             text = str(value)
         return WrittenSetting(name, None, text, refused)
     if isinstance(value, str) and flags.is_switch(name):
-        otherwise: Any = True
+        # A word without a meaning leaves a switch on. A key of a file keeps it for the report.
+        other_value: object = True
         if option.is_key:
-            otherwise = value
-        return WrittenSetting(name, SWITCH_VALUES.get(value.lower(), otherwise), refused=refused)
+            other_value = value
+        return WrittenSetting(name, SWITCH_VALUES.get(value.lower(), other_value), refused=refused)
     if isinstance(value, ShellWord):
         return WrittenSetting(name, str(value))
     return WrittenSetting(name, value)
 
 
 def is_late(value: object) -> bool:
-    """Return whether only the run decides a value.
+    """Return whether a value is decided when the run starts.
 
-    It is a word with an unknown piece, or a text of a file with a variable in it.
+    Such a value is a word with an unknown piece, or a text of a file with a variable in it.
     """
     if isinstance(value, ShellWord):
         return value.is_unknown
@@ -348,6 +391,7 @@ def is_late(value: object) -> bool:
 
 
 def _is_precision_argument(name: str) -> bool:
+    """Return whether an option is an argument of Megatron-LM that affects the precision."""
     key = flags.get_dest(name)
     return (
         key in flags.FLAG_OF_NAME
@@ -356,76 +400,79 @@ def _is_precision_argument(name: str) -> bool:
     )
 
 
-class _Group(NamedTuple):
+class ArgumentGroup(NamedTuple):
     """A mapping of arguments in a file."""
 
     name: str
-    """Empty where the whole file is one."""
-    values: Mapping[Any, Any]
+    """The key of the mapping; empty if the whole file is the group."""
+    values: Mapping[Any, object]
 
 
-def find_argument_groups(payload: Mapping[Any, Any]) -> list[_Group]:
-    """Return the mappings of arguments in a mapping.
+def find_argument_groups(payload: Mapping[Any, object]) -> list[ArgumentGroup]:
+    """Return the groups of arguments in the mapping of a file.
 
-    Their names are in capitals, such as MODEL_ARGS, or all of their keys are flags.
+    The name of a group is in capitals, such as MODEL_ARGS, or all of its keys are flags. If the file
+    has groups that Megatron-LM's own tests start, only those are returned.
     """
-    groups: list[_Group] = []
+    groups: list[ArgumentGroup] = []
     for key, value in payload.items():
         if not isinstance(value, Mapping):
             continue
         has_flags = bool(value) and all(str(name).startswith("--") for name in value)
         if has_flags or GROUP_NAME.fullmatch(str(key)):
-            groups.append(_Group(str(key), value))
+            groups.append(ArgumentGroup(str(key), value))
     runs = [group for group in groups if RUN_GROUP_NAME.fullmatch(group.name)]
     return runs or groups
 
 
-def _parse_mapping(payload: Mapping[Any, Any]) -> list[WrittenArguments]:
+def _parse_mapping(payload: Mapping[Any, object]) -> list[WrittenArguments]:
     """Return the runs of an argument file, one for each of its groups."""
     environment: dict[str, ShellWord] = {}
     variables = payload.get("ENV_VARS")
     if isinstance(variables, Mapping):
         environment = {str(key): ShellWord(str(value)) for key, value in variables.items()}
-    runs: list[WrittenArguments] = []
-    for group in _list_groups(payload):
-        launch = Launch(line=1, program="", arguments=(), environment=environment)
-        run = WrittenArguments(launch=launch, label=group.name)
-        run.decided_by = "the program that is started with these arguments"
-        if not group.name:
-            run.used_by = "the command line that names this file"
-            run.decided_by = run.used_by
-        for key, value in group.values.items():
-            option = Option(str(key), value, is_key=True)
-            run.options.append(option)
-            _add_option(run, option)
-        runs.append(run)
-    return runs
+    return [_parse_group(group, environment) for group in _list_groups(payload)]
 
 
-def _list_groups(payload: Mapping[Any, Any]) -> list[_Group]:
-    """Return the groups of a file; the whole file is a group without a name where it has none."""
+def _parse_group(group: ArgumentGroup, environment: Mapping[str, ShellWord]) -> WrittenArguments:
+    """Return the arguments of a group as a run."""
+    launch = Launch(line=1, program="", arguments=(), environment=environment)
+    written = WrittenArguments(launch=launch, label=group.name)
+    written.mode_decider = "the program that is started with these arguments"
+    if not group.name:
+        written.used_by = "the command line that names this file"
+        written.mode_decider = written.used_by
+    for key, value in group.values.items():
+        option = Option(str(key), value, is_key=True)
+        written.options.append(option)
+        _add_option(written, option)
+    return written
+
+
+def _list_groups(payload: Mapping[Any, object]) -> list[ArgumentGroup]:
+    """Return the groups of a file. A file without groups is one group without a name."""
     groups = find_argument_groups(payload)
     if groups:
         return groups
     if isinstance(payload.get(FLAGSCALE_BLOCKS[0]), Mapping):
         blocks = [payload.get(key) for key in FLAGSCALE_BLOCKS]
-        return [_Group("", dict(_iterate_leaves(blocks)))]
-    return [_Group("", _flatten_blocks(payload))]
+        return [ArgumentGroup("", dict(_iterate_leaves(blocks)))]
+    return [ArgumentGroup("", _flatten_blocks(payload))]
 
 
-def _flatten_blocks(payload: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return the arguments of a file for `--yaml-cfg`, those of its two blocks too."""
-    arguments: dict[Any, Any] = {}
+def _flatten_blocks(payload: Mapping[Any, object]) -> dict[Any, object]:
+    """Return the arguments of a file for `--yaml-cfg`, with those of its two blocks."""
+    arguments: dict[Any, object] = {}
     for key, value in payload.items():
-        if key in ("language_model", "model_parallel") and isinstance(value, Mapping):
+        if key in YAML_CFG_BLOCKS and isinstance(value, Mapping):
             arguments.update(value)
         else:
             arguments[key] = value
     return arguments
 
 
-def _iterate_leaves(values: object) -> Iterator[tuple[str, Any]]:
-    """Yield the keys within mappings that have a plain value."""
+def _iterate_leaves(values: object) -> Iterator[tuple[str, object]]:
+    """Yield the keys at any depth that have a plain value, with the value."""
     if isinstance(values, list):
         for value in values:
             yield from _iterate_leaves(value)
@@ -438,31 +485,39 @@ def _iterate_leaves(values: object) -> Iterator[tuple[str, Any]]:
 
 
 def parse_printed_runs(blocks: Sequence[PrintedBlock]) -> list[WrittenArguments]:
-    """Return the runs of printed arguments.
-
-    Every argument has its value in a block with its end, a default too.
-    """
+    """Return the runs of printed arguments. A block with its end has a value for every argument."""
     runs: list[WrittenArguments] = []
     for number, block in enumerate(blocks, 1):
-        run = WrittenArguments(label="printed arguments", printed=block)
+        label = "printed arguments"
         if len(blocks) > 1:
-            run.label = f"printed arguments {number}"
-        if _has_open_mode(block):
-            run.decided_by = "the rest of the log, since the block of arguments is incomplete,"
-        for name, value in block.arguments.items():
-            if value is None:
-                continue
-            option = Option(name, value, is_key=True)
-            run.options.append(option)
-            is_open_mode = bool(run.decided_by) and name in ("bf16", "fp16")
-            if not is_open_mode and (value is not False or _is_precision_argument(name)):
-                _add_option(run, option)
-        runs.append(run)
+            label = f"printed arguments {number}"
+        runs.append(_parse_printed_block(block, label))
     return runs
 
 
+def _parse_printed_block(block: PrintedBlock, label: str) -> WrittenArguments:
+    """Return the arguments of a printed block.
+
+    A printed None states nothing. A printed False is a setting only for an argument that affects the
+    precision.
+    """
+    written = WrittenArguments(label=label, printed=block)
+    has_open_mode = _has_open_mode(block)
+    if has_open_mode:
+        written.mode_decider = "the rest of the log, since the block of arguments is incomplete,"
+    for name, value in block.arguments.items():
+        if value is None:
+            continue
+        option = Option(name, value, is_key=True)
+        written.options.append(option)
+        is_open_mode = has_open_mode and name in ("bf16", "fp16")
+        if not is_open_mode and (value is not False or _is_precision_argument(name)):
+            _add_option(written, option)
+    return written
+
+
 def _has_open_mode(block: PrintedBlock) -> bool:
-    """Return whether a block does not show the mode; a block without its end may lack a switch."""
+    """Return whether a block does not show the mode. A block without its end may lack a switch of a mode."""
     modes = {block.arguments.get("bf16"), block.arguments.get("fp16")}
     if True in modes:
         return False

@@ -1,13 +1,12 @@
-"""Files with Megatron's per-module recipe, written next to exported arguments.
+"""`build_shared_file`: files with Megatron's per-module recipe, written next to exported arguments.
 
     export(config, num_layers=32, pipeline_model_parallel_size=4)
 
-Megatron counts layers within a stage. So rows of `modules` that name layers become other patterns
-on each stage, and a file for each stage of a stated layout.
+Megatron counts layers within a pipeline stage. So rows of `modules` that name layers have other
+patterns on each stage. They need the layout of the model, and a file for each stage.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from bridge.errors import RunConfigError
 from bridge.model.layout import ParallelLayout
@@ -44,12 +43,16 @@ LAYOUT_KEYS = (
     ),
 )
 """Keys of the context that state the layout of the model."""
+CORRECT_REMEDY = "Correct it."
 
 
-def build_shared_file(builder: ExportBuilder, layout: Mapping[str, Any]) -> dict[str, Any] | None:
-    """Return the content of the file that all ranks share; None where no such file is needed.
+def build_shared_file(
+    builder: ExportBuilder, layout: Mapping[str, int]
+) -> dict[str, object] | None:
+    """Return the content of the file that all ranks share; None if no such file is needed.
 
-    Stages that need different files get a file each in the report, and share none.
+    Stages that need different files share none. Then a file for each stage is added to the report.
+    Rows that cannot be written are reported.
 
     Args:
         builder: The report of the export.
@@ -73,39 +76,46 @@ def build_shared_file(builder: ExportBuilder, layout: Mapping[str, Any]) -> dict
         return None
     if all(file == files[0] for file in files):
         return files[0]
+    _add_stage_files(builder, files)
+    return None
+
+
+def _add_stage_files(builder: ExportBuilder, files: Sequence[Mapping[str, object]]) -> None:
+    """Add the file of each stage to the report, and record that one setting cannot name all of them."""
     for stage, file in enumerate(files):
         name = SHARED_FILE_NAME.replace(".yaml", f".stage{stage}.yaml")
         builder.files[name] = as_yaml(file)
     builder.record("megatron_lm.a-file-for-each-stage", "modules", stages=len(files))
-    return None
 
 
 def _build_stage_files(
-    rows: Sequence[ModuleRow], layout: Mapping[str, Any], *, low_format: str | None
-) -> list[dict[str, Any] | None]:
+    rows: Sequence[ModuleRow], layout: Mapping[str, int], *, low_format: str | None
+) -> list[dict[str, object]]:
     """Return the content of the file of each stage.
 
     Args:
         rows: The rows of `modules`.
         layout: Keys of `LAYOUT_KEYS` with their values.
-        low_format: The low-precision format of the run, fp8 or fp4; None: it has none.
+        low_format: The low-precision format of the run, fp8 or fp4; None if it has none.
 
     Raises:
         RunConfigError: The layout is wrong, or chunks of a stage need different files.
     """
     for name, value in layout.items():
         if type(value) is not int or value < 1:
-            raise RunConfigError.of(name, "must be a whole number from 1", value, "Correct it.")
+            raise RunConfigError.of(name, "must be a whole number from 1", value, CORRECT_REMEDY)
     num_layers = layout["num_layers"]
     for row in rows:
         if find_absent_layers(row.layer_numbers, num_layers):
             rule = f"{row} names a layer beyond the last"
-            raise RunConfigError.of("num_layers", rule, num_layers, "Correct it.")
+            raise RunConfigError.of("num_layers", rule, num_layers, CORRECT_REMEDY)
     parallel = ParallelLayout.from_model(layout)
-    chunks = [place.layers for place in parallel.places(num_layers)]
-    files = make_stage_recipes(make_chunk_recipes(rows, chunks, run=low_format), parallel.pipeline)
-    if None in files:
-        stage = files.index(None)
-        rule = f"the model chunks of stage {stage} need different files, and a stage has one"
-        raise RunConfigError.of(CHUNKS_KEY, rule, parallel.virtual, "Use one chunk per stage.")
+    chunks = [chunk.layers for chunk in parallel.places(num_layers)]
+    chunk_recipes = make_chunk_recipes(rows, chunks, run=low_format)
+    files: list[dict[str, object]] = []
+    for stage, file in enumerate(make_stage_recipes(chunk_recipes, parallel.pipeline)):
+        if file is None:
+            rule = f"the model chunks of stage {stage} need different files, and a stage has one"
+            raise RunConfigError.of(CHUNKS_KEY, rule, parallel.virtual, "Use one chunk per stage.")
+        files.append(file)
     return files

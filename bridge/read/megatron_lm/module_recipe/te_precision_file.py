@@ -1,10 +1,10 @@
-"""The file behind `--te-precision-config-file`: Megatron Core's per-module recipe, as YAML or Megatron Bridge's `.cfg`.
+"""The file of `--te-precision-config-file`: Megatron Core's per-module recipe, as YAML or Megatron Bridge's `.cfg`.
 
     read("te_quant.yaml")["matchers"]
 
-The content is kept as it is written. Faults that stop Megatron are refused together, a sentence
-each. Its patterns count layers within one stage of a pipeline, so that the content is a value of
-`model.quant_recipe` and never becomes rows of `modules`.
+The content is kept as it is written. All faults that stop Megatron are refused together, each by a
+sentence. The patterns of such a file count layers within one stage of a pipeline. So the content is
+a value of `model.quant_recipe`, and never becomes rows of `modules`.
 
 Source: megatron-core 0.16.1 and 0.19.2 quantization/quant_config.py,
 extensions/transformer_engine.py.
@@ -12,7 +12,7 @@ extensions/transformer_engine.py.
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from bridge.errors import PayloadError, close_matches, did_you_mean
 from bridge.precision import strict_yaml
@@ -25,17 +25,33 @@ from bridge.precision.matchers import (
 )
 
 TYPE_KEY = next(iter(TE_CONFIG_TYPE))
+"""The key of a payload that names its class."""
 CORRECT_REMEDY = "Correct it."
 
 
-def read(path: str | Path) -> dict[str, Any]:
-    """Return the content of a file; PayloadError, every fault on its own line, where Megatron refuses it."""
+def read(path: str | Path) -> dict[str, object]:
+    """Return the content of a file.
+
+    Raises:
+        PayloadError: Megatron refuses the file. The message has a line for each fault.
+    """
     return parse(strict_yaml.decode_text(strict_yaml.read_bytes(path), str(path)), str(path))
 
 
-def parse(text: str, name: str) -> dict[str, Any]:
-    """Return the content of a YAML text; `name` is its name in messages. It raises as `read`."""
-    (content, *_) = strict_yaml.load_documents(text, name) or (None,)
+def parse(text: str, name: str) -> dict[str, object]:
+    """Return the content of a YAML text.
+
+    Args:
+        text: The text. Only its first document counts.
+        name: The name of the text in messages.
+
+    Raises:
+        PayloadError: Megatron refuses the content. The message has a line for each fault.
+    """
+    content = None
+    documents = strict_yaml.load_documents(text, name)
+    if documents:
+        content = documents[0]
     if not isinstance(content, dict):
         rule = "must be a mapping of configs and matchers"
         raise PayloadError.of(name, rule, content, "Give Megatron's file.")
@@ -52,12 +68,14 @@ class _Fault(NamedTuple):
     """A part of a file that Megatron refuses."""
 
     path: str
+    """Its keys from the top of the file, joined by points."""
     rule: str
     value: object
     remedy: str
 
 
-def _find_faults(content: Mapping[str, Any]) -> Iterator[_Fault]:
+def _find_faults(content: Mapping[str, object]) -> Iterator[_Fault]:
+    """Yield the faults of a file, in its order."""
     configs = content.get("configs", {})
     matchers = content.get("matchers") or {}
     if not isinstance(configs, Mapping):
@@ -73,7 +91,7 @@ def _find_faults(content: Mapping[str, Any]) -> Iterator[_Fault]:
 
 
 def _find_payload_faults(path: str, payload: object) -> Iterator[_Fault]:
-    """Yield the faults of a payload; a payload of another library, Kitchen's for example, has none."""
+    """Yield the faults of a payload. A payload of another library, Kitchen's for example, is not checked."""
     if not isinstance(payload, Mapping):
         remedy = "Give transformer_engine_config_type and training_recipe."
         yield _Fault(path, "must be a mapping", payload, remedy)
@@ -94,13 +112,13 @@ def _find_payload_faults(path: str, payload: object) -> Iterator[_Fault]:
 
 
 def _find_recipe_faults(path: str, recipe: object) -> Iterator[_Fault]:
-    """Yield the faults of the recipe of Transformer Engine in a payload."""
+    """Yield the faults of a recipe of Transformer Engine in a payload."""
     if not isinstance(recipe, Mapping):
         yield _Fault(path, "must be a mapping", recipe, "Write {} for high precision.")
         return
     for key in recipe:
         near = close_matches(str(key), PAYLOAD_KEYS)
-        if key not in PAYLOAD_KEYS and near:  # a key of a later release is kept
+        if key not in PAYLOAD_KEYS and near:  # other keys may be those of a later release
             rule = "Transformer Engine's recipes have no such key"
             yield _Fault(f"{path}.{key}", rule, recipe[key], did_you_mean(near))
     for key, rule in find_payload_faults(recipe):
@@ -112,9 +130,9 @@ def _find_recipe_faults(path: str, recipe: object) -> Iterator[_Fault]:
 
 
 def _find_matcher_faults(
-    path: str, matcher: object, configs: Mapping[str, Any]
+    path: str, matcher: object, configs: Mapping[str, object]
 ) -> Iterator[_Fault]:
-    """Yield the faults of a matcher; Megatron does not read a matcher that is not enabled."""
+    """Yield the faults of a matcher. Megatron does not read a matcher that is not enabled."""
     if not isinstance(matcher, Mapping):
         yield _Fault(path, "must be a mapping", matcher, "Give type, pattern, config and enabled.")
         return

@@ -1,0 +1,154 @@
+"""`load_engine_file`: the JSON of DeepSpeed's engine that a run of Megatron-DeepSpeed names.
+
+    file = load_engine_file(written, "train.sh")
+    parse_engine_settings(file.content).fields    # {"bf16": True, ...}
+
+The JSON is read if the script writes it by `cat` and a here-document, or if it lies next to the
+script.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from bridge.errors import PayloadError
+from bridge.read import deepspeed
+from bridge.read.foreign.reports import ImportReport
+from bridge.read.launch.shell_word import UNKNOWN_PATTERN, ShellWord
+from bridge.read.megatron_lm.written_arguments import WrittenArguments
+from bridge.read.text import strict_json
+from bridge.read.text.document import Document
+from bridge.target.fields import parse_integer
+
+DEEPSPEED_FILE_ARGUMENT = "deepspeed_config"
+"""Argument that names the file."""
+ZERO_KEY = "zero_optimization"
+PRECISION_KEYS = ("fp16", "bf16", "bfloat16", "data_types", "communication_data_type", ZERO_KEY)
+"""Keys of the JSON that decide about formats and shards."""
+LATE_VALUE = "<open>"
+"""A text in the place of a value that only the started run decides."""
+LATE_VALUE_PATTERN = re.compile(rf"(?<=[\s:\[,])(?:{UNKNOWN_PATTERN.pattern})(?=[\s,\]}}]|\Z)")
+"""An unknown piece of a script that is a whole value of the JSON. It has no quotes, so that the text is no JSON yet."""
+UNFOLLOWED_SETTINGS = re.compile(
+    r"compression_training|quantize_training|weight_quantization|msamp|torch_autocast\.enabled|amp\Z"
+    r"|\w+_master_weights_and_grads|bf16_optimizer_states"
+)
+"""Settings of the JSON that give layers or masters other formats than a plan of the mode shows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class EngineFile:
+    """The JSON of the engine."""
+
+    name: str = ""
+    """The path as the arguments have it; empty if they name no file."""
+    location: str = ""
+    """Where the JSON was read, for messages: the script, or the path of the file."""
+    content: Mapping[str, object] | None = None
+    """The content; None if the file is not read."""
+
+
+def load_engine_file(written: WrittenArguments, path: str) -> EngineFile:
+    """Return the engine's JSON of a run. It has no content if it cannot be read.
+
+    Args:
+        written: The arguments as they are written.
+        path: Path of the script.
+    """
+    setting = written.settings.get(DEEPSPEED_FILE_ARGUMENT)
+    if setting is None:
+        return EngineFile()
+    name = str(setting.shown)
+    text = written.launch.files.get(name)
+    location = "the script, which writes it"
+    if text is None and not ShellWord(name).is_unknown:
+        file = Path(path).parent / name
+        location = str(file)
+        text = _load_text(file)
+    content = None
+    if text is not None:
+        content = _parse_content(text, name)
+    if content is None:
+        return EngineFile(name=name)
+    return EngineFile(name=name, location=location, content=content)
+
+
+def _load_text(file: Path) -> str | None:
+    """Return the text of a file; None for a file that cannot be read."""
+    try:
+        return Document.load(file).text
+    except (PayloadError, ValueError):
+        return None
+
+
+def _parse_content(text: str, name: str) -> Mapping[str, object] | None:
+    """Return the content of the JSON.
+
+    It is None for a text with an error, and for a text whose formats only the started run decides.
+    """
+    complete_text = LATE_VALUE_PATTERN.sub(f'"{LATE_VALUE}"', ShellWord.from_text(text))
+    try:
+        content = strict_json.loads(complete_text, name)
+    except PayloadError:
+        return None
+    if not isinstance(content, Mapping):
+        return None
+    decisive = str({key: content[key] for key in PRECISION_KEYS if key in content})
+    if LATE_VALUE in decisive or UNKNOWN_PATTERN.search(decisive):
+        return None
+    return content
+
+
+class EngineFileSettings(NamedTuple):
+    """The settings that the engine's JSON states."""
+
+    fields: dict[str, object] | None = None
+    """Fields of a precision; None if the JSON does not decide it."""
+    stage: int | None = None
+    """The stage of ZeRO; None if the JSON does not decide it."""
+    unfollowed: tuple[str, ...] = ()
+    """Settings that change formats and that no plan follows."""
+
+
+def parse_engine_settings(content: Mapping[str, object] | None) -> EngineFileSettings:
+    """Return the settings that the JSON of an engine states; none for a file that is not read."""
+    if content is None:
+        return EngineFileSettings()
+    stage = _parse_stage(content)
+    try:
+        report = deepspeed.import_(dict(content))
+    except PayloadError:
+        return EngineFileSettings(stage=stage)
+    unfollowed = _list_unfollowed_settings(report)
+    if report.decided_by is not None:
+        return EngineFileSettings(stage=stage, unfollowed=unfollowed)
+    fields = report.config.to_dict()
+    data_types = content.get("data_types")
+    states_accumulation = (
+        isinstance(data_types, Mapping) and data_types.get("grad_accum_dtype") is not None
+    )
+    # Without ZeRO the engine accumulates BF16 gradients in FP32, unless the JSON states a dtype.
+    if fields.get("bf16") and not stage and not states_accumulation:
+        fields["grad_reduce_in_fp32"] = True
+    return EngineFileSettings(fields, stage, unfollowed)
+
+
+def _parse_stage(content: Mapping[str, object]) -> int | None:
+    """Return the stage of ZeRO. It is 0 without a block of ZeRO, and None if it is no number."""
+    block = content.get(ZERO_KEY)
+    if not isinstance(block, Mapping):
+        return 0
+    return parse_integer(block.get("stage", 0))
+
+
+def _list_unfollowed_settings(report: ImportReport) -> tuple[str, ...]:
+    """Return the settings of the JSON that change formats and that no plan follows."""
+    settings: list[str] = []
+    for unmapped in report.unmapped:
+        if UNFOLLOWED_SETTINGS.search(unmapped.field) and unmapped.value:
+            settings.append(unmapped.field)
+    return tuple(settings)
