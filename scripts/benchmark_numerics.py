@@ -82,7 +82,7 @@ def fast_gemm() -> Iterator[str]:
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
         yield "native"
         return
-    from bridge.runtime.megatron.wide_gemm import find_slow_dtypes, widen_gemms
+    from bridge.runtime.megatron.cpu.wide_gemm import find_slow_dtypes, widen_gemms
 
     with widen_gemms(find_slow_dtypes()) as is_installed:
         if is_installed:

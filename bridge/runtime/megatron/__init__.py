@@ -29,7 +29,7 @@ replaced by `training_process`, for its length. In a process that was declared f
 import warnings
 
 from bridge.preflight.declared_gpu import get_declared_capability
-from bridge.runtime.megatron.quiet_loggers import quiet_loggers
+from bridge.runtime.megatron.process.quiet_loggers import quiet_loggers
 
 _capability = get_declared_capability()
 if _capability is not None:

@@ -22,7 +22,7 @@ from bridge.rules.variables import (
     list_scheme_variables,
     list_set_variables,
 )
-from bridge.runtime.megatron.cuda_shim import cpu_as_cuda
+from bridge.runtime.megatron.cpu.cuda_shim import cpu_as_cuda
 from bridge.runtime.megatron.emulation.parallel_linear import (
     get_layer_scheme,
     make_gemm_precision,

@@ -16,13 +16,13 @@ from megatron.core.optimizer.grad_scaler import DynamicGradScaler
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from bridge.runtime.megatron.emulation.stored_weight import StoredWeight
-from bridge.runtime.megatron.gpt import list_bucket_groups
+from bridge.runtime.megatron.model.gpt import list_bucket_groups
 from bridge.runtime.megatron.optimizer import (
     gather_params_once,
     list_chained_optimizers,
     list_torch_optimizers,
 )
-from bridge.runtime.megatron.process import Process
+from bridge.runtime.megatron.process.training_process import Process
 from bridge.runtime.megatron.record.not_finite import are_finite, find_first_not_finite
 
 Batch = dict[str, torch.Tensor]

@@ -27,7 +27,7 @@ def main(plan: dict) -> None:
 
     import bridge.runtime.megatron.emulation.parallel_linear as emulated
     from bridge.runtime.megatron.backend import choose_backend, use_backend
-    from bridge.runtime.megatron.process import training_process
+    from bridge.runtime.megatron.process.training_process import training_process
     from bridge.training.config import runtime_config_update
     from bridge.training.run import build_run
     from tests.training.loop_tiny import tiny

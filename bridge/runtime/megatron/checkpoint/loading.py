@@ -26,7 +26,7 @@ from bridge.runtime.checkpoint.folder import (
 )
 from bridge.runtime.checkpoint.manifest import MANIFEST_FILE, Manifest, select_rank_files
 from bridge.runtime.checkpoint.pickles import find_pickle_fault
-from bridge.runtime.megatron.agreement import compute_on_all_ranks, compute_on_first_rank
+from bridge.runtime.megatron.process.agreement import compute_on_all_ranks, compute_on_first_rank
 from bridge.runtime.megatron.checkpoint.state import (
     Position,
     build_sharded_state,
@@ -40,7 +40,7 @@ from bridge.runtime.megatron.emulation.requantisation import (
     requantise_stored_weights,
     round_masters_to_weights,
 )
-from bridge.runtime.megatron.gpt import unwrap_model
+from bridge.runtime.megatron.model.gpt import unwrap_model
 from bridge.runtime.megatron.optimizer import (
     gather_params_once,
     list_torch_optimizers,

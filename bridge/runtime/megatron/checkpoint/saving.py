@@ -28,7 +28,7 @@ from bridge.runtime.checkpoint.manifest import (
     list_file_sizes,
     select_rank_files,
 )
-from bridge.runtime.megatron.agreement import compute_on_all_ranks, compute_on_first_rank
+from bridge.runtime.megatron.process.agreement import compute_on_all_ranks, compute_on_first_rank
 from bridge.runtime.megatron.checkpoint.state import (
     SHARDING_METADATA,
     Position,

@@ -22,7 +22,7 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from bridge.runtime.megatron.emulation.fp8_regions import list_delayed_updates
 from bridge.runtime.megatron.emulation.stored_weight import StoredWeight
-from bridge.runtime.megatron.gpt import compute_padded_vocab_size, unwrap_model
+from bridge.runtime.megatron.model.gpt import compute_padded_vocab_size, unwrap_model
 from bridge.runtime.megatron.optimizer import list_chained_optimizers
 from bridge.runtime.megatron.patching import Patch, apply_patches, keep_compatible
 from bridge.runtime.megatron.trainer import Trainer

@@ -10,7 +10,7 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 
 from bridge.runtime.audit.record import CensusRow
 from bridge.runtime.megatron.emulation.stored_weight import StoredWeight
-from bridge.runtime.megatron.gpt import list_bucket_groups, unwrap_model
+from bridge.runtime.megatron.model.gpt import list_bucket_groups, unwrap_model
 from bridge.runtime.megatron.optimizer import list_torch_optimizers
 from bridge.runtime.pytorch.record.modules import get_dtype_name
 from bridge.runtime.pytorch.record.operand_format import (

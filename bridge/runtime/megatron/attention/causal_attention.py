@@ -7,7 +7,7 @@ Shapes: S sequence, B batch, N heads, G key/value heads, D width of a head.
 import torch
 import torch.nn.functional as F  # noqa: N812 torch's own abbreviation
 
-from bridge.runtime.megatron import wide_gemm
+from bridge.runtime.megatron.cpu import wide_gemm
 
 
 def get_gemm_dtype(dtype: torch.dtype) -> torch.dtype:

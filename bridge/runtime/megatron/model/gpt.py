@@ -18,14 +18,14 @@ from megatron.core.transformer import MLATransformerConfig
 from megatron.core.transformer.module import Float16Module
 
 from bridge.errors import RunConfigError
-from bridge.runtime.megatron.cuda_shim import has_cuda
+from bridge.runtime.megatron.cpu.cuda_shim import has_cuda
 from bridge.runtime.megatron.emulation.emulated_model import emulate_low_layers, prepare_emulation
 from bridge.runtime.megatron.emulation.parallel_linear import get_layer_scheme
 from bridge.runtime.megatron.hybrid.model import build_hybrid
-from bridge.runtime.megatron.initial_weights import draw_weights, mark_weights
-from bridge.runtime.megatron.layer_spec import build_block_spec, build_mtp_spec
+from bridge.runtime.megatron.model.initial_weights import draw_weights, mark_weights
+from bridge.runtime.megatron.model.layer_spec import build_block_spec, build_mtp_spec
 from bridge.runtime.megatron.patching import Patch, apply_patches, keep_compatible
-from bridge.runtime.megatron.process import release_chunk_at_end
+from bridge.runtime.megatron.process.training_process import release_chunk_at_end
 from bridge.runtime.megatron.without_te import CHANGES_FOR_CONFIGS
 
 ACTIVATIONS = {

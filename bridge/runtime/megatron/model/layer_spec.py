@@ -32,8 +32,8 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 
 from bridge.errors import RunConfigError
 from bridge.model.attention_variants import DELTA_NET_VARIANTS
-from bridge.runtime.megatron.fused_attention import FusedDotProductAttention
-from bridge.runtime.megatron.latent_attention import LatentAttention
+from bridge.runtime.megatron.attention.fused_attention import FusedDotProductAttention
+from bridge.runtime.megatron.attention.latent_attention import LatentAttention
 
 
 class SequenceParallelNorm:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from bridge.runtime.megatron.cuda_shim import has_cuda
+from bridge.runtime.megatron.cpu.cuda_shim import has_cuda
 
 _PROC_SELF = Path("/proc/self")
 _RESET_PEAK = "5"
