@@ -25,7 +25,7 @@ from bridge.precision.mode import get_mode
 from bridge.precision.module_schemes import ModuleSchemes
 from bridge.precision.schemes import OPERAND_FORMATS
 from bridge.precision.statements import get_field_value
-from bridge.runtime.audit.plan_comparison import Mismatch, fold_mismatches, make_location
+from bridge.runtime.audit.mismatch import Mismatch, fold_mismatches, make_location
 from bridge.runtime.pytorch.linear_schemes import resolve_module_schemes
 
 if TYPE_CHECKING:

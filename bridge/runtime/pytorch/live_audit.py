@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import AuditError, PrecisionTypeError
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
 from bridge.precision.schemes import SCHEMES
-from bridge.runtime.audit.plan_comparison import compare_with_plan, format_gemms
+from bridge.runtime.audit.gemm_formats import format_gemms
+from bridge.runtime.audit.plan_comparison import compare_with_plan
 from bridge.runtime.audit.record import Record, merge_gemm_rows
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from bridge.registry.config import MixedPrecisionConfig
-    from bridge.runtime.audit.plan_comparison import Mismatch
+    from bridge.runtime.audit.mismatch import Mismatch
     from bridge.runtime.audit.record import CensusRow, GemmRow, HealthRow
     from bridge.runtime.pytorch.record.gemm_watch import GemmWatch
 

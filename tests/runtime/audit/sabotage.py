@@ -148,7 +148,9 @@ def local_spec() -> Any:
         return lambda config, *, backend, **named: original(config, backend="local", **named)
 
     stack.enter_context(patched("bridge.runtime.megatron.model.gpt:build_block_spec", plain))
-    stack.enter_context(patched("bridge.runtime.megatron.model.gpt:emulate_low_layers", lambda _original: lambda *_: None))
+    stack.enter_context(
+        patched("bridge.runtime.megatron.model.gpt:emulate_low_layers", lambda _original: lambda *_: None)
+    )
     return stack
 
 

@@ -28,7 +28,10 @@ from torch import Tensor
 
 from bridge.errors import RunConfigError
 from bridge.runtime.megatron.attention.causal_attention import compute_attention, get_gemm_dtype
-from bridge.runtime.megatron.attention.context_parallel import get_rank_chunks, restore_sequence_order
+from bridge.runtime.megatron.attention.context_parallel import (
+    get_rank_chunks,
+    restore_sequence_order,
+)
 
 # Shapes: S sequence, B batch, N heads of this rank, G key/value heads of this rank, D width of a
 # head.

@@ -26,7 +26,6 @@ from bridge.runtime.checkpoint.folder import (
 )
 from bridge.runtime.checkpoint.manifest import MANIFEST_FILE, Manifest, select_rank_files
 from bridge.runtime.checkpoint.pickles import find_pickle_fault
-from bridge.runtime.megatron.process.agreement import compute_on_all_ranks, compute_on_first_rank
 from bridge.runtime.megatron.checkpoint.state import (
     Position,
     build_sharded_state,
@@ -47,6 +46,7 @@ from bridge.runtime.megatron.optimizer import (
     unshare_steps,
 )
 from bridge.runtime.megatron.patching import Patch, apply_patches, keep_compatible
+from bridge.runtime.megatron.process.agreement import compute_on_all_ranks, compute_on_first_rank
 from bridge.runtime.megatron.trainer import Trainer
 
 logger = logging.getLogger(__name__)

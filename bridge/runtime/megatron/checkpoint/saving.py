@@ -28,7 +28,6 @@ from bridge.runtime.checkpoint.manifest import (
     list_file_sizes,
     select_rank_files,
 )
-from bridge.runtime.megatron.process.agreement import compute_on_all_ranks, compute_on_first_rank
 from bridge.runtime.megatron.checkpoint.state import (
     SHARDING_METADATA,
     Position,
@@ -42,6 +41,7 @@ from bridge.runtime.megatron.patching import (
     replace_by_constant,
     resolve_patches,
 )
+from bridge.runtime.megatron.process.agreement import compute_on_all_ranks, compute_on_first_rank
 from bridge.runtime.megatron.trainer import Trainer
 
 MIN_FREE_BYTES = 2**20

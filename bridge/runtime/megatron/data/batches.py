@@ -16,9 +16,9 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
 from bridge.errors import DataError
-from bridge.runtime.megatron.process.agreement import compute_on_first_rank
 from bridge.runtime.megatron.attention.context_parallel import take_rank_part
 from bridge.runtime.megatron.data.corpus import END_OF_DOCUMENT, Corpus
+from bridge.runtime.megatron.process.agreement import compute_on_first_rank
 
 log = logging.getLogger(__name__)
 

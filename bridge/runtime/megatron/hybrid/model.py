@@ -20,7 +20,11 @@ from bridge.errors import RunConfigError
 from bridge.model.hybrid_pattern import HybridPattern
 from bridge.runtime.megatron.attention.fused_attention import FusedDotProductAttention
 from bridge.runtime.megatron.hybrid.kernels import MAMBA_SPECS_MODULE
-from bridge.runtime.megatron.model.layer_spec import LOCAL_CLASSES, SequenceParallelNorm, replace_classes
+from bridge.runtime.megatron.model.layer_spec import (
+    LOCAL_CLASSES,
+    SequenceParallelNorm,
+    replace_classes,
+)
 from bridge.runtime.megatron.patching import apply_patches
 
 TE_TO_LOCAL_CLASSES = {

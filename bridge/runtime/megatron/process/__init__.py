@@ -6,4 +6,6 @@
     stop_request.py       `StopRequest`: Ctrl-C or SIGTERM ends the run between two steps
     memory.py             free memory goes back to the system; the peak of a run
     quiet_loggers.py      loggers of Megatron and torch whose lines no user can act on
+
+The rooms that make or train a model get a `Process` and do not ask torch.distributed themselves.
 """

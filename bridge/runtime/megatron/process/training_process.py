@@ -36,9 +36,9 @@ from torch.distributed.rendezvous import rendezvous
 
 from bridge.errors import BridgeError, RunConfigError, TrainingError
 from bridge.runtime.megatron.cpu import cuda_shim, wide_gemm
-from bridge.runtime.megatron.process.agreement import require_agreement
 from bridge.runtime.megatron.hybrid.kernels import use_torch_fallbacks
 from bridge.runtime.megatron.patching import apply_patches, keep_compatible
+from bridge.runtime.megatron.process.agreement import require_agreement
 from bridge.runtime.megatron.process.peers import Peers, run_with_timeout
 from bridge.runtime.megatron.process.quiet_loggers import quiet_loggers
 from bridge.runtime.megatron.process.stop_request import StopRequest, catch_stop_signals

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from bridge.runtime.megatron.process.agreement import compute_on_all_ranks
 from bridge.runtime.megatron.model.gpt import unwrap_model
+from bridge.runtime.megatron.process.agreement import compute_on_all_ranks
 from bridge.runtime.megatron.record.telemetry import name_modules_by_layer
 
 CHECKED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)

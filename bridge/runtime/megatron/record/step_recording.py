@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from bridge.plan.precision_plan import PrecisionPlan
-from bridge.runtime.audit.plan_comparison import Mismatch, compare_with_plan
+from bridge.runtime.audit.mismatch import Mismatch
+from bridge.runtime.audit.plan_comparison import compare_with_plan
 from bridge.runtime.audit.record import CensusRow, Record
 from bridge.runtime.megatron.record.weight_copies import WeightCopy, find_wrong_copies, watch_copies
 from bridge.runtime.pytorch.live_audit import gather_record

@@ -16,10 +16,10 @@ import torch
 from megatron.core import parallel_state
 
 from bridge.runtime.audit.quantisation import OPERANDS, QuantisationRow
-from bridge.runtime.megatron.process.agreement import compute_on_all_ranks
 from bridge.runtime.megatron.emulation.layer_numbers import number_layers
 from bridge.runtime.megatron.emulation.parallel_linear import EmulatedParallelLinear
 from bridge.runtime.megatron.emulation.stored_weight import StoredWeight
+from bridge.runtime.megatron.process.agreement import compute_on_all_ranks
 from bridge.runtime.megatron.te_cpu.storage import QUANTISATION_WATCHERS
 from bridge.runtime.numerics import (
     GemmOperand,

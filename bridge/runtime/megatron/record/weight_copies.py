@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 
-from bridge.runtime.audit.plan_comparison import Mismatch, fold_mismatches
+from bridge.runtime.audit.mismatch import Mismatch, fold_mismatches
 from bridge.runtime.audit.record import make_layer_sort_key
-from bridge.runtime.megatron.process.agreement import compute_on_all_ranks
 from bridge.runtime.megatron.model.gpt import unwrap_model
 from bridge.runtime.megatron.optimizer import list_chained_optimizers
+from bridge.runtime.megatron.process.agreement import compute_on_all_ranks
 from bridge.runtime.pytorch.record.health import clamp_to_range, find_scale, get_error_limit
 from bridge.runtime.pytorch.record.modules import label_modules
 from bridge.runtime.pytorch.record.operand_format import get_operand_format, is_quantised
