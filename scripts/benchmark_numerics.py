@@ -30,7 +30,7 @@ import torch
 from benchmark import table
 from rivals import LINEARS, NOT_CALLED, QUANTISERS
 
-from bridge.runtime.numerics import DelayedScaling, GemmPrecision, make_operand, scaled_linear, use
+from bridge.runtime.numerics import DelayedScaling, GemmPrecision, LinearCall, make_operand, scaled_linear, use
 from bridge.runtime.numerics.linear import dequantise_operand
 
 MATRIX = (4096, 2048)
@@ -176,7 +176,7 @@ def linears(
             state = None
             if scheme == "delayed":
                 state = DelayedScaling(precision)
-            forward = partial(scaled_linear, x, w, precision=precision, state=state)
+            forward = partial(scaled_linear, x, w, call=LinearCall(precision=precision, state=state))
             steps[f"{scheme}, Precision Bridge"] = partial(_both_passes, forward, (x, w), dy)
         for library in libraries:
             rule, make = LINEARS[library]

@@ -9,7 +9,7 @@ from bridge.runtime.megatron.emulation.parallel_linear import list_emulated_line
 from bridge.runtime.megatron.emulation.stored_weight import StoredWeight
 from bridge.runtime.megatron.model.gpt import GPTConfig, adapt_config, build_gpt
 from bridge.runtime.megatron.process.training_process import training_process
-from bridge.runtime.numerics import GemmPrecision, quantise, scaled_linear
+from bridge.runtime.numerics import GemmPrecision, LinearCall, quantise, scaled_linear
 
 SHAPE = {
     "num_layers": 2,
@@ -53,7 +53,7 @@ def test_layer_computes_what_scaled_linear_does(built):
     y.backward(torch.ones_like(y))
     alone = x.detach().clone().requires_grad_()
     weight = layer.weight.detach().clone().requires_grad_()
-    expected = scaled_linear(alone, weight, precision=GemmPrecision(scheme="tensorwise"))
+    expected = scaled_linear(alone, weight, call=LinearCall(precision=GemmPrecision(scheme="tensorwise")))
     expected.backward(torch.ones_like(expected))
     assert torch.equal(y, expected)
     assert torch.equal(x.grad, alone.grad)
@@ -109,7 +109,7 @@ def test_stored_weight_is_what_quantise_returns(built):
     assert weight.dtype == torch.bfloat16
     assert weight.tensor_model_parallel
     initial = weight.get_high_precision_init_val()
-    expected = quantise(initial, GemmPrecision(scheme="tensorwise").spec("weight"), col=False)
+    expected = quantise(initial, GemmPrecision(scheme="tensorwise").spec("weight"), columnwise=False)
     assert torch.equal(weight.stored.codes, expected.codes)
     assert torch.equal(weight.stored.scale_inv, expected.scale_inv)
     assert torch.equal(weight + 0, expected.dequantise())

@@ -405,7 +405,7 @@ def test_every_patch_has_its_reason():
 
 def test_shards_of_nvfp4_weights_are_cast_as_the_whole_is():
     x = torch.randn(48, 64, generator=torch.Generator().manual_seed(1)) * torch.logspace(-3, 2, 48)[:, None]
-    whole = quantise(x, QuantSpec(scheme="nvfp4", format="e2m1", row=(16, 16), column=(16, 16)))
+    whole = quantise(x, QuantSpec(scheme="nvfp4", format="e2m1", rowwise_tile=(16, 16), columnwise_tile=(16, 16)))
     parts, starts, tiles = (x.flatten()[:1030], x.flatten()[1030:]), (0, 1030), (3, 4)
     amaxes, largest = torch.zeros(2, *tiles), torch.zeros(2, 1)
     shape = ([48, 48], [64, 64], [*starts])

@@ -87,7 +87,9 @@ def make_quantizer_spec(quantizer: Any) -> QuantSpec:
         row = get_tile(scheme, quantizer, columnwise=False)
         column = get_tile(scheme, quantizer, columnwise=True)
     number_format = FORMAT_NAMES[int(quantizer.dtype)]
-    return _make_cached_spec(scheme=scheme, format=number_format, row=row, column=column, **details)
+    return _make_cached_spec(
+        scheme=scheme, format=number_format, rowwise_tile=row, columnwise_tile=column, **details
+    )
 
 
 _make_cached_spec = functools.cache(QuantSpec)
@@ -184,7 +186,12 @@ def _quantise_buffers(x: torch.Tensor, quantizer: Any) -> dict[str, torch.Tensor
     if spec.scheme == "delayed":
         scale = quantizer.scale
     quantised = quantise(
-        x, spec, row=row, col=col, scale=scale, reduce_amax=_make_amax_reduction(quantizer)
+        x,
+        spec,
+        rowwise=row,
+        columnwise=col,
+        scale=scale,
+        reduce_amax=_make_amax_reduction(quantizer),
     )
     if spec.scheme == "delayed" and quantizer.amax.numel():  # the casts of shards give none
         amax = quantised.amax.reshape(quantizer.amax.shape)
