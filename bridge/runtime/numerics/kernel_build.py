@@ -14,8 +14,8 @@ The kernel uses torch's threads: its OpenMP symbols resolve against the runtime 
 loaded. A second OpenMP runtime would start a second set of threads, which would compete for the
 cores.
 
-`torch.utils.cpp_extension` is not used. It needs a C++ compiler and ninja, compiles torch's headers for
-half a minute, makes the first call wait, and does not check who wrote the library that it loads.
+`torch.utils.cpp_extension` is not used. It needs a C++ compiler and ninja, compiles torch's headers too,
+lets the first call wait for the compiler, and loads a library without a check of who wrote it.
 """
 
 import ctypes

@@ -69,7 +69,9 @@ def test_nothing_is_kept_in_float32(scheme, built):
         y, _ = layer(x)
     assert {tensor.dtype for tensor in saved} == {torch.bfloat16}
     assert sum(tensor.numel() for tensor in saved) <= x.numel() + layer.weight.numel()
-    kept = [operand.values for operand in (layer.weight_cache.row, layer.weight_cache.column) if operand is not None]
+    kept = [
+        operand.values for operand in (layer.weight_cache.rowwise, layer.weight_cache.columnwise) if operand is not None
+    ]
     assert {tensor.dtype for tensor in kept} == {torch.bfloat16}
     assert {buffer.numel() <= 3 * 1024 for buffer in layer.buffers()} <= {True}
     assert y.dtype == torch.bfloat16
@@ -95,7 +97,7 @@ def test_stored_weight_is_decoded_once_for_both_directions_of_a_step(built):
     layer, x = first_linear(model), torch.randn(8, 1, 128).bfloat16()
     layer.is_first_microbatch = True
     first, _ = layer(x)
-    assert layer.weight_cache.row is layer.weight_cache.column is not None
+    assert layer.weight_cache.rowwise is layer.weight_cache.columnwise is not None
     layer.weight.quantize_(torch.randn(layer.weight.shape))
     assert torch.equal(layer(x)[0], first)
     model[0].module.module.set_is_first_microbatch()

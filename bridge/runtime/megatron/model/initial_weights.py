@@ -2,15 +2,17 @@
 
 Megatron draws the weights of a rank in sequence from the rank's random state. So the weights of a
 pipeline stage, tensor-parallel shard or expert-parallel rank differ from those of a single process.
-Here each weight of the whole model is drawn separately, from a seed made of the run's seed and the
-weight's place: its name, and the numbers of layer and expert, in Megatron's distributed checkpoints.
-A rank takes its part of the tensor.
+Here each weight of the whole model is drawn separately. Its seed is made of the run's seed and the
+weight's identity in Megatron's distributed checkpoints: its name, and the numbers of layer and expert.
+A rank draws the whole weight, and takes its part.
 
-While Megatron builds a chunk, its initialisation functions write a mark, a small constant, in place
-of random values. A parameter that has a mark afterwards is drawn with the function of that mark.
-Norms and biases keep their values. Megatron draws the convolution, decays and steps of a Mamba layer
-or a gated delta net without such a function; here they are drawn from the same distributions. The
-weights are equal in every layout on the same kind of device. A CPU and a GPU draw different values
+1. `mark_weights`: while Megatron builds a chunk, its initialisation functions write a mark, a small
+   constant, in place of random values.
+2. `draw_weights`: a parameter that has a mark is drawn with the function of the mark. Norms and biases
+   keep their values. Megatron draws the convolution, decays and steps of a Mamba layer or a gated delta
+   net without such a function, and here they are drawn from the same distributions.
+
+The weights are equal in every layout on the same kind of device. A CPU and a GPU draw different values
 from the same seed.
 """
 
@@ -29,15 +31,20 @@ from megatron.core.dist_checkpointing.mapping import ShardedTensor, ShardedTenso
 from bridge.runtime.megatron.patching import Patch, apply_patches
 
 InitMethods = dict[float, "Callable[[torch.Tensor], Any]"]
+"""Mark -> initialisation function, which fills a tensor."""
 
 _INIT_METHOD_MARKS = {
     "init_method": 2.0**-10,
     "output_layer_init_method": 2.0**-11,
     "embedding_init_method": 2.0**-12,
 }
-"""Config field -> its mark: smaller than any weight's amax, which delayed
-scaling keeps the larger one of.
+"""Field of a model config -> its mark.
+
+A stored weight is quantised while it has the mark, and delayed scaling records the mark as an amax. The
+mark is smaller than the amax of any drawn weight, and the history keeps the larger one.
 """
+_SHARDED_ENTRIES = (ShardedTensor, ShardedTensorFactory)
+"""Megatron's classes of the entries of parameters in a sharded state dict."""
 
 
 @contextmanager
@@ -56,45 +63,55 @@ def mark_weights(config: Any) -> Iterator[InitMethods]:
 
 @torch.no_grad()
 def draw_weights(model: Any, marks: InitMethods, *, seed: int) -> None:
-    """Draw every weight of a model that has a mark, and the weights that layers draw by themselves."""
-    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
-    state = model.sharded_state_dict(
-        metadata={"singleton_local_shards": False, "dp_cp_group": group}
-    )
-    places: dict[int, Any] = {}
-    for entry in nested_values(state):
-        if isinstance(entry, _SHARDED_ENTRIES):
-            places[id(entry.data)] = entry
+    """Draw every weight of a model that has a mark, and the weights that layers draw by themselves.
+
+    Args:
+        model: A chunk.
+        marks: The result of `mark_weights`.
+        seed: Seed of the run.
+    """
+    entries = _get_sharded_entries(model)
     methods: dict[int, Callable[[torch.Tensor], Any]] = {}
     for module in model.modules():
         for parameter, method in _list_mixer_parameters(module):
             methods[id(parameter)] = method
     for name, parameter in model.named_parameters():
-        # of a weight that is stored in FP8 or FP4: the values that its master begins with
-        initial_value = getattr(parameter, "get_high_precision_init_val", None)
-        initial = None
+        # A weight that is stored in FP8 or FP4 also has the values from which its master is made.
+        get_initial_value = getattr(parameter, "get_high_precision_init_val", None)
+        initial_value = None
+        if get_initial_value is not None:
+            initial_value = get_initial_value()
+        marked = parameter
         if initial_value is not None:
-            initial = initial_value()
-        filled = parameter
-        if initial is not None:
-            filled = initial
-        mark = _find_mark(filled, marks)
+            marked = initial_value
+        mark = _find_mark(marked, marks)
         draw = methods.get(id(parameter))
         if mark is not None:
             draw = marks[mark]
         if draw is None:
             continue
-        place = places.get(id(parameter), name)
-        drawn = _draw_parameter(place, parameter, draw, seed).to(filled.dtype)
-        parameter.copy_(drawn)  # the codes are those of the master
-        if initial is not None:
-            initial.copy_(drawn)
+        entry = entries.get(id(parameter), name)
+        drawn = _draw_parameter(entry, parameter, draw, seed).to(marked.dtype)
+        parameter.copy_(drawn)  # a stored weight quantises the values
+        if initial_value is not None:
+            initial_value.copy_(drawn)
+
+
+def _get_sharded_entries(model: Any) -> dict[int, Any]:
+    """Return id of a parameter -> its entry in Megatron's sharded state dict of a chunk."""
+    group = parallel_state.get_data_parallel_group(with_context_parallel=True)
+    metadata = {"singleton_local_shards": False, "dp_cp_group": group}
+    entries: dict[int, Any] = {}
+    for entry in nested_values(model.sharded_state_dict(metadata=metadata)):
+        if isinstance(entry, _SHARDED_ENTRIES):
+            entries[id(entry.data)] = entry
+    return entries
 
 
 def _list_mixer_parameters(
     module: Any,
 ) -> Iterator[tuple[torch.Tensor, Callable[[torch.Tensor], Any]]]:
-    """Yield the parameters that a Mamba mixer or a gated delta net draws, and how.
+    """Yield the parameters that a Mamba mixer or a gated delta net draws, with functions to draw them.
 
     Source: megatron-core 0.16.1 ssm/mamba_mixer.py:287-337 and ssm/gated_delta_net.py:220-244.
     """
@@ -128,9 +145,6 @@ def _draw_time_step_bias(bias: torch.Tensor) -> None:
     bias.copy_(steps + torch.log(-torch.expm1(-steps)))
 
 
-_SHARDED_ENTRIES = (ShardedTensor, ShardedTensorFactory)
-
-
 def _find_mark(weight: torch.Tensor, marks: InitMethods) -> float | None:
     """Return the mark that all elements of a weight have, or None.
 
@@ -139,59 +153,63 @@ def _find_mark(weight: torch.Tensor, marks: InitMethods) -> float | None:
     edges = torch.aminmax(weight.float())
     smallest, largest = float(edges.min), float(edges.max)
     for mark in marks:
-        if 0.9 * mark < smallest <= largest < 1.1 * mark:
+        if 0.9 * mark < smallest <= largest < 1.1 * mark:  # FP8 and FP4 scales round the mark
             return mark
     return None
 
 
 def _draw_parameter(
-    place: Any, parameter: torch.Tensor, method: Callable[[torch.Tensor], Any], seed: int
+    entry: Any, parameter: torch.Tensor, method: Callable[[torch.Tensor], Any], seed: int
 ) -> torch.Tensor:
-    """Return the values of a parameter, or of this rank's part of it.
+    """Return the values of a parameter, or of this rank's part of it, in FP32.
 
     Args:
-        place: Megatron's entry for the parameter in a sharded state dict. A parameter without an
-            entry is drawn whole, and `place` is its name.
+        entry: The parameter's entry in a sharded state dict, or its name. A parameter without an entry
+            is the same on all ranks.
         parameter: Read for its shape and device.
         method: Initialisation function.
         seed: Seed of the run.
     """
-    plain = torch.empty(parameter.shape, device=parameter.device)
-    if isinstance(place, str):
-        return _fill_seeded(plain, method, f"{seed} {place}")
-    # a weight that is kept as several, as the gate of an MLP is
-    if isinstance(place, ShardedTensorFactory):
-        parts = place.build_fn(place.key, plain, place.replica_id, place.flattened_range)
-        shards = dict_list_map_outplace(
-            lambda part: _draw_shard(part, plain.device, method, seed), parts
-        )
-        drawn: torch.Tensor = place.merge_fn(shards)
+    unfilled = torch.empty(parameter.shape, device=parameter.device)
+    device = unfilled.device
+    if isinstance(entry, str):
+        return _fill_seeded(unfilled, method, f"{seed} {entry}")
+    # A parameter that a checkpoint keeps as several tensors, for example both halves of a gated MLP.
+    if isinstance(entry, ShardedTensorFactory):
+        parts = entry.build_fn(entry.key, unfilled, entry.replica_id, entry.flattened_range)
+        shards = dict_list_map_outplace(lambda part: _draw_shard(part, device, method, seed), parts)
+        drawn: torch.Tensor = entry.merge_fn(shards)
         return drawn
-    return _draw_shard(place, plain.device, method, seed)
+    return _draw_shard(entry, device, method, seed)
 
 
 def _draw_shard(
-    part: Any, where: torch.device, method: Callable[[torch.Tensor], Any], seed: int
+    entry: Any, device: torch.device, method: Callable[[torch.Tensor], Any], seed: int
 ) -> torch.Tensor:
     """Draw a whole tensor, and return the part of it that an entry of a state dict has."""
-    axes = part.prepend_axis_num  # of layer and expert
-    whole = torch.empty(part.global_shape[axes:], device=where)
-    _fill_seeded(whole, method, f"{seed} {part.key} {part.global_offset[:axes]}")
-    places = zip(part.global_offset[axes:], part.local_shape, strict=True)
-    for axis, (start, size) in enumerate(places):
-        whole = whole.narrow(axis, start, size)
-    return whole
+    axes = entry.prepend_axis_num  # of layer and expert
+    tensor = torch.empty(entry.global_shape[axes:], device=device)
+    _fill_seeded(tensor, method, f"{seed} {entry.key} {entry.global_offset[:axes]}")
+    ranges = zip(entry.global_offset[axes:], entry.local_shape, strict=True)
+    for axis, (start, size) in enumerate(ranges):
+        tensor = tensor.narrow(axis, start, size)
+    return tensor
 
 
 def _fill_seeded(
-    tensor: torch.Tensor, method: Callable[[torch.Tensor], Any], place: str
+    tensor: torch.Tensor, method: Callable[[torch.Tensor], Any], seed_text: str
 ) -> torch.Tensor:
-    """Fill a tensor with random values, seeded by its place, and keep the random states.
+    """Fill a tensor with random values, and restore the random states.
 
-    `torch.manual_seed` would also queue a seed for devices that do not exist, each with a stack
-    trace that is never freed.
+    `torch.manual_seed` is not called: it would also queue a seed for devices that do not exist, each
+    with a stack trace that is never freed.
+
+    Args:
+        tensor: The tensor.
+        method: Initialisation function.
+        seed_text: A text from which the seed is made.
     """
-    number = int.from_bytes(hashlib.sha256(place.encode()).digest()[:8], "big")
+    number = int.from_bytes(hashlib.sha256(seed_text.encode()).digest()[:8], "big")
     devices = []
     if tensor.is_cuda:
         devices.append(tensor.device)

@@ -1,8 +1,10 @@
-"""Agreement of ranks: `require_agreement` compares settings, `compute_on_first_rank` shares an answer.
+"""Agreement of ranks: equal settings on all ranks, and results that ranks share.
 
-For a comparison each rank sends a digest of 32 bytes. If digests differ, rank 0 and the first rank
-that differs from it send their settings, and every rank raises the same error, before any group of
-Megatron exists.
+`require_agreement` compares the settings of all ranks. Each rank sends a digest of 32 bytes. If digests
+differ, rank 0 and the first rank that differs from it send their settings, and every rank raises the
+same error, before any group of Megatron exists.
+
+`compute_on_first_rank` and `compute_on_all_ranks` share results, and errors of some classes.
 """
 
 import hashlib
@@ -18,13 +20,16 @@ from bridge.errors import CheckpointError, RunConfigError, TrainingError
 T = TypeVar("T")
 
 MAX_SHOWN_SETTINGS = 20
-"""Settings that the message lists; the others are counted."""
+"""Most settings that the message lists; the others are counted."""
 SHARED_ERRORS = (CheckpointError, TrainingError, OSError)
 """Errors that every rank raises if a rank raises them."""
 
 
 def require_agreement(fingerprint: Mapping[str, str]) -> None:
-    """Compare the fingerprints of all ranks; a collective call.
+    """Compare the settings of all ranks; a collective call.
+
+    Args:
+        fingerprint: Path -> value of this rank's settings.
 
     Raises:
         RunConfigError: Two ranks have different settings; raised on every rank.
@@ -32,25 +37,25 @@ def require_agreement(fingerprint: Mapping[str, str]) -> None:
     digest = hashlib.sha256(json.dumps(sorted(fingerprint.items())).encode()).digest()
     rank = torch.distributed.get_rank()
     digests = compute_on_all_ranks(lambda: digest)
-    differing = [number for number, of_rank in enumerate(digests) if of_rank != digests[0]]
+    differing = [number for number, other in enumerate(digests) if other != digests[0]]
     if not differing:
         return
-    other = differing[0]
+    other_rank = differing[0]
 
-    def settings() -> tuple[str, dict[str, str]] | None:
-        if rank not in (0, other):
+    def get_shown_settings() -> tuple[str, dict[str, str]] | None:
+        if rank not in (0, other_rank):
             return None
         return socket.gethostname(), dict(fingerprint)
 
-    of_ranks = compute_on_all_ranks(settings)
-    of_first, of_other = (of_rank for of_rank in of_ranks if of_rank is not None)
-    lines = _describe_differences(of_first, of_other, other)
+    settings_of_ranks = compute_on_all_ranks(get_shown_settings)
+    first, other = (settings for settings in settings_of_ranks if settings is not None)
+    lines = _describe_differences(first, other, other_rank)
     if len(differing) > 1:
         lines.append(
-            f"  {len(differing)} of {len(of_ranks)} ranks differ from rank 0; "
-            f"rank {other} is the first of them."
+            f"  {len(differing)} of {len(digests)} ranks differ from rank 0; "
+            f"rank {other_rank} is the first of them."
         )
-    rule = f"must be the same on every rank, and rank {other} differs from rank 0"
+    rule = f"must be the same on every rank, and rank {other_rank} differs from rank 0"
     remedy = "Start every rank with the same command, environment and packages."
     raise RunConfigError(
         "\n".join([f"The settings of a run {rule}. {remedy}", *lines]), rule=rule, remedy=remedy
@@ -58,20 +63,26 @@ def require_agreement(fingerprint: Mapping[str, str]) -> None:
 
 
 def _describe_differences(
-    of_first: tuple[str, dict[str, str]], of_other: tuple[str, dict[str, str]], other: int
+    first: tuple[str, dict[str, str]], other: tuple[str, dict[str, str]], other_rank: int
 ) -> list[str]:
-    """Return lines on the settings in which rank 0 and another rank differ."""
-    first_host, first = of_first
-    other_host, others = of_other
+    """Return lines on the settings in which rank 0 and another rank differ.
+
+    Args:
+        first: Host and settings of rank 0.
+        other: Host and settings of the other rank.
+        other_rank: Number of the other rank.
+    """
+    first_host, first_settings = first
+    other_host, other_settings = other
     paths = []
-    for path in sorted({*first, *others}):
-        if first.get(path) != others.get(path):
+    for path in sorted({*first_settings, *other_settings}):
+        if first_settings.get(path) != other_settings.get(path):
             paths.append(path)
     lines = []
     for path in paths[:MAX_SHOWN_SETTINGS]:
         lines.append(
-            f"  {path}: {others.get(path, 'unset')} on rank {other} ({other_host}), "
-            f"{first.get(path, 'unset')} on rank 0 ({first_host})"
+            f"  {path}: {other_settings.get(path, 'unset')} on rank {other_rank} ({other_host}), "
+            f"{first_settings.get(path, 'unset')} on rank 0 ({first_host})"
         )
     if len(paths) > MAX_SHOWN_SETTINGS:
         lines.append(f"  and {len(paths) - MAX_SHOWN_SETTINGS} more")
@@ -79,23 +90,30 @@ def _describe_differences(
 
 
 def compute_on_first_rank(compute: Callable[[], T]) -> T:
-    """Return the result of `compute` on the first rank, on every rank.
+    """Call a function on the first rank, and return its result on every rank; a collective call.
 
-    An error of `SHARED_ERRORS` is raised on every rank.
+    If the function raises an error of `SHARED_ERRORS`, every rank raises it.
     """
-    sent: list[Any] = [None]
+    outcomes: list[Any] = [None]
     if torch.distributed.get_rank() == 0:
-        sent = [_catch_shared_error(compute)]
+        outcomes = [_catch_shared_error(compute)]
     if torch.distributed.get_world_size() > 1:
-        torch.distributed.broadcast_object_list(sent, src=0)
-    result: T = _get_results(sent)[0]
+        torch.distributed.broadcast_object_list(outcomes, src=0)
+    result: T = _get_results(outcomes)[0]
     return result
 
 
 def compute_on_all_ranks(compute: Callable[[], T], *, group: Any = None) -> list[T]:
-    """Return the results of `compute` on all ranks of a group, on every rank.
+    """Call a function on all ranks of a group, and return all results on each; a collective call.
 
-    An error of `SHARED_ERRORS` is raised on every rank.
+    If the function raises an error of `SHARED_ERRORS` on a rank, every rank raises it.
+
+    Args:
+        compute: The function.
+        group: The ranks; None is all ranks.
+
+    Returns:
+        The results in the order of the ranks.
     """
     outcome = _catch_shared_error(compute)
     ranks = torch.distributed.get_world_size(group)
@@ -106,7 +124,7 @@ def compute_on_all_ranks(compute: Callable[[], T], *, group: Any = None) -> list
 
 
 def _catch_shared_error(compute: Callable[[], T]) -> tuple[T | None, Exception | None]:
-    """Return the result of a function, or the error of a class that ranks share."""
+    """Return (result, None) of a function, or (None, error) for an error of `SHARED_ERRORS`."""
     try:
         return compute(), None
     except SHARED_ERRORS as error:

@@ -1,12 +1,13 @@
 """Quantised tensors: TE's quantizers and storages, and `bridge.runtime.numerics`.
 
-    quantizer -> QuantSpec              spec_of
+    quantizer -> QuantSpec              make_quantizer_spec
     tensor, quantizer -> storage        quantize
-    storage -> Quantised                stored_in
-    storage -> operand of a GEMM        operand_of
+    storage -> Quantised                read_quantised
+    storage -> operand of a GEMM        make_storage_operand
 
-A storage is an object of Transformer Engine. Its quantizer states the buffers that it has and their
-shapes (`inner_tensor_specs`, made for torch.compile).
+A storage is a quantised tensor of Transformer Engine: an object with buffers of codes and scales. The
+quantizer of a storage states its buffers and their shapes (`inner_tensor_specs`, made for
+torch.compile).
 
 Shapes: M rows (the product of all leading axes), K columns.
 """
