@@ -30,7 +30,7 @@ def infer_release(
         sections: model, optimizer and ddp as the file has them.
         is_complete: Whether the framework saved every field of its release. A file that somebody wrote
             has a few fields, and tells only from which release on it can be. It is then of the
-            installed release, where that is not an earlier one.
+            installed release, if that is not an earlier one.
     """
     releases = list_known_releases()
     newest = 0

@@ -6,7 +6,7 @@
     deepspeed train.py --deepspeed_config ds.json                                another file decides
 
 A launch script may start programs of several systems, so that each of its launches is recognised by
-itself. A precision that stands in another file is named, and never guessed.
+itself. A precision that is in another file is named, and never guessed.
 """
 
 import re
@@ -53,11 +53,11 @@ LAUNCHER_SWITCHES = ("use_fsdp", "use_deepspeed")
 
 @dataclass(frozen=True, kw_only=True)
 class CommandLine:
-    """One launch, in the words of the system that reads it."""
+    """One launch, with the system that reads it."""
 
     system: str = ""
     evidence: str
-    """Why it is taken for the system's, as a clause behind "it"."""
+    """Why it is taken for the system's, as a clause after "it"."""
     payload: object = None
     context: Mapping[str, object] = field(default_factory=dict)
     """Facts on the line that no file of the system has."""
@@ -70,7 +70,7 @@ class CommandLine:
 
 
 def read_command_line(launch: Launch, system_name: str | None = None) -> CommandLine | None:
-    """Return a launch in the words of a system.
+    """Return a launch with a system.
 
     Args:
         launch: The launch.
@@ -106,7 +106,7 @@ def read_command_line(launch: Launch, system_name: str | None = None) -> Command
 def _read_for_systems(
     line: LaunchArguments, systems: Iterable[str], *, is_forced: bool
 ) -> CommandLine | None:
-    """Return a launch in the words of the first of several systems that knows it."""
+    """Return a launch with the first of several systems that knows it."""
     for name in systems:
         reader = SYSTEM_READERS.get(name)
         command = None
@@ -120,7 +120,7 @@ def _read_for_systems(
 def report_skipped_launch(launch: Launch, line: CommandLine | None) -> list[Unmapped]:
     """Return the records of a launch that is not read.
 
-    Its precision stands in a file, or no system knows its words.
+    Its precision is in a file, or no system knows its words.
     """
     if line is not None and line.framework is not None:
         facts = {
@@ -255,7 +255,7 @@ def _is_decided_by_accelerate(
 
 
 def _get_trainer_program(line: LaunchArguments) -> str | None:
-    """Return the program that reads the arguments, as a noun; None where nothing is started."""
+    """Return the program that reads the arguments, as a noun; None if nothing is started."""
     if not line.launch.line:
         return None
     unknown = f"{line.launch.name}, which reads these arguments,"
@@ -287,7 +287,7 @@ def _has_trainer_arguments(line: LaunchArguments) -> bool:
 
 
 def _find_swift_switch(line: LaunchArguments, payload: Mapping[str, Any]) -> str | None:
-    """Return the switch that ms-swift turns on for its dtype where none is written."""
+    """Return the switch that ms-swift turns on for its dtype if none is written."""
     is_swift = line.launch.name == "swift" or "swift/cli/" in line.launch.program
     if not is_swift or {"bf16", "fp16"} & (line.words.options.keys() | line.words.undecided.keys()):
         return None
@@ -296,7 +296,7 @@ def _find_swift_switch(line: LaunchArguments, payload: Mapping[str, Any]) -> str
 
 
 def _read_deepspeed_option(line: LaunchArguments) -> CommandLine | None:
-    """Return a launch whose precision stands in a file of DeepSpeed; None for another."""
+    """Return a launch whose precision is in a file of DeepSpeed; None for another."""
     options = line.words.options
     for name in ("deepspeed_config", "deepspeed"):
         if isinstance(options.get(name), str):

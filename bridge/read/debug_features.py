@@ -2,7 +2,7 @@
 
 Megatron Bridge has them in a section of a run, `tensor_inspect`, as a mapping or as the name of a
 file. The plan follows those that `bridge.precision.debug_features` knows. Features that log and
-save, and change nothing, are left alone.
+save, and change nothing, are ignored.
 
 Source: Megatron Bridge 0.6.2 training/config.py, TensorInspectConfig.
 """
@@ -37,7 +37,7 @@ DISABLE_REMEDY = f"Set {SECTION}.{ENABLED}=false to plan the run without it."
 
 
 def replace_debug_features(run: Run, file: str) -> Run:
-    """Return a run with a features file of the debugger, in the place of its own.
+    """Return a run with a features file of the debugger, instead of its own.
 
     Raises:
         RunConfigError: The file cannot be read, or the plan does not follow its features.
@@ -71,7 +71,7 @@ def replace_debug_features(run: Run, file: str) -> Run:
 
 
 def _list_unfollowed_features(features: DebugFeatures) -> str:
-    """Return the features that the plan does not follow, as words; empty where it follows all."""
+    """Return the features that the plan does not follow, as words; empty if it follows all."""
     from bridge.precision.debug_features import SUPPORTED_FEATURES
 
     return ", ".join(name for name in features.names if name not in SUPPORTED_FEATURES)
@@ -80,7 +80,7 @@ def _list_unfollowed_features(features: DebugFeatures) -> str:
 def find_debugger_no_plan_reason(sections: Mapping[str, Any]) -> str | None:
     """Return why a run with a debugger has no plan, as a sentence.
 
-    None where the plan follows its features, or they change no precision.
+    None if the plan follows its features, or they change no precision.
     """
     section = sections.get(SECTION)
     if not isinstance(section, Mapping) or not section.get(ENABLED):

@@ -75,11 +75,11 @@ class _OperandStatistics:
             self.values[stat] = max(known, value)
 
     def share(self, stat: str) -> float:
-        """Return a percentage as a share; NaN where it was not logged."""
+        """Return a percentage as a share; NaN if it was not logged."""
         return self.values.get(stat, math.nan) / 100
 
     def positive(self, stat: str) -> float:
-        """Return a value above zero; NaN where it is not known."""
+        """Return a value above zero; NaN if it is not known."""
         value = self.values.get(stat, math.nan)
         if value < MIN_KNOWN_PERCENTAGE:
             return math.nan
@@ -87,7 +87,7 @@ class _OperandStatistics:
 
     @property
     def scale(self) -> float | None:
-        """The factor of the whole tensor; None where it is not known."""
+        """The factor of the whole tensor; None if it is not known."""
         smallest, largest = self.positive("scale_inv_min"), self.positive("scale_inv_max")
         if smallest == largest:
             return 1 / largest
@@ -95,7 +95,7 @@ class _OperandStatistics:
 
     @property
     def sqnr_db(self) -> float:
-        """Ratio of the mean square of the tensor to that of the error; NaN where not known."""
+        """Ratio of the mean square of the tensor to that of the error; NaN if not known."""
         mean = self.values.get("mean", math.nan)
         deviation = self.values.get("std", math.nan)
         ratio = (mean**2 + deviation**2) / self.positive("mse")
@@ -197,7 +197,7 @@ def _make_row(
 
 
 def _find_planned_row(plan: PrecisionPlan | None, key: _OperandKey) -> PlanRow | None:
-    """Return the row of an operand in the plan; None without a plan, or where it has no such."""
+    """Return the row of an operand in the plan; None without a plan, or if it has no such."""
     layer = None
     if plan is not None:
         layer = plan.by_label.get(str(key.layer))

@@ -103,7 +103,7 @@ def _read_blocks(builder: ImportBuilder, blocks: dict[str, Settings], mode: str 
 
 
 def _get_mode_decider(blocks: dict[str, Settings], autocast: object) -> str:
-    """Return the source that decides the mode where no block is on, as a noun."""
+    """Return the source that decides the mode if no block is on, as a noun."""
     deciders: dict[str, str] = TABLE.data["decides"]
     switches = [autocast, *(block.values.get("enabled") for block in blocks.values())]
     if autocast:
@@ -159,7 +159,7 @@ def _export_autocast(builder: ExportBuilder) -> ExportReport:
 
 
 def _map_mode(builder: ImportBuilder, blocks: dict[str, Settings], above: str | None) -> str | None:
-    """Return the mode whose block is on; None where both are off.
+    """Return the mode whose block is on; None if both are off.
 
     "auto" is resolved by the layer above, and off without one.
     """

@@ -24,7 +24,7 @@ MEGATRON_CORE_PACKAGE = "megatron.core."
 def list_framework_fields(
     framework: str, classes: Sequence[str], names: Iterable[str], owner_name: str
 ) -> list[str]:
-    """Return those names in a section that are fields of the framework alone.
+    """Return those names in a section that are fields of the framework only.
 
     A name that is neither such a field nor one of Megatron's is left to the check of misspelt
     fields. Where a class is not known here, it may have any field.
@@ -59,7 +59,7 @@ def get_framework_fields(framework: str, classes: Sequence[str]) -> frozenset[st
 def list_newer_fields(names: Collection[str], owner_name: str) -> list[str]:
     """Return the names in a section that no known release of Megatron Core has.
 
-    The section has every field of its release. So a name is a misspelt one where the field that it
+    The section has every field of its release. So a name is a misspelt one if the field that it
     resembles is absent.
     """
     newer: list[str] = []

@@ -48,19 +48,19 @@ class Framework:
 
     name: str
     evidence: str
-    """The sign, as a clause behind "it"."""
+    """The sign, as a clause after "it"."""
     runs: str
-    """What a run of it trains on, as a clause behind "which"."""
+    """What a run of it trains on, as a clause after "which"."""
     is_converted: bool = False
     """Whether `convert` reads what the file states of the precision."""
     is_fallback: bool = False
-    """Whether it starts programs of others too, and is named where no system reads the command line."""
+    """Whether it starts programs of others too, and is named if no system reads the command line."""
     is_read: bool = False
     """Whether `check`, `plan` and `memory` read the file."""
     table: str = ""
-    """Its table in `bridge.read.framework` by which launches are read; empty where they are not read."""
+    """Its table in `bridge.read.framework` by which launches are read; empty if they are not read."""
     tree: str = ""
-    """Its table there by which files with settings of its own are read; empty where they are not read."""
+    """Its table there by which files with settings of its own are read; empty if they are not read."""
 
     def refusal(self, path: str) -> str:
         """Return the sentences with which every command that does not read the file refuses it."""
@@ -124,7 +124,7 @@ class _FrameworkSigns:
         )
 
     def match_launch(self, launch: Launch) -> Framework | None:
-        """Return the framework where a launch has a sign of it."""
+        """Return the framework if a launch has a sign of it."""
         if not self._has_needed_word(launch):
             return None
         evidence = (
@@ -179,7 +179,7 @@ class _FrameworkSigns:
         return ""
 
     def match_settings(self, document: Document, classes: Sequence[str]) -> Framework | None:
-        """Return the framework where the settings of a document, or the classes it names, are those of it."""
+        """Return the framework if the settings of a document, or the classes it names, are those of it."""
         for file in self.files:
             recognised = file.sign.recognise(document)
             if recognised is not None:
@@ -196,7 +196,7 @@ class _FrameworkSigns:
         return None
 
     def match_imports(self, modules: Sequence[str]) -> Framework | None:
-        """Return the framework where a program imports a package of it."""
+        """Return the framework if a program imports a package of it."""
         for module in modules:
             package = _find_package(module, self.modules)
             if package:
@@ -212,7 +212,7 @@ def _split_column(columns: Mapping[str, Any], name: str) -> tuple[str, ...]:
 def _compile_column(
     columns: Mapping[str, Any], name: str, template: str = "{}"
 ) -> re.Pattern[str] | None:
-    """Return the compiled pattern of a column; None where the row does not have it."""
+    """Return the compiled pattern of a column; None if the row does not have it."""
     if name not in columns:
         return None
     return re.compile(template.format(columns[name]))
@@ -227,7 +227,7 @@ def _list_launch_texts(launch: Launch) -> Iterator[str]:
 
 
 def _find_package(path: str, packages: Sequence[str]) -> str:
-    """Return the package in which a dotted path lies, or that it is; empty where it lies in none of them."""
+    """Return the package in which a dotted path lies, or that it is; empty if it lies in none of them."""
     for package in packages:
         if path == package or path.startswith(f"{package}."):
             return package
@@ -294,7 +294,7 @@ def recognise_first_launch(launches: Iterable[Launch]) -> Framework | None:
 
 @lru_cache(maxsize=16)
 def list_imported_modules(text: str) -> tuple[str, ...]:
-    """Return the modules that a Python program imports, in order; none where the text is no Python."""
+    """Return the modules that a Python program imports, in order; none if the text is no Python."""
     try:
         nodes = list(ast.walk(ast.parse(text)))
     except (SyntaxError, RecursionError, MemoryError, ValueError):

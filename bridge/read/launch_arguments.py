@@ -52,7 +52,7 @@ class LaunchArguments:
         return tuple(records)
 
     def _collect_other_options(self, known: Collection[str]) -> Iterator[Unmapped]:
-        """Yield the records of options and overrides that bear on precision and are not known."""
+        """Yield the records of options and overrides that affect precision and are not known."""
         written = self.words.written
         for name, value in {**self.words.options, **self.words.overrides}.items():
             is_off = value in (False, "False")
@@ -78,7 +78,7 @@ class LaunchArguments:
 
 
 def _find_accelerate_arguments(runner: Sequence[ShellWord]) -> Sequence[ShellWord] | None:
-    """Return the words of a runner behind Accelerate's launcher; None without it."""
+    """Return the words of a runner after Accelerate's launcher; None without it."""
     for index, word in enumerate(runner):
         if word == "accelerate.commands.launch" or PurePosixPath(word).name == "accelerate":
             return runner[index + 1 :]
@@ -101,5 +101,5 @@ def _collect_open_records(words: CommandArguments, files: Sequence[str]) -> Iter
 
 
 def make_unmapped(sentence_name: str, name: str, value: object, **facts: object) -> Unmapped:
-    """Return the record of a setting, in the words of a sentence, "SYSTEM.SENTENCE"."""
+    """Return the record of a setting, with a sentence, "SYSTEM.SENTENCE"."""
     return Unmapped(name, value, *format_sentence(sentence_name, **facts))

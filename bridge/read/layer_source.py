@@ -46,10 +46,10 @@ SPEC_WORD_PATTERN = re.compile(r"[^\s\[\]',\"]+")
 
 
 def find_layers_no_plan_reason(arguments: Mapping[str, Any]) -> str | None:
-    """Return why the layers of a run cannot be planned, as a sentence; None where they can.
+    """Return why the layers of a run cannot be planned, as a sentence; None if they can.
 
     Args:
-        arguments: Name of an argument -> its value, or the value as it is written where only the
+        arguments: Name of an argument -> its value, or the value as it is written if only the
             run decides it.
     """
     for name, value in arguments.items():
@@ -65,7 +65,7 @@ def find_layers_no_plan_reason(arguments: Mapping[str, Any]) -> str | None:
 
 
 def find_spec_no_plan_reason(fields: Mapping[str, Any]) -> str | None:
-    """Return why the layers of a saved config cannot be planned, as a sentence; None where they can.
+    """Return why the layers of a saved config cannot be planned, as a sentence; None if they can.
 
     Args:
         fields: Dotted key of a field of the model's own class -> its value; a function is its
@@ -114,7 +114,7 @@ def find_layer_implementation(arguments: Mapping[str, Any]) -> str | None:
 
 
 def get_layer_settings() -> tuple[str, ...]:
-    """Return the settings that are not certain where another module builds the layers."""
+    """Return the settings that are not certain if another module builds the layers."""
     from bridge.read.megatron_lm.flags import TABLE  # most files have no such module
 
     return tuple(TABLE.data["of the layers"])

@@ -1,6 +1,6 @@
 """`read_run_file`: a file that describes a run, read by the module of the framework that wrote it.
 
-The framework is recognised by what stands in the file:
+The framework is recognised by the content of the file:
 
     modules:, policy:, actor_rollout_ref: ...    a framework on top of Megatron Core   framework/
     --options, MODEL_ARGS:, a launch script      Megatron-LM                           megatron_lm/
@@ -62,7 +62,7 @@ def read_run_file(path: Path, choice: RunChoice | None = None) -> FileReading:
 
     Args:
         path: The file.
-        choice: The run that is meant, and the variables of its environment. Only the files of
+        choice: The run to read, and the variables of its environment. Only the files of
             Megatron-LM and of frameworks have several runs, or variables.
 
     Raises:
@@ -91,7 +91,7 @@ def read_run_file(path: Path, choice: RunChoice | None = None) -> FileReading:
 
 
 def _maybe_read_arguments(data: bytes, path: Path, choice: RunChoice) -> FileReading | None:
-    """Return the reading of a file of Megatron-LM's arguments; None where it has none.
+    """Return the reading of a file of Megatron-LM's arguments; None if it has none.
 
     Raises:
         UnreadFileError: The file is of a framework that is not read.
@@ -164,7 +164,7 @@ def _require_valid_sections(config: Mapping[str, Any], name: str) -> None:
 
 
 def locate_run_file(folder: Path) -> Path:
-    """Return the file of a folder that describes its run; the folder itself where there is none.
+    """Return the file of a folder that describes its run; the folder itself if there is none.
 
     The file is the ``config.yaml`` of a run of ours, the ``run_config.yaml`` of a checkpoint of
     Megatron Bridge, or the ``common.pt`` of a checkpoint of Megatron-LM. Of several iterations it

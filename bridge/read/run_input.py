@@ -21,7 +21,7 @@ class RunInput:
     recipe: MixedPrecisionConfig | None = None
     """The recipe as the registry made it, or None for a recipe from a YAML file.
 
-    Its fields stand in `mixed_precision` too."""
+    Its fields are in `mixed_precision` too."""
     origins: Origins = field(default_factory=Origins)
     name: str = "config"
     """The file, or the primary config, that was read."""

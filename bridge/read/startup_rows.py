@@ -5,7 +5,7 @@
     row.source               # training/comm_overlap.py: ...
     derived(sections, own_fields, gpus, ROWS)
 
-A row applies where its condition holds, and its value takes the place of the value in the file.
+A row applies if its condition holds, and its value takes the place of the value in the file.
 Rows are applied in order; a value that is there already is not reported.
 """
 
@@ -28,10 +28,10 @@ class StartupSettings:
     own_fields: Mapping[str, Any]
     """Setting of the framework that Megatron does not have, by its dotted key -> its value."""
     gpus: int | None
-    """GPUs of the run, or None where they are not known."""
+    """GPUs of the run, or None if they are not known."""
 
     def value(self, path: str) -> Any:
-        """Return a setting's value, Megatron's default where there is none."""
+        """Return a setting's value, Megatron's default if there is none."""
         role, _, name = path.partition(".")
         stated = self.stated(path)
         if stated is not None:
@@ -74,7 +74,7 @@ class StartupRow:
     source: str
     """File and function of the framework."""
     is_default: bool = False
-    """Whether it counts only where nothing states the setting."""
+    """Whether it counts only if nothing states the setting."""
     set_by: str = ""
     """The framework that sets it; empty for the framework whose arguments the settings are."""
 

@@ -42,7 +42,7 @@ SYSTEM_TITLES = {
     "nemo2": "NeMo 2.x",
     "huggingface": "Hugging Face TrainingArguments",
 }
-"""Name of a system -> its `System.title`, where that is not the title of its table."""
+"""Name of a system -> its `System.title`, if that is not the title of its table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +55,7 @@ class Candidate:
     certainty: float
     """0 to 1."""
     evidence: str
-    """The sign, as a clause behind "it"."""
+    """The sign, as a clause after "it"."""
 
 
 def list_candidates(document: Document) -> list[Candidate]:

@@ -49,7 +49,7 @@ class Agreement:
 
 
 def list_agreements(comparison: RolloutComparison) -> list[Agreement]:
-    """Return the settings that would make either side agree; nothing where no row differs."""
+    """Return the settings that would make either side agree; nothing if no row differs."""
     subjects = {row.subject for row in comparison.rows if row.verdict == DIFFERS}
     if not subjects:
         return []
@@ -159,7 +159,7 @@ def _make_serving_config(comparison: RolloutComparison) -> Agreement:
 
 
 def _make_config_without_modules(comparison: RolloutComparison) -> Agreement:
-    """Return the quantization config where the run states no sizes: without a list of modules."""
+    """Return the quantization config if the run states no sizes: without a list of modules."""
     scheme = _get_single_scheme(comparison.training.manifest.schemes)
     block: Mapping[str, Any] = {}
     if scheme != NO_SCHEME:
@@ -173,7 +173,7 @@ def _make_config_without_modules(comparison: RolloutComparison) -> Agreement:
 
 
 def _get_single_scheme(schemes: tuple[str, ...]) -> str | None:
-    """Return the scheme of a side, `NO_SCHEME` where it quantises nothing; None for several."""
+    """Return the scheme of a side, `NO_SCHEME` if it quantises nothing; None for several."""
     if not schemes:
         return NO_SCHEME
     if len(schemes) > 1:
@@ -191,7 +191,7 @@ def _format_scheme_title(scheme: str, comparison: RolloutComparison) -> str:
 def _format_settings(
     words: list[str], comparison: RolloutComparison, first: int, last: int
 ) -> tuple[str, ...]:
-    """Return settings with the engine and the numbers of layers in the place of their braces."""
+    """Return settings with the engine and the numbers of layers instead of their braces."""
     filled: list[str] = []
     for word in words:
         filled.append(word.format(first=first, last=last, engine=comparison.rollout.engine))

@@ -75,7 +75,7 @@ class RolloutRow:
     """Megatron's name within a layer, or a tensor in words."""
     layers: str = ""
     modules: int | None = None
-    """Modules of the checkpoint, each expert counted; None for a tensor, or where sizes are not known."""
+    """Modules of the checkpoint, each expert counted; None for a tensor, or if sizes are not known."""
     training: str
     rollout: str
     verdict: str
@@ -290,7 +290,7 @@ def _judge_modules(sides: _Sides, kind: _ModuleKind) -> _Verdict:
 def _find_engine_decider(
     sides: _Sides, config: ServingConfig, role: str, served: str | None
 ) -> str:
-    """Return what decides the scheme in the engine where the config alone does not; empty where it does."""
+    """Return what decides the scheme in the engine if the config does not decide it; empty if it does."""
     if served is not None and role in ROUTER_MODULES:
         return BY_ROUTER
     if served is not None and role == OUTPUT_LAYER and config.method == MODELOPT:
@@ -302,7 +302,7 @@ def _find_engine_decider(
 
 
 def _find_scheme_decider(run: Run, trained: str | None) -> str:
-    """Return what decides the scheme of training where it is assumed or open; empty where it is known."""
+    """Return what decides the scheme of training if it is assumed or open; empty if it is known."""
     paths = ["model.fp8"]
     if trained is not None:
         paths = ["model.fp8", "model.fp8_recipe", "model.fp4"]
@@ -333,7 +333,7 @@ def _get_mode_or_not_known(run: Run, training: TrainingSide) -> str:
 
 
 def _format_layers(training: TrainingSide, rollout: Rollout, role: str, labels: list[str]) -> str:
-    """Return which layers rows are of: by number, or by their place where sizes are not known."""
+    """Return which layers rows are of: by number, or by their place if sizes are not known."""
     if role == OUTPUT_LAYER:
         return ""
     if training.is_substitute:

@@ -1,6 +1,6 @@
 """`Rollout`: the precision of the engine that generates samples, and the scheme that it gives to a module.
 
-An engine quantises by a config that its framework hands over, or that stands in the checkpoint.
+An engine quantises by a config that its framework hands over, or that is in the checkpoint.
 `ServingConfig` reads it.
 """
 
@@ -43,11 +43,11 @@ class Rollout:
     engine: str
     """vllm, sglang, or another engine's name; empty: not known."""
     framework: str = ""
-    """The framework that starts the engine; empty: a serving config alone is known."""
+    """The framework that starts the engine; empty: only a serving config is known."""
     quantization: Mapping[str, Any] | None = None
     """The quantization config that the engine is handed; empty: nothing is quantised; None: not known."""
     quantization_decided_by: str = ""
-    """What decides the quantization config where it is not known."""
+    """What decides the quantization config if it is not known."""
     first: int = 0
     """First layers in high precision."""
     last: int = 0
@@ -71,7 +71,7 @@ class Rollout:
     notes: tuple[str, ...] = ()
 
     def make_config(self, names: Mapping[str, tuple[int, int]]) -> ServingConfig | None:
-        """Return the config with its list of modules; None where it is not known.
+        """Return the config with its list of modules; None if it is not known.
 
         Args:
             names: Name of a module in the checkpoint -> its layer from 1, and the number of layers.
@@ -102,7 +102,7 @@ class Rollout:
 
 
 def get_module_schemes(config: ServingConfig, name: str, engine: str) -> set[str | None]:
-    """Return the scheme of a module of the checkpoint; several where the systems read the config differently.
+    """Return the scheme of a module of the checkpoint; several if the systems read the config differently.
 
     The scheme None means that the module is not quantised. An empty engine, or one that does not
     read the dialect, may be any system that does.

@@ -1,7 +1,7 @@
 """`read_rollout`: the rollout of a run, from the options of its engine that the run's file states.
 
 Each framework has a function, since its code decides which options reach the engine, and which
-quantization config the engine is handed. Sources stand in `rows/rollout.yaml`.
+quantization config the engine is handed. Sources are in `rows/rollout.yaml`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ VERL_PREFIX = "actor_rollout_ref.rollout."
 
 
 def read_rollout(run: Run) -> Rollout:
-    """Return the rollout of a run of reinforcement learning; RunConfigError where its file states no engine."""
+    """Return the rollout of a run of reinforcement learning; RunConfigError if its file states no engine."""
     framework = run.reading.framework
     options = run.reading.generation
     if framework not in FRAMEWORKS or not options:
@@ -55,7 +55,7 @@ class _EngineConfig(NamedTuple):
     """The quantization config that a framework hands to its engine, or what decides it."""
 
     config: Mapping[str, Any] | None
-    """The config, empty where the engine quantises nothing. None where it is not known."""
+    """The config, empty if the engine quantises nothing. None if it is not known."""
     decided_by: str = ""
     """What decides a config that is not known, as a noun."""
 
@@ -142,7 +142,7 @@ def _make_nemo_rl_config(options: Mapping[str, Any], of_vllm: Mapping[str, Any])
 def _make_nemo_rl_scales(of_vllm: Mapping[str, Any]) -> Scales:
     """Return the scales of NeMo-RL's blocks.
 
-    NeMo-RL casts the weights. The scales of inputs are DeepGEMM's where DeepGEMM is asked for.
+    NeMo-RL casts the weights. The scales of inputs are DeepGEMM's if DeepGEMM is asked for.
     """
     if not of_vllm.get("use_deep_gemm"):
         return Scales(decided_by=BY_GPU.format(engine="vLLM"))
@@ -233,7 +233,7 @@ def _make_unread_rollout(run: Run, engine: str, key: str) -> Rollout:
 
     Args:
         run: The run.
-        engine: The engine's name; empty where the file does not state it.
+        engine: The engine's name; empty if the file does not state it.
         key: The option that names the engine.
     """
     framework = run.reading.framework

@@ -23,7 +23,7 @@ SETTING_BY_FLAG = {
     "--kv-cache-dtype": "cache",
     "--dtype": "dtype",
 }
-"""Flags of both engines that bear on the precision."""
+"""Flags of both engines that affect the precision."""
 ONLINE_QUANTIZATION = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 """Weights that vLLM quantises while it loads a checkpoint in BF16 (--quantization fp8): a scale per tensor.
 
@@ -67,7 +67,7 @@ def _get_quantization_config(outer: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def read_model_type(path: Path) -> str | None:
-    """Return the `model_type` of a config.json; None where it has none."""
+    """Return the `model_type` of a config.json; None if it has none."""
     return ServingConfig.from_file(path).model_type
 
 

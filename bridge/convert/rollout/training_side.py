@@ -1,8 +1,8 @@
-"""`compute_training_side`: the training side of a comparison with rollout, also where the run states no sizes.
+"""`compute_training_side`: the training side of a comparison with rollout, also if the run states no sizes.
 
 The sizes are the checkpoint's then. The precision of a run does not depend on its sizes, but for the
-number of layers, from which the last layers are counted. So small models stand in for the unknown
-model: a dense model, a model with experts, and a model with multi-latent attention where the rollout
+number of layers, from which the last layers are counted. So small models replace the unknown
+model: a dense model, a model with experts, and a model with multi-latent attention if the rollout
 names modules of it. They have as many layers as the two sides need to have first, last and other
 layers. Their numbers of layers and modules are never shown.
 """
@@ -43,7 +43,7 @@ PRECISION_FIELDS = (
     "moe_router_dtype",
     "quant_recipe",
 )
-"""Fields of the model that the plan of a stand-in is made of."""
+"""Fields of the model that the plan of a small model is made of."""
 SUBSTITUTE_SIZES = {
     "hidden_size": 512,
     "ffn_hidden_size": 1024,
@@ -82,7 +82,7 @@ class TrainingSide:
     """First layers that training keeps in high precision."""
     last: int
     is_substitute: bool
-    """Whether small models stand in for one whose sizes are not stated."""
+    """Whether small models replace a model whose sizes are not stated."""
 
 
 def compute_training_side(
@@ -92,7 +92,7 @@ def compute_training_side(
 
     Args:
         run: Its sizes may be unstated.
-        rollout: The other side; the stand-in has the layers and modules that it names.
+        rollout: The other side; the small models have the layers and modules that it names.
         model_type: `model_type` of the Hugging Face config, for the names of modules.
 
     Raises:
@@ -109,7 +109,7 @@ def compute_training_side(
 
 
 def _make_from_substitutes(run: Run, rollout: Rollout, model_type: str | None) -> TrainingSide:
-    """Return the training side by small models in the place of the one whose sizes are not known."""
+    """Return the training side by small models instead of the one whose sizes are not known."""
     at_start, at_end = _count_first_last_layers(run)
     num_layers = max(rollout.first, at_start) + max(rollout.last, at_end) + 1
     dense = _plan_substitute(run, num_layers, {})
@@ -165,7 +165,7 @@ def _merge_manifests(manifests: Sequence[Manifest]) -> Manifest:
 def _make_from_plan(
     manifest: Manifest, plan: PrecisionPlan, *, is_substitute: bool
 ) -> TrainingSide:
-    """Return the training side of a plan, with its first and last layers in high precision where others are not."""
+    """Return the training side of a plan, with its first and last layers in high precision if others are not."""
     numbered = [layer for layer in plan.layers if layer.number is not None and not layer.is_mtp]
     first, last = 0, 0
     if any(layer.low for layer in numbered):

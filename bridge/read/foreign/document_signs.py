@@ -15,7 +15,7 @@ A setting is named from the top of its document ("fp16.enabled"). The columns:
     none       settings of which none may be there
     matches    a setting and the pattern of its whole value
     certainty  0 to 1, the highest of several systems wins
-    evidence   a clause behind "it"; in braces stand the first setting of `any`, `blocks` and `plain` that is there, and
+    evidence   a clause after "it"; in braces are the first setting of `any`, `blocks` and `plain` that is there, and
                the `value` of `matches`
 """
 
@@ -59,7 +59,7 @@ class Recognition:
     certainty: float
     """0 to 1. The highest of several systems wins; a tie is an error that names both."""
     evidence: str
-    """A clause behind "it": "has `fp16.enabled` and `zero_optimization`, which only DeepSpeed reads"."""
+    """A clause after "it": "has `fp16.enabled` and `zero_optimization`, which only DeepSpeed reads"."""
 
 
 class DocumentSign:
@@ -69,7 +69,7 @@ class DocumentSign:
         self.columns = columns
 
     def recognise(self, document: "Document") -> Recognition | None:
-        """Return why a document is taken for the system's; None where the row does not fit."""
+        """Return why a document is taken for the system's; None if the row does not fit."""
         content = document.mapping
         if not all(_has_setting(content, name) for name in self.columns.get("all", ())):
             return None

@@ -21,7 +21,7 @@ from bridge.registry.registry import REGISTRY
 from bridge.rules.inert import LOSS_SCALER_FIELDS, find_inert_fields
 
 DEFAULT_LAYER_COUNT = 1
-"""Layers at each end that Megatron keeps in BF16 where their number is not stated."""
+"""Layers at each end that Megatron keeps in BF16 if their number is not stated."""
 ALIAS_FIELDS = ("fp8_param", "fp4_param")
 """Other names of `fp8_param_gather` and `fp4_param_gather`."""
 

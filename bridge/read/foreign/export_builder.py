@@ -76,7 +76,7 @@ class ExportBuilder:
             self.mapped[field] = tuple(names)
 
     def map_dtype(self, field: str, *settings: str) -> bool:
-        """Map a dtype to the settings of the mode, and return True, where it is that of the mode."""
+        """Map a dtype to the settings of the mode, and return True, if it is that of the mode."""
         follows_mode = self.values[field] in (None, get_mode(self.config))
         if follows_mode:
             self.map(field, *settings)
@@ -88,7 +88,7 @@ class ExportBuilder:
         self.unmapped.setdefault(field, []).append(entry)
 
     def record(self, sentence: str, field: str, /, **facts: object) -> None:
-        """Record that a field, stated or not, cannot be converted exactly, in the words of a sentence."""
+        """Record that a field, stated or not, cannot be converted exactly, with a sentence."""
         words = format_sentence(sentence, system=self.system, **facts)
         self.report(field, words.reason, words.detail, words.remedy)
 
@@ -172,7 +172,7 @@ class ExportBuilder:
 def _find_sentence(
     field: str, unwritten: Sequence[UnwrittenFields], facts: Mapping[str, object]
 ) -> Sentence | None:
-    """Return the first sentence about a field without a setting; None where there is none."""
+    """Return the first sentence about a field without a setting; None if there is none."""
     for row in unwritten:
         if field in row.fields and (row.when is None or facts[row.when]):
             return row.sentence

@@ -76,14 +76,14 @@ class ImportBuilder:
         /,
         **facts: object,
     ) -> None:
-        """Record that a setting cannot be converted exactly, in the words of a sentence.
+        """Record that a setting cannot be converted exactly, with a sentence.
 
         Args:
             sentence: Its name, "axolotl.documented-as-no-amp".
             setting: The setting.
-            value: Its value, which may stand in the words.
+            value: Its value, which may occur in the sentence.
             fields: The fields that the setting comes to all the same.
-            facts: What else stands in the words.
+            facts: Further facts that the sentence names.
         """
         self.fields.update(fields)
         words = format_sentence(sentence, **{"system": self.system, "value": value, **facts})
@@ -105,7 +105,7 @@ class ImportBuilder:
         layers: int | None = None,
         why: Mapping[str, str] = NO_FIELDS,
     ) -> None:
-        """State the defaults of a system over Megatron that decide, where the fields are not stated yet.
+        """State the defaults of a system over Megatron that decide, if the fields are not stated yet.
 
         Args:
             spell: Turns the name of a field into that of the setting.
@@ -138,7 +138,7 @@ class ImportBuilder:
 
         Args:
             decided_by: The source that decides, as a noun.
-            default: The system's own default mode, or None where the source always states a mode.
+            default: The system's own default mode, or None if the source always states a mode.
         """
         self.decided_by = decided_by
         self.default_mode = default
@@ -159,8 +159,8 @@ class ImportBuilder:
         """Return the report.
 
         Args:
-            semantics: A key of `semantics.SEMANTICS`; those of Megatron Core where it is empty.
-            label: The run, where the file starts several.
+            semantics: A key of `semantics.SEMANTICS`; those of Megatron Core if it is empty.
+            label: The run, if the file starts several.
             recipe: The recipe of the same meaning; None: it is looked up.
             is_whole: Whether the fields are the whole precision of the run. Otherwise no recipe is
                 looked up.

@@ -1,11 +1,11 @@
 """`ImportReport` and `ExportReport`: the results of reading and of writing a precision of another system.
 
-Nothing is dropped and nothing is guessed silently. An import maps each setting that bears on
+Nothing is dropped and nothing is guessed silently. An import maps each setting that affects
 precision to fields of a recipe, or reports it as unmapped. An export maps each stated field to
 settings, or reports it as unmapped. A default of the system that decides is reported too, with the
 reason "implied default" and the version it was taken from.
 
-A mode is stated only where something in the document states it, or where the document is the
+A mode is stated only if something in the document states it, or if the document is the
 complete configuration of a program whose defaults are known. Elsewhere the mode stays unstated, and
 `ImportReport.decided_by` names what decides it.
 """
@@ -69,13 +69,13 @@ class ImportReport:
 
     Fields of Megatron's own that no recipe states may differ."""
     label: str = ""
-    """The run, where the file starts several: "line 41, pretrain_gpt.py"."""
+    """The run, if the file starts several: "line 41, pretrain_gpt.py"."""
     decided_by: str | None = None
     """The source that decides an unstated mode, as a noun: "the recipe that run_recipe.py loads".
 
-    It is None where the mode is stated, or is the known default of a program whose whole configuration was read."""
+    It is None if the mode is stated, or is the known default of a program whose whole configuration was read."""
     default_mode: str | None = "fp32"
-    """The mode that the system takes where nothing states one, or None for a system without a default."""
+    """The mode that the system takes if nothing states one, or None for a system without a default."""
 
     @property
     def mode_is_stated(self) -> bool:
@@ -83,7 +83,7 @@ class ImportReport:
         return self.decided_by is None
 
     def assume_default(self) -> Self:
-        """Return the report with the system's default stated as the mode, and recorded, where no mode is stated.
+        """Return the report with the system's default stated as the mode, and recorded, if no mode is stated.
 
         A system without a default leaves the mode open.
         """

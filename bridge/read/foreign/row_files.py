@@ -8,7 +8,7 @@ import yaml
 
 ROWS_FOLDER = files("bridge.read").joinpath("rows")
 YAML_LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""PyYAML's loader in C takes a tenth of the time, where the C library is there."""
+"""PyYAML's loader in C takes a tenth of the time, if the C library is there."""
 
 
 def load_rows(name: str, folder: Traversable = ROWS_FOLDER) -> dict[str, Any]:

@@ -1,9 +1,9 @@
-"""`Sentence`: why a setting cannot be converted exactly, in the words of a row.
+"""`Sentence`: why a setting cannot be converted exactly, with a row.
 
     auto: {reason: implied default, detail: "{system} reads auto as off", remedy: Write false.}
 
-A row may be its `detail` alone. Sentences stand whole in the YAML, so that a grep finds them; facts
-of a file stand in braces.
+A row may be only its `detail`. Sentences are whole in the YAML, so that a grep finds them; facts
+of a file are in braces.
 """
 
 from collections.abc import Mapping
@@ -35,7 +35,7 @@ class Sentence(NamedTuple):
 
 
 def get_columns(row: str | Mapping[str, Any]) -> dict[str, Any]:
-    """Return the columns of a row, which may be written as its `detail` alone."""
+    """Return the columns of a row, which may be written as only its `detail`."""
     if isinstance(row, str):
         return {"detail": row}
     return dict(row)

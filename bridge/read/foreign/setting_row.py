@@ -3,7 +3,7 @@
     margin: {field: fp8_margin, reads: whole, least: 0, default: 0}      # becomes a field
     msamp.enabled: MS-AMP keeps gradients and optimizer state in 8 bits  # cannot be converted
 
-A row is a mapping of the columns below, or its `detail` alone. A row that has no `field` is about a
+A row is a mapping of the columns below, or only its `detail`. A row that has no `field` is about a
 setting that cannot be converted exactly, and its `detail`, `reason` and `remedy` are the sentence to
 report (see `bridge.read.foreign.sentence`). In the sentence stand facts of the file, and `value`.
 
@@ -11,7 +11,7 @@ The setting, in a report and in a recipe:
 
     field      the field that the setting becomes
     detail     why the value cannot be converted exactly, a clause
-    reason     a key of `reports.REASONS`; unsupported where there is none
+    reason     a key of `reports.REASONS`; unsupported if there is none
     remedy     what to do, a sentence; each reason has a usual one
 
 Its values:
@@ -23,12 +23,12 @@ Its values:
                for any other value.
     words      word -> value of the field, instead of `reads`
     least      the least number
-    harmless   values that change nothing, and are not reported; [false] where there are none
+    harmless   values that change nothing, and are not reported; [false] if there are none
     values     value -> its sentence; such a value is not read any further
-    also       value -> the sentence to report where the value is mapped, "torchao.gathered"
+    also       value -> the sentence to report if the value is mapped, "torchao.gathered"
     nulls      how null is taken: `value`, as a value of the field; `unstated`, as one that leaves
                the field unstated. Without the column null counts as not written.
-    default    the value that counts where nothing is written, in the release of `since`
+    default    the value that counts if nothing is written, in the release of `since`
 
 Facts, which the system's module finds:
 
@@ -108,7 +108,7 @@ class SettingRow:
         return any(value == usual and type(value) is type(usual) for usual in self.harmless)
 
     def find_unmet_need(self, facts: Mapping[str, object]) -> str | None:
-        """Return the first fact that the row needs and that does not hold; None where all hold."""
+        """Return the first fact that the row needs and that does not hold; None if all hold."""
         for need in self.needs:
             if not facts[need]:
                 return need
@@ -121,7 +121,7 @@ class SettingRow:
         return Sentence(reason=self.reason, detail=self.detail, remedy=remedy)
 
     def find_sentence(self, value: object) -> Sentence | None:
-        """Return the sentence about a value that was read; None where there is nothing to report."""
+        """Return the sentence about a value that was read; None if there is nothing to report."""
         detail = self.detail
         if self.reads == "optimizer":
             detail = _get_optimizer_clause(value)
@@ -142,7 +142,7 @@ def _get_optimizer_clause(value: object) -> str:
 
 
 class TablePart:
-    """The rows of a document, or of a block that stands in several places.
+    """The rows of a document, or of a block that occurs in several places.
 
     The name of a row is that of a setting ("zero_optimization.stage") or a pattern: `*` and `[ab]`
     stand for parts of a name between two dots, `**` in front for any blocks, `<precision>` for a
@@ -155,7 +155,7 @@ class TablePart:
         self.patterns: dict[str, SettingRow] = {}
 
     def add(self, group: Mapping[str, Any]) -> None:
-        """Add the rows of a group, each with the columns that stand next to them."""
+        """Add the rows of a group, each with the columns next to them."""
         shared = {name: value for name, value in group.items() if name not in GROUP_COLUMNS}
         columns_by_name: dict[str, Mapping[str, Any]] = {}
         for name in group.get("decisive", ()):

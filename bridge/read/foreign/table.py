@@ -14,16 +14,16 @@ The blocks of a table (docs/howto/add-a-system.md has a whole one with its modul
     needs       fact -> why a setting that needs it is not read without it; null says nothing
     sentences   further sentences, which the module reports by name, see `bridge.read.foreign.sentence`
     unwritten   sentences of an export about `fields` that are stated and have no setting; a row with
-                `when` counts where that fact holds
+                `when` counts if that fact holds
     data        whatever else the module reads
 
 A group of `settings`:
 
-    rows        name of a setting -> its row. Any other column of a row may stand next to `rows`, and
+    rows        name of a setting -> its row. Any other column of a row may be next to `rows`, and
                 then holds for each row of the group.
     fields      settings that become the field of the same name
     decisive    settings that the system's module reads itself
-    part        the name of rows that are read by themselves, for a block that stands in several
+    part        the name of rows that are read by themselves, for a block that occurs in several
                 places
 
 The module finds the facts of a file, a mapping by name, and hands them to `read` and `write`.
@@ -69,7 +69,7 @@ class _Setting:
     path: str
     """Its name from the top of the part that is read."""
     block: Settings
-    """The mapping that it stands in."""
+    """The mapping that it is in."""
     key: str
     """Its key there."""
     row: SettingRow | None
@@ -127,7 +127,7 @@ class Table:
         Args:
             builder: The report of the import.
             settings: The document, or the block that the part is about.
-            part: The part of the table; the rows without a part where it is empty.
+            part: The part of the table; the rows without a part if it is empty.
             read_unknown: Reads the settings without a row, at the top and in blocks that have a row.
             facts: The facts of the file that the rows name.
         """
@@ -174,7 +174,7 @@ class Table:
     def _state_default(
         self, builder: "ImportBuilder", name: str, row: SettingRow, facts: Facts
     ) -> None:
-        """State the default of a setting that is not written, where something reads it."""
+        """State the default of a setting that is not written, if something reads it."""
         if row.find_unmet_need(facts) is not None:
             return
         written = row.written(row.default)
@@ -198,7 +198,7 @@ class Table:
         Args:
             builder: The report of the export.
             part: The part of the table.
-            block: The block that the settings will stand in, as reports name it.
+            block: The block that the settings will be in, as reports name it.
             acting: The values of the fields that act. With them, settings of other fields and values
                 that change nothing are left out.
             facts: The facts that the rows need; one that is not there holds.
@@ -219,7 +219,7 @@ class Table:
         return settings
 
     def wrong(self, sentence: str, settings: Settings, key: str, **facts: object) -> PayloadError:
-        """Return the error about a value that the system refuses, in the words of a sentence."""
+        """Return the error about a value that the system refuses, with a sentence."""
         filled = self.sentences[sentence].fill(facts)
         return settings.wrong(key, filled.detail, settings.values.get(key), filled.remedy)
 
@@ -257,7 +257,7 @@ def _walk_settings(
 def _report_mapped_value(
     builder: "ImportBuilder", name: str, row: SettingRow, values: Sequence[object]
 ) -> None:
-    """Report a value that is mapped, where the row has a sentence for it."""
+    """Report a value that is mapped, if the row has a sentence for it."""
     for value in values:
         if row.also is not None and str(value) in row.also:
             builder.record(row.also[str(value)], name, value)

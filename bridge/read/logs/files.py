@@ -62,7 +62,7 @@ def _read_text(text: str, path: Path) -> list[RunLog]:
 
 
 def _read_printed(read: Callable[[str, Path], RunLog], text: str, path: Path) -> RunLog:
-    """Return the run of a printed log without the last line where that has no end.
+    """Return the run of a printed log without the last line if that has no end.
 
     A trainer that is still running, or that was killed, leaves a line cut anywhere: a figure may
     lack its last digits, and a line its loss.

@@ -67,7 +67,7 @@ def read(content: Mapping[str, Any], path: Path) -> RunLog:
 
 
 def _read_arguments(config: Path) -> dict[str, Any]:
-    """Return the arguments of a test's run by name; empty where the file does not stand there."""
+    """Return the arguments of a test's run by name; empty if the file is absent."""
     if not config.is_file():
         return {}
     content = strict_yaml.read_bytes(config, error=UnreadFileError)

@@ -40,7 +40,7 @@ HistoryRow = Mapping[str, Any]
 
 
 def parse_csv(text: str, path: Path) -> list[RunLog] | None:
-    """Return the runs of a CSV; None where its columns are those of no history."""
+    """Return the runs of a CSV; None if its columns are those of no history."""
     reader = csv.DictReader(io.StringIO(text))
     try:
         columns = reader.fieldnames or ()
@@ -55,7 +55,7 @@ def parse_csv(text: str, path: Path) -> list[RunLog] | None:
 
 
 def parse_history(content: Any, path: Path) -> list[RunLog] | None:
-    """Return the runs of parsed JSON; None where it has no form of a history."""
+    """Return the runs of parsed JSON; None if it has no form of a history."""
     if isinstance(content, dict):
         metrics = content.get("metrics")
         if isinstance(metrics, list):
@@ -71,7 +71,7 @@ def parse_history(content: Any, path: Path) -> list[RunLog] | None:
 
 
 def parse_json_lines(text: str) -> list[Any] | None:
-    """Return the values of a file with a JSON value in each line; None where it has another form."""
+    """Return the values of a file with a JSON value in each line; None if it has another form."""
     values = []
     for line in text.splitlines():
         if not line.strip():

@@ -41,7 +41,7 @@ TOKENS_METRIC = "throughput/tokens_per_sec"
 ARGUMENTS_TITLE = " arguments --------"
 """In the line above the arguments."""
 BRIDGE_LINE_PATTERN = re.compile(r"^.*Step Time : \S+s GPU utilization: ", re.MULTILINE)
-"""A line of Megatron Bridge alone, in front of each line about an iteration."""
+"""A line that only Megatron Bridge prints, in front of each line about an iteration."""
 
 
 def is_of(text: str) -> bool:
@@ -148,7 +148,7 @@ def _get_interval(steps: list[int], index: int) -> int:
 def _counts_first_again(rows: Mapping[int, Mapping[str, float]], steps: list[int]) -> bool:
     """Return whether the second line counts the skipped steps of the first one again.
 
-    It does where the first line is none of the regular ones, or the second has too many.
+    It does if the first line is none of the regular ones, or the second has too many.
     """
     interval = steps[1] - steps[0]
     if rows[steps[1]].get(SKIPPED, 0) > interval:
@@ -159,7 +159,7 @@ def _counts_first_again(rows: Mapping[int, Mapping[str, float]], steps: list[int
 
 
 def _add_tokens(cells: dict[str, float], arguments: Mapping[str, Any]) -> None:
-    """Add the tokens per second, where the arguments have the length of a sample."""
+    """Add the tokens per second, if the arguments have the length of a sample."""
     length = arguments.get("seq_length")
     if isinstance(length, int) and cells.get(BATCH) and cells.get(ELAPSED):
         cells[TOKENS_METRIC] = cells[BATCH] * length / (cells[ELAPSED] / 1000)

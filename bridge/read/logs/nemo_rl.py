@@ -7,7 +7,7 @@
     ⏱️  Timing:
       • Total step time: 41.20s
 
-Steps are counted from 1 in each epoch. The loss is that of the step alone. Neither the gradient
+Steps are counted from 1 in each epoch. The loss is that of one step. Neither the gradient
 norm nor the learning rate is printed; NeMo-RL writes both to TensorBoard, W&B and MLflow.
 
 Source: NeMo-RL 7ea279ab nemo_rl/algorithms/sft.py, grpo.py, grpo_sync.py, dpo.py, rm.py.

@@ -42,7 +42,7 @@ def _load_metric_names() -> dict[str, list[dict[str, Any]]]:
 
 
 def get_figure(series: Series, figure: str) -> dict[int, float]:
-    """Return a figure by step, in the figure's unit; empty where no series is known as it."""
+    """Return a figure by step, in the figure's unit; empty if no series is known as it."""
     for row in _load_metric_names()[figure]:
         values = series.get(row["name"])
         if values:
@@ -75,7 +75,7 @@ def make_run_log(
         path: The file or folder that was read.
         source: The kind of log, with its article.
         name: The run's name in the log; without one, that of the file or folder counts.
-        is_sampled: Whether a loss is that of its step alone.
+        is_sampled: Whether a loss is that of its step only.
         train_iters: Steps that the run was to make.
         arguments: Megatron-LM's arguments by name.
         described_by: The file with these arguments.

@@ -32,7 +32,7 @@ INERT_NAME_PREFIXES = ("megatron.", "signal.Signals", "pathlib.PosixPath", "path
 
 
 class _Inert:
-    """An object in the place of an instance of a class that is not imported."""
+    """An object instead of an instance of a class that is not imported."""
 
     def __init__(self, *values: object) -> None:
         self.values = values
@@ -75,7 +75,7 @@ def format_checkpoint_arguments(data: bytes, path: str) -> str:
 
 
 def _call_torch(call: Callable[[io.BytesIO], Any], data: bytes, path: str) -> Any:
-    """Return the answer of a function of torch about a file; PayloadError where the file is damaged."""
+    """Return the answer of a function of torch about a file; PayloadError if the file is damaged."""
     try:
         return call(io.BytesIO(data))
     except DAMAGED_FILE_ERRORS as error:

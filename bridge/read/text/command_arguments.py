@@ -41,7 +41,7 @@ class CommandArguments:
                 self._add_override(word)
 
     def _add_option(self, word: ShellWord) -> str:
-        """Note an option; return its name where a value may follow."""
+        """Note an option; return its name if a value may follow."""
         name, value = word.option()
         if name.is_unknown:
             self.loose.append(str(word))

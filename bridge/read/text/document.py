@@ -47,9 +47,9 @@ class Document:
     part: int | None = None
     """Its place in a YAML file with several documents, from 1."""
     of: Any = field(default=None, repr=False)
-    """The parsed content, where the caller parsed it."""
+    """The parsed content, if the caller parsed it."""
     repeated: list[tuple[str, object, int]] = field(default_factory=list, repr=False)
-    """Key, last value and line of each key that stands twice in one mapping and bears on no
+    """Key, last value and line of each key that occurs twice in one mapping and does not affect
     precision."""
 
     @classmethod
@@ -78,7 +78,7 @@ class Document:
         Args:
             text: Its contents.
             path: Its name in messages.
-            kind: Its kind; None where name and contents tell.
+            kind: Its kind; None if name and contents tell.
         """
         text = strict_yaml.normalise_text(text, path)
         if path.endswith(".toml"):
@@ -116,7 +116,7 @@ class Document:
 
     @property
     def mapping(self) -> dict[str, Any]:
-        """The parsed value where it is a mapping, else an empty one."""
+        """The parsed value if it is a mapping, else an empty one."""
         if self.kind not in ("yaml", "json", "toml"):
             return {}
         content = self.content

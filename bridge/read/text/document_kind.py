@@ -31,7 +31,7 @@ YAML_LINE_PATTERN = re.compile(r"\s*(- )?[\"']?[\w.-]+[\"']?\s*:(\s|$)")
 
 
 def detect_document_kind(path: str, text: str) -> str:
-    """Return the kind of a file by its name, or by its text where the name does not tell."""
+    """Return the kind of a file by its name, or by its text if the name does not tell."""
     name = Path(path).name.lower()
     if name == ".env" or name.startswith(".env."):
         return "env"
@@ -44,7 +44,7 @@ def detect_document_kind(path: str, text: str) -> str:
 
 
 def _detect_kind_by_start(text: str) -> str:
-    """Return the kind by the beginning of a text; empty where that does not tell."""
+    """Return the kind by the beginning of a text; empty if that does not tell."""
     start = text.lstrip()[:400]
     if re.match(r"#!.*python", start):
         return "python"
@@ -56,7 +56,7 @@ def _detect_kind_by_start(text: str) -> str:
 
 
 def _detect_kind_by_lines(text: str) -> str:
-    """Return the kind by the form of the lines; empty where that does not tell."""
+    """Return the kind by the form of the lines; empty if that does not tell."""
     lines: list[str] = []
     for line in text.splitlines()[:MAX_LINES_READ]:
         if line.strip() and not line.lstrip().startswith("#"):

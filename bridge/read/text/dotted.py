@@ -5,7 +5,7 @@ from typing import Any
 
 
 def get_dotted_value(content: Any, name: str, default: Any = None) -> Any:
-    """Return the value of "fp16.enabled" in `content`, or `default` where it is not there."""
+    """Return the value of "fp16.enabled" in `content`, or `default` if it is not there."""
     value = content
     for key in name.split("."):
         if not isinstance(value, Mapping) or key not in value:

@@ -100,7 +100,7 @@ def apply_hydra_overrides(
 
 
 def _get_or_make_block(values: ConfigTree, key: str) -> tuple[ConfigTree, bool]:
-    """Return the mapping that a key stands in, and whether it was there; it is made where it was not."""
+    """Return the mapping that a key is in, and whether it was there; it is made if it was not."""
     block = values
     is_there = True
     for name in key.split(".")[:-1]:
@@ -113,7 +113,7 @@ def _get_or_make_block(values: ConfigTree, key: str) -> tuple[ConfigTree, bool]:
 
 
 def _list_refusals(word: HydraOverride, value: object, *, is_there: bool) -> list[Finding]:
-    """Return the refusal of an override by Hydra, where it refuses it.
+    """Return the refusal of an override by Hydra, if it refuses it.
 
     Args:
         word: The override.

@@ -171,7 +171,7 @@ class _UndecidedError(Exception):
 
 
 class _InterpolationResolver:
-    """The interpolations of one mapping, by the path of the value that they stand in."""
+    """The interpolations of one mapping, by the path of the value that they are in."""
 
     def __init__(self, values: ConfigTree) -> None:
         self.values = values
@@ -217,7 +217,7 @@ class _InterpolationResolver:
         if colon:
             return _call_resolver(name, arguments)
         target = tuple(inner.split("."))
-        if inner.startswith("."):  # relative to the mapping that the value stands in
+        if inner.startswith("."):  # relative to the mapping that the value is in
             relative = inner.lstrip(".")
             dots = len(inner) - len(relative)
             target = (*path[:-dots], *relative.split("."))

@@ -130,7 +130,7 @@ class NameResolver:
         self.imported: dict[str, str] = {}
         """Name in the file -> dotted name of what is imported."""
         self.star = ""
-        """The module of `from MODULE import *`, with a dot behind it."""
+        """The module of `from MODULE import *`, with a dot after it."""
         self.constants: dict[str, Any] = {}
         """Name that is bound once, at the top level -> its plain value."""
         self.bound: Counter[str] = Counter()
@@ -189,7 +189,7 @@ class NameResolver:
         return ".".join([first, *attributes])
 
     def plain(self, node: ast.AST) -> PlainValue:
-        """Return the value of an expression, where it is plain."""
+        """Return the value of an expression, if it is plain."""
         if isinstance(node, ast.Constant):
             return PlainValue(isinstance(node.value, str | int | float | bool | None), node.value)
         if isinstance(node, ast.Name) and node.id in self.constants:
@@ -264,7 +264,7 @@ def _get_last_name(path: str) -> str:
 
 
 def format_source(node: ast.AST) -> str:
-    """Return an expression as it is written, its beginning where it is long."""
+    """Return an expression as it is written, its beginning if it is long."""
     try:
         return ast.unparse(node)[:MAX_SOURCE_LENGTH]
     except (RecursionError, ValueError):

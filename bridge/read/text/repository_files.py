@@ -17,7 +17,7 @@ MAX_PARENT_FOLDERS = 6
 def find_repository_file(name: str, script: Path) -> Path | None:
     """Return the file of a name, from this folder or from one above the script.
 
-    It is None where there is no such file. A beginning that only the run knows
+    It is None if there is no such file. A beginning that only the run knows
     (`$ROOT/conf/run.yaml`) is left out.
     """
     unknown = [*UNKNOWN_PATTERN.finditer(name)]

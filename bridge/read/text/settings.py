@@ -72,7 +72,7 @@ class Settings:
         return self.values.get(key) is not None
 
     def switch(self, key: str) -> bool | None:
-        """Return true or false; None where nothing is written."""
+        """Return true or false; None if nothing is written."""
         value = self.values.get(key)
         if value is None or isinstance(value, bool):
             return value
@@ -83,7 +83,7 @@ class Settings:
         raise self.wrong(key, "must be true or false", value, "Write true or false, without quotes")
 
     def whole(self, key: str, *, least: int | None = None) -> int | None:
-        """Return a whole number; None where nothing is written."""
+        """Return a whole number; None if nothing is written."""
         value = self.number(key)
         if isinstance(value, float) and self.lenient and value.is_integer():
             value = int(value)
@@ -93,7 +93,7 @@ class Settings:
         return value
 
     def number(self, key: str, *, least: float | None = None) -> float | None:
-        """Return a finite number; None where nothing is written."""
+        """Return a finite number; None if nothing is written."""
         value = self.values.get(key)
         if value is None:
             return None
@@ -108,14 +108,14 @@ class Settings:
         return value
 
     def text(self, key: str) -> str | None:
-        """Return a string; None where nothing is written."""
+        """Return a string; None if nothing is written."""
         value = self.values.get(key)
         if value is None or isinstance(value, str):
             return value
         raise self.wrong(key, "must be a string", value, "Write a word")
 
     def word(self, key: str, choices: tuple[str, ...]) -> str | None:
-        """Return one of `choices`; None where nothing is written."""
+        """Return one of `choices`; None if nothing is written."""
         value = self.text(key)
         if value is None or value in choices:
             return value
@@ -129,7 +129,7 @@ class Settings:
         return parse_named_dtype(self.values.get(key), self.name(key))
 
     def section(self, key: str) -> "Settings":
-        """Return the mapping under `key`; an empty one where nothing is written."""
+        """Return the mapping under `key`; an empty one if nothing is written."""
         value = self.values.get(key)
         if value is None:
             value = {}

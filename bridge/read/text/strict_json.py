@@ -54,7 +54,7 @@ def _replace_comment(match: re.Match[str]) -> str:
 
 
 def _make_mapping(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the mapping of an object; ValueError where a key stands twice."""
+    """Return the mapping of an object; ValueError if a key occurs twice."""
     mapping = dict(items)
     if len(mapping) != len(items):
         raise ValueError("a key stands twice")
