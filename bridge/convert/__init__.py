@@ -1,13 +1,15 @@
-"""Precisions of systems that do not run Megatron Core, and configs of serving systems.
+"""Conversion between the precisions of training systems, and to configs of serving systems.
 
-    systems.py        the table of the systems
-    conversion.py     the work of `convert`: a file into a recipe, and on into another system's words
+    systems.py        the systems by name; detects the system of a file
+    conversion.py     reads a file as recipes, and writes a recipe for another system
     huggingface.py    the TrainingArguments of transformers, and of trainers on top of it
     axolotl.py        Axolotl's YAML
-    serving/          a trained model for the system that serves it
-    rollout/          training against the engine that generates its samples
+    serving/          the precision of a trained model for the system that serves it
+    rollout/          compares training with the engine that generates its samples
 
-To add a system: a file here with `import_`, `export` and a row `SYSTEM`, its table in
-`bridge/read/rows/`, its signs in `KINDS` of `bridge/read/system_signs.py`, and its module in
-`MODULES` of `bridge/convert/systems.py` (`docs/howto/add-a-system.md`).
+The systems that run Megatron Core, and DeepSpeed, are in `bridge/read/`, since `check` reads them too.
+
+To add a system (`docs/howto/add-a-system.md`): a module here with `import_`, `export` and `SYSTEM`;
+its table in `bridge/read/rows/`; its kinds of document in `DOCUMENT_KINDS` of
+`bridge/read/system_signs.py`; and its module in `SYSTEM_MODULES` of systems.py.
 """

@@ -295,7 +295,7 @@ def _get_stated_mode(builder: ImportBuilder) -> str:
 
 
 def _get_decider(top: Settings, settings: tuple[str, ...], mode: str) -> str:
-    """Return the first setting that is on and fits the mode; bf16 where there is none."""
+    """Return the first setting that is on and fits the mode; bf16 if there is none."""
     for name in settings:
         if top.values.get(name) and DTYPE_BY_SWITCH.get(name, mode) == mode:
             return name

@@ -134,7 +134,7 @@ def _import_part(
 
 
 def _report_repeated_keys(part: Document) -> list[Unmapped]:
-    """Return a record for each key that stands twice in its mapping."""
+    """Return a record for each key that occurs twice in its mapping."""
     twice = "the key stands twice in its mapping, and the last value counts"
     repeated: list[Unmapped] = []
     for key, value, line in part.repeated:
@@ -289,7 +289,7 @@ def collect_losses(run: ImportedRun, exported: ExportReport | None) -> list[Unma
     """Return the records of a conversion that lose a format, a scheme, a loss scale or the dtype of sums."""
     kept: tuple[str, ...] = LOSSLESS_FIELDS
     if get_semantics(run.imported.config) != "fp32":
-        kept += ("tf32",)  # it decides about GEMMs in FP32 alone
+        kept += ("tf32",)  # it decides about only GEMMs in FP32
     entries = list(run.imported.unmapped)
     if exported is not None:
         entries += [entry for entry in exported.unmapped if entry.field not in kept]
@@ -322,7 +322,7 @@ def _select_facts(
 
 
 def format_payload(run: ImportedRun, to: str, exported: ExportReport | None) -> str:
-    """Return the payload as the text of a file; empty where there is nothing to write."""
+    """Return the payload as the text of a file; empty if there is nothing to write."""
     if exported is None:
         return to_yaml(run.imported.config)
     if exported.payload is None:

@@ -33,7 +33,7 @@ TABLE = load_table("huggingface")
 TRAINING_DTYPES = ("fp32", "bf16", "fp16")
 MODE_VARIABLE = "ACCELERATE_MIXED_PRECISION"
 MODE_DECIDERS = TABLE.data["decides"]
-"""The source that decides where both switches are off, as a noun."""
+"""The source that decides if both switches are off, as a noun."""
 DTYPE_NAMES = ("torch_dtype", "dtype", "model_dtype")
 """Settings that name the dtype of the weights."""
 DTYPE_SETTINGS = (*DTYPE_NAMES, *(f"model_init_kwargs.{name}" for name in DTYPE_NAMES))
@@ -61,7 +61,7 @@ class ArgumentsPrecision(NamedTuple):
     """Fields of the recipe."""
     semantics: str
     decider: str = ""
-    """The source that decides instead, as a noun; empty where the arguments do."""
+    """The source that decides instead, as a noun; empty if the arguments do."""
 
 
 def import_(
@@ -129,7 +129,7 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
 
 
 def _map_environment(builder: ImportBuilder, environment: str, compute: str) -> str:
-    """Return the mode with the environment's precision, which counts where both switches are off."""
+    """Return the mode with the environment's precision, which counts if both switches are off."""
     if compute not in ("fp32", environment):
         builder.record(
             "huggingface.true-overrides-the-environment",
@@ -152,7 +152,7 @@ def _map_environment(builder: ImportBuilder, environment: str, compute: str) -> 
 
 
 def _find_sharding(top: Settings) -> str | None:
-    """Return "deepspeed" or "fsdp" where the Trainer, or its launch block, shards so."""
+    """Return "deepspeed" or "fsdp" if the Trainer, or its launch block, shards so."""
     for name in SEMANTICS_BY_SHARDING:
         is_launched = get_dotted_value(top.values, f"accelerate_launch_args.use_{name}") is True
         if top.values.get(name) or is_launched:

@@ -55,7 +55,7 @@ def list_systems() -> list[System]:
 
 
 def detect_system(document: Document, system_name: str | None = None) -> tuple[System, str]:
-    """Return the system that a document was written for, and the evidence as a clause behind "it".
+    """Return the system that a document was written for, and the evidence as a clause after "it".
 
     Args:
         document: The file.

@@ -1,4 +1,7 @@
-"""`infer_release`: the release of Megatron Core that a file is assumed to be of, by the fields in it."""
+"""`infer_release`: the release of Megatron Core that a file is for, by the fields in it.
+
+A field that came with a release shows that the file is for this release or a later one.
+"""
 
 from __future__ import annotations
 
@@ -16,43 +19,45 @@ class AssumedRelease(NamedTuple):
     """A release, and why it is assumed."""
 
     release: Version | None
-    """None: none is installed, and the file does not tell."""
+    """None: the file does not show it, and Megatron Core is not installed."""
     reason: str
-    """A clause."""
+    """The reason, as a clause."""
 
 
 def infer_release(
     sections: Mapping[str, Mapping[str, Any]], *, is_complete: bool
 ) -> AssumedRelease:
-    """Return the release that a file's fields of Megatron point to.
+    """Return the release of Megatron Core that a file is assumed to be for.
+
+    A complete file has every field of its release, so its newest field shows the release. A file
+    that somebody wrote has a few fields. They show only the earliest release, and the installed one
+    is assumed unless it is earlier.
 
     Args:
         sections: model, optimizer and ddp as the file has them.
-        is_complete: Whether the framework saved every field of its release. A file that somebody wrote
-            has a few fields, and tells only from which release on it can be. It is then of the
-            installed release, where that is not an earlier one.
+        is_complete: Whether a framework saved every field of its release.
     """
     releases = list_known_releases()
-    newest = 0
+    newest_index = 0
     newest_field = ""
     for owner_name, fields in sections.items():
         for name in fields:
-            first = _find_first_release_index(owner_name, name, releases)
-            if first > newest:
-                newest = first
+            index = _find_first_release_index(owner_name, name, releases)
+            if index > newest_index:
+                newest_index = index
                 newest_field = f"{owner_name}.{name}"
-    here = get_installed_version("mcore")
-    if not is_complete and (here is None or here >= releases[newest]):
-        return AssumedRelease(here, get_installed_reason(INSTALLED_FOR_OPEN_FILE))
+    installed = get_installed_version("mcore")
+    if not is_complete and (installed is None or installed >= releases[newest_index]):
+        return AssumedRelease(installed, get_installed_reason(INSTALLED_FOR_OPEN_FILE))
     if not newest_field:
         return AssumedRelease(releases[0], EVERY_FIELD_REASON)
-    before = releases[newest - 1]
-    reason = f"{newest_field} stands in the file, and {before} does not have it"
-    return AssumedRelease(releases[newest], reason)
+    previous = releases[newest_index - 1]
+    reason = f"{newest_field} stands in the file, and {previous} does not have it"
+    return AssumedRelease(releases[newest_index], reason)
 
 
 def _find_first_release_index(owner_name: str, name: str, releases: Sequence[Version]) -> int:
-    """Return the place of the first release that has a field; 0 for an unknown field."""
+    """Return the index of the first release that has a field; 0 for an unknown field."""
     row = OWNER_FIELDS.get(owner_name, {}).get(name)
     if row is None or row.has is None:
         return 0

@@ -1,8 +1,9 @@
-"""`find_debugger_no_plan_reason`: why the plan does not follow the features of Transformer Engine's debugger.
+"""`find_debugger_no_plan_reason`: why a run with Transformer Engine's debugger has no plan.
 
-Megatron Bridge has them in a section of a run, `tensor_inspect`, as a mapping or as the name of a
-file. The plan follows those that `bridge.precision.debug_features` knows. Features that log and
-save, and change nothing, are left alone.
+The debugger has features that change the precision of layers. Megatron Bridge takes them in the
+section `tensor_inspect` of a run, as a mapping or as the name of a file. The plan applies those that
+`bridge.precision.debug_features` knows. With any other such feature there is no plan. Features that
+only log or save are ignored.
 
 Source: Megatron Bridge 0.6.2 training/config.py, TensorInspectConfig.
 """
@@ -20,7 +21,9 @@ if TYPE_CHECKING:
     from bridge.precision.debug_features import DebugFeatures
     from bridge.preflight.run import Run
 
-SECTION, FEATURES, ENABLED = "tensor_inspect", "features", "enabled"
+SECTION = "tensor_inspect"
+FEATURES = "features"
+ENABLED = "enabled"
 FILE_NOT_FOUND_MESSAGE = (
     "{path} names {file}, which is not found; "
     "the layers whose precision it changes are not known. {remedy}"
@@ -37,7 +40,11 @@ DISABLE_REMEDY = f"Set {SECTION}.{ENABLED}=false to plan the run without it."
 
 
 def replace_debug_features(run: Run, file: str) -> Run:
-    """Return a run with a features file of the debugger, in the place of its own.
+    """Return a run with the debugger's features of a file, instead of those that it states.
+
+    Args:
+        run: The run.
+        file: The features file, as `--debug-features` names it.
 
     Raises:
         RunConfigError: The file cannot be read, or the plan does not follow its features.
@@ -46,32 +53,40 @@ def replace_debug_features(run: Run, file: str) -> Run:
     documents = strict_yaml.load_documents(text, file, error=RunConfigError)
     content = documents[0] if documents else None
     if content is None or content == {}:
-        written = "an empty file"
+        shown_content = "an empty file"
         if content is not None:
-            written = "{}"
-        raise RunConfigError(NO_ENTRY_MESSAGE.format(file=file, content=written), path=file)
+            shown_content = "{}"
+        raise RunConfigError(NO_ENTRY_MESSAGE.format(file=file, content=shown_content), path=file)
+    features = _parse_features_file(content, file)
+    unfollowed = _format_unfollowed_features(features)
+    if unfollowed:
+        sentence = UNFOLLOWED_MESSAGE.format(path=file, names=unfollowed, remedy=LEAVE_OUT_REMEDY)
+        raise RunConfigError(sentence, path=file)
+    sections = {**run.sections, SECTION: {ENABLED: True, FEATURES: content}}
+    return replace(run, sections=sections)
+
+
+def _parse_features_file(content: object, file: str) -> DebugFeatures:
+    """Return the features of a file.
+
+    Raises:
+        RunConfigError: The content is wrong. The message names the file instead of the section.
+    """
     from bridge.precision.debug_features import (  # few runs have a debugger
         ERROR_PATH,
         DebugFeatures,
     )
 
     try:
-        features = DebugFeatures.from_content(content)
+        return DebugFeatures.from_content(content)
     except RunConfigError as error:
         path = error.path.replace(ERROR_PATH, file, 1)
         sentence = str(error).replace(ERROR_PATH, file, 1)
         raise RunConfigError(sentence, path=path, remedy=error.remedy) from None
-    unknown = _list_unfollowed_features(features)
-    if unknown:
-        raise RunConfigError(
-            UNFOLLOWED_MESSAGE.format(path=file, names=unknown, remedy=LEAVE_OUT_REMEDY), path=file
-        )
-    sections = {**run.sections, SECTION: {ENABLED: True, FEATURES: content}}
-    return replace(run, sections=sections)
 
 
-def _list_unfollowed_features(features: DebugFeatures) -> str:
-    """Return the features that the plan does not follow, as words; empty where it follows all."""
+def _format_unfollowed_features(features: DebugFeatures) -> str:
+    """Return the names of the features that the plan does not follow; empty if it follows all."""
     from bridge.precision.debug_features import SUPPORTED_FEATURES
 
     return ", ".join(name for name in features.names if name not in SUPPORTED_FEATURES)
@@ -80,21 +95,27 @@ def _list_unfollowed_features(features: DebugFeatures) -> str:
 def find_debugger_no_plan_reason(sections: Mapping[str, Any]) -> str | None:
     """Return why a run with a debugger has no plan, as a sentence.
 
-    None where the plan follows its features, or they change no precision.
+    Args:
+        sections: The sections of the run.
+
+    Returns:
+        None if the run has no debugger, or only features that the plan follows or that change no
+        precision.
     """
     section = sections.get(SECTION)
     if not isinstance(section, Mapping) or not section.get(ENABLED):
         return None
     from bridge.precision.debug_features import DebugFeatures  # few runs have a debugger
 
-    content, path = section.get(FEATURES), f"{SECTION}.{FEATURES}"
+    content = section.get(FEATURES)
+    path = f"{SECTION}.{FEATURES}"
     if isinstance(content, str) and content:
         return FILE_NOT_FOUND_MESSAGE.format(path=path, file=content, remedy=DISABLE_REMEDY)
     try:
         features = DebugFeatures.from_content(content)
     except RunConfigError as error:
         return f"{error} {DISABLE_REMEDY}"
-    unknown = _list_unfollowed_features(features)
-    if not unknown:
+    unfollowed = _format_unfollowed_features(features)
+    if not unfollowed:
         return None
-    return UNFOLLOWED_MESSAGE.format(path=path, names=unknown, remedy=DISABLE_REMEDY)
+    return UNFOLLOWED_MESSAGE.format(path=path, names=unfollowed, remedy=DISABLE_REMEDY)

@@ -1,15 +1,16 @@
-"""DeepSpeed's JSON configuration.
+"""DeepSpeed's JSON configuration as a system of `convert`: `SYSTEM`.
 
-Its `fp16` and `bf16` blocks are Megatron's O2: the engine casts the module and keeps FP32 master
-weights. With both off the engine casts nothing, and the model trains in the dtype it was loaded in,
-unless its `torch_autocast` block is on, which is written here and not read. Gradients are
-accumulated and reduced in the model's own dtype unless two settings in two places say FP32; FP32
-accumulation of half-precision gradients takes ZeRO.
+The blocks `fp16` and `bf16` are Megatron's O2: the engine casts the module, and keeps FP32 master
+weights. With both off the engine casts nothing, and the model trains in the dtype in which it was
+loaded. The block `torch_autocast` would change this; it is written here and not read.
 
-Blocks forbid names they do not know, and the top of the file ignores them silently; both are
-reported. Its settings and sentences, with their sources, are `rows/deepspeed.yaml`.
+Gradients are accumulated and reduced in the dtype of the model unless two settings in two blocks
+state FP32. FP32 accumulation of half-precision gradients needs ZeRO.
 
-The file is in `read` and not in `convert`, since forks of Megatron-LM train with DeepSpeed's engine:
+A block refuses a name that it does not know. The top of the file ignores such a name silently. Both
+are reported. The settings and sentences, with their sources, are in `rows/deepspeed.yaml`.
+
+This module is in `read`, since forks of Megatron-LM train with DeepSpeed's engine.
 `megatron_lm/deepspeed/engine_file.py` reads the precision of such a run with it.
 """
 
@@ -31,11 +32,12 @@ from bridge.registry.config import MixedPrecisionConfig
 
 TABLE = load_table("deepspeed")
 DTYPE_NAMES: dict[str, str] = TABLE.data["dtypes"]
-"""Spelling of a dtype -> ours; case counts. `communication_data_type` takes only `MODES`, in any
-case."""
+"""DeepSpeed's spelling of a dtype, in exactly this case -> ours. `communication_data_type` takes only
+the spellings of `MODES`, in any case."""
 DEFAULT_SCALE_POWER = 16
+"""The default of `initial_scale_power`: the loss scale begins at 2**16."""
 MAX_SCALE_POWER = 1000
-"""The largest power that is taken; floats end at 1023."""
+"""The largest `initial_scale_power` that is read. The largest power of a float is 1023."""
 LOSS_SCALE_SETTINGS = (
     "loss_scale",
     "initial_scale_power",
@@ -43,28 +45,33 @@ LOSS_SCALE_SETTINGS = (
     "min_loss_scale",
     "hysteresis",
 )
+"""Settings of the block `fp16` about the loss scale, which may be "auto"."""
 
 
 def import_(payload: object, *, auto: str | None = None) -> ImportReport:
-    """Return what a DeepSpeed configuration asks for.
+    """Return the precision that a DeepSpeed configuration states.
 
     Args:
         payload: The parsed JSON.
-        auto: The mode of the layer above, which fills in "auto" and adds a block that is not there.
+        auto: The mode of the trainer that uses DeepSpeed: fp32, bf16 or fp16. The trainer replaces
+            "auto" by it, and adds an absent block. None: not known.
+
+    Raises:
+        PayloadError: DeepSpeed refuses the configuration too.
     """
     top = Settings(payload, TABLE.title, lenient=True)
-    above = Settings({"auto": auto}, TABLE.title).word("auto", MODES)
+    trainer_mode = Settings({"auto": auto}, TABLE.title).word("auto", MODES)
     builder = ImportBuilder(TABLE.title)
     bf16_name = "bfloat16"
     if top.is_written("bf16"):
         bf16_name = "bf16"
     bf16_block = top.section(bf16_name)
     blocks = {"fp16": top.section("fp16"), "bf16": bf16_block}
-    mode = _map_mode(builder, blocks, above)
+    mode = _map_mode(builder, blocks, trainer_mode)
     autocast = top.section("torch_autocast").values.get("enabled")
     if mode is not None:
         builder.fields |= {mode: True, "params_dtype": mode}
-    elif above is not None and not autocast:
+    elif trainer_mode is not None and not autocast:
         builder.fields["fp32"] = True
     _read_blocks(builder, blocks, mode)
     _map_gradients(builder, top, mode)
@@ -74,7 +81,7 @@ def import_(payload: object, *, auto: str | None = None) -> ImportReport:
     facts = {
         "no_bf16": not top.is_written("bf16"),
         "autocast": bool(autocast),
-        "never": False,  # the fact of rows that take effect nowhere
+        "never": False,  # rows that need this fact have no effect in any run
     }
     TABLE.read(builder, top, **facts)
     if mode is None:
@@ -86,7 +93,13 @@ def import_(payload: object, *, auto: str | None = None) -> ImportReport:
 
 
 def _read_blocks(builder: ImportBuilder, blocks: dict[str, Settings], mode: str | None) -> None:
-    """Map or report the settings of the blocks `fp16` and `bf16`."""
+    """Map or report the settings of the blocks `fp16` and `bf16`.
+
+    Args:
+        builder: The report of the import.
+        blocks: Name of a block -> its settings.
+        mode: The mode whose block is on; None if both are off.
+    """
     fp16 = blocks["fp16"]
     is_dynamic = mode == "fp16" and _map_loss_scale(builder, fp16)
     for name, block in blocks.items():
@@ -103,7 +116,12 @@ def _read_blocks(builder: ImportBuilder, blocks: dict[str, Settings], mode: str 
 
 
 def _get_mode_decider(blocks: dict[str, Settings], autocast: object) -> str:
-    """Return the source that decides the mode where no block is on, as a noun."""
+    """Return the source that decides the mode of a file in which no block is on, as a noun.
+
+    Args:
+        blocks: The blocks `fp16` and `bf16`.
+        autocast: The value of `torch_autocast.enabled`.
+    """
     deciders: dict[str, str] = TABLE.data["decides"]
     switches = [autocast, *(block.values.get("enabled") for block in blocks.values())]
     if autocast:
@@ -116,7 +134,7 @@ def _get_mode_decider(blocks: dict[str, Settings], autocast: object) -> str:
 
 
 def export(config: MixedPrecisionConfig) -> ExportReport:
-    """Return a DeepSpeed configuration's precision blocks."""
+    """Return the precision blocks of a DeepSpeed configuration."""
     builder = ExportBuilder(config, TABLE.title)
     mode = get_mode(config)
     if get_semantics(config) == "amp_o1":
@@ -124,20 +142,23 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
     payload: dict[str, Any] = {}
     for name in ("fp16", "bf16"):
         payload[name] = {"enabled": name == mode}
-    setting = f"{mode}.enabled"
-    dtype = "fp32" if config.grad_reduce_in_fp32 else mode
-    if mode == "fp32":  # both blocks off state nothing by themselves
+    mode_setting = f"{mode}.enabled"
+    grad_dtype = mode
+    if config.grad_reduce_in_fp32:
+        grad_dtype = "fp32"
+    if mode == "fp32":
+        # Two blocks that are off do not state FP32: the model keeps the dtype of its checkpoint.
         payload["data_types"] = {"param_dtype": "fp32"}
-        setting = "data_types.param_dtype"
+        mode_setting = "data_types.param_dtype"
         if config.grad_reduce_in_fp32:
             builder.map("grad_reduce_in_fp32")
     else:
-        payload["data_types"] = {"grad_accum_dtype": dtype}
-        payload["communication_data_type"] = dtype
+        payload["data_types"] = {"grad_accum_dtype": grad_dtype}
+        payload["communication_data_type"] = grad_dtype
         builder.map("grad_reduce_in_fp32", "data_types.grad_accum_dtype", "communication_data_type")
-    builder.map(mode, setting)
-    builder.map_dtype("params_dtype", setting)
-    if dtype != mode:
+    builder.map(mode, mode_setting)
+    builder.map_dtype("params_dtype", mode_setting)
+    if grad_dtype != mode:
         payload["zero_optimization"] = {"stage": 1}
         builder.record("deepspeed.fp32-accumulation-needs-zero", "grad_reduce_in_fp32")
     if config.fp16:
@@ -148,6 +169,7 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
 def _export_autocast(builder: ExportBuilder) -> ExportReport:
     """Return the block of autocast over FP32 weights, with both blocks of half precision off."""
     compute = export_as_amp(builder, "torch_autocast.enabled", "torch_autocast.dtype")
+    # Here the dtype of the reduction follows the weights, and no setting states it.
     builder.mapped.pop("grad_reduce_in_fp32", None)
     payload: dict[str, Any] = {
         "fp16": {"enabled": False},
@@ -158,41 +180,50 @@ def _export_autocast(builder: ExportBuilder) -> ExportReport:
     return builder.finish(payload, TABLE.unwritten, amp=True)
 
 
-def _map_mode(builder: ImportBuilder, blocks: dict[str, Settings], above: str | None) -> str | None:
-    """Return the mode whose block is on; None where both are off.
+def _map_mode(
+    builder: ImportBuilder, blocks: dict[str, Settings], trainer_mode: str | None
+) -> str | None:
+    """Map the switches of both blocks; return the mode whose block is on, or None if both are off.
 
-    "auto" is resolved by the layer above, and off without one.
+    Args:
+        builder: The report of the import.
+        blocks: The blocks `fp16` and `bf16`.
+        trainer_mode: The mode of the trainer, which replaces "auto". Without it "auto" is off.
+
+    Raises:
+        PayloadError: Both blocks are on.
     """
     modes_on: list[str] = []
     for mode, block in blocks.items():
-        name = block.name("enabled")
-        written = block.values.get("enabled")
-        if written is None and block.values:
-            builder.record("deepspeed.off-by-default", name, False)
-        elif written == "auto" and above is None:
-            builder.record("deepspeed.auto-filled-by-the-trainer", name, "auto")
-        elif written is not None:
-            is_on = above == mode
-            if written != "auto":
+        setting = block.name("enabled")
+        value = block.values.get("enabled")
+        if value is None and block.values:
+            builder.record("deepspeed.off-by-default", setting, False)
+        elif value == "auto" and trainer_mode is None:
+            builder.record("deepspeed.auto-filled-by-the-trainer", setting, "auto")
+        elif value is not None:
+            is_on = trainer_mode == mode
+            if value != "auto":
                 is_on = bool(block.switch("enabled"))
             if is_on:
                 modes_on.append(mode)
-                builder.map(name, **{mode: True, "params_dtype": mode})
+                builder.map(setting, **{mode: True, "params_dtype": mode})
             else:
-                builder.map(name)
-    if not modes_on and above in blocks and not blocks[above].values:
-        row, name = "deepspeed.block-added-by-the-layer-above", f"{above}.enabled"
-        builder.record(row, name, True, {above: True}, mode=above)
-        return above
+                builder.map(setting)
     if len(modes_on) > 1:
         raise TABLE.wrong("both-halves", blocks["bf16"], "enabled")
-    if not modes_on:
-        return None
-    return modes_on[0]
+    if modes_on:
+        return modes_on[0]
+    if trainer_mode in blocks and not blocks[trainer_mode].values:
+        sentence = "deepspeed.block-added-by-the-layer-above"
+        setting = f"{trainer_mode}.enabled"
+        builder.record(sentence, setting, True, {trainer_mode: True}, mode=trainer_mode)
+        return trainer_mode
+    return None
 
 
 def _map_loss_scale(builder: ImportBuilder, block: Settings) -> bool:
-    """Map the loss scale, or the power of two that it begins with; return whether it is dynamic."""
+    """Map the loss scale, or the first value of a dynamic one; return whether it is dynamic."""
     for key in LOSS_SCALE_SETTINGS:
         if block.values.get(key) == "auto":
             builder.record("deepspeed.auto-read-as-the-default", block.name(key), "auto")
@@ -215,37 +246,54 @@ def _map_loss_scale(builder: ImportBuilder, block: Settings) -> bool:
 
 
 def _map_gradients(builder: ImportBuilder, top: Settings, mode: str | None) -> None:
-    """Map the two settings that together decide in what gradients are accumulated and reduced."""
+    """Map the two settings that together decide the dtype of gradients.
+
+    One is the dtype in which gradients are accumulated, the other that in which they are sent. The
+    field `grad_reduce_in_fp32` is True only if both are FP32.
+
+    Args:
+        builder: The report of the import.
+        top: The configuration.
+        mode: The mode whose block is on; None if both are off. It is the default of both settings.
+
+    Raises:
+        PayloadError: DeepSpeed does not take the dtype of the communication.
+    """
     types = top.section("data_types")
     accumulated = DTYPE_NAMES.get(types.word("grad_accum_dtype", tuple(DTYPE_NAMES)) or "")
     sent = (top.text("communication_data_type") or "").lower()
     if top.is_written("communication_data_type") and sent not in MODES:
         known = DTYPE_NAMES.get(sent, "fp32")
         raise TABLE.wrong("dtypes-of-communication", top, "communication_data_type", known=known)
-    names = {types.name("grad_accum_dtype"): accumulated, "communication_data_type": sent or None}
-    in_fp32 = {name: (value or mode) == "fp32" for name, value in names.items()}
+    dtypes = {types.name("grad_accum_dtype"): accumulated, "communication_data_type": sent or None}
+    in_fp32 = {setting: (dtype or mode) == "fp32" for setting, dtype in dtypes.items()}
+    are_different = len(set(in_fp32.values())) > 1
     if mode is not None:
         builder.fields["grad_reduce_in_fp32"] = all(in_fp32.values())
-    for name, value in names.items():
-        if mode is None and value in (None, "fp32"):
-            if value:
-                builder.map(name)
+    for setting, dtype in dtypes.items():
+        if mode is None and dtype in (None, "fp32"):
+            if dtype:
+                builder.map(setting)
         elif mode is None:
-            builder.record("deepspeed.gradients-of-fp32-weights", name, value)
-        elif value is None:
-            builder.record("deepspeed.gradients-in-the-model-dtype", name, mode)
-        elif len(set(in_fp32.values())) > 1 or value not in (mode, "fp32"):
-            builder.record("deepspeed.accumulated-and-sent-in-two-dtypes", name, value)
+            builder.record("deepspeed.gradients-of-fp32-weights", setting, dtype)
+        elif dtype is None:
+            builder.record("deepspeed.gradients-in-the-model-dtype", setting, mode)
+        elif are_different or dtype not in (mode, "fp32"):
+            builder.record("deepspeed.accumulated-and-sent-in-two-dtypes", setting, dtype)
         else:
-            builder.map(name, grad_reduce_in_fp32=in_fp32[name])
+            builder.map(setting, grad_reduce_in_fp32=in_fp32[setting])
 
 
 def _map_param_dtype(builder: ImportBuilder, types: Settings, mode: str | None) -> None:
-    """Map the dtype of the weights, which must be that of the enabled block."""
-    param = DTYPE_NAMES.get(types.word("param_dtype", tuple(DTYPE_NAMES)) or "")
-    if param not in (None, mode or "fp32"):
+    """Map the dtype of the weights.
+
+    Raises:
+        PayloadError: It is not that of the block that is on.
+    """
+    weights_dtype = DTYPE_NAMES.get(types.word("param_dtype", tuple(DTYPE_NAMES)) or "")
+    if weights_dtype not in (None, mode or "fp32"):
         raise TABLE.wrong("dtype-of-the-mode", types, "param_dtype", mode=mode or "fp32")
-    if param is None:
+    if weights_dtype is None:
         return
     if mode:
         builder.map(types.name("param_dtype"), params_dtype=mode)
@@ -261,7 +309,8 @@ def _export_loss_scale(builder: ExportBuilder, block: dict[str, Any]) -> None:
     builder.map("loss_scale", "fp16.loss_scale")
     if config.loss_scale is not None:
         return
-    mantissa, exponent = math.frexp(config.initial_loss_scale or 65536)
+    # DeepSpeed takes the power of two. frexp returns 2**n as 0.5 * 2**(n + 1).
+    mantissa, exponent = math.frexp(config.initial_loss_scale or 2**DEFAULT_SCALE_POWER)
     block["initial_scale_power"] = max(exponent - 1, 0)
     if mantissa == 0.5 and exponent >= 1:
         builder.map("initial_loss_scale", "fp16.initial_scale_power")

@@ -1,7 +1,9 @@
 """Fields that the classes of a framework have and Megatron Core's classes do not.
 
-    own_fields(MEGATRON_BRIDGE, ["megatron.bridge...GPTModelProvider"], ["vocab_size"], "model")
-    # ["vocab_size"]: no misspelt field of Megatron's
+    list_framework_fields(
+        MEGATRON_BRIDGE, ["megatron.bridge...GPTModelProvider"], ["vocab_size"], "model"
+    )
+    # ["vocab_size"]: it is no misspelt field of Megatron's
 
 `framework_fields.json` is written by ``scripts/write_framework_fields.py`` from the sources of the
 releases that it names.
@@ -24,13 +26,13 @@ MEGATRON_CORE_PACKAGE = "megatron.core."
 def list_framework_fields(
     framework: str, classes: Sequence[str], names: Iterable[str], owner_name: str
 ) -> list[str]:
-    """Return those names in a section that are fields of the framework alone.
+    """Return the names in a section that are fields of the framework and not of Megatron Core.
 
-    A name that is neither such a field nor one of Megatron's is left to the check of misspelt
-    fields. Where a class is not known here, it may have any field.
+    A name that neither has is not returned: the check of misspelt fields reports it. A class that is
+    not in the table may have any field, so that all names which Megatron Core lacks are returned.
 
     Args:
-        framework: Its name.
+        framework: The name of the framework.
         classes: Import paths of the classes that the section is made with.
         names: The names in the section.
         owner_name: The section: model, optimizer or ddp.
@@ -57,27 +59,33 @@ def get_framework_fields(framework: str, classes: Sequence[str]) -> frozenset[st
 
 
 def list_newer_fields(names: Collection[str], owner_name: str) -> list[str]:
-    """Return the names in a section that no known release of Megatron Core has.
+    """Return the fields in a section that came after every known release of Megatron Core.
 
-    The section has every field of its release. So a name is a misspelt one where the field that it
-    resembles is absent.
+    The section was saved with every field of its release. An unknown name is a misspelt one if the
+    known field that it resembles is absent; otherwise it is a new field.
     """
     newer: list[str] = []
     for name in names:
-        if name not in OWNER_FIELDS[owner_name] and all(
-            near in names for near in find_near_fields(owner_name, name)
-        ):
+        if name in OWNER_FIELDS[owner_name]:
+            continue
+        if all(near in names for near in find_near_fields(owner_name, name)):
             newer.append(name)
     return newer
 
 
 def has_language_model(framework: str, name: str) -> bool:
-    """Return whether the class of a model has the layers of a language model."""
+    """Return whether a model has the layers of a language model.
+
+    Args:
+        framework: The name of the framework.
+        name: The name of the model's class.
+    """
     return name not in _load_tables()[framework]["without_text"]
 
 
 @functools.cache
 def _load_tables() -> Any:
+    """Return the content of `framework_fields.json`: framework -> its classes and their fields."""
     return json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
 
 

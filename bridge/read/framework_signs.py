@@ -1,12 +1,12 @@
-"""The training framework that a file or a launch belongs to, by signs that only this framework has.
+"""Recognises the training framework of a file or a launch, by signs that no other framework has.
 
-    recognise_file(document)      # a Python program by its imports, a configuration by its settings
-    recognise_launch(launch)      # `python examples/run_grpo.py policy.precision=...` is NeMo RL
-    recognise_first(launches)     # the framework of the first launch that has one
+    recognise_file(document)           # a program by its imports, a configuration by its settings
+    recognise_launch(launch)           # `python examples/run_grpo.py policy.precision=...` is NeMo RL
+    recognise_first_launch(launches)   # the framework of the first launch that has one
 
 A sign is an import, a started program, a launcher, the path of a class, or settings that only the
-framework has; no sign is a part of a word. `rows/frameworks.yaml` has the signs of each framework,
-and says whether its files are read, here or by `convert`.
+framework has. A part of a word is never a sign. `rows/frameworks.yaml` has the signs of each
+framework, and states whether its files are read, by `check` or by `convert`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 TARGET_KEY = "_target_"
 """Key of a mapping that names a class."""
 MAX_DEPTH = 8
-"""Mappings within each other in which the path of a class is looked for."""
+"""Levels of nested mappings in which the path of a class is looked for."""
 CONVERTIBLE_MESSAGE = (
     "{path}: looks like {name} (it {evidence}), which {runs}. `check`, `plan` and `memory` do not read it; "
     "`precision-bridge convert {quoted}` reads what it states of the precision."
@@ -48,22 +48,27 @@ class Framework:
 
     name: str
     evidence: str
-    """The sign, as a clause behind "it"."""
+    """The sign, as a clause after "it": "imports `nemo_rl`"."""
     runs: str
-    """What a run of it trains on, as a clause behind "which"."""
+    """The engine of its runs, as a clause after "which": "trains on Megatron Core"."""
     is_converted: bool = False
-    """Whether `convert` reads what the file states of the precision."""
+    """Whether `convert` reads the precision that the file states."""
     is_fallback: bool = False
-    """Whether it starts programs of others too, and is named where no system reads the command line."""
+    """Whether its launcher also starts programs of others. It is then named only if no system reads
+    the command line."""
     is_read: bool = False
     """Whether `check`, `plan` and `memory` read the file."""
     table: str = ""
-    """Its table in `bridge.read.framework` by which launches are read; empty where they are not read."""
+    """The table in `bridge.read.framework` for its launches; empty if they are not read."""
     tree: str = ""
-    """Its table there by which files with settings of its own are read; empty where they are not read."""
+    """The table in `bridge.read.framework` for its YAML files; empty if they are not read."""
 
     def refusal(self, path: str) -> str:
-        """Return the sentences with which every command that does not read the file refuses it."""
+        """Return the message of a command that does not read the file.
+
+        Args:
+            path: The file.
+        """
         template = UNREADABLE_MESSAGE
         if self.is_read or self.tree:
             template = READABLE_MESSAGE
@@ -75,10 +80,13 @@ class Framework:
 
 
 class _FileSign:
-    """One row of `files`: settings of a YAML, JSON or TOML file, and what such a file's run is."""
+    """One row of `files`: the settings by which a YAML, JSON or TOML file is recognised.
+
+    Its other columns replace those of the framework for such a file.
+    """
 
     RUN_COLUMNS = ("runs", "converts", "reads", "tree")
-    """Columns that are no signs."""
+    """Columns about the run of the file, which are no signs."""
 
     def __init__(self, columns: Mapping[str, Any], framework: _FrameworkSigns) -> None:
         self.runs: str = columns.get("runs", framework.runs)
@@ -90,7 +98,7 @@ class _FileSign:
 
 
 class _FrameworkSigns:
-    """The signs of one framework, a row of `rows/frameworks.yaml` with its patterns compiled."""
+    """The signs of one framework: a row of `rows/frameworks.yaml` with its patterns compiled."""
 
     def __init__(self, name: str, columns: Mapping[str, Any]) -> None:
         self.name = name
@@ -112,7 +120,7 @@ class _FrameworkSigns:
         self.files = [_FileSign(row, self) for row in columns.get("files", ())]
 
     def make_framework(self, evidence: str) -> Framework:
-        """Return the framework, recognised by a sign."""
+        """Return the framework, with the sign by which it was recognised."""
         return Framework(
             name=self.name,
             evidence=evidence,
@@ -124,7 +132,7 @@ class _FrameworkSigns:
         )
 
     def match_launch(self, launch: Launch) -> Framework | None:
-        """Return the framework where a launch has a sign of it."""
+        """Return the framework if a launch has a sign of it, else None."""
         if not self._has_needed_word(launch):
             return None
         evidence = (
@@ -137,6 +145,7 @@ class _FrameworkSigns:
         return self.make_framework(evidence)
 
     def _has_needed_word(self, launch: Launch) -> bool:
+        """Return whether a launch has a word that the framework needs next to a sign, if any."""
         if self.needed_word is None:
             return True
         return any(self.needed_word.search(word) for word in _list_launch_texts(launch))
@@ -161,6 +170,7 @@ class _FrameworkSigns:
         return ""
 
     def _has_needed_argument(self, launch: Launch) -> bool:
+        """Return whether a program has an argument that the framework needs, if any."""
         if self.needed_argument is None:
             return True
         return any(self.needed_argument.fullmatch(word) for word in launch.arguments)
@@ -179,7 +189,12 @@ class _FrameworkSigns:
         return ""
 
     def match_settings(self, document: Document, classes: Sequence[str]) -> Framework | None:
-        """Return the framework where the settings of a document, or the classes it names, are those of it."""
+        """Return the framework if a document has its settings, or names a class of it, else None.
+
+        Args:
+            document: The document.
+            classes: The paths of the classes that it names.
+        """
         for file in self.files:
             recognised = file.sign.recognise(document)
             if recognised is not None:
@@ -196,7 +211,7 @@ class _FrameworkSigns:
         return None
 
     def match_imports(self, modules: Sequence[str]) -> Framework | None:
-        """Return the framework where a program imports a package of it."""
+        """Return the framework if a program imports a package of it, else None."""
         for module in modules:
             package = _find_package(module, self.modules)
             if package:
@@ -205,21 +220,27 @@ class _FrameworkSigns:
 
 
 def _split_column(columns: Mapping[str, Any], name: str) -> tuple[str, ...]:
-    """Return the words of a column."""
+    """Return the words of a column; none for an absent column."""
     return tuple(str(columns.get(name, "")).split())
 
 
 def _compile_column(
     columns: Mapping[str, Any], name: str, template: str = "{}"
 ) -> re.Pattern[str] | None:
-    """Return the compiled pattern of a column; None where the row does not have it."""
+    """Return the compiled pattern of a column; None for an absent column.
+
+    Args:
+        columns: The row.
+        name: The column.
+        template: A pattern with braces, which the pattern of the column replaces.
+    """
     if name not in columns:
         return None
     return re.compile(template.format(columns[name]))
 
 
 def _list_launch_texts(launch: Launch) -> Iterator[str]:
-    """Yield the words of a launch, the values of its variables and the files that its script reads."""
+    """Yield the program and arguments of a launch, its variables' values and the notes of its script."""
     yield launch.program
     yield from launch.arguments
     yield from launch.environment.values()
@@ -227,7 +248,7 @@ def _list_launch_texts(launch: Launch) -> Iterator[str]:
 
 
 def _find_package(path: str, packages: Sequence[str]) -> str:
-    """Return the package in which a dotted path lies, or that it is; empty where it lies in none of them."""
+    """Return the package that a dotted path is in, or is; empty if it is in none of them."""
     for package in packages:
         if path == package or path.startswith(f"{package}."):
             return package
@@ -235,7 +256,13 @@ def _find_package(path: str, packages: Sequence[str]) -> str:
 
 
 def _format_command(name: str, launch: Launch, shown_options: Sequence[str]) -> str:
-    """Return the command as people know it: the program with a telling option, or with what it is to do."""
+    """Return the command as people know it: "train.py --algo grpo" or "swift sft".
+
+    Args:
+        name: The program.
+        launch: Its launch.
+        shown_options: Options that tell what the program does. The first one is shown.
+    """
     for index, word in enumerate(launch.arguments):
         option, equals, value = word.partition("=")
         if option in shown_options:
@@ -255,9 +282,9 @@ def _load_frameworks() -> tuple[_FrameworkSigns, ...]:
 
 
 def recognise_file(document: Document) -> Framework | None:
-    """Return the framework whose file a document is.
+    """Return the framework of a file; None if no framework has its signs.
 
-    It is None for a launch script, which may start several programs.
+    A launch script has none of these signs: its launches are recognised one by one.
     """
     if document.kind == "python":
         modules = list_imported_modules(document.text)
@@ -275,7 +302,7 @@ def recognise_file(document: Document) -> Framework | None:
 
 
 def recognise_launch(launch: Launch) -> Framework | None:
-    """Return the framework of which a launch is a start."""
+    """Return the framework that a launch starts; None if no framework has its signs."""
     for signs in _load_frameworks():
         framework = signs.match_launch(launch)
         if framework is not None:
@@ -284,7 +311,7 @@ def recognise_launch(launch: Launch) -> Framework | None:
 
 
 def recognise_first_launch(launches: Iterable[Launch]) -> Framework | None:
-    """Return the framework of the first launch that has one."""
+    """Return the framework of the first launch that has one; None if none has."""
     for launch in launches:
         framework = recognise_launch(launch)
         if framework is not None:
@@ -294,7 +321,7 @@ def recognise_first_launch(launches: Iterable[Launch]) -> Framework | None:
 
 @lru_cache(maxsize=16)
 def list_imported_modules(text: str) -> tuple[str, ...]:
-    """Return the modules that a Python program imports, in order; none where the text is no Python."""
+    """Return the modules that a Python program imports, in order; none if it cannot be parsed."""
     try:
         nodes = list(ast.walk(ast.parse(text)))
     except (SyntaxError, RecursionError, MemoryError, ValueError):
@@ -310,7 +337,12 @@ def list_imported_modules(text: str) -> tuple[str, ...]:
 
 
 def list_class_paths(value: object, depth: int = MAX_DEPTH) -> Iterator[str]:
-    """Yield the paths of classes that a configuration names, the outer ones first."""
+    """Yield the paths of classes that a configuration names in `_target_`, the outer ones first.
+
+    Args:
+        value: The configuration, or a value in it.
+        depth: Levels of nested mappings that are searched.
+    """
     if not depth:
         return
     if isinstance(value, Mapping):

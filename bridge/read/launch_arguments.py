@@ -1,9 +1,10 @@
-"""`LaunchArguments`: the words of a launch as options, and the records of those that leave something open.
+"""`LaunchArguments`: the options of a launch, and the records of those that were not read.
 
-words = LaunchWords(launch)     # accelerate launch --mixed_precision fp8 train.py --output_dir out
-words.words.options             # {"output_dir": "out"}
-words.launcher.options          # {"mixed_precision": "fp8"}
-words.unread(read=("output_dir",))    # options, files and variables that were not read
+# accelerate launch --mixed_precision fp8 train.py --output_dir out
+line = LaunchArguments(launch)
+line.program.options                    # {"output_dir": "out"}
+line.launcher.options                   # {"mixed_precision": "fp8"}
+line.list_unread(read=("output_dir",))  # records of options, files and variables
 """
 
 from collections.abc import Collection, Iterator, Sequence
@@ -22,45 +23,48 @@ PRECISION_FILE_OPTIONS = tuple(COMMAND_LINE_ROWS["files"].split())
 
 
 class LaunchArguments:
-    """A launch with the words of its program and of Accelerate's launcher as options."""
+    """A launch with the arguments of its program and of Accelerate's launcher."""
 
     def __init__(self, launch: Launch) -> None:
         self.launch = launch
-        self.words = CommandArguments(get_arguments_before_dashes(launch.arguments))
-        behind = _find_accelerate_arguments(launch.runner)
-        self.is_accelerated = behind is not None
-        self.launcher = CommandArguments(behind or ())
+        self.program = CommandArguments(get_arguments_before_dashes(launch.arguments))
+        """The arguments of the program."""
+        launcher_words = _find_accelerate_arguments(launch.runner)
+        self.is_accelerated = launcher_words is not None
+        """Whether Accelerate's launcher starts the program."""
+        self.launcher = CommandArguments(launcher_words or ())
+        """The arguments of Accelerate's launcher; none without it."""
 
-    def unread(
+    def list_unread(
         self,
         *,
         read: Collection[str] | None = None,
         files: tuple[str, ...] = PRECISION_FILE_OPTIONS,
     ) -> tuple[Unmapped, ...]:
-        """Return the records of what the line leaves open.
+        """Return a record for each part of the launch that may affect precision and was not read.
 
         Args:
-            read: Options and overrides of the program that were read; None stands for all.
-            files: Options that name a file, which was not read.
+            read: Options and overrides of the program that were read; None: all.
+            files: Options whose files were not read.
         """
         records: list[Unmapped] = []
         if read is not None:
-            records += self._collect_other_options({*read, *files})
-        for words in (self.words, self.launcher):
-            records += _collect_open_records(words, files)
-        records += self._collect_script_records()
+            records += self._report_other_options({*read, *files})
+        for arguments in (self.program, self.launcher):
+            records += _report_unread_values(arguments, files)
+        records += self._report_script()
         return tuple(records)
 
-    def _collect_other_options(self, known: Collection[str]) -> Iterator[Unmapped]:
-        """Yield the records of options and overrides that bear on precision and are not known."""
-        written = self.words.written
-        for name, value in {**self.words.options, **self.words.overrides}.items():
+    def _report_other_options(self, known: Collection[str]) -> Iterator[Unmapped]:
+        """Yield the records of options and overrides that affect precision and are not known."""
+        spellings = self.program.spellings
+        for name, value in {**self.program.options, **self.program.overrides}.items():
             is_off = value in (False, "False")
             if name not in known and may_affect_precision(name) and not is_off:
-                yield make_unmapped("command_lines.option", written.get(name, name), value)
+                yield make_unmapped("command_lines.option", spellings.get(name, name), value)
 
-    def _collect_script_records(self) -> Iterator[Unmapped]:
-        """Yield the records of what the script leaves open."""
+    def _report_script(self) -> Iterator[Unmapped]:
+        """Yield the records of the script: its branches, files that were not read, and variables."""
         launch = self.launch
         for decision in launch.decisions:
             yield make_unmapped("megatron_lm.branch-is-not-decided", decision, "taken")
@@ -78,28 +82,34 @@ class LaunchArguments:
 
 
 def _find_accelerate_arguments(runner: Sequence[ShellWord]) -> Sequence[ShellWord] | None:
-    """Return the words of a runner behind Accelerate's launcher; None without it."""
+    """Return the words after Accelerate's launcher; None for another runner."""
     for index, word in enumerate(runner):
         if word == "accelerate.commands.launch" or PurePosixPath(word).name == "accelerate":
             return runner[index + 1 :]
     return None
 
 
-def _collect_open_records(words: CommandArguments, files: Sequence[str]) -> Iterator[Unmapped]:
-    """Yield the records of files that were not read, and of words that only the run decides."""
+def _report_unread_values(arguments: CommandArguments, files: Sequence[str]) -> Iterator[Unmapped]:
+    """Yield the records of files that were not read, and of values that only the run decides."""
     for name in files:
-        file = words.options.get(name)
+        file = arguments.options.get(name)
         if isinstance(file, str):
-            yield make_unmapped("command_lines.file", words.written[name], file)
-    for name, late in words.undecided.items():
-        if may_affect_precision(name) or name in (*PRECISION_FILE_OPTIONS, *words.overrides):
-            yield make_unmapped(
-                "megatron_lm.only-the-run-decides", words.written.get(name, name), late
-            )
-    for text in dict.fromkeys(words.loose):
-        yield make_unmapped("command_lines.loose-word", text, None)
+            yield make_unmapped("command_lines.file", arguments.spellings[name], file)
+    for name, value in arguments.undecided.items():
+        if may_affect_precision(name) or name in (*PRECISION_FILE_OPTIONS, *arguments.overrides):
+            spelling = arguments.spellings.get(name, name)
+            yield make_unmapped("megatron_lm.only-the-run-decides", spelling, value)
+    for word in dict.fromkeys(arguments.unknown_words):
+        yield make_unmapped("command_lines.loose-word", word, None)
 
 
-def make_unmapped(sentence_name: str, name: str, value: object, **facts: object) -> Unmapped:
-    """Return the record of a setting, in the words of a sentence, "SYSTEM.SENTENCE"."""
-    return Unmapped(name, value, *format_sentence(sentence_name, **facts))
+def make_unmapped(sentence_name: str, setting: str, value: object, **facts: object) -> Unmapped:
+    """Return the record of a setting.
+
+    Args:
+        sentence_name: The sentence about it in a table, "SYSTEM.SENTENCE".
+        setting: The setting as it is written.
+        value: Its value.
+        facts: The facts that the sentence names.
+    """
+    return Unmapped(setting, value, *format_sentence(sentence_name, **facts))

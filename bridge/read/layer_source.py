@@ -1,28 +1,27 @@
-"""The source of a run's layers: Megatron Core, or another module, whose layers cannot be planned.
+"""The source of a run's layers: Megatron Core, or a module whose layers cannot be planned.
 
-    unplanned_layers({"spec": ["my.specs", "layer_spec"]})
+    find_layers_no_plan_reason({"spec": ["my.specs", "layer_spec"]})
     # "--spec my.specs layer_spec: the layers are built by that module and cannot be planned."
 
-Layers that Megatron Core builds itself are known, and stay planned: the row `specs` of
-`rows/megatron_lm.yaml` has the names of their specs.
+The layers that Megatron Core builds are known. The row `specs` of `rows/megatron_lm.yaml` has the
+names of their specs.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 MEGATRON_CORE_MODELS = "megatron.core.models."
 PLANNED_MODULE_PREFIXES = ("megatron.core.", "megatron.bridge.")
-"""Beginnings of the import paths of functions that build the layers which their config
-describes."""
+"""Packages whose functions build the layers that a config describes."""
 BUILDER_ARGUMENT_PATTERN = re.compile(
     r"\Aspec\Z|(?:^|_)(?:layer_spec|model_provider(?:_path)?|model_builder)\Z"
 )
-"""Arguments that name what builds the model, or its layers."""
+"""Arguments that name the module which builds the model or its layers."""
 SPEC_FIELD_PATTERN = re.compile(r"_spec\Z")
-"""Fields of a model's class that name it."""
+"""Fields of a model's class that name the function which builds its layers."""
 PLANNED_PROVIDERS = frozenset({"gpt", "mamba", "hybrid"})
 """Values of `--model-provider` for models that are planned here."""
 KITCHEN_ARGUMENT_CLAUSE = "Kitchen's layers compute as it says, and cannot be planned"
@@ -43,13 +42,14 @@ KITCHEN_SENTENCE = (
     "model.{name}: Kitchen computes its layers by a recipe of its own, and they cannot be planned."
 )
 SPEC_WORD_PATTERN = re.compile(r"[^\s\[\]',\"]+")
+"""A word of `--spec`, whose value may be written as a list of Python."""
 
 
 def find_layers_no_plan_reason(arguments: Mapping[str, Any]) -> str | None:
-    """Return why the layers of a run cannot be planned, as a sentence; None where they can.
+    """Return why the layers of a run cannot be planned, as a sentence; None if they can.
 
     Args:
-        arguments: Name of an argument -> its value, or the value as it is written where only the
+        arguments: Name of an argument -> its value, or the value as it is written if only the
             run decides it.
     """
     for name, value in arguments.items():
@@ -59,24 +59,22 @@ def find_layers_no_plan_reason(arguments: Mapping[str, Any]) -> str | None:
             option = f"{option} {' '.join(words)}"
         if name in LIBRARY_ARGUMENTS and value not in (None, False):
             return f"{option}: {LIBRARY_ARGUMENTS[name]}."
-        if BUILDER_ARGUMENT_PATTERN.search(name) and words and not is_known_spec(words):
+        is_builder = BUILDER_ARGUMENT_PATTERN.search(name) is not None
+        if is_builder and words and not is_known_spec(words):
             return f"{option}: the layers are built by that module and cannot be planned."
     return None
 
 
 def find_spec_no_plan_reason(fields: Mapping[str, Any]) -> str | None:
-    """Return why the layers of a saved config cannot be planned, as a sentence; None where they can.
+    """Return why the layers of a saved config cannot be planned, as a sentence; None if they can.
 
     Args:
         fields: Dotted key of a field of the model's own class -> its value; a function is its
             import path.
     """
     for path, value in fields.items():
-        if (
-            SPEC_FIELD_PATTERN.search(path)
-            and isinstance(value, str)
-            and not value.startswith(PLANNED_MODULE_PREFIXES)
-        ):
+        is_spec = SPEC_FIELD_PATTERN.search(path) is not None and isinstance(value, str)
+        if is_spec and not value.startswith(PLANNED_MODULE_PREFIXES):
             return f"{path}: {value} builds the layers, and they cannot be planned."
         if path == MODELOPT_FIELD and value:
             return f"{path}: {MODELOPT_CLAUSE}."
@@ -84,7 +82,7 @@ def find_spec_no_plan_reason(fields: Mapping[str, Any]) -> str | None:
 
 
 def find_kitchen_no_plan_reason(sections: Mapping[str, Any]) -> str | None:
-    """Return why a run with layers of the library Kitchen cannot be planned, as a sentence.
+    """Return why a run cannot be planned whose layers are of the library Kitchen, as a sentence.
 
     It is None for a run without such layers.
     """
@@ -97,16 +95,20 @@ def find_kitchen_no_plan_reason(sections: Mapping[str, Any]) -> str | None:
     return None
 
 
-def is_known_spec(words: list[str]) -> bool:
-    """Return whether words name layers that Megatron Core builds, or one of its models."""
+def is_known_spec(words: Sequence[str]) -> bool:
+    """Return whether the value of `--spec` or `--model-provider` names layers of Megatron Core.
+
+    Args:
+        words: The words of the value: a module and a function, or one word.
+    """
     if len(words) == 1 and words[0] in PLANNED_PROVIDERS:
         return True
-    is_of_core = words[0].startswith(MEGATRON_CORE_MODELS) or words == ["local"]
+    is_of_core = words[0].startswith(MEGATRON_CORE_MODELS) or list(words) == ["local"]
     return is_of_core and words[-1].rpartition(".")[2] in _get_spec_implementations()
 
 
 def find_layer_implementation(arguments: Mapping[str, Any]) -> str | None:
-    """Return the implementation of the layers that `--spec` chooses; None without the option."""
+    """Return the value of `transformer_impl` that `--spec` chooses; None without a known spec."""
     words = SPEC_WORD_PATTERN.findall(str(arguments.get("spec") or ""))
     if not words or not is_known_spec(words):
         return None
@@ -114,15 +116,15 @@ def find_layer_implementation(arguments: Mapping[str, Any]) -> str | None:
 
 
 def get_layer_settings() -> tuple[str, ...]:
-    """Return the settings that are not certain where another module builds the layers."""
+    """Return the settings that do not describe the layers if another module builds them."""
     from bridge.read.megatron_lm.flags import TABLE  # most files have no such module
 
     return tuple(TABLE.data["of the layers"])
 
 
 def _get_spec_implementations() -> Mapping[str, str]:
-    """Return last word of `--spec` for layers of Megatron Core -> their implementation."""
-    from bridge.read.megatron_lm.flags import TABLE  # a config of Megatron Bridge needs it not
+    """Return name of a spec of Megatron Core -> the `transformer_impl` of its layers."""
+    from bridge.read.megatron_lm.flags import TABLE  # few files have a spec
 
     specs: Mapping[str, str] = TABLE.data["specs"]
     return specs

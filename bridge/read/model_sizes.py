@@ -1,4 +1,4 @@
-"""`refuse_without_sizes`: the refusal of a file that does not state the sizes of its model.
+"""`refuse_without_sizes`: refuses a file that does not state the sizes of its model.
 
 "train.sh: does not state model.num_layers, or only when it runs. Add model.num_layers=VALUE."
 """
@@ -12,11 +12,11 @@ from bridge.errors import RunConfigError
 from bridge.preflight.file_reading import MEGATRON_LM, FileReading
 
 REQUIRED_SIZES = ("num_layers", "hidden_size", "num_attention_heads")
-"""Sizes of a model without which nothing is known of it."""
+"""Sizes without which nothing of a model can be computed."""
 
 
 def refuse_without_sizes(reading: FileReading, model: Mapping[str, Any], path: str) -> None:
-    """Refuse a model of another framework's file whose sizes are not stated.
+    """Refuse a model whose sizes a file of another framework does not state.
 
     Args:
         reading: The file as it was read.
@@ -32,14 +32,16 @@ def refuse_without_sizes(reading: FileReading, model: Mapping[str, Any], path: s
     if not absent:
         return
     names = ", ".join(absent)
-    sizes = " ".join(f"{name}=VALUE" for name in absent)
+    overrides = " ".join(f"{name}=VALUE" for name in absent)
     decider = reading.opened.get(f"model.{REQUIRED_SIZES[0]}")
     if reading.settings_of == MEGATRON_LM:
-        raise RunConfigError(f"{path}: does not state {names}, or only when it runs. Add {sizes}.")
+        raise RunConfigError(
+            f"{path}: does not state {names}, or only when it runs. Add {overrides}."
+        )
     if decider is not None:
-        remedy = f"Add {sizes}."
+        remedy = f"Add {overrides}."
         if reading.not_followed is not None:
             remedy = f"{reading.not_followed} {remedy}"
         elif reading.is_of_checkpoint:
-            remedy = f"Add --context checkpoint=FOLDER, which has its config.json; or {sizes}."
+            remedy = f"Add --context checkpoint=FOLDER, which has its config.json; or {overrides}."
         raise RunConfigError(f"{path}: does not state {names}, which {decider} decides. {remedy}")

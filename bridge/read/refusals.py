@@ -1,10 +1,13 @@
 """Refusals of files that `check`, `plan` and `memory` do not read.
 
-A refusal is one sentence, which says whose file it looks like:
+A refusal is one sentence, which names the system that the file looks like:
 
-    refuse_framework(document)           # "a.py: looks like Automodel (it imports `nemo_automodel`), which ..."
-    refuse_sections(sections, path)      # "a.yaml: must have the sections of a run, ..., got 'foo'. ..."
-    no_run_of_megatron(path, launches)   # "a.sh: must start a run of Megatron-LM, got 'train.py'. ..."
+    refuse_framework(document)
+    # "a.py: looks like Automodel (it imports `nemo_automodel`), which ..."
+    refuse_sections(sections, path)
+    # "a.yaml: must have the sections of a run, ..., got 'foo'. ..."
+    make_no_megatron_run_error(path, launches)
+    # "a.sh: must start a run of Megatron-LM, got 'train.py'. ..."
 
 The signs of frameworks are in `bridge.read.framework_signs`, and those of the systems that `convert`
 reads in `bridge.read.system_signs`.
@@ -69,17 +72,20 @@ MEGATRON_BRIDGE_SECTIONS = frozenset(
         "validation",
     }
 )
-"""Sections of Megatron Bridge's ConfigContainer that a run of ours has not (0.6.2 training/config.py)."""
+"""Sections of Megatron Bridge's ConfigContainer that a run of ours does not have.
+
+Source: Megatron Bridge 0.6.2 training/config.py."""
 MIN_BRIDGE_SECTIONS = 2
-"""Sections from which on a file is one of overrides; a single one may be a misspelt key of ours."""
+"""Such sections by which a file is taken for overrides of Megatron Bridge. A single one may be a
+misspelt key of ours."""
 OTHER_LAUNCHES_MESSAGE = (
     "{path}: must start a run of Megatron-LM, got {programs!r:.80}. "
     "Give its launch script, or the configuration that this one starts with."
 )
 MIN_CERTAINTY = 0.5
-"""The certainty from which on a system is named."""
+"""The least certainty with which a system is named."""
 MAX_SHOWN_KEYS = 4
-"""Keys that a refusal names; the others are counted."""
+"""Keys that a refusal names. Further keys are counted."""
 
 
 def refuse_framework(document: Document) -> None:
@@ -106,7 +112,9 @@ def refuse_framework(document: Document) -> None:
 
 
 def refuse_sections(sections: Mapping[Any, Any], path: Path) -> None:
-    """Refuse sections of another framework, or of none; a misspelt key is left to the check of the sections.
+    """Refuse sections that are not those of a run.
+
+    A misspelt key is not refused here: the check of the sections names the right one.
 
     Raises:
         UnreadFileError: The sections are not those of a run.
@@ -117,19 +125,22 @@ def refuse_sections(sections: Mapping[Any, Any], path: Path) -> None:
 
 
 def _require_run_keys(document: Document) -> None:
-    """Refuse a mapping whose keys, or whose fields, are not those of a run."""
+    """Refuse a mapping whose keys, or whose fields, are not those of a run.
+
+    The name of a class (`_target_`) has a refusal of its own in the check of the sections. So a
+    mapping with one is not refused for its fields.
+
+    Raises:
+        UnreadFileError: The keys or fields are not those of a run.
+    """
     _refuse_convertible_file(document)
-    keys: list[str] = []
-    for key in map(str, document.mapping):
-        if not key.startswith("_"):  # `_target_` is refused by itself
-            keys.append(key)
+    keys = [str(key) for key in document.mapping if not str(key).startswith("_")]
     unknown = [key for key in keys if key not in RUN_CONFIG_KEYS]
-    names_classes = any(framework_signs.list_class_paths(document.mapping))  # refused by themselves
-    if (
-        len(unknown) >= MIN_BRIDGE_SECTIONS
-        and MEGATRON_BRIDGE_SECTIONS.issuperset(unknown)
-        and not names_classes
-    ):
+    names_classes = any(framework_signs.list_class_paths(document.mapping))
+    is_of_bridge = len(unknown) >= MIN_BRIDGE_SECTIONS and MEGATRON_BRIDGE_SECTIONS.issuperset(
+        unknown
+    )
+    if is_of_bridge and not names_classes:
         sentence = OVERRIDES_MESSAGE.format(path=document.path, names=", ".join(unknown))
         raise UnreadFileError(sentence, kind="looks like overrides of Megatron Bridge")
     foreign = [key for key in unknown if not find_near_names(key, RUN_CONFIG_KEYS)]
@@ -137,14 +148,15 @@ def _require_run_keys(document: Document) -> None:
     if len(foreign) > known_count:
         raise _make_no_run_error(document.path, unknown)
     fields = _list_fields(document.mapping)
-    is_run = any(_is_run_field(section, name) for section, name in fields)
-    if unknown == foreign and fields and not is_run and not names_classes:
+    has_run_field = any(_is_run_field(section, name) for section, name in fields)
+    has_misspelt_key = unknown != foreign
+    if fields and not (has_misspelt_key or has_run_field or names_classes):
         dotted = [f"{section}.{name}" for section, name in fields]
         raise _make_no_run_error(document.path, [*unknown, *dotted])
 
 
 def _list_fields(sections: Mapping[Any, Any]) -> list[tuple[str, str]]:
-    """Return section and name of each field in the sections of a run."""
+    """Return the section and the name of each field in the sections of a run."""
     fields: list[tuple[str, str]] = []
     for section in (*OWNER_SECTIONS, *SECTION_CLASSES):
         values = sections.get(section)
@@ -154,7 +166,7 @@ def _list_fields(sections: Mapping[Any, Any]) -> list[tuple[str, str]]:
 
 
 def _is_run_field(section: str, name: str) -> bool:
-    """Return whether a section has a field of this name, or of a near one."""
+    """Return whether a section can have a field of this name, or of a similar one."""
     fields = get_section_fields(section)
     return name in fields or bool(find_near_names(name, fields))
 
@@ -168,7 +180,11 @@ def _make_no_run_error(path: str, unknown: Sequence[str]) -> UnreadFileError:
 
 
 def _refuse_convertible_file(document: Document) -> None:
-    """Refuse the file of a system that `convert` reads."""
+    """Refuse the file of a system that `convert` reads.
+
+    Raises:
+        UnreadFileError: The file is most probably of such a system.
+    """
     from bridge.read.system_signs import list_candidates  # imports the modules of every system
 
     for candidate in list_candidates(document)[:1]:

@@ -1,11 +1,11 @@
-"""`read_run_file`: a file that describes a run, read by the module of the framework that wrote it.
+"""`read_run_file`: reads a file that describes a run, whatever framework it is for.
 
-The framework is recognised by what stands in the file:
+The framework is recognised by the content of the file, in this order:
 
     modules:, policy:, actor_rollout_ref: ...    a framework on top of Megatron Core   framework/
     --options, MODEL_ARGS:, a launch script      Megatron-LM                           megatron_lm/
     _target_: megatron.bridge...                 Megatron Bridge                       megatron_bridge/
-    model:, optimizer:, mixed_precision:         Precision Bridge
+    model:, optimizer:, mixed_precision:         Precision Bridge                      this file
 """
 
 from __future__ import annotations
@@ -39,34 +39,33 @@ MAPPING_SECTIONS = (*OWNER_SECTIONS, *SECTION_CLASSES)
 """Sections that are mappings of fields."""
 YAML_SUFFIXES = (".yaml", ".yml")
 MAX_CHECKPOINT_BYTES = 64 * 2**20
-"""Of the part of a checkpoint that has the arguments of its run."""
+"""Bytes of the largest `common.pt` that is read, the part of a checkpoint with the arguments."""
 ARGUMENTS_PATTERN = re.compile(rb"ARGS\w*[\"']?\s*:|^\s*[\"']?--[a-z]", re.MULTILINE)
-"""In a YAML file of Megatron-LM's arguments."""
+"""A text that every YAML file of Megatron-LM's arguments has."""
 FRAMEWORK_KEY_PATTERN = re.compile(
     rb"^['\"]?(?:modules|policy|actor_rollout_ref|defaults|micro_batch_size|system)['\"]?\s*:",
     re.MULTILINE,
 )
-"""A key at the top of a YAML file, without which the file is of no framework of `framework/files.py`.
+"""A top-level key that every YAML file of a framework in `framework/yaml_files.py` has.
 
-A file without such a key is never shown to these frameworks, whatever `rows/frameworks.yaml` says:
-loading their signs takes longer than reading a file of ours. A framework with other keys needs its
-key here too."""
+A file without such a key is not compared with the signs in `rows/frameworks.yaml`: to load them takes
+longer than to read a file of ours. So the keys of a new framework belong here too."""
 RUN_FILE_NAMES = ("config.yaml", "run_config.yaml", "common.pt")
-"""Files of a folder that describe its run: ours, Megatron Bridge's, and those of Megatron-LM."""
+"""Files of a folder that describe its run: ours, Megatron Bridge's and Megatron-LM's."""
 ITERATION_FOLDER_GLOB = "iter_*"
 """Folder of an iteration in a folder of checkpoints."""
 
 
 def read_run_file(path: Path, choice: RunChoice | None = None) -> FileReading:
-    """Return what a file says of a run.
+    """Return the run that a file describes.
 
     Args:
         path: The file.
-        choice: The run that is meant, and the variables of its environment. Only the files of
-            Megatron-LM and of frameworks have several runs, or variables.
+        choice: The run to read if the file has several, and the variables of its environment. Only
+            the files of Megatron-LM and of frameworks have several runs, or variables.
 
     Raises:
-        UnreadFileError: It cannot be read, or describes no run.
+        UnreadFileError: The file cannot be read, or describes no run.
         RunConfigError: Its sections cannot be those of a run.
     """
     limit = strict_yaml.MAX_BYTES
@@ -74,10 +73,12 @@ def read_run_file(path: Path, choice: RunChoice | None = None) -> FileReading:
         limit = MAX_CHECKPOINT_BYTES
     data = strict_yaml.read_bytes(path, error=UnreadFileError, limit=limit)
     is_yaml = path.suffix in YAML_SUFFIXES
+    config: dict[str, Any] | None = None
     if is_yaml and FRAMEWORK_KEY_PATTERN.search(data):
         from bridge.read.framework.yaml_files import read_framework  # few files are a framework's
 
-        reading = read_framework(_parse_yaml_mapping(data, path), path, choice or RunChoice())
+        config = _parse_yaml_mapping(data, path)
+        reading = read_framework(config, path, choice or RunChoice())
         if reading is not None:
             return reading
     if not is_yaml or ARGUMENTS_PATTERN.search(data):
@@ -87,11 +88,16 @@ def read_run_file(path: Path, choice: RunChoice | None = None) -> FileReading:
     if choice is not None:
         choice.refuse_for(path)
         choice.refuse_checkpoint(path)
-    return _read_sections(_parse_yaml_mapping(data, path), path)
+    if config is None:
+        config = _parse_yaml_mapping(data, path)
+    return _read_sections(config, path)
 
 
 def _maybe_read_arguments(data: bytes, path: Path, choice: RunChoice) -> FileReading | None:
-    """Return the reading of a file of Megatron-LM's arguments; None where it has none.
+    """Return the run of a program, a launch script or another file with Megatron-LM's arguments.
+
+    Returns:
+        None if the file has no arguments.
 
     Raises:
         UnreadFileError: The file is of a framework that is not read.
@@ -112,7 +118,7 @@ def _maybe_read_arguments(data: bytes, path: Path, choice: RunChoice) -> FileRea
 
 
 def _maybe_read_program(document: Document, choice: RunChoice) -> FileReading | None:
-    """Return the reading of a Python program of Megatron Bridge; None of any other document."""
+    """Return the run of a Python program of Megatron Bridge; None for any other document."""
     if document.kind != "python":
         return None
     from bridge.read import framework_signs
@@ -125,7 +131,12 @@ def _maybe_read_program(document: Document, choice: RunChoice) -> FileReading | 
 
 
 def _read_sections(config: dict[str, Any], path: Path) -> FileReading:
-    """Return the reading of a file with the sections of a run, Megatron Bridge's or ours."""
+    """Return the run of a file with the sections of Megatron Bridge or of Precision Bridge.
+
+    Raises:
+        UnreadFileError: The file has other sections.
+        RunConfigError: Its sections cannot be those of a run.
+    """
     if megatron_bridge.is_saved_container(config):
         return megatron_bridge.read_saved_container(config, path)
     if not all(key in RUN_CONFIG_KEYS for key in config) or not _states_a_run(config):
@@ -137,7 +148,7 @@ def _read_sections(config: dict[str, Any], path: Path) -> FileReading:
 
 
 def _states_a_run(config: Mapping[str, Any]) -> bool:
-    """Return whether sections are empty, or state something that a run has."""
+    """Return whether sections state a field or a setting of a run. Empty sections are a run too."""
     if any(config.get(key) is not None for key in (PRECISION_KEY, *NON_SECTION_KEYS)):
         return True
     is_empty = True
@@ -153,7 +164,15 @@ def _states_a_run(config: Mapping[str, Any]) -> bool:
 
 
 def _require_valid_sections(config: Mapping[str, Any], name: str) -> None:
-    """Raise for sections that a run does not have, and for those that are no mappings."""
+    """Refuse unknown sections, and sections that are no mappings.
+
+    Args:
+        config: The sections.
+        name: The name of the file in messages.
+
+    Raises:
+        RunConfigError: There is such a section. The message lists all of them.
+    """
     problems = Problems(Origins.from_keys(map(str, config), name))
     refuse_unknown_sections(config, problems)
     for key in MAPPING_SECTIONS:
@@ -164,11 +183,11 @@ def _require_valid_sections(config: Mapping[str, Any], name: str) -> None:
 
 
 def locate_run_file(folder: Path) -> Path:
-    """Return the file of a folder that describes its run; the folder itself where there is none.
+    """Return the file in a folder that describes its run; the folder itself if there is none.
 
-    The file is the ``config.yaml`` of a run of ours, the ``run_config.yaml`` of a checkpoint of
-    Megatron Bridge, or the ``common.pt`` of a checkpoint of Megatron-LM. Of several iterations it
-    is that of the newest.
+    The file is the `config.yaml` of a run of ours, the `run_config.yaml` of a checkpoint of Megatron
+    Bridge, or the `common.pt` of a checkpoint of Megatron-LM. In a folder of checkpoints it is that
+    of the newest one.
     """
     for location in (folder, *sorted(folder.glob(ITERATION_FOLDER_GLOB), reverse=True)):
         for name in RUN_FILE_NAMES:
@@ -179,7 +198,11 @@ def locate_run_file(folder: Path) -> Path:
 
 
 def _parse_yaml_mapping(data: bytes, path: Path) -> dict[str, Any]:
-    """Return the mapping that a YAML file holds."""
+    """Return the mapping that a YAML file holds.
+
+    Raises:
+        UnreadFileError: The file is no YAML, is empty, or holds another value or several documents.
+    """
     text = strict_yaml.decode_text(data, str(path), error=UnreadFileError)
     documents = strict_yaml.load_documents(text, str(path), error=UnreadFileError)
     if len(documents) > 1:

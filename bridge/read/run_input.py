@@ -1,4 +1,4 @@
-"""`RunInput`: the sections of a run as a tree of YAML files or one file has them."""
+"""`RunInput`: the sections of a run as they were read from one file or from a tree of YAML files."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ class RunInput:
     """The sections of a run as they were read, with the recipe that was chosen."""
 
     sections: Mapping[str, Any]
-    """Key of the run -> plain values; `mixed_precision` has fields, or is a recipe's name."""
+    """Key of the run -> plain values. `mixed_precision` is a mapping of fields or a recipe's name."""
     choice: str | None = None
-    """The option of the group `mixed_precision`, a recipe's name or a request for a choice."""
+    """The chosen option of the group `mixed_precision`: a recipe's name, or `auto`."""
     recipe: MixedPrecisionConfig | None = None
-    """The recipe as the registry made it, or None for a recipe from a YAML file.
+    """The recipe as the registry made it; None for a recipe from a YAML file.
 
-    Its fields stand in `mixed_precision` too."""
+    Its fields are in the section `mixed_precision` too."""
     origins: Origins = field(default_factory=Origins)
+    """Where each value was stated."""
     name: str = "config"
     """The file, or the primary config, that was read."""

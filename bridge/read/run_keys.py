@@ -18,11 +18,11 @@ from bridge.training.config import (
 )
 
 PRECISION_KEY = "mixed_precision"
-"""Section of the precision, or a recipe's name."""
+"""Key of the precision: a section, or a recipe's name."""
 RECIPES_KEY = "recipes_from"
-"""Key of the modules and files that recipes are loaded from."""
+"""Key of the modules and files from which recipes are loaded."""
 RECIPE_NAME_KEY = "_recipe_"
-"""Key of `mixed_precision` in the config.yaml of a run: the recipe that its fields are from."""
+"""Key in `mixed_precision` of a run's config.yaml: the name of the recipe that the fields are from."""
 SECTION_CLASSES = {
     "data": DataConfig,
     "train": TrainConfig,
@@ -30,7 +30,7 @@ SECTION_CLASSES = {
     "resume": ResumeConfig,
     "logging": LoggingConfig,
 }
-"""Sections with classes of our own; they are listed with their defaults."""
+"""Name of a section with a class of ours -> the class."""
 OWNER_SECTIONS = ("model", "optimizer", "ddp")
 """Sections with classes of Megatron Core, which are imported only when a run needs them."""
 NON_SECTION_KEYS = ("precision_backend", "precision_schedule", "target", "silence")
@@ -40,7 +40,7 @@ RUN_CONFIG_KEYS = (PRECISION_KEY, *NON_SECTION_KEYS, *OWNER_SECTIONS, *SECTION_C
 
 @functools.cache
 def get_section_fields(section: str) -> frozenset[str]:
-    """Return the fields that a section of a run can have."""
+    """Return the fields that a section of a run can have, in any release of Megatron Core."""
     names = set(OWNER_FIELDS.get(section, ()))
     if section in SECTION_CLASSES:
         names.update(field.name for field in dataclasses.fields(SECTION_CLASSES[section]))
@@ -48,7 +48,15 @@ def get_section_fields(section: str) -> frozenset[str]:
 
 
 def refuse_unknown_sections(sections: Mapping[str, Any], problems: Problems) -> None:
-    """Raise for a ``_target_`` anywhere in a run, and add each unknown key to the problems."""
+    """Add each unknown section of a run to the problems.
+
+    Args:
+        sections: The sections.
+        problems: The problems so far.
+
+    Raises:
+        RunConfigError: There is a `_target_` anywhere in the sections, or there were problems.
+    """
     problems.refuse_targets(sections)
     problems.raise_any()
     for key, value in sections.items():

@@ -1,4 +1,4 @@
-"""`apply_startup_values`: a reading with the values that its framework sets when the run starts."""
+"""`apply_startup_values`: adds the values that a framework sets when a run starts to its reading."""
 
 from __future__ import annotations
 
@@ -21,15 +21,16 @@ from bridge.target.target import Target
 def apply_startup_values(
     reading: FileReading, sections: dict[str, Any], target: Target
 ) -> FileReading:
-    """Write into sections the values that the framework sets at the start of a run with them.
+    """Write the values that the framework sets when the run starts into the sections of the run.
 
     Args:
         reading: The file as it was read.
         sections: Its sections with the overrides; they are changed.
-        target: Where the run will run.
+        target: The GPUs and packages of the run.
 
     Returns:
-        The reading with these values, and with the sentences about values that stay unknown.
+        The reading with these values. Sentences about unknown values, and the reason against a plan,
+        are dropped if an override now states their setting.
     """
     if reading.framework == PRECISION_BRIDGE:
         return reading
@@ -40,14 +41,13 @@ def apply_startup_values(
         reading = framework_start.add_framework_variables(reading, target)
         rows = framework_start.add_framework_rows(reading.framework, rows, sections)
     values = apply_startup_rows(sections, reading.own_fields, target.count, rows)
-    start = StartupSettings(sections=sections, own_fields={}, gpus=target.count)
-    unknown = [
-        sentence
-        for sentence in _list_unknown_values(reading, target)
-        if not _is_about_stated_setting(sentence, start)
-    ]
+    settings = StartupSettings(sections=sections, own_fields={}, gpus=target.count)
+    unknown: list[str] = []
+    for sentence in _list_unknown_values(reading, target):
+        if not _is_about_stated_setting(sentence, settings):
+            unknown.append(sentence)
     no_plan_reason = reading.no_plan_reason
-    if no_plan_reason is not None and _is_about_stated_setting(no_plan_reason, start):
+    if no_plan_reason is not None and _is_about_stated_setting(no_plan_reason, settings):
         no_plan_reason = None
     no_plan_reason = (
         no_plan_reason
@@ -58,7 +58,7 @@ def apply_startup_values(
 
 
 def _get_startup_rows(reading: FileReading, sections: dict[str, Any]) -> list[StartupRow]:
-    """Return the rows of the program whose arguments or classes the settings are."""
+    """Return the rows of Megatron Bridge or Megatron-LM, if the settings are those of it."""
     if reading.settings_of == MEGATRON_BRIDGE:
         from bridge.read.megatron_bridge import start_rows as megatron_bridge_start
 
@@ -71,7 +71,7 @@ def _get_startup_rows(reading: FileReading, sections: dict[str, Any]) -> list[St
 
 
 def _list_unknown_values(reading: FileReading, target: Target) -> Sequence[str]:
-    """Return the sentences about values that neither the file nor the framework decides."""
+    """Return the sentences about values that only the run decides."""
     if reading.settings_of != MEGATRON_LM:
         return reading.unknown
     from bridge.read.megatron_lm import start_rows as megatron_lm_start
@@ -82,7 +82,7 @@ def _list_unknown_values(reading: FileReading, target: Target) -> Sequence[str]:
     ]
 
 
-def _is_about_stated_setting(sentence: str, start: StartupSettings) -> bool:
-    """Return whether a sentence begins with a setting that an override states now."""
+def _is_about_stated_setting(sentence: str, settings: StartupSettings) -> bool:
+    """Return whether a sentence is about a setting that is stated now: "model.num_layers: ..."."""
     setting = sentence.partition(":")[0]
-    return start.stated(setting) is not None
+    return settings.stated(setting) is not None

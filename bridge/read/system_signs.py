@@ -1,12 +1,12 @@
 """`list_candidates`: the foreign systems that a document may be written for, by the signs in it.
 
-    candidates(Document.load("ds_config.json"))
+    list_candidates(Document.load("ds_config.json"))
     # [Candidate(system="deepspeed", title="DeepSpeed", certainty=0.95,
     #            evidence="has `fp16` as a block together with `zero_optimization`")]
 
-Signs are the rows of `recognised` in the system's table. Systems that run Megatron Core have further
-ones, in the function `recognise` of their module. How a system's precision is read and written is
-no question here: see `bridge.convert.systems`.
+The signs are the rows of `recognised` in the table of a system. Systems that run Megatron Core have
+further signs, in the function `recognise` of their module. `bridge.convert.systems` reads and writes
+their precisions.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ DOCUMENT_KINDS = MappingProxyType(
         "deepspeed": ("json",),
     }
 )
-"""Name of a system -> the kinds of document that it has. Only these are looked at for its signs."""
+"""Name of a system -> the kinds of document that it has. Only these are searched for its signs."""
 SYSTEM_TITLES = {
     "megatron-lm": "Megatron-LM",
     "megatron-bridge": "Megatron Bridge",
@@ -42,7 +42,7 @@ SYSTEM_TITLES = {
     "nemo2": "NeMo 2.x",
     "huggingface": "Hugging Face TrainingArguments",
 }
-"""Name of a system -> its `System.title`, where that is not the title of its table."""
+"""Name of a system -> its `System.title`, if this differs from the title of its table."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,12 +55,12 @@ class Candidate:
     certainty: float
     """0 to 1."""
     evidence: str
-    """The sign, as a clause behind "it"."""
+    """The sign, as a clause after "it"."""
 
 
 def list_candidates(document: Document) -> list[Candidate]:
     """Return every system whose signs a document has, the most certain first."""
-    systems: list[Candidate] = []
+    candidates: list[Candidate] = []
     for name, kinds in DOCUMENT_KINDS.items():
         if document.kind not in kinds:
             continue
@@ -73,12 +73,15 @@ def list_candidates(document: Document) -> list[Candidate]:
             certainty=recognised.certainty,
             evidence=recognised.evidence,
         )
-        systems.append(candidate)
-    return sorted(systems, key=lambda candidate: -candidate.certainty)
+        candidates.append(candidate)
+    return sorted(candidates, key=lambda candidate: -candidate.certainty)
 
 
 def _get_recogniser(name: str) -> Callable[[Document], Recognition | None]:
-    """Return the function that looks for the signs of a system; the module of a system is imported when it is asked."""
+    """Return the function that searches a document for the signs of a system.
+
+    The module of a system is imported only here, since it takes longer than most files to read.
+    """
     if name == "megatron-lm":
         from bridge.read.megatron_lm import recognition
 

@@ -1,6 +1,8 @@
-"""`find_vocab_size`: the vocabularies of published models, for files with a tokenizer and no size.
+"""`find_vocab_size`: the size of a published model's vocabulary.
 
-vocab_size_of("nvidia/Nemotron-H-8B-Base-8K")    # 131072
+    find_vocab_size("nvidia/Nemotron-H-8B-Base-8K")    # 131072
+
+It is used for a run that names a tokenizer and does not state the size of its vocabulary.
 """
 
 from __future__ import annotations
@@ -13,9 +15,10 @@ from pathlib import Path
 def find_vocab_size(name: object) -> int | None:
     """Return the size of the vocabulary of a model or a tokenizer; None for an unknown name.
 
+    The table has beginnings of names. The longest one that fits counts.
+
     Args:
-        name: A name on Hugging Face ("nvidia/Nemotron-H-8B-Base-8K"), or a path that ends with its
-            last part. The longest beginning of the table counts.
+        name: A name on Hugging Face, or a path that ends with the last part of such a name.
     """
     if not isinstance(name, str):
         return None
@@ -31,7 +34,7 @@ def find_vocab_size(name: object) -> int | None:
 
 @functools.cache
 def _load_vocab_sizes() -> dict[str, int]:
-    """Return beginning of a name, in small letters -> size of the vocabulary."""
+    """Return beginning of a name, in lower case -> size of the vocabulary."""
     import yaml  # most runs state their vocabulary
 
     text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")

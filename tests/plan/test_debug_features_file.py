@@ -17,7 +17,7 @@ from bridge.plan.debug_features_file import build_features
 from bridge.plan.precision_plan import PrecisionPlan, make_plan, precision_plan
 from bridge.precision.debug_features import DEBUGGER_TENSOR_NAMES, DebugFeatures
 from bridge.precision.schemes import GEMMS
-from bridge.read.debug_log import MIN_KNOWN_PERCENTAGE, read_debug_log
+from bridge.read.debug_log import MIN_KNOWN_VALUE, read_debug_log
 from bridge.sync.prediction import predict
 from tests.runtime.megatron.test_te_cpu import fresh, needs_te
 
@@ -111,7 +111,7 @@ def test_a_log_has_the_rows_of_our_own_telemetry(said: Path) -> None:
     for row in rows:
         own = measured[row.layer, row.module, row.operand]
         assert row.format == own["format"]
-        assert row.amax == pytest.approx(own["amax"], abs=MIN_KNOWN_PERCENTAGE / 5)
+        assert row.amax == pytest.approx(own["amax"], abs=MIN_KNOWN_VALUE / 5)
         assert row.underflow == pytest.approx(own["underflow"], abs=1e-5)
         if not math.isnan(row.sqnr_db):
             assert row.sqnr_db == pytest.approx(own["sqnr_db"], abs=0.5)

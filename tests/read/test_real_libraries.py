@@ -117,7 +117,7 @@ class TestTransformers:
     def test_words_are_read_as_the_real_parser_reads_them(self, version: str, words: list[str]) -> None:
         from transformers import HfArgumentParser, TrainingArguments
 
-        ours = parse_trainer_arguments(CommandArguments(map(ShellWord, words)))
+        ours = parse_trainer_arguments(CommandArguments(map(ShellWord, words)).options)
         if words != ["--no_tf32"]:  # which the real parser does not know, tf32 having no default of True
             (made,) = HfArgumentParser(TrainingArguments).parse_args_into_dataclasses(
                 ["--output_dir", UNUSED, "--use_cpu", *words]

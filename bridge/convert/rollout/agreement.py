@@ -1,14 +1,14 @@
-"""`list_agreements`: settings that would make rollout agree with training, or training with rollout.
+"""`list_agreements`: settings with which rollout would agree with training, or training with rollout.
 
-The settings are words of the framework, rows of `rows/rollout.yaml`. A rollout without a framework
-agrees by the `quantization_config` that `manifest --for` writes.
+They are settings of the framework, rows of `rows/rollout.yaml`. Without a framework, rollout would
+agree with the `quantization_config` that `manifest --for` writes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from bridge.convert.rollout.comparison import CACHE_SUBJECT, DIFFERS, RolloutComparison
 from bridge.convert.rollout.frameworks import FRAMEWORKS
@@ -17,9 +17,13 @@ from bridge.convert.serving.formats import SERVED_SCHEMES, SGLANG, VLLM, format_
 from bridge.convert.serving.serving_config import ServingConfig
 
 NO_SCHEME = "none"
-"""The row of a side that quantises nothing."""
+"""The key in `rows/rollout.yaml` for a side that quantises nothing."""
 NO_SETTING_MESSAGE = "{framework} has no setting that makes {side} use {scheme}."
-SEVERAL_SCHEMES_MESSAGE = "{side} has several schemes, for which no row of settings is written."
+SEVERAL_SCHEMES_MESSAGE = "training has several schemes, for which no row of settings is written."
+NO_FP8_FORM_MESSAGE = (
+    "A quantization_config for {scheme} lists the modules of the model, which are not known "
+    "without its sizes. State them, for example model.num_layers=VALUE."
+)
 CACHE_REMAINS_MESSAGE = (
     "No training has a cache: keys and values in {cache} remain, until rollout has auto."
 )
@@ -28,20 +32,23 @@ KEPT_MODULES_MESSAGE = (
 )
 
 
+Side = Literal["rollout", "training"]
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Agreement:
-    """Settings that would make a side agree with the other."""
+    """Settings with which one side would agree with the other."""
 
-    side: str
-    """rollout or training: the side that changes."""
+    side: Side
+    """The side that changes."""
     words: tuple[str, ...] = ()
-    """Settings in the framework's words."""
+    """The settings of the framework."""
     quantization_config: Mapping[str, Any] | None = None
-    """The block of the served checkpoint's config.json."""
+    """The block of the served checkpoint's config.json; empty: a checkpoint without such a block."""
     why_not: str = ""
-    """Why there are no such settings, as a sentence."""
+    """The reason if there are no such settings, as a sentence."""
     remains: str = ""
-    """The difference that remains with them, as a sentence."""
+    """The difference that remains with the settings, as a sentence."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the agreement as plain data."""
@@ -49,19 +56,19 @@ class Agreement:
 
 
 def list_agreements(comparison: RolloutComparison) -> list[Agreement]:
-    """Return the settings that would make either side agree; nothing where no row differs."""
-    subjects = {row.subject for row in comparison.rows if row.verdict == DIFFERS}
-    if not subjects:
+    """Return the settings with which either side would agree; nothing if no row differs."""
+    different_subjects = {row.subject for row in comparison.rows if row.verdict == DIFFERS}
+    if not different_subjects:
         return []
-    modules_differ = subjects != {CACHE_SUBJECT}
+    only_cache_differs = different_subjects == {CACHE_SUBJECT}
     has_settings = comparison.rollout.framework in FRAMEWORKS and bool(comparison.rollout.engine)
-    if not has_settings and not modules_differ:
+    if only_cache_differs and not has_settings:
         return []
     if not has_settings:
         return [_make_serving_config(comparison)]
-    if not modules_differ:
+    if only_cache_differs:
         return [Agreement(side="rollout", words=(_format_cache_setting(comparison),))]
-    cache_differs = CACHE_SUBJECT in subjects
+    cache_differs = CACHE_SUBJECT in different_subjects
     return [
         _make_rollout_settings(comparison, cache_differs=cache_differs),
         _make_training_settings(comparison, cache_differs=cache_differs),
@@ -79,51 +86,53 @@ def _make_rollout_settings(comparison: RolloutComparison, *, cache_differs: bool
     table = FRAMEWORKS[comparison.rollout.framework]
     if not table["in_rollout"]:
         return _make_serving_config(comparison)
-    scheme = _get_single_scheme(comparison.training.manifest.schemes)
-    if scheme is None:
-        return Agreement(side="rollout", why_not=SEVERAL_SCHEMES_MESSAGE.format(side="training"))
-    words = table["in_rollout"].get(scheme)
-    if words is None:
+    schemes = comparison.training.manifest.schemes
+    if len(schemes) > 1:
+        return Agreement(side="rollout", why_not=SEVERAL_SCHEMES_MESSAGE)
+    scheme = _get_only_scheme(schemes)
+    row = table["in_rollout"].get(scheme)
+    if row is None:
         return _make_no_setting(comparison, "rollout", _format_scheme_title(scheme, comparison))
-    stated = list(words)
+    settings = list(row)
     if scheme != NO_SCHEME and _has_first_last_layers(comparison):
         if not table["edges_in_rollout"]:
             return _make_no_setting(
                 comparison, "rollout", "another precision in first and last layers"
             )
-        stated.extend(table["edges_in_rollout"])
+        settings.extend(table["edges_in_rollout"])
     if scheme != NO_SCHEME and comparison.rollout.kept_parts:
-        stated.append(table["kept_in_rollout"])
+        settings.append(table["kept_in_rollout"])
     if cache_differs:
-        stated.append(_format_cache_setting(comparison))
-    filled = _format_settings(
-        stated, comparison, comparison.training.first, comparison.training.last
-    )
-    return Agreement(side="rollout", words=filled)
+        settings.append(_format_cache_setting(comparison))
+    training = comparison.training
+    words = _fill_settings(settings, comparison, first=training.first, last=training.last)
+    return Agreement(side="rollout", words=words)
 
 
 def _make_training_settings(comparison: RolloutComparison, *, cache_differs: bool) -> Agreement:
     """Return the framework's settings of training that agree with rollout."""
-    table = FRAMEWORKS[comparison.rollout.framework]
-    if comparison.rollout.quantization is None:
-        why_not = f"{comparison.rollout.quantization_decided_by} decides what rollout uses."
+    rollout = comparison.rollout
+    table = FRAMEWORKS[rollout.framework]
+    if rollout.quantization is None:
+        why_not = f"{rollout.quantization_decided_by} decides what rollout uses."
         return Agreement(side="training", why_not=why_not)
-    scheme = _get_quantization_scheme(comparison.rollout.quantization)
-    if scheme is None:
+    schemes = _list_quantization_schemes(rollout.quantization)
+    if len(schemes) > 1:
         return _make_no_setting(comparison, "training", "several schemes")
-    words = table["in_training"].get(scheme)
-    if words is None:
+    scheme = _get_only_scheme(schemes)
+    row = table["in_training"].get(scheme)
+    if row is None:
         return _make_no_setting(comparison, "training", _format_scheme_title(scheme, comparison))
-    if scheme != NO_SCHEME and comparison.rollout.kept_parts:
+    if scheme != NO_SCHEME and rollout.kept_parts:
         return Agreement(side="training", why_not=KEPT_MODULES_MESSAGE)
-    stated = list(words)
+    settings = list(row)
     if scheme != NO_SCHEME and _has_first_last_layers(comparison):
-        stated.extend(table["edges_in_training"])
+        settings.extend(table["edges_in_training"])
     remains = ""
     if cache_differs:
-        remains = CACHE_REMAINS_MESSAGE.format(cache=comparison.rollout.cache)
-    filled = _format_settings(stated, comparison, comparison.rollout.first, comparison.rollout.last)
-    return Agreement(side="training", words=filled, remains=remains)
+        remains = CACHE_REMAINS_MESSAGE.format(cache=rollout.cache)
+    words = _fill_settings(settings, comparison, first=rollout.first, last=rollout.last)
+    return Agreement(side="training", words=words, remains=remains)
 
 
 def _has_first_last_layers(comparison: RolloutComparison) -> bool:
@@ -132,23 +141,27 @@ def _has_first_last_layers(comparison: RolloutComparison) -> bool:
     return any((training.first, training.last, rollout.first, rollout.last))
 
 
-def _get_quantization_scheme(quantization: Mapping[str, Any]) -> str | None:
-    """Return the scheme of a quantization config, `NO_SCHEME` without one; None for several."""
+def _list_quantization_schemes(quantization: Mapping[str, Any]) -> list[str]:
+    """Return the schemes of a quantization config; none for an empty config."""
     if not quantization:
-        return NO_SCHEME
+        return []
     config = ServingConfig.from_mapping({"quantization_config": quantization})
-    return _get_single_scheme(tuple({scheme for _, scheme in config.targets if scheme is not None}))
+    schemes: dict[str, None] = {}
+    for _, scheme in config.targets:
+        if scheme is not None:
+            schemes[scheme] = None
+    return list(schemes)
 
 
-def _make_no_setting(comparison: RolloutComparison, side: str, scheme: str) -> Agreement:
-    """Return that the framework has no setting by which a side uses a scheme."""
+def _make_no_setting(comparison: RolloutComparison, side: Side, scheme: str) -> Agreement:
+    """Return the agreement of a side that cannot use a scheme, since the framework has no setting."""
     framework = comparison.rollout.framework
     why_not = NO_SETTING_MESSAGE.format(framework=framework, side=side, scheme=scheme)
     return Agreement(side=side, why_not=why_not)
 
 
 def _make_serving_config(comparison: RolloutComparison) -> Agreement:
-    """Return the quantization config of the checkpoint that the engine reads."""
+    """Return the quantization config that the engine's checkpoint has to have."""
     if comparison.training.is_substitute:
         return _make_config_without_modules(comparison)
     system = VLLM
@@ -159,40 +172,52 @@ def _make_serving_config(comparison: RolloutComparison) -> Agreement:
 
 
 def _make_config_without_modules(comparison: RolloutComparison) -> Agreement:
-    """Return the quantization config where the run states no sizes: without a list of modules."""
-    scheme = _get_single_scheme(comparison.training.manifest.schemes)
-    block: Mapping[str, Any] = {}
-    if scheme != NO_SCHEME:
-        form = SERVED_SCHEMES.get(str(scheme), {}).get("fp8")
-        if form is None:
-            return Agreement(
-                side="rollout", why_not=SEVERAL_SCHEMES_MESSAGE.format(side="training")
-            )
-        block = dict(form)
-    return Agreement(side="rollout", quantization_config=block)
+    """Return the quantization config for a run that states no sizes.
+
+    Its modules are not known, so only a config without a list of modules can be written: one of the
+    fp8 dialect.
+    """
+    schemes = comparison.training.manifest.schemes
+    if len(schemes) > 1:
+        return Agreement(side="rollout", why_not=SEVERAL_SCHEMES_MESSAGE)
+    scheme = _get_only_scheme(schemes)
+    if scheme == NO_SCHEME:
+        return Agreement(side="rollout", quantization_config={})
+    fp8_form = SERVED_SCHEMES.get(scheme, {}).get("fp8")
+    if fp8_form is None:
+        title = _format_scheme_title(scheme, comparison)
+        return Agreement(side="rollout", why_not=NO_FP8_FORM_MESSAGE.format(scheme=title))
+    return Agreement(side="rollout", quantization_config=dict(fp8_form))
 
 
-def _get_single_scheme(schemes: tuple[str, ...]) -> str | None:
-    """Return the scheme of a side, `NO_SCHEME` where it quantises nothing; None for several."""
+def _get_only_scheme(schemes: Sequence[str]) -> str:
+    """Return the scheme of a side that has at most one: `NO_SCHEME` if it has none."""
     if not schemes:
         return NO_SCHEME
-    if len(schemes) > 1:
-        return None
-    return schemes[0]
+    (scheme,) = schemes
+    return scheme
 
 
 def _format_scheme_title(scheme: str, comparison: RolloutComparison) -> str:
+    """Return a scheme in words; the dtype of high precision for `NO_SCHEME`."""
     mode = comparison.training.manifest.mode
     if scheme == NO_SCHEME:
         return format_scheme(None, mode)
     return format_scheme(scheme, mode)
 
 
-def _format_settings(
-    words: list[str], comparison: RolloutComparison, first: int, last: int
+def _fill_settings(
+    settings: Sequence[str], comparison: RolloutComparison, *, first: int, last: int
 ) -> tuple[str, ...]:
-    """Return settings with the engine and the numbers of layers in the place of their braces."""
+    """Return settings with their braces filled.
+
+    Args:
+        settings: The settings, with `{first}`, `{last}` and `{engine}`.
+        comparison: The comparison, which has the engine.
+        first: First layers in high precision.
+        last: Last layers in high precision.
+    """
     filled: list[str] = []
-    for word in words:
-        filled.append(word.format(first=first, last=last, engine=comparison.rollout.engine))
+    for setting in settings:
+        filled.append(setting.format(first=first, last=last, engine=comparison.rollout.engine))
     return tuple(filled)

@@ -1,14 +1,14 @@
-"""`compare_rollout`: for each kind of module and tensor, the precision of training and that of rollout.
+"""`compare_rollout`: compares training and rollout, for each kind of module and tensor.
 
-A row is equal, differs, or cannot be known. A row that cannot be known names what decides it: a
-setting that the file leaves open, the checkpoint, the engine's release, or the GPU.
+A row is equal, differs, or cannot be known. A row that cannot be known names the source that decides
+it: a setting that the file does not state, the checkpoint, the release of the engine, or the GPU.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from typing import Any, Final, Literal, NamedTuple
 
 from bridge.convert.rollout.engine import (
     CACHE_DTYPES,
@@ -31,13 +31,16 @@ from bridge.plan.plan_settings import PlanSettings
 from bridge.plan.precision_plan import format_ranges
 from bridge.preflight.run import Run
 
-EQUAL = "equal"
-DIFFERS = "differs"
-UNKNOWN = "cannot be known"
+Verdict = Literal["equal", "differs", "cannot be known"]
+EQUAL: Final = "equal"
+DIFFERS: Final = "differs"
+UNKNOWN: Final = "cannot be known"
 FP32_SCALES_VARIABLE = "NVTE_FP8_BLOCK_SCALING_FP32_SCALES"
-"""Variable of Transformer Engine: 1 has FP32 scales in blocks of 128, else they are powers of two."""
+"""Variable of Transformer Engine for blocks of 128. With 1 their scales are any FP32 numbers,
+otherwise powers of two."""
 OUTPUT_LAYER = "output_layer"
-ROUTER_MODULES = ("mlp.router", "mlp.shared_experts.gate")
+ROUTER = "mlp.router"
+ROUTER_MODULES = (ROUTER, "mlp.shared_experts.gate")
 CACHE_SUBJECT = "keys and values (cache)"
 OTHERS_SUBJECT = "embedding, norms and others"
 STORED_MESSAGE = "Training stores weights in {mode}, and quantises them in each step."
@@ -75,22 +78,23 @@ class RolloutRow:
     """Megatron's name within a layer, or a tensor in words."""
     layers: str = ""
     modules: int | None = None
-    """Modules of the checkpoint, each expert counted; None for a tensor, or where sizes are not known."""
+    """Modules of the checkpoint, each expert counted; None for a tensor, or if sizes are not known."""
     training: str
+    """The precision in training, in words."""
     rollout: str
-    verdict: str
-    """One of `EQUAL`, `DIFFERS` and `UNKNOWN`."""
+    """The precision in rollout, in words."""
+    verdict: Verdict
     decided_by: str = ""
-    """What decides a verdict that cannot be known."""
+    """The source that decides a verdict that cannot be known."""
 
     def sentence(self) -> str:
-        """Return the row as a sentence."""
-        where = self.subject
+        """Return a row that is not equal as a sentence."""
+        subject = self.subject
         if self.layers:
-            where = f"{where} ({self.layers})"
+            subject = f"{subject} ({self.layers})"
         if self.verdict == DIFFERS:
-            return f"{where}: training has {self.training}; rollout {self.rollout}."
-        return f"{where}: cannot be known; {self.decided_by} decides."
+            return f"{subject}: training has {self.training}; rollout {self.rollout}."
+        return f"{subject}: cannot be known; {self.decided_by} decides."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,12 +118,13 @@ class RolloutComparison:
     notes: tuple[str, ...]
 
     @property
-    def verdict(self) -> str:
-        """The verdict over all rows: a row that differs decides, then a row that cannot be known."""
+    def verdict(self) -> Verdict:
+        """The verdict over all rows: `DIFFERS` if one differs, else `UNKNOWN` if one is unknown."""
         verdicts = {row.verdict for row in self.rows}
-        for verdict in (DIFFERS, UNKNOWN):
-            if verdict in verdicts:
-                return verdict
+        if DIFFERS in verdicts:
+            return DIFFERS
+        if UNKNOWN in verdicts:
+            return UNKNOWN
         return EQUAL
 
     def to_dict(self) -> dict[str, Any]:
@@ -144,7 +149,16 @@ _INPUTS_PER_TOKEN = RolloutRow(
 
 
 def compare_rollout(run: Run, rollout: Rollout, model_type: str | None = None) -> RolloutComparison:
-    """Return the comparison of a run's training with its rollout; errors as for `compute_training_side`."""
+    """Return the comparison of a run's training with its rollout.
+
+    Args:
+        run: The run.
+        rollout: The precision of its engine.
+        model_type: The `model_type` of the Hugging Face config, for the names of modules.
+
+    Raises:
+        RunConfigError: The run has no plan, or the names of its modules are not known.
+    """
     training = compute_training_side(run, rollout, model_type)
     if not training.is_substitute:
         training.manifest.require_names()
@@ -170,15 +184,15 @@ def compare_rollout(run: Run, rollout: Rollout, model_type: str | None = None) -
     )
 
 
-class _Verdict(NamedTuple):
-    """A verdict, and what decides one that cannot be known."""
+class _Judgement(NamedTuple):
+    """A verdict, and the source that decides one that cannot be known."""
 
-    verdict: str
+    verdict: Verdict
     decided_by: str = ""
 
 
 def _describe_storage(run: Run, training: TrainingSide) -> list[str]:
-    """Return in which dtype training stores the weights of quantised layers, as a sentence."""
+    """Return the sentence about the dtype in which training stores quantised weights; none without."""
     if not training.manifest.schemes or run.reading.mode_decided_by is not None:
         return []
     if training.plan.settings.low_parameters:
@@ -187,7 +201,10 @@ def _describe_storage(run: Run, training: TrainingSide) -> list[str]:
 
 
 def _map_names_to_layers(training: TrainingSide) -> dict[str, tuple[int, int]]:
-    """Return each name of the checkpoint -> its layer, 0 outside the layers, and the number of layers."""
+    """Return name of a module in the checkpoint -> its layer from 1, and the number of layers.
+
+    The layer is 0 for a module outside the layers.
+    """
     names: dict[str, tuple[int, int]] = {}
     for row in training.manifest.rows:
         layer = 0
@@ -199,31 +216,42 @@ def _map_names_to_layers(training: TrainingSide) -> dict[str, tuple[int, int]]:
 
 
 class _ModuleKind(NamedTuple):
-    """Modules of one name within their layers that have the same schemes on either side."""
+    """Modules with the same name within their layers and the same schemes on either side."""
 
     role: str
+    """Megatron's name within a layer."""
     trained: str | None
+    """The scheme in training; None: not quantised."""
     served: frozenset[str | None]
+    """The schemes in rollout: several if systems read the config differently."""
 
 
 def _make_module_rows(sides: _Sides) -> Iterator[RolloutRow]:
-    """Yield a row for each kind of module, and for each pair of schemes that its layers have."""
-    layers_of: dict[_ModuleKind, list[str]] = {}
+    """Yield a row for each kind of module."""
+    layers_by_kind: dict[_ModuleKind, list[str]] = {}
     for row in sides.training.manifest.rows:
         for name in row.iterate_served_names():
             served = frozenset(_get_rollout_schemes(sides, row, name))
             kind = _ModuleKind(row.role, row.scheme, served)
-            layers_of.setdefault(kind, []).append(row.layer)
-    for kind, layers in layers_of.items():
+            layers_by_kind.setdefault(kind, []).append(row.layer)
+    for kind, layers in layers_by_kind.items():
         yield _make_module_row(sides, kind, layers)
 
 
 def _make_module_row(sides: _Sides, kind: _ModuleKind, layers: list[str]) -> RolloutRow:
-    training, rollout = sides.training, sides.rollout
+    """Return the row of a kind of module.
+
+    Args:
+        sides: The two sides.
+        kind: The kind.
+        layers: The label of the layer of each module.
+    """
+    training = sides.training
+    rollout = sides.rollout
     judgement = _judge_modules(sides, kind)
     trained = format_scheme(kind.trained, _get_mode_or_not_known(sides.run, training))
     router_dtype = training.plan.settings.router
-    if kind.role == ROUTER_MODULES[0] and router_dtype is not None:
+    if kind.role == ROUTER and router_dtype is not None:
         trained = f"{trained}, logits in {router_dtype}"
     titles = [format_scheme(scheme, rollout.dtype or NOT_KNOWN) for scheme in kind.served]
     served = " or ".join(sorted(titles))
@@ -246,7 +274,7 @@ def _make_module_row(sides: _Sides, kind: _ModuleKind, layers: list[str]) -> Rol
 
 
 def _make_unmatched_rows(rollout: Rollout, names: Iterable[str]) -> Iterator[RolloutRow]:
-    """Yield a row for each part of names that rollout keeps and that is in no name that is known."""
+    """Yield a row for each part of names that rollout keeps in high precision and no known name has."""
     for part in list_unmatched_parts(rollout, names):
         yield RolloutRow(
             subject=f"modules with {part} in their names",
@@ -264,33 +292,42 @@ def _get_rollout_schemes(sides: _Sides, row: ManifestRow, name: str) -> set[str 
     return get_module_schemes(sides.config, name, sides.rollout.engine)
 
 
-def _judge_modules(sides: _Sides, kind: _ModuleKind) -> _Verdict:
+def _judge_modules(sides: _Sides, kind: _ModuleKind) -> _Judgement:
     """Return the judgement about a kind of module."""
-    run, rollout, config, role = sides.run, sides.rollout, sides.config, kind.role
+    run = sides.run
+    rollout = sides.rollout
+    config = sides.config
     if config is None:
-        return _Verdict(UNKNOWN, rollout.quantization_decided_by)
+        return _Judgement(UNKNOWN, rollout.quantization_decided_by)
     decider = _find_scheme_decider(run, kind.trained)
     if decider:
-        return _Verdict(UNKNOWN, decider)
+        return _Judgement(UNKNOWN, decider)
     if len(kind.served) > 1:
-        return _Verdict(UNKNOWN, BY_READER)
-    served = next(iter(kind.served))
-    decider = _find_engine_decider(sides, config, role, served)
+        return _Judgement(UNKNOWN, BY_READER)
+    (served,) = kind.served
+    decider = _find_engine_decider(sides, config, kind.role, served)
     if decider:
-        return _Verdict(UNKNOWN, decider)
+        return _Judgement(UNKNOWN, decider)
     if kind.trained != served:
-        return _Verdict(DIFFERS)
-    if role == ROUTER_MODULES[0] and sides.training.plan.settings.router is not None:
-        return _Verdict(UNKNOWN, BY_LOGITS)
+        return _Judgement(DIFFERS)
+    if kind.role == ROUTER and sides.training.plan.settings.router is not None:
+        return _Judgement(UNKNOWN, BY_LOGITS)
     if kind.trained is None:
         return _judge_dtype(run, rollout)
-    return _Verdict(EQUAL)
+    return _Judgement(EQUAL)
 
 
 def _find_engine_decider(
     sides: _Sides, config: ServingConfig, role: str, served: str | None
 ) -> str:
-    """Return what decides the scheme in the engine where the config alone does not; empty where it does."""
+    """Return the source that decides the scheme in the engine; empty if the config does.
+
+    Args:
+        sides: The two sides.
+        config: The quantization config.
+        role: Megatron's name of the module within a layer.
+        served: The scheme of the module by the config; None: not quantised.
+    """
     if served is not None and role in ROUTER_MODULES:
         return BY_ROUTER
     if served is not None and role == OUTPUT_LAYER and config.method == MODELOPT:
@@ -302,7 +339,12 @@ def _find_engine_decider(
 
 
 def _find_scheme_decider(run: Run, trained: str | None) -> str:
-    """Return what decides the scheme of training where it is assumed or open; empty where it is known."""
+    """Return the source that decides the scheme in training; empty if the file does.
+
+    Args:
+        run: The run.
+        trained: The scheme that is planned; None: not quantised.
+    """
     paths = ["model.fp8"]
     if trained is not None:
         paths = ["model.fp8", "model.fp8_recipe", "model.fp4"]
@@ -313,27 +355,34 @@ def _find_scheme_decider(run: Run, trained: str | None) -> str:
     return ""
 
 
-def _judge_dtype(run: Run, rollout: Rollout) -> _Verdict:
-    """Return the judgement about what neither side quantises."""
+def _judge_dtype(run: Run, rollout: Rollout) -> _Judgement:
+    """Return the judgement about the dtype of modules that neither side quantises."""
     decider = run.reading.mode_decided_by
     if decider is not None:
-        return _Verdict(UNKNOWN, decider.rstrip(","))
+        return _Judgement(UNKNOWN, decider.rstrip(","))
     if rollout.dtype is None:
-        return _Verdict(UNKNOWN, "the engine's dtype, which is not stated")
+        return _Judgement(UNKNOWN, "the engine's dtype, which is not stated")
     if rollout.dtype != PlanSettings.from_prediction(run.prediction).mode:
-        return _Verdict(DIFFERS)
-    return _Verdict(EQUAL)
+        return _Judgement(DIFFERS)
+    return _Judgement(EQUAL)
 
 
 def _get_mode_or_not_known(run: Run, training: TrainingSide) -> str:
-    """Return the dtype of high precision in training, or that it is not known."""
+    """Return the dtype of high precision in training, or `NOT_KNOWN`."""
     if run.reading.mode_decided_by is not None:
         return NOT_KNOWN
     return training.manifest.mode
 
 
 def _format_layers(training: TrainingSide, rollout: Rollout, role: str, labels: list[str]) -> str:
-    """Return which layers rows are of: by number, or by their place where sizes are not known."""
+    """Return the layers of a row in words: by number, or "first 1, last 2" if sizes are not known.
+
+    Args:
+        training: The training side.
+        rollout: The rollout.
+        role: Megatron's name of the module; the output layer is in no layer.
+        labels: The labels of the layers.
+    """
     if role == OUTPUT_LAYER:
         return ""
     if training.is_substitute:
@@ -342,8 +391,12 @@ def _format_layers(training: TrainingSide, rollout: Rollout, role: str, labels: 
 
 
 def _format_layer_ranges(training: TrainingSide, rollout: Rollout, labels: list[str]) -> str:
-    """Return the places of layers: first and last ones that a side keeps, and those between."""
-    first, last = max(training.first, rollout.first), max(training.last, rollout.last)
+    """Return the layers of a run without sizes: first and last ones that a side keeps, and others.
+
+    The number of layers is not known, so last layers are counted from the end.
+    """
+    first = max(training.first, rollout.first)
+    last = max(training.last, rollout.last)
     numbers = [int(label) for label in labels if label.isdigit()]
     at_start = [number for number in numbers if number <= first]
     at_end = [number for number in numbers if number > training.num_layers - last]
@@ -373,25 +426,25 @@ def _has_scheme_on_both_sides(
 
 
 def _make_scale_rows(run: Run, rollout: Rollout) -> Iterator[RolloutRow]:
-    """Yield the rows about the numbers that scales of 128 are: powers of two, or any FP32."""
-    trained, trained_decider = NOT_KNOWN, BY_ENVIRONMENT
+    """Yield the rows about the scales of blocks of 128: powers of two, or any FP32 numbers."""
+    trained = NOT_KNOWN
     stated = run.stated_environment.get(FP32_SCALES_VARIABLE)
-    if stated is not None:
-        trained, trained_decider = POWERS_OF_TWO, ""
-        if stated == "1":
-            trained = FP32
-    both = (
-        ("scales of weights", rollout.scales.weights),
-        ("scales of inputs", rollout.scales.inputs),
-    )
-    for subject, served in both:
-        judgement = _Verdict(EQUAL)
-        if trained_decider:
-            judgement = _Verdict(UNKNOWN, trained_decider)
+    if stated == "1":
+        trained = FP32
+    elif stated is not None:
+        trained = POWERS_OF_TWO
+    served_by_subject = {
+        "scales of weights": rollout.scales.weights,
+        "scales of inputs": rollout.scales.inputs,
+    }
+    for subject, served in served_by_subject.items():
+        judgement = _Judgement(EQUAL)
+        if stated is None:
+            judgement = _Judgement(UNKNOWN, BY_ENVIRONMENT)
         elif served is None:
-            judgement = _Verdict(UNKNOWN, rollout.scales.decided_by)
+            judgement = _Judgement(UNKNOWN, rollout.scales.decided_by)
         elif trained != served:
-            judgement = _Verdict(DIFFERS)
+            judgement = _Judgement(DIFFERS)
         yield RolloutRow(
             subject=subject,
             training=trained,
@@ -402,7 +455,7 @@ def _make_scale_rows(run: Run, rollout: Rollout) -> Iterator[RolloutRow]:
 
 
 def _make_cache_row(training: TrainingSide, rollout: Rollout) -> RolloutRow:
-    """Return the row about keys and values, which training does not store."""
+    """Return the row about the cache of keys and values. Training has no cache."""
     trained = f"{training.manifest.mode}, nothing stored"
     if training.plan.settings.attention:
         trained = "attention in FP8, nothing stored"
@@ -419,22 +472,22 @@ def _make_cache_row(training: TrainingSide, rollout: Rollout) -> RolloutRow:
     )
 
 
-def _judge_cache(training: TrainingSide, rollout: Rollout) -> _Verdict:
+def _judge_cache(training: TrainingSide, rollout: Rollout) -> _Judgement:
     """Return the judgement about the dtype of the cache."""
     cache = rollout.cache
     if cache is None or cache not in CACHE_DTYPES:
-        return _Verdict(UNKNOWN, "the engine, by the dtype of its cache,")
+        return _Judgement(UNKNOWN, "the engine, by the dtype of its cache,")
     if cache == MODEL_DTYPE and training.plan.shape.indexer is not None:
-        return _Verdict(UNKNOWN, "the engine: its cache of sparse attention may be FP8")
+        return _Judgement(UNKNOWN, "the engine: its cache of sparse attention may be FP8")
     if training.plan.settings.attention:
-        return _Verdict(UNKNOWN, "the engine's attention, next to that of Transformer Engine,")
+        return _Judgement(UNKNOWN, "the engine's attention, next to that of Transformer Engine,")
     if CACHE_DTYPES[cache]:
-        return _Verdict(DIFFERS)
-    return _Verdict(EQUAL)
+        return _Judgement(DIFFERS)
+    return _Judgement(EQUAL)
 
 
 def _make_dtype_row(run: Run, training: TrainingSide, rollout: Rollout) -> RolloutRow:
-    """Return the row about everything that is no linear layer."""
+    """Return the row about the embedding, the norms and all other modules that are no linear layers."""
     judgement = _judge_dtype(run, rollout)
     return RolloutRow(
         subject=OTHERS_SUBJECT,
@@ -448,11 +501,14 @@ def _make_dtype_row(run: Run, training: TrainingSide, rollout: Rollout) -> Rollo
 def _list_known_faults(
     sides: _Sides, config: ServingConfig, rows: list[RolloutRow]
 ) -> Iterator[str]:
-    """Yield known faults of lists of modules, as sentences."""
+    """Yield a sentence for each known fault of the config's list of modules."""
     if config.method == MODELOPT:
-        is_merged = any(row.subject == "mlp.linear_fc1" and row.verdict == DIFFERS for row in rows)
-        takes_gate = any(entry.endswith(".mlp.gate") for entry in config.kept)
-        if is_merged and takes_gate:
+        # vLLM looks for `mlp.gate` within its own name `mlp.gate_up_proj` of the merged projections.
+        fc1_differs = any(
+            row.subject == "mlp.linear_fc1" and row.verdict == DIFFERS for row in rows
+        )
+        keeps_gate = any(entry.endswith(".mlp.gate") for entry in config.kept)
+        if fc1_differs and keeps_gate:
             yield MXFP8_FAULT_MESSAGE
         return
     if sides.rollout.engine != VLLM:

@@ -1,7 +1,7 @@
-"""`Rollout`: the precision of the engine that generates samples, and the scheme that it gives to a module.
+"""`Rollout`: the precision of the engine that generates the samples of a run.
 
-An engine quantises by a config that its framework hands over, or that stands in the checkpoint.
-`ServingConfig` reads it.
+An engine quantises by a config that its framework passes to it, or that is in the checkpoint.
+`ServingConfig` reads the config.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from bridge.convert.serving.serving_config import ServingConfig
 from bridge.read.foreign.row_files import load_rows
 
 ROLLOUT_ROWS = load_rows("rollout")
-"""Frameworks and dtypes of the cache; the file describes its columns."""
+"""Frameworks and dtypes of the cache. The file describes its columns."""
 MODEL_DTYPE = "auto"
 """The engines' word for a cache in the dtype of the model."""
 CACHE_DTYPES: Mapping[str, bool] = ROLLOUT_ROWS["cache"]
-"""Dtype of keys and values in an engine's word -> whether it has fewer bits than the model's dtype."""
+"""An engine's name for a dtype of keys and values -> whether it has fewer bits than the model's dtype."""
 POWERS_OF_TWO = "powers of two"
 FP32 = "FP32"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scales:
-    """The numbers that scales of blocks of 128 are: `FP32` or `POWERS_OF_TWO`."""
+    """The numbers that the scales of blocks of 128 may be: `FP32` or `POWERS_OF_TWO`."""
 
     weights: str | None = None
     """The scales of weights; None: not known."""
     inputs: str | None = None
     """The scales of inputs; None: not known."""
     decided_by: str = ""
-    """What decides a number that is not known."""
+    """The source that decides scales that are not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,23 +43,23 @@ class Rollout:
     engine: str
     """vllm, sglang, or another engine's name; empty: not known."""
     framework: str = ""
-    """The framework that starts the engine; empty: a serving config alone is known."""
+    """The framework that starts the engine; empty: only a serving config is known."""
     quantization: Mapping[str, Any] | None = None
-    """The quantization config that the engine is handed; empty: nothing is quantised; None: not known."""
+    """The quantization config of the engine. Empty: nothing is quantised. None: not known."""
     quantization_decided_by: str = ""
-    """What decides the quantization config where it is not known."""
+    """The source that decides a quantization config that is not known."""
     first: int = 0
     """First layers in high precision."""
     last: int = 0
     """Last layers in high precision."""
     kept_parts: tuple[str, ...] = ()
-    """Parts of names that stay in high precision."""
+    """A module stays in high precision if its name has one of these parts."""
     kept_ends: tuple[str, ...] = ()
-    """Ends of names that stay in high precision."""
+    """A module stays in high precision if its name has one of these ends."""
     dtype: str | None = None
-    """Dtype of what is not quantised: bf16, fp16, fp32; None: not known."""
+    """Dtype of modules that are not quantised: bf16, fp16, fp32; None: not known."""
     cache: str | None = MODEL_DTYPE
-    """Dtype of keys and values in the engine's word, a key of `CACHE`; None: not known."""
+    """The engine's name for the dtype of keys and values, a key of `CACHE_DTYPES`; None: not known."""
     scales: Scales = Scales()
     quantised_by_name: frozenset[str] = frozenset()
     """Megatron's names of modules whose weights training quantises before it sends them.
@@ -67,11 +67,12 @@ class Rollout:
     It does so for a config of the fp8 dialect, whatever the config's list of modules keeps.
     """
     sent: str = ""
-    """The form that weights are sent in, as a sentence."""
+    """The form in which training sends the weights, as a sentence."""
     notes: tuple[str, ...] = ()
+    """Further facts, as sentences."""
 
     def make_config(self, names: Mapping[str, tuple[int, int]]) -> ServingConfig | None:
-        """Return the config with its list of modules; None where it is not known.
+        """Return the config with its list of modules; None if it is not known.
 
         Args:
             names: Name of a module in the checkpoint -> its layer from 1, and the number of layers.
@@ -81,31 +82,39 @@ class Rollout:
         if not self.quantization:
             return ServingConfig(path=self.framework or "rollout")
         block = dict(self.quantization)
-        kept = [name for name, place in names.items() if self._is_kept(name, *place)]
+        kept: list[str] = []
+        for name, (layer, num_layers) in names.items():
+            if self._is_kept(name, layer, num_layers):
+                kept.append(name)
         if kept:
-            key = "ignored_layers"
+            list_key = "ignored_layers"
             if block.get("quant_method") == MODELOPT:
-                key = "ignore"
-            block[key] = [*block.get(key, ()), *kept]
+                list_key = "ignore"
+            block[list_key] = [*block.get(list_key, ()), *kept]
         return ServingConfig.from_mapping(
             {"quantization_config": block}, self.framework or "rollout"
         )
 
     def _is_kept(self, name: str, layer: int, num_layers: int) -> bool:
-        """Return whether a module stays in high precision: by its layer, or by a part of its name."""
+        """Return whether a module stays in high precision: by its layer, or by its name."""
         if layer and (layer <= self.first or layer > num_layers - self.last):
             return True
-        for part in self.kept_parts:
-            if part in name:
-                return True
+        if any(part in name for part in self.kept_parts):
+            return True
         return name.endswith(self.kept_ends)
 
 
 def get_module_schemes(config: ServingConfig, name: str, engine: str) -> set[str | None]:
-    """Return the scheme of a module of the checkpoint; several where the systems read the config differently.
+    """Return the schemes that a module of the checkpoint may have.
 
-    The scheme None means that the module is not quantised. An empty engine, or one that does not
-    read the dialect, may be any system that does.
+    There are several if the engine is not known, and systems read the config differently. None is
+    the scheme of a module that is not quantised.
+
+    Args:
+        config: The quantization config.
+        name: The module's name in the checkpoint.
+        engine: The engine. If it is empty, or does not read the dialect, every system that reads the
+            dialect counts.
     """
     readers = config.readers
     if engine in readers:

@@ -1,7 +1,7 @@
-"""`read_rollout`: the rollout of a run, from the options of its engine that the run's file states.
+"""`read_rollout`: reads the rollout of a run from the options of its engine in the run's file.
 
 Each framework has a function, since its code decides which options reach the engine, and which
-quantization config the engine is handed. Sources stand in `rows/rollout.yaml`.
+quantization config the engine gets. `rows/rollout.yaml` names the sources.
 """
 
 from __future__ import annotations
@@ -41,7 +41,11 @@ VERL_PREFIX = "actor_rollout_ref.rollout."
 
 
 def read_rollout(run: Run) -> Rollout:
-    """Return the rollout of a run of reinforcement learning; RunConfigError where its file states no engine."""
+    """Return the rollout of a run of reinforcement learning.
+
+    Raises:
+        RunConfigError: The run is none of NeMo-RL, verl, slime or miles, or its file has no rollout.
+    """
     framework = run.reading.framework
     options = run.reading.generation
     if framework not in FRAMEWORKS or not options:
@@ -52,12 +56,12 @@ def read_rollout(run: Run) -> Rollout:
 
 
 class _EngineConfig(NamedTuple):
-    """The quantization config that a framework hands to its engine, or what decides it."""
+    """The quantization config that a framework passes to its engine, or the source that decides it."""
 
     config: Mapping[str, Any] | None
-    """The config, empty where the engine quantises nothing. None where it is not known."""
+    """The config. Empty: the engine quantises nothing. None: it is not known."""
     decided_by: str = ""
-    """What decides a config that is not known, as a noun."""
+    """The source that decides a config that is not known, as a noun."""
 
     @classmethod
     def from_scheme(cls, framework: str, scheme: str) -> _EngineConfig:
@@ -71,90 +75,102 @@ class _EngineConfig(NamedTuple):
 
     @classmethod
     def unknown(cls, decided_by: str) -> _EngineConfig:
-        """Return a config that is not known, by the noun of what decides it."""
+        """Return a config that is not known, with the source that decides it."""
         return cls(None, decided_by)
 
 
 def _read_nemo_rl(run: Run, options: Mapping[str, Any]) -> Rollout:
+    """Return the rollout of a run of NeMo-RL.
+
+    Args:
+        run: The run.
+        options: `policy.generation.*`, by their dotted keys.
+    """
     engine = str(options.get(f"{NEMO_RL_PREFIX}backend", ""))
     if engine != VLLM:
         return _make_unread_rollout(run, engine, f"{NEMO_RL_PREFIX}backend")
-    of_vllm = _get_vllm_options(options)
-    precision = of_vllm.get("precision")
-    handed = _make_nemo_rl_config(options, of_vllm)
+    vllm_options = _get_vllm_options(options)
+    precision = vllm_options.get("precision")
+    engine_config = _make_nemo_rl_config(options, vllm_options)
     scales = Scales()
     dtype = DTYPE_TOKENS.get(str(precision))
     if precision == "fp8":
         dtype = "bf16"
-        if not of_vllm.get("is_mx"):
-            scales = _make_nemo_rl_scales(of_vllm)
-    kept_parts: list[str] = []
-    for part in of_vllm.get("quantization_ignored_layer_kws", ()):
-        kept_parts.append(str(part))
+        if not vllm_options.get("is_mx"):
+            scales = _make_nemo_rl_scales(vllm_options)
     return Rollout(
         engine=engine,
         framework=run.reading.framework,
-        quantization=handed.config,
-        quantization_decided_by=handed.decided_by,
-        first=int(of_vllm.get("num_first_layers_in_bf16", 0)),
-        last=int(of_vllm.get("num_last_layers_in_bf16", 0)),
-        kept_parts=tuple(kept_parts),
+        quantization=engine_config.config,
+        quantization_decided_by=engine_config.decided_by,
+        first=int(vllm_options.get("num_first_layers_in_bf16", 0)),
+        last=int(vllm_options.get("num_last_layers_in_bf16", 0)),
+        kept_parts=tuple(map(str, vllm_options.get("quantization_ignored_layer_kws", ()))),
         dtype=dtype,
-        cache=str(of_vllm.get("kv_cache_dtype", MODEL_DTYPE)),
+        cache=str(vllm_options.get("kv_cache_dtype", MODEL_DTYPE)),
         scales=scales,
-        sent=_describe_nemo_rl_transfer(run, is_quantised=bool(handed.config)),
+        sent=_describe_nemo_rl_transfer(run, is_quantised=bool(engine_config.config)),
     )
 
 
 def _get_vllm_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of NeMo-RL's block `vllm_cfg` that have a value."""
+    """Return the options of NeMo-RL's block `vllm_cfg` that have a value, without their prefix."""
     prefix = f"{NEMO_RL_PREFIX}vllm_cfg."
-    of_vllm: dict[str, Any] = {}
+    vllm_options: dict[str, Any] = {}
     for name, value in options.items():
         if name.startswith(prefix) and value is not None:
-            of_vllm[name.removeprefix(prefix)] = value
-    return of_vllm
+            vllm_options[name.removeprefix(prefix)] = value
+    return vllm_options
 
 
-def _make_nemo_rl_config(options: Mapping[str, Any], of_vllm: Mapping[str, Any]) -> _EngineConfig:
-    """Return the quantization config that NeMo-RL hands to vLLM.
+def _make_nemo_rl_config(
+    options: Mapping[str, Any], vllm_options: Mapping[str, Any]
+) -> _EngineConfig:
+    """Return the quantization config that NeMo-RL passes to vLLM.
 
-    Without precision=fp8 a checkpoint in FP8 stops when weights are first sent: fp8.load_weights
-    asks for the settings of init_fp8, which did not run. So nothing is quantised there.
+    Without precision=fp8 nothing is quantised. A checkpoint in FP8 would stop the run when weights
+    are first sent: fp8.load_weights reads settings that only init_fp8 makes.
+
+    Args:
+        options: The options of the run.
+        vllm_options: Those of the block `vllm_cfg`.
     """
     for name, value in options.items():
         is_engine_option = name.startswith(f"{NEMO_RL_PREFIX}vllm_kwargs.")
-        is_over = is_engine_option and ("quantization" in name or "hf_overrides" in name)
-        if value is not None and (is_over or name == f"{NEMO_RL_PREFIX}quant_cfg"):
+        overrides_config = is_engine_option and ("quantization" in name or "hf_overrides" in name)
+        if value is not None and (overrides_config or name == f"{NEMO_RL_PREFIX}quant_cfg"):
             return _EngineConfig.unknown(HANDED_OVER.format(option=name))
-    precision = of_vllm.get("precision")
+    precision = vllm_options.get("precision")
     if precision is None:
         decider = f"{NEMO_RL_PREFIX}vllm_cfg.precision, which is not stated"
         return _EngineConfig.unknown(decider)
     if precision != "fp8":
         return _EngineConfig.without()
     scheme = "blockwise"
-    if of_vllm.get("is_mx"):
+    if vllm_options.get("is_mx"):
         scheme = "mxfp8"
     return _EngineConfig.from_scheme("NeMo-RL", scheme)
 
 
-def _make_nemo_rl_scales(of_vllm: Mapping[str, Any]) -> Scales:
-    """Return the scales of NeMo-RL's blocks.
+def _make_nemo_rl_scales(vllm_options: Mapping[str, Any]) -> Scales:
+    """Return the scales of the blocks of NeMo-RL's rollout.
 
-    NeMo-RL casts the weights. The scales of inputs are DeepGEMM's where DeepGEMM is asked for.
+    They are known only with DeepGEMM. NeMo-RL then sets VLLM_USE_DEEP_GEMM_E8M0=0, so that they are
+    FP32 numbers unless an option asks for powers of two.
     """
-    if not of_vllm.get("use_deep_gemm"):
+    if not vllm_options.get("use_deep_gemm"):
         return Scales(decided_by=BY_GPU.format(engine="vLLM"))
-    weights, inputs = FP32, FP32  # use_deep_gemm sets VLLM_USE_DEEP_GEMM_E8M0=0
-    if of_vllm.get("pow2_weight_scaling_factors"):
+    weights = FP32
+    inputs = FP32
+    if vllm_options.get("pow2_weight_scaling_factors"):
         weights = POWERS_OF_TWO
-    if of_vllm.get("pow2_activation_scaling_factors"):
+    if vllm_options.get("pow2_activation_scaling_factors"):
         inputs = POWERS_OF_TWO
     return Scales(weights=weights, inputs=inputs)
 
 
 def _describe_nemo_rl_transfer(run: Run, *, is_quantised: bool) -> str:
+    """Return the sentence about the form in which NeMo-RL sends the weights."""
     is_exported = run.model.get("fp8_param") and run.model.get("fp8_recipe") == "blockwise"
     if is_exported:
         return "Weights are sent as the FP8 values and scales that training stores (fp8_param with blockwise)."
@@ -164,10 +180,16 @@ def _describe_nemo_rl_transfer(run: Run, *, is_quantised: bool) -> str:
 
 
 def _read_verl(run: Run, options: Mapping[str, Any]) -> Rollout:
+    """Return the rollout of a run of verl.
+
+    Args:
+        run: The run.
+        options: `actor_rollout_ref.rollout.*`, by their dotted keys.
+    """
     engine = str(options.get(f"{VERL_PREFIX}name") or "")
     if engine not in FRAMEWORKS["verl"]["engines"]:
         return _make_unread_rollout(run, engine, f"{VERL_PREFIX}name")
-    handed = _make_verl_config(options, engine)
+    engine_config = _make_verl_config(options, engine)
     scales = Scales()
     kept_ends: tuple[str, ...] = ()
     sent = "Weights are sent in the dtype of training."
@@ -182,8 +204,8 @@ def _read_verl(run: Run, options: Mapping[str, Any]) -> Rollout:
     return Rollout(
         engine=engine,
         framework="verl",
-        quantization=handed.config,
-        quantization_decided_by=handed.decided_by,
+        quantization=engine_config.config,
+        quantization_decided_by=engine_config.decided_by,
         kept_ends=kept_ends,
         dtype=DTYPE_TOKENS.get(str(dtype)),
         cache=str(cache),
@@ -193,12 +215,13 @@ def _read_verl(run: Run, options: Mapping[str, Any]) -> Rollout:
 
 
 def _make_verl_config(options: Mapping[str, Any], engine: str) -> _EngineConfig:
-    """Return the quantization config that verl hands to its engine."""
-    files = (f"{VERL_PREFIX}quantization_config_file", f"{VERL_PREFIX}qat.enable")
+    """Return the quantization config that verl passes to its engine."""
+    other_sources = (f"{VERL_PREFIX}quantization_config_file", f"{VERL_PREFIX}qat.enable")
     for name, value in options.items():
         is_engine_option = name.startswith(f"{VERL_PREFIX}engine_kwargs.{engine}.")
-        is_over = is_engine_option and ("quantization" in name or "override" in name)
-        if value not in (None, False) and (is_over or name.startswith(files)):
+        overrides_config = is_engine_option and ("quantization" in name or "override" in name)
+        is_on = value not in (None, False)
+        if is_on and (overrides_config or name.startswith(other_sources)):
             return _EngineConfig.unknown(HANDED_OVER.format(option=name))
     method = options.get(f"{VERL_PREFIX}quantization")
     if method is None:
@@ -209,6 +232,12 @@ def _make_verl_config(options: Mapping[str, Any], engine: str) -> _EngineConfig:
 
 
 def _read_slime(run: Run, options: Mapping[str, Any]) -> Rollout:
+    """Return the rollout of a run of slime or miles, whose engine reads the checkpoint's config.
+
+    Args:
+        run: The run.
+        options: The arguments `--sglang-*`.
+    """
     cache = options.get("--sglang-kv-cache-dtype") or MODEL_DTYPE
     dtype = options.get("--sglang-dtype")
     checkpoint = run.reading.own_fields.get("argument.hf_checkpoint", "--hf-checkpoint")
@@ -233,7 +262,7 @@ def _make_unread_rollout(run: Run, engine: str, key: str) -> Rollout:
 
     Args:
         run: The run.
-        engine: The engine's name; empty where the file does not state it.
+        engine: The engine's name; empty if the file does not state it.
         key: The option that names the engine.
     """
     framework = run.reading.framework

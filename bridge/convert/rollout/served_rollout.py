@@ -1,4 +1,4 @@
-"""The rollout by a served checkpoint's config.json, or by the flags of vLLM or SGLang."""
+"""Reads a rollout from the config.json of a served checkpoint, or from the flags of vLLM or SGLang."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ SETTING_BY_FLAG = {
     "--kv-cache-dtype": "cache",
     "--dtype": "dtype",
 }
-"""Flags of both engines that bear on the precision."""
+"""Flag of both engines that affects the precision -> the setting that it states."""
 ONLINE_QUANTIZATION = {"quant_method": "fp8", "activation_scheme": "dynamic"}
-"""Weights that vLLM quantises while it loads a checkpoint in BF16 (--quantization fp8): a scale per tensor.
+"""The config of `--quantization fp8`, with which vLLM quantises the weights of a BF16 checkpoint.
 
 Source: vLLM 0071b24b model_executor/layers/quantization/fp8.py (Fp8LinearMethod.process_weights_after_loading).
 """
@@ -34,45 +34,59 @@ UNNAMED_ENGINE = "an engine"
 
 
 def add_serving_config(rollout: Rollout, path: Path) -> Rollout:
-    """Return the rollout with the quantization config of the checkpoint that is served.
+    """Return the rollout with the quantization config of the served checkpoint.
+
+    Args:
+        rollout: The rollout so far. Its dtype counts over that of the file.
+        path: The config.json.
 
     Raises:
-        PayloadError: No config.json, or one with a method that is not read.
+        PayloadError: The file is no config.json, or has a method that is not read.
     """
     data = strict_yaml.read_bytes(path, error=PayloadError, limit=MAX_FILE_BYTES)
     content = strict_json.loads(data.decode(errors="replace"), str(path))
     config = ServingConfig.from_mapping(content, str(path))
-    outer: Mapping[str, Any] = {}
+    settings: Mapping[str, Any] = {}
     if isinstance(content, Mapping):
-        outer = content
+        settings = content
     cache = rollout.cache
     if config.kv_cache is not None:
         cache = "fp8"
     dtype = rollout.dtype
     if dtype is None:
-        dtype = DTYPE_TOKENS.get(str(outer.get("dtype") or outer.get("torch_dtype")))
-    return replace(rollout, quantization=_get_quantization_config(outer), dtype=dtype, cache=cache)
+        dtype = DTYPE_TOKENS.get(str(settings.get("dtype") or settings.get("torch_dtype")))
+    quantization = _get_quantization_config(settings)
+    return replace(rollout, quantization=quantization, dtype=dtype, cache=cache)
 
 
-def _get_quantization_config(outer: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the quantization config of a file that `ServingConfig` reads; empty: nothing is quantised."""
+def _get_quantization_config(settings: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the quantization config in a file; empty if nothing is quantised.
+
+    Args:
+        settings: The content of a config.json, of its quantization config, or of ModelOpt's
+            hf_quant_config.json.
+    """
     for name in ("quantization_config", "compression_config"):
-        if isinstance(outer.get(name), Mapping):
-            return dict(outer[name])
-    if isinstance(outer.get("quantization"), Mapping):
-        return {"quant_method": "modelopt", **outer["quantization"]}
-    if "quant_method" in outer:
-        return dict(outer)
+        if isinstance(settings.get(name), Mapping):
+            return dict(settings[name])
+    if isinstance(settings.get("quantization"), Mapping):
+        return {"quant_method": "modelopt", **settings["quantization"]}
+    if "quant_method" in settings:
+        return dict(settings)
     return {}
 
 
 def read_model_type(path: Path) -> str | None:
-    """Return the `model_type` of a config.json; None where it has none."""
+    """Return the `model_type` of a config.json; None if it has none."""
     return ServingConfig.from_file(path).model_type
 
 
 def make_engine_rollout(engine: str | None) -> Rollout:
-    """Return a rollout of which only the engine is known, or not even that; a config.json or flags state the rest."""
+    """Return a rollout of which at most the engine is known. A config.json or flags state the rest.
+
+    Args:
+        engine: The engine; None: not known.
+    """
     return Rollout(
         engine=engine or "",
         quantization=None,
@@ -85,8 +99,12 @@ def make_engine_rollout(engine: str | None) -> Rollout:
 def parse_engine_flags(command_line: str, engine: str | None) -> Rollout:
     """Return the rollout of an engine's command line.
 
+    Args:
+        command_line: The command, or only its flags.
+        engine: The engine, if the command does not name it; None: the command does.
+
     Raises:
-        RunConfigError: The words name no engine, and `engine` is None.
+        RunConfigError: Neither names the engine.
     """
     tokens = shlex.split(command_line)
     name = engine or ""
@@ -116,7 +134,7 @@ def parse_engine_flags(command_line: str, engine: str | None) -> Rollout:
 
 
 def _parse_flag_values(tokens: list[str]) -> dict[str, str]:
-    """Return the setting of each flag in `SETTING_BY_FLAG` -> its value."""
+    """Return setting of a flag in `SETTING_BY_FLAG` -> its value."""
     stated: dict[str, str] = {}
     for index, token in enumerate(tokens):
         flag, has_value, value = token.partition("=")

@@ -1,4 +1,4 @@
-"""`make_rollout_table`: a comparison of training and rollout for people, with the settings that would agree."""
+"""`make_rollout_table`: a comparison of training and rollout as a table and sentences."""
 
 from __future__ import annotations
 
@@ -28,11 +28,24 @@ VERDICT_SENTENCES = {
 def make_rollout_table(
     comparison: RolloutComparison, name: str, agreements: Sequence[Agreement]
 ) -> RenderableType:
-    """Return the comparison as something rich can print."""
-    rows = []
+    """Return the comparison with the settings that would agree, as something rich can print.
+
+    Args:
+        comparison: The comparison.
+        name: The name of the run.
+        agreements: The settings with which either side would agree.
+    """
+    rows: list[dict[str, str]] = []
     for row in comparison.rows:
-        columns = {"": row.verdict, "module or tensor": row.subject, "layers": _format_modules(row)}
-        rows.append({**columns, "training": row.training, "rollout": row.rollout})
+        rows.append(
+            {
+                "": row.verdict,
+                "module or tensor": row.subject,
+                "layers": _format_modules(row),
+                "training": row.training,
+                "rollout": row.rollout,
+            }
+        )
     engine = comparison.rollout.engine or "an engine that is not named"
     title = f"training: {name}\nrollout: {engine}"
     shown = make_table(rows, title=title, wraps=("training", "rollout", "layers"))
@@ -58,7 +71,7 @@ def _describe_verdict(comparison: RolloutComparison) -> str:
 
 
 def _format_modules(row: RolloutRow) -> str:
-    """Return the layers of a row and the number of its modules."""
+    """Return the layers of a row and the number of its modules, in words."""
     if row.modules is None:
         return row.layers
     count = f"{row.modules} modules"
@@ -70,20 +83,20 @@ def _format_modules(row: RolloutRow) -> str:
 
 
 def _describe_unknown_rows(rows: Sequence[RolloutRow]) -> list[str]:
-    """Return a sentence for everything that one source decides."""
-    subjects_of: dict[str, list[str]] = {}
+    """Return a sentence for each source that decides rows which cannot be known."""
+    subjects_by_decider: dict[str, list[str]] = {}
     for row in rows:
         if row.verdict == UNKNOWN:
-            subjects_of.setdefault(row.decided_by, []).append(row.subject)
+            subjects_by_decider.setdefault(row.decided_by, []).append(row.subject)
     sentences: list[str] = []
-    for decider, subjects in subjects_of.items():
+    for decider, subjects in subjects_by_decider.items():
         names = ", ".join(dict.fromkeys(subjects))
         sentences.append(f"Cannot be known: {names}. Decided by {decider.rstrip(',')}.")
     return sentences
 
 
 def _format_agreement(agreement: Agreement) -> list[str]:
-    """Return the settings of an agreement, a line each, below a heading."""
+    """Return the lines about an agreement: a heading with a line for each setting, or the reason."""
     config = agreement.quantization_config
     if agreement.why_not:
         return [f"No {agreement.side} that agrees: {agreement.why_not}"]

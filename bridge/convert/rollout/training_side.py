@@ -1,9 +1,9 @@
-"""`compute_training_side`: the training side of a comparison with rollout, also where the run states no sizes.
+"""`compute_training_side`: the training side of a comparison with rollout, also without sizes.
 
-The sizes are the checkpoint's then. The precision of a run does not depend on its sizes, but for the
-number of layers, from which the last layers are counted. So small models stand in for the unknown
-model: a dense model, a model with experts, and a model with multi-latent attention where the rollout
-names modules of it. They have as many layers as the two sides need to have first, last and other
+A run may state no sizes of its model, since the checkpoint has them. The precision does not depend on
+the sizes, except for the number of layers, from which the last layers are counted. So small models
+replace the unknown model: a dense model, a model with experts, and, if the rollout names modules of
+it, a model with multi-latent attention. They have just enough layers for first, last and other
 layers. Their numbers of layers and modules are never shown.
 """
 
@@ -43,7 +43,7 @@ PRECISION_FIELDS = (
     "moe_router_dtype",
     "quant_recipe",
 )
-"""Fields of the model that the plan of a stand-in is made of."""
+"""Fields of the model by which its plan differs; the small models have those of the run."""
 SUBSTITUTE_SIZES = {
     "hidden_size": 512,
     "ffn_hidden_size": 1024,
@@ -81,8 +81,9 @@ class TrainingSide:
     first: int
     """First layers that training keeps in high precision."""
     last: int
+    """Last layers that training keeps in high precision."""
     is_substitute: bool
-    """Whether small models stand in for one whose sizes are not stated."""
+    """Whether small models replace a model whose sizes are not stated."""
 
 
 def compute_training_side(
@@ -91,12 +92,12 @@ def compute_training_side(
     """Return the training side of a run.
 
     Args:
-        run: Its sizes may be unstated.
-        rollout: The other side; the stand-in has the layers and modules that it names.
-        model_type: `model_type` of the Hugging Face config, for the names of modules.
+        run: The run, which may state no sizes.
+        rollout: The other side. The small models have the layers and modules that it names.
+        model_type: The `model_type` of the Hugging Face config, for the names of modules.
 
     Raises:
-        RunConfigError: The run has no plan for another reason than its sizes.
+        RunConfigError: The run has no plan, and not for its sizes.
     """
     absent = [name for name in REQUIRED_SIZES if run.model.get(name) is None]
     if not absent:
@@ -109,7 +110,7 @@ def compute_training_side(
 
 
 def _make_from_substitutes(run: Run, rollout: Rollout, model_type: str | None) -> TrainingSide:
-    """Return the training side by small models in the place of the one whose sizes are not known."""
+    """Return the training side of a run without sizes, by small models."""
     at_start, at_end = _count_first_last_layers(run)
     num_layers = max(rollout.first, at_start) + max(rollout.last, at_end) + 1
     dense = _plan_substitute(run, num_layers, {})
@@ -129,21 +130,30 @@ def _make_from_substitutes(run: Run, rollout: Rollout, model_type: str | None) -
 
 
 def _has_kept_part(rollout: Rollout, manifest: Manifest, names: Sequence[str]) -> bool:
-    """Return whether the rollout keeps a part of names that a manifest has and `names` have not."""
+    """Return whether the rollout keeps modules of a manifest by a part that no other name has.
+
+    Args:
+        rollout: The rollout.
+        manifest: The manifest.
+        names: The other names.
+    """
     unmatched = list_unmatched_parts(rollout, names)
-    return list_unmatched_parts(rollout, [*names, *_list_served_names([manifest])]) != unmatched
+    still_unmatched = list_unmatched_parts(rollout, [*names, *_list_served_names([manifest])])
+    return still_unmatched != unmatched
 
 
 def list_unmatched_parts(rollout: Rollout, names: Iterable[str]) -> list[str]:
-    """Return the parts of names that the rollout keeps and that no name has."""
+    """Return the parts of names that the rollout keeps in high precision and that no name has."""
+    known_names = list(names)
     unmatched: list[str] = []
     for part in rollout.kept_parts:
-        if not any(part in name for name in names):
+        if not any(part in name for name in known_names):
             unmatched.append(part)
     return unmatched
 
 
 def _list_served_names(manifests: Sequence[Manifest]) -> list[str]:
+    """Return the names of all modules of manifests in the checkpoint."""
     names: list[str] = []
     for manifest in manifests:
         for row in manifest.rows:
@@ -152,7 +162,7 @@ def _list_served_names(manifests: Sequence[Manifest]) -> list[str]:
 
 
 def _merge_manifests(manifests: Sequence[Manifest]) -> Manifest:
-    """Return the first manifest with the roles that only the others have."""
+    """Return the first manifest, with the rows of roles that only the other manifests have."""
     rows = list(manifests[0].rows)
     for manifest in manifests[1:]:
         roles = {row.role for row in rows}
@@ -165,13 +175,14 @@ def _merge_manifests(manifests: Sequence[Manifest]) -> Manifest:
 def _make_from_plan(
     manifest: Manifest, plan: PrecisionPlan, *, is_substitute: bool
 ) -> TrainingSide:
-    """Return the training side of a plan, with its first and last layers in high precision where others are not."""
-    numbered = [layer for layer in plan.layers if layer.number is not None and not layer.is_mtp]
-    first, last = 0, 0
-    if any(layer.low for layer in numbered):
-        while not numbered[first].low:
+    """Return the training side of a plan, with its first and last layers in high precision counted."""
+    layers = [layer for layer in plan.layers if layer.number is not None and not layer.is_mtp]
+    first = 0
+    last = 0
+    if any(layer.low for layer in layers):
+        while not layers[first].low:
             first += 1
-        while not numbered[-1 - last].low:
+        while not layers[-1 - last].low:
             last += 1
     return TrainingSide(
         manifest=manifest,
@@ -184,7 +195,7 @@ def _make_from_plan(
 
 
 def _count_first_last_layers(run: Run) -> tuple[int, int]:
-    """Return how many first and last layers training keeps in high precision."""
+    """Return how many first and last layers the run states to keep in BF16."""
     owner = run.prediction.sections["model"]
     if not owner.given("first_last_layers_bf16"):
         return 0, 0
@@ -200,7 +211,13 @@ def _count_first_last_layers(run: Run) -> tuple[int, int]:
 def _plan_substitute(
     run: Run, num_layers: int, extra_fields: Mapping[str, object]
 ) -> PrecisionPlan:
-    """Return the plan of a small model in the precision of a run; `extra_fields` are fields over `SUBSTITUTE_SIZES`."""
+    """Return the plan of a small model in the precision of a run.
+
+    Args:
+        run: The run.
+        num_layers: The layers of the small model.
+        extra_fields: Fields of the model over those of `SUBSTITUTE_SIZES`.
+    """
     precision = {name: run.model[name] for name in PRECISION_FIELDS if name in run.model}
     model = {**precision, **SUBSTITUTE_SIZES, **extra_fields, "num_layers": num_layers}
     sections = {**run.sections, "model": model, "peft": None}

@@ -30,7 +30,7 @@ class ServedRow:
     """Modules of the checkpoint, each expert counted."""
     layers: tuple[str, ...]
     readers: tuple[str, ...]
-    """The systems that read the config so; empty where every system does."""
+    """The systems that read the config so; empty if every system does."""
     differs: bool
     """Whether serving has another scheme than training."""
 

@@ -2,7 +2,7 @@
 
     export(manifest, "vllm").payload       # {"quant_method": "fp8", ...}
 
-A model with one scheme is written in the fp8 dialect where the system reads it there. Other models
+A model with one scheme is written in the fp8 dialect if the system reads it there. Other models
 are written in compressed-tensors, with a group for each scheme. Lists of modules hold whole names:
 a shorter name, ``mlp.gate`` for example, also keeps ``mlp.gate_proj`` in a system that looks for
 parts of names. The experts of a layer are one entry.
@@ -19,7 +19,7 @@ from bridge.read.foreign.reports import ExportReport, Unmapped
 
 
 def export(manifest: Manifest, system: str) -> ExportReport:
-    """Return the quantization config of a manifest; an empty payload where nothing is quantised.
+    """Return the quantization config of a manifest; an empty payload if nothing is quantised.
 
     Args:
         manifest: The linear layers of the trained model.
@@ -160,7 +160,7 @@ def _make_compressed_config(
 
 
 def _make_patterns(rows: Iterable[ManifestRow]) -> list[str]:
-    """Return names as compressed-tensors matches them; those of experts as an expression."""
+    """Return names as compressed-tensors matches them; the names of experts as an expression."""
     patterns: dict[str, None] = {}
     for row in rows:
         for name in row.served:

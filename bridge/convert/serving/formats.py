@@ -1,6 +1,6 @@
 """Scaling schemes in the dialects of serving systems: rows of `rows/serving.yaml`, both ways.
 
-Serving multiplies forward alone: of a hybrid recipe the E4M3 of inputs and weights counts. A scheme
+Serving has only forward GEMMs: of a hybrid recipe the E4M3 of inputs and weights counts. A scheme
 without a row, a team's own quantizer factory, has no form in any dialect.
 """
 
@@ -27,7 +27,7 @@ FUSED_MODULES: dict[str, list[str]] = SERVING_ROWS["fused"]
 
 
 def find_scheme(fits: Callable[[Mapping[str, Any]], object], words: str) -> str:
-    """Return the scheme of the first row that fits, a key of `SERVED_SCHEMES`; the words where no row fits."""
+    """Return the scheme of the first row that fits, a key of `SERVED_SCHEMES`; the words if no row fits."""
     for name, row in SERVED_SCHEMES.items():
         if fits(row):
             return name
@@ -35,7 +35,7 @@ def find_scheme(fits: Callable[[Mapping[str, Any]], object], words: str) -> str:
 
 
 def format_scheme(scheme: str | None, mode: str = "") -> str:
-    """Return a scheme in words: the title of its row, or the words in the place of a scheme without a row.
+    """Return a scheme in words: the title of its row, or the words instead of a scheme without a row.
 
     Args:
         scheme: The scheme; None: high precision.

@@ -23,7 +23,7 @@ EXPRESSION_PREFIX = "re:"
 """Beginning of an entry that is a regular expression, in compressed-tensors."""
 _EXPERTS = ".experts."
 SGLANG_LAYER_NAMES = {"fused_qkv_a_proj": "fused_qkv_a_proj_with_mqa"}
-"""vLLM's name of a layer that is loaded as one -> SGLang's, where the two differ."""
+"""vLLM's name of a layer that is loaded as one -> SGLang's, if the two differ."""
 LOW_RANK_PROJECTIONS = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
 """Projections of multi-latent attention whose names SGLang looks for within its names of layers."""
 
@@ -49,7 +49,7 @@ def is_kept(entries: Sequence[str], name: str, *, dialect: str, system: str) -> 
         entries: The list.
         name: The module's name in the checkpoint.
         dialect: The `quant_method` of the config, `MODELOPT` for every one of ModelOpt's.
-        system: The system that reads the config; empty where all systems read the dialect alike.
+        system: The system that reads the config; empty if all systems read the dialect alike.
     """
     module = ServedModule(name=name, layer_name=get_layer_name(name))
     if dialect == MODELOPT and system == VLLM:
@@ -111,7 +111,7 @@ def _get_loaded_name(module: ServedModule, name_of: Mapping[str, str]) -> str:
 
     Args:
         module: The module.
-        name_of: vLLM's name of a layer -> the system's, where the two differ.
+        name_of: vLLM's name of a layer -> the system's, if the two differ.
     """
     parent, _, last = module.name.rpartition(".")
     for layer, parts in FUSED_MODULES.items():
@@ -123,7 +123,7 @@ def _get_loaded_name(module: ServedModule, name_of: Mapping[str, str]) -> str:
 def _is_kept_by_vllm_of_modelopt(entries: Sequence[str], module: ServedModule) -> bool:
     """Return whether vLLM leaves a module out by ModelOpt's list.
 
-    Modules that are loaded as one are left out where the list has the name of each, or an entry
+    Modules that are loaded as one are left out if the list has the name of each, or an entry
     that is a part of vLLM's name for them.
     """
     loaded = _get_loaded_name(module, {})

@@ -178,7 +178,7 @@ def _collect_forward_gemms(record: Record | None) -> dict[tuple[str, str], GemmR
 
 
 def _apply_gemm_record(planned: ManifestRow, gemm: GemmRow | None) -> ManifestRow:
-    """Return a row as the run multiplied; as planned where the record has no such GEMM."""
+    """Return a row as the run multiplied; as planned if the record has no such GEMM."""
     if gemm is None:
         return planned
     scheme = None

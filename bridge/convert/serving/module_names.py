@@ -108,7 +108,7 @@ UNKNOWN_FAMILY = ModelFamily(name=None, names={})
 def get_family(shape: ModelShape, model_type: str | None = None) -> ModelFamily:
     """Return the family of a `model_type` of the Hugging Face config.
 
-    Without a type it is the only family that fits the shape, or `UNKNOWN_FAMILY`. RunConfigError where no
+    Without a type it is the only family that fits the shape, or `UNKNOWN_FAMILY`. RunConfigError if no
     family has this model type.
     """
     if model_type in FAMILY_BY_TYPE:

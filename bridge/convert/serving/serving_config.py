@@ -3,7 +3,7 @@
     config = ServingConfig.read(Path("config.json"))
     config.scheme_of("model.layers.0.mlp.gate_proj", "vllm")    # "blockwise"
 
-Three files are read: `config.json` with a `quantization_config`, that block alone, and ModelOpt's
+Three files are read: `config.json` with a `quantization_config`, only that block, and ModelOpt's
 `hf_quant_config.json`. Each has a list of modules that stay in high precision, and rows of a target
 and its scheme.
 """
@@ -31,7 +31,7 @@ from bridge.precision import strict_yaml
 from bridge.read.text import strict_json
 
 DIALECT_READERS: Mapping[str, list[str]] = SERVING_ROWS["readers"]
-"""Dialect -> the systems that read it, each by its own rule; one empty name where the rule is one."""
+"""Dialect -> the systems that read it, each by its own rule; one empty name if the rule is one."""
 FP8_METHODS = ("fp8", "mxfp8")
 LINEAR_CLASS = "Linear"
 """The class that compressed-tensors takes every linear layer for, in any system."""
@@ -116,7 +116,7 @@ class ServingConfig:
 
     @property
     def readers(self) -> list[str]:
-        """The systems whose rules for its list differ; one empty name where all read it alike."""
+        """The systems whose rules for its list differ; one empty name if all read it alike."""
         return DIALECT_READERS[self.method]
 
     @property
@@ -165,7 +165,7 @@ def _parse_method(block: Mapping[str, Any], path: str) -> str:
 
 
 def _find_quantization_block(outer: Mapping[str, Any]) -> Any:
-    """Return the quantisation block of a file; None where it has none."""
+    """Return the quantisation block of a file; None if it has none."""
     block = outer.get("quantization_config", outer.get("compression_config"))
     if not block and isinstance(outer.get("quantization"), Mapping):
         block = {"quant_method": MODELOPT, **outer["quantization"]}

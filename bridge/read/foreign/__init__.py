@@ -1,10 +1,18 @@
-"""Foreign systems: how a precision of one is read and written, whatever the system.
+"""Reads and writes the precision of any other system.
 
-system.py          `System`, the pair of functions; reports.py, their results; payload_text.py, a
-result as the text of a file
-import_builder.py  builds the report of an import; export_builder.py, of an export
-table.py           applies the facts of rows/SYSTEM.yaml: setting_row.py, sentence.py and
-document_signs.py say what its rows have; row_files.py loads them
-effective_fields.py   compares precisions; semantics.py names the computation of a mode
-amp.py             autocast over FP32 weights
+system.py            `System`: a pair of functions that read and write one
+reports.py           their results: `ImportReport` and `ExportReport`
+import_builder.py    builds the report of an import
+export_builder.py    builds the report of an export
+payload_text.py      the payload of an export as the text of a file
+
+table.py             applies the table of a system, `rows/SYSTEM.yaml`
+document_signs.py    its rows `recognised`: signs of a file of the system
+setting_row.py       its rows `settings`: a setting, and the field that it becomes
+sentence.py          a sentence about a setting that cannot be converted exactly
+row_files.py         loads a file of `rows/`
+
+effective_fields.py  the fields that have an effect, by which precisions are compared
+semantics.py         names the computation that a mode stands for
+amp.py               autocast over FP32 weights
 """

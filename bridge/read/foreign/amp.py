@@ -1,12 +1,14 @@
-"""Autocast over FP32 weights, which most trainers call mixed precision, to and from Megatron's modes.
+"""Autocast over FP32 weights, read as Megatron's modes and written for other trainers.
+
+Most trainers call it mixed precision. Here it is:
 
     compute    fields of a recipe
     BF16       fp32=True, autocast_enabled=True, autocast_dtype="bf16": `bf16_autocast_mixed`
     FP16       fp16=True, params_dtype="fp32", autocast_enabled=True, autocast_dtype="fp16":
                only the `fp16` switch has a loss scale
 
-FP16 has torch's `GradScaler` there, with other defaults and fewer settings than Megatron's own
-scaler:
+In FP16 these trainers have torch's `GradScaler`, with other defaults and fewer settings than
+Megatron's own scaler:
 
     scale on overflow: times backoff_factor at once (Megatron: after `hysteresis` overflows)
     scale afterwards:  times growth_factor after growth_interval good steps (Megatron: `loss_scale_window`)
@@ -16,6 +18,7 @@ scaler:
 Source: PyTorch 2.13 torch/amp/grad_scaler.py.
 """
 
+from collections.abc import Sequence
 from types import MappingProxyType
 
 from bridge.precision.mode import get_mode
@@ -28,34 +31,38 @@ from bridge.runtime.pytorch.loop import get_compute_dtype
 TORCH_SCALER_DEFAULTS = MappingProxyType(
     {"initial_loss_scale": 65536.0, "loss_scale_window": 2000, "hysteresis": 1}
 )
-"""Field -> its value for the defaults of `torch.amp.GradScaler`."""
+"""Field -> the value that it has under the defaults of `torch.amp.GradScaler`."""
 
 SCALER_ARGUMENTS = {
     "initial_loss_scale": "init_scale",
     "loss_scale_window": "growth_interval",
     "hysteresis": "hysteresis",
 }
+"""Field -> the argument of `torch.amp.GradScaler`. `hysteresis` has none; it is named so in records."""
 
 
 def make_amp_fields(compute: str) -> dict[str, object]:
-    """Return the fields of autocast to a dtype over FP32 weights; those of FP32 for "fp32"."""
-    autocast = {"autocast_enabled": True, "autocast_dtype": compute}
+    """Return the fields of autocast over FP32 weights.
+
+    Args:
+        compute: The dtype that autocast casts to: bf16 or fp16. fp32: no autocast.
+    """
     if compute == "fp32":
         return {"fp32": True}
+    autocast = {"autocast_enabled": True, "autocast_dtype": compute}
     if compute == "bf16":
         return {"fp32": True, **autocast}
     return {"fp16": True, "params_dtype": "fp32", **autocast}
 
 
 def report_dropped_autocast(builder: ExportBuilder, why: str = "") -> None:
-    """Record autocast for a system over Megatron Core that never opens it.
-
-    NeMo 2 and Megatron Bridge copy fields of the same name. Source: their mixed_precision.py, 2.6.2
-    and 0.6.2.
+    """Record autocast for a system on Megatron Core that never enables it.
 
     Args:
         builder: The report of the export.
-        why: Why the system does not open autocast, as a clause; the above where it is empty.
+        why: The reason, as a clause. Empty: the reason of NeMo 2 and Megatron Bridge, which copy
+            fields to config fields of the same name. Source: their mixed_precision.py, 2.6.2 and
+            0.6.2.
     """
     if not builder.config.autocast_enabled:
         return
@@ -80,10 +87,16 @@ def report_dropped_autocast(builder: ExportBuilder, why: str = "") -> None:
 
 
 def export_as_amp(builder: ExportBuilder, *settings: str) -> str:
-    """Map the mode to settings as autocast over FP32 weights.
+    """Map the mode to settings for a trainer that has only autocast over FP32 weights.
+
+    A mode with half-precision weights becomes such autocast too, and the difference is recorded.
+
+    Args:
+        builder: The report of the export.
+        settings: The settings that the mode becomes.
 
     Returns:
-        The dtype that autocast casts to, "fp32" without autocast.
+        The dtype that autocast casts to; "fp32" without autocast.
     """
     config = builder.config
     mode = get_mode(config)
@@ -99,30 +112,39 @@ def export_as_amp(builder: ExportBuilder, *settings: str) -> str:
     if config.grad_reduce_in_fp32:
         builder.map("grad_reduce_in_fp32")
     if semantics == "amp_o1":
-        for field in ("autocast_enabled", "autocast_dtype", "params_dtype"):
-            builder.map(field, *settings)
-        if mode in ("fp32", compute) and mode != "bf16":
-            builder.map(mode, *settings)
-        else:
-            builder.record("pytorch.casts-fp32-weights", mode, mode=mode)
+        _map_autocast(builder, mode, compute, settings)
         return compute
-    for field in (mode, "params_dtype", "autocast_enabled", "autocast_dtype"):
-        if field == mode or (
-            field in config.stated and field not in collect_inert_everywhere(config)
-        ):
+    inert = collect_inert_everywhere(config)
+    builder.record("pytorch.keeps-fp32-weights", mode, mode=mode)
+    for field in ("params_dtype", "autocast_enabled", "autocast_dtype"):
+        if field in config.stated and field not in inert:
             builder.record("pytorch.keeps-fp32-weights", field, mode=mode)
     if not config.grad_reduce_in_fp32:
         builder.record_if_stated("pytorch.gradients-of-fp32-weights", "grad_reduce_in_fp32")
     return mode
 
 
-def export_as_cast(builder: ExportBuilder, autocast: str, *settings: str) -> str:
-    """Map the mode to settings as a cast of the weights.
+def _map_autocast(builder: ExportBuilder, mode: str, compute: str, settings: Sequence[str]) -> None:
+    """Map the fields of autocast over FP32 weights.
+
+    The mode is mapped only if it is FP32, or FP16 for autocast to FP16. In any other mode Megatron
+    would cast the weights, and the record says so.
+    """
+    for field in ("autocast_enabled", "autocast_dtype", "params_dtype"):
+        builder.map(field, *settings)
+    if mode in ("fp32", compute) and mode != "bf16":
+        builder.map(mode, *settings)
+    else:
+        builder.record("pytorch.casts-fp32-weights", mode, mode=mode)
+
+
+def export_as_cast(builder: ExportBuilder, autocast_sentence: str, *settings: str) -> str:
+    """Map the mode to settings for a trainer that casts the weights.
 
     Args:
         builder: The report of the export.
-        autocast: The sentence about autocast over FP32 weights, which becomes such a cast too.
-        settings: The settings of the mode.
+        autocast_sentence: The sentence about autocast over FP32 weights, which becomes a cast too.
+        settings: The settings that the mode becomes.
 
     Returns:
         The dtype that the weights are cast to.
@@ -132,7 +154,7 @@ def export_as_cast(builder: ExportBuilder, autocast: str, *settings: str) -> str
     builder.exported_mode = compute
     if get_semantics(builder.config) == "amp_o1":
         fields = (mode, "autocast_enabled", "autocast_dtype", "params_dtype")
-        builder.record_if_stated(autocast, *fields, compute=compute)
+        builder.record_if_stated(autocast_sentence, *fields, compute=compute)
     else:
         builder.map(mode, *settings)
         builder.map_dtype("params_dtype", settings[0])
@@ -140,18 +162,28 @@ def export_as_cast(builder: ExportBuilder, autocast: str, *settings: str) -> str
 
 
 def assume_torch_scaler(builder: ImportBuilder, where: str) -> None:
-    """State the defaults of a `GradScaler` that `where`, a program, makes, and record them."""
+    """State the defaults of torch's `GradScaler`, and record them.
+
+    Args:
+        builder: The report of the import.
+        where: The program that makes the scaler.
+    """
     for field, value in TORCH_SCALER_DEFAULTS.items():
-        row = "torch-scaler-default"
+        sentence = "pytorch.torch-scaler-default"
         if field == "hysteresis":
-            row = "torch-scaler-halves"
+            sentence = "pytorch.torch-scaler-halves"
         setting = f"GradScaler.{SCALER_ARGUMENTS[field]}"
-        builder.record(f"pytorch.{row}", setting, value, {field: value}, where=where, field=field)
+        builder.record(sentence, setting, value, {field: value}, where=where, field=field)
     builder.record("pytorch.torch-scaler-has-no-smallest-scale", "GradScaler.min_scale", None)
 
 
 def report_scaler(builder: ExportBuilder, where: str) -> None:
-    """Record the settings of the FP16 loss scale that a `GradScaler` made by `where` cannot have."""
+    """Record the fields of the FP16 loss scale that torch's `GradScaler` cannot have.
+
+    Args:
+        builder: The report of the export.
+        where: The program that makes the scaler.
+    """
     if not builder.config.fp16:
         return
     if builder.config.loss_scale is not None:

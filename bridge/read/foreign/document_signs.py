@@ -1,22 +1,22 @@
-"""`DocumentSign`: settings by which a document is recognised, a row of `recognised`.
+"""`DocumentSign`: the settings by which a document is recognised, a row of `recognised` in a table.
 
     recognised:
-    - blocks: [fp16, bf16]                    # one of these is a mapping
-      any: [zero_optimization, torch_autocast]  # and one of these is there
+    - blocks: [fp16, bf16]                      # the file has a mapping of one of these names
+      any: [zero_optimization, torch_autocast]  # and has one of these settings
       certainty: 0.95
       evidence: has `{blocks}` as a block together with `{any}`
 
-A setting is named from the top of its document ("fp16.enabled"). The columns:
+A setting is named from the top of its document ("fp16.enabled"). All columns of a row have to fit:
 
-    all        settings of which each has to be there
-    any        settings of which one has to be there
-    blocks     settings of which one has to be a mapping
-    plain      settings of which one has to be there and be no mapping
-    none       settings of which none may be there
-    matches    a setting and the pattern of its whole value
-    certainty  0 to 1, the highest of several systems wins
-    evidence   a clause behind "it"; in braces stand the first setting of `any`, `blocks` and `plain` that is there, and
-               the `value` of `matches`
+    all        settings that the file has, each of them
+    any        settings of which the file has one
+    blocks     settings of which one is a mapping
+    plain      settings of which one has another value than a mapping
+    none       settings that the file does not have
+    matches    a setting, and the pattern of its complete value
+    certainty  0 to 1; the system with the highest certainty wins
+    evidence   a clause after "it"; braces name the first setting that fits `any`, `blocks` or
+               `plain`, and `{value}` is that of `matches`
 """
 
 import re
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from bridge.read.text.document import Document
 
 ABSENT_VALUE = object()
+"""The value of a setting that is absent; None is a value."""
 
 
 def _is_mapping(value: object) -> bool:
@@ -49,17 +50,17 @@ VALUE_CHECKS: Mapping[str, Callable[[object], bool]] = {
     "blocks": _is_mapping,
     "plain": _is_plain,
 }
-"""Column of which one setting has to be there -> whether a value counts for it."""
+"""Column of which one setting has to fit -> whether a value fits it."""
 
 
 @dataclass(frozen=True)
 class Recognition:
-    """Why a document is taken for a file of some system."""
+    """The certainty that a document is a file of a system, with the evidence."""
 
     certainty: float
-    """0 to 1. The highest of several systems wins; a tie is an error that names both."""
+    """0 to 1. The system with the highest certainty wins. A tie is an error that names both."""
     evidence: str
-    """A clause behind "it": "has `fp16.enabled` and `zero_optimization`, which only DeepSpeed reads"."""
+    """A clause after "it": "has `fp16.enabled` and `zero_optimization`, which only DeepSpeed reads"."""
 
 
 class DocumentSign:
@@ -69,20 +70,21 @@ class DocumentSign:
         self.columns = columns
 
     def recognise(self, document: "Document") -> Recognition | None:
-        """Return why a document is taken for the system's; None where the row does not fit."""
+        """Return the recognition of a document by this row; None if the row does not fit."""
         content = document.mapping
         if not all(_has_setting(content, name) for name in self.columns.get("all", ())):
             return None
         if any(_has_setting(content, name) for name in self.columns.get("none", ())):
             return None
         facts: dict[str, str] = {}
-        for column, counts in VALUE_CHECKS.items():
+        for column, fits in VALUE_CHECKS.items():
             if column not in self.columns:
                 continue
-            name = _find_first_setting(content, self.columns[column], counts)
+            name = _find_first_setting(content, self.columns[column], fits)
             if name is None:
                 return None
             facts[column] = name
+        # Without the column the setting "" has the value "", which fits the empty pattern.
         name, pattern = self.columns.get("matches", ("", ""))
         facts["value"] = str(get_dotted_value(content, name, ""))
         if re.fullmatch(pattern, facts["value"]) is None:
@@ -91,7 +93,7 @@ class DocumentSign:
 
 
 def recognise_by_signs(signs: Iterable[DocumentSign], document: "Document") -> Recognition | None:
-    """Return why a document is taken for a system's: by the first row that fits."""
+    """Return the recognition of a document by the first row that fits; None if none does."""
     for sign in signs:
         recognised = sign.recognise(document)
         if recognised is not None:
@@ -99,19 +101,17 @@ def recognise_by_signs(signs: Iterable[DocumentSign], document: "Document") -> R
     return None
 
 
-def _has_setting(
-    content: object, name: str, counts: Callable[[object], bool] = _is_anything
-) -> bool:
-    """Return whether a setting is there with a value that counts."""
+def _has_setting(content: object, name: str, fits: Callable[[object], bool] = _is_anything) -> bool:
+    """Return whether a document has a setting with a value that fits."""
     value = get_dotted_value(content, name, ABSENT_VALUE)
-    return value is not ABSENT_VALUE and counts(value)
+    return value is not ABSENT_VALUE and fits(value)
 
 
 def _find_first_setting(
-    content: object, names: Iterable[str], counts: Callable[[object], bool]
+    content: object, names: Iterable[str], fits: Callable[[object], bool]
 ) -> str | None:
-    """Return the first of several settings that is there with a value that counts, or None."""
+    """Return the first of several settings that a document has with a value that fits; else None."""
     for name in names:
-        if _has_setting(content, name, counts):
+        if _has_setting(content, name, fits):
             return name
     return None

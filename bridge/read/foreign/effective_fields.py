@@ -1,8 +1,8 @@
 """`compute_effective_fields`: the fields of a config that have an effect, by which precisions are compared.
 
-Two configs that state different fields can ask for the same run: a scheme has no effect while its
-format is off, amax settings have none outside delayed scaling, an unstated dtype is that of the
-mode. `compute_effective_fields` leaves out the inert fields and fills in the derived values; `find_equivalent_recipe`
+Two configs that state different fields can mean the same run. A scheme has no effect while its format
+is off. Amax settings have none outside delayed scaling. An unstated dtype is that of the mode.
+`compute_effective_fields` drops such fields and fills in derived values. `find_equivalent_recipe`
 finds the registered recipe with the same effective fields.
 """
 
@@ -21,16 +21,13 @@ from bridge.registry.registry import REGISTRY
 from bridge.rules.inert import LOSS_SCALER_FIELDS, find_inert_fields
 
 DEFAULT_LAYER_COUNT = 1
-"""Layers at each end that Megatron keeps in BF16 where their number is not stated."""
+"""Layers at each end that Megatron keeps in BF16 if their number is not stated."""
 ALIAS_FIELDS = ("fp8_param", "fp4_param")
 """Other names of `fp8_param_gather` and `fp4_param_gather`."""
 
 
 def compute_effective_fields(config: MixedPrecisionConfig) -> dict[str, Any]:
-    """Return the fields that have an effect, as they act: dtypes resolved, inert fields left out.
-
-    Needs no torch.
-    """
+    """Return the fields that have an effect, with unstated dtypes and numbers of layers filled in."""
     mode = get_mode(config)
     values = config.to_dict(full=True)
     values["fp32"] = mode == "fp32"
@@ -49,7 +46,8 @@ def compute_effective_fields(config: MixedPrecisionConfig) -> dict[str, Any]:
 def collect_inert_everywhere(config: MixedPrecisionConfig) -> dict[str, str]:
     """Return each field that has no effect in Megatron Core or in any other system -> the reason.
 
-    A system that runs autocast to FP16 scales the loss under it, as Megatron Core does in FP16.
+    Under autocast to FP16 other systems scale the loss in any mode, Megatron Core only in FP16. So
+    the fields of the loss scaler count there.
     """
     inert = find_inert_fields(config)
     values = config.to_dict()
@@ -60,10 +58,10 @@ def collect_inert_everywhere(config: MixedPrecisionConfig) -> dict[str, str]:
 
 
 def find_equivalent_recipe(config: MixedPrecisionConfig) -> str | None:
-    """Return the name of the first registered recipe with the same effective fields, or None.
+    """Return the name of the first registered recipe with the same effective fields; None if none has.
 
-    Misnamed recipes are passed over. A recipe that states no field of Megatron's own fits a config
-    that states some over it.
+    Recipes with a misleading name are skipped. Fields of Megatron's own, such as
+    `num_layers_at_start_in_bf16`, are compared only for a recipe that states some of them.
     """
     wanted = compute_effective_fields(config)
     for recipe in REGISTRY.recipes():
@@ -75,9 +73,8 @@ def find_equivalent_recipe(config: MixedPrecisionConfig) -> str | None:
         ignored: Collection[str] = MEGATRON_FIELDS
         if candidate.stated.intersection(MEGATRON_FIELDS):
             ignored = ()
-        if _remove_names(compute_effective_fields(candidate), ignored) == _remove_names(
-            wanted, ignored
-        ):
+        fields = compute_effective_fields(candidate)
+        if _remove_names(fields, ignored) == _remove_names(wanted, ignored):
             return recipe.name
     return None
 
@@ -87,10 +84,10 @@ def _maybe_get_recipe(name: str) -> MixedPrecisionConfig | None:
     with warnings.catch_warnings(action="ignore", category=BridgeWarning):
         try:
             return REGISTRY.get(name)
-        except Exception:  # noqa: BLE001  a plugin's recipe may fail in any way, and is no match then
+        except Exception:  # noqa: BLE001  the code of a plugin may fail in any way
             return None
 
 
 def _remove_names(values: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
-    """Return values without those of some names."""
+    """Return a mapping without some of its names."""
     return {name: value for name, value in values.items() if name not in names}

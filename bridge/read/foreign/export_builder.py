@@ -1,12 +1,12 @@
-"""`ExportBuilder`: the report of an export, while stated fields are written into settings.
+"""`ExportBuilder`: builds the report of an export, while an exporter writes fields into settings.
 
     builder = ExportBuilder(config, "DeepSpeed 0.19")
-    builder.map("bf16", "bf16.enabled")                # a field becomes a setting
+    builder.map("bf16", "bf16.enabled")                             # a field becomes a setting
     builder.record("pytorch.casts-fp32-weights", "params_dtype")    # no setting has its meaning
     builder.finish({"bf16": {"enabled": True}})
 
-Each stated field is accounted for. A field that the exporter did not mention agrees with the other
-system already, has no effect, or is reported as unmapped.
+No stated field is lost. `finish` looks at each field that the exporter did not mention: it agrees
+with the other system, has no effect, or is reported as unmapped.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ INACTIVE_VALUES = {
     if default is False or name in MEGATRON_FIELDS
 }
 INACTIVE_VALUES |= {"fp8": None, "fp4": None, "loss_scale": None, "fp8_wgrad": True}
-"""Field -> the value of it that another system honours by not having the field."""
+"""Field -> the value with which a system that does not have the field behaves the same."""
 NO_SETTING_REASONS: Mapping[str, tuple[str, str]] = {
     "pipeline_dtype": (
         "does not say in what pipeline stages send activations",
@@ -46,88 +46,111 @@ NO_SETTING_REASONS: Mapping[str, tuple[str, str]] = {
         "Expect FP8 in the first and last layer too.",
     ),
 }
-"""Field -> clause about a system without such a setting, and the remedy."""
+"""Field -> a clause about a system without such a setting, and the remedy."""
 
 
 class ExportBuilder:
-    """The report of an export.
+    """Builds the report of an export.
+
+    Args:
+        config: The precision.
+        system: The name of the other system in the report.
 
     Raises:
-        PrecisionConfigError: The config can never be right, so that nothing of it would mean
-            anything elsewhere either.
+        PrecisionConfigError: The config contradicts itself.
     """
 
     def __init__(self, config: object, system: str) -> None:
-        self.config = config = finalize_config(config)
+        self.config = finalize_config(config)
         self.system = system
-        self.values = config.to_dict(full=True)
+        self.values = self.config.to_dict(full=True)
         """Field -> its value, stated or not."""
-        self.exported_mode = get_mode(config)
-        """The mode that the other system reads in the payload."""
+        self.exported_mode = get_mode(self.config)
+        """The mode that the payload means to the other system. The exporter may change it."""
         self.mapped: dict[str, tuple[str, ...]] = {}
+        """Stated field -> the settings that it became."""
         self.unmapped: dict[str, list[Unmapped]] = {}
+        """Field -> its records."""
         self.files: dict[str, str] = {}
         """Name of a file that the payload names -> its text."""
 
     def map(self, field: str, *settings: str) -> None:
-        """Record that a field, if it is stated, became these settings; without settings it holds there."""
+        """Record that a field, if it is stated, became these settings.
+
+        Args:
+            field: The field.
+            settings: The settings; none: the other system does so without a setting.
+        """
         if field in self.config.stated:
             names = dict.fromkeys((*self.mapped.get(field, ()), *settings))
             self.mapped[field] = tuple(names)
 
     def map_dtype(self, field: str, *settings: str) -> bool:
-        """Map a dtype to the settings of the mode, and return True, where it is that of the mode."""
+        """Map a dtype to the settings of the mode if it is the mode's; return whether it is."""
         follows_mode = self.values[field] in (None, get_mode(self.config))
         if follows_mode:
             self.map(field, *settings)
         return follows_mode
 
     def report(self, field: str, reason: str, detail: str, remedy: str) -> None:
-        """Record that a field, stated or not, cannot be converted exactly."""
+        """Record that a field, stated or not, cannot be converted exactly.
+
+        Args:
+            field: The field.
+            reason: A key of `DEFAULT_REMEDIES`.
+            detail: The difference in the other system, as a clause.
+            remedy: The advice, as a sentence.
+        """
         entry = Unmapped(field, self.values[field], reason, detail, remedy)
         self.unmapped.setdefault(field, []).append(entry)
 
-    def record(self, sentence: str, field: str, /, **facts: object) -> None:
-        """Record that a field, stated or not, cannot be converted exactly, in the words of a sentence."""
-        words = format_sentence(sentence, system=self.system, **facts)
-        self.report(field, words.reason, words.detail, words.remedy)
+    def record(self, sentence_name: str, field: str, /, **facts: object) -> None:
+        """Record that a field, stated or not, cannot be converted exactly, by a sentence of a table.
 
-    def record_if_stated(self, sentence: str, /, *fields: str, **facts: object) -> None:
-        """Record that fields cannot be converted exactly, each that is stated."""
+        Args:
+            sentence_name: The sentence, "SYSTEM.SENTENCE".
+            field: The field.
+            facts: The facts that the sentence names.
+        """
+        sentence = format_sentence(sentence_name, system=self.system, **facts)
+        self.report(field, sentence.reason, sentence.detail, sentence.remedy)
+
+    def record_if_stated(self, sentence_name: str, /, *fields: str, **facts: object) -> None:
+        """Record each of several fields that is stated, as `record` does."""
         for field in fields:
             if field in self.config.stated:
-                self.record(sentence, field, **facts)
+                self.record(sentence_name, field, **facts)
 
     def finish(
         self, payload: Any, unwritten: Sequence[UnwrittenFields] = (), **facts: object
     ) -> ExportReport:
-        """Return the report, after the stated fields that were not mentioned are mapped or reported.
+        """Return the report, with each stated field that was not mentioned mapped or reported.
 
         Args:
             payload: The settings.
             unwritten: Sentences about fields without a setting, from the table of the system.
-            facts: Facts that these name. They may name the values of all fields too, and `mode`,
-                `scheme` and `system`.
+            facts: Facts that these sentences name. They may also name the value of any field, and
+                `mode`, `scheme` and `system`.
         """
-        known = {
+        all_facts = {
             **self.values,
             "mode": get_mode(self.config),
             "scheme": get_scheme(self.config),
             "system": self.system,
             **facts,
         }
-        unread = collect_inert_everywhere(self.config)
-        names = list_field_names(self.config)
-        for field in names:
+        inert = collect_inert_everywhere(self.config)
+        fields = list_field_names(self.config)
+        for field in fields:
             is_mentioned = field in self.mapped or field in self.unmapped
             if field in self.config.stated and not is_mentioned:
-                self._map_or_report(field, unread.get(field), unwritten, known)
+                self._map_or_report(field, inert.get(field), unwritten, all_facts)
         unmapped: list[Unmapped] = []
         mapped: dict[str, tuple[str, ...]] = {}
-        for name in names:
-            unmapped += self.unmapped.get(name, ())
-            if name in self.mapped and name not in self.unmapped:
-                mapped[name] = self.mapped[name]
+        for field in fields:
+            unmapped += self.unmapped.get(field, ())
+            if field in self.mapped and field not in self.unmapped:
+                mapped[field] = self.mapped[field]
         return ExportReport(
             payload=payload, unmapped=tuple(unmapped), mapped=mapped, files=self.files
         )
@@ -135,7 +158,7 @@ class ExportBuilder:
     def _map_or_report(
         self,
         field: str,
-        unread: str | None,
+        inert_reason: str | None,
         unwritten: Sequence[UnwrittenFields],
         facts: Mapping[str, object],
     ) -> None:
@@ -143,36 +166,44 @@ class ExportBuilder:
 
         Args:
             field: The field.
-            unread: Why it has no effect, or None.
+            inert_reason: The reason why it has no effect in this config; None if it has one.
             unwritten: Sentences of the system's table about fields without a setting.
-            facts: Facts that these name.
+            facts: Facts that these sentences name.
         """
         value = self.values[field]
+        is_inert_default = inert_reason is not None and value == getattr(type(self.config), field)
+        is_inactive = field in INACTIVE_VALUES and value == INACTIVE_VALUES[field]
         sentence = _find_sentence(field, unwritten, facts)
-        is_unread_default = unread is not None and value == getattr(type(self.config), field)
         if field == self.exported_mode and not value:
+            # The recipe states this mode as off, and the other system runs it all the same.
             detail = f"what {self.system} does instead is {field} to Megatron"
             remedy = "See the record of the mode that was stated."
             self.report(field, "semantics", detail, remedy)
-        elif is_unread_default or (field in INACTIVE_VALUES and value == INACTIVE_VALUES[field]):
+        elif is_inert_default or is_inactive:
             self.map(field)
-        elif unread is not None:
+        elif inert_reason is not None:
             remedy = "Drop it: it changes nothing in this recipe either."
-            self.report(field, "dead knob", unread, remedy)
+            self.report(field, "dead knob", inert_reason, remedy)
         elif sentence is not None:
             self.report(field, *sentence.fill(facts))
         else:
-            clause, remedy = NO_SETTING_REASONS.get(
-                field, ("has no such setting", "Do without it there.")
-            )
-            reason = "semantics" if field == "modules" else "unsupported"
-            self.report(field, reason, f"{self.system} {clause}", remedy)
+            self._report_without_setting(field)
+
+    def _report_without_setting(self, field: str) -> None:
+        """Report a field for which neither the exporter nor the table has a sentence."""
+        clause, remedy = NO_SETTING_REASONS.get(
+            field, ("has no such setting", "Do without it there.")
+        )
+        reason = "unsupported"
+        if field == "modules":
+            reason = "semantics"
+        self.report(field, reason, f"{self.system} {clause}", remedy)
 
 
 def _find_sentence(
     field: str, unwritten: Sequence[UnwrittenFields], facts: Mapping[str, object]
 ) -> Sentence | None:
-    """Return the first sentence about a field without a setting; None where there is none."""
+    """Return the first sentence about a field whose fact holds; None if there is none."""
     for row in unwritten:
         if field in row.fields and (row.when is None or facts[row.when]):
             return row.sentence

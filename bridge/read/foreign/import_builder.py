@@ -1,13 +1,12 @@
-"""`ImportBuilder`: the report of an import, while the settings of a system are read into fields.
+"""`ImportBuilder`: builds the report of an import, while an importer reads settings into fields.
 
     builder = ImportBuilder("Megatron-LM 0.20")
-    builder.map("--fp8-format", fp8="hybrid")                         # a setting becomes a field
-    builder.implied("--fp8-recipe", "delayed", fp8_recipe="delayed")  # the system's default decides
-    builder.record("axolotl.tf32-off-in-place-of-auto", "tf32", "auto")         # no field has the meaning
+    builder.map("--fp8-format", fp8="hybrid")                            # a setting becomes a field
+    builder.imply("--fp8-recipe", "delayed", fp8_recipe="delayed")       # a default decides
+    builder.record("axolotl.tf32-off-in-place-of-auto", "tf32", "auto")  # no field has the meaning
     builder.finish("megatron_o2")
 
-Each setting is mapped or reported, so that none is dropped silently. `record` takes the name of a
-sentence in the table of a system.
+Each setting is mapped or reported, so that none is dropped silently.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,19 +32,31 @@ NO_FIELDS: Mapping[str, Any] = MappingProxyType({})
 
 
 class ImportBuilder:
-    """The report of an import."""
+    """Builds the report of an import.
+
+    Args:
+        system: The name of the other system in the report.
+    """
 
     def __init__(self, system: str) -> None:
         self.system = system
         self.fields: dict[str, Any] = {}
         """The fields of the precision that are stated so far."""
         self.mapped: dict[str, tuple[str, ...]] = {}
+        """Setting -> the fields that it became."""
         self.unmapped: list[Unmapped] = []
+        """The settings that cannot be converted exactly."""
         self.decided_by: str | None = None
+        """The source that decides the mode, as a noun; None if the settings do."""
         self.default_mode: str | None = "fp32"
+        """The mode of the system if nothing states one; None if it has no default."""
 
     def map(self, setting: str, /, **fields: Any) -> None:
-        """Record that a setting became these fields; without fields it agrees with what is unstated.
+        """Record that a setting became these fields.
+
+        Args:
+            setting: The setting as it is written.
+            fields: The fields with their values; none: the value agrees with unstated fields.
 
         Raises:
             PayloadError: A field cannot have the value.
@@ -60,7 +71,15 @@ class ImportBuilder:
         self.fields.update(fields)
 
     def report(self, setting: str, value: object, reason: str, detail: str, remedy: str) -> None:
-        """Record that a setting cannot be converted exactly; the same is recorded once."""
+        """Record that a setting cannot be converted exactly. The same record is kept once.
+
+        Args:
+            setting: The setting as it is written.
+            value: Its value.
+            reason: A key of `DEFAULT_REMEDIES`.
+            detail: The difference, as a clause.
+            remedy: The advice, as a sentence.
+        """
         entry = Unmapped(setting, value, reason, detail, remedy)
         for other in self.unmapped:
             if entry == other and type(value) is type(other.value):  # 0 and False are two values
@@ -69,28 +88,36 @@ class ImportBuilder:
 
     def record(
         self,
-        sentence: str,
+        sentence_name: str,
         setting: str,
         value: object,
         fields: Mapping[str, Any] = NO_FIELDS,
         /,
         **facts: object,
     ) -> None:
-        """Record that a setting cannot be converted exactly, in the words of a sentence.
+        """Record that a setting cannot be converted exactly, by a sentence of a table.
 
         Args:
-            sentence: Its name, "axolotl.documented-as-no-amp".
-            setting: The setting.
-            value: Its value, which may stand in the words.
-            fields: The fields that the setting comes to all the same.
-            facts: What else stands in the words.
+            sentence_name: The sentence, such as "axolotl.documented-as-no-amp".
+            setting: The setting as it is written.
+            value: Its value, which the sentence may name.
+            fields: The nearest fields, which are stated.
+            facts: Further facts that the sentence names.
         """
         self.fields.update(fields)
-        words = format_sentence(sentence, **{"system": self.system, "value": value, **facts})
-        self.report(setting, value, words.reason, words.detail, words.remedy)
+        all_facts = {"system": self.system, "value": value, **facts}
+        sentence = format_sentence(sentence_name, **all_facts)
+        self.report(setting, value, sentence.reason, sentence.detail, sentence.remedy)
 
     def imply(self, setting: str, value: object, why: str = "", /, **fields: Any) -> None:
-        """State a default of the system that decides, since the setting is not written, and record it."""
+        """State and record a default of the system, which decides since the setting is not written.
+
+        Args:
+            setting: The setting.
+            value: Its default.
+            why: The reason, as a clause; empty: the usual one.
+            fields: The fields that the default becomes.
+        """
         detail = why or f"it is not written, and {self.system} takes this value"
         self.report(setting, value, "implied default", detail, DEFAULT_REMEDIES["implied default"])
         self.fields.update(fields)
@@ -105,15 +132,16 @@ class ImportBuilder:
         layers: int | None = None,
         why: Mapping[str, str] = NO_FIELDS,
     ) -> None:
-        """State the defaults of a system over Megatron that decide, where the fields are not stated yet.
+        """State and record the defaults of a system on Megatron Core, for fields not stated yet.
 
         Args:
-            spell: Turns the name of a field into that of the setting.
-            fp8_recipe: The system's FP8 recipe.
-            delayed: Its settings of delayed scaling.
-            in_fp32: Whether it reduces gradients in FP32, or None for a system without a default.
-            layers: The layers that `first_last_layers_bf16` keeps at each end, or None.
-            why: Field -> a special clause about its default.
+            spell: Returns the name of the setting for the name of a field.
+            fp8_recipe: The default FP8 recipe.
+            delayed: The defaults of delayed scaling.
+            in_fp32: The default of `grad_reduce_in_fp32`; None: there is none.
+            layers: The default number of layers that `first_last_layers_bf16` keeps at each end;
+                None: there is none.
+            why: Field -> the reason for its default, as a clause, if it is not the usual one.
         """
         fields = self.fields
         defaults: dict[str, Any] = {}
@@ -134,11 +162,11 @@ class ImportBuilder:
                 self.imply(spell(name), value, why.get(name, ""), **{name: value})
 
     def leave_mode(self, decided_by: str, *, default: str | None = "fp32") -> None:
-        """Leave the mode unstated, and record what decides it.
+        """Leave the mode unstated, and record the source that decides it.
 
         Args:
-            decided_by: The source that decides, as a noun.
-            default: The system's own default mode, or None where the source always states a mode.
+            decided_by: The source, as a noun.
+            default: The system's default mode; None if the source always states a mode.
         """
         self.decided_by = decided_by
         self.default_mode = default
@@ -159,10 +187,10 @@ class ImportBuilder:
         """Return the report.
 
         Args:
-            semantics: A key of `semantics.SEMANTICS`; those of Megatron Core where it is empty.
-            label: The run, where the file starts several.
-            recipe: The recipe of the same meaning; None: it is looked up.
-            is_whole: Whether the fields are the whole precision of the run. Otherwise no recipe is
+            semantics: A key of `semantics.SEMANTICS`; empty: the computation of Megatron Core.
+            label: The run, if the file starts several.
+            recipe: The equivalent recipe; None: it is looked up.
+            is_whole: Whether the fields are the complete precision of the run. Otherwise no recipe is
                 looked up.
 
         Raises:
@@ -176,10 +204,8 @@ class ImportBuilder:
         if self.decided_by is not None:
             semantics = "unstated"
             self._report_scheme_without_mode()
-        is_of_megatron = semantics in (
-            get_semantics(config),
-            "fsdp_policy",
-        )  # FP32 shards are masters
+        # FP32 shards under FSDP are master weights, so a policy of FSDP has an equivalent recipe too.
+        is_of_megatron = semantics in (get_semantics(config), "fsdp_policy")
         if recipe is None and is_whole and is_of_megatron:
             recipe = find_equivalent_recipe(config)
         return ImportReport(
@@ -194,9 +220,13 @@ class ImportBuilder:
         )
 
     def _report_scheme_without_mode(self) -> None:
-        """Record FP8 or FP4 for which no mode is stated."""
-        for scheme in ("fp8", "fp4"):
-            if self.fields.get(scheme):
-                detail = f"no mode is stated with it; {self.decided_by} decides in what all but its GEMMs runs"
-                remedy = "State bf16, fp16 or fp32 with it."
-                self.report(scheme, self.fields[scheme], "unsupported", detail, remedy)
+        """Record FP8 or FP4 if no mode is stated with it."""
+        for name in ("fp8", "fp4"):
+            if not self.fields.get(name):
+                continue
+            detail = (
+                f"no mode is stated with it; {self.decided_by} decides in what all but its GEMMs "
+                "runs"
+            )
+            remedy = "State bf16, fp16 or fp32 with it."
+            self.report(name, self.fields[name], "unsupported", detail, remedy)

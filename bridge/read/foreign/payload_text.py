@@ -1,4 +1,4 @@
-"""`as_json` and `as_yaml`: a payload as the text of a file."""
+"""`as_json` and `as_yaml`: the payload of an export as the text of a file."""
 
 import json
 from typing import Any
@@ -11,6 +11,6 @@ def as_json(payload: Any) -> str:
 
 def as_yaml(payload: Any) -> str:
     """Return a payload as the text of a YAML file."""
-    import yaml  # here only: reading a launch script needs no YAML
+    import yaml  # not at the top: to read a launch script needs no YAML
 
     return str(yaml.safe_dump(payload, sort_keys=False))

@@ -1,13 +1,13 @@
-"""`ImportReport` and `ExportReport`: the results of reading and of writing a precision of another system.
+"""`ImportReport` and `ExportReport`: the results of reading and of writing another system's precision.
 
-Nothing is dropped and nothing is guessed silently. An import maps each setting that bears on
-precision to fields of a recipe, or reports it as unmapped. An export maps each stated field to
-settings, or reports it as unmapped. A default of the system that decides is reported too, with the
-reason "implied default" and the version it was taken from.
+Nothing is dropped or guessed silently. An import maps each setting that affects precision to fields
+of a recipe, or reports it as unmapped. An export maps each stated field to settings, or reports it as
+unmapped. If a default of the system decides, this is reported with the reason "implied default" and
+the release that has it.
 
-A mode is stated only where something in the document states it, or where the document is the
-complete configuration of a program whose defaults are known. Elsewhere the mode stays unstated, and
-`ImportReport.decided_by` names what decides it.
+The mode is stated if the document states it, or if the document is the complete configuration of a
+program with known defaults. Otherwise it stays unstated, and `ImportReport.decided_by` names the
+source that decides it.
 """
 
 from collections.abc import Mapping
@@ -33,13 +33,14 @@ class Unmapped:
     """One setting that cannot be converted exactly."""
 
     field: str
-    """The setting, as the system it was read from spells it."""
+    """The setting of an import, as the other system spells it; the field of an export."""
     value: object
     reason: str
-    """A key of `REASONS`."""
+    """A key of `DEFAULT_REMEDIES`."""
     detail: str
-    """The difference on the other side, with the version it was seen in: a clause without a stop."""
+    """The difference, with the release that has it: a clause without a full stop."""
     remedy: str
+    """The advice, as a sentence."""
 
     def __post_init__(self) -> None:
         if self.reason not in DEFAULT_REMEDIES:
@@ -58,24 +59,25 @@ class ImportReport:
     config: MixedPrecisionConfig
     """The precision. Only fields that the foreign configuration decides are stated."""
     semantics: str
-    """A key of `semantics.SEMANTICS`."""
+    """The computation that the mode stands for, a key of `semantics.SEMANTICS`."""
     unmapped: tuple[Unmapped, ...] = ()
+    """The settings that cannot be converted exactly."""
     mapped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Mapped setting -> the fields of `config` that it became.
 
-    A setting without fields agrees with what is unstated there."""
+    A setting without fields agrees with unstated fields."""
     recipe: str | None = None
-    """The registered recipe of the same meaning, or None.
+    """The equivalent registered recipe; None if there is none.
 
     Fields of Megatron's own that no recipe states may differ."""
     label: str = ""
-    """The run, where the file starts several: "line 41, pretrain_gpt.py"."""
+    """The run, if the file starts several: "line 41, pretrain_gpt.py"."""
     decided_by: str | None = None
     """The source that decides an unstated mode, as a noun: "the recipe that run_recipe.py loads".
 
-    It is None where the mode is stated, or is the known default of a program whose whole configuration was read."""
+    It is None if the mode is stated, or is the known default of a program."""
     default_mode: str | None = "fp32"
-    """The mode that the system takes where nothing states one, or None for a system without a default."""
+    """The mode of the system if nothing states one; None if it has no default."""
 
     @property
     def mode_is_stated(self) -> bool:
@@ -83,9 +85,9 @@ class ImportReport:
         return self.decided_by is None
 
     def assume_default(self) -> Self:
-        """Return the report with the system's default stated as the mode, and recorded, where no mode is stated.
+        """Return the report with the default mode of the system stated, if no mode is stated.
 
-        A system without a default leaves the mode open.
+        The assumption is recorded. For a system without a default the mode stays unstated.
         """
         if self.decided_by is None or self.default_mode is None:
             return self
@@ -110,7 +112,8 @@ class ExportReport:
     payload: Any
     """The input of the other system's own loader: a mapping, a list of arguments, an object."""
     unmapped: tuple[Unmapped, ...] = ()
+    """The stated fields that cannot be converted exactly."""
     mapped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Stated field that was mapped -> the settings of the payload that it became."""
+    """Mapped field -> the settings of the payload that it became."""
     files: Mapping[str, str] = field(default_factory=dict)
     """Name of a file that the payload names -> its text."""

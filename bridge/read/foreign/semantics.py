@@ -1,4 +1,4 @@
-"""`SEMANTICS`: the computations that a mode can stand for; `get_semantics` names that of a config."""
+"""`SEMANTICS`: the computations that a mode can stand for. `get_semantics` names that of a config."""
 
 from collections.abc import Mapping
 
@@ -13,20 +13,18 @@ SEMANTICS: Mapping[str, str] = {
     "fp32": "no half precision anywhere",
     "unstated": "the file does not state the mode, and does not show the whole run either",
 }
-"""Computation that a mode stands for -> its description.
-
-The first four are all called "bf16 mixed" by one system or another."""
+"""Computation -> its description. Each of the first four is called "bf16 mixed" by some system."""
 
 
 def get_semantics(config: MixedPrecisionConfig) -> str:
-    """Return the key of `SEMANTICS` for the computation that a config asks of Megatron Core.
+    """Return the computation of a config in Megatron Core, a key of `SEMANTICS`.
 
-    FP32 weights under autocast are O1. In FP16 that is `fp16=True` with `params_dtype="fp32"`,
-    which keeps the loss scale; in BF16 it is `fp32=True`, as in the recipe `bf16_autocast_mixed`.
+    FP32 weights under autocast are O1. In FP16 the mode is then `fp16` with `params_dtype="fp32"`,
+    which keeps the loss scale. In BF16 it is `fp32`, as in the recipe `bf16_autocast_mixed`.
     """
     mode = get_mode(config)
-    weights = config.to_dict().get("params_dtype") or mode
-    if config.autocast_enabled and weights == "fp32":
+    weights_dtype = config.to_dict().get("params_dtype") or mode
+    if config.autocast_enabled and weights_dtype == "fp32":
         return "amp_o1"
     if mode == "fp32":
         return "fp32"

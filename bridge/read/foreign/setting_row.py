@@ -1,39 +1,40 @@
-"""`SettingRow`: what a table says of one setting of a system, and `TablePart`, the rows of a document or block.
+"""`SettingRow`: one setting of a system in its table, and `TablePart`, the rows of a document or block.
 
     margin: {field: fp8_margin, reads: whole, least: 0, default: 0}      # becomes a field
     msamp.enabled: MS-AMP keeps gradients and optimizer state in 8 bits  # cannot be converted
 
-A row is a mapping of the columns below, or its `detail` alone. A row that has no `field` is about a
-setting that cannot be converted exactly, and its `detail`, `reason` and `remedy` are the sentence to
-report (see `bridge.read.foreign.sentence`). In the sentence stand facts of the file, and `value`.
+A row is a mapping of the columns below, or only its `detail`. A row without `field` is about a
+setting that cannot be converted exactly. Its `detail`, `reason` and `remedy` are the sentence to
+report (see `bridge.read.foreign.sentence`), which may name facts of the file and the `value`.
 
-The setting, in a report and in a recipe:
+The result of the setting:
 
     field      the field that the setting becomes
-    detail     why the value cannot be converted exactly, a clause
-    reason     a key of `reports.REASONS`; unsupported where there is none
-    remedy     what to do, a sentence; each reason has a usual one
+    detail     the reason why the value cannot be converted exactly, a clause
+    reason     a key of `DEFAULT_REMEDIES`; without the column it is unsupported
+    remedy     the advice, a sentence; without the column it is the usual one of the reason
 
 Its values:
 
-    reads      how the value is read: switch, whole, number, text, named_dtype or section (a block);
-               any other kind of value is an error. Without the column any value is taken.
+    reads      the type of the value: switch, whole, number, text, named_dtype or section (a block);
+               a value of another type is an error. Without the column any value is taken.
                `optimizer`: the value names an optimizer, whose clause in `optimizers.yaml` is the
                detail. `block`: the settings inside a mapping have rows themselves, and this row is
                for any other value.
     words      word -> value of the field, instead of `reads`
     least      the least number
-    harmless   values that change nothing, and are not reported; [false] where there are none
-    values     value -> its sentence; such a value is not read any further
-    also       value -> the sentence to report where the value is mapped, "torchao.gathered"
-    nulls      how null is taken: `value`, as a value of the field; `unstated`, as one that leaves
-               the field unstated. Without the column null counts as not written.
-    default    the value that counts where nothing is written, in the release of `since`
+    harmless   values that have no effect, and are not reported; without the column only false
+    values     value -> its sentence; such a value is not mapped
+    also       value -> the sentence to report with a value that is mapped, "torchao.gathered"
+    nulls      the meaning of null: `value`, a value of the field; `unstated`, the field stays
+               unstated. Without the column a setting with null counts as absent.
+    default    the value of an absent setting, in the release of `since`
 
 Facts, which the system's module finds:
 
-    needs      facts without which nothing reads the setting; the first that does not hold says why
-    when       a fact without which the row does not exist
+    needs      facts without which the system ignores the setting; the sentence of the first one that
+               does not hold is reported
+    when       a fact without which the row does not count
 """
 
 import re
@@ -52,17 +53,18 @@ PRECISION_NAME_PATTERN = re.compile(
     r"|quantiz|quant_|amax|hysteresis|loss_scale|grad_reduce_in|autocast|upcast|\dbit"
     r"|query_key_layer"
 )
+"""A part of a setting's name that shows that the setting is about precision."""
 WILDCARD_PATTERN = re.compile(r"[*<\[]")
-"""In the name of a row that fits several settings."""
+"""A character in the name of a row that fits several settings."""
 GROUP_COLUMNS = ("decisive", "fields", "rows", "part")
-"""Columns of a group; the others are shared by its rows."""
+"""Columns of a group. Its other columns are those of each of its rows."""
 UNPARSED_READS = ("", "optimizer", "block")
-"""Values of `reads` for which any value is taken."""
+"""Values of `reads` with which any value is taken."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SettingRow:
-    """One setting of a system, with the columns of the table."""
+    """One setting of a system. The fields are the columns that the module docstring describes."""
 
     detail: str = ""
     reason: str = "unsupported"
@@ -81,10 +83,14 @@ class SettingRow:
     when: str | None = None
 
     def read_value(self, settings: Settings, key: str) -> object:
-        """Return the value of the field, or of the setting, that is written under a key.
+        """Return the value of the field for the value of the setting.
+
+        Args:
+            settings: The mapping that has the setting.
+            key: The key of the setting.
 
         Raises:
-            PayloadError: The system does not take the value either.
+            PayloadError: The value has another type, which the system refuses too.
         """
         if self.words is not None:
             return self.words[str(settings.word(key, tuple(self.words)))]
@@ -93,10 +99,11 @@ class SettingRow:
         limits = {}
         if self.least is not None:
             limits["least"] = self.least
-        return getattr(settings, self.reads)(key, **limits)
+        read = getattr(settings, self.reads)  # the method of `Settings` with this name
+        return read(key, **limits)
 
     def written(self, field_value: object) -> object:
-        """Return the value of the setting for a value of the field."""
+        """Return the value of the setting for a value of the field: the inverse of `read_value`."""
         if self.words is not None:
             for word, meaning in self.words.items():
                 if meaning == field_value:
@@ -104,11 +111,11 @@ class SettingRow:
         return field_value
 
     def is_harmless(self, value: object) -> bool:
-        """Return whether a value changes nothing; 0 is not False here."""
-        return any(value == usual and type(value) is type(usual) for usual in self.harmless)
+        """Return whether a value has no effect. 0 and False are different values here."""
+        return any(value == other and type(value) is type(other) for other in self.harmless)
 
     def find_unmet_need(self, facts: Mapping[str, object]) -> str | None:
-        """Return the first fact that the row needs and that does not hold; None where all hold."""
+        """Return the first needed fact that does not hold; None if all hold."""
         for need in self.needs:
             if not facts[need]:
                 return need
@@ -116,12 +123,12 @@ class SettingRow:
 
     @property
     def sentence(self) -> Sentence:
-        """The sentence of the row itself, for any value but those of `values`."""
+        """The sentence of the row itself, for all values that are not in `values`."""
         remedy = self.remedy or DEFAULT_REMEDIES[self.reason]
         return Sentence(reason=self.reason, detail=self.detail, remedy=remedy)
 
     def find_sentence(self, value: object) -> Sentence | None:
-        """Return the sentence about a value that was read; None where there is nothing to report."""
+        """Return the sentence about a value; None if the row has none."""
         detail = self.detail
         if self.reads == "optimizer":
             detail = _get_optimizer_clause(value)
@@ -131,7 +138,7 @@ class SettingRow:
 
 
 def _get_optimizer_clause(value: object) -> str:
-    """Return the clause about an optimizer by its name; empty for an optimizer without a clause."""
+    """Return the clause about an optimizer by its name; empty if the optimizer has none."""
     name = ""
     if isinstance(value, str):
         name = value.lower()
@@ -142,20 +149,22 @@ def _get_optimizer_clause(value: object) -> str:
 
 
 class TablePart:
-    """The rows of a document, or of a block that stands in several places.
+    """The rows of a document, or of a block that occurs in several places.
 
-    The name of a row is that of a setting ("zero_optimization.stage") or a pattern: `*` and `[ab]`
-    stand for parts of a name between two dots, `**` in front for any blocks, `<precision>` for a
-    name that looks as if it bore on precision. Names go before patterns, and the first pattern that
-    fits counts.
+    The name of a row is that of a setting ("zero_optimization.stage") or a pattern. `*` and `[ab]`
+    fit within the part between two dots. `**` at the beginning fits any blocks. `<precision>` fits a
+    name that looks like a setting about precision. The row with the exact name counts, otherwise the
+    first pattern that fits.
     """
 
     def __init__(self) -> None:
         self.named: dict[str, SettingRow] = {}
+        """Name of a setting -> its row."""
         self.patterns: dict[str, SettingRow] = {}
+        """Pattern of names -> its row."""
 
     def add(self, group: Mapping[str, Any]) -> None:
-        """Add the rows of a group, each with the columns that stand next to them."""
+        """Add the rows of a group, each with the columns next to them."""
         shared = {name: value for name, value in group.items() if name not in GROUP_COLUMNS}
         columns_by_name: dict[str, Mapping[str, Any]] = {}
         for name in group.get("decisive", ()):
@@ -171,7 +180,7 @@ class TablePart:
                 self.named[name] = SettingRow(**columns)
 
     def row_of(self, name: str) -> SettingRow | None:
-        """Return the row of a setting, the first that fits."""
+        """Return the row of a setting; None if none fits."""
         if name in self.named:
             return self.named[name]
         for pattern, row in self.patterns.items():
@@ -181,7 +190,7 @@ class TablePart:
 
 
 def _matches_pattern(name: str, pattern: str) -> bool:
-    """Return whether a setting's name fits the pattern of a row."""
+    """Return whether the name of a setting fits the pattern of a row."""
     segments = name.split(".")
     wanted = pattern.split(".")
     if wanted[0] == "**":
@@ -191,6 +200,7 @@ def _matches_pattern(name: str, pattern: str) -> bool:
 
 
 def _matches_segment(segment: str, wanted: str) -> bool:
+    """Return whether a part of a name between two dots fits that of a pattern."""
     if wanted == "<precision>":
         return PRECISION_NAME_PATTERN.search(segment.lower()) is not None
     return fnmatchcase(segment, wanted)

@@ -1,25 +1,30 @@
-"""`System`: another system, as a pair of functions that read its configurations and write them.
+"""`System`: another system, as a pair of functions that read and write its configurations.
 
-    import_(payload, **context) -> ImportReport    a configuration of the system, read as a recipe
-    export(config, **context)   -> ExportReport    a recipe, written as a configuration of the system
+    import_(payload, **context) -> ImportReport    reads a configuration of the system as a recipe
+    export(config, **context)   -> ExportReport    writes a recipe as a configuration of the system
 
-The context holds facts that no configuration file can state: versions, the GPU, tf32,
-torch.compile, the dtype of evaluation.
+The context has facts that no configuration file states: releases, the GPU, TF32, torch.compile, the
+dtype of evaluation.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from bridge.read.foreign.reports import ExportReport, ImportReport
+
+if TYPE_CHECKING:
+    from bridge.read.text.document import Document
 
 
 @dataclass(frozen=True)
 class ContextKey:
-    """One fact that `import_` or `export` takes and no file states."""
+    """One fact that `import_` or `export` takes and that no file states."""
 
     name: str
+    """The name of the argument, and the key of --context."""
     meaning: str
+    """The meaning in words, for help texts."""
     use: tuple[str, ...] = ("import",)
     """The functions that take it: "import", "export"."""
 
@@ -29,16 +34,20 @@ class System:
     """A foreign system. The module of a system ends with `SYSTEM = System(...)`."""
 
     name: str
-    """As in `--to NAME`: lower case, hyphens."""
+    """The name in `--to NAME`: lower case, with hyphens."""
     title: str
+    """The name in messages."""
     version: str
     """The release that its facts were taken from."""
     export: Callable[..., ExportReport]
+    """Writes a precision as a configuration of the system."""
     import_: Callable[..., ImportReport]
+    """Reads a configuration of the system as a precision."""
     write: Callable[[Any], str] = str
     """Returns the payload of an export as the text of a file."""
-    read: Callable[[Any], Any] | None = None
-    """Takes a `document.Document` and returns the payload for `import_`. None stands for the parsed content."""
+    read: "Callable[[Document], Any] | None" = None
+    """Returns the payload for `import_` of a document; None: the payload is its parsed content."""
     context: tuple[ContextKey, ...] = ()
+    """The facts that `import_` and `export` take."""
     import_all: Callable[..., tuple[ImportReport, ...]] | None = None
-    """As `import_`, for a payload that starts several runs: a report for each, the first being that of `import_`."""
+    """Like `import_`, for a payload that starts several runs. The first report is that of `import_`."""

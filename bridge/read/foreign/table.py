@@ -1,32 +1,34 @@
-"""`Table`: the facts about one foreign system, read from `rows/SYSTEM.yaml`, and one engine that applies them.
+"""`Table`: the facts about one foreign system from `rows/SYSTEM.yaml`, and the engine that applies them.
 
-    TABLE = table("deepspeed")
+    TABLE = load_table("deepspeed")
     TABLE.recognise(document)                            # is it a file of the system?
-    TABLE.read(builder, settings, fp16=True)             # its settings into fields, or reports
-    TABLE.write(builder, "model", "model", fp16=True)    # fields into settings
+    TABLE.read(builder, settings, fp16=True)             # maps or reports its settings
+    TABLE.write(builder, "model", "model", fp16=True)    # writes fields as settings
 
-The blocks of a table (docs/howto/add-a-system.md has a whole one with its module):
+The blocks of a table (docs/howto/add-a-system.md has a complete one, with its module):
 
     title       the name of the system in messages
     version     the release that the facts were taken from
     recognised  signs of a document of the system, see `bridge.read.foreign.document_signs`
     settings    groups of rows about settings, see `bridge.read.foreign.setting_row`
-    needs       fact -> why a setting that needs it is not read without it; null says nothing
+    needs       fact -> the sentence to report about a setting that needs it if it does not hold;
+                null: such a setting is not reported
     sentences   further sentences, which the module reports by name, see `bridge.read.foreign.sentence`
-    unwritten   sentences of an export about `fields` that are stated and have no setting; a row with
-                `when` counts where that fact holds
-    data        whatever else the module reads
+    unwritten   sentences of an export about stated `fields` that have no setting; a row with `when`
+                counts if that fact holds
+    data        any other data that the module reads
 
 A group of `settings`:
 
-    rows        name of a setting -> its row. Any other column of a row may stand next to `rows`, and
-                then holds for each row of the group.
+    rows        name of a setting -> its row. Any other column of a row may be next to `rows`, and
+                is then a column of each row of the group.
     fields      settings that become the field of the same name
     decisive    settings that the system's module reads itself
-    part        the name of rows that are read by themselves, for a block that stands in several
-                places
+    part        the name of the part that the group belongs to. A part is read separately, for a block
+                that occurs in several places.
 
-The module finds the facts of a file, a mapping by name, and hands them to `read` and `write`.
+The module of a system finds the facts of a file, as a mapping of names, and gives them to `read` and
+`write`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -49,17 +51,19 @@ if TYPE_CHECKING:
 
 Facts = Mapping[str, object]
 ReadUnknown = Callable[["ImportBuilder", str, str, object], None]
-"""Takes a setting without a row: the report, its name from the top of the document, its key and its value."""
+"""Reads a setting without a row. It takes the builder, the name of the setting from the top of the
+document, its key and its value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class UnwrittenFields:
-    """Fields that an export has no place for, and why."""
+    """Fields that a system has no setting for."""
 
     fields: Sequence[str]
     when: str | None
-    """The fact that has to hold, or None."""
+    """The fact that has to hold; None: the sentence always counts."""
     sentence: Sentence
+    """The sentence to report about such a field."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +73,11 @@ class _Setting:
     path: str
     """Its name from the top of the part that is read."""
     block: Settings
-    """The mapping that it stands in."""
+    """The mapping that it is in."""
     key: str
-    """Its key there."""
+    """Its key in that mapping."""
     row: SettingRow | None
+    """Its row in the table; None if it has none."""
 
     @property
     def name(self) -> str:
@@ -86,7 +91,11 @@ class _Setting:
 
 
 class Table:
-    """The table of one system."""
+    """The table of one system.
+
+    Args:
+        content: The content of `rows/SYSTEM.yaml`.
+    """
 
     def __init__(self, content: Mapping[str, Any]) -> None:
         self.title: str = content.get("title", "")
@@ -94,8 +103,11 @@ class Table:
         self.data: Mapping[str, Any] = content.get("data", {})
         self.signs = [DocumentSign(columns) for columns in content.get("recognised", ())]
         self.needs: dict[str, Sentence | None] = {}
+        """Fact -> the sentence about a setting that needs it; None: nothing is reported."""
         for fact, row in content.get("needs", {}).items():
-            self.needs[fact] = Sentence.from_row(row, "dead knob") if row else None
+            self.needs[fact] = None
+            if row:
+                self.needs[fact] = Sentence.from_row(row, "dead knob")
         self.sentences: dict[str, Sentence] = {}
         for name, row in content.get("sentences", {}).items():
             self.sentences[name] = Sentence.from_row(row)
@@ -110,7 +122,7 @@ class Table:
             self.parts.setdefault(group.get("part", ""), TablePart()).add(group)
 
     def recognise(self, document: "Document") -> Recognition | None:
-        """Return why a document is taken for the system's, by the first row of `recognised` that fits."""
+        """Return the recognition of a document as one of the system; None if no row fits."""
         return recognise_by_signs(self.signs, document)
 
     def read(
@@ -122,13 +134,14 @@ class Table:
         /,
         **facts: object,
     ) -> None:
-        """Map or report each setting that has a row, and state each default that counts.
+        """Map or report each setting that has a row, and state the default of each absent one.
 
         Args:
             builder: The report of the import.
             settings: The document, or the block that the part is about.
-            part: The part of the table; the rows without a part where it is empty.
-            read_unknown: Reads the settings without a row, at the top and in blocks that have a row.
+            part: The part of the table; empty: the rows without a part.
+            read_unknown: Reads a setting without a row, at the top or in a block that has a row;
+                None: such a setting is ignored.
             facts: The facts of the file that the rows name.
         """
         part_rows = self.parts[part]
@@ -148,18 +161,18 @@ class Table:
     ) -> None:
         """Map or report one setting that is written."""
         value = setting.value
-        unmet = row.find_unmet_need(facts)
+        unmet_need = row.find_unmet_need(facts)
         sentence: Sentence | None
         if row.values is not None and str(value) in row.values:
             sentence = Sentence.from_row(row.values[str(value)], row.reason)
-        elif unmet is not None:
-            sentence = self.needs[unmet]
+        elif unmet_need is not None:
+            sentence = self.needs[unmet_need]
         else:
             value = row.read_value(setting.block, setting.key)
             sentence = row.find_sentence(value)
-        is_unread = unmet is not None and sentence is None
-        is_reported = sentence is not None or row.field is None
-        if is_unread or (is_reported and row.is_harmless(value)):
+        is_ignored = unmet_need is not None and sentence is None
+        becomes_no_field = sentence is not None or row.field is None
+        if is_ignored or (becomes_no_field and row.is_harmless(value)):
             builder.map(setting.name)
         elif sentence is not None:
             filled = sentence.fill({**facts, "value": value})
@@ -174,7 +187,7 @@ class Table:
     def _state_default(
         self, builder: "ImportBuilder", name: str, row: SettingRow, facts: Facts
     ) -> None:
-        """State the default of a setting that is not written, where something reads it."""
+        """State the default of an absent setting, unless the system ignores the setting."""
         if row.find_unmet_need(facts) is not None:
             return
         written = row.written(row.default)
@@ -192,36 +205,51 @@ class Table:
     ) -> dict[str, Any]:
         """Return the settings of a part for the fields of a precision, and map the fields to them.
 
-        A field is written by its first row. A setting that needs a fact which does not hold is left
-        out.
+        A field is written by its first row. A setting that needs a fact which does not hold is not
+        written.
 
         Args:
             builder: The report of the export.
             part: The part of the table.
-            block: The block that the settings will stand in, as reports name it.
-            acting: The values of the fields that act. With them, settings of other fields and values
-                that change nothing are left out.
-            facts: The facts that the rows need; one that is not there holds.
+            block: The block of the settings, for their names in the report; empty: the top.
+            acting: Field that has an effect -> its value. Other fields, and values without effect,
+                are not written. None: every field is written.
+            facts: The facts that the rows need. A fact that is absent holds.
         """
         settings: dict[str, Any] = {}
         written_fields: set[str] = set()
-        values = builder.values if acting is None else acting
+        values: Mapping[str, Any] = builder.values
+        if acting is not None:
+            values = acting
         for name, row in self.parts[part].named.items():
             field = row.field or ""
             if field not in values or field in written_fields:
                 continue
             if not all(facts.get(need, True) for need in row.needs):
                 continue
-            if acting is None or not row.is_harmless(values[field]):
-                written_fields.add(field)
-                builder.map(field, f"{block}.{name}" if block else name)
-                settings[name] = row.written(values[field])
+            if acting is not None and row.is_harmless(values[field]):
+                continue
+            setting = name
+            if block:
+                setting = f"{block}.{name}"
+            written_fields.add(field)
+            builder.map(field, setting)
+            settings[name] = row.written(values[field])
         return settings
 
-    def wrong(self, sentence: str, settings: Settings, key: str, **facts: object) -> PayloadError:
-        """Return the error about a value that the system refuses, in the words of a sentence."""
-        filled = self.sentences[sentence].fill(facts)
-        return settings.wrong(key, filled.detail, settings.values.get(key), filled.remedy)
+    def wrong(
+        self, sentence_name: str, settings: Settings, key: str, **facts: object
+    ) -> PayloadError:
+        """Return the error about a value that the system refuses.
+
+        Args:
+            sentence_name: The sentence of this table.
+            settings: The mapping that has the setting.
+            key: Its key.
+            facts: The facts that the sentence names.
+        """
+        sentence = self.sentences[sentence_name].fill(facts)
+        return settings.wrong(key, sentence.detail, settings.values.get(key), sentence.remedy)
 
 
 def _walk_settings(
@@ -229,7 +257,13 @@ def _walk_settings(
 ) -> Iterator[_Setting]:
     """Yield the settings of a block, and of the blocks in it, in their order.
 
-    A setting without a row is yielded at the top, and in a block that has a row itself.
+    Args:
+        block: The block.
+        part: The rows of its settings.
+        facts: The facts that rows name in `when`.
+        prefix: The name of the block from the top of the part, with a dot after it.
+        yields_unknown: Whether settings without a row are yielded: at the top, and in a block that
+            has a row itself.
     """
     for key, value in block.values.items():
         row = part.row_of(prefix + key)
@@ -257,7 +291,14 @@ def _walk_settings(
 def _report_mapped_value(
     builder: "ImportBuilder", name: str, row: SettingRow, values: Sequence[object]
 ) -> None:
-    """Report a value that is mapped, where the row has a sentence for it."""
+    """Report a mapped value, if the row has a sentence for it in `also`.
+
+    Args:
+        builder: The report of the import.
+        name: The setting.
+        row: Its row.
+        values: The value of the field, and that of the setting.
+    """
     for value in values:
         if row.also is not None and str(value) in row.also:
             builder.record(row.also[str(value)], name, value)
@@ -265,11 +306,16 @@ def _report_mapped_value(
 
 @cache
 def load_table(system: str, folder: Traversable = ROWS_FOLDER) -> Table:
-    """Return the table of a system."""
+    """Return the table of a system: `rows/SYSTEM.yaml`."""
     return Table(load_rows(system, folder))
 
 
 def format_sentence(name: str, /, **facts: object) -> Sentence:
-    """Return a sentence by its name, "SYSTEM.SENTENCE", with the facts of a file in it."""
-    system, _, sentence = name.partition(".")
-    return load_table(system).sentences[sentence].fill(facts)
+    """Return a sentence with the facts of a file in it.
+
+    Args:
+        name: The name of the sentence, "SYSTEM.SENTENCE".
+        facts: The facts that it names.
+    """
+    system, _, sentence_name = name.partition(".")
+    return load_table(system).sentences[sentence_name].fill(facts)

@@ -1,7 +1,7 @@
-"""`BranchInterpreter`: `if`, `case`, `a && b` and `a || b`, of which one branch is read.
+"""`BranchInterpreter`: `if`, `case`, `a && b` and `a || b`. One branch of each is followed.
 
-A condition that the file does not decide is a question: `alternatives` asks for the same reading
-with another answer.
+A condition that the script does not decide is noted in the trace. `script_launches` then follows the
+script again with the other result of this condition.
 """
 
 from __future__ import annotations
@@ -28,38 +28,40 @@ class BranchInterpreter(CommandInterpreter):
     """The branches of a script."""
 
     def __init__(
-        self, stated: Mapping[str, str], answers: Mapping[str, bool], *, is_lenient: bool
+        self, stated: Mapping[str, str], forced_results: Mapping[str, bool], *, is_lenient: bool
     ) -> None:
         super().__init__(stated)
-        self.answers = answers
-        """Condition as it is written -> its answer, instead of the one with nothing set."""
+        self.forced_results = forced_results
+        """Condition as it is written -> whether it holds here, instead of with nothing set."""
         self.is_lenient = is_lenient
-        """Whether a branch that ends the script before it starts anything is passed by."""
-        self.readers |= {
+        """Whether a branch that ends the script before any launch is skipped, even if the script
+        decides its condition. Such a branch is a check that a real run passes."""
+        self.handlers |= {
             "list": self._run_pair,
             "if_statement": self._run_if,
             "case_statement": self._run_case,
         }
 
     def _run_pair(self, node: Node) -> None:
-        """Read `left && right` or `left || right`."""
+        """Follow `left && right` or `left || right`."""
         left = node.children[0]
         right = node.children[-1]
         is_and = node.children[1].type == "&&"
-        answer = self.answer(left)
-        if answer is not None and is_and:
-            arm = self._make_arm(answer, [left], [right])
+        result = self.evaluate(left)
+        if result is not None and is_and:
+            arm = self._make_arm(result, [left], [right])
             self.has_failed = not self._run_taken_branch([arm], [])
-        elif answer is not None:
-            arm = self._make_arm(answer, [left], [])
+        elif result is not None:
+            arm = self._make_arm(result, [left], [])
             self.has_failed = not self._run_taken_branch([arm], [right])
         else:
-            self.read(left)
+            # The left side is a command: it fails only if it is known to, such as `false`.
+            self.run_node(left)
             if self.has_failed != is_and and not self.end:
-                self.read(right)
+                self.run_node(right)
 
     def _run_if(self, node: Node) -> None:
-        """Read an `if` with its `elif` and `else`."""
+        """Follow an `if` with its `elif` and `else`."""
         arms = [self._run_if_condition(node, "if")]
         for child in node.children:
             if child.type == "elif_clause":
@@ -69,114 +71,136 @@ class BranchInterpreter(CommandInterpreter):
         self.has_failed = False
 
     def _run_if_condition(self, clause: Node, word: str) -> Arm:
-        """Read the condition of an `if` or an `elif`, and return it with its answer."""
-        then = 0
-        for place, child in enumerate(clause.children):
-            if child.type == "then":
-                then = place
-                break
+        """Follow the condition of an `if` or `elif`, and return it with its result and its body."""
+        then_index = _find_then(clause)
         condition: list[Node] = []
-        for child in clause.children[:then]:
+        for child in clause.children[:then_index]:
             if child.is_named and child.type != "comment":
                 condition.append(child)
         body: list[Node] = []
-        for child in clause.children[then:]:
+        for child in clause.children[then_index:]:
             if child.is_named and child.type not in NON_BODY_NODES:
                 body.append(child)
         self.run_condition(condition)
-        answer = None
+        result = None
         if condition:
-            answer = self.answer(condition[-1])
-        if answer is None:
-            answer = ConditionResult(holds=False)
-        return self._make_arm(answer, condition or [clause], body, word)
+            result = self.evaluate(condition[-1])
+        if result is None:
+            result = ConditionResult(holds=False)
+        return self._make_arm(result, condition or [clause], body, word)
 
     def _make_arm(
         self,
-        answer: ConditionResult,
+        result: ConditionResult,
         condition: Sequence[Node],
         body: Sequence[Node],
         word: str = "if",
     ) -> Arm:
-        """Return a condition with the commands that it decides about."""
+        """Return a condition with its result and the commands that it decides about."""
         text = " ".join(" ".join(map(get_node_text, condition)).split())
         line = self.line_of(condition[0])
-        return Arm(answer=answer, text=text, line=line, body=body, word=word)
+        return Arm(result=result, text=text, line=line, body=body, word=word)
 
     def _run_case(self, node: Node) -> None:
-        """Read a `case`."""
+        """Follow a `case`."""
         subject = self.text(node.children_by_field_name("value")[0])
         items = [child for child in node.named_children if child.type == "case_item"]
         for item in items:
             if item.children[-1].type in (";&", ";;&"):
                 line = self.line_of(node)
                 noun = f"the case on line {line}, which goes on to its next pattern"
-                self.reading.note(Note(noun))
+                self.trace.note(Note(noun))
         self._run_taken_branch([self._make_case_arm(item, subject) for item in items], [])
         self.has_failed = False
 
     def _make_case_arm(self, item: Node, subject: str) -> Arm:
-        """Return `PATTERN) COMMANDS ;;` of a `case` about a text."""
+        """Return `PATTERN) COMMANDS ;;` of a `case` as an arm.
+
+        Args:
+            item: The item.
+            subject: The text that the patterns are compared with.
+        """
+        shown_subject: str = ShellWord.from_text(subject)
         variable = get_variable_name(subject)
-        name = f"${variable}" if variable else ShellWord.from_text(subject)
-        values = item.children_by_field_name("value")
-        head = " ".join(get_node_text(item).removeprefix("(").partition(")")[0].split())
-        patterns = [self.text(value) for value in values if value.type in WORD_NODES]
+        if variable:
+            shown_subject = f"${variable}"
+        pattern_nodes = item.children_by_field_name("value")
+        before_commands = get_node_text(item).removeprefix("(").partition(")")[0]
+        shown_patterns = " ".join(before_commands.split())
+        patterns = [self.text(node) for node in pattern_nodes if node.type in WORD_NODES]
         return Arm(
-            answer=match_case_patterns(subject, patterns),
-            text=f"case {name} in {head})",
+            result=match_case_patterns(subject, patterns),
+            text=f"case {shown_subject} in {shown_patterns})",
             line=self.line_of(item),
-            body=item.named_children[len(values) :],
+            body=item.named_children[len(pattern_nodes) :],
         )
 
     def _run_taken_branch(self, arms: Sequence[Arm], otherwise: Sequence[Node]) -> bool:
-        """Read the commands of the first condition that holds; return whether a condition holds.
+        """Follow the commands of one branch; return whether it is one of the arms, and not `else`.
 
-        A branch that ends the script and starts nothing is left for the next branch that the run
-        may take. A lenient reading takes it for a check that the run passes, also where the file
-        decides its condition.
+        The first arm whose condition holds is taken. If its branch ends the script without a launch,
+        the state is restored, and the next branch that a run may take is followed instead.
+
+        Args:
+            arms: The conditions in their order, each with its commands.
+            otherwise: The commands of `else`.
         """
-        free = [arm for arm in arms if arm.answer.is_undecided]
+        undecided = [arm for arm in arms if arm.result.is_undecided]
         ended: list[Arm | None] = []
         taken: Arm | None = None
         before = self.state()
-        for branch in self._list_possible_branches(arms, free):
+        for branch in self._list_possible_branches(arms, undecided):
             if ended:
                 self.restore(before)
                 before = self.state()
             taken = branch
-            count = len(self.reading.launches)
+            launch_count = len(self.trace.launches)
             self.end = ""
-            self.run(otherwise if taken is None else taken.body)
-            if self.end not in ("exit", "return") or len(self.reading.launches) > count:
+            if taken is None:
+                self.run_nodes(otherwise)
+            else:
+                self.run_nodes(taken.body)
+            is_ended = self.end in ("exit", "return")
+            if not is_ended or len(self.trace.launches) > launch_count:
                 break
             ended.append(taken)
+        # If `else` ends the script, one of the conditions must hold in a run that starts something.
         if arms and None not in ended:
             label = arms[0].label(holds=False)
             if taken is not None:
                 label = taken.label(holds=True)
-            for arm in free:
+            for arm in undecided:
                 if arm not in ended:
-                    self.reading.ask(arm, taken=label)
+                    self.trace.add_undecided(arm, taken=label)
         return taken is not None
 
-    def _list_possible_branches(self, arms: Sequence[Arm], free: Sequence[Arm]) -> list[Arm | None]:
-        """Return the branch that is taken, and then those that the run may take.
+    def _list_possible_branches(
+        self, arms: Sequence[Arm], undecided: Sequence[Arm]
+    ) -> list[Arm | None]:
+        """Return the branch that is taken, and then the others that a run may take.
 
-        None stands for `else`.
+        None is the branch `else`.
         """
         first = None
         for arm in arms:
             if self.holds(arm):
                 first = arm
                 break
-        if not (free or self.is_lenient):  # the file decides
+        if not (undecided or self.is_lenient):
             return [first]
-        others = [branch for branch in (None, *free) if branch is not first]
+        others = [branch for branch in (None, *undecided) if branch is not first]
         return [first, *others]
 
     def holds(self, arm: Arm) -> bool:
-        """Return whether a condition holds in this reading."""
-        if arm.answer.is_undecided:
-            return self.answers.get(arm.text, arm.answer.holds)
-        return arm.answer.holds
+        """Return whether a condition holds while the script is followed this time."""
+        if arm.result.is_undecided:
+            return self.forced_results.get(arm.text, arm.result.holds)
+        return arm.result.holds
+
+
+def _find_then(clause: Node) -> int:
+    """Return the index of `then` in an `if` or `elif`; 0 if the grammar has not found it."""
+    for index, child in enumerate(clause.children):
+        if child.type == "then":
+            return index
+    return 0

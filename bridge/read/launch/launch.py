@@ -1,4 +1,4 @@
-"""`Launch`: one start of a training program, and the words of it that bear on precision.
+"""`Launch`: one start of a training program, and the words of it that affect precision.
 
 torchrun --nproc_per_node 8 pretrain_gpt.py --bf16
 runner                      program         arguments
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from bridge.read.launch.notes import Note
 
 CONFIGURATION_FILE_PATTERN = re.compile(r"^@|\.(?:ya?ml|json|toml)$")
-"""A word that names a file of options, or a configuration."""
+"""A word that names a file of options (`@file`), or a configuration."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,38 +32,41 @@ class Launch:
     """One start of a training program."""
 
     line: int
-    """Its line in the script; 0 where the file only sets arguments."""
+    """Its line in the script; 0 if the script only sets variables with arguments."""
     program: str
     arguments: tuple[ShellWord, ...]
-    """The words behind the program."""
+    """The words after the program."""
     runner: tuple[ShellWord, ...] = ()
     """The words before the program: `accelerate launch --mixed_precision fp8`, `torchrun
     --nproc_per_node 8`."""
     environment: Mapping[str, ShellWord] = field(default_factory=dict)
+    """Name of a variable that the script gives to the program -> its value."""
     unread_environment: str = ""
-    """The option of a job of Ray whose variables could not be read."""
+    """The option of a Ray job whose variables could not be read; empty if all were."""
     files: Mapping[str, str] = field(default_factory=dict)
-    """Name of a file that the script writes before, by `cat` and a here-document -> its text."""
+    """Name of a file that the script has written before, by `cat` and a here-document -> its
+    text."""
     decisions: tuple[str, ...] = ()
-    """The branches that were taken, of those that the file does not decide."""
+    """The branches on which the precision of this launch depends, and which a run decides."""
     notes: tuple[Note, ...] = ()
-    """Parts of the script that were not read: a sourced file, a heredoc that is a configuration."""
+    """Parts of the script that were not read: a sourced file, a here-document about precision."""
     unread: str = ""
-    """The place of a text that states a precision and was not executed, as a noun."""
+    """The first text about a precision that no command reached, such as "the branch at line 9,
+    which holds --fp8-format,"; empty if there is none."""
 
     @property
     def label(self) -> str:
         """The name of the run in messages: "line 41, pretrain_gpt.py"."""
-        place = ""
+        location = ""
         if self.line:
-            place = f"line {self.line}, {self.name}"
+            location = f"line {self.line}, {self.name}"
         elif self.program:
-            place = f"arguments in {self.program}"
-        return "; ".join(filter(None, (place, *self.decisions)))
+            location = f"arguments in {self.program}"
+        return "; ".join(filter(None, (location, *self.decisions)))
 
     @property
     def variable_defaults(self) -> dict[str, ShellWord]:
-        """Variable that the environment may set -> its default, for words that bear on precision."""
+        """Variable that the environment may set -> its default, if a word about precision has it."""
         defaults: dict[str, ShellWord] = {}
         for words in self.precision_words:
             for word in words:
@@ -73,7 +76,7 @@ class Launch:
 
     @cached_property
     def flags(self) -> frozenset[str]:
-        """The arguments without values behind `=`."""
+        """The arguments, each without the value after `=`."""
         return frozenset(
             word.partition("=")[0] for word in get_arguments_before_dashes(self.arguments)
         )
@@ -85,7 +88,10 @@ class Launch:
 
     @cached_property
     def precision_words(self) -> tuple[tuple[ShellWord, ...], ...]:
-        """The words that bear on precision: of the runner, of the arguments, and of variables."""
+        """The words that affect precision, by which launches are compared.
+
+        They are those of the runner, those of the arguments, and a pair for each variable.
+        """
         variables: list[tuple[ShellWord, ShellWord]] = []
         for name in sorted(self.environment):
             if is_precision_text(name) or name.startswith("ACCELERATE_"):
@@ -96,14 +102,14 @@ class Launch:
 
     @cached_property
     def name(self) -> str:
-        """The program without its folder where it is a Python file."""
+        """The program; of a Python file the name without its folder."""
         if self.program.endswith(".py"):
             return PurePosixPath(self.program).name
         return self.program
 
 
 def get_arguments_before_dashes(words: Sequence[ShellWord]) -> Sequence[ShellWord]:
-    """Return the words of a command before `--`; argparse takes no word behind it for an option."""
+    """Return the words of a command before `--`. argparse reads no word after it as an option."""
     if "--" in words:
         return words[: words.index("--")]
     return words
@@ -111,7 +117,7 @@ def get_arguments_before_dashes(words: Sequence[ShellWord]) -> Sequence[ShellWor
 
 @lru_cache(maxsize=4096)
 def is_precision_text(text: str) -> bool:
-    """Return whether a piece of a script bears on precision."""
+    """Return whether a piece of a script affects precision."""
     return (
         PRECISION_PATTERN.search(text) is not None
         or OTHER_PRECISION_OPTIONS.fullmatch(text) is not None
@@ -119,12 +125,12 @@ def is_precision_text(text: str) -> bool:
 
 
 def _select_precision_words(words: Sequence[ShellWord]) -> tuple[ShellWord, ...]:
-    """Return the words that bear on precision: options, their values, and files of options."""
+    """Return the words that affect precision: options, their values, and files of options."""
     chosen: list[ShellWord] = []
     for option, word in pairwise((ShellWord(), *words)):
         is_value = option.startswith("--") and "=" not in option and not word.startswith("-")
         if option in MODE_OPTIONS and word.is_unknown:
-            is_value = False
+            is_value = False  # `--bf16 $ARGS`: a switch of Megatron-LM, and further arguments
         is_path = "/" in word and not word.startswith("-")
         if is_value:
             is_chosen = is_precision_text(option)

@@ -1,8 +1,10 @@
 """`LoopInterpreter`: `for`, `while` and `until`.
 
-The body is read once, and notes what it starts. What the loop leaves behind in variables is known
-where its words are constants: then the body is read again with each of them. Otherwise each value
-that a second turn changes is one that only the run knows.
+The body is followed once, with the variable of the loop unknown, to find its launches. It is then
+followed again, only to know the variables after the loop:
+
+- a `for` over constant words, or a loop that counts, is followed once for each word or number;
+- any other loop is followed a second time. A variable that the second turn changes becomes unknown.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from bridge.read.launch.launch import Launch
 
 MAX_LOOP_WORDS = 64
-"""Of a loop that is read with each of its words."""
+"""Words of a `for` that is followed with each word."""
 LOOP_NODES = frozenset({"for_statement", "while_statement", "c_style_for_statement"})
 
 
@@ -35,17 +37,17 @@ class LoopInterpreter(BranchInterpreter):
     """The loops of a script."""
 
     def __init__(
-        self, stated: Mapping[str, str], answers: Mapping[str, bool], *, is_lenient: bool
+        self, stated: Mapping[str, str], forced_results: Mapping[str, bool], *, is_lenient: bool
     ) -> None:
-        super().__init__(stated, answers, is_lenient=is_lenient)
+        super().__init__(stated, forced_results, is_lenient=is_lenient)
         self.levels = 0
-        """How many loops `break` or `continue` ends."""
-        self.loops = 0
-        """Loops of the function around the command."""
-        self.readers |= dict.fromkeys(LOOP_NODES, self._run_loop)
+        """Loops that a `break N` or `continue N` still has to leave."""
+        self.loop_depth = 0
+        """Loops around the command, within its function."""
+        self.handlers |= dict.fromkeys(LOOP_NODES, self._run_loop)
 
     def _run_loop(self, node: Node) -> None:
-        """Read a loop of any kind."""
+        """Follow a loop of any kind."""
         body = node.children_by_field_name("body")
         variables = [*map(get_node_text, node.children_by_field_name("variable"))]
         if variables:
@@ -56,7 +58,7 @@ class LoopInterpreter(BranchInterpreter):
             self._run_c_style_for(node, body)
 
     def _run_for(self, node: Node, body: Sequence[Node], variables: Sequence[str]) -> None:
-        """Read `for NAME in WORDS`."""
+        """Follow `for NAME in WORDS`."""
         words = self._expand_for_words(node)
         if words == []:
             return
@@ -68,64 +70,74 @@ class LoopInterpreter(BranchInterpreter):
             return
         if words is not None:
             self._repeat_with_words(before, body, variables[0], words)
-        else:
-            self._forget_unstable_values(before, node, body, goes_on=goes_on, has_a_turn=False)
+            return
+        self._forget_unstable_values(before, body, goes_on=goes_on)
+        self._note_optional_loop(before, node, body)
 
     def _run_while(self, node: Node, body: Sequence[Node]) -> None:
-        """Read `while CONDITION` or `until CONDITION`."""
-        answer = self._run_loop_condition(node)
-        has_a_turn = not answer.is_undecided
-        if has_a_turn and not answer.holds:
+        """Follow `while CONDITION` or `until CONDITION`."""
+        result = self._run_loop_condition(node)
+        is_certain = not result.is_undecided
+        if is_certain and not result.holds:
             return
-        self._run_uncounted_loop(node, body, has_a_turn=has_a_turn)
+        self._run_uncounted_loop(node, body, is_optional=not is_certain)
 
     def _run_c_style_for(self, node: Node, body: Sequence[Node]) -> None:
-        """Read `for ((START; CONDITION; STEP))`."""
+        """Follow `for ((START; CONDITION; STEP))`."""
         counted = CountedLoop.from_node(node)
-        if counted is not None and self._run_counted_loop(counted, body):
+        values = None
+        if counted is not None:
+            values = counted.compute_values(self.values)
+        if counted is not None and values is not None:
+            self._run_counted_loop(counted.counter, values, body)
             return
         header, _, _ = get_node_text(node).partition("do")
         self.forget_computed(header)
-        self._run_uncounted_loop(node, body, has_a_turn=False)
+        self._run_uncounted_loop(node, body, is_optional=True)
 
-    def _run_uncounted_loop(self, node: Node, body: Sequence[Node], *, has_a_turn: bool) -> None:
-        """Read the body of a loop whose number of turns is not known."""
+    def _run_uncounted_loop(self, node: Node, body: Sequence[Node], *, is_optional: bool) -> None:
+        """Follow a loop whose number of turns is not known.
+
+        Args:
+            node: The loop.
+            body: Its commands.
+            is_optional: Whether the loop may have no turn at all.
+        """
         before = self.state()
         goes_on = self._run_iteration(body)
-        if self._is_changed(before, ()):
-            self._forget_unstable_values(before, node, body, goes_on=goes_on, has_a_turn=has_a_turn)
+        if not self._is_changed(before, ()):
+            return
+        self._forget_unstable_values(before, body, goes_on=goes_on)
+        if is_optional:
+            self._note_optional_loop(before, node, body)
 
-    def _run_counted_loop(self, loop: CountedLoop, body: Sequence[Node]) -> bool:
-        """Read a loop that counts from a constant to another; return whether it is such a loop."""
-        before = self.state()
-        values = loop.values(self.values)
-        if values is None:
-            return False
+    def _run_counted_loop(self, counter: str, values: Sequence[str], body: Sequence[Node]) -> None:
+        """Follow a loop once for each value of its counter."""
         if not values:
-            return True
-        self.set(loop.counter, [values[0]])
+            return
+        before = self.state()
+        self.set(counter, [values[0]])
         if not self._run_iteration(body):
-            return True
+            return
 
-        def further_turns() -> None:
+        def run_further_turns() -> None:
             for value in values[1:]:
-                self.set(loop.counter, [value])
+                self.set(counter, [value])
                 if not self._run_iteration(body):
                     return
-            self.set(loop.counter, [str(int(values[-1]) + 1)])
+            self.set(counter, [str(int(values[-1]) + 1)])
 
         after_one_turn = self.state()
-        self._run_again(further_turns)
-        if self.repeated > MAX_REPEATED_COMMANDS:
+        self._run_again(run_further_turns)
+        if self.repeated_count > MAX_REPEATED_COMMANDS:
             self.restore(after_one_turn)
             self._forget_changed(before)
-        return True
 
     def _expand_for_words(self, node: Node) -> list[str] | None:
-        """Return the words of a `for`; None where only the run knows one of them."""
+        """Return the words of a `for`; None if only the run knows one, or if there are too many."""
         if any(child.type == "in" for child in node.children):
             words = self.words(node.children_by_field_name("value"))
-        elif "@" in self.values:
+        elif "@" in self.values:  # `for NAME; do` is over the positional parameters
             words = self.get_elements("@")
         else:
             return None
@@ -139,33 +151,33 @@ class LoopInterpreter(BranchInterpreter):
         return words
 
     def _run_loop_condition(self, node: Node) -> ConditionResult:
-        """Read the condition of `while` or `until`; return whether the body is read."""
+        """Follow the condition of `while` or `until`; return whether the loop has a first turn."""
         condition = [child for child in list_statements(node) if child.type != "do_group"]
         self.run_condition(condition)
-        answer = None
+        result = None
         if condition:
-            answer = self.answer(condition[-1])
-        if answer is None or answer.is_undecided:
+            result = self.evaluate(condition[-1])
+        if result is None or result.is_undecided:
             return ConditionResult(holds=True)
         if node.children[0].type == "until":
-            return answer.negated
-        return answer
+            return result.negated
+        return result
 
     def _run_iteration(self, body: Sequence[Node]) -> bool:
-        """Read the body of a loop; return whether the loop goes on."""
-        self.loops += 1
-        self.run(body)
-        self.loops -= 1
+        """Follow the body of a loop once; return whether another turn may follow."""
+        self.loop_depth += 1
+        self.run_nodes(body)
+        self.loop_depth -= 1
         if self.end not in ("break", "continue"):
             return not self.end
         goes_on = self.end == "continue" and self.levels <= 1
         self.levels -= 1
-        if self.levels <= 0 or not self.loops:
+        if self.levels <= 0 or not self.loop_depth:
             self.end = ""
         return goes_on
 
     def _is_changed(self, before: ShellState, loop_variables: Sequence[str]) -> bool:
-        """Return whether a turn has changed what is known, other than the variables of the loop."""
+        """Return whether a turn has changed the state, except for the variables of the loop."""
         if self.exported != before.exported or self.functions != before.functions:
             return True
         now = self.values.copy()
@@ -178,62 +190,65 @@ class LoopInterpreter(BranchInterpreter):
     def _repeat_with_words(
         self, before: ShellState, body: Sequence[Node], variable: str, words: Sequence[str]
     ) -> None:
-        """Read a loop again with each of its words, for the values that it leaves behind."""
+        """Follow a loop again, from its beginning, with each of its words.
+
+        Args:
+            before: The state before the loop.
+            body: Its commands.
+            variable: Its variable.
+            words: The words.
+        """
         after_one_turn = self.state()
         end = self.end
         self.restore(replace(before, values=before.values.copy()))
         self.end = ""
 
-        def turns() -> None:
+        def run_turns() -> None:
             for word in words:
                 self.set(variable, [word])
                 if not self._run_iteration(body):
                     return
 
-        self._run_again(turns)
-        if self.repeated > MAX_REPEATED_COMMANDS:
+        self._run_again(run_turns)
+        if self.repeated_count > MAX_REPEATED_COMMANDS:
             self.restore(after_one_turn)
             self.end = end
             self._forget_changed(before)
 
     def _forget_unstable_values(
-        self,
-        before: ShellState,
-        node: Node,
-        body: Sequence[Node],
-        *,
-        goes_on: bool,
-        has_a_turn: bool,
+        self, before: ShellState, body: Sequence[Node], *, goes_on: bool
     ) -> None:
-        """Make values that a further turn changes unknown.
+        """Follow a second turn, and make the variables unknown that it changes.
 
         Args:
             before: The state before the loop.
-            node: The loop.
             body: Its commands.
-            goes_on: Whether a turn may follow the one that was read.
-            has_a_turn: Whether the loop has at least one turn; otherwise it is a question.
+            goes_on: Whether a second turn may follow the first one, which was followed already.
         """
         first = self.state()
         after = self.state()
         end = self.end
-        further_body = body if goes_on else ()
-        self._run_again(lambda: self._run_iteration(further_body))
+        if goes_on:
+            self._run_again(lambda: self._run_iteration(body))
         second = self.state()
         self.end = end
         self.restore(after)
-        if self.repeated > MAX_REPEATED_COMMANDS:
+        if self.repeated_count > MAX_REPEATED_COMMANDS:
             self._forget_changed(before)
         for name in first.values.keys() | second.values.keys():
             value = first.values.get(name)
             is_unknown = value is not None and any(map(UNKNOWN_PATTERN.search, value.values()))
             if value != second.values.get(name) and not is_unknown:
                 self.forget(name)
-        if has_a_turn:
-            return
+
+    def _note_optional_loop(self, before: ShellState, node: Node, body: Sequence[Node]) -> None:
+        """Add a loop that may have no turn to the conditions that the script does not decide.
+
+        Where the other branch of this condition is followed, the state before the loop comes back.
+        """
         header = " ".join(get_node_text(node).partition("\n")[0].partition(";")[0].split())
         arm = Arm(
-            answer=ConditionResult(holds=True),
+            result=ConditionResult(holds=True),
             text=header,
             line=self.line_of(node),
             body=body,
@@ -241,32 +256,34 @@ class LoopInterpreter(BranchInterpreter):
         )
         if not self.holds(arm):
             self.restore(before)
-        self.reading.ask(arm, taken=arm.label(holds=True))
+        self.trace.add_undecided(arm, taken=arm.label(holds=True))
 
     def _forget_changed(self, before: ShellState) -> None:
+        """Make the variables unknown that differ from an earlier state."""
         for name in [*self.values]:
             if self.values[name] != before.values.get(name):
                 self.forget(name)
 
-    def _run_again(self, read: Callable[[], object]) -> None:
-        """Read commands again, for their variables alone.
+    def _run_again(self, run_turns: Callable[[], object]) -> None:
+        """Follow turns of a loop again for their variables, without adding their launches twice.
 
-        A launch is added where its precision differs from that of each launch on its line.
+        A launch is added only if its precision differs from that of each launch on its line, and if
+        the script decides all arguments of these launches.
         """
-        before = self.reading
+        trace = self.trace
         was_repeated = self.is_repeated
-        self.reading = before.copy()
+        self.trace = trace.copy()
         self.is_repeated = True
-        read()
-        launches = self.reading.launches[len(before.launches) :]
-        self.reading = before
+        run_turns()
+        repeated_launches = self.trace.launches[len(trace.launches) :]
+        self.trace = trace
         self.is_repeated = was_repeated
-        for launch in launches:
-            same_line = [other for other in before.launches if other.line == launch.line]
+        for launch in repeated_launches:
+            same_line = [other for other in trace.launches if other.line == launch.line]
             is_known = any(other.precision_words == launch.precision_words for other in same_line)
-            is_open = any(map(_has_undecided_argument, (*same_line, launch)))
-            if not is_open and not is_known:
-                before.launches.append(launch)
+            is_undecided = any(map(_has_undecided_argument, (*same_line, launch)))
+            if not is_undecided and not is_known:
+                trace.launches.append(launch)
 
 
 def _has_undecided_argument(launch: Launch) -> bool:

@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class NoteKind(Enum):
-    """The kind of a part that was not read. Readers of a launch decide by it, never by a sentence."""
+    """The kind of a part that was not read. Other modules decide by the kind, never by the text."""
 
     SOURCED_FILE = "a file that the script sources"
     STRAY_OPTIONS = "a line of options without a command"
@@ -21,7 +21,7 @@ class Note:
     """A part of a script that was not read."""
 
     noun: str
-    """The part in messages; of a sourced file, its name as the script writes it."""
+    """The part as messages name it. For a sourced file it is the name as the script writes it."""
     kind: NoteKind = NoteKind.OTHER_PART
 
     def __str__(self) -> str:

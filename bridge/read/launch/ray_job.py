@@ -1,6 +1,6 @@
-"""`read_ray_job_environment` returns the variables that `ray job submit` gives its job.
+"""`read_ray_job_environment`: the environment that `ray job submit` gives its job.
 
-The job has none of the variables of the script that submits it:
+The job has none of the variables of the script that submits it. It has those of one option:
 
     ray job submit --runtime-env-json='{"env_vars": {"NVTE_FLASH_ATTN": "0"}}' -- python3 train.py
 
@@ -20,23 +20,26 @@ from bridge.read.launch.shell_word import UNKNOWN_PATTERN, ShellWord
 from bridge.read.text.document import Document
 
 RAY_SUBMIT_COMMAND = ["ray", "job", "submit"]
-"""The command that submits a job; the words behind its `--` are started."""
-TEXT, FILE = "--runtime-env-json", "--runtime-env"
+"""The command that submits a job; the words after its `--` are started."""
+JSON_OPTION = "--runtime-env-json"
+FILE_OPTION = "--runtime-env"
 VARIABLES_KEY = "env_vars"
 DEFERRED_PLACEHOLDER = "$_"
-"""Stands for a piece with quotes of its own, such as the output of a command."""
+"""Replaces a piece that only the run decides and that has quotes, such as `$(cat "file")`. Its
+quotes would end the string of the JSON around it. `$_` is a variable that only the run knows."""
 
 
 class RayJobEnvironment(NamedTuple):
-    """The variables of a job."""
+    """The environment of a job."""
 
     variables: Mapping[str, ShellWord]
+    """Name of a variable -> its value."""
     unread: str = ""
-    """The option whose variables could not be read, with the file that it names; empty: none."""
+    """The option that could not be read, with the file that it names; empty if all was read."""
 
 
 def is_ray_job(words: Sequence[str]) -> bool:
-    """Return whether a command submits a job of Ray."""
+    """Return whether a command submits a Ray job."""
     if "--" not in words:
         return False
     submitter = list(words[: words.index("--")])
@@ -46,40 +49,52 @@ def is_ray_job(words: Sequence[str]) -> bool:
 
 
 def read_ray_job_environment(
-    words: Sequence[str], text_named: Callable[[ShellWord], str | None]
+    words: Sequence[str], find_text: Callable[[ShellWord], str | None]
 ) -> RayJobEnvironment:
-    """Return the variables of a job of Ray.
+    """Return the environment of a Ray job.
 
     Args:
-        words: The command.
-        text_named: Returns the text of a file that the command names, or None.
+        words: The command, for which `is_ray_job` is True.
+        find_text: Returns the text of a file that the command names, or None.
     """
     options: dict[str, ShellWord] = {}
-    for word, following in pairwise((*words[: list(words).index("--")], "")):
+    before_job = words[: list(words).index("--")]
+    for word, next_word in pairwise((*before_job, "")):
         option, sign, value = word.partition("=")
-        options[option] = ShellWord.from_text(value if sign else following)
-    if TEXT in options:
-        variables = _parse_variables(options[TEXT], TEXT, kind="json")
-        if variables is None:
-            return RayJobEnvironment({}, TEXT)
-        return RayJobEnvironment(variables)
-    if FILE in options:
+        if not sign:
+            value = next_word
+        options[option] = ShellWord.from_text(value)
+    variables: dict[str, ShellWord] | None = {}
+    unread = ""
+    if JSON_OPTION in options:
+        variables = _parse_variables(options[JSON_OPTION], JSON_OPTION, kind="json")
+        unread = JSON_OPTION
+    elif FILE_OPTION in options:
+        file = options[FILE_OPTION]
+        text = find_text(file)
         variables = None
-        text = text_named(options[FILE])
         if text is not None:
-            variables = _parse_variables(text, FILE, kind="yaml")
-        if variables is None:
-            return RayJobEnvironment({}, f"{FILE} {options[FILE]}")
-        return RayJobEnvironment(variables)
-    return RayJobEnvironment({})
+            variables = _parse_variables(text, FILE_OPTION, kind="yaml")
+        unread = f"{FILE_OPTION} {file}"
+    if variables is None:
+        return RayJobEnvironment({}, unread)
+    return RayJobEnvironment(variables)
 
 
 def _parse_variables(text: str, option: str, *, kind: str) -> dict[str, ShellWord] | None:
-    """Return the variables of a text, None where it is no mapping."""
+    """Return the variables of a runtime environment.
+
+    Args:
+        text: The JSON or YAML.
+        option: The option that has it, for messages.
+        kind: `json` or `yaml`.
+
+    Returns:
+        None if the text cannot be parsed, or if it is no mapping.
+    """
+    parseable = UNKNOWN_PATTERN.sub(_replace_deferred, text)
     try:
-        content = Document.from_text(
-            UNKNOWN_PATTERN.sub(_replace_deferred, text), option, kind=kind
-        ).content
+        content = Document.from_text(parseable, option, kind=kind).content
     except PayloadError:
         return None
     if not isinstance(content, Mapping):
@@ -93,6 +108,8 @@ def _parse_variables(text: str, option: str, *, kind: str) -> dict[str, ShellWor
 
 
 def _replace_deferred(piece: re.Match[str]) -> str:
-    """Return a variable as it is written, and a sign for any other piece that the run decides."""
+    """Return a variable as it is written, and the placeholder for any other deferred piece."""
     is_variable = bool(piece[1] or piece[2])
-    return piece[0] if is_variable else DEFERRED_PLACEHOLDER
+    if is_variable:
+        return piece[0]
+    return DEFERRED_PLACEHOLDER

@@ -1,7 +1,7 @@
-"""`find_launch`: the launch that a command is, recognised by its words.
+"""`find_launch`: recognises the command that starts a training program.
 
-A command starts a training program where it runs a Python file or a module, where it is a command
-that trains (`swift sft`), or where it has arguments of Megatron-LM.
+A command is a launch if it runs a Python file or a module, if it is a command that trains
+(`swift sft`), or if it has arguments of Megatron-LM.
 """
 
 from __future__ import annotations
@@ -25,51 +25,59 @@ if TYPE_CHECKING:
     from bridge.read.launch.shell_word import ShellWord
 
 RUNNER_PATTERN = re.compile(COMMAND_LINE_ROWS["runners"])
+"""A word that runs a Python program: `python3`, `torchrun`."""
 LAUNCHER_MODULES = tuple(COMMAND_LINE_ROWS["starters"].split())
+"""Modules that start a program: `python -m torch.distributed.run`. The program is after them."""
 TRAINING_COMMANDS = {
     name: re.compile(words) for name, words in COMMAND_LINE_ROWS["commands"].items()
 }
-"""Command that trains without a Python file on its line -> pattern of the words behind it."""
+"""Command that trains without a Python file on its line -> pattern of the words after it."""
 MAX_SEARCHED_WORDS = 40
 """Words of a command in which a runner, or the task of a command that trains, is looked for."""
 
 
 def find_launch(words: list[ShellWord], line: int) -> Launch | None:
-    """Return the launch that a command is; None for a command that starts no training program."""
-    if (
-        not words
-        or (words[0] in NON_TRAINING_PROGRAMS and words[:3] != RAY_SUBMIT_COMMAND)
-        or words[0].startswith("-")
-    ):
+    """Return the launch of a command; None for a command that starts no training program.
+
+    Args:
+        words: The command, expanded.
+        line: Its line in the script.
+    """
+    if not words or words[0].startswith("-"):
         return None
-    if words[:3] == RAY_SUBMIT_COMMAND and "--" in words:
-        return find_launch(words[[*map(str, words)].index("--") + 1 :], line)
-    started = _find_program_launch(words, line)
-    if started is not None:
-        return started
+    is_ray_submit = words[:3] == RAY_SUBMIT_COMMAND
+    if words[0] in NON_TRAINING_PROGRAMS and not is_ray_submit:
+        return None
+    if is_ray_submit and "--" in words:
+        job_index = [*map(str, words)].index("--") + 1
+        return find_launch(words[job_index:], line)
+    launch = _find_program_launch(words, line)
+    if launch is not None:
+        return launch
     if (MEGATRON_ARGUMENTS | MODE_OPTIONS).isdisjoint(words):
         return None
-    first = 0
-    while not words[first].startswith("--"):
-        first += 1
-    return Launch(line=line, program=words[0], arguments=(*words[first:],))
+    # An unknown program with arguments of Megatron-LM: it ends at the first of its arguments.
+    first_argument = 0
+    while not words[first_argument].startswith("--"):
+        first_argument += 1
+    return Launch(line=line, program=words[0], arguments=(*words[first_argument:],))
 
 
 def _find_program_launch(words: Sequence[ShellWord], line: int) -> Launch | None:
     """Return the launch of a Python file, of a module or of a command that trains."""
-    runner = _find_runner_index(words)
+    runner_index = _find_runner_index(words)
     for index, word in enumerate(words):
         is_file = word.endswith(".py") and not word.startswith("-")
         if is_file or _is_training_command(words, index):
-            return _make_launch(words, line, index, index)
-        is_option = word == "-m" and runner < index < len(words) - 1
-        if is_option and not words[index + 1].startswith(LAUNCHER_MODULES):
-            return _make_launch(words, line, index, index + 1)
+            return _make_launch(words, line, runner_end=index, program_index=index)
+        is_module_option = word == "-m" and runner_index < index < len(words) - 1
+        if is_module_option and not words[index + 1].startswith(LAUNCHER_MODULES):
+            return _make_launch(words, line, runner_end=index, program_index=index + 1)
     return None
 
 
 def _find_runner_index(words: Sequence[ShellWord]) -> int:
-    """Return the place of the first word that runs Python programs; behind the words: none does."""
+    """Return the index of the first word that runs Python programs; the number of words if none does."""
     for index, word in enumerate(words[:MAX_SEARCHED_WORDS]):
         if RUNNER_PATTERN.search(word):
             return index
@@ -77,9 +85,16 @@ def _find_runner_index(words: Sequence[ShellWord]) -> int:
 
 
 def _make_launch(
-    words: Sequence[ShellWord], line: int, runner_end: int, program_index: int
+    words: Sequence[ShellWord], line: int, *, runner_end: int, program_index: int
 ) -> Launch:
-    """Return the launch of the program at a place, whose runner ends before another."""
+    """Return a launch.
+
+    Args:
+        words: The command.
+        line: Its line in the script.
+        runner_end: The index of the first word that is no part of the runner.
+        program_index: The index of the program; the arguments are after it.
+    """
     return Launch(
         line=line,
         runner=(*words[:runner_end],),
@@ -93,7 +108,5 @@ def _is_training_command(words: Sequence[ShellWord], index: int) -> bool:
     arguments_pattern = TRAINING_COMMANDS.get(PurePosixPath(words[index]).name)
     if arguments_pattern is None:
         return False
-    return (
-        arguments_pattern.match(" ".join(words[index + 1 : index + 1 + MAX_SEARCHED_WORDS]))
-        is not None
-    )
+    first_arguments = " ".join(words[index + 1 : index + 1 + MAX_SEARCHED_WORDS])
+    return arguments_pattern.match(first_arguments) is not None

@@ -1,7 +1,11 @@
 """`read_launches`: the launches of a script, on the branch that bash takes and on the other branches.
 
-launches('if [ "$FP8" ]; then F=--fp8-format=hybrid; fi; torchrun pretrain_gpt.py --bf16 $F')
-# two launches: without $F, and with it where "line 1, if [ "$FP8" ]"
+    read_launches('if [ "$FP8" ]; then F=--fp8-format=hybrid; fi; torchrun pretrain_gpt.py --bf16 $F')
+    # two launches: the first without $F; the second with it, on the branch 'line 1, if [ "$FP8" ]'
+
+The script is followed once with nothing set, and then once more for each condition that it does not
+decide, with the other result of this condition. Conditions are not combined: their number would
+grow with the power of two.
 """
 
 from __future__ import annotations
@@ -27,6 +31,7 @@ if TYPE_CHECKING:
     from bridge.read.launch.trace import UndecidedCondition
 
 MAX_BRANCHES = 48
+"""Undecided conditions of a script for which it is followed again."""
 
 
 def read_launches(
@@ -34,157 +39,182 @@ def read_launches(
 ) -> tuple[Launch, ...]:
     """Return the launches of a script, first those of the branch that bash takes with nothing set.
 
-    A launch of another branch is listed where its precision differs, and names the branch. A script
-    without a launch has one that is made of the arguments in its variables.
+    A launch of another branch is listed if its precision differs, and names the branch. A script
+    that starts no program has one launch, made of the arguments in its variables: other scripts
+    source it.
 
     Args:
         text: The script.
-        path: Its path; files that it sources are read from its folder.
+        path: Its path; files that it sources are looked for from its folder.
         variables: Variables that its environment sets.
+
+    Raises:
+        PayloadError: The script is no bash that can be read, or is nested too deeply.
     """
     root = parse_script(text, path)
     stated = variables or {}
-    error = find_error_line(root)
+    error_line = find_error_line(root)
     try:
         first = _run_interpreter(root, path, stated, {})
-        if not first.reading.launches and error:
+        if not first.trace.launches and error_line:
             rule = "must be bash that can be read here, and is not"
-            raise PayloadError(f"{path}, line {error}: {rule}. Correct the script there.")
+            raise PayloadError(f"{path}, line {error_line}: {rule}. Correct the script there.")
         others = _run_other_branches(first, root, path, stated)
     except RecursionError:
         raise PayloadError(
             f"{path}: commands are nested too deeply to be followed. Simplify the script."
         ) from None
     notes: list[Note] = []
-    if error:
-        noun = f"line {error}, which cannot be read here"
+    if error_line:
+        noun = f"line {error_line}, which cannot be read here"
         notes.append(Note(noun, NoteKind.BROKEN_LINE))
-    if len(others) < len(first.reading.undecided_conditions):
+    if len(others) < len(first.trace.undecided_conditions):
         notes.append(Note(f"the branches behind the first {len(others)}"))
-    _add_unread_parts(first, notes)
-    for branch in others:
-        _add_unread_parts(branch.reader, notes)
-    return tuple(_merge_launches(first, others))
+    branches: list[_Branch] = []
+    for condition, interpreter in others:
+        launches = _complete_launches(interpreter, notes)
+        branches.append(_Branch(condition=condition, launches=launches))
+    return tuple(_merge_launches(_complete_launches(first, notes), branches))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Branch:
-    """A reading of the script in which one condition is answered otherwise."""
+    """The launches of a script with the other result of one condition."""
 
-    question: UndecidedCondition
-    """The condition."""
-    reader: ScriptInterpreter
+    condition: UndecidedCondition
+    launches: list[Launch]
 
     @property
     def label(self) -> str:
         """The name of the branch."""
-        arm = self.question.arm
-        return arm.label(holds=not arm.answer.holds)
+        arm = self.condition.arm
+        return arm.label(holds=not arm.result.holds)
 
 
 def _run_other_branches(
     first: ScriptInterpreter, root: Node, path: str, stated: Mapping[str, str]
-) -> list[_Branch]:
-    """Return a reading for each question of the first one, as far as the limits allow."""
-    branches: list[_Branch] = []
-    steps = first.steps
-    for question in [*first.reading.undecided_conditions.values()][:MAX_BRANCHES]:
-        if steps >= MAX_COMMANDS:
+) -> list[tuple[UndecidedCondition, ScriptInterpreter]]:
+    """Follow the script again for each undecided condition, as far as the limits allow.
+
+    Args:
+        first: The script as bash runs it with nothing set.
+        root: Its syntax tree.
+        path: Its path.
+        stated: Variables that its environment sets.
+    """
+    followed: list[tuple[UndecidedCondition, ScriptInterpreter]] = []
+    step_count = first.step_count
+    conditions = list(first.trace.undecided_conditions.values())
+    for condition in conditions[:MAX_BRANCHES]:
+        if step_count >= MAX_COMMANDS:
             break
-        arm = question.arm
-        if arm.answer.equal:
-            name, value = arm.answer.equal
-            reader = _run_interpreter(root, path, {**stated, name: value}, {})
+        arm = condition.arm
+        if arm.result.equal:
+            name, value = arm.result.equal
+            interpreter = _run_interpreter(root, path, {**stated, name: value}, {})
         else:
-            reader = _run_interpreter(root, path, stated, {arm.text: not arm.answer.holds})
-        branches.append(_Branch(question=question, reader=reader))
-        steps += reader.steps
-    return branches
-
-
-def _add_unread_parts(reader: ScriptInterpreter, notes: Sequence[Note]) -> None:
-    """Write the parts of the script that were not read into the launches of a reading."""
-    unread = find_unexecuted_text(reader.scripts, STATED_PRECISION_PATTERN, reader.executed)
-    reading = reader.reading
-    every_note = (*reading.notes, *notes)
-    started = reading.launches or [_make_launch_from_variables(reader)]
-    reading.launches = [replace(launch, notes=every_note, unread=unread) for launch in started]
+            forced_results = {arm.text: not arm.result.holds}
+            interpreter = _run_interpreter(root, path, stated, forced_results)
+        followed.append((condition, interpreter))
+        step_count += interpreter.step_count
+    return followed
 
 
 def _run_interpreter(
-    root: Node, path: str, stated: Mapping[str, str], answers: Mapping[str, bool]
+    root: Node, path: str, stated: Mapping[str, str], forced_results: Mapping[str, bool]
 ) -> ScriptInterpreter:
-    """Return a reading of a script; checks that would end it before any launch are passed."""
-    reader = ScriptInterpreter(root, path, stated, answers)
-    if reader.end == "exit" and not reader.reading.launches:
-        return ScriptInterpreter(root, path, stated, answers, is_lenient=True)
-    return reader
+    """Follow a script; if a check ends it before any launch, follow it again as if it passed."""
+    interpreter = ScriptInterpreter(root, path, stated, forced_results)
+    if interpreter.end == "exit" and not interpreter.trace.launches:
+        return ScriptInterpreter(root, path, stated, forced_results, is_lenient=True)
+    return interpreter
 
 
-def _make_launch_from_variables(reader: ScriptInterpreter) -> Launch:
-    """Return the arguments that variables hold, for a file that others source."""
+def _complete_launches(interpreter: ScriptInterpreter, notes: Sequence[Note]) -> list[Launch]:
+    """Return the launches of a followed script, with the parts of the script that were not read.
+
+    Args:
+        interpreter: The followed script.
+        notes: Parts that are not read on any branch.
+    """
+    unread = find_unexecuted_text(
+        interpreter.scripts, STATED_PRECISION_PATTERN, interpreter.executed
+    )
+    all_notes = (*interpreter.trace.notes, *notes)
+    launches = interpreter.trace.launches or [_make_launch_from_variables(interpreter)]
+    return [replace(launch, notes=all_notes, unread=unread) for launch in launches]
+
+
+def _make_launch_from_variables(interpreter: ScriptInterpreter) -> Launch:
+    """Return a launch without a program, of the arguments that the variables of a script hold."""
     holders: list[str] = []
     arguments: list[ShellWord] = []
-    for name in reader.values:
-        if name in reader.stated:
+    for name in interpreter.values:
+        if name in interpreter.stated:
             continue
-        words = [
-            ShellWord.from_text(word) for word in split_words(" ".join(reader.get_elements(name)))
-        ]
+        value = " ".join(interpreter.get_elements(name))
+        words = [ShellWord.from_text(word) for word in split_words(value)]
         if any(word.startswith("--") for word in words):
             holders.append(name)
             arguments += words
     return Launch(
         line=0,
         program=", ".join(holders),
-        arguments=(*arguments, *reader.reading.stray_options),
-        environment=reader.environment(),
+        arguments=(*arguments, *interpreter.trace.stray_options),
+        environment=interpreter.environment(),
     )
 
 
-def _merge_launches(first: ScriptInterpreter, others: Sequence[_Branch]) -> list[Launch]:
-    """Return the launches of the first reading, and those of others with a new precision."""
-    launches = first.reading.launches
-    added = _collect_new_launches(launches, others)
-    decisions = _collect_decisions(launches, others)
-    is_started = any(launch.line for launch in added)
-    listed: list[Launch] = []
+def _merge_launches(launches: Sequence[Launch], branches: Sequence[_Branch]) -> list[Launch]:
+    """Return the launches with nothing set, and those of other branches with a new precision."""
+    added = _collect_new_launches(launches, branches)
+    decisions = _collect_decisions(launches, branches)
+    starts_elsewhere = any(launch.line for launch in added)
+    merged: list[Launch] = []
     for launch in launches:
-        if launch.line or launch.arguments or not is_started:
-            listed.append(replace(launch, decisions=decisions[launch.line]))
-    return listed + sorted(added, key=lambda launch: launch.line)
+        is_empty = not (launch.line or launch.arguments)
+        if not (is_empty and starts_elsewhere):
+            merged.append(replace(launch, decisions=decisions[launch.line]))
+    return merged + sorted(added, key=lambda launch: launch.line)
 
 
-def _collect_new_launches(launches: Sequence[Launch], others: Sequence[_Branch]) -> list[Launch]:
+def _collect_new_launches(launches: Sequence[Launch], branches: Sequence[_Branch]) -> list[Launch]:
     """Return the launches of other branches whose precision is new, each with its branch."""
     known = _collect_precisions(launches)
     added: list[Launch] = []
-    for branch in others:
-        started = branch.reader.reading.launches
+    for branch in branches:
+        branch_launches = branch.launches
         if launches[0].line:
-            started = [launch for launch in started if launch.line]
-        for launch in started:
+            branch_launches = [launch for launch in branch_launches if launch.line]
+        for launch in branch_launches:
             if known.isdisjoint(_collect_precisions([launch])):
                 added.append(replace(launch, decisions=(branch.label,)))
-        known |= _collect_precisions(started)
+        known |= _collect_precisions(branch_launches)
     return added
 
 
 def _collect_decisions(
-    launches: Sequence[Launch], others: Sequence[_Branch]
+    launches: Sequence[Launch], branches: Sequence[_Branch]
 ) -> dict[int, tuple[str, ...]]:
-    """Return line of a launch -> the branches that the precision of the launches there rests on."""
+    """Return line of a launch -> the branches on which the precision of its launches depends.
+
+    A launch depends on a condition if the other branch has no launch of its precision.
+    """
     decisions: dict[int, dict[str, None]] = {launch.line: {} for launch in launches}
-    for branch in others:
-        there = _collect_precisions(branch.reader.reading.launches)
+    for branch in branches:
+        branch_precisions = _collect_precisions(branch.launches)
         for launch in launches:
-            if there.isdisjoint(_collect_precisions([launch])):
-                decisions[launch.line][branch.question.taken] = None
-    return {line: tuple(branches) for line, branches in decisions.items()}
+            if branch_precisions.isdisjoint(_collect_precisions([launch])):
+                decisions[launch.line][branch.condition.taken] = None
+    return {line: tuple(labels) for line, labels in decisions.items()}
 
 
 def _collect_precisions(launches: Iterable[Launch]) -> set[object]:
-    """Return the precision of each launch twice: with its line, and with its program."""
+    """Return the keys by which the precision of launches is compared.
+
+    Each launch has two: its precision at its line, and its precision in its program. The same
+    program with the same precision on another line is nothing new.
+    """
     precisions: set[object] = set()
     for launch in launches:
         precisions.add((launch.line, launch.precision_words))

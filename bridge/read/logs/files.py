@@ -12,7 +12,7 @@ from bridge.read.logs import golden_values, history, megatron, mlflow, nemo_rl, 
 from bridge.runtime.audit.run_log import RunLog
 
 MAX_LOG_BYTES = 512 * 2**20
-"""A line for each of a million steps is smaller."""
+"""Bytes of the largest log that is read. A log with a line for each of a million steps is smaller."""
 CUT_NOTE = "Its last line has no end, so that it may be cut, and was left out."
 READABLE_LOGS = (
     "the folder of a run of ours, the log that Megatron-LM, Megatron Bridge or NeMo-RL prints, "
@@ -22,10 +22,13 @@ READABLE_LOGS = (
 
 
 def read_logs(path: Path) -> list[RunLog]:
-    """Return the runs of a log; an export of a chart and a folder of folders may have several.
+    """Return the runs of a log. The export of a chart, or a folder with folders, may have several.
+
+    Args:
+        path: A file or a folder.
 
     Raises:
-        UnreadFileError: It cannot be read, or is no log of a format that is known here.
+        UnreadFileError: It cannot be read, has no known format, or has no training loss.
         MissingExtraError: TensorBoard's files need a package that is not installed.
     """
     if tensorboard.is_event_file(path):
@@ -40,6 +43,7 @@ def read_logs(path: Path) -> list[RunLog]:
 
 
 def _read_folder(path: Path) -> list[RunLog]:
+    """Return the runs in a folder of MLflow or TensorBoard."""
     runs = mlflow.list_run_folders(path)
     if runs:
         return mlflow.read(path, runs)
@@ -50,9 +54,10 @@ def _read_folder(path: Path) -> list[RunLog]:
 
 
 def _read_text(text: str, path: Path) -> list[RunLog]:
-    for printed in (megatron, nemo_rl):
-        if printed.is_of(text):
-            return [_read_printed(printed.read, text, path)]
+    """Return the runs of a printed log, of JSON or of a CSV."""
+    for log_format in (megatron, nemo_rl):
+        if log_format.is_of(text):
+            return [_read_printed(log_format.read, text, path)]
     if text.lstrip().startswith(("{", "[")):
         return _read_json(text, path)
     logs = history.parse_csv(text, path)
@@ -62,10 +67,10 @@ def _read_text(text: str, path: Path) -> list[RunLog]:
 
 
 def _read_printed(read: Callable[[str, Path], RunLog], text: str, path: Path) -> RunLog:
-    """Return the run of a printed log without the last line where that has no end.
+    """Return the run of a printed log, without a last line that does not end.
 
-    A trainer that is still running, or that was killed, leaves a line cut anywhere: a figure may
-    lack its last digits, and a line its loss.
+    A trainer that is still running, or that was killed, may leave half a line. A figure may then
+    lack its last digits, and the line its loss.
     """
     complete_lines, newline, last = text.rpartition("\n")
     log = read(complete_lines + newline, path)
@@ -75,6 +80,7 @@ def _read_printed(read: Callable[[str, Path], RunLog], text: str, path: Path) ->
 
 
 def _read_json(text: str, path: Path) -> list[RunLog]:
+    """Return the runs of golden values, or of a history as JSON or lines of JSON."""
     content: Any
     try:
         content = json.loads(text)
@@ -89,6 +95,7 @@ def _read_json(text: str, path: Path) -> list[RunLog]:
 
 
 def _make_unread_error(path: Path) -> UnreadFileError:
+    """Return the error about a log of an unknown format."""
     return UnreadFileError(
         f"{path}: no run is read from it. Give {READABLE_LOGS}.",
         kind="it is no log of a known format",

@@ -1,9 +1,9 @@
-"""The golden values of Megatron-LM's functional tests: losses of a run that a later one must repeat.
+"""The golden values of Megatron-LM's functional tests: losses that a later run has to repeat.
 
     {"lm loss": {"start_step": 1, "end_step": 50, "step_interval": 5, "values": {"1": 11.0, ...}}}
 
-They are TensorBoard's values at single steps, and "nan" stands for a step without a value. The
-arguments of the run are those in the `model_config.yaml` of the same folder.
+A file has the values of TensorBoard's metrics at some steps. The text "nan" is a step without a
+value. The `model_config.yaml` in the same folder has the arguments of the run.
 
 Source: Megatron-LM d98e8a64 tests/functional_tests/python_test_utils/common.py GoldenValueMetric.
 """
@@ -21,11 +21,11 @@ SOURCE = "a file of golden values"
 CONFIG_FILE = "model_config.yaml"
 ARGUMENTS_KEY = "MODEL_ARGS"
 ABSENT_VALUE = "nan"
-"""Word for a step without a value; a loss that was NaN is a word too, and fails the test."""
+"""The text for a step without a value. A loss that was NaN would fail the test, so it is in no file."""
 
 
 def is_of(content: object) -> bool:
-    """Return whether parsed JSON is golden values of a training run."""
+    """Return whether parsed JSON has the form of golden values."""
     if not isinstance(content, dict) or not content:
         return False
     for metric in content.values():
@@ -37,14 +37,19 @@ def is_of(content: object) -> bool:
 def read(content: Mapping[str, Any], path: Path) -> RunLog:
     """Return the run of golden values.
 
+    Args:
+        content: The parsed JSON, for which `is_of` is True.
+        path: The file.
+
     Raises:
-        UnreadFileError: There are none of a training loss.
+        UnreadFileError: There are no values of a training loss.
     """
     series: dict[str, dict[int, float]] = {}
     for name, metric in content.items():
         values: dict[int, float] = {}
-        for word, cell in metric["values"].items():
-            step, value = parse_step(word), parse_number(cell)
+        for step_text, cell in metric["values"].items():
+            step = parse_step(step_text)
+            value = parse_number(cell)
             if step is not None and value is not None and cell != ABSENT_VALUE:
                 values[step] = value
         series[name] = values
@@ -67,7 +72,7 @@ def read(content: Mapping[str, Any], path: Path) -> RunLog:
 
 
 def _read_arguments(config: Path) -> dict[str, Any]:
-    """Return the arguments of a test's run by name; empty where the file does not stand there."""
+    """Return name of an argument of the run -> its value; empty without a file of arguments."""
     if not config.is_file():
         return {}
     content = strict_yaml.read_bytes(config, error=UnreadFileError)

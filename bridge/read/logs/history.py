@@ -1,11 +1,11 @@
-"""Histories that were exported as a table: those of W&B and of MLflow, as CSV or JSON.
+"""Histories of W&B and MLflow that were exported as a table, as CSV or JSON.
 
-    W&B, a chart's export    Step, RUN - METRIC, RUN - METRIC__MIN, RUN - METRIC__MAX; several runs
-    W&B, `run.scan_history`  _step and a column per metric, in a CSV, a list, or a line of JSON each
-    MLflow, a chart's export run_id, key, value, timestamp, step: a row per value; several runs
-    MLflow, its REST answer  {"metrics": [{"key": ..., "value": ..., "step": ...}]}
+    W&B, a chart's export     Step, RUN - METRIC, RUN - METRIC__MIN, RUN - METRIC__MAX; several runs
+    W&B, `run.scan_history`   _step and a column for each metric, as CSV, a list, or lines of JSON
+    MLflow, a chart's export  run_id, key, value, timestamp, step: a row for each value; several runs
+    MLflow, its REST answer   {"metrics": [{"key": ..., "value": ..., "step": ...}]}
 
-`run.history()` of W&B returns 500 of the rows, so that two runs may have no step in common.
+`run.history()` of W&B returns only 500 rows, so that two runs may have no step in common.
 
 Source: W&B 0.31.0 wandb/apis/public/runs.py Run.history and scan_history, and exports of charts in
 public repositories (`RUN - METRIC__MIN`); MLflow 00b98f7d
@@ -30,17 +30,24 @@ from bridge.read.logs.series import (
 )
 from bridge.runtime.audit.run_log import RunLog
 
-WANDB, MLFLOW = "a history of W&B", "a history of MLflow"
+WANDB = "a history of W&B"
+MLFLOW = "a history of MLflow"
 STEP_COLUMNS = ("_step", "Step", "step", "iteration", "global_step")
-"""Columns with the step, the most telling one first."""
+"""Columns with the step. The first of them that a row has counts."""
 BOUND_SUFFIXES = ("__MIN", "__MAX")
-"""Ends of the columns in which W&B's chart has the range of a group."""
+"""Ends of the names of columns in which W&B's chart has the range of a group of runs."""
 MLFLOW_COLUMNS = ("key", "value", "step")
+"""Columns that every history of MLflow has."""
 HistoryRow = Mapping[str, Any]
+"""Name of a column -> its cell."""
 
 
 def parse_csv(text: str, path: Path) -> list[RunLog] | None:
-    """Return the runs of a CSV; None where its columns are those of no history."""
+    """Return the runs of a CSV; None if it has no column with a step.
+
+    Raises:
+        UnreadFileError: It is no CSV, or has no training loss.
+    """
     reader = csv.DictReader(io.StringIO(text))
     try:
         columns = reader.fieldnames or ()
@@ -55,7 +62,11 @@ def parse_csv(text: str, path: Path) -> list[RunLog] | None:
 
 
 def parse_history(content: Any, path: Path) -> list[RunLog] | None:
-    """Return the runs of parsed JSON; None where it has no form of a history."""
+    """Return the runs of parsed JSON; None if it does not have the form of a history.
+
+    Raises:
+        UnreadFileError: It has no training loss.
+    """
     if isinstance(content, dict):
         metrics = content.get("metrics")
         if isinstance(metrics, list):
@@ -71,7 +82,7 @@ def parse_history(content: Any, path: Path) -> list[RunLog] | None:
 
 
 def parse_json_lines(text: str) -> list[Any] | None:
-    """Return the values of a file with a JSON value in each line; None where it has another form."""
+    """Return the values of a file with a JSON value in each line; None if it has another form."""
     values = []
     for line in text.splitlines():
         if not line.strip():
@@ -84,68 +95,82 @@ def parse_json_lines(text: str) -> list[Any] | None:
 
 
 def make_run_logs(rows: Iterable[HistoryRow], path: Path) -> list[RunLog]:
-    """Return the runs of rows, each with a step.
+    """Return the runs of the rows of a table that have a training loss.
 
     Raises:
         UnreadFileError: No run has a training loss.
     """
     rows = list(rows)
     if rows and all(name in rows[0] for name in MLFLOW_COLUMNS):
-        source, runs = MLFLOW, _group_values(rows)
+        source = MLFLOW
+        series_by_run = _group_values(rows)
     else:
-        source, runs = WANDB, _group_columns(rows)
+        source = WANDB
+        series_by_run = _group_columns(rows)
     logs = []
-    for name, series in runs.items():
+    for run_name, series in series_by_run.items():
         if has_loss(series):
-            logs.append(make_run_log(series, path=path, source=source, name=name))
+            logs.append(make_run_log(series, path=path, source=source, name=run_name))
     if not logs:
-        names: dict[str, Mapping[int, float]] = {}
-        for series in runs.values():
-            names.update(series)
-        raise make_no_loss_error(path, source, names)
+        all_series: dict[str, Mapping[int, float]] = {}
+        for series in series_by_run.values():
+            all_series.update(series)
+        raise make_no_loss_error(path, source, all_series)
     return logs
 
 
 def _group_values(rows: Iterable[HistoryRow]) -> dict[str, Series]:
-    """Return run -> its series, of rows with one value each."""
+    """Return name of a run -> its series, for a table with a row for each value.
+
+    A single run gets no name, since its id tells less than the name of the file.
+    """
     runs: dict[str, dict[str, dict[int, float]]] = {}
     for row in rows:
-        step, value = parse_step(row["step"]), parse_number(row["value"])
+        step = parse_step(row["step"])
+        value = parse_number(row["value"])
         if step is None or value is None:
             continue
-        of_run = runs.setdefault(str(row.get("run_id") or ""), {})
-        of_run.setdefault(str(row["key"]), {})[step] = value
-    if len(runs) == 1:  # an id says nothing that the file's name does not
+        series = runs.setdefault(str(row.get("run_id") or ""), {})
+        series.setdefault(str(row["key"]), {})[step] = value
+    if len(runs) == 1:
         return {"": next(iter(runs.values()))}
     return dict(runs)
 
 
 def _group_columns(rows: Iterable[HistoryRow]) -> dict[str, Series]:
-    """Return run -> its series, of rows with a column per metric, or per run and metric."""
+    """Return name of a run -> its series, for a table with a column for each metric.
+
+    A column may be named "RUN - METRIC". The columns of one run have no such name, and the run gets
+    no name then.
+    """
     runs: dict[str, dict[str, dict[int, float]]] = {}
     for row in rows:
-        step = None
-        for name in STEP_COLUMNS:
-            step = parse_step(row.get(name))
-            if step is not None:
-                break
+        step = _find_step(row)
         if step is None:
             continue
         for column, cell in row.items():
+            # csv.DictReader has the cells after the last column under None.
             if column is None or column in STEP_COLUMNS or column.endswith(BOUND_SUFFIXES):
                 continue
             value = parse_number(cell)
             if value is None:
                 continue
-            run, dash, metric = column.rpartition(" - ")
-            if not dash:
-                run, metric = "", column
-            runs.setdefault(run, {}).setdefault(metric, {})[step] = value
+            run_name, _, metric = column.rpartition(" - ")
+            runs.setdefault(run_name, {}).setdefault(metric, {})[step] = value
     return dict(runs)
 
 
+def _find_step(row: HistoryRow) -> int | None:
+    """Return the step of a row; None if it has none."""
+    for name in STEP_COLUMNS:
+        step = parse_step(row.get(name))
+        if step is not None:
+            return step
+    return None
+
+
 def _transpose_columns(content: Mapping[str, Any]) -> list[HistoryRow]:
-    """Return the rows of a table whose columns are mappings from the row's index, as pandas has it."""
+    """Return the rows of a table that pandas wrote: name of a column -> index of a row -> cell."""
     rows: dict[str, dict[str, Any]] = {}
     for column, cells in content.items():
         if isinstance(cells, dict):

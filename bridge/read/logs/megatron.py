@@ -1,17 +1,20 @@
-"""The log that Megatron-LM or Megatron Bridge prints: a line each `log_interval` steps.
+"""The log that Megatron-LM or Megatron Bridge prints: a line after each `log_interval` steps.
 
     [2026-08-22 15:22:22.1] iteration       10/     100 | consumed samples:          320 | ...
       elapsed time per iteration (ms): 512.3 | learning rate: 3.000000E-05 | ...
       lm loss: 1.037923E+01 | loss scale: 1.0 | grad norm: 1.192 | ...
       number of skipped iterations:   0 | number of nan iterations:   0 |
 
-Three facts of the code decide what a line means. The loss is the mean over the steps since the line
-before that were not skipped. A loss that is NaN is not printed (`if avg >= 0.0`). Where every step
-was skipped, the loss is left out, or printed as zero. So a line without a loss is a NaN, unless its
-steps were all skipped.
+Three facts of its code decide the meaning of a line:
 
-Newer releases print the first step of a run by itself too, and count it again in the next line:
-its skipped steps, and its loss in the mean.
+- The loss is the mean over the steps since the last line that were not skipped.
+- A loss that is NaN is not printed (`if avg >= 0.0`).
+- If every step was skipped, the loss is not printed, or is printed as zero.
+
+So a line without a loss is a NaN, unless all its steps were skipped.
+
+Newer releases also print the first step of a run by itself. The next line then counts this step
+again: among the skipped steps, and in the mean of the loss.
 
 Source: Megatron-LM d98e8a64 megatron/training/training.py training_log; Megatron Bridge 067f987d
 src/megatron/bridge/training/utils/train_utils.py training_log.
@@ -21,9 +24,9 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from bridge.read.logs.series import make_run_log
+from bridge.read.logs.series import make_run_log, parse_number
 from bridge.read.megatron_lm.printed_arguments import BLOCK_START, parse_printed_arguments
 from bridge.runtime.audit.run_log import RunLog
 
@@ -32,20 +35,22 @@ CELL_PATTERN = re.compile(r"\s*(.+?):\s+(\S+)\s*$")
 VALIDATION_PATTERN = re.compile(
     r"validation loss at iteration (\d{1,12})(?: on validation set)? +\|.*?\blm loss value: (\S+)"
 )
-"""The line about the test set has the same words, but for the name of the set."""
+"""The line about a validation. The line about the test set differs only in the name of the set."""
 MAX_CELL_LENGTH = 120
-"""Characters; a longer piece of a line is no figure."""
-LOSS, SKIPPED = "lm loss", "number of skipped iterations"
-BATCH, ELAPSED = "global batch size", "elapsed time per iteration (ms)"
+"""Characters of a cell. A longer piece of a line is no figure."""
+LOSS = "lm loss"
+SKIPPED = "number of skipped iterations"
+BATCH = "global batch size"
+ELAPSED = "elapsed time per iteration (ms)"
 TOKENS_METRIC = "throughput/tokens_per_sec"
 ARGUMENTS_TITLE = " arguments --------"
-"""In the line above the arguments."""
+"""A part of the line above the printed arguments."""
 BRIDGE_LINE_PATTERN = re.compile(r"^.*Step Time : \S+s GPU utilization: ", re.MULTILINE)
-"""A line of Megatron Bridge alone, in front of each line about an iteration."""
+"""A line that only Megatron Bridge prints, in front of each line about an iteration."""
 
 
 def is_of(text: str) -> bool:
-    """Return whether a text has a line as Megatron-LM prints it, or the arguments before the first."""
+    """Return whether a text has a line of Megatron-LM's about an iteration, or its printed arguments."""
     return ITERATION_LINE_PATTERN.search(text) is not None or BLOCK_START.search(text) is not None
 
 
@@ -55,29 +60,16 @@ def read(text: str, path: Path) -> RunLog:
     Raises:
         UnreadFileError: No line has a loss.
     """
-    rows: dict[int, dict[str, float]] = {}
-    train_iters = None
-    repeated = set()
-    previous = 0
-    for match in ITERATION_LINE_PATTERN.finditer(text):
-        step = int(match[1])
-        if step < previous:
-            # A run that was started again from a checkpoint: its later records count.
-            for later in [other for other in rows if other >= step]:
-                repeated.add(later)
-                del rows[later]
-        rows[step] = _parse_cells(match[3])
-        train_iters = int(match[2])
-        previous = step
-    _correct_skipped_steps(rows)
+    iterations = _parse_iterations(text)
+    _correct_skipped_steps(iterations.cells_by_step)
     arguments = _parse_arguments(text)
     series: dict[str, dict[int, float]] = {}
-    for step, cells in rows.items():
+    for step, cells in iterations.cells_by_step.items():
         _add_tokens(cells, arguments)
         for name, value in cells.items():
             series.setdefault(name, {})[step] = value
     for match in VALIDATION_PATTERN.finditer(text):
-        loss = _parse_number(match[2])
+        loss = parse_number(match[2])
         if loss is not None:
             series.setdefault("lm loss validation", {})[int(match[1])] = loss
     source = "a log of Megatron-LM"
@@ -91,36 +83,65 @@ def read(text: str, path: Path) -> RunLog:
         path=path,
         source=source,
         is_sampled=False,
-        train_iters=train_iters,
+        train_iters=iterations.train_iters,
         arguments=arguments,
         described_by=described_by,
-        notes=_format_repeated_note(repeated),
+        notes=_describe_repeated_steps(iterations.repeated_steps),
     )
 
 
+class _Iterations(NamedTuple):
+    """The lines about iterations."""
+
+    cells_by_step: dict[int, dict[str, float]]
+    """Step -> name of a figure in its line -> value."""
+    train_iters: int | None
+    """Steps that the run was to make; None without a line."""
+    repeated_steps: set[int]
+    """Steps that were run again after a restart from a checkpoint."""
+
+
+def _parse_iterations(text: str) -> _Iterations:
+    """Return the lines about iterations. Of a step that was run again the last line counts."""
+    cells_by_step: dict[int, dict[str, float]] = {}
+    train_iters = None
+    repeated_steps: set[int] = set()
+    previous = 0
+    for match in ITERATION_LINE_PATTERN.finditer(text):
+        step = int(match[1])
+        if step < previous:
+            for later in [other for other in cells_by_step if other >= step]:
+                repeated_steps.add(later)
+                del cells_by_step[later]
+        cells_by_step[step] = _parse_cells(match[3])
+        train_iters = int(match[2])
+        previous = step
+    return _Iterations(cells_by_step, train_iters, repeated_steps)
+
+
 def _parse_cells(text: str) -> dict[str, float]:
-    cells = {}
+    """Return name of a figure -> value, of a line after the number of its iteration."""
+    cells: dict[str, float] = {}
     for part in text.split("|"):
         match = None
         if len(part) <= MAX_CELL_LENGTH:
             match = CELL_PATTERN.match(part)
         if match is None:
             continue
-        value = _parse_number(match[2])
+        value = parse_number(match[2])
         if value is not None:
             cells[match[1]] = value
     return cells
 
 
-def _parse_number(word: str) -> float | None:
-    try:
-        return float(word)
-    except ValueError:
-        return None
-
-
 def _correct_skipped_steps(rows: dict[int, dict[str, float]]) -> None:
-    """Take out the zero of a line whose steps were all skipped; add the NaN that was not printed."""
+    """Correct the losses and the counts of skipped steps, as the module docstring explains.
+
+    A zero of a line whose steps were all skipped is removed. A NaN that was not printed is added.
+
+    Args:
+        rows: Step -> the figures of its line, which are changed.
+    """
     steps = list(rows)
     for index, step in enumerate(steps):
         cells = rows[step]
@@ -134,9 +155,10 @@ def _correct_skipped_steps(rows: dict[int, dict[str, float]]) -> None:
 
 
 def _get_interval(steps: list[int], index: int) -> int:
-    """Return the steps that a line is about.
+    """Return the number of steps that a line is about.
 
-    The first line of a run that goes on from a checkpoint does not show it, and the next one does.
+    The first line of a run that continues from a checkpoint does not show it. The interval of the
+    second line is taken then.
     """
     if index > 0:
         return steps[index] - steps[index - 1]
@@ -148,7 +170,12 @@ def _get_interval(steps: list[int], index: int) -> int:
 def _counts_first_again(rows: Mapping[int, Mapping[str, float]], steps: list[int]) -> bool:
     """Return whether the second line counts the skipped steps of the first one again.
 
-    It does where the first line is none of the regular ones, or the second has too many.
+    It does if the first line is an extra one, or if the second line has more skipped steps than
+    steps.
+
+    Args:
+        rows: Step -> the figures of its line.
+        steps: The steps of the lines.
     """
     interval = steps[1] - steps[0]
     if rows[steps[1]].get(SKIPPED, 0) > interval:
@@ -159,15 +186,15 @@ def _counts_first_again(rows: Mapping[int, Mapping[str, float]], steps: list[int
 
 
 def _add_tokens(cells: dict[str, float], arguments: Mapping[str, Any]) -> None:
-    """Add the tokens per second, where the arguments have the length of a sample."""
+    """Add the tokens per second to the figures of a line, if the length of a sample is known."""
     length = arguments.get("seq_length")
     if isinstance(length, int) and cells.get(BATCH) and cells.get(ELAPSED):
         cells[TOKENS_METRIC] = cells[BATCH] * length / (cells[ELAPSED] / 1000)
 
 
 def _parse_arguments(text: str) -> dict[str, Any]:
-    """Return the arguments of the last run that the log shows; empty without any."""
-    if ARGUMENTS_TITLE not in text:  # a long log is searched in a hundredth of the time
+    """Return name of an argument of the last run in the log -> its value; empty without any."""
+    if ARGUMENTS_TITLE not in text:  # this search takes a hundredth of the time of the parser
         return {}
     blocks = parse_printed_arguments(text)
     if not blocks:
@@ -175,8 +202,9 @@ def _parse_arguments(text: str) -> dict[str, Any]:
     return dict(blocks[-1].arguments)
 
 
-def _format_repeated_note(repeated: set[int]) -> tuple[str, ...]:
-    if not repeated:
+def _describe_repeated_steps(repeated_steps: set[int]) -> tuple[str, ...]:
+    """Return the note about steps that were run again; none without such steps."""
+    if not repeated_steps:
         return ()
-    steps = f"{min(repeated)} to {max(repeated)}"
+    steps = f"{min(repeated_steps)} to {max(repeated_steps)}"
     return (f"The run was started again: of steps {steps} the last record counts.",)

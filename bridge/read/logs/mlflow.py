@@ -27,7 +27,7 @@ MAX_METRIC_BYTES = 64 * 2**20
 
 
 def list_run_folders(path: Path) -> list[Path]:
-    """Return the folders of runs, a path itself or below it; `metrics/` itself stands for its run."""
+    """Return the folders of runs: the path itself, or those below it. `metrics/` is the run around it."""
     if path.name == METRICS_FOLDER and (path.parent / META_FILE).is_file():
         return [path.parent]
     return sorted(
@@ -54,6 +54,7 @@ def read(path: Path, runs: list[Path]) -> list[RunLog]:
 
 
 def _read_series(folder: Path) -> dict[str, dict[int, float]]:
+    """Return name of a metric -> step -> value, of the folder `metrics/` of a run."""
     series: dict[str, dict[int, float]] = {}
     for file in sorted(folder.rglob("*")):
         if not file.is_file():
@@ -61,10 +62,11 @@ def _read_series(folder: Path) -> dict[str, dict[int, float]]:
         content = strict_yaml.read_bytes(file, error=UnreadFileError, limit=MAX_METRIC_BYTES)
         values: dict[int, float] = {}
         for line in content.decode(errors="replace").splitlines():
-            words = line.split()
-            if len(words) < 3:  # a line that is being written
+            cells = line.split()  # timestamp, value, step
+            if len(cells) < 3:  # a line that is being written
                 continue
-            value, step = parse_number(words[1]), parse_step(words[2])
+            value = parse_number(cells[1])
+            step = parse_step(cells[2])
             if value is not None and step is not None:
                 values[step] = value
         series[file.relative_to(folder).as_posix()] = values
@@ -72,6 +74,7 @@ def _read_series(folder: Path) -> dict[str, dict[int, float]]:
 
 
 def _read_run_name(run: Path) -> str:
+    """Return the name of a run, or of its folder if it has none."""
     content = strict_yaml.read_bytes(run / META_FILE, error=UnreadFileError)
     text = strict_yaml.decode_text(content, str(run / META_FILE), error=UnreadFileError)
     documents = strict_yaml.load_documents(text, str(run / META_FILE), error=UnreadFileError)

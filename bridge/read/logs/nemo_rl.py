@@ -1,4 +1,4 @@
-"""The log that NeMo-RL prints: a block per step, a line per figure.
+"""The log that NeMo-RL prints: a block for each step, with a line for each figure.
 
     ========================= Step 3/100 =========================
     📊 Training Results:
@@ -7,7 +7,7 @@
     ⏱️  Timing:
       • Total step time: 41.20s
 
-Steps are counted from 1 in each epoch. The loss is that of the step alone. Neither the gradient
+Steps are counted from 1 in each epoch. The loss is that of one step. Neither the gradient
 norm nor the learning rate is printed; NeMo-RL writes both to TensorBoard, W&B and MLflow.
 
 Source: NeMo-RL 7ea279ab nemo_rl/algorithms/sft.py, grpo.py, grpo_sync.py, dpo.py, rm.py.
@@ -39,37 +39,40 @@ def read(text: str, path: Path) -> RunLog:
         UnreadFileError: No step has a loss.
     """
     series: dict[str, dict[int, float]] = {}
-    step = before_epoch = 0
-    epoch, total = 1, 0
-    in_results = False
+    step = 0
+    steps_before_epoch = 0
+    epoch = 1
+    steps_per_epoch = 0
+    is_in_results = False
     for line in text.splitlines():
-        found = EPOCH_PATTERN.search(line)
-        if found is not None:
-            if int(found[1]) > epoch:
-                before_epoch = step
-            epoch = int(found[1])
-            continue
-        found = STEP_PATTERN.search(line)
-        if found is not None:
-            step, total = before_epoch + int(found[1]), int(found[2])
-            in_results = False
+        epoch_match = EPOCH_PATTERN.search(line)
+        step_match = STEP_PATTERN.search(line)
+        if epoch_match is not None:
+            if int(epoch_match[1]) > epoch:
+                steps_before_epoch = step
+            epoch = int(epoch_match[1])
+        elif step_match is not None:
+            step = steps_before_epoch + int(step_match[1])
+            steps_per_epoch = int(step_match[2])
+            is_in_results = False
         elif RESULTS_TITLE in line:
-            in_results = True
-        elif in_results:
+            is_in_results = True
+        elif is_in_results:
             _add_figure(series, line, step)
         else:
-            found = VALIDATION_PATTERN.search(line)
-            if found is not None:
-                _add_value(series, "validation/val_loss", step, found[1])
+            validation_match = VALIDATION_PATTERN.search(line)
+            if validation_match is not None:
+                _add_value(series, "validation/val_loss", step, validation_match[1])
     train_iters = None
-    if epoch == 1 and total > 0:
-        train_iters = total
+    if epoch == 1 and steps_per_epoch > 0:
+        train_iters = steps_per_epoch
     return make_run_log(
         series, path=path, source="a log of NeMo-RL", is_sampled=True, train_iters=train_iters
     )
 
 
 def _add_figure(series: dict[str, dict[int, float]], line: str, step: int) -> None:
+    """Add the figure of a line to its series, if the line has one."""
     match = FLOPS_PATTERN.search(line)
     if match is not None:
         _add_value(series, "TFLOPS per rank", step, match[1])
@@ -79,7 +82,8 @@ def _add_figure(series: dict[str, dict[int, float]], line: str, step: int) -> No
         _add_value(series, match[1], step, match[2])
 
 
-def _add_value(series: dict[str, dict[int, float]], name: str, step: int, word: str) -> None:
-    value = parse_number(word)
+def _add_value(series: dict[str, dict[int, float]], name: str, step: int, text: str) -> None:
+    """Add a value to the series of a name, if the text is a number."""
+    value = parse_number(text)
     if value is not None:
         series.setdefault(name, {})[step] = value

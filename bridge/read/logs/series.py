@@ -1,7 +1,7 @@
-"""`make_run_log`: the series of a log as a `RunLog`, by the names in `metrics.yaml`.
+"""`make_run_log`: makes a `RunLog` of the series of a log, by the names in `metrics.yaml`.
 
-A series is the values of one metric by step. Every format of a log is read as series; which of
-them is the loss or the gradient norm is the table's matter.
+A series is the values of one metric by step. Every format of a log is read as series. The table
+`metrics.yaml` knows which series is the loss, the gradient norm or another figure.
 """
 
 import math
@@ -36,13 +36,14 @@ RECORD_FIGURES = (
 
 @cache
 def _load_metric_names() -> dict[str, list[dict[str, Any]]]:
+    """Return the content of `metrics.yaml`: figure -> rows with the names of its series."""
     text = resources.files("bridge.read.logs").joinpath("metrics.yaml").read_text(encoding="utf-8")
     table: dict[str, list[dict[str, Any]]] = yaml.safe_load(text)
     return table
 
 
 def get_figure(series: Series, figure: str) -> dict[int, float]:
-    """Return a figure by step, in the figure's unit; empty where no series is known as it."""
+    """Return a figure by step, in the unit of the figure; empty if no series has one of its names."""
     for row in _load_metric_names()[figure]:
         values = series.get(row["name"])
         if values:
@@ -68,18 +69,18 @@ def make_run_log(
     described_by: Path | None = None,
     notes: tuple[str, ...] = (),
 ) -> RunLog:
-    """Return the run that series show.
+    """Return the run of the series of a log.
 
     Args:
-        series: Every metric of the log, known or not.
+        series: Every metric of the log.
         path: The file or folder that was read.
-        source: The kind of log, with its article.
-        name: The run's name in the log; without one, that of the file or folder counts.
-        is_sampled: Whether a loss is that of its step alone.
-        train_iters: Steps that the run was to make.
-        arguments: Megatron-LM's arguments by name.
-        described_by: The file with these arguments.
-        notes: What was left out of the log, as sentences.
+        source: The kind of the log, with its article: "a log of NeMo-RL".
+        name: The name of the run in the log; empty: that of the file or folder.
+        is_sampled: Whether a loss is that of its step only, and no mean over steps.
+        train_iters: Steps that the run was to make; None: not known.
+        arguments: Name of an argument of Megatron-LM -> its value.
+        described_by: The file with these arguments; None without them.
+        notes: Sentences about parts of the log that do not count.
 
     Raises:
         UnreadFileError: None of the series is a training loss.
@@ -88,7 +89,7 @@ def make_run_log(
     losses = figures["loss"]
     if not losses:
         raise make_no_loss_error(path, source, series)
-    # TensorBoard and W&B count from 0; no figure of a step before the first is compared.
+    # TensorBoard and W&B count from 0. Step 0 is before the first update, and is not compared.
     steps = {step for figure in ("loss", "skipped") for step in figures[figure] if step > 0}
     records = []
     for step in sorted(steps):
@@ -114,7 +115,7 @@ def make_run_log(
 
 
 def parse_number(cell: object) -> float | None:
-    """Return a cell as a number; None for an empty cell and for text. "NaN" is a number."""
+    """Return a cell of a log as a number; None for an empty cell and for text. "NaN" is a number."""
     if isinstance(cell, bool) or not isinstance(cell, int | float | str):
         return None
     try:
@@ -124,7 +125,7 @@ def parse_number(cell: object) -> float | None:
 
 
 def parse_step(cell: object) -> int | None:
-    """Return a cell as a step; None for one that is no finite number."""
+    """Return a cell of a log as a step; None for a cell that is no finite number."""
     value = parse_number(cell)
     if value is None or not math.isfinite(value):
         return None
@@ -132,7 +133,13 @@ def parse_step(cell: object) -> int | None:
 
 
 def make_no_loss_error(path: Path, source: str, series: Series) -> UnreadFileError:
-    """Return the refusal of a log without a training loss, which names the metrics that it has."""
+    """Return the error about a log without a training loss, which names the metrics of the log.
+
+    Args:
+        path: The log.
+        source: Its kind, with its article.
+        series: Its metrics.
+    """
     names = list(series)
     shown = ", ".join(map(repr, names[:MAX_SHOWN_NAMES])) or "none"
     if len(names) > MAX_SHOWN_NAMES:

@@ -1,7 +1,7 @@
-"""A folder of TensorBoard's event files, read by TensorBoard's own package.
+"""TensorBoard's event files, read by TensorBoard's own package.
 
-Each folder with event files is a run, as TensorBoard itself counts them. A folder with hyperparameters
-alone, which NeMo-RL writes too, is none.
+Each folder with event files is a run, as in TensorBoard itself. A folder with only hyperparameters,
+which NeMo-RL writes too, has no loss and is no run.
 """
 
 from pathlib import Path
@@ -13,11 +13,11 @@ from bridge.runtime.audit.run_log import RunLog
 SOURCE = "a TensorBoard folder"
 EVENT_FILE_GLOB = "*tfevents*"
 GENERIC_FOLDER_NAMES = ("tensorboard", "tb_logs", "tb", "logs", "events")
-"""Names of folders that say nothing of the run in them."""
+"""Names of folders that do not tell the run in them. The folder above has the name of the run."""
 
 
 def list_event_folders(path: Path) -> list[Path]:
-    """Return the folders with event files, a path itself or below it."""
+    """Return the folders with event files: the path itself, or those below it."""
     return sorted({file.parent for file in path.rglob(EVENT_FILE_GLOB)})
 
 
@@ -49,6 +49,7 @@ def read(path: Path, folders: list[Path]) -> list[RunLog]:
 
 
 def _read_series(folder: Path) -> Series:
+    """Return name of a metric -> step -> value, of the event files in a folder."""
     from tensorboard.backend.event_processing.event_accumulator import (  # heavy
         SCALARS,
         TENSORS,
@@ -56,7 +57,7 @@ def _read_series(folder: Path) -> Series:
     )
     from tensorboard.util.tensor_util import make_ndarray
 
-    # 0 keeps every event; the default keeps 10,000 of a scalar.
+    # 0 keeps every event. By default only 10,000 events of a scalar are kept.
     events = EventAccumulator(str(folder), size_guidance={SCALARS: 0, TENSORS: 0})
     events.Reload()
     tags = events.Tags()
@@ -72,6 +73,7 @@ def _read_series(folder: Path) -> Series:
 
 
 def _get_run_name(folder: Path) -> str:
+    """Return the name of a run: that of its folder, or of the folder above a generic one."""
     if folder.is_file():
         folder = folder.parent
     if folder.name.lower() in GENERIC_FOLDER_NAMES:

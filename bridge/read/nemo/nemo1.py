@@ -5,7 +5,7 @@
 
 `trainer.precision` chooses the dtype, `model.megatron_amp_O2` between O2 (half-precision weights,
 FP32 masters) and O1 (FP32 weights under autocast). A file is read as release 2.0 reads it, the last
-one with these models, and as a whole: nothing of a shipped file stands under it.
+one with these models, and as a whole: nothing of a shipped file is below it.
 
 Everything called `fp8_*` acts only on Transformer Engine's layers, which `transformer_engine`
 chooses. An amax setting that is absent has the *code's* default: Megatron Core's under `mcore_gpt`,
@@ -270,7 +270,7 @@ def _is_fp32(dtype: object) -> bool:
 
 
 def _map_settings(model: Settings, dtype: str, builder: ImportBuilder) -> None:
-    """Map or report the settings of the model that bear on precision."""
+    """Map or report the settings of the model that affect precision."""
     is_on = bool(model.switch("fp8"))
     engine = bool(model.switch("transformer_engine"))
     on_core = bool(model.switch("mcore_gpt"))

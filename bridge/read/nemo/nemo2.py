@@ -192,7 +192,7 @@ def _import_plugin(arguments: Mapping[Any, Any]) -> ImportReport:
 
 
 def _require_one_gather_value(settings: Settings, builder: ImportBuilder) -> None:
-    """Raise PayloadError where the two names of one argument have different values."""
+    """Raise PayloadError if the two names of one argument have different values."""
     written: dict[str, object] = {}
     for name in GATHER_ARGUMENTS:
         if name in builder.mapped and settings.is_written(name):

@@ -1,9 +1,8 @@
-"""`format_checkpoint_arguments`: the arguments of a run in a checkpoint (`common.pt`).
+"""`format_checkpoint_arguments`: the arguments of a run, from its checkpoint (`common.pt`).
 
-No code of the file is run.
-
-`torch.load(weights_only=True)` makes tensors, containers and `argparse.Namespace`. Megatron-LM's
-enums, paths and signals become values without a meaning; a file that names anything else is refused.
+A checkpoint is a pickle, which could run any code. None is run here: `torch.load` with
+`weights_only=True` makes only tensors, containers and `argparse.Namespace`. Megatron-LM's enums,
+paths and signals become inert objects. A file that names another class or function is refused.
 """
 
 import io
@@ -28,11 +27,11 @@ DAMAGED_FILE_ERRORS = (
 )
 """Errors of `torch.load` for a damaged file."""
 INERT_NAME_PREFIXES = ("megatron.", "signal.Signals", "pathlib.PosixPath", "pathlib.PurePosixPath")
-"""Beginnings of the names of classes that are not imported."""
+"""Beginnings of the names of classes whose instances become inert objects."""
 
 
 class _Inert:
-    """An object in the place of an instance of a class that is not imported."""
+    """An object instead of an instance of a class that is not imported."""
 
     def __init__(self, *values: object) -> None:
         self.values = values
@@ -44,10 +43,17 @@ class _Inert:
 def format_checkpoint_arguments(data: bytes, path: str) -> str:
     """Return the `args` of a checkpoint as the block that Megatron-LM prints when a run starts.
 
-    PayloadError for a file that names a class or function which a checkpoint's arguments do not
-    need, that is none of `torch.save`'s, or that holds no arguments.
+    So a checkpoint is read by the reader of printed arguments.
+
+    Args:
+        data: The content of the file.
+        path: Its name in messages.
+
+    Raises:
+        PayloadError: The file is no file of `torch.save`, names another class or function, or
+            holds no arguments.
     """
-    import torch  # two seconds, and only for this kind of file
+    import torch  # its import takes two seconds, and only this kind of file needs it
 
     allowed: list[Any] = [Namespace]
     for name in _call_torch(torch.serialization.get_unsafe_globals_in_checkpoint, data, path):
@@ -75,7 +81,11 @@ def format_checkpoint_arguments(data: bytes, path: str) -> str:
 
 
 def _call_torch(call: Callable[[io.BytesIO], Any], data: bytes, path: str) -> Any:
-    """Return the answer of a function of torch about a file; PayloadError where the file is damaged."""
+    """Return the result of a function of torch about a file.
+
+    Raises:
+        PayloadError: The file is damaged.
+    """
     try:
         return call(io.BytesIO(data))
     except DAMAGED_FILE_ERRORS as error:

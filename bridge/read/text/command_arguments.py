@@ -1,4 +1,9 @@
-"""Words of a command line as options and overrides, whatever program takes them."""
+"""`CommandArguments`: the words of any command line as options and overrides.
+
+arguments = CommandArguments(map(ShellWord, ["--lr", "0.1", "--bf16", "model.fp8=hybrid"]))
+arguments.options      # {"lr": "0.1", "bf16": True}
+arguments.overrides    # {"model.fp8": "hybrid"}
+"""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -10,14 +15,24 @@ from bridge.read.launch.command_line_rows import COMMAND_LINE_ROWS
 from bridge.read.launch.shell_word import ShellWord
 
 OPTIONS_VARIABLE_PATTERN = re.compile(COMMAND_LINE_ROWS["holds options"])
+"""A part of the name of a variable that holds whole options, such as `$EXTRA_ARGS`."""
 OVERRIDE_KEY_PATTERN = re.compile(r"(?:\+{0,2}|~)([A-Za-z_][\w./@-]*)")
+"""The key of an override, after Hydra's sign."""
 MAX_VALUE_LENGTH = 4_096
 """Characters of a value that is read as YAML."""
 NEGATIVE_NUMBER_PATTERN = re.compile(r"-\d|-\.\d")
+"""The beginning of a negative number, which is a value and no option."""
 
 
 class CommandArguments:
-    """The words of a command line as options, overrides and others."""
+    """The options and overrides of a command line.
+
+    Without the program's parser it is not known which options take a value. A word after an option
+    is taken as its value, unless it is an option itself.
+
+    Args:
+        words: The words after the program.
+    """
 
     def __init__(self, words: Iterable[ShellWord]) -> None:
         self.options: dict[str, str | bool] = {}
@@ -26,28 +41,29 @@ class CommandArguments:
         """`key.inner` of `key.inner=value`, without Hydra's `+` -> the value."""
         self.undecided: dict[str, str] = {}
         """Option or override whose value only the run decides -> the value as it is written."""
-        self.loose: list[str] = []
-        """Words that only the run decides and that may hold any option."""
-        self.written: dict[str, str] = {}
+        self.unknown_words: list[str] = []
+        """Words that only the run decides. Each may hold any option."""
+        self.spellings: dict[str, str] = {}
         """`some_name` -> the option as it is written, `--some-name`."""
-        waiting = ""
+        option_before = ""
         for word in words:
-            if word.startswith("-") and not NEGATIVE_NUMBER_PATTERN.match(word) and word.strip("-"):
-                waiting = self._add_option(word)
-            elif waiting:
-                self._set_value(self.options, waiting, word)
-                waiting = ""
+            is_number = NEGATIVE_NUMBER_PATTERN.match(word) is not None
+            if word.startswith("-") and not is_number and word.strip("-"):
+                option_before = self._add_option(word)
+            elif option_before:
+                self._set_value(self.options, option_before, word)
+                option_before = ""
             else:
                 self._add_override(word)
 
     def _add_option(self, word: ShellWord) -> str:
-        """Note an option; return its name where a value may follow."""
+        """Add an option; return its name if the next word may be its value, else an empty text."""
         name, value = word.option()
         if name.is_unknown:
-            self.loose.append(str(word))
+            self.unknown_words.append(str(word))
             return ""
         key = name.lstrip("-").replace("-", "_")
-        self.written[key] = str(name)
+        self.spellings[key] = str(name)
         self.options[key] = True
         self.undecided.pop(key, None)
         if value is None:
@@ -55,19 +71,27 @@ class CommandArguments:
         self._set_value(self.options, key, value)
         return ""
 
-    def _set_value(self, group: dict[str, Any], key: str, value: ShellWord) -> None:
-        """Note the value of an option or an override."""
-        if value.is_unknown and group is self.options and OPTIONS_VARIABLE_PATTERN.search(value):
-            self.loose.append(str(value))
+    def _set_value(self, values: dict[str, Any], key: str, value: ShellWord) -> None:
+        """Set the value of an option or an override.
+
+        Args:
+            values: `options` or `overrides`.
+            key: The key in them.
+            value: The value. `--bf16 $EXTRA_ARGS` is a switch and further options, so such a
+                variable is no value.
+        """
+        is_option = values is self.options
+        if value.is_unknown and is_option and OPTIONS_VARIABLE_PATTERN.search(value):
+            self.unknown_words.append(str(value))
         elif value.is_unknown:
             self.undecided[key] = str(value)
-            group.pop(key, None)
+            values.pop(key, None)
         else:
             self.undecided.pop(key, None)
-            group[key] = str(value)
+            values[key] = str(value)
 
     def _add_override(self, word: ShellWord) -> None:
-        """Note an override, or a word that may hold any option."""
+        """Add an override, or a word that only the run decides; any other word is ignored."""
         name, value = word.option()
         match = OVERRIDE_KEY_PATTERN.fullmatch(name)
         if match is not None and value is not None and not name.is_unknown:
@@ -76,28 +100,31 @@ class CommandArguments:
             else:
                 self._set_value(self.overrides, match[1], value)
         elif word.is_unknown:
-            self.loose.append(str(word))
+            self.unknown_words.append(str(word))
 
 
 def nest_dotted_keys(flat: Mapping[str, str | bool]) -> dict[str, Any]:
-    """Return dotted keys as mappings within mappings, with values as YAML reads them.
+    """Return dotted keys as nested mappings, with the values as YAML reads them.
 
-    A key below a value takes its place.
+    Of `a=1 a.b=2` the second counts: a value is replaced by the mapping of a key below it.
+
+    Args:
+        flat: `key.inner` or `key/inner` -> its value as text.
     """
     tree: dict[str, Any] = {}
     for key, value in flat.items():
-        *blocks, last = re.split(r"[./]", key)
-        block = tree
-        for name in blocks:
-            if not isinstance(block.get(name), dict):
-                block[name] = {}
-            block = block[name]
-        block[last] = _parse_yaml_value(value)
+        *sections, last = re.split(r"[./]", key)
+        section = tree
+        for name in sections:
+            if not isinstance(section.get(name), dict):
+                section[name] = {}
+            section = section[name]
+        section[last] = _parse_yaml_value(value)
     return tree
 
 
-def _parse_yaml_value(value: Any) -> Any:
-    """Return a text as YAML reads it; a text that is no YAML, or very long, stays as it is."""
+def _parse_yaml_value(value: str | bool) -> Any:
+    """Return a text as YAML reads it; a text that is no YAML, or very long, stays a text."""
     if not isinstance(value, str) or len(value) > MAX_VALUE_LENGTH:
         return value
     try:

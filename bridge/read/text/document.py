@@ -1,13 +1,13 @@
-"""`Document`: a file of another system, read safely and only as far as it is asked.
+"""`Document`: a file of another system, read safely.
 
     document = Document.load("ds_config.json")
     document.kind       # "json"
-    document.content    # {"fp16": {"enabled": True}}
+    document.content    # {"fp16": {"enabled": True}}, parsed when it is read first
     document.parts      # the documents of a YAML file that holds several
 
 Nothing in a file is run, imported or instantiated. A file that cannot be a configuration is refused
-with one sentence: it is too large, no UTF-8, deeper or with more aliases than any person writes, or
-has a key of the precision twice.
+with one sentence. Such a file is too large, is no UTF-8, is nested deeper or has more aliases than
+any person writes, or has a key of the precision twice.
 """
 
 import re
@@ -32,8 +32,7 @@ LONG_KEY_PATTERN = re.compile(
     r"""(?:\.[ \t]*+(?:[\w-]++|"(?:[^"\\\n]|\\.)*+"|'[^'\n]*+')[ \t]*+)"""
     rf"{{{MAX_KEY_PARTS}}}"
 )
-"""A key of TOML with more parts than anybody writes; `tomllib` takes time with the square of their
-number."""
+"""A TOML key with too many parts. The time of `tomllib` grows with the square of their number."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,27 +44,36 @@ class Document:
     kind: str
     """yaml, json, toml, shell, python, env or text."""
     part: int | None = None
-    """Its place in a YAML file with several documents, from 1."""
+    """Its number in a YAML file with several documents, from 1; None for a file with one."""
     of: Any = field(default=None, repr=False)
-    """The parsed content, where the caller parsed it."""
+    """The parsed content, if the caller has parsed it already."""
     repeated: list[tuple[str, object, int]] = field(default_factory=list, repr=False)
-    """Key, last value and line of each key that stands twice in one mapping and bears on no
-    precision."""
+    """Key, last value and line of each key that occurs twice in one mapping and does not affect
+    precision. The list is filled when the content is parsed."""
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a file.
+        """Return the document of a file.
 
         Raises:
-            PayloadError: There is no file, it is a device or a named pipe, too large or no text.
+            PayloadError: There is no file, or it is a device, a named pipe, too large or no text.
         """
         return cls.from_bytes(strict_yaml.read_bytes(path), str(path))
 
     @classmethod
     def from_bytes(cls, data: bytes, path: str) -> Self:
-        """Return the document of a file's contents; raises as `load`."""
+        """Return the document of a file's content.
+
+        Args:
+            data: The content.
+            path: The file's name, which may show its kind.
+
+        Raises:
+            PayloadError: The content is too large or no text.
+        """
         is_log = END_OF_PRINTED_ARGUMENTS.encode() in data
-        if len(data) > MAX_BYTES and is_log:  # the rest of a log states no precision
+        if len(data) > MAX_BYTES and is_log:
+            # A log prints the arguments first. The lines after them state no precision.
             data = data[:MAX_BYTES].rpartition(b"\n")[0]
         if data.startswith(ZIP_SIGNATURE) and path.endswith(CHECKPOINT_SUFFIX):
             return cls.from_text(format_checkpoint_arguments(data, path), path, kind="text")
@@ -76,9 +84,12 @@ class Document:
         """Return the document of a text.
 
         Args:
-            text: Its contents.
-            path: Its name in messages.
-            kind: Its kind; None where name and contents tell.
+            text: The text.
+            path: The file's name in messages.
+            kind: The kind; None: it is detected from the name and the text.
+
+        Raises:
+            PayloadError: The text has a character that no configuration has, or a very long key.
         """
         text = strict_yaml.normalise_text(text, path)
         if path.endswith(".toml"):
@@ -89,9 +100,9 @@ class Document:
 
     @cached_property
     def contents(self) -> tuple[Any, ...]:
-        """The parsed values: one, or one per document of a YAML file.
+        """The parsed values: one, or one for each document of a YAML file.
 
-        It is the text itself for a kind that is no data format.
+        For a kind that is no data format, such as a shell script, it is the text itself.
         """
         if self.of is not None:
             return (self.of,)
@@ -116,7 +127,7 @@ class Document:
 
     @property
     def mapping(self) -> dict[str, Any]:
-        """The parsed value where it is a mapping, else an empty one."""
+        """The parsed value if it is a mapping, else an empty one."""
         if self.kind not in ("yaml", "json", "toml"):
             return {}
         content = self.content
@@ -126,17 +137,21 @@ class Document:
 
     @property
     def parts(self) -> tuple["Document", ...]:
-        """The document itself, or one per non-empty document of a YAML file with several."""
+        """The document itself, or a document for each non-empty part of a YAML file with several."""
         if self.kind != "yaml" or self.part is not None:
             return (self,)
         filled = [value for value in self.contents if value is not None]
         if len(filled) < 2:
             return (self,)
-        return tuple(replace(self, part=place, of=value) for place, value in enumerate(filled, 1))
+        return tuple(replace(self, part=number, of=value) for number, value in enumerate(filled, 1))
 
 
 def _parse_toml(text: str, path: str) -> dict[str, Any]:
-    """Return the value of TOML."""
+    """Return the content of a TOML file.
+
+    Raises:
+        PayloadError: It is no TOML, or is nested too deeply.
+    """
     try:
         return tomllib.loads(text)
     except RecursionError:
@@ -147,7 +162,11 @@ def _parse_toml(text: str, path: str) -> dict[str, Any]:
 
 
 def _refuse_long_keys(text: str, path: str) -> None:
-    """Refuse TOML with a key of more parts than anybody writes."""
+    """Refuse TOML with a key of more than `MAX_KEY_PARTS` parts.
+
+    Raises:
+        PayloadError: There is such a key.
+    """
     key = LONG_KEY_PATTERN.search(text)
     if key is not None:
         line = text.count("\n", 0, key.start()) + 1

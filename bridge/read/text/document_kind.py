@@ -1,4 +1,4 @@
-"""`detect_document_kind`: whether a file is YAML, JSON, TOML, Python, a shell script, an env file or other text."""
+"""`detect_document_kind`: the kind of a file: yaml, json, toml, python, shell, env, or text for any other."""
 
 import re
 from collections.abc import Sequence
@@ -21,9 +21,11 @@ KIND_BY_SUFFIX = {
     ".slrm": "shell",
 }
 MAX_LINES_READ = 200
-"""Lines of a file without a suffix that are looked at."""
+"""Lines of a file by which its kind is detected."""
 SBATCH_PATTERN = re.compile(r"^#SBATCH ", re.MULTILINE)
+"""A line of a Slurm script."""
 ASSIGNMENT_PATTERN = re.compile(r"(export\s+)?[A-Za-z_]\w*=")
+"""The beginning of a line of an env file."""
 SHELL_LINE_PATTERN = re.compile(
     r"^\s*(torchrun|python3?|srun|sbatch|deepspeed|accelerate|export)\s|^\w+=\(", re.MULTILINE
 )
@@ -31,7 +33,7 @@ YAML_LINE_PATTERN = re.compile(r"\s*(- )?[\"']?[\w.-]+[\"']?\s*:(\s|$)")
 
 
 def detect_document_kind(path: str, text: str) -> str:
-    """Return the kind of a file by its name, or by its text where the name does not tell."""
+    """Return the kind of a file, by its name, or by its text if the name does not show it."""
     name = Path(path).name.lower()
     if name == ".env" or name.startswith(".env."):
         return "env"
@@ -44,7 +46,7 @@ def detect_document_kind(path: str, text: str) -> str:
 
 
 def _detect_kind_by_start(text: str) -> str:
-    """Return the kind by the beginning of a text; empty where that does not tell."""
+    """Return the kind by the beginning of a text; empty if that does not show it."""
     start = text.lstrip()[:400]
     if re.match(r"#!.*python", start):
         return "python"
@@ -56,7 +58,7 @@ def _detect_kind_by_start(text: str) -> str:
 
 
 def _detect_kind_by_lines(text: str) -> str:
-    """Return the kind by the form of the lines; empty where that does not tell."""
+    """Return the kind by the form of the lines; empty if that does not show it."""
     lines: list[str] = []
     for line in text.splitlines()[:MAX_LINES_READ]:
         if line.strip() and not line.lstrip().startswith("#"):

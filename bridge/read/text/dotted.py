@@ -1,12 +1,12 @@
-"""`get_dotted_value`: a value by its dotted name in mappings within each other."""
+"""`get_dotted_value`: a value in nested mappings, by its dotted name."""
 
 from collections.abc import Mapping
 from typing import Any
 
 
-def get_dotted_value(content: Any, name: str, default: Any = None) -> Any:
-    """Return the value of "fp16.enabled" in `content`, or `default` where it is not there."""
-    value = content
+def get_dotted_value(content: object, name: str, default: Any = None) -> Any:
+    """Return the value of a name such as "fp16.enabled", or `default` if it is absent."""
+    value: Any = content
     for key in name.split("."):
         if not isinstance(value, Mapping) or key not in value:
             return default

@@ -1,10 +1,11 @@
 """`parse_hydra_overrides`: the overrides of a command line, as Hydra's grammar has them.
 
-    words = hydra_words(["policy.precision=float16", "+policy.x=1", "~policy.y"])
-    problems = write_over(values, words, is_whole=True)
+    words = map(ShellWord, ["policy.precision=float16", "+policy.x=1", "~policy.y"])
+    overrides = parse_hydra_overrides(words)
+    refused = apply_hydra_overrides(values, overrides, is_complete=True)
 
-Hydra takes longer to import than most files take to read. So the words are read here: a key, a sign
-in front of it, and a value that is YAML in one line.
+To import Hydra takes longer than to read most files. So its grammar is read here: a sign, a key, and
+a value that is YAML in one line.
 
 Source: Hydra 1.3 hydra/core/override_parser and _internal/config_loader_impl.py,
 _apply_overrides_to_config.
@@ -13,12 +14,13 @@ _apply_overrides_to_config.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from bridge.errors import Finding, PayloadError
 from bridge.precision import strict_yaml
 from bridge.read.launch.shell_word import ShellWord
+from bridge.read.text.dotted import get_dotted_value
 from bridge.read.text.inherited_config import ConfigTree
 
 OVERRIDE_PATTERN = re.compile(
@@ -26,6 +28,8 @@ OVERRIDE_PATTERN = re.compile(
 )
 ABSENT_KEY_RULE = "is no key of the configuration, and Hydra refuses the override"
 EXISTING_KEY_RULE = "is a key of the configuration already, and Hydra refuses to add it"
+ABSENT_VALUE = object()
+"""The value of a key that is absent; None is a value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,15 +37,16 @@ class HydraOverride:
     """One override."""
 
     key: str
+    """The dotted key."""
     value: object = None
     sign: str = ""
-    """`+` adds a key, `++` adds or replaces it, `~` deletes it; empty: the key has to be there."""
+    """`+` adds a key, `++` adds or replaces it, `~` deletes it; empty: the key must exist."""
     is_late: bool = False
-    """Whether only the run knows the value, which then is the text as it is written."""
+    """Whether only the run knows the value. `value` is then the text as it is written."""
 
 
 def parse_hydra_overrides(words: Iterable[ShellWord]) -> list[HydraOverride]:
-    """Return the overrides among the words of a command; options and other words are left out."""
+    """Return the overrides among the words of a command. Options and other words are ignored."""
     overrides: list[HydraOverride] = []
     for word in words:
         match = OVERRIDE_PATTERN.match(word)
@@ -60,7 +65,7 @@ def parse_hydra_overrides(words: Iterable[ShellWord]) -> list[HydraOverride]:
 
 
 def parse_override_value(text: str) -> object:
-    """Return the value of an override; a text that is no YAML in one line is the text itself."""
+    """Return the value of an override as YAML reads it; a text that is no YAML stays a text."""
     if not text.strip():
         return ""
     try:
@@ -75,55 +80,58 @@ def parse_override_value(text: str) -> object:
 def apply_hydra_overrides(
     values: ConfigTree, overrides: Iterable[HydraOverride], *, is_complete: bool
 ) -> list[Finding]:
-    """Write overrides over a mapping, in place, and return what Hydra refuses of them.
+    """Apply overrides to a configuration, in place.
 
     Args:
-        values: The mapping.
+        values: The configuration.
         overrides: The overrides, in their order.
-        is_complete: The mapping has every key of the configuration, so that a key that is not there is refused.
+        is_complete: Whether the configuration has every key that the program knows. Otherwise
+            nothing is refused, since an absent key may be in a file that was not read.
+
+    Returns:
+        A finding for each override that Hydra refuses.
     """
     refused: list[Finding] = []
-    for word in overrides:
-        is_of_the_tree = word.key.partition(".")[0] in values
-        if is_complete and not is_of_the_tree and not word.sign:
-            continue  # a word of another program, or a variable
-        block, is_there = _get_or_make_block(values, word.key)
-        last = word.key.rpartition(".")[2]
-        is_there = is_there and last in block
+    for override in overrides:
+        has_known_section = override.key.partition(".")[0] in values
+        if is_complete and not has_known_section and not override.sign:
+            continue  # `NAME=value` of another program, or a variable
         if is_complete:
-            refused += _list_refusals(word, block.get(last), is_there=is_there)
-        if word.sign == "~":
-            block.pop(last, None)
+            finding = _find_refusal(override, values)
+            if finding is not None:
+                refused.append(finding)
+        *sections, last = override.key.split(".")
+        section = _get_or_make_section(values, sections)
+        if override.sign == "~":
+            section.pop(last, None)
         else:
-            block[last] = word.value
+            section[last] = override.value
     return refused
 
 
-def _get_or_make_block(values: ConfigTree, key: str) -> tuple[ConfigTree, bool]:
-    """Return the mapping that a key stands in, and whether it was there; it is made where it was not."""
-    block = values
-    is_there = True
-    for name in key.split(".")[:-1]:
-        inner = block.get(name)
+def _get_or_make_section(values: ConfigTree, names: Sequence[str]) -> ConfigTree:
+    """Return the section at a path; sections that are absent are made, in place of any value."""
+    section = values
+    for name in names:
+        inner = section.get(name)
         if not isinstance(inner, dict):
-            is_there = False
-            inner = block[name] = {}
-        block = inner
-    return block, is_there
+            inner = section[name] = {}
+        section = inner
+    return section
 
 
-def _list_refusals(word: HydraOverride, value: object, *, is_there: bool) -> list[Finding]:
-    """Return the refusal of an override by Hydra, where it refuses it.
+def _find_refusal(override: HydraOverride, values: ConfigTree) -> Finding | None:
+    """Return why Hydra refuses an override; None if it takes it.
 
-    Args:
-        word: The override.
-        value: The value that the configuration has for its key.
-        is_there: Whether the configuration has the key.
+    Hydra takes `+key=value` for a key whose value is a mapping or a list, which it extends.
     """
-    if not is_there and word.sign in ("", "~"):
-        remedy = f"Write +{word.key}=VALUE"
-        return [Finding(path=word.key, rule=ABSENT_KEY_RULE, value=word.value, remedy=remedy)]
-    if is_there and word.sign == "+" and not isinstance(value, dict | list | None):
-        remedy = f"Write {word.key}=VALUE"
-        return [Finding(path=word.key, rule=EXISTING_KEY_RULE, value=word.value, remedy=remedy)]
-    return []
+    key = override.key
+    value = get_dotted_value(values, key, ABSENT_VALUE)
+    if value is ABSENT_VALUE:
+        if override.sign in ("", "~"):
+            remedy = f"Write +{key}=VALUE"
+            return Finding(path=key, rule=ABSENT_KEY_RULE, value=override.value, remedy=remedy)
+    elif override.sign == "+" and not isinstance(value, dict | list | None):
+        remedy = f"Write {key}=VALUE"
+        return Finding(path=key, rule=EXISTING_KEY_RULE, value=override.value, remedy=remedy)
+    return None

@@ -1,14 +1,16 @@
-"""`read_inherited_config`: a YAML file of OmegaConf over the files that it inherits from.
+"""`read_inherited_config`: a YAML file of OmegaConf, merged over the files that it inherits from.
 
-    config = composed(path, mapping)
+    config = read_inherited_config(path, mapping)
     config.values["policy"]["precision"]      # "bfloat16"
-    config.missing                            # files that `defaults` names and that are not there
-    resolved(config.values)                   # the same with its interpolations in place
+    config.missing                            # files in `defaults` that were not found
+    resolve_interpolations(config.values)     # the values with interpolations replaced
 
-A file names the files below it in `defaults`, each by its path from the folder of the file.
-`${policy.precision}` and `${.name}` are the values there, and `${mul:a,b}` is their product. Other
-resolvers, of the environment for one, are left as they are written: only the run knows their values.
-No file is run, and no file is read but those that are named.
+A file inherits from the files in its `defaults`, which are paths from its folder. These files are
+"below" it: its own values replace theirs.
+
+An interpolation `${policy.precision}` is replaced by the value of this key, `${.name}` by that of a
+key in the same section, and `${mul:a,b}` by a product. Other resolvers, such as `${env:HOME}`, stay
+as they are written: only the run knows their values.
 
 Source: NVIDIA-NeMo/RL nemo_rl/utils/config.py at 7ea279abfbeb: load_config_with_inheritance,
 merge_with_override, register_omegaconf_resolvers.
@@ -31,9 +33,9 @@ DEFAULTS_KEY = "defaults"
 REPLACE_KEY = "_override_"
 """Key of a section that replaces the section below it, instead of being merged with it."""
 MANDATORY_VALUE = "???"
-"""A value that a file leaves to those above it."""
+"""OmegaConf's value for one that another file, or the command line, has to state."""
 MAX_INHERITANCE = 12
-"""Files that inherit from each other, and interpolations within each other."""
+"""Files that inherit from each other in a chain, and interpolations that refer to each other."""
 INTERPOLATION_PATTERN = re.compile(r"\$\{([^${}]*)\}")
 RESOLVERS: dict[str, Callable[[Sequence[float]], float]] = {
     "add": math.fsum,
@@ -41,36 +43,35 @@ RESOLVERS: dict[str, Callable[[Sequence[float]], float]] = {
     "div": lambda numbers: numbers[0] / numbers[1],
     "max": max,
 }
-"""The resolvers that NeMo-RL registers."""
+"""Resolvers that NeMo-RL registers -> their functions."""
 
 ConfigTree = dict[str, object]
+"""A configuration as nested mappings."""
 
 
 @dataclass(kw_only=True)
 class InheritedConfig:
-    """One file with those that it inherits from."""
+    """A configuration file, merged with the files that it inherits from."""
 
     values: ConfigTree = field(default_factory=dict)
     """The merged mapping."""
     read: list[str] = field(default_factory=list)
-    """The files below it that were read, by the paths that `defaults` has."""
+    """Paths in `defaults` of the files that were read."""
     origins: dict[str, str] = field(default_factory=dict)
-    """Dotted key of a value that a file below states -> that file, by the path that `defaults` has."""
+    """Dotted key whose value is inherited -> path in `defaults` of the file that states it."""
     missing: list[str] = field(default_factory=list)
-    """The files below it that were not found, or whose names only the run knows."""
+    """Paths in `defaults` of files that were not found, or that only the run knows."""
 
 
 def read_inherited_config(path: Path, content: Mapping[str, object]) -> InheritedConfig:
-    """Return the mapping of a file merged over those that it inherits from.
-
-    Interpolations are left as they are written.
+    """Return a file merged over the files that it inherits from, with its interpolations unresolved.
 
     Args:
-        path: The file's path, from whose folder the names of others count.
+        path: The file's path. The paths in its `defaults` begin in its folder.
         content: The file's own mapping.
 
     Raises:
-        PayloadError: A file below it holds no mapping, or the files inherit from each other in a circle.
+        PayloadError: An inherited file holds no mapping, or files inherit from each other in a circle.
     """
     config = InheritedConfig()
     config.values = _merge_bases(path, content, config, ())
@@ -80,23 +81,36 @@ def read_inherited_config(path: Path, content: Mapping[str, object]) -> Inherite
 
 
 def _merge_bases(
-    path: Path, content: Mapping[str, object], config: InheritedConfig, above: tuple[Path, ...]
+    path: Path, content: Mapping[str, object], config: InheritedConfig, heirs: tuple[Path, ...]
 ) -> ConfigTree:
-    """Return a file's mapping over those of its bases, whose names are noted in `config`."""
+    """Return a file's mapping, merged over the files in its `defaults`.
+
+    Args:
+        path: The file.
+        content: Its own mapping.
+        config: Gets the names of the files that are read or missing, and the origins of values.
+        heirs: The files that inherit from this one.
+
+    Raises:
+        PayloadError: As for `read_inherited_config`.
+    """
     own_values = {str(key): value for key, value in content.items() if key != DEFAULTS_KEY}
     values: ConfigTree = {}
     for name in _list_base_names(content.get(DEFAULTS_KEY)):
         base = Path(os.path.normpath(path.parent / name))
-        if "$" in name or not name.isprintable() or not os.path.isfile(base):  # noqa: PTH113  a path may be too long
+        is_readable_name = "$" not in name and name.isprintable()
+        # Path.is_file would raise for a path that is too long.
+        if not is_readable_name or not os.path.isfile(base):  # noqa: PTH113
             config.missing.append(name)
             continue
-        if base in above or len(above) > MAX_INHERITANCE:
+        if base in heirs or len(heirs) > MAX_INHERITANCE:
             rule = f"files must not inherit from each other in a circle, got {name!r}"
             raise PayloadError(f"{path}: {rule}. Remove it from defaults.")
         config.read.append(name)
-        below = _read_mapping(base)
-        values = _merge_files(values, _merge_bases(base, below, config, (*above, path)))
-        config.origins |= dict.fromkeys(_list_dotted_keys(below), name)
+        base_content = _read_mapping(base)
+        base_values = _merge_bases(base, base_content, config, (*heirs, path))
+        values = _merge_files(values, base_values)
+        config.origins |= dict.fromkeys(_list_dotted_keys(base_content), name)
     return _merge_files(values, own_values)
 
 
@@ -110,17 +124,22 @@ def _list_dotted_keys(values: Mapping[str, object], path: str = "") -> Iterator[
 
 
 def _list_base_names(defaults: object) -> list[str]:
-    """Return the paths that `defaults` has; an entry of another kind, such as a group, as text."""
+    """Return the entries of `defaults` as texts. An entry that is no path is a missing file later."""
     if defaults is None:
         return []
-    entries = defaults if isinstance(defaults, list) else [defaults]
-    return [str(entry) for entry in entries]
+    if isinstance(defaults, list):
+        return [str(entry) for entry in defaults]
+    return [str(defaults)]
 
 
 def _read_mapping(path: Path) -> ConfigTree:
-    text = strict_yaml.decode_text(
-        strict_yaml.read_bytes(path, error=PayloadError), str(path), error=PayloadError
-    )
+    """Return the mapping in an inherited file.
+
+    Raises:
+        PayloadError: The file cannot be read, or holds no mapping.
+    """
+    data = strict_yaml.read_bytes(path, error=PayloadError)
+    text = strict_yaml.decode_text(data, str(path), error=PayloadError)
     documents = strict_yaml.load_documents(text, str(path))
     content = documents[0] if documents else {}
     if not isinstance(content, dict):
@@ -130,61 +149,72 @@ def _read_mapping(path: Path) -> ConfigTree:
 
 
 def _merge_files(below: ConfigTree, above: ConfigTree) -> ConfigTree:
-    """Return a file over the one below it; a section that is marked to replace is not merged."""
+    """Return a file merged over the file below it.
+
+    A section with `_override_: true` replaces the section below it, instead of being merged.
+    """
     kept = dict(below)
-    plain: ConfigTree = {}
+    sections: ConfigTree = {}
     for key, section in above.items():
-        plain[key] = section
+        sections[key] = section
         if isinstance(section, dict) and section.get(REPLACE_KEY):
-            plain[key] = {name: value for name, value in section.items() if name != REPLACE_KEY}
+            sections[key] = {name: value for name, value in section.items() if name != REPLACE_KEY}
             kept.pop(key, None)
-    return merge_mappings(kept, plain)
+    return merge_mappings(kept, sections)
 
 
 def merge_mappings(below: ConfigTree, above: Mapping[str, object]) -> ConfigTree:
-    """Return one mapping over another, key by key; a list replaces the list below it."""
+    """Return one mapping merged over another, key by key.
+
+    A list replaces the list below it. `???` does not replace a value.
+    """
     values = dict(below)
     for key, value in above.items():
-        before = values.get(key)
-        if isinstance(value, dict) and isinstance(before, dict):
-            values[key] = merge_mappings(before, value)
+        value_below = values.get(key)
+        if isinstance(value, dict) and isinstance(value_below, dict):
+            values[key] = merge_mappings(value_below, value)
         elif value != MANDATORY_VALUE or key not in values:
             values[key] = value
     return values
 
 
 def is_unresolved(value: object) -> bool:
-    """Return whether only the run knows a value: an interpolation that is left, or `???`."""
+    """Return whether only the run knows a value: it has an interpolation, or is `???`."""
     return isinstance(value, str) and ("${" in value or value == MANDATORY_VALUE)
 
 
 def resolve_interpolations(values: ConfigTree) -> ConfigTree:
-    """Return a mapping with those interpolations in place that it decides itself.
+    """Return a configuration with its interpolations replaced by their values.
 
-    The others stay as they are written.
+    An interpolation whose value the configuration does not have stays as it is written.
     """
     return _InterpolationResolver(values).resolve_mapping(values, ())
 
 
 class _UndecidedError(Exception):
-    """Only the run knows the value of an interpolation."""
+    """The configuration does not have the value of an interpolation."""
 
 
 class _InterpolationResolver:
-    """The interpolations of one mapping, by the path of the value that they stand in."""
+    """Resolves the interpolations of one configuration."""
 
     def __init__(self, values: ConfigTree) -> None:
         self.values = values
 
-    def resolve_mapping(self, block: Mapping[str, object], path: tuple[str, ...]) -> ConfigTree:
-        """Return the mapping at a path with its interpolations in place."""
-        plain: ConfigTree = {}
-        for key, value in block.items():
-            plain[key] = self._resolve_value(value, (*path, str(key)))
-        return plain
+    def resolve_mapping(self, section: Mapping[str, object], path: tuple[str, ...]) -> ConfigTree:
+        """Return a section with its interpolations resolved.
+
+        Args:
+            section: The section.
+            path: The keys of the section from the top, from which `${.name}` begins.
+        """
+        resolved: ConfigTree = {}
+        for key, value in section.items():
+            resolved[key] = self._resolve_value(value, (*path, str(key)))
+        return resolved
 
     def _resolve_value(self, value: object, path: tuple[str, ...]) -> object:
-        """Return the value at a path with its interpolations in place, or as it is written."""
+        """Return the value at a path resolved, or as it is written if only the run decides it."""
         if isinstance(value, dict):
             return self.resolve_mapping(value, path)
         if isinstance(value, list):
@@ -197,7 +227,13 @@ class _InterpolationResolver:
         return value
 
     def _resolve_text(self, text: str, path: tuple[str, ...], depth: int) -> object:
-        """Return the value that a text stands for, its innermost interpolations first."""
+        """Return the value of a text, whose innermost interpolations are resolved first.
+
+        A text that is one interpolation has the type of its value; any other text stays a text.
+
+        Raises:
+            _UndecidedError: The configuration does not decide it.
+        """
         if depth > MAX_INHERITANCE:
             raise _UndecidedError
         match = INTERPOLATION_PATTERN.search(text)
@@ -212,15 +248,25 @@ class _InterpolationResolver:
         return text
 
     def _resolve_expression(self, inner: str, path: tuple[str, ...], depth: int) -> object:
-        """Return the value that the text between `${` and `}` stands for."""
-        name, colon, arguments = inner.partition(":")
+        """Return the value of an interpolation.
+
+        Args:
+            inner: The text between `${` and `}`: a key, or a resolver with its arguments.
+            path: The keys of the value that has the interpolation.
+            depth: The number of interpolations that led here.
+
+        Raises:
+            _UndecidedError: The configuration does not decide it.
+        """
+        resolver, colon, arguments = inner.partition(":")
         if colon:
-            return _call_resolver(name, arguments)
+            return _call_resolver(resolver, arguments)
         target = tuple(inner.split("."))
-        if inner.startswith("."):  # relative to the mapping that the value stands in
+        if inner.startswith("."):
+            # One dot is the section of the value, each further dot the section around it.
             relative = inner.lstrip(".")
-            dots = len(inner) - len(relative)
-            target = (*path[:-dots], *relative.split("."))
+            dot_count = len(inner) - len(relative)
+            target = (*path[:-dot_count], *relative.split("."))
         value: object = self.values
         for key in target:
             if not isinstance(value, Mapping) or key not in value:
@@ -234,7 +280,11 @@ class _InterpolationResolver:
 
 
 def _call_resolver(name: str, arguments: str) -> object:
-    """Return the value of a resolver of NeMo-RL."""
+    """Return the value of a resolver of NeMo-RL.
+
+    Raises:
+        _UndecidedError: The resolver is not known, or does not take these arguments.
+    """
     function = RESOLVERS.get(name)
     if function is None:
         raise _UndecidedError
@@ -244,5 +294,5 @@ def _call_resolver(name: str, arguments: str) -> object:
     except (ValueError, IndexError, ZeroDivisionError):
         raise _UndecidedError from None
     if name != "div" and value.is_integer():
-        return int(value)
+        return int(value)  # as in Python, only a division of integers is a float
     return value

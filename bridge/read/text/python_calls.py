@@ -1,12 +1,13 @@
-"""Calls and assignments in a Python file, with the values that are plain; nothing is run.
+"""`parse_program`: the calls and assignments of a Python file. Nothing is run.
 
-    program = program_of("L.Trainer(precision=PRECISION)", "a.py", {"Trainer"}.__contains__)
+    program = parse_program("L.Trainer(precision=PRECISION)", "a.py", {"Trainer"}.__contains__)
     program.calls[0].name         # "Trainer"
     program.calls[0].undecided    # {"precision": "PRECISION"}
 
-Names are followed through the file's imports, so that `L.Trainer` is `lightning.Trainer` and a
-class of the file's own is nobody else's. A call under `if False:` is left out, and a name that is
-bound twice has no value here.
+A value is known if it is a constant, or the name of a constant. Names are followed through the
+imports of the file: `L.Trainer` is `lightning.Trainer` after `import lightning as L`. A class that
+the file defines itself is not taken for an imported one. A call under `if False:` is ignored, and a
+name that is bound twice has no known value.
 """
 
 import ast
@@ -19,7 +20,7 @@ from bridge.errors import PayloadError
 
 MAX_PROGRAM_CHARACTERS = 256 * 1024
 WRAPPER_NAMES = ("Config", "Partial", "partial")
-"""`run.Config(Thing, ...)` and their like, which call their first argument later."""
+"""Functions that call their first argument later: `run.Config(Thing, ...)`."""
 MAX_SOURCE_LENGTH = 120
 """Characters of an expression that are shown."""
 
@@ -29,46 +30,48 @@ class PythonCall:
     """One call by name."""
 
     name: str
-    """The last word of the callee, without an alias. For `run.Config(Thing, ...)` it is Thing."""
+    """The last part of the callee's dotted name, without an alias. For `run.Config(Thing, ...)` it
+    is `Thing`."""
     line: int
     arguments: dict[str, Any] = field(default_factory=dict)
-    """Keyword arguments that are plain; `torch.bfloat16` as that text."""
+    """Keyword arguments whose values are known. A dtype is its dotted name, "torch.bfloat16"."""
     undecided: dict[str, str] = field(default_factory=dict)
-    """Keyword arguments that only a run decides, as written."""
+    """Keyword arguments that only a run decides, as they are written."""
     positional: tuple[Any, ...] = ()
-    """Positional arguments; None for one that only a run decides."""
+    """Positional arguments; None for an argument that only a run decides."""
     written: dict[str, str] = field(default_factory=dict)
-    """Every argument as written, the positional ones under "0", "1", ..."""
+    """Every argument as it is written, the positional ones under "0", "1", ..."""
 
 
 class Assignment(NamedTuple):
-    """One assignment; the order is that of the lines."""
+    """One assignment. They are sorted by these fields, so by their lines."""
 
     line: int
     target: str
-    """Its dotted name, with the file's imports followed."""
+    """The dotted name of the target, with the imports of the file followed."""
     written: str
-    """The value as written."""
+    """The value as it is written."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PythonProgram:
-    """The calls and assignments of a Python file that were asked for."""
+    """The wanted calls and assignments of a Python file, in the order of their lines."""
 
     calls: tuple[PythonCall, ...]
     assignments: tuple[Assignment, ...]
 
 
 def parse_program(text: str, path: str, is_wanted: Callable[[str], object]) -> PythonProgram:
-    """Return calls and assignments of a file, in order.
+    """Return the wanted calls and assignments of a file.
 
     Args:
-        text: The file.
+        text: The content of the file.
         path: Its name in messages.
-        is_wanted: Takes the last word of a callee or a target, and tells whether it is asked for.
+        is_wanted: Takes the last part of the dotted name of a callee or a target, and returns
+            whether this call or assignment is wanted.
 
     Raises:
-        PayloadError: The file is too long or too deep, or no Python.
+        PayloadError: The file is no Python, or is too long or nested too deeply.
     """
     tree = parse_python(text, path)
     calls: list[PythonCall] = []
@@ -95,7 +98,7 @@ def parse_python(text: str, path: str) -> ast.Module:
     """Return the syntax tree of a file.
 
     Raises:
-        PayloadError: The file is too long or too deep, or no Python.
+        PayloadError: The file is no Python, or is too long or nested too deeply.
     """
     if len(text) > MAX_PROGRAM_CHARACTERS:
         rule = f"must not be longer than {MAX_PROGRAM_CHARACTERS} characters"
@@ -111,30 +114,32 @@ def parse_python(text: str, path: str) -> ast.Module:
 
 
 def _make_depth_error(path: str) -> PayloadError:
+    """Return the error about a file that is nested too deeply."""
     return PayloadError(
         f"{path}: must be Python of ordinary depth. This is no configuration.", path=path
     )
 
 
 class PlainValue(NamedTuple):
-    """Whether an expression is a plain value, and the value."""
+    """The value of an expression, if it is known without a run."""
 
     is_plain: bool
+    """Whether it is known."""
     value: Any = None
 
 
 class NameResolver:
-    """The meaning of a file's names: imports, and constants of its top level."""
+    """The meaning of the names in a file: imported modules, and constants of the top level."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.imported: dict[str, str] = {}
-        """Name in the file -> dotted name of what is imported."""
+        """Name in the file -> dotted name of the imported module or object."""
         self.star = ""
-        """The module of `from MODULE import *`, with a dot behind it."""
+        """The module of `from MODULE import *`, with a dot after it; empty without such an import."""
         self.constants: dict[str, Any] = {}
-        """Name that is bound once, at the top level -> its plain value."""
+        """Name that is bound once, at the top level, to a known value -> the value."""
         self.bound: Counter[str] = Counter()
-        """Name -> how often the file binds it."""
+        """Name -> the number of times that the file binds it."""
         for node in ast.walk(tree):
             self._count_binding(node)
         for node in tree.body:
@@ -145,7 +150,7 @@ class NameResolver:
                         self.constants[name] = constant.value
 
     def _count_binding(self, node: ast.AST) -> None:
-        """Note the names that a statement binds."""
+        """Count the names that a node binds, and remember imports."""
         match node:
             case ast.Import(names=aliases):
                 for alias in aliases:
@@ -170,11 +175,12 @@ class NameResolver:
                 self.bound[name] += 1
 
     def _import(self, name: str, path: str) -> None:
+        """Bind a name in the file to the dotted name of an import."""
         self.imported[name] = path
         self.bound[name] += 1
 
     def path(self, node: ast.AST) -> str:
-        """Return the dotted name of an expression; a name of the file's own begins with a dot."""
+        """Return the dotted name of an expression. A name that the file binds begins with a dot."""
         attributes: list[str] = []
         while isinstance(node, ast.Attribute):
             attributes.insert(0, node.attr)
@@ -189,7 +195,7 @@ class NameResolver:
         return ".".join([first, *attributes])
 
     def plain(self, node: ast.AST) -> PlainValue:
-        """Return the value of an expression, where it is plain."""
+        """Return the value of an expression, if it is known without a run."""
         if isinstance(node, ast.Constant):
             return PlainValue(isinstance(node.value, str | int | float | bool | None), node.value)
         if isinstance(node, ast.Name) and node.id in self.constants:
@@ -203,7 +209,7 @@ class NameResolver:
         return PlainValue(False)
 
     def _power(self, node: ast.BinOp) -> PlainValue:
-        """Return the value of `2**16`; one that is large is not computed."""
+        """Return the value of `2**16`. A large power is not computed: it could fill the memory."""
         base = self.plain(node.left).value
         exponent = self.plain(node.right).value
         if not (isinstance(base, int) and isinstance(exponent, int)):
@@ -214,7 +220,7 @@ class NameResolver:
 
 
 def _walk_live_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield the nodes of a file, without the body of `if False:`."""
+    """Yield the nodes of a tree, except for the body of `if False:`."""
     yield node
     children = ast.iter_child_nodes(node)
     if isinstance(node, ast.If) and isinstance(node.test, ast.Constant) and not node.test.value:
@@ -224,7 +230,10 @@ def _walk_live_nodes(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def _get_callee(node: ast.Call) -> tuple[ast.expr, list[ast.expr]]:
-    """Return the callee and its positional arguments; those of Thing for `run.Config(Thing, ...)`."""
+    """Return the callee of a call and its positional arguments.
+
+    For `run.Config(Thing, x)` they are `Thing` and `x`.
+    """
     last = getattr(node.func, "attr", getattr(node.func, "id", ""))
     if last in WRAPPER_NAMES and node.args:
         return node.args[0], node.args[1:]
@@ -256,15 +265,19 @@ def _make_call(names: NameResolver, node: ast.Call) -> PythonCall:
 
 
 def _get_value_or_none(plain: PlainValue) -> Any:
-    return plain.value if plain.is_plain else None
+    """Return a known value; None for one that only a run decides."""
+    if plain.is_plain:
+        return plain.value
+    return None
 
 
 def _get_last_name(path: str) -> str:
+    """Return the last part of a dotted name."""
     return path.rpartition(".")[2]
 
 
 def format_source(node: ast.AST) -> str:
-    """Return an expression as it is written, its beginning where it is long."""
+    """Return an expression as it is written, cut after `MAX_SOURCE_LENGTH` characters."""
     try:
         return ast.unparse(node)[:MAX_SOURCE_LENGTH]
     except (RecursionError, ValueError):

@@ -1,6 +1,8 @@
-"""`find_repository_file`: a file that a launch script names by its path from the folder where it is run.
+"""`find_repository_file`: a file that a launch script names by a path in its repository.
 
-python train.py --config conf/run.yaml    # in examples/, run from the top of its repository
+    python train.py --config conf/run.yaml
+
+Such a script is in a folder like `examples/`, and is run from the top of its repository.
 """
 
 from __future__ import annotations
@@ -11,23 +13,27 @@ from pathlib import Path
 from bridge.read.launch.shell_word import UNKNOWN_PATTERN
 
 MAX_PARENT_FOLDERS = 6
-"""Folders above a script in which a file of its repository is looked up."""
+"""Folders above a script in which a file is looked for."""
 
 
 def find_repository_file(name: str, script: Path) -> Path | None:
-    """Return the file of a name, from this folder or from one above the script.
+    """Return the file that a script names; None if there is no such file.
 
-    It is None where there is no such file. A beginning that only the run knows
-    (`$ROOT/conf/run.yaml`) is left out.
+    It is looked for in the current folder, then in the folders above the script.
+
+    Args:
+        name: The file as the script names it. A beginning that only the run knows
+            (`$ROOT/conf/run.yaml`) is ignored.
+        script: The path of the script.
     """
-    unknown = [*UNKNOWN_PATTERN.finditer(name)]
-    known = name
-    if unknown:
-        known = name[unknown[-1].end() :].lstrip("/")
-    if not known or not known.isprintable():
+    unknown_pieces = [*UNKNOWN_PATTERN.finditer(name)]
+    known_end = name
+    if unknown_pieces:
+        known_end = name[unknown_pieces[-1].end() :].lstrip("/")
+    if not known_end or not known_end.isprintable():
         return None
     for folder in (Path(), *script.absolute().parents[:MAX_PARENT_FOLDERS]):
-        path = folder / known
+        path = folder / known_end
         if os.path.isfile(path):  # noqa: PTH113  a path may be too long for Path.is_file
             return path
     return None

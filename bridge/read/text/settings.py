@@ -1,9 +1,9 @@
-"""`Settings`: a foreign mapping, read with the types that its own loader takes.
+"""`Settings`: the settings of another system, read with the types that its own loader takes.
 
     settings = Settings({"enabled": True, "loss_scale": 0}, "DeepSpeed", "fp16")
     settings.switch("enabled")               # True
     settings.number("loss_scale", least=0)   # 0
-    settings.whole("hysteresis")             # None: nothing is written
+    settings.whole("hysteresis")             # None: the file does not have it
 
 A value of another type is an error of one sentence: "DeepSpeed: fp16.enabled: must be true or
 false, got 'yes'. Write true or false, without quotes."
@@ -23,31 +23,36 @@ SHORT_DTYPES = {
     "16-mixed": "fp16",
     "bf16-mixed": "bf16",
 }
-"""Words of Lightning that NeMo and Megatron Bridge take for dtypes -> the dtype."""
+"""Lightning's words for a precision, which NeMo and Megatron Bridge take as dtypes -> the dtype."""
 MAX_FLOAT = sys.float_info.max
 """The largest finite number."""
 SWITCH_VALUES = {
     **dict.fromkeys((*TRUE_WORDS, "t", "y"), True),
     **dict.fromkeys((*FALSE_WORDS, "f", "n"), False),
 }
-"""Word that pydantic takes for a switch, in small letters -> its value."""
+"""Word that pydantic takes for a switch, in lower case -> its value."""
 
 
 class Settings:
     """A mapping of another system's settings.
 
     Args:
-        payload: The mapping; any other value is an error.
-        system: The system's name, the start of every path in messages.
-        path: The place of the mapping in its document: "fsdp_config".
-        lenient: Whether "true", 1, 16.0 and "16" count for the switch or number that they spell, as
-            pydantic takes them.
+        payload: The mapping.
+        system: The name of the system, with which every message begins.
+        path: The key of the mapping in its document, such as "fsdp_config"; empty for the document.
+        lenient: Whether "true" and 1 are switches, and 16.0 and "16" whole numbers. pydantic takes
+            them so.
+
+    Raises:
+        PayloadError: The payload is no mapping.
     """
 
     def __init__(
         self, payload: object, system: str, path: str = "", *, lenient: bool = False
     ) -> None:
-        self.system, self.path, self.lenient = system, path, lenient
+        self.system = system
+        self.path = path
+        self.lenient = lenient
         if not isinstance(payload, Mapping):
             raise self.wrong(
                 "", "must be a mapping of settings", payload, "Give the parsed contents of the file"
@@ -64,15 +69,20 @@ class Settings:
         return self.values[key]
 
     def name(self, key: str) -> str:
-        """Return the setting's name from the top of the document: "fsdp_config.mixed_precision_policy"."""
-        return f"{self.path}.{key}" if self.path else key
+        """Return the name of a setting from the top of the document: "fsdp_config.activation_dtype"."""
+        if not self.path:
+            return key
+        return f"{self.path}.{key}"
 
     def is_written(self, key: str) -> bool:
-        """Return whether a value is written; null does not count."""
+        """Return whether a setting has a value other than null."""
         return self.values.get(key) is not None
 
+    # Each method below returns None for a setting that is absent or null, and raises PayloadError for
+    # a value of another type.
+
     def switch(self, key: str) -> bool | None:
-        """Return true or false; None where nothing is written."""
+        """Return true or false."""
         value = self.values.get(key)
         if value is None or isinstance(value, bool):
             return value
@@ -83,17 +93,27 @@ class Settings:
         raise self.wrong(key, "must be true or false", value, "Write true or false, without quotes")
 
     def whole(self, key: str, *, least: int | None = None) -> int | None:
-        """Return a whole number; None where nothing is written."""
+        """Return a whole number.
+
+        Args:
+            key: The setting.
+            least: The least number that is allowed; None: any.
+        """
         value = self.number(key)
         if isinstance(value, float) and self.lenient and value.is_integer():
             value = int(value)
         if isinstance(value, float):
             raise self.wrong(key, "must be a whole number", value, "Write digits, without quotes")
-        self.number(key, least=least)
+        self._require_least(key, value, least)
         return value
 
     def number(self, key: str, *, least: float | None = None) -> float | None:
-        """Return a finite number; None where nothing is written."""
+        """Return a finite number.
+
+        Args:
+            key: The setting.
+            least: The least number that is allowed; None: any.
+        """
         value = self.values.get(key)
         if value is None:
             return None
@@ -103,19 +123,23 @@ class Settings:
             raise self.wrong(
                 key, "must be a finite number", value, "Write a number, without quotes"
             )
-        if least is not None and value < least:
-            raise self.wrong(key, f"must be at least {least}", value, f"Use {least} or more")
+        self._require_least(key, value, least)
         return value
 
+    def _require_least(self, key: str, value: float | None, least: float | None) -> None:
+        """Refuse a number below the least number that is allowed."""
+        if value is not None and least is not None and value < least:
+            raise self.wrong(key, f"must be at least {least}", value, f"Use {least} or more")
+
     def text(self, key: str) -> str | None:
-        """Return a string; None where nothing is written."""
+        """Return a string."""
         value = self.values.get(key)
         if value is None or isinstance(value, str):
             return value
         raise self.wrong(key, "must be a string", value, "Write a word")
 
     def word(self, key: str, choices: tuple[str, ...]) -> str | None:
-        """Return one of `choices`; None where nothing is written."""
+        """Return a word, which must be one of `choices`."""
         value = self.text(key)
         if value is None or value in choices:
             return value
@@ -125,18 +149,25 @@ class Settings:
         raise self.wrong(key, f"must be {listed(choices)}", value, remedy)
 
     def named_dtype(self, key: str) -> str | None:
-        """Return the dtype that a setting of NeMo or Megatron Bridge names, None for null."""
+        """Return the dtype that a setting of NeMo or Megatron Bridge names, such as "bf16"."""
         return parse_named_dtype(self.values.get(key), self.name(key))
 
     def section(self, key: str) -> "Settings":
-        """Return the mapping under `key`; an empty one where nothing is written."""
+        """Return the settings in the mapping of a key; none if it is absent or null."""
         value = self.values.get(key)
         if value is None:
             value = {}
         return Settings(value, self.system, self.name(key), lenient=self.lenient)
 
     def wrong(self, key: str, rule: str, value: object, remedy: str) -> PayloadError:
-        """Return the error to raise about `key`."""
+        """Return the error to raise about a setting.
+
+        Args:
+            key: The setting; empty for the mapping itself.
+            rule: The rule that its value breaks: "must be ...".
+            value: The value.
+            remedy: A sentence about a correct value, which may lack its full stop.
+        """
         setting = self.name(key) if key else self.path
         path = ": ".join(filter(None, (self.system, setting)))
         if not remedy.endswith(("?", ".")):
@@ -149,21 +180,29 @@ def _is_infinite(number: float) -> bool:
     return not abs(number) <= MAX_FLOAT
 
 
-def parse_named_dtype(value: object, where: str) -> str | None:
-    """Return the dtype that a setting of NeMo or Megatron Bridge names; None for null."""
-    named = value
+def parse_named_dtype(value: object, location: str) -> str | None:
+    """Return the dtype that a setting of NeMo or Megatron Bridge names; None for null.
+
+    Args:
+        value: A dtype, a word of Lightning such as "bf16-mixed", or a mapping with `_target_`.
+        location: The setting in messages.
+
+    Raises:
+        PayloadError: The value names no dtype.
+    """
+    name = value
     if isinstance(value, Mapping) and "_target_" in value:
-        named = value["_target_"]
-    if named is None:
+        name = value["_target_"]
+    if name is None:
         return None
     try:
-        return SHORT_DTYPES.get(str(named)) or parse_dtype(named)
+        return SHORT_DTYPES.get(str(name)) or parse_dtype(name)
     except ValueError as error:
-        raise PayloadError(f"{where}: {error}") from None
+        raise PayloadError(f"{location}: {error}") from None
 
 
 def parse_mode_dtype(value: object) -> str | None:
-    """Return "fp32", "bf16" or "fp16" for a dtype in any spelling; None for any other value."""
+    """Return "fp32", "bf16" or "fp16" for such a dtype in any spelling; None for any other value."""
     try:
         dtype = parse_dtype(value)
     except ValueError:

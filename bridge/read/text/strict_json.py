@@ -1,4 +1,4 @@
-"""JSON as plain data: no key twice in an object, and bounded depth.
+"""`loads`: JSON as plain data, in which no key may occur twice, with a limit to its depth.
 
 Comments and trailing commas are allowed, as DeepSpeed allows them.
 """
@@ -16,8 +16,12 @@ COMMENT_PATTERN = re.compile(r'("(?:[^"\\\n]|\\.)*")|//[^\n]*|#[^\n]*|/\*.*?\*/'
 def loads(text: str, path: str) -> Any:
     """Return the value of a JSON text.
 
-    A text that is not strictly JSON is given to the reader of YAML, which takes JSON too and names
-    the line of a fault.
+    A text that is not strict JSON is read as YAML. YAML contains JSON, and its reader names the line
+    of a fault.
+
+    Args:
+        text: The JSON.
+        path: The file's name in messages.
 
     Raises:
         PayloadError: It is no JSON, has a key twice in one object, or too many levels.
@@ -35,7 +39,7 @@ def loads(text: str, path: str) -> Any:
 
 
 def _is_too_deep(value: object) -> bool:
-    """Return whether a value has more levels than the reader of YAML allows."""
+    """Return whether a value has more than `MAX_DEPTH` levels of mappings and lists."""
     level: list[object] = [value]
     for _ in range(MAX_DEPTH):
         next_level: list[object] = []
@@ -49,12 +53,16 @@ def _is_too_deep(value: object) -> bool:
 
 
 def _replace_comment(match: re.Match[str]) -> str:
-    """Return a string as it is, and the line ends of a comment, so that lines keep their numbers."""
+    """Return a string as it is, and of a comment its line ends, so that lines keep their numbers."""
     return match[1] or "\n" * match[0].count("\n")
 
 
 def _make_mapping(items: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the mapping of an object; ValueError where a key stands twice."""
+    """Return the mapping of a JSON object.
+
+    Raises:
+        ValueError: A key occurs twice.
+    """
     mapping = dict(items)
     if len(mapping) != len(items):
         raise ValueError("a key stands twice")

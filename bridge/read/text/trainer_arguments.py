@@ -1,8 +1,8 @@
-"""Command-line words as the parser of transformers' `TrainingArguments` reads them."""
+"""`parse_trainer_arguments`: the options of a command line as transformers' `TrainingArguments` reads them."""
 
+from collections.abc import Mapping
 from typing import Any
 
-from bridge.read.text.command_arguments import CommandArguments
 from bridge.read.text.settings import Settings
 
 ARGUMENTS_TITLE = "TrainingArguments"
@@ -16,22 +16,29 @@ TRAINER_SWITCHES = (
     "use_cpu",
     "no_cuda",
 )
+"""Arguments that affect the precision, or the device, and are true or false."""
 
 
-def parse_trainer_arguments(words: CommandArguments) -> dict[str, Any]:
-    """Return the arguments of options whose values are known.
+def parse_trainer_arguments(options: Mapping[str, str | bool]) -> dict[str, Any]:
+    """Return the arguments of a command line: switches as true or false, all others as texts.
 
     A switch may be written as `--bf16`, `--bf16 True`, `--tf32=false` or `--no_tf32`.
+
+    Args:
+        options: `CommandArguments.options`.
+
+    Raises:
+        PayloadError: The value of a switch is neither true nor false.
     """
     arguments: dict[str, Any] = {}
-    for name, value in words.options.items():
+    for name, value in options.items():
         switch = name.removeprefix("no_")
         if value is True and switch != name and switch in TRAINER_SWITCHES:
             arguments[switch] = False
         else:
             arguments[name] = value
-    written = {name: arguments[name] for name in TRAINER_SWITCHES if name in arguments}
-    switches = Settings(written, ARGUMENTS_TITLE, lenient=True)
-    for name in written:
-        arguments[name] = switches.switch(name)
+    stated_switches = {name: arguments[name] for name in TRAINER_SWITCHES if name in arguments}
+    settings = Settings(stated_switches, ARGUMENTS_TITLE, lenient=True)
+    for name in stated_switches:
+        arguments[name] = settings.switch(name)
     return arguments

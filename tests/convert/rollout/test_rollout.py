@@ -386,6 +386,26 @@ def test_flags_of_vllm_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert verdicts(answer)[ATTENTION] == {"cannot be known"}
 
 
+def test_nvfp4_without_sizes_is_one_scheme_and_needs_the_sizes_for_its_config(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run.yaml"
+    path.write_text("model: {gated_linear_unit: true}\nmixed_precision: bf16_with_nvfp4_mixed\n")
+    config = served(tmp_path, None)
+    code, answer = asked(capsys, str(path), "--rollout", config)
+    (agreement,) = answer["agreeing"]
+    assert (code, agreement["quantization_config"]) == (1, None)
+    assert agreement["why_not"] == (
+        "A quantization_config for NVFP4 lists the modules of the model, which are not known without its sizes. "
+        "State them, for example model.num_layers=VALUE."
+    )
+    sizes = "num_layers=4 hidden_size=512 ffn_hidden_size=1024 num_attention_heads=4 vocab_size=1024".split()
+    code, answer = asked(capsys, str(path), "--rollout", config, *(f"model.{size}" for size in sizes))
+    (agreement,) = answer["agreeing"]
+    assert (code, agreement["why_not"]) == (1, "")
+    assert agreement["quantization_config"]["format"] == "nvfp4-pack-quantized"
+
+
 def test_a_run_without_a_rollout_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = tmp_path / "run.yaml"
     run.write_text(OWN)

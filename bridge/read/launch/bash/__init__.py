@@ -1,8 +1,15 @@
-"""The state of bash at one point of a script, and what its words, conditions and commands change in it.
+"""The state of bash at one point of a script. No command is executed.
 
-variables.py   values, and the words that bash makes of them; arithmetic.py
-shell.py       scopes, functions, environment and assignments; environment.py
-builtins.py    `unset`, `read`, `printf -v`, `set`, `shift`
-conditions.py  the answer of a condition; condition_nodes.py, from its node in the tree
-counted_loop.py    the header of a loop that counts
+    variables.py        the values of variables, and the words that bash expands them to
+    arithmetic.py       the value of `$((A + B))`
+    shell.py            scopes, functions, exported variables and assignments
+    environment.py      the variables that `env` and `mpirun -x` give to a program
+    builtins.py         `unset`, `read`, `printf -v`, `set`, `shift`
+    conditions.py       the result of a comparison
+    condition_nodes.py  the result of a condition in the syntax tree
+    counted_loop.py     the header of `for ((i = 0; i < N; i++))`
+
+A model of this size is needed. It was counted in 1,197 launch scripts that public repositories
+publish: branches decide the arguments in 158 of them, `source` is used in 49, placeholders such as
+`DATA=<path>` in 22. `bridge/read/launch/__init__.py` has the whole count.
 """

@@ -1,4 +1,9 @@
-"""`evaluate_arithmetic` returns the value of `$((A + B))` where each part is set to a whole number."""
+"""`evaluate_arithmetic`: the value of `$((A + B))`, if each variable in it is a whole number.
+
+The expression is parsed as Python, whose arithmetic has the same operators and the same order of
+evaluation. The differences are handled here: bash rounds a quotient towards zero, has 64 bits, and
+has other literals. Only the run decides a value beyond 64 bits.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +15,27 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 DECIMAL_PATTERN = re.compile(r"-?(?:0|[1-9]\d{0,17})")
-"""A number that bash reads as a decimal one."""
+"""A decimal number. Bash reads `010` as octal, so a leading zero does not match."""
 VARIABLE_PATTERN = re.compile(r"(?<![\w$])(?:\$?([A-Za-z_]\w*)|\$\{(\w+)\})(?!\w)")
 """A variable of an expression: `A`, `$A` or `${A}`."""
 MAX_EXPRESSION_LENGTH = 1_000
 NUMBER_LIMIT = 2**63
-"""Numbers from here on are too large for bash."""
+"""The first number that does not fit into bash's 64 bits."""
 PYTHON_ONLY_PATTERN = re.compile(r"[_#]")
-"""Signs with another meaning in Python: `1_000` is a number of Python alone, and `2#101` is 5 in bash
-and a comment behind 2 in Python."""
+"""Characters with another meaning in Python. `1_000` is a number only in Python. `2#101` is 5 in
+bash; Python reads 2 and a comment."""
 
 
 def evaluate_arithmetic(piece: str, values: Mapping[str, Mapping[int, str]]) -> str | None:
-    """Return the value of `$((...))`.
-
-    It is None for another piece, and where the run decides a part of the piece.
+    """Return the value of `$((...))` as bash prints it.
 
     Args:
-        piece: As it is written.
+        piece: A piece of a word as it is written.
         values: The elements of each variable that the script has set.
+
+    Returns:
+        The number as text. None if the piece is no arithmetic, if only the run decides a part of
+        it, or if it has an operator that is not read.
     """
     if not (piece.startswith("$((") and piece.endswith("))")):
         return None
@@ -50,7 +57,11 @@ def evaluate_arithmetic(piece: str, values: Mapping[str, Mapping[int, str]]) -> 
 
 
 def _evaluate_node(node: ast.expr) -> int:
-    """Return the value of a tree of whole numbers; ValueError for anything else in it."""
+    """Return the value of a tree of whole numbers.
+
+    Raises:
+        ValueError: The tree has another node, or a number does not fit into 64 bits.
+    """
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return _require_64_bits(node.value)
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
@@ -58,22 +69,26 @@ def _evaluate_node(node: ast.expr) -> int:
     if isinstance(node, ast.BinOp):
         return _apply_operator(node.op, _evaluate_node(node.left), _evaluate_node(node.right))
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
-        return int(
-            _apply_comparison(
-                node.ops[0], _evaluate_node(node.left), _evaluate_node(node.comparators[0])
-            )
-        )
+        left = _evaluate_node(node.left)
+        right = _evaluate_node(node.comparators[0])
+        return int(_apply_comparison(node.ops[0], left, right))
     raise ValueError(ast.dump(node))
 
 
 def _apply_operator(sign: ast.operator, left: int, right: int) -> int:
+    """Return the result of `+`, `-`, `*`, `/` or `%` as bash computes it.
+
+    Raises:
+        ValueError: The operator is another one, or the result does not fit into 64 bits.
+        ZeroDivisionError: The divisor is 0.
+    """
     if isinstance(sign, ast.Add):
         return _require_64_bits(left + right)
     if isinstance(sign, ast.Sub):
         return _require_64_bits(left - right)
     if isinstance(sign, ast.Mult):
         return _require_64_bits(left * right)
-    quotient = abs(left) // abs(right)  # bash rounds towards zero
+    quotient = abs(left) // abs(right)  # bash rounds towards zero, Python's // downwards
     if (left < 0) != (right < 0):
         quotient = -quotient
     if isinstance(sign, ast.Div):
@@ -84,7 +99,11 @@ def _apply_operator(sign: ast.operator, left: int, right: int) -> int:
 
 
 def _apply_comparison(sign: ast.cmpop, left: int, right: int) -> bool:
-    """Return whether a comparison of two numbers holds; ValueError for another sign."""
+    """Return whether a comparison of two numbers holds.
+
+    Raises:
+        ValueError: The comparison is another one, such as `in`.
+    """
     for kind, holds in (
         (ast.Lt, left < right),
         (ast.LtE, left <= right),
@@ -99,6 +118,7 @@ def _apply_comparison(sign: ast.cmpop, left: int, right: int) -> bool:
 
 
 def _require_64_bits(value: int) -> int:
+    """Return a number that fits into bash's 64 bits; ValueError for any other number."""
     if abs(value) >= NUMBER_LIMIT:
         raise ValueError(value)
     return value

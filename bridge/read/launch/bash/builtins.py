@@ -1,6 +1,7 @@
-"""`Builtins`: the commands of bash that change variables and functions.
+"""`Builtins`: the built-in commands of bash that change variables and functions.
 
-They are `unset`, `read`, `mapfile`, `printf -v`, `getopts`, `let`, `set` and `shift`.
+They are `unset`, `read`, `mapfile`, `printf -v`, `getopts`, `let`, `set` and `shift`. A variable
+whose new value only the run knows becomes unknown, so that no old value is used after it.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
 PRINTF_FIELD_PATTERN = re.compile(r"%[sd]")
-"""The fields of a format of `printf` that are filled."""
+"""The fields of a `printf` format that are filled in. A format with another field is not read."""
 ARRAY_ELEMENT_PATTERN = re.compile(r"([A-Za-z_]\w*)\[([^\]]+)\]")
 OPTIONS_WITH_VALUE = {"read": "adinNptu", "mapfile": "dnOsuCc", "readarray": "dnOsuCc"}
-"""Command -> its options that a value follows."""
+"""Command -> the letters of its options that take a value."""
 
 
 class Builtins(Shell):
-    """A shell with its built-in commands."""
+    """A shell with its built-in commands: `self.builtins[name](words)` follows one of them."""
 
     def __init__(self, stated: Mapping[str, str]) -> None:
         super().__init__(stated)
@@ -32,14 +33,14 @@ class Builtins(Shell):
             "mapfile": self._read_input,
             "readarray": self._read_input,
             "printf": self._printf,
-            "getopts": lambda words: self._forget_all([*words[2:3], "OPTARG", "OPTIND"]),
-            "let": lambda words: self.forget_computed(" , ".join(words[1:])),
+            "getopts": self._getopts,
+            "let": self._let,
             "set": self._set_options,
             "shift": self._shift,
         }
 
     def _unset(self, words: list[str]) -> None:
-        """Read `unset`, of variables, elements and functions."""
+        """Follow `unset` of variables, elements and functions."""
         options = "".join(word for word in words[1:] if word.startswith("-"))
         for word in words[1:]:
             element = ARRAY_ELEMENT_PATTERN.fullmatch(word)
@@ -54,18 +55,34 @@ class Builtins(Shell):
             elif word not in self.values and word in self.functions and "v" not in options:
                 self.functions.pop(word)
             else:
-                self.values[word] = {}
-                if self._is_local_of_a_caller(word):  # the variable that it hides comes back
-                    self.forget(word)
-                self.exported.pop(word, None)
+                self._unset_variable(word)
+
+    def _unset_variable(self, name: str) -> None:
+        """Unset a variable.
+
+        If it is local to a caller, bash shows the variable that it hid. Which one that is depends
+        on all callers, so the variable becomes unknown.
+        """
+        self.values[name] = {}
+        if self._is_local_of_a_caller(name):
+            self.forget(name)
+        self.exported.pop(name, None)
 
     def _is_local_of_a_caller(self, name: str) -> bool:
         """Return whether a variable is local to a function around the innermost one."""
         is_local_there = any(name in frame for frame in self.frames[:-1])
         return is_local_there and name not in self.frames[-1]
 
+    def _getopts(self, words: list[str]) -> None:
+        """Make the variables unknown that `getopts OPTIONS NAME` sets."""
+        self._forget_all([*words[2:3], "OPTARG", "OPTIND"])
+
+    def _let(self, words: list[str]) -> None:
+        """Make the variables unknown that `let EXPRESSION...` changes."""
+        self.forget_computed(" , ".join(words[1:]))
+
     def _read_input(self, words: list[str]) -> None:
-        """Make the variables unknown that `read` and `mapfile` set."""
+        """Make the variables unknown that `read`, `mapfile` and `readarray` set."""
         options, names = parse_short_options(words[1:], OPTIONS_WITH_VALUE[words[0]])
         if words[0] == "read":
             arrays = options.get("a", [])
@@ -74,23 +91,26 @@ class Builtins(Shell):
             self._forget_all(names[:1] or ["MAPFILE"])
 
     def _printf(self, words: list[str]) -> None:
-        """Read `printf -v NAME FORMAT WORD...` of known words, with `%s` and `%d`."""
+        """Follow `printf -v NAME FORMAT ARGUMENT...` with the fields `%s` and `%d`."""
         if words[1:2] != ["-v"] or len(words) < 3:
-            return
+            return  # without -v it prints, and changes nothing
         name = words[2]
-        text = "".join(words[3:4])
-        fillings = words[4:]
-        has_other_signs = bool({"%", "\\"}.intersection(PRINTF_FIELD_PATTERN.sub("", text)))
-        is_plain = len(PRINTF_FIELD_PATTERN.findall(text)) == len(fillings) and not has_other_signs
-        is_unknown = any(map(UNKNOWN_PATTERN.search, [text, *fillings]))
-        if NAME_PATTERN.fullmatch(name) and is_plain and not is_unknown:
-            values = iter(fillings)
-            self.set(name, [PRINTF_FIELD_PATTERN.sub(lambda _: next(values), text)])
+        template = "".join(words[3:4])
+        arguments = words[4:]
+        text_between = PRINTF_FIELD_PATTERN.sub("", template)
+        has_other_signs = "%" in text_between or "\\" in text_between
+        # With more arguments than fields bash repeats the format, which no script needs here.
+        has_a_field_each = len(PRINTF_FIELD_PATTERN.findall(template)) == len(arguments)
+        is_unknown = any(map(UNKNOWN_PATTERN.search, [template, *arguments]))
+        is_plain = has_a_field_each and not has_other_signs and not is_unknown
+        if NAME_PATTERN.fullmatch(name) and is_plain:
+            remaining = iter(arguments)
+            self.set(name, [PRINTF_FIELD_PATTERN.sub(lambda _: next(remaining), template)])
         else:
             self._forget_all([name])
 
     def _forget_all(self, names: Iterable[str]) -> None:
-        """Make variables, or the arrays of elements, unknown."""
+        """Make variables unknown; for an element `A[0]`, its array."""
         for name in names:
             if NAME_PATTERN.fullmatch(name):
                 self.forget(name)
@@ -98,28 +118,31 @@ class Builtins(Shell):
                 self.forget(name.partition("[")[0])
 
     def _set_options(self, words: list[str]) -> None:
-        """Read `set -- a b` and `set -a`.
+        """Follow `set -- a b`, which sets the positional parameters, and `set -a`.
 
-        The first sets the positional parameters, the second exports each variable that is set
-        later.
+        After `set -a`, or `set -o allexport`, each variable that is set is exported too.
         """
-        for place, word in enumerate(words[1:], 1):
-            before = words[place - 1]
+        for index, word in enumerate(words[1:], 1):
+            previous = words[index - 1]
             is_option = word[:1] in ("-", "+") and word not in ("-", "--")
-            is_name = re.fullmatch(r"[-+]\w*o\w*", before) is not None
+            is_option_name = re.fullmatch(r"[-+]\w*o\w*", previous) is not None
             if word == "--":
-                self.set_positional(words[place + 1 :])
+                self.set_positional(words[index + 1 :])
                 return
-            if not (is_option or is_name):
-                self.set_positional(words[place:])
+            if not (is_option or is_option_name):
+                self.set_positional(words[index:])
                 return
             if word == "allexport":
-                self.is_all_exported = before.startswith("-")
+                self.is_all_exported = previous.startswith("-")
             elif re.fullmatch(r"[-+]\w*a\w*", word):
                 self.is_all_exported = word.startswith("-")
 
     def _shift(self, words: list[str]) -> None:
-        """Read `shift`, which moves the positional parameters."""
+        """Follow `shift [COUNT]`, which removes the first positional parameters.
+
+        With a count that only the run knows no parameter is known. As in bash, a count above their
+        number removes none.
+        """
         count = 1
         if words[1:]:
             if not words[1].isdigit():
@@ -127,44 +150,55 @@ class Builtins(Shell):
                     self.values.pop(name)
                 return
             count = int(words[1])
-        if "@" in self.values:
-            parameters = self.get_elements("@")
-            if count <= len(parameters):
-                first = min(count, find_list_index(parameters))
-                self.set_positional(parameters[first:])
-        else:
+        if "@" not in self.values:
             self._shift_stated(count)
+            return
+        parameters = self.get_elements("@")
+        if count <= len(parameters):
+            # A parameter that may be any number of words cannot be counted, so it stays the first.
+            first_kept = min(count, find_list_index(parameters))
+            self.set_positional(parameters[first_kept:])
 
     def _shift_stated(self, count: int) -> None:
-        """Move the positional parameters that are stated from outside."""
+        """Move the single parameters (`1`, `2`, ...) that the caller of the reader states."""
         stated: dict[int, dict[int, str]] = {}
         for name in [*self.values]:
             if name.isdigit():
                 stated[int(name)] = self.values.pop(name)
-        for place, elements in stated.items():
-            if place > count:
-                self.values[str(place - count)] = elements
+        for number, elements in stated.items():
+            if number > count:
+                self.values[str(number - count)] = elements
 
 
 def parse_short_options(
-    words: Sequence[str], with_value: str
+    words: Sequence[str], letters_with_value: str
 ) -> tuple[dict[str, list[str]], list[str]]:
-    """Return the one-letter options of a command with their values, and the words behind them."""
+    """Return the one-letter options of a command, and its operands after them.
+
+    Args:
+        words: The words after the command.
+        letters_with_value: The options that take a value, in the same word or in the next one.
+
+    Returns:
+        Letter -> its value in a list, which is empty for an option without a value; and the
+        operands.
+    """
     options: dict[str, list[str]] = {}
     for index, word in enumerate(words):
         if not word.startswith("-") or word == "-":
             return options, list(words[index:])
         if word == "--":
             return options, list(words[index + 1 :])
-        for at, letter in enumerate(word[1:], 1):
-            if letter not in with_value:
+        for position, letter in enumerate(word[1:], 1):
+            if letter not in letters_with_value:
                 options.setdefault(letter, [])
                 continue
-            if word[at + 1 :]:
-                options[letter] = [word[at + 1 :]]
+            value_in_word = word[position + 1 :]
+            if value_in_word:
+                options[letter] = [value_in_word]
                 break
             options[letter] = list(words[index + 1 : index + 2])
-            later_options, operands = parse_short_options(words[index + 2 :], with_value)
-            options.update(later_options)
-            return options, operands
+            later = parse_short_options(words[index + 2 :], letters_with_value)
+            options.update(later[0])
+            return options, later[1]
     return options, []

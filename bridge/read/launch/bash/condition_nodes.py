@@ -1,9 +1,11 @@
-"""`evaluate_condition`: the answer of a condition of a script, from its node in the tree.
+"""`evaluate_condition`: the result of a condition, from its node in the syntax tree.
 
-[[ $MODE == fp8 ]]
-test "$A" -gt 1
-(( A > 1 ))
-[ -n "$A" ] && ! true
+These forms are read:
+
+    [[ $MODE == fp8 ]]
+    test "$A" -gt 1
+    (( A > 1 ))
+    [ -n "$A" ] && ! true
 """
 
 from __future__ import annotations
@@ -22,18 +24,25 @@ if TYPE_CHECKING:
     from bridge.read.launch.bash.variables import Variables
 
 CONSTANT_COMMANDS = {"true": True, ":": True, "false": False}
-"""Command with the same answer in each run -> the answer."""
+"""Command that always succeeds or always fails -> whether it succeeds."""
 
 
 def evaluate_condition(node: Node, variables: Variables) -> ConditionResult | None:
-    """Return the answer of a condition; None for a command that is no condition."""
+    """Return the result of a condition.
+
+    Returns:
+        The result, undecided if the script does not decide it. None for a command that is no
+        condition, such as `mkdir logs`.
+    """
     kind = node.type
     first = ""
     if node.children:
         first = node.children[0].type
     if kind == "negated_command":
         inner = evaluate_condition(node.named_children[-1], variables)
-        return None if inner is None else inner.negated
+        if inner is None:
+            return None
+        return inner.negated
     if kind == "list":
         return _evaluate_pair(node, variables)
     if kind == "command":
@@ -41,6 +50,7 @@ def evaluate_condition(node: Node, variables: Variables) -> ConditionResult | No
     if kind == "test_command" and first in ("[", "[["):
         return evaluate_test_words(_expand_test_words(node, variables))
     if first == "((":
+        # `((A > 1))` succeeds if the value of `$((A > 1))` is not 0.
         value = evaluate_arithmetic(f"${get_node_text(node)}", variables.values)
         if value is None:
             return ConditionResult(holds=False)
@@ -51,7 +61,7 @@ def evaluate_condition(node: Node, variables: Variables) -> ConditionResult | No
 
 
 def _evaluate_command(node: Node, variables: Variables) -> ConditionResult | None:
-    """Return the answer of `test ...`, `true` and `false`; None for another command."""
+    """Return the result of `test ...`, `true` and `false`; None for another command."""
     name = get_command_name(node)
     if name == "test":
         words = [child for child in node.children[1:] if child.type in WORD_NODES]
@@ -62,7 +72,7 @@ def _evaluate_command(node: Node, variables: Variables) -> ConditionResult | Non
 
 
 def _evaluate_pair(node: Node, variables: Variables) -> ConditionResult | None:
-    """Return the answer of two conditions; only the run has it unless the file decides both."""
+    """Return the result of `left && right` or `left || right`, undecided unless both are decided."""
     left = evaluate_condition(node.children[0], variables)
     right = evaluate_condition(node.children[-1], variables)
     if left is None or right is None:

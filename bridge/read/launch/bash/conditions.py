@@ -1,7 +1,9 @@
-"""`ConditionResult`: the answer of a condition of a script, with nothing set in its environment.
+"""`ConditionResult`: the result of a condition of a script, with nothing set in its environment.
 
-answer_of_words(["$MODE", "==", "fp8"])    # holds=False, is_free=True, equal=("MODE", "fp8")
-answer_of_words(["2", "-gt", "1"])         # holds=True, is_free=False: the file decides
+evaluate_test_words(["$MODE", "==", "fp8"])
+# holds=False, is_undecided=True, equal=("MODE", "fp8"): with MODE=fp8 it holds
+evaluate_test_words(["2", "-gt", "1"])
+# holds=True, is_undecided=False: the script decides
 """
 
 from __future__ import annotations
@@ -20,28 +22,29 @@ NUMERIC_OPERATORS = {
     f"-{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
 }
 INTEGER_PAIR_PATTERN = re.compile(r"-?\d{1,18} -?\d{1,18}")
+"""Two numbers that fit into bash's 64 bits, with a blank between them."""
 
 
 class ConditionResult(NamedTuple):
-    """The answer of a condition."""
+    """The result of a condition."""
 
     holds: bool
-    """The answer with nothing set, and with the defaults of the script."""
+    """Whether it holds with nothing set from outside, and with the defaults of the script."""
     is_undecided: bool = True
-    """Whether the run may answer it otherwise."""
+    """Whether it may be otherwise in a run."""
     equal: tuple[str, str] | None = None
-    """A variable that nothing sets, and a value with which the condition has the other answer."""
+    """A variable that nothing sets, and a value with which the condition has the other result."""
 
     @property
     def negated(self) -> ConditionResult:
-        """The answer of `! condition`."""
+        """The result of `! condition`."""
         return self._replace(holds=not self.holds)
 
 
 def evaluate_test_words(words: Sequence[str]) -> ConditionResult:
-    """Return the answer of the words inside `[ ... ]`.
+    """Return the result of the words inside `[ ... ]` or `[[ ... ]]`.
 
-    Only the run has the answer of more than one comparison.
+    One comparison is read. A longer test, and a test of a file such as `-f`, is undecided.
     """
     if words[:1] == ["!"]:
         return evaluate_test_words(words[1:]).negated
@@ -52,42 +55,42 @@ def evaluate_test_words(words: Sequence[str]) -> ConditionResult:
         return is_empty.negated
     if len(words) != 3:
         return ConditionResult(holds=False)
-    sign = words[1]
-    left = ShellWord.from_text(words[0])
-    right = ShellWord.from_text(words[2])
+    left_text, sign, right_text = words
+    left = ShellWord.from_text(left_text)
+    right = ShellWord.from_text(right_text)
     if sign in NUMERIC_OPERATORS and INTEGER_PAIR_PATTERN.fullmatch(f"{left} {right}"):
-        is_free = bool(left.defaults or right.defaults)
-        return ConditionResult(NUMERIC_OPERATORS[sign](int(left), int(right)), is_free)
+        is_undecided = bool(left.defaults or right.defaults)
+        return ConditionResult(NUMERIC_OPERATORS[sign](int(left), int(right)), is_undecided)
     if sign in ("=", "=="):
-        return compare_with_pattern(words[0], words[2])
+        return compare_with_pattern(left_text, right_text)
     if sign == "!=":
-        return compare_with_pattern(words[0], words[2]).negated
+        return compare_with_pattern(left_text, right_text).negated
     return ConditionResult(holds=False)
 
 
 def match_case_patterns(subject: str, patterns: Sequence[str]) -> ConditionResult:
-    """Return whether a pattern of a `case` fits a text."""
+    """Return whether one of the patterns of a `case` item fits a text."""
     if "*" in patterns:
         return ConditionResult(holds=True, is_undecided=False)
     if not patterns:
         return ConditionResult(holds=False)
-    answers = [compare_with_pattern(subject, pattern) for pattern in patterns]
-    is_free = any(answer.is_undecided for answer in answers)
-    for answer in answers:
-        if answer.holds:
-            return answer._replace(is_undecided=is_free)
-    return answers[0]._replace(is_undecided=is_free)
+    results = [compare_with_pattern(subject, pattern) for pattern in patterns]
+    is_undecided = any(result.is_undecided for result in results)
+    for result in results:
+        if result.holds:
+            return result._replace(is_undecided=is_undecided)
+    return results[0]._replace(is_undecided=is_undecided)
 
 
 def compare_with_pattern(text: str, pattern: str) -> ConditionResult:
-    """Return whether a text is like a pattern."""
+    """Return whether a text fits a pattern of the shell, such as `*fp8*`."""
     left = ShellWord.from_text(text)
     right = ShellWord.from_text(pattern)
-    is_free = any(word.is_unknown or word.defaults for word in (left, right))
+    is_undecided = any(word.is_unknown or word.defaults for word in (left, right))
     if fnmatchcase(left.text_when_unset, right.text_when_unset):
-        return ConditionResult(True, is_free)
+        return ConditionResult(True, is_undecided)
     variable = get_variable_name(text)
-    value = right.replace("*", "")
+    value = right.replace("*", "")  # the shortest text that fits a pattern with stars
     if variable and value and not right.is_unknown:
-        return ConditionResult(False, is_free, equal=(variable, value))
-    return ConditionResult(False, is_free)
+        return ConditionResult(False, is_undecided, equal=(variable, value))
+    return ConditionResult(False, is_undecided)

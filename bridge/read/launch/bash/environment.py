@@ -1,4 +1,4 @@
-"""`compute_environment`: the variables that a command in front of a program gives to it."""
+"""`compute_environment`: the variables that `env NAME=value` or `mpirun -x NAME=value` gives to a program."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 def compute_environment(
     words: Sequence[str], inherited: Mapping[str, ShellWord]
 ) -> dict[str, ShellWord]:
-    """Return the variables of a program behind `env`, `mpirun -x` and their like.
+    """Return the environment of a program.
 
     Args:
-        words: The command before the program.
-        inherited: The variables that the shell gives it.
+        words: The command in front of the program: `env NAME=value`, `mpirun -x NAME=value`.
+        inherited: The variables that the shell exports.
     """
     environment = dict(inherited)
     for index, word in enumerate(words):
@@ -38,25 +38,30 @@ def compute_environment(
 def _apply_env_command(
     words: Sequence[str], inherited: Mapping[str, ShellWord]
 ) -> dict[str, ShellWord]:
-    """Return the variables that `env` gives to the program behind it."""
+    """Return the environment of the program after `env`.
+
+    Args:
+        words: The words after `env`: its options, assignments and the program.
+        inherited: The variables that `env` has itself.
+    """
     environment = dict(inherited)
-    rest = list(words)
-    while rest:
-        word = rest.pop(0)
+    remaining = list(words)
+    while remaining:
+        word = remaining.pop(0)
         name, sign, value = word.partition("=")
         if word in ("-u", "--unset"):
-            if rest:
-                environment.pop(rest.pop(0), None)
+            if remaining:
+                environment.pop(remaining.pop(0), None)
         elif word.startswith("--unset="):
             environment.pop(value, None)
         elif word in ("-i", "-", "--ignore-environment"):
             environment = {}
         elif word in ("-C", "--chdir", "-S"):
-            rest = rest[1:]
+            remaining = remaining[1:]  # the value of the option
         elif re.fullmatch(r"-u\w+", word):
-            environment.pop(word[2:], None)
+            environment.pop(word.removeprefix("-u"), None)
         elif sign and NAME_PATTERN.fullmatch(name):
             environment[name] = ShellWord.from_text(value)
         elif not word.startswith("-"):
-            break
+            break  # the program; the words after it are its own
     return environment

@@ -1,8 +1,8 @@
-"""`Shell`: the state of bash at one point of a script, and what its assignments change.
+"""`Shell`: the state of bash at one point of a script, and how assignments change it.
 
 The state is the variables with their scopes, the functions, and the environment of the programs
-that the script starts. No variable keeps the value that it had before a change: the new value is
-computed, or the variable becomes one that only the run knows.
+that the script starts. After a change a variable never keeps its old value: the new value is
+computed, or the variable becomes unknown, which means that only the run knows its value.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from bridge.read.launch.bash.variables import Variables
+from bridge.read.launch.bash.variables import VariableElements, Variables
 from bridge.read.launch.shell_word import ShellWord
 from bridge.read.launch.syntax_tree import WORD_NODES, get_node_text
 
@@ -21,17 +21,19 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 NAME_PATTERN = re.compile(r"[A-Za-z_]\w*")
+"""The name of a variable. Positional parameters (`1`, `@`) do not match."""
 KEYED_ELEMENT_PATTERN = re.compile(r"\[[^\]]*\]\+?=")
-"""An element of `A=([2]=x)`."""
+"""The beginning of an element with its key: `A=([2]=x)`."""
 DECLARE_COMMANDS = frozenset({"export", "declare", "local", "readonly", "typeset"})
-TYPE_OPTIONS = frozenset("nAilu")
-"""Options of `declare`: a name for another variable, a mapping, a number, a text in one case."""
 LOCAL_COMMANDS = frozenset({"declare", "local", "typeset"})
-"""Declarers whose variables belong to the function around them."""
+"""Commands that declare variables of the function around them."""
+TYPE_OPTIONS = frozenset("nAilu")
+"""Options of `declare` for a type: `n` another name of a variable, `A` a mapping, `i` a number, `l`
+and `u` a text in lower or upper case. Values of these types are not computed."""
 MAX_POSITIONAL = 512
-"""Positional parameters; where there are more, none is known."""
+"""Positional parameters that are kept. If there are more, none is known."""
 LIST_PATTERN = re.compile(r"\$\{?[@*]|\[[@*]\]")
-"""In a word that may be any number of words: `$@`, `${A[@]}`."""
+"""A piece that may be any number of words: `$@`, `${A[@]}`."""
 ARITHMETIC_CHANGE_PATTERN = re.compile(
     r"([A-Za-z_]\w*)\s*(\+\+|--|(?:[-+*/%&|^]|<<|>>)?=(?!=))|(?:\+\+|--)\s*([A-Za-z_]\w*)"
 )
@@ -40,12 +42,15 @@ ARITHMETIC_CHANGE_PATTERN = re.compile(
 
 @dataclass
 class ShellState:
-    """The state that a subshell has a copy of: no change of the copy is known outside."""
+    """A copy of the state, which a subshell changes instead of the state itself.
 
-    values: dict[str, dict[int, str]]
+    The fields are those of `Shell` with the same name.
+    """
+
+    values: dict[str, VariableElements]
     exported: dict[str, None]
     functions: dict[str, Node]
-    frames: list[dict[str, dict[int, str] | None]]
+    frames: list[dict[str, VariableElements | None]]
     is_all_exported: bool
 
 
@@ -55,11 +60,14 @@ class Shell(Variables):
     def __init__(self, stated: Mapping[str, str]) -> None:
         super().__init__(stated)
         self.exported: dict[str, None] = {}
+        """Names of the exported variables, in the order of their export."""
         self.functions: dict[str, Node] = {}
-        self.frames: list[dict[str, dict[int, str] | None]] = []
-        """Local variables of each function that is being read -> the values that they hide."""
+        """Name of a function -> its definition."""
+        self.frames: list[dict[str, VariableElements | None]] = []
+        """For each function that is being followed, the outermost one first: name of a local
+        variable -> the value that it hides, or None if it hides no variable."""
         self.shared_functions = set[str]()
-        """Functions after `export -f`."""
+        """Functions that `export -f` gives to other shells."""
         self.is_all_exported = False
         """Whether `set -a` is on."""
 
@@ -74,7 +82,7 @@ class Shell(Variables):
         )
 
     def restore(self, state: ShellState) -> None:
-        """Go back to a state."""
+        """Go back to a state that `state` returned."""
         self.values = state.values
         self.exported = state.exported
         self.functions = state.functions
@@ -93,7 +101,7 @@ class Shell(Variables):
     # -- assignments -------------------------------------------------------------------------------
 
     def assign(self, node: Node) -> dict[str, None]:
-        """Set the variables of a command, and return their names."""
+        """Set the variables that a command assigns, and return their names in order."""
         names: dict[str, None] = {}
         children = node.children
         if node.type == "variable_assignment":
@@ -108,7 +116,8 @@ class Shell(Variables):
 
     def _assign_variable(self, node: Node) -> str:
         """Set a variable or an element of an array, and return the name of the variable."""
-        name, _, index = get_node_text(node.children[0]).removesuffix("]").partition("[")
+        target = get_node_text(node.children[0])
+        name, _, index = target.removesuffix("]").partition("[")
         append = len(node.children) > 1 and node.children[1].type == "+="
         value = node.child_by_field_name("value")
         if value is not None and value.type == "array":
@@ -124,90 +133,97 @@ class Shell(Variables):
         return name
 
     def _assign_array(self, name: str, array: Node, *, append: bool) -> None:
-        """Set an array; one with keys is unknown."""
-        children = [child for child in array.named_children if child.type in WORD_NODES]
-        if any(KEYED_ELEMENT_PATTERN.match(get_node_text(child)) for child in children):
+        """Set an array, `A=(x y)`. An array with keys, `A=([2]=x)`, becomes unknown."""
+        nodes = [child for child in array.named_children if child.type in WORD_NODES]
+        if any(KEYED_ELEMENT_PATTERN.match(get_node_text(node)) for node in nodes):
             self.forget(name)
-        else:
-            self.set(
-                name, self.expand_words(join_adjacent_nodes(children)), append=append, is_array=True
-            )
+            return
+        words = self.expand_words(join_adjacent_nodes(nodes))
+        self.set(name, words, append=append, is_array=True)
 
     def declare(
-        self, words: list[str], names: dict[str, None], before: Mapping[str, dict[int, str]]
+        self, words: list[str], assigned: Iterable[str], before: Mapping[str, VariableElements]
     ) -> None:
-        """Read `export`, `local`, `declare` and their like.
+        """Follow `export`, `local`, `declare`, `readonly` or `typeset`.
 
         Args:
-            words: The command, without the assignments that stand in it.
-            names: The variables that these have set.
-            before: The variables before that.
+            words: The command without its assignments, which are already followed.
+            assigned: The variables that these assignments have set.
+            before: The variables before the assignments.
         """
+        command = words[0]
         options = "".join(word for word in words[1:] if word[:1] in ("-", "+"))
-        plain = [word for word in words[1:] if word[:1] not in ("-", "+")]
-        is_local = words[0] in LOCAL_COMMANDS and bool(self.frames) and "g" not in options
+        operands = [word for word in words[1:] if word[:1] not in ("-", "+")]
         if "f" in options:
-            if words[0] == "export":
-                self.shared_functions.update(plain)
+            if command == "export":
+                self.shared_functions.update(operands)
             return
-        for word in plain:
-            name, sign, value = word.partition("=")
+        is_local = command in LOCAL_COMMANDS and bool(self.frames) and "g" not in options
+        names = dict.fromkeys(assigned)
+        for operand in operands:
+            name, sign, value = operand.partition("=")
             if NAME_PATTERN.fullmatch(name) is None:
                 continue
             names[name] = None
-            self._declare_variable(name, value if sign else None, before, is_local=is_local)
+            if is_local:
+                self._declare_local(name, before)
+            if sign:
+                self.set(name, [value])
         if is_local:
             for name in names:
                 self.frames[-1].setdefault(name, before.get(name))
-        if TYPE_OPTIONS.intersection(options) and words[0] not in ("export", "readonly"):
-            self._retype(names, is_reference="n" in options)
-        if words[0] == "export" and "n" in options:
-            self.exported = {name: None for name in self.exported if name not in names}
-        elif words[0] == "export" or "x" in options:
-            self.exported |= names
+        if TYPE_OPTIONS.intersection(options) and command not in ("export", "readonly"):
+            self._forget_typed(names, is_reference="n" in options)
+        self._export_declared(command, options, names)
 
-    def _declare_variable(
-        self,
-        name: str,
-        value: str | None,
-        before: Mapping[str, dict[int, str]],
-        *,
-        is_local: bool,
-    ) -> None:
-        """Declare a variable that has a value, or none."""
-        is_new = is_local and name not in self.frames[-1]
-        if is_new:
+    def _declare_local(self, name: str, before: Mapping[str, VariableElements]) -> None:
+        """Make a variable local to the innermost function, without a value, unless it is already."""
+        if name not in self.frames[-1]:
             self.frames[-1][name] = before.get(name)
-        if value is not None:
-            self.set(name, [value])
-        elif is_new:
             self.values[name] = {}
 
-    def _retype(self, names: Iterable[str], *, is_reference: bool) -> None:
-        """Make variables unknown that get another type, and those that they refer to."""
+    def _forget_typed(self, names: Iterable[str], *, is_reference: bool) -> None:
+        """Make variables unknown that get a type.
+
+        Args:
+            names: The variables.
+            is_reference: Whether they become other names of variables (`declare -n`). The script
+                may then change a variable by its other name, so that variable becomes unknown too.
+        """
         for name in names:
             if is_reference:
                 for target in self.get_elements(name):
-                    self.forget(target)  # it is changed by another name
+                    self.forget(target)
             self.forget(name)
 
+    def _export_declared(self, command: str, options: str, names: Mapping[str, None]) -> None:
+        """Export the variables of a declaration, or end their export (`export -n`)."""
+        if command == "export" and "n" in options:
+            self.exported = {name: None for name in self.exported if name not in names}
+        elif command == "export" or "x" in options:
+            self.exported = {**self.exported, **names}
+
     def leave_function(self) -> None:
-        """Forget the local variables of a function, and take those that they have hidden."""
-        for name, value in self.frames.pop().items():
-            if value is None:
+        """Remove the local variables of the innermost function, and restore those that they hid."""
+        for name, hidden in self.frames.pop().items():
+            if hidden is None:
                 self.values.pop(name, None)
             else:
-                self.values[name] = value
+                self.values[name] = hidden
 
     def forget_computed(self, expression: str) -> None:
-        """Make the variables unknown that arithmetic changes."""
+        """Make the variables unknown that an arithmetic expression changes."""
         for match in ARITHMETIC_CHANGE_PATTERN.finditer(expression):
             self.forget(match[1] or match[3])
 
     # -- positional parameters ---------------------------------------------------------------------
 
     def set_positional(self, words: Sequence[str]) -> None:
-        """Set `$1` and those behind it."""
+        """Set the positional parameters: `$1`, `$2`, ..., `$@`, `$*` and `$#`.
+
+        A word such as `$@` may be any number of words. Neither the parameters after it nor `$#` are
+        known then.
+        """
         for name in self.positional():
             if name.isdigit():
                 self.values[name] = {}
@@ -215,29 +231,29 @@ class Shell(Variables):
             for name in self.positional():
                 self.values.pop(name)
             return
-        words = list(words)
         for name in ("@", "*"):
             self.values[name] = dict(enumerate(words))
         count = find_list_index(words)
-        if count < len(words):  # it may be any number of words
-            for name in [*self.positional()]:
+        if count < len(words):
+            for name in self.positional():
                 if name not in ("@", "*"):
                     self.values.pop(name)
         else:
             self.values["#"] = {0: str(count)}
-        for place, word in enumerate(words[: count + 1], 1):
-            self.values[str(place)] = {0: word}
+        for number, word in enumerate(words[: count + 1], 1):
+            self.values[str(number)] = {0: word}
 
-    def positional(self) -> dict[str, dict[int, str]]:
-        """Return the elements of the positional parameters that are known."""
-        variables = self.values.items()
-        return {name: elements for name, elements in variables if not NAME_PATTERN.fullmatch(name)}
+    def positional(self) -> dict[str, VariableElements]:
+        """Return the positional parameters that are known, in a copy."""
+        names = [name for name in self.values if not NAME_PATTERN.fullmatch(name)]
+        return {name: self.values[name] for name in names}
 
 
 def join_adjacent_nodes(nodes: Sequence[Node]) -> list[str]:
-    """Return nodes as they are written.
+    """Return the words that nodes are written as.
 
-    Nodes without a blank between them are one word (`[0]*$A+[1]*$B`).
+    The grammar splits a word such as `[0]*$A+[1]*$B` into several nodes. Nodes without a blank
+    between them are joined again.
     """
     texts: list[str] = []
     end = -1
@@ -251,9 +267,9 @@ def join_adjacent_nodes(nodes: Sequence[Node]) -> list[str]:
 
 
 def find_list_index(words: Sequence[str]) -> int:
-    """Return the place of the first word that may be any number of words.
+    """Return the index of the first word that may be any number of words.
 
-    It is the number of words where there is no such word.
+    It is the number of words if there is no such word.
     """
     for index, word in enumerate(words):
         if LIST_PATTERN.search(word):
