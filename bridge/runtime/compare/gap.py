@@ -55,7 +55,7 @@ LOG_INTERVAL_SETTING = "logging.log_interval"
 class LossCurve:
     """The training loss of a run over its steps.
 
-    A record is the mean loss of the steps since the record before, or the loss of its step alone.
+    A record is the mean loss of the steps since the record before, or the loss of a single step.
     """
 
     steps: tuple[int, ...]

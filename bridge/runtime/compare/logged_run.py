@@ -27,7 +27,7 @@ class LoggedRun:
     precision: str = ""
     """Short text of the precision; empty if no argument states it."""
     fields: Mapping[str, Any]
-    """Fields of Megatron's configs by dotted name, and other arguments; empty where unknown."""
+    """Dotted name -> value of fields of Megatron's configs, and other arguments; empty if unknown."""
 
 
 def make_log_arms(runs: Sequence[LoggedRun]) -> list[Arm]:

@@ -38,7 +38,7 @@ class StepResult:
     skipped: bool
     """Whether a gradient of any rank had NaN or Inf, so that no weight was updated."""
     not_finite: str | None
-    """Place of the first NaN or Inf of the backward pass, as a clause; None unless skipped."""
+    """A clause on the first NaN or Inf of the backward pass; None unless the step was skipped."""
     is_stuck: bool
     """Whether the step was skipped and the loss scale cannot be lowered.
 

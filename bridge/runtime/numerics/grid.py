@@ -17,7 +17,7 @@ be simplified away, which is why the C kernel is never compiled with -ffast-math
    conversion.
 
 Stochastic rounding takes floor(|x| / q + u) * q with u uniform in [0, 1), so that the expectation
-is |x|. A value on the grid stays where it is for every u.
+is |x|. A value on the grid stays the same for every u.
 
 Source: PTX ISA 8.8, `cvt` with .satfinite and the e4m3x2, e5m2x2 and e2m1x2 types; Transformer
 Engine 2.20 common/util/ptx.cuh:526-600.
@@ -31,9 +31,10 @@ import torch
 from bridge.precision.formats import Format
 
 RANDOM_BITS = 16
-"""Resolution of stochastic rounding.
+"""Bits of a random number of stochastic rounding.
 
-The bits are few enough for |x| / q + u to leave values on the grid alone in FP32.
+They are few enough for the FP32 sum |x| / q + u to stay below the next integer if |x| / q is an
+integer, so that a value on the grid is not changed.
 """
 
 
@@ -74,13 +75,12 @@ def draw_random_units(
 ) -> torch.Tensor:
     """Return FP32 numbers in [0, 1) for some rows of a matrix.
 
-    A number depends on the seed, its row and its column alone, so that chunks, threads and the C
-    kernel draw the same numbers. A row has two keys of 32 bits, and the column goes through a
-    32-bit integer hash that takes in both.
+    A number depends only on the seed, its row and its column, so that chunks, threads and the C kernel
+    draw the same numbers. A row has two keys of 32 bits, which are hashed with the column.
 
     Args:
         first_row: Number of the first of these rows in the matrix.
-        shape: Rows and columns to return.
+        shape: Rows and columns of the result.
         seed: 63 bits.
         device: Device of the result.
     """

@@ -66,7 +66,7 @@ _NO_VALUES = torch.empty(0)
 def observe_calls(observer: Observer) -> Iterator[None]:
     """Let an observer see every call in a ``with`` block, on all threads.
 
-    A call that has an observer of its own reports to both.
+    A call with a `LinearCall.observer` reports to both.
     """
     _GLOBAL_OBSERVERS.append(observer)
     try:

@@ -2,8 +2,8 @@
 """The C kernel: its calls, and the choice between it and plain torch.
 
 `BRIDGE_NUMERICS` is `auto` (the default: the C kernel as soon as it is compiled), `native` (wait for
-the kernel, and fail without it) or `torch` (never the kernel). The bits are the same under all
-three; only the speed differs.
+the kernel, and fail without it) or `torch` (never the kernel). The bits are the same under all three,
+and only the speed differs.
 """
 
 import ctypes
@@ -39,8 +39,8 @@ _KERNEL_CHOICES = ("auto", "native", "torch")
 def _make_fields(kind: Any, names: str) -> list[tuple[str, Any]]:
     """Return the fields of a C structure that have the same type, in the order of their names.
 
-    Python and C know a field by its position alone: an edit of a structure here is an edit in
-    kernel.c.
+    Python and C identify a field only by its position, so that every edit of a structure here needs the
+    same edit in kernel.c.
     """
     return [(name, kind) for name in names.split()]
 
@@ -102,14 +102,19 @@ class Kernel:
         return width <= _PANEL_COLUMNS and width.bit_count() <= 1
 
     def amax(self, x_MK: torch.Tensor, *, hadamard: bool) -> float:
-        """Return the largest magnitude of a matrix, as `dispatch.amax` does."""
+        """Return the largest magnitude of a matrix, as `dispatch.compute_amax` does."""
         x_MK = x_MK.contiguous()
         source = _PassArguments(**_get_source_arguments(x_MK, hadamard=hadamard))
         amax: float = self._library.bridge_amax(ctypes.byref(source))
         return amax
 
     def run(self, x_MK: torch.Tensor, tile_pass: TilePass) -> TileResult:
-        """Run a quantisation pass over a matrix, as `tiles.run` does."""
+        """Run a quantisation pass over a matrix, as `tiles.run_tile_pass` does.
+
+        Args:
+            x_MK: FP32, BF16 or FP16 on the CPU. It is not transformed yet: the kernel does it.
+            tile_pass: Parameters of the pass.
+        """
         x_MK = x_MK.contiguous()
         spec = tile_pass.spec
         rows, columns = x_MK.shape
@@ -155,7 +160,7 @@ class Kernel:
         )
 
     def decode(self, stored: Quantised, *, columnwise: bool, shift: float) -> torch.Tensor:
-        """Return the values of a stored copy in BF16, as `dispatch.decoded` does."""
+        """Return the values of a stored copy in BF16, as `dispatch.decode_stored` does."""
         spec = stored.spec
         codes, scales = stored.copy(columnwise)
         codes = codes.contiguous()
@@ -193,7 +198,7 @@ class Kernel:
         return values
 
     def lay_out(self, codes: torch.Tensor, *, transposed: bool, packed: bool) -> torch.Tensor:
-        """Return codes as they are stored, as `dispatch.laid_out` does."""
+        """Return codes as they are stored, as `dispatch.lay_out_codes` does."""
         rows, columns = codes.shape
         if transposed:
             rows, columns = columns, rows
@@ -214,7 +219,7 @@ class Kernel:
 
 
 def _allocate_scales(spec: QuantSpec, tile: Tile, rows: int, columns: int) -> torch.Tensor | None:
-    """Return an uninitialised scale per tile, None where the whole tensor has a single scale."""
+    """Return an uninitialised scale per tile, None if the whole tensor has a single scale."""
     if spec.scale_rule == "tensor":
         return None
     dtype = torch.uint8
@@ -270,7 +275,7 @@ def _get_source_arguments(x_MK: torch.Tensor, *, hadamard: bool) -> dict[str, An
 
 
 class _Selection(NamedTuple):
-    """The choice of a process, and where it was made."""
+    """The choice of a process, and its origin for messages."""
 
     choice: str
     """auto, native or torch."""
@@ -316,7 +321,7 @@ def use(choice: str) -> str | None:
     """Choose auto, native or torch for this process.
 
     Returns:
-        Why the C kernel cannot be compiled, as a sentence; None where the choice can be used.
+        A sentence on why the C kernel cannot be compiled; None if the choice can be used.
     """
     global _selection  # noqa: PLW0603
     _selection = _Selection(
@@ -328,7 +333,7 @@ def use(choice: str) -> str | None:
 
 
 def get_kernel(x: torch.Tensor) -> Kernel | None:
-    """Return the kernel for a tensor, None where plain torch is used.
+    """Return the kernel for a tensor, None if plain torch is used.
 
     Plain torch is used on other devices and dtypes, under the choice `torch`, and until the kernel
     is compiled.
@@ -354,9 +359,14 @@ def get_kernel(x: torch.Tensor) -> Kernel | None:
 
 
 def load_kernel(*, wait: bool) -> Kernel | None:
-    """Return the kernel, and start its compilation where there is none.
+    """Return the kernel; the first call starts its compilation.
 
-    The result is None where the kernel cannot be compiled and, without `wait`, while it is compiled.
+    Args:
+        wait: Whether the call waits for the compiler. Otherwise the result is None while the kernel is
+            compiled.
+
+    Returns:
+        The kernel, or None if it cannot be compiled.
     """
     global _kernel  # noqa: PLW0603  (one library per process)
     if _kernel is None:

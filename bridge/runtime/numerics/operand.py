@@ -87,18 +87,34 @@ def make_operand(
     tile_pass = TilePass(
         spec=spec, columnwise=columnwise, scale=scale, seed=seed, measure=amax is None
     )
+    return _run_operand_pass(x_MK, role, tile_pass, amax)
+
+
+def _run_operand_pass(
+    x_MK: torch.Tensor, role: str, tile_pass: TilePass, amax: float | None
+) -> GemmOperand:
+    """Return the operand that a pass over a matrix makes.
+
+    Args:
+        x_MK: FP32, BF16 or FP16.
+        role: input, weight or grad_output.
+        tile_pass: Parameters of the pass, without a shift.
+        amax: Largest magnitude of the matrix. None takes the amax that the pass measures.
+    """
+    spec = tile_pass.spec
     result = dispatch.run_tile_pass(x_MK, tile_pass)
     if amax is None:
         amax = result.amax
     operand = GemmOperand(
         role=role,
         spec=spec,
-        columnwise=columnwise,
+        columnwise=tile_pass.columnwise,
         values=result.values,
         output_factor=1.0,
         amax=amax,
     )
     if spec.has_single_scale:
+        scale = tile_pass.scale
         return replace(operand, output_factor=round_to_fp32(1.0 / scale), scale=scale)
     if spec.scheme == "nvfp4":
         return replace(operand, output_factor=amax)

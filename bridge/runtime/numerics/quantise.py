@@ -22,6 +22,7 @@ Shapes: M rows (the product of all leading axes), K columns.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -115,33 +116,23 @@ def quantise(
         amax = row_result.amax
     elif amax is None:
         amax = dispatch.compute_amax(x_MK)
-    codes, scale_inv = None, None
+    quantised = Quantised(
+        spec=spec, shape=x.shape, dtype=x.dtype, amax=_make_fp32_tensor(amax, x.device)
+    )
     if rowwise and row_result is not None:
         codes, scale_inv = _lay_out_copy(row_result, spec, columnwise=False, scale=tensor_scale)
-    codes_t, scale_inv_t, amax_t = None, None, None
-    if columnwise:
-        column_amax = amax
-        if spec.hadamard:  # the transform has another amax, and so another scale
-            column_amax = _compute_amax(x_MK, reduce_amax, hadamard=True)
-            tensor_scale = compute_tensor_scale(column_amax, spec)
-        column_result = row_result
-        if column_result is None or not spec.copies_share_values:
-            column_result = _run_tile_pass(x_MK, spec, columnwise=True, scale=tensor_scale)
-        codes_t, scale_inv_t = _lay_out_copy(
-            column_result, spec, columnwise=True, scale=tensor_scale
-        )
-        amax_t = _make_fp32_tensor(column_amax, x.device)
-    return Quantised(
-        spec=spec,
-        shape=x.shape,
-        dtype=x.dtype,
-        codes=codes,
-        scale_inv=scale_inv,
-        amax=_make_fp32_tensor(amax, x.device),
-        codes_t=codes_t,
-        scale_inv_t=scale_inv_t,
-        amax_t=amax_t,
-    )
+        quantised = replace(quantised, codes=codes, scale_inv=scale_inv)
+    if not columnwise:
+        return quantised
+    if spec.hadamard:  # the transform has another amax, and so another scale
+        amax = _compute_amax(x_MK, reduce_amax, hadamard=True)
+        tensor_scale = compute_tensor_scale(amax, spec)
+    column_result = row_result
+    if column_result is None or not spec.copies_share_values:
+        column_result = _run_tile_pass(x_MK, spec, columnwise=True, scale=tensor_scale)
+    codes_t, scale_inv_t = _lay_out_copy(column_result, spec, columnwise=True, scale=tensor_scale)
+    amax_t = _make_fp32_tensor(amax, x.device)
+    return replace(quantised, codes_t=codes_t, scale_inv_t=scale_inv_t, amax_t=amax_t)
 
 
 def _choose_tensor_scale(

@@ -92,8 +92,8 @@ class PrecisionReport:
         - A half-precision recipe is satisfied by half-precision weights, and by FP32 weights under
           autocast. It is not satisfied if most matmuls are in FP32, if a matmul is in another half
           precision, or if the optimizer keeps nothing in FP32.
-        - An FP8 or FP4 recipe asks for matmuls in its scheme and formats.
-        - An FP32 recipe asks for no narrower matmul.
+        - An FP8 or FP4 recipe needs matmuls in its scheme and formats.
+        - An FP32 recipe needs matmuls in FP32 or FP64.
         - Under rows of `modules` each linear layer has to run in its scheme of `linear_schemes`.
 
         Args:
@@ -260,7 +260,7 @@ def check_precision(
         optimizer: A `torch.optim.Optimizer`, or another object with such a `state`, or None.
         step: Runs a forward pass, and for gradients a backward pass, with everything that the
             training loop puts around them. It is called once. None runs nothing, and the report
-            has the present tensors alone.
+            has only the present tensors.
 
     Raises:
         PrecisionTypeError: An argument is no module, optimizer or function.

@@ -143,8 +143,8 @@ def emulate_linears(
     Args:
         model: Its `nn.Linear` modules are replaced in place and keep their parameters.
         config: The recipe.
-        skip: Names of `nn.Linear` modules to leave alone, as in `model.named_modules()`; a string
-            is one name.
+        skip: Names of `nn.Linear` modules that are not replaced, as in `model.named_modules()`; a
+            string is one name.
 
     Returns:
         The names of the replaced layers.

@@ -5,5 +5,5 @@
     latent_attention.py   `LatentAttention`: the whole gradient of the rotary key
     context_parallel.py   the two chunks of a sequence that a context-parallel rank has
 
-Transformer Engine has attention of its own, which none of these files replaces.
+None of these files replaces Transformer Engine's attention.
 """

@@ -219,7 +219,7 @@ def compute_unigram_entropy(splits: Splits, vocab_size: int) -> float:
 
 
 def _count_tokens(dataset: Any, vocab_size: int) -> np.ndarray[Any, np.dtype[np.int64]]:
-    """Return how often each token occurs in a split."""
+    """Return the number of times that each token occurs in a split, (vocab_size,)."""
     counts = np.zeros(vocab_size, dtype=np.int64)
     tokens = 0
     for document in dataset.indices:

@@ -152,7 +152,7 @@ _TRITON_DEPENDENTS = (_MIXER_MODULE, MAMBA_SPECS_MODULE)
 """Modules that cannot be imported without Triton. megatron-core 0.19 has no part that can."""
 _TENSOR_OPS_MODULE = "megatron.core.inference.contexts.attention_context.triton.tensor_ops"
 _TENSOR_OPS_NAMES = ("tensor_get_slice_after", "tensor_masked_update", "tensor_merge")
-"""Functions of that module, which the mixer calls in inference alone."""
+"""Functions of that module, which the mixer calls only in inference."""
 _triton_modules: dict[str, types.ModuleType] = {}
 """Name -> module that needs Triton, kept for the next run."""
 

@@ -42,7 +42,7 @@ def generic_gemm(
 ) -> list[Any]:
     """Return result, gradient of the bias, None for the input of a GELU, and extra output.
 
-    The gradient of the bias is None where `bias` is None or empty, and without `grad`.
+    The gradient of the bias is None without `grad`, and if `bias` is None or empty.
 
     Raises:
         NotImplementedError: The call asks for a feature that no layer of Megatron uses on a CPU.
@@ -76,7 +76,14 @@ def generic_gemm(
 
 
 def _refuse_features(features: dict[str, bool]) -> None:
-    """Refuse a feature that is asked for; none of them has a CPU version."""
+    """Refuse a feature that the call uses; none of them has a CPU version.
+
+    Args:
+        features: Name of a feature -> whether the call uses it.
+
+    Raises:
+        NotImplementedError: The call uses a feature.
+    """
     for name, is_asked_for in features.items():
         if is_asked_for:
             raise NotImplementedError(f"generic_gemm: {name} has no CPU version")

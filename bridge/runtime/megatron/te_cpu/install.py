@@ -4,15 +4,15 @@ The stand-in comes first, then Transformer Engine, then Megatron, then patches. 
 import whether there is a Transformer Engine, so `install_te` runs before the first import of
 `megatron.core`, and the process keeps Transformer Engine to its end.
 
-The order, and the failure of any other:
+The order, with the reason of each step:
 
 1. `NVTE_PROJECT_BUILDING=1`: else transformer_engine/common/__init__.py:499 loads CUDA's libraries.
 2. `transformer_engine_torch` and stubs of the files that import Triton and ONNX Script into
    `sys.modules`.
-3. `transformer_engine.common` alone, under an empty parent. In it `load_framework_extension`, which
+3. `transformer_engine.common`, under an empty parent package. In it `load_framework_extension`, which
    would load a shared object, is replaced.
-4. `transformer_engine.pytorch` itself.
-5. `megatron.core`, which imports it. Then the patches.
+4. `transformer_engine.pytorch`, which calls that function.
+5. `megatron.core`, which imports Transformer Engine. Then the patches.
 """
 
 import importlib
@@ -166,7 +166,7 @@ def _pad_scales(scales: torch.Tensor) -> torch.Tensor:
 
 
 def _import_te(root: Path) -> None:
-    """Import `transformer_engine.common` alone, replace its loader, then import TE and Megatron."""
+    """Import `transformer_engine.common`, replace its loader, then import the rest and Megatron."""
     parent = types.ModuleType("transformer_engine")
     parent.__path__ = [str(root / "transformer_engine")]
     sys.modules["transformer_engine"] = parent

@@ -268,7 +268,7 @@ def _write_buffer(
         out: The storage.
         name: Attribute of the buffer.
         value: Its contents.
-        buffer: Its shape and dtype, None where the storage has no such buffer.
+        buffer: Its shape and dtype, None if the storage has no such buffer.
         is_new: Whether the storage has just been made.
     """
     if buffer is None:

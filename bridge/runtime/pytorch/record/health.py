@@ -213,8 +213,8 @@ def _make_gemm_input(module: Any, source: torch.Tensor, call: TeGemm) -> torch.T
 def _is_te_weight_fresh(weight: torch.Tensor, call: TeGemm, *, is_stored: bool) -> bool:
     """Return whether the weight's operand of a GEMM is the quantisation of the weight as it is now.
 
-    The operand counts as fresh where it has no quantizer, and where the weight is stored under
-    delayed scaling.
+    The operand counts as fresh if it has no quantizer, and if the weight is stored under delayed
+    scaling.
     """
     quantizer = getattr(call.right, "_quantizer", None)
     if quantizer is None:

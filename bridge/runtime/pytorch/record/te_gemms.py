@@ -122,7 +122,7 @@ CUSTOM_GEMM_PARAMETERS = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TeGemm:
-    """A GEMM that ran, alone or as a part of a group."""
+    """A GEMM that ran, single or in a group."""
 
     gemm: str
     """fprop, dgrad or wgrad."""
@@ -135,7 +135,7 @@ class TeGemm:
     bias: Any = None
     """Added to the product before it was rounded."""
     part: int | None = None
-    """Number of the GEMM in its group, None for a GEMM alone."""
+    """Number of the GEMM in its group, None for a single GEMM."""
     splits: Sequence[int] = ()
     """Rows of each GEMM of the group."""
     split_accumulator: bool = True
