@@ -246,7 +246,7 @@ def _started(*words: str, backend: str = "local") -> Iterator[Any]:
     from bridge.front.decode import build_container
     from bridge.front.loader import load_run
     from bridge.runtime.megatron.backend import Backend, use_backend
-    from bridge.runtime.megatron.process import training_process
+    from bridge.runtime.megatron.process.training_process import training_process
 
     config = build_container(load_run(words, HERE.parent / "conf"))
     with training_process(config.model, seed=config.train.seed) as process, use_backend(Backend(name=backend)):
@@ -267,7 +267,7 @@ def _built(process: Any, *words: str) -> Any:
 
 
 def _wide_gemm() -> Any:
-    """Return `bridge.runtime.megatron.wide_gemm` without the package around it, which imports Megatron."""
+    """Return `bridge.runtime.megatron.cpu.wide_gemm` without the package around it, which imports Megatron."""
     path = HERE.parent / "bridge" / "runtime" / "megatron" / "wide_gemm.py"
     spec = importlib.util.spec_from_file_location("wide_gemm", path)
     module = importlib.util.module_from_spec(spec)

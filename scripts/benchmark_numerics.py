@@ -30,7 +30,7 @@ import torch
 from benchmark import table
 from rivals import LINEARS, NOT_CALLED, QUANTISERS
 
-from bridge.runtime.numerics import DelayedScaling, GemmPrecision, make_operand, scaled_linear, use
+from bridge.runtime.numerics import DelayedScaling, GemmPrecision, LinearCall, make_operand, scaled_linear, use
 from bridge.runtime.numerics.linear import dequantise_operand
 
 MATRIX = (4096, 2048)
@@ -82,7 +82,7 @@ def fast_gemm() -> Iterator[str]:
     if torch.ops.mkldnn._is_mkldnn_bf16_supported():
         yield "native"
         return
-    from bridge.runtime.megatron.wide_gemm import find_slow_dtypes, widen_gemms
+    from bridge.runtime.megatron.cpu.wide_gemm import find_slow_dtypes, widen_gemms
 
     with widen_gemms(find_slow_dtypes()) as is_installed:
         if is_installed:
@@ -176,7 +176,7 @@ def linears(
             state = None
             if scheme == "delayed":
                 state = DelayedScaling(precision)
-            forward = partial(scaled_linear, x, w, precision=precision, state=state)
+            forward = partial(scaled_linear, x, w, call=LinearCall(precision=precision, state=state))
             steps[f"{scheme}, Precision Bridge"] = partial(_both_passes, forward, (x, w), dy)
         for library in libraries:
             rule, make = LINEARS[library]

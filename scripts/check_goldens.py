@@ -69,8 +69,8 @@ def spec_of(record: Record) -> QuantSpec:
     return QuantSpec(
         scheme=scheme,
         format=record["format"],
-        row=row,
-        column=(row[1], row[0]),
+        rowwise_tile=row,
+        columnwise_tile=(row[1], row[0]),
         power_of_two_scale=record.get("power_of_two_scale", scheme == "blockwise"),
         eps=record.get("eps", 0.0),
         hadamard=record.get("rht", False),

@@ -52,7 +52,7 @@ SMALL = {
 
 def block_config(scheme: str, shape: dict[str, int]) -> Any:
     """Return Megatron's config of a Llama-like block: RMSNorm, SwiGLU, grouped queries, rotary positions, no biases."""
-    from bridge.runtime.megatron.gpt import GPTConfig, adapt_config
+    from bridge.runtime.megatron.model.gpt import GPTConfig, adapt_config
 
     config = GPTConfig(
         **shape,
@@ -80,7 +80,7 @@ def build_block(config: Any, backend: str, device: torch.device) -> Any:
     from megatron.core.transformer.transformer_block import TransformerBlock
 
     from bridge.runtime.megatron.emulation.emulated_model import emulate_low_layers, prepare_emulation
-    from bridge.runtime.megatron.layer_spec import build_block_spec
+    from bridge.runtime.megatron.model.layer_spec import build_block_spec
 
     block = TransformerBlock(config, build_block_spec(config, backend=backend), post_layer_norm=True)
     block = block.to(device=device, dtype=torch.bfloat16)
@@ -193,7 +193,7 @@ def compare_passes(
 
 def records_of(schemes: Iterable[str] = SCHEMES, *, shape: dict[str, int] | None = None) -> list[Record]:
     """Compare Transformer Engine's block with the emulated one under each scheme this machine runs."""
-    from bridge.runtime.megatron.process import training_process
+    from bridge.runtime.megatron.process.training_process import training_process
 
     records: list[Record] = []
     plain = None

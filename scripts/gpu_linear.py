@@ -14,7 +14,7 @@ from gpu_block import relative_distance
 from gpu_codes import recipe_of
 from gpu_report import Record, runnable
 
-from bridge.runtime.numerics import DelayedScaling, GemmPrecision, scaled_linear
+from bridge.runtime.numerics import DelayedScaling, GemmPrecision, LinearCall, scaled_linear
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -73,7 +73,7 @@ def emulated(scheme: str, x: torch.Tensor, w: torch.Tensor, dy: torch.Tensor) ->
         state = DelayedScaling(precision, device=x.device)
     for _ in range(STEPS):
         x, w = x.detach().requires_grad_(), w.detach().requires_grad_()
-        y = scaled_linear(x, w, precision=precision, state=state)
+        y = scaled_linear(x, w, call=LinearCall(precision=precision, state=state))
         if state is not None:
             state.update("forward")
         y.backward(dy)

@@ -147,7 +147,7 @@ def records_of(
     rounds: int = 30,
 ) -> list[Record]:
     """Measure every scheme that this machine runs, BF16 first."""
-    from bridge.runtime.megatron.process import training_process
+    from bridge.runtime.megatron.process.training_process import training_process
 
     shape = shape or LLAMA_3_8B
     records: list[Record] = []

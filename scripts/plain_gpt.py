@@ -1,6 +1,6 @@
 """The GPT of `conf/model` in plain PyTorch: a training step without Megatron.
 
-Same parameters and the same arithmetic as `bridge.runtime.megatron.gpt` builds on one device (RMSNorm, rotary
+Same parameters and the same arithmetic as `bridge.runtime.megatron.model.gpt` builds on one device (RMSNorm, rotary
 positions, no biases, GELU, softmax in FP32, untied output head), trained in BF16 "O2": BF16 weights, FP32 master
 weights and Adam, gradients clipped by their norm, no weight decay for norms. A benchmark times it against Megatron.
 """

@@ -6,8 +6,9 @@ from pathlib import Path
 
 from bridge.cli.output import print_json
 from bridge.cli.parser import add_json_option
-from bridge.runtime.audit.plan_comparison import compare_records, format_gemms
+from bridge.runtime.audit.gemm_formats import format_gemms
 from bridge.runtime.audit.record import RECORD_FILE, Record
+from bridge.runtime.audit.record_comparison import compare_records
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

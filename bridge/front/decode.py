@@ -60,7 +60,7 @@ def build_container(run: Run, problems: Problems | None = None) -> ConfigContain
         MegatronDistributedDataParallelConfig,
         MegatronOptimizerConfig,
     )  # heavy
-    from bridge.runtime.megatron.gpt import ACTIVATIONS, GPTConfig
+    from bridge.runtime.megatron.model.gpt import ACTIVATIONS, GPTConfig
 
     owners = {
         "model": GPTConfig,

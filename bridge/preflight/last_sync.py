@@ -118,13 +118,13 @@ def _synchronize_sharding(configs: Mapping[str, Any]) -> None:
     for finding in check_sync_rules(None, values, rows, is_last=True):
         log.warning("%s", finding)
     for row in rows:
-        setattr(owners[row.owner].target, row.attribute, row.new)
+        setattr(owners[row.owner].config, row.attribute, row.new)
     for role, owner in owners.items():
         if is_under_megatron_fsdp(values) and values[role].value(GRAD_BUFFER_REUSE) is True:
             log.warning(
                 "%s.%s: turned off, Megatron-FSDP does not implement it", role, GRAD_BUFFER_REUSE
             )
-            setattr(owner.target, GRAD_BUFFER_REUSE, False)
+            setattr(owner.config, GRAD_BUFFER_REUSE, False)
 
 
 def _finalize_configs(owners: Mapping[str, Any]) -> None:

@@ -35,7 +35,7 @@ from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.peer import PeerConfig
 from bridge.registry.registry import get_mixed_precision_config, is_auto
 from bridge.rules.context import PRECISION_OWNERS
-from bridge.rules.program import Program
+from bridge.rules.program import Program, ProgramKind
 from bridge.sync.prediction import Prediction, predict
 from bridge.target.declaration import make_target
 from bridge.target.target import Target
@@ -211,24 +211,27 @@ class Run:
 
     @property
     def program(self) -> Program:
-        """The program that starts it.
+        """The program that starts the run.
 
-        scripts/train.py is shown by a backend and a length of sequences.
+        A run that states a precision backend and a sequence length is one of scripts/train.py.
         """
         if self.starting_program is not None:
             return self.starting_program
         states_backend = self.sections.get("precision_backend") is not None
-        is_own = (
-            states_backend and get_section(self.sections.get("model"), "seq_length") is not None
-        )
+        states_length = get_section(self.sections.get("model"), "seq_length") is not None
+        kind = ProgramKind.OTHER
+        if states_backend and states_length:
+            kind = ProgramKind.TRAIN_SCRIPT
+        elif self.reading.settings_of == MEGATRON_BRIDGE:
+            kind = ProgramKind.MEGATRON_BRIDGE
+        elif self.reading.settings_of == MEGATRON_CORE:
+            kind = ProgramKind.OWN_CONFIGS
         loads = get_section(self.sections.get("checkpoint"), "load") is not None
         return Program(
-            is_own=is_own,
-            is_megatron_bridge=self.reading.settings_of == MEGATRON_BRIDGE,
-            has_no_argument_parser=self.reading.settings_of in (MEGATRON_CORE, MEGATRON_BRIDGE),
-            # Ours reads its own checkpoints so that no variable is needed.
-            is_resumed=loads and not is_own,
-            refused=self.reading.refused,
+            kind=kind,
+            # scripts/train.py reads its own checkpoints, and needs no environment variable for them.
+            is_resumed=loads and kind is not ProgramKind.TRAIN_SCRIPT,
+            refused_arguments=self.reading.refused,
             faulty_options=self.reading.faulty_options,
             dropped_fields=self.reading.dropped_fields,
         )
@@ -426,9 +429,9 @@ class Run:
             return None
         paths = [path]
         for row in self.prediction.rows:
-            if row.owner != section or row.attribute != name or row.by == section:
+            if row.owner != section or row.attribute != name or row.by.name == section:
                 continue
-            if row.by in PRECISION_OWNERS:
+            if row.by.kind == "owner":
                 paths = [path, f"{row.by}.{name}"]
             elif name == "quant_recipe":
                 paths = [*LAYER_SETTINGS]

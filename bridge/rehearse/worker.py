@@ -149,7 +149,7 @@ def leave_out(sections: Job, rounds: list[LaunchLayout]) -> list[Answer]:
         MegatronDistributedDataParallelConfig,
         MegatronOptimizerConfig,
     )
-    from bridge.runtime.megatron.gpt import GPTConfig
+    from bridge.runtime.megatron.model.gpt import GPTConfig
 
     removed: list[Answer] = []
     owners = {

@@ -11,7 +11,8 @@ from bridge.errors import AuditError, TrainingError
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.registry.schedule import Phase
-from bridge.runtime.audit.plan_comparison import format_gemms, lacks_low_precision
+from bridge.runtime.audit.gemm_formats import format_gemms
+from bridge.runtime.audit.plan_comparison import lacks_low_precision
 from bridge.runtime.audit.record import RECORD_FILE, Record
 from bridge.runtime.megatron.record.census import take_census
 from bridge.runtime.megatron.record.step_recording import StepRecording

@@ -26,7 +26,7 @@ from bridge.report.table import (
     make_table,
     print_renderable,
 )
-from bridge.runtime.audit.plan_comparison import format_gemms
+from bridge.runtime.audit.gemm_formats import format_gemms
 from bridge.runtime.audit.quantisation import QuantisationRow
 from bridge.runtime.audit.record import CensusRow, GemmRow
 from bridge.training.metrics import TrainRecord, ValidationRecord

@@ -22,15 +22,15 @@ from bridge.report.quantisation_table import plot_quantisation
 from bridge.runtime.audit.early_warnings import WarningInputs, find_early_warnings
 from bridge.runtime.checkpoint.lock import lock_folder
 from bridge.runtime.checkpoint.manifest import compute_manifest_digest
-from bridge.runtime.megatron.agreement import compute_on_first_rank
 from bridge.runtime.megatron.backend import choose_backend_of_phases, use_backend
 from bridge.runtime.megatron.checkpoint.saving import save_checkpoint
-from bridge.runtime.megatron.process import apply_tf32, training_process
-from bridge.runtime.megatron.process_memory import (
+from bridge.runtime.megatron.process.agreement import compute_on_first_rank
+from bridge.runtime.megatron.process.memory import (
     read_peak_memory,
     reset_peak_memory,
     trim_heap,
 )
+from bridge.runtime.megatron.process.training_process import apply_tf32, training_process
 from bridge.runtime.megatron.record.census import take_census, watch_activations
 from bridge.runtime.megatron.trainer import StepResult
 from bridge.target.fields import list_known_releases

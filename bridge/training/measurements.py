@@ -24,7 +24,7 @@ from bridge.runtime.megatron.one_batch import (
     compute_relative_errors,
     sample_tensor,
 )
-from bridge.runtime.megatron.process import training_process
+from bridge.runtime.megatron.process.training_process import training_process
 from bridge.training.config import ConfigContainer, runtime_config_update
 from bridge.training.run import TrainingRun, build_run, get_precision_label
 from bridge.training.value_checks import require_sane_values

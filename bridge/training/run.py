@@ -33,9 +33,9 @@ from bridge.runtime.megatron.data.batches import (
 )
 from bridge.runtime.megatron.data.corpus import Corpus, open_corpus
 from bridge.runtime.megatron.emulation.emulated_model import switch_precision
-from bridge.runtime.megatron.gpt import adapt_config, build_gpt, count_parameters
+from bridge.runtime.megatron.model.gpt import adapt_config, build_gpt, count_parameters
 from bridge.runtime.megatron.optimizer import build_optimizer, build_scheduler
-from bridge.runtime.megatron.process import Process
+from bridge.runtime.megatron.process.training_process import Process
 from bridge.runtime.megatron.record.census import Activations
 from bridge.runtime.megatron.record.telemetry import Telemetry
 from bridge.runtime.megatron.trainer import StepResult, Trainer

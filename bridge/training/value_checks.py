@@ -169,7 +169,7 @@ def require_sane_values(config: ConfigContainer) -> None:
         )
     if not hasattr(config.model, "seq_length"):
         raise RunConfigError(
-            "model: must be a bridge.runtime.megatron.gpt.GPTConfig, "
+            "model: must be a bridge.runtime.megatron.model.gpt.GPTConfig, "
             f"got {type(config.model).__name__}. "
             "A TransformerConfig alone does not say how long sequences are."
         )

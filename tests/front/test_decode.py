@@ -88,7 +88,7 @@ def _megatron_classes() -> dict[str, Any]:
     from megatron.core.distributed import DistributedDataParallelConfig
     from megatron.core.optimizer import OptimizerConfig
 
-    from bridge.runtime.megatron.gpt import GPTConfig
+    from bridge.runtime.megatron.model.gpt import GPTConfig
 
     return {"model": GPTConfig, "optimizer": OptimizerConfig, "ddp": DistributedDataParallelConfig}
 

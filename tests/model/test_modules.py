@@ -19,7 +19,7 @@ from megatron.core.quantization.utils import get_quant_config_or_none
 from megatron.core.transformer import TransformerConfig
 
 from bridge import MixedPrecisionConfig, get_mixed_precision_config
-from bridge.model.modules import ModulePaths
+from bridge.model.module_paths import ModulePaths
 from bridge.plan.alignment import build_alignment_report
 from bridge.plan.memory_report import build_memory_report
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan

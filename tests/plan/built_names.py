@@ -18,7 +18,7 @@ from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 from megatron.core.transformer import TransformerConfig
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from bridge.runtime.megatron.cuda_shim import cpu_as_cuda
+from bridge.runtime.megatron.cpu.cuda_shim import cpu_as_cuda
 from bridge.runtime.megatron.patching import apply_patches, keep_compatible
 from bridge.runtime.megatron.without_te import CHANGES_FOR_LAYERS
 

@@ -159,9 +159,9 @@ def built(case: dict) -> Iterator[tuple[Any, Any]]:
     from bridge.front.decode import build_container
     from bridge.front.loader import make_run
     from bridge.read.run_input import RunInput
-    from bridge.runtime.megatron import gpt
     from bridge.runtime.megatron.backend import choose_backend, use_backend
-    from bridge.runtime.megatron.process import training_process
+    from bridge.runtime.megatron.model import gpt
+    from bridge.runtime.megatron.process.training_process import training_process
     from bridge.training.config import runtime_config_update
 
     is_local = case["model"].get("transformer_impl") == "local"

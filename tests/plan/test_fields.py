@@ -20,7 +20,7 @@ from bridge.plan.precision_plan import precision_plan
 from bridge.plan.workload import Workload
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
-from bridge.runtime.megatron.process import training_process
+from bridge.runtime.megatron.process.training_process import training_process
 from bridge.sync.prediction import predict
 from bridge.target.fields import OWNER_FIELDS
 from bridge.target.versions import Version

@@ -16,7 +16,7 @@ from bridge.plan.precision_plan import precision_plan
 from bridge.plan.workload import Workload
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
-from bridge.runtime.megatron.process import training_process
+from bridge.runtime.megatron.process.training_process import training_process
 from bridge.target.versions import Version, get_installed_version
 from tests import warm
 from tests.model.test_shape import LLAMA_3_70B

@@ -15,7 +15,7 @@ from bridge.model.shape import ModelShape
 from bridge.plan.alignment import build_alignment_report
 from bridge.plan.memory_report import build_memory_report
 from bridge.plan.precision_plan import precision_plan
-from bridge.runtime.megatron.process import training_process
+from bridge.runtime.megatron.process.training_process import training_process
 
 PLAIN = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "add_bias_linear": False, "vocab_size": 128}
 DELTA = {

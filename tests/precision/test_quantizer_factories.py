@@ -20,7 +20,7 @@ import json, sys
 from importlib import import_module
 from bridge.preflight.declared_gpu import declare
 declare("b200")
-from bridge.runtime.megatron.cuda_shim import cpu_as_cuda
+from bridge.runtime.megatron.cpu.cuda_shim import cpu_as_cuda
 from bridge.runtime.pytorch.record.operand_format import SCHEME_OF_QUANTIZER
 from transformer_engine.pytorch.quantization import DelayedScalingRequest, QuantizerRole
 

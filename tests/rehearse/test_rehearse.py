@@ -17,7 +17,7 @@ from bridge.rehearse.error_cause import find_cause
 from bridge.rehearse.release import list_local_releases
 from bridge.rehearse.shrink import shrink
 from bridge.rehearse.worker import leave_out
-from bridge.runtime.megatron.gpt import GPTConfig
+from bridge.runtime.megatron.model.gpt import GPTConfig
 from tests import warm
 from tests.front.test_megatron_bridge import container
 

@@ -5,7 +5,7 @@ import pytest
 from bridge import MixedPrecisionConfig, get_mixed_precision_config, synchronize
 from bridge.errors import PrecisionTypeError, RunConfigError, SyncCheckError, UnknownRecipeError
 from bridge.registry.schedule import PrecisionSchedule
-from bridge.runtime.megatron.gpt import GPTConfig
+from bridge.runtime.megatron.model.gpt import GPTConfig
 from bridge.training.config import DistributedDataParallelConfig, OptimizerConfig
 
 NVFP4 = get_mixed_precision_config("nvfp4").override(fp4_param_gather=False)

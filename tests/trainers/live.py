@@ -13,7 +13,7 @@ from typing import Any
 
 from bridge.errors import BridgeError
 from bridge.runtime.megatron.backend import choose_backend_of_phases, use_backend
-from bridge.runtime.megatron.process import training_process
+from bridge.runtime.megatron.process.training_process import training_process
 from bridge.runtime.megatron.trainer import Trainer
 from bridge.trainers.audit import attach_audit
 from bridge.training.run import build_run, list_phase_models

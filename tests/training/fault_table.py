@@ -113,7 +113,9 @@ def in_save(act: Callable[[], None], place: str) -> Callable[[], None]:
     if place == "while a file is written":
         writing = functools.partial(wrapped, filesystem_async, "_write_item", 5, lambda *_: act())
         return lambda: wrapped(saving, "_make_checkpoint_folder", 2, lambda *_: writing())
-    owner, name = {"at its begin": (saving, "_make_room"), "before the manifest": (Manifest, "write")}[place]
+    owner, name = {"at its begin": (saving, "_make_checkpoint_folder"), "before the manifest": (Manifest, "write")}[
+        place
+    ]
     return lambda: wrapped(owner, name, 2, lambda *_: act())
 
 

@@ -213,6 +213,14 @@ def settings_as_a_list(checkpoint: Path) -> str:
     return "manifest.json is damaged"
 
 
+def manifest_of_another_format(checkpoint: Path) -> str:
+    manifest = checkpoint / "manifest.json"
+    text = manifest.read_text()
+    assert '"format": 1' in text
+    manifest.write_text(text.replace('"format": 1', '"format": 2'))
+    return "manifest.json has format 2, and this release reads format 1"
+
+
 def manifest_as_a_pipe(checkpoint: Path) -> str:
     (checkpoint / "manifest.json").unlink()
     os.mkfifo(checkpoint / "manifest.json")
@@ -222,7 +230,15 @@ def manifest_as_a_pipe(checkpoint: Path) -> str:
 @pytest.mark.parametrize(
     "make",
     [
-        *(forged_object, without_checksums, swapped, later, settings_as_a_list, manifest_as_a_pipe),
+        *(
+            forged_object,
+            without_checksums,
+            swapped,
+            later,
+            settings_as_a_list,
+            manifest_as_a_pipe,
+            manifest_of_another_format,
+        ),
         *([of_a_later_release] if READS_COMMON else []),
     ],
 )

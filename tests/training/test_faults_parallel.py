@@ -11,7 +11,7 @@ from unittest.mock import Mock
 
 import pytest
 
-from bridge.runtime.megatron.peers import Peers
+from bridge.runtime.megatron.process.peers import Peers
 from tests import warm
 from tests.training.loop_tiny import ROOT, in_two_processes, losses, records
 
@@ -111,7 +111,7 @@ def test_a_rank_without_a_launcher_whose_first_rank_does_not_answer_ends_with_on
 
 
 def test_a_store_that_no_longer_answers_is_not_waited_for(monkeypatch) -> None:
-    monkeypatch.setattr("bridge.runtime.megatron.peers.STORE_SECONDS", 0.1)
+    monkeypatch.setattr("bridge.runtime.megatron.process.peers.STORE_SECONDS", 0.1)
     stalled, ends = threading.Event(), threading.Event()
     store = Mock()
     store.set = store.check = lambda *_: ends.wait(60 if stalled.is_set() else 0)

@@ -13,7 +13,7 @@ from bridge.report.gradient_band import describe_band
 from bridge.runtime.compare.band import compute_band
 from bridge.runtime.megatron.backend import Backend
 from bridge.runtime.megatron.one_batch import capture_linear_results, compute_relative_errors
-from bridge.runtime.megatron.process import training_process
+from bridge.runtime.megatron.process.training_process import training_process
 from bridge.training.measurements import check_gradients, get_gemm_formats
 from bridge.training.run import build_run
 from tests import warm

@@ -17,9 +17,9 @@ import torch
 from rich.console import Console
 
 from bridge.errors import RunConfigError, TrainingError
-from bridge.runtime.megatron import cuda_shim, wide_gemm
-from bridge.runtime.megatron.process import training_process
-from bridge.runtime.megatron.stop_request import COPY_SECONDS, StopRequest
+from bridge.runtime.megatron.cpu import cuda_shim, wide_gemm
+from bridge.runtime.megatron.process.stop_request import COPY_SECONDS, StopRequest
+from bridge.runtime.megatron.process.training_process import training_process
 from bridge.training.console import open_display, print_summary
 from bridge.training.loop import pretrain
 from bridge.training.metrics import TrainRecord, ValidationRecord
@@ -169,7 +169,7 @@ def test_sigterm_without_a_folder_to_save_to_says_that_nothing_was_saved(tmp_pat
 
 def test_a_launchers_copy_of_a_signal_is_the_same_request_and_a_third_or_late_one_ends_at_once(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr("bridge.runtime.megatron.stop_request.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("bridge.runtime.megatron.process.stop_request.time.monotonic", lambda: now[0])
     for seconds, noted in (((0.0, 1.0, 2.0), (True, True, False)), ((0.0, COPY_SECONDS + 1), (True, False))):
         request = StopRequest()
         assert not request.note(signal.SIGTERM), "before the first step a signal ends the process"

@@ -10,7 +10,7 @@ from megatron.core.quantization.quant_config import RecipeConfig
 from bridge import MixedPrecisionConfig
 from bridge.errors import BridgeError
 from bridge.plan.precision_plan import precision_plan
-from bridge.runtime.audit.plan_comparison import format_gemms
+from bridge.runtime.audit.gemm_formats import format_gemms
 from bridge.training.config import runtime_config_update
 from bridge.training.fingerprint import compute_fingerprint
 from bridge.training.loop import pretrain

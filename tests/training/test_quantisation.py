@@ -75,7 +75,7 @@ def test_error_is_that_of_the_dequantised_tensor(scheme, format_):
     x[0] = 0
     spec = GemmPrecision(scheme=scheme, format=format_).spec("input")
     found = measure_quantisation_error(x, make_operand(x, spec, "input"))
-    back = quantise(x, spec, col=False).dequantise(torch.float32).double()
+    back = quantise(x, spec, columnwise=False).dequantise(torch.float32).double()
     exact = x.double()
     noise = (exact - back).square().sum()
     assert found["sqnr_db"] == pytest.approx(10 * torch.log10(exact.square().sum() / noise).item(), abs=1e-4)

@@ -79,7 +79,7 @@ SIXTEEN = """
 import os
 import torch
 from bridge.errors import RunConfigError
-from bridge.runtime.megatron.agreement import require_agreement
+from bridge.runtime.megatron.process.agreement import require_agreement
 from bridge.training.fingerprint import compute_fingerprint
 from tests.training.loop_tiny import tiny
 

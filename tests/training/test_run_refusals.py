@@ -7,7 +7,7 @@ from megatron.core.distributed import DistributedDataParallelConfig
 from megatron.core.optimizer import OptimizerConfig
 
 from bridge.errors import RunConfigError, SyncCheckError
-from bridge.runtime.megatron.gpt import GPTConfig
+from bridge.runtime.megatron.model.gpt import GPTConfig
 from bridge.target.versions import parse_version
 from bridge.training.config import (
     ConfigContainer,

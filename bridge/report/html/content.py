@@ -11,7 +11,7 @@ from bridge.precision import strict_yaml
 from bridge.precision.formats import FORMATS
 from bridge.report.plan_table import make_line
 from bridge.runtime.audit.early_warnings import EARLY_WARNINGS, WarningInputs, find_early_warnings
-from bridge.runtime.audit.plan_comparison import format_gemms
+from bridge.runtime.audit.gemm_formats import format_gemms
 from bridge.runtime.audit.quantisation import select_last_step
 from bridge.runtime.audit.record import CensusRow, GemmRow
 from bridge.runtime.audit.run_folder import RunFolder
@@ -253,7 +253,7 @@ def _read_train_command(run: RunFolder) -> list[str]:
     if not overrides.is_file():
         return []
     documents = strict_yaml.load_documents(
-        run.text_of(overrides), str(overrides), error=RunConfigError
+        run.read_text(overrides), str(overrides), error=RunConfigError
     )
     words = ["python", "scripts/train.py"]
     if documents:

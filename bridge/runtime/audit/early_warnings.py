@@ -1,7 +1,8 @@
 """Early warnings: signs of trouble in the records of a run, each with its threshold.
 
-The run logs a warning when its sign begins; `watch` and `report` read the files of the run.
-``silence.NAME=REASON`` in the config silences one everywhere.
+A run logs a warning in the step in which its sign begins. `watch` and `report` find the same
+warnings in the files of the run. ``silence.NAME=REASON`` in the config silences the warning NAME in
+all of them.
 """
 
 from __future__ import annotations
@@ -19,72 +20,78 @@ from bridge.runtime.audit.run_folder import RunFolder
 from bridge.runtime.audit.run_log import describe_lost_steps
 
 RECENT_RECORDS = 20
-"""Most records, or measurements of the quantisers, that are compared with the last one."""
+"""Most records, or measurements of the quantisers, that the last one is compared with."""
 MIN_RECENT_RECORDS = RECENT_RECORDS // 2
 """Fewest records in which a spike is looked for."""
 NOT_FINITE_RECORDS = 1
-"""Recent records with a gradient that is not finite, from which on it is a sign of trouble."""
+"""Recent records with a NaN or Inf gradient from which on the warning is given."""
 NOT_FINITE_RECORDS_DYNAMIC = 3
-"""The same under a dynamic loss scale, which overflows now and then by design."""
+"""The same number under a dynamic loss scale, which overflows now and then by design."""
 LOSS_SPIKE_FACTOR = 1.2
-"""Loss that is a spike, as a multiple of the median."""
+"""A loss above this multiple of the median is a spike."""
 GRADIENT_SPIKE_FACTOR = 10
-"""Gradient norm that is a spike, as a multiple of the median."""
+"""A gradient norm above this multiple of the median is a spike."""
 SKIPPED_ONE_IN = 10
-"""Steps of which no more than one may be skipped."""
+"""One of this many steps may be skipped."""
 RECORDS_AFTER_SCALE_CHANGE = 5
-"""Records after a change of the loss scale in which a spike is put down to it."""
+"""A spike in this many records after a change of the loss scale is attributed to the change."""
 SCALE_CHANGE_SPIKE_FACTOR = 1.1
-"""Loss that is a spike after a change of the loss scale, as a multiple of the median before."""
+"""After a change of the loss scale, a loss above this multiple of the earlier median is a spike."""
 AMAX_OVERFLOW_FACTOR = 4
-"""Amax that a delayed scale misses, as a multiple of the largest value the scale can represent."""
+"""Largest accepted amax, as a multiple of the largest value that the operand's scale represents."""
 UNDERFLOW_SHARE = 0.5
-"""Share of an operand that may become zero, whatever its median is."""
+"""Largest accepted share of an operand that becomes zero, whatever its median is."""
 UNDERFLOW_FACTOR = 2
-"""Share that may become zero, as a multiple of its median."""
+"""Largest accepted share that becomes zero, as a multiple of the operand's median."""
 UNDERFLOW_RISE = 0.02
-"""Share above the median that may become zero in any case."""
+"""A share that is less than this above the median is accepted, whatever its multiple is."""
 
 
 @dataclass(kw_only=True)
 class WarningInputs:
-    """The values of a run so far that the warnings look at."""
+    """The values of a run so far that the warnings are computed from."""
 
     train: Sequence[dict[str, Any]]
-    """Records of steps, as in ``metrics.jsonl``."""
+    """Records of steps in their order, as in ``metrics.jsonl``."""
     quantisation: Sequence[QuantisationRow] = ()
+    """Errors of the quantisers, in the order of the measured steps."""
     health: Sequence[HealthRow] = ()
     """Health of the low-precision modules in the last audited step."""
     smallest_scale: float | None = None
-    """Floor of a dynamic loss scale; None without one."""
+    """Floor of a dynamic loss scale; None without a dynamic loss scale."""
     silenced: Collection[str] = field(default_factory=tuple)
-    """Names of warnings."""
+    """Names of the warnings that are not given."""
 
     @classmethod
-    def from_run_folder(cls, run: RunFolder, *, silenced: Collection[str] = ()) -> WarningInputs:
-        """Return what the files of a run hold; `silenced` is added to those of its config."""
-        optimizer = run.config.get("optimizer", {})
+    def from_run_folder(cls, folder: RunFolder, *, silenced: Collection[str] = ()) -> WarningInputs:
+        """Return the values in the files of a run.
+
+        Args:
+            folder: The folder of the run.
+            silenced: Names of warnings to silence in addition to those that the config silences.
+        """
+        optimizer = folder.config.get("optimizer", {})
         smallest_scale = None
         if optimizer.get("fp16") and not optimizer.get("loss_scale"):
             smallest_scale = optimizer.get("min_loss_scale")
-        train, quantisation, record = run.metrics("train"), run.quantisation, run.record
         health: Sequence[HealthRow] = ()
+        record = folder.record
         if record is not None:
             health = record.health
-        of_config = run.config.get("silence") or ()
+        silenced_by_config = folder.config.get("silence") or ()
         return cls(
-            train=train,
-            quantisation=quantisation,
+            train=folder.metrics("train"),
+            quantisation=folder.quantisation,
             health=health,
             smallest_scale=smallest_scale,
-            silenced={*silenced, *of_config},
+            silenced={*silenced, *silenced_by_config},
         )
 
 
-def _check_loss_finite(signs: WarningInputs) -> str | None:
-    """Return the sentence on the losses that are not finite, None without one."""
+def _check_loss_finite(inputs: WarningInputs) -> str | None:
+    """Return the sentence on losses that are not finite, or None."""
     finite_at = {}
-    for record in signs.train:
+    for record in inputs.train:
         finite_at[record["step"]] = record["loss"] is not None
     steps = describe_lost_steps(finite_at)
     if steps is None:
@@ -92,39 +99,39 @@ def _check_loss_finite(signs: WarningInputs) -> str | None:
     return f"the loss is not finite {steps}."
 
 
-def _check_gradients_finite(signs: WarningInputs) -> str | None:
+def _check_gradients_finite(inputs: WarningInputs) -> str | None:
     """Return the sentence on gradients that were not finite in recent records, or None."""
-    is_dynamic = signs.smallest_scale is not None
-    first = _find_first_update(signs.train)
+    is_dynamic = inputs.smallest_scale is not None
+    first = _find_first_update(inputs.train)
     if first is None and is_dynamic:
         return None  # a dynamic loss scale is still falling to its level
-    recent = signs.train[first or 0 :][-RECENT_RECORDS:]
-    places = []
+    recent = inputs.train[first or 0 :][-RECENT_RECORDS:]
+    locations = []
     for record in recent:
         if record.get("not_finite"):
-            places.append(record["not_finite"])
-    least = NOT_FINITE_RECORDS
+            locations.append(record["not_finite"])
+    limit = NOT_FINITE_RECORDS
     if is_dynamic:
-        least = NOT_FINITE_RECORDS_DYNAMIC
-    if len(places) < least:
+        limit = NOT_FINITE_RECORDS_DYNAMIC
+    if len(locations) < limit:
         return None
     return (
-        f"gradients were not finite in {len(places)} of the last {len(recent)} records; "
-        f"the last time {places[-1]}."
+        f"gradients were not finite in {len(locations)} of the last {len(recent)} records; "
+        f"the last time {locations[-1]}."
     )
 
 
 def _select_finite(records: Sequence[dict[str, Any]], column: str) -> list[dict[str, Any]]:
-    """Return the records in which a value is finite."""
+    """Return the records in which the value of a column is finite."""
     finite = []
     for record in records:
-        if record[column] is not None:
+        if record[column] is not None:  # a value that is not finite is stored as None
             finite.append(record)
     return finite
 
 
 def _find_first_update(train: Sequence[dict[str, Any]]) -> int | None:
-    """Return the index of the first record whose step was not skipped."""
+    """Return the index of the first record whose step was not skipped, or None."""
     for index, record in enumerate(train):
         if not record["skipped"]:
             return index
@@ -132,19 +139,30 @@ def _find_first_update(train: Sequence[dict[str, Any]]) -> int | None:
 
 
 def _check_spike(
-    signs: WarningInputs, *, column: str, factor: float, noun: str, digits: str
+    inputs: WarningInputs, *, column: str, factor: float, noun: str, digits: str
 ) -> str | None:
-    """Return the sentence on a last value that is far above the median of recent records, or None."""
+    """Return the sentence on a last value far above the median of recent records, or None.
+
+    Args:
+        inputs: The values of the run.
+        column: Column of the records.
+        factor: Largest multiple of the median that is no spike.
+        noun: The column in a sentence.
+        digits: Format of the values in the sentence.
+    """
     recent = []
-    for record in _select_finite(signs.train[-RECENT_RECORDS - 1 :], column):
+    for record in _select_finite(inputs.train[-RECENT_RECORDS - 1 :], column):
         recent.append(record[column])
     if len(recent) < MIN_RECENT_RECORDS:
         return None
-    last, usual = recent[-1], median(recent[:-1])
-    if last <= factor * usual:
+    last = recent[-1]
+    earlier_median = median(recent[:-1])
+    if last <= factor * earlier_median:
         return None
-    rule = f"more than {factor:g} times the median of the records before"
-    return f"the {noun} is {last:{digits}}, {rule}, {usual:{digits}}."
+    return (
+        f"the {noun} is {last:{digits}}, more than {factor:g} times the median of the records "
+        f"before, {earlier_median:{digits}}."
+    )
 
 
 _check_loss_spike = partial(
@@ -159,15 +177,15 @@ _check_gradient_spike = partial(
 )
 
 
-def _check_skipped_steps(signs: WarningInputs) -> str | None:
+def _check_skipped_steps(inputs: WarningInputs) -> str | None:
     """Return the sentence on a large share of skipped steps after the first update, or None."""
-    index = _find_first_update(signs.train)
+    index = _find_first_update(inputs.train)
     if index is None:
-        return None  # `gradients-not-finite` and the limit of the run report it
-    first, last = signs.train[index], signs.train[-1]
+        return None  # `gradients-not-finite`, and the run's limit of skipped steps, report this
+    first, last = inputs.train[index], inputs.train[-1]
     skipped = last["skipped_steps"] - first["skipped_steps"]
     steps = last["step"] - first["step"]
-    # A single step of a few is no share yet.
+    # One skipped step among fewer than SKIPPED_ONE_IN steps says nothing about the share.
     if SKIPPED_ONE_IN * skipped <= max(SKIPPED_ONE_IN, steps):
         return None
     return (
@@ -176,38 +194,42 @@ def _check_skipped_steps(signs: WarningInputs) -> str | None:
     )
 
 
-def _check_scale_floor(signs: WarningInputs) -> str | None:
+def _check_scale_floor(inputs: WarningInputs) -> str | None:
     """Return the sentence on a dynamic loss scale that is at its floor, or None."""
-    floor = signs.smallest_scale
-    if floor is None or not signs.train or signs.train[-1]["loss_scale"] > floor:
+    floor = inputs.smallest_scale
+    if floor is None or not inputs.train or inputs.train[-1]["loss_scale"] > floor:
         return None
     return f"the loss scale is at its floor, {floor:g}: the next overflow cannot lower it."
 
 
-def _check_spike_after_scale_change(signs: WarningInputs) -> str | None:
+def _check_spike_after_scale_change(inputs: WarningInputs) -> str | None:
     """Return the sentence on a loss that rose soon after the loss scale changed, or None."""
-    recent = _select_finite(signs.train[-RECENT_RECORDS:], "loss")
+    recent = _select_finite(inputs.train[-RECENT_RECORDS:], "loss")
     change = None
     for index in range(1, len(recent)):
         if recent[index]["loss_scale"] != recent[index - 1]["loss_scale"]:
             change = index
     if change is None or change < len(recent) - RECORDS_AFTER_SCALE_CHANGE:
         return None
-    usual = median(record["loss"] for record in recent[:change])
+    earlier_median = median(record["loss"] for record in recent[:change])
     loss = recent[-1]["loss"]
-    if loss <= SCALE_CHANGE_SPIKE_FACTOR * usual:
+    if loss <= SCALE_CHANGE_SPIKE_FACTOR * earlier_median:
         return None
     before, after = recent[change - 1], recent[change]
-    scales = f"from {before['loss_scale']:g} to {after['loss_scale']:g}"
-    change_of_scale = f"the loss scale went {scales} by step {after['step']}"
-    rule = f"more than {SCALE_CHANGE_SPIKE_FACTOR:g} times that before {change_of_scale}"
-    return f"the loss is {loss:.4f}, {rule}, {usual:.4f}."
+    return (
+        f"the loss is {loss:.4f}, more than {SCALE_CHANGE_SPIKE_FACTOR:g} times that before the "
+        f"loss scale went from {before['loss_scale']:g} to {after['loss_scale']:g} by step "
+        f"{after['step']}, {earlier_median:.4f}."
+    )
 
 
-def _check_amax_history(signs: WarningInputs) -> str | None:
-    """Return the sentence on operands whose amax is beyond their delayed scale, or None."""
+def _check_amax_history(inputs: WarningInputs) -> str | None:
+    """Return the sentence on operands whose amax is far beyond the reach of their scale, or None.
+
+    Only delayed scaling can miss an amax so far: its scale is from earlier steps.
+    """
     ratios: dict[QuantisationRow, float] = {}
-    for row in select_last_step(signs.quantisation):
+    for row in select_last_step(inputs.quantisation):
         if row.scale is None or row.format not in FORMATS:
             continue
         ratio = row.amax * row.scale / FORMATS[row.format].max
@@ -216,45 +238,62 @@ def _check_amax_history(signs: WarningInputs) -> str | None:
     if not ratios:
         return None
     worst = max(ratios, key=lambda row: ratios[row])
-    rest = ""
+    sentence = (
+        f"at step {worst.step} the amax of {worst.location} is {ratios[worst]:.3g} times what its "
+        "scale can represent"
+    )
     if len(ratios) > 1:
-        rest = f", and {len(ratios) - 1} other operands exceed theirs"
-    rule = f"{ratios[worst]:.3g} times what its scale can represent"
-    return f"at step {worst.step} the amax of {worst.place} is {rule}{rest}."
+        sentence += f", and {len(ratios) - 1} other operands exceed theirs"
+    return f"{sentence}."
 
 
-def _check_underflow(signs: WarningInputs) -> str | None:
+def _check_underflow(inputs: WarningInputs) -> str | None:
     """Return the sentence on operands of which an unusual share became zero, or None."""
-    last = select_last_step(signs.quantisation)
-    earlier: dict[str, list[float]] = {}
-    for row in signs.quantisation[-(RECENT_RECORDS + 1) * len(last) :]:
-        if row.step != last[0].step:
-            earlier.setdefault(row.place, []).append(row.underflow)
-    usual: dict[QuantisationRow, float] = {}
+    last_rows = select_last_step(inputs.quantisation)
+    medians = _compute_underflow_medians(inputs.quantisation, last_rows)
     rising = []
-    for row in last:
+    for row in last_rows:
         limit = UNDERFLOW_SHARE
-        if row.place in earlier:
-            usual[row] = median(earlier[row.place])
-            risen = max(UNDERFLOW_FACTOR * usual[row], usual[row] + UNDERFLOW_RISE)
-            limit = min(UNDERFLOW_SHARE, risen)
+        if row.location in medians:
+            usual = medians[row.location]
+            limit = min(limit, max(UNDERFLOW_FACTOR * usual, usual + UNDERFLOW_RISE))
         if row.underflow > limit:
             rising.append(row)
     if not rising:
         return None
     worst = max(rising, key=lambda row: row.underflow)
-    text = f"{100 * worst.underflow:.3g} % of {worst.place} became zero at step {worst.step}"
-    if worst in usual:
-        text += f", {100 * usual[worst]:.3g} % in the median of the measurements before"
+    text = f"{100 * worst.underflow:.3g} % of {worst.location} became zero at step {worst.step}"
+    if worst.location in medians:
+        usual = medians[worst.location]
+        text += f", {100 * usual:.3g} % in the median of the measurements before"
     if len(rising) > 1:
         text += f"; too much of {len(rising) - 1} other operands, too"
     return f"{text}."
 
 
-def _check_stale_weights(signs: WarningInputs) -> str | None:
+def _compute_underflow_medians(
+    rows: Sequence[QuantisationRow], last_rows: Sequence[QuantisationRow]
+) -> dict[str, float]:
+    """Return location of an operand -> median share that became zero, before the last step.
+
+    Args:
+        rows: All rows, in the order of the measured steps.
+        last_rows: The rows of the last measured step.
+    """
+    earlier: dict[str, list[float]] = {}
+    for row in rows[-(RECENT_RECORDS + 1) * len(last_rows) :]:
+        if row.step != last_rows[0].step:
+            earlier.setdefault(row.location, []).append(row.underflow)
+    medians = {}
+    for location, shares in earlier.items():
+        medians[location] = median(shares)
+    return medians
+
+
+def _check_stale_weights(inputs: WarningInputs) -> str | None:
     """Return the sentence on modules that multiplied an older weight, or None."""
     stale = []
-    for row in signs.health:
+    for row in inputs.health:
         if not row.is_fresh:
             stale.append(row)
     if not stale:
@@ -269,9 +308,9 @@ class EarlyWarning(NamedTuple):
     """One row: a sign of trouble."""
 
     threshold: str
-    """The condition of the warning, for its documentation."""
-    look: Callable[[WarningInputs], str | None]
-    """Return the sentence of the warning on a run, None for a run without the sign."""
+    """The condition of the warning, for the documentation."""
+    check: Callable[[WarningInputs], str | None]
+    """Returns the sentence of the warning on a run, None for a run without the sign."""
 
 
 EARLY_WARNINGS = {
@@ -314,16 +353,16 @@ EARLY_WARNINGS = {
         "a GEMM of the last audited step multiplied an older weight", _check_stale_weights
     ),
 }
-"""All early warnings by name."""
+"""Name -> early warning."""
 
 
-def find_early_warnings(signs: WarningInputs) -> list[tuple[str, str]]:
-    """Return (name, sentence) of each warning that the signs of a run give."""
+def find_early_warnings(inputs: WarningInputs) -> list[tuple[str, str]]:
+    """Return (name, sentence) of each warning on a run that is not silenced."""
     warnings = []
     for name, row in EARLY_WARNINGS.items():
-        if name in signs.silenced:
+        if name in inputs.silenced:
             continue
-        sentence = row.look(signs)
+        sentence = row.check(inputs)
         if sentence is not None:
             warnings.append((name, sentence))
     return warnings

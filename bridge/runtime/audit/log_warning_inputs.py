@@ -1,4 +1,4 @@
-"""The early warnings' view of a log: the same signs of trouble, as far as the log shows them."""
+"""The inputs of early warnings from a log of another trainer, as far as the log has them."""
 
 from collections.abc import Collection
 
@@ -7,9 +7,14 @@ from bridge.runtime.audit.run_log import RunLog
 
 
 def make_log_warning_inputs(log: RunLog, *, silenced: Collection[str] = ()) -> WarningInputs:
-    """Return what a log holds for the early warnings.
+    """Return the values of a log that early warnings are computed from.
 
-    The floor of a dynamic loss scale is an argument. Operands and weights are in no log.
+    The floor of a dynamic loss scale is read from the arguments in the log. No log has operands or
+    weights, so that the warnings about these are never given.
+
+    Args:
+        log: The log.
+        silenced: Names of the warnings that are not given.
     """
     train = log.records()
     smallest_scale = None

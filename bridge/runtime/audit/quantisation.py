@@ -24,40 +24,45 @@ class QuantisationRow:
     layer: int
     """Number of the transformer layer in the whole model, from 1 on."""
     module: str
+    """Name of the linear layer in its transformer layer."""
     operand: str
     """One of `OPERANDS`."""
     format: str
+    """Number format: e4m3, e5m2 or e2m1."""
     amax: float
     """Largest magnitude before quantisation."""
     scale: float | None
-    """The factor the whole tensor went in with; None where tiles have their own."""
+    """Factor on the whole tensor before it was rounded; None under a scheme with a scale per tile."""
     underflow: float
-    """Share of the elements other than zero that became zero, 0 to 1."""
+    """Share of the nonzero elements that became zero, 0 to 1."""
     saturated: float
     """Share of all elements beyond the largest value of the format at their scale, 0 to 1."""
     sqnr_db: float
-    """Signal-to-quantisation-noise ratio.
+    """Signal-to-quantisation-noise ratio in dB.
 
-    Infinite without noise, NaN with NaN or infinity in the tensor.
+    It is infinite without noise, and NaN if the tensor has NaN or infinity.
     """
     tensorwise_db: float = math.nan
     """The SQNR that the operand would have under this scheme, from a sample of its rows."""
     blockwise_db: float = math.nan
+    """The same under blockwise scaling."""
     mxfp8_db: float = math.nan
+    """The same under MXFP8."""
     nvfp4_db: float = math.nan
+    """The same under NVFP4."""
 
     @property
-    def place(self) -> str:
-        """The operand, its layer and module, for a sentence."""
+    def location(self) -> str:
+        """The operand, its layer and its module, for a sentence."""
         return f"the {self.operand} of layer {self.layer}, {self.module}"
 
 
 COLUMN_TYPES = {field.name: field.type for field in fields(QuantisationRow)}
-"""Column of the file -> its type."""
+"""Column of the file -> type of its cells."""
 
 
 def select_last_step(rows: Sequence[QuantisationRow]) -> list[QuantisationRow]:
-    """Return the rows of the last measured step."""
+    """Return the rows of the last measured step, none of no rows."""
     if not rows:
         return []
     last = max(row.step for row in rows)
@@ -65,7 +70,7 @@ def select_last_step(rows: Sequence[QuantisationRow]) -> list[QuantisationRow]:
 
 
 def group_by_operand(rows: Iterable[QuantisationRow]) -> dict[str, list[QuantisationRow]]:
-    """Return the rows of each operand that has some, in the order of `OPERANDS`."""
+    """Return operand -> its rows, in the order of `OPERANDS`; an operand without rows is absent."""
     all_rows = list(rows)
     rows_of: dict[str, list[QuantisationRow]] = {}
     for operand in OPERANDS:
@@ -76,7 +81,7 @@ def group_by_operand(rows: Iterable[QuantisationRow]) -> dict[str, list[Quantisa
 
 
 def replace_non_finite(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row with numbers that JSON has: None for infinity and NaN."""
+    """Return a row with None in place of infinity and NaN, which JSON does not have."""
     numbers = dict(row)
     for name, value in row.items():
         if isinstance(value, float) and not math.isfinite(value):
@@ -85,8 +90,10 @@ def replace_non_finite(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def write_rows(path: Path, rows: Sequence[QuantisationRow], *, append: bool = False) -> None:
-    """Write rows as CSV, or add them to a file of rows."""
-    mode = "a" if append else "w"
+    """Write rows as CSV with a heading; `append` adds them to a file that has the heading."""
+    mode = "w"
+    if append:
+        mode = "a"
     with path.open(mode, newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         if not append:
@@ -95,14 +102,16 @@ def write_rows(path: Path, rows: Sequence[QuantisationRow], *, append: bool = Fa
 
 
 def parse_rows(text: str) -> list[QuantisationRow]:
-    """Return the rows of a CSV text; a last line that is being written is left out.
+    """Return the rows of a CSV text.
+
+    A last line without a line end is left out: the run is still writing it.
 
     Raises:
         ValueError, TypeError, KeyError, csv.Error: The text is no table of such rows.
     """
-    lines = csv.DictReader(io.StringIO(text[: text.rfind("\n") + 1]))
+    complete_lines = text[: text.rfind("\n") + 1]
     rows = []
-    for line in lines:
+    for line in csv.DictReader(io.StringIO(complete_lines)):
         columns = {}
         for name, cell in line.items():
             columns[name] = _parse_cell(COLUMN_TYPES[name], cell)
@@ -110,10 +119,10 @@ def parse_rows(text: str) -> list[QuantisationRow]:
     return rows
 
 
-def _parse_cell(kind: Any, text: str) -> Any:
-    """Return the value of a cell, None for an empty cell of a float."""
-    if kind in (int, str):
-        return kind(text)
+def _parse_cell(column_type: Any, text: str) -> Any:
+    """Return the value of a cell; an empty cell of a column of floats is None."""
+    if column_type in (int, str):
+        return column_type(text)
     if not text:
         return None
     return float(text)

@@ -1,7 +1,8 @@
 """The record: one row per GEMM and per kind of tensor, with the formats that a run really had.
 
-Rows hold text alone, so that two records can be compared, saved as JSON and sent between ranks. An
-empty text means that the source cannot see the column: a comparison skips it.
+Rows hold only text and numbers, so that two records can be compared, saved as JSON and sent between
+ranks. An empty text means that the source of the row cannot see the column, and a comparison skips
+the column.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from bridge.precision.schemes import WHOLE_TENSOR, Tile
 
 RECORD_FILE = "record.json"
 """Name of the file in a run's folder."""
+RECORD_VERSION = 1
+"""Version of the file's form."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
@@ -30,12 +33,12 @@ class GemmRow:
     layer: str
     """Label of the plan: the layer's number in the whole model from 1, "mtp 1" or "output".
 
-    Empty outside Megatron.
+    It is empty for a model without Megatron's layers.
     """
     module: str
     """Name in the layer as in the plan, for example ``linear_fc1`` or ``experts.linear_fc1``.
 
-    Elsewhere the whole path.
+    For a module outside of Megatron's layers it is the whole path.
     """
     gemm: str
     """fprop, dgrad or wgrad."""
@@ -48,6 +51,7 @@ class GemmRow:
     left_tile: str = ""
     """Elements of the left operand that share a scale: "tensor" or rows x columns."""
     right_tile: str = ""
+    """Elements of the right operand that share a scale."""
     output: str = ""
     """Dtype of the result."""
     accumulate: str = ""
@@ -57,14 +61,14 @@ class GemmRow:
     by: str = ""
     """Class of the module."""
     context: str = ""
-    """Recipe of Transformer Engine's autocast around the module's forward pass.
+    """Scheme of Transformer Engine's autocast around the module's forward pass.
 
-    "off": there is no autocast around it.
+    It is "off" for a module of Transformer Engine outside of an autocast.
     """
 
     @property
     def formats(self) -> str:
-        """The formats that were multiplied, as the plan writes them, with the scheme."""
+        """The multiplied formats and the scheme, as the plan writes them."""
         formats = f"{self.left} x {self.right}"
         if self.scheme != "none":
             return f"{formats} ({self.scheme})"
@@ -78,20 +82,18 @@ class CensusRow:
     """One kind of tensor in one dtype, on this rank."""
 
     kind: str
-    """A kind of tensor.
-
-    parameters, activations, sent between stages, gradients, gradient reduction, master weights,
-    optimizer state.
+    """The kind of tensor: parameters, activations, sent between stages, gradients, gradient
+    reduction, master weights or optimizer state.
     """
     dtype: str
     """Torch's name without ``torch.``, or format and scheme of stored weights."""
     bytes: int
     """Size on this rank.
 
-    For activations, of the outputs of all linear layers in one micro-batch.
+    For activations it is the size of the outputs of all linear layers in one micro-batch.
     """
     read_from: str
-    """Source of the dtype."""
+    """The object that the dtype was read from, for people."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
@@ -101,89 +103,113 @@ class HealthRow:
     layer: str
     module: str
     error: float
-    """Relative error of the first fprop GEMM.
+    """Relative error of the result of the first fprop GEMM.
 
-    It is compared with FP32 on the operands before they were quantised.
+    The reference is the FP32 product of the operands before quantisation.
     """
     limit: float
-    """Largest error that the format should have."""
+    """Largest error of a healthy GEMM in the format."""
     is_fresh: bool = True
-    """The weight's operand is the quantisation of the weight as it was in this step."""
+    """Whether the GEMM multiplied the weight of this step, and not that of an earlier step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """Everything that was recorded in one step."""
+    """The rows that were recorded in one step."""
 
     gemms: tuple[GemmRow, ...]
+    """GEMMs of all ranks."""
     health: tuple[HealthRow, ...] = ()
     census: tuple[CensusRow, ...] = ()
     """Tensors of one rank."""
     backend: str = ""
     """te, te_cpu, emulated, or local for a run in high precision."""
     step: int | None = None
+    """Number of the step; None for a step that was recorded outside of a run."""
     audit: tuple[str, ...] = ()
     """Mismatches with the plan, as sentences."""
 
     def write(self, path: Path) -> None:
-        """Write the record as JSON, a line per row."""
-        rows: dict[str, tuple[Any, ...]] = {
-            "gemms": self.gemms,
-            "census": self.census,
-            "health": self.health,
+        """Write the record as JSON, a line per row.
+
+        The file is renamed into place when it is complete: `watch` reads it while the run goes on.
+        """
+        head = {
+            "version": RECORD_VERSION,
+            "backend": self.backend,
+            "step": self.step,
+            "audit": self.audit,
         }
-        head = {"version": 1, "backend": self.backend, "step": self.step, "audit": self.audit}
         parts = []
         for name, value in head.items():
             parts.append(f"  {json.dumps(name)}: {json.dumps(value)}")
-        for name, of_kind in rows.items():
-            lines = []
-            for row in of_kind:
-                lines.append(f"    {json.dumps(_drop_empty_columns(row))}")
-            if lines:
-                text = ",\n".join(lines)
-                parts.append(f'  "{name}": [\n{text}\n  ]')
-            else:
-                parts.append(f'  "{name}": []')
-        scratch = path.with_suffix(".tmp")  # `watch` reads the file while the run goes on
+        parts.append(_format_table("gemms", self.gemms))
+        parts.append(_format_table("census", self.census))
+        parts.append(_format_table("health", self.health))
+        scratch = path.with_suffix(".tmp")
         scratch.write_text("{\n" + ",\n".join(parts) + "\n}\n", encoding="utf-8")
         scratch.replace(path)
 
     @classmethod
     def read(cls, path: Path) -> Record:
-        """Return the record of a file."""
+        """Return the record of a file.
+
+        Raises:
+            RunConfigError: The file cannot be read, or is no record.
+        """
         try:
-            if path.exists() and not path.is_file():
-                raise ValueError("it is no regular file")  # noqa: TRY301  one that could block for ever
-            content = json.loads(path.read_text(encoding="utf-8"))
-            gemms, census, health = [], [], []
-            for row in content["gemms"]:
-                gemms.append(GemmRow(**_require_text_columns(row)))
-            for row in content["census"]:
-                census.append(CensusRow(**row))
-            for row in content["health"]:
-                health.append(HealthRow(**row))
-            return cls(
-                gemms=tuple(gemms),
-                census=tuple(census),
-                health=tuple(health),
-                backend=str(content["backend"]),
-                step=content["step"],
-                audit=tuple(content["audit"]),
-            )
+            if path.exists() and not path.is_file():  # a pipe or a device could block for ever
+                raise ValueError("it is no regular file")  # noqa: TRY301  reported below
+            return cls._from_content(json.loads(path.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
             rule = f"must be a record of a run ({error})"
             remedy = "Give the record.json of a run of this version."
             raise RunConfigError.of("record", rule, str(path), remedy) from None
 
+    @classmethod
+    def _from_content(cls, content: dict[str, Any]) -> Record:
+        """Return the record of the content of its file.
 
-def _drop_empty_columns(row: Any) -> dict[str, Any]:
-    """Return the columns of a row, without empty texts."""
-    return {column: value for column, value in asdict(row).items() if value != ""}
+        Raises:
+            ValueError, KeyError, TypeError: The content is no record.
+        """
+        gemms, census, health = [], [], []
+        for row in content["gemms"]:
+            gemms.append(GemmRow(**_require_text_columns(row)))
+        for row in content["census"]:
+            census.append(CensusRow(**row))
+        for row in content["health"]:
+            health.append(HealthRow(**row))
+        return cls(
+            gemms=tuple(gemms),
+            census=tuple(census),
+            health=tuple(health),
+            backend=str(content["backend"]),
+            step=content["step"],
+            audit=tuple(content["audit"]),
+        )
+
+
+def _format_table(name: str, rows: Iterable[Any]) -> str:
+    """Return rows as an entry of a JSON object, each on a separate line without its empty texts."""
+    lines = []
+    for row in rows:
+        columns = {column: value for column, value in asdict(row).items() if value != ""}
+        lines.append(f"    {json.dumps(columns)}")
+    if not lines:
+        return f'  "{name}": []'
+    joined = ",\n".join(lines)
+    return f'  "{name}": [\n{joined}\n  ]'
 
 
 def _require_text_columns(row: dict[str, Any]) -> dict[str, str]:
-    """Return a row's columns, which have to be texts; 0.1.0 wrote further ones."""
+    """Return the columns of a `GemmRow` that a row of a file has.
+
+    Other columns are ignored: release 0.1.0 wrote further ones.
+
+    Raises:
+        ValueError: A column is no text.
+    """
     columns = {}
     for field in fields(GemmRow):
         if field.name not in row:
@@ -196,7 +222,7 @@ def _require_text_columns(row: dict[str, Any]) -> dict[str, str]:
 
 
 def format_tile(tile: Tile, *, hadamard: bool = False, stochastic: bool = False) -> str:
-    """Return the tile of one copy as the plan writes it: "tensor", "16x1, hadamard, stochastic"."""
+    """Return the tile of one copy as the plan writes it: "tensor" or "16x1, hadamard, stochastic"."""
     text = f"{tile[0]}x{tile[1]}"
     if tile == WHOLE_TENSOR:
         text = "tensor"
@@ -208,12 +234,15 @@ def format_tile(tile: Tile, *, hadamard: bool = False, stochastic: bool = False)
 
 
 def make_layer_sort_key(label: str) -> tuple[float, str]:
-    """Return a key that sorts labels of layers: numbers, prediction layers, the output."""
+    """Return a key that sorts labels of layers: numbers, prediction layers, other labels."""
     if label.isdecimal():
         return float(label), ""
-    return math.inf, f"{not label.startswith('mtp'):d} {label}"
+    group = 1
+    if label.startswith("mtp"):
+        group = 0
+    return math.inf, f"{group} {label}"
 
 
 def merge_gemm_rows(rows: Iterable[GemmRow]) -> tuple[GemmRow, ...]:
-    """Return the different rows, in the order of layers."""
+    """Return the rows without repetition, in the order of layers."""
     return tuple(sorted({*rows}, key=lambda row: (make_layer_sort_key(row.layer), row)))

@@ -14,42 +14,50 @@ from typing import Any
 from bridge.errors import RunConfigError
 from bridge.precision import strict_yaml
 from bridge.runtime.audit import quantisation
-from bridge.runtime.audit.record import RECORD_FILE as RECORD
-from bridge.runtime.audit.record import Record
+from bridge.runtime.audit.record import RECORD_FILE, Record
 
 CONFIG_FILE = "config.yaml"
-"""The config of the run, the file by which its folder is known."""
+"""The config of the run. A folder with this file is the folder of a run."""
 SUMMARY_FILE = "summary.json"
+"""Figures at the end of the run."""
 METRICS_FILE = "metrics.jsonl"
-SYNC, FINDINGS = "sync.json", "findings.json"
+"""A record per logged step and validation."""
+SYNC_FILE = "sync.json"
+"""Report of the sync."""
+FINDINGS_FILE = "findings.json"
+"""Result of the check before the run."""
 RUN_FILES = (
     CONFIG_FILE,
     SUMMARY_FILE,
     METRICS_FILE,
-    SYNC,
-    FINDINGS,
-    RECORD,
+    SYNC_FILE,
+    FINDINGS_FILE,
+    RECORD_FILE,
     quantisation.QUANTISATION_FILE,
 )
 """Files that the training command writes and that are read here."""
 DAMAGED_FILE_REMEDY = "Run it again, or delete the file."
-"""What is to be done about a damaged file."""
+"""Remedy for a damaged file."""
 MAX_JSON_BYTES = 64 * 2**20
-"""The metrics of a million steps are smaller."""
+"""Bytes of the largest file that is read; the metrics of a million steps are smaller."""
 
 
 @dataclass(frozen=True)
 class RunFolder:
     """A folder that the training command wrote.
 
-    A file that the run has not written is None or empty.
+    A property is None or empty if the run has not written its file.
     """
 
     path: Path
 
     @classmethod
     def from_path(cls, path: Path) -> RunFolder:
-        """Return the folder of a run."""
+        """Return the folder of a run.
+
+        Raises:
+            RunConfigError: The path is no folder of a run.
+        """
         if not cls.is_run(path):
             rule = f"must be the folder of a run, which has a {CONFIG_FILE}"
             raise RunConfigError.of("RUN", rule, str(path), "The run prints its folder at the end.")
@@ -62,7 +70,7 @@ class RunFolder:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        """The run as it was, every field, after the precision was written into it."""
+        """Section -> field -> value of the run, after the precision was written into it."""
         name = str(self.path / CONFIG_FILE)
         content = strict_yaml.read_bytes(name, error=RunConfigError)
         text = strict_yaml.decode_text(content, name, error=RunConfigError)
@@ -74,44 +82,45 @@ class RunFolder:
     @cached_property
     def sync(self) -> dict[str, Any]:
         """The report of the sync: `rows` and `findings`."""
-        return self.read_json(SYNC)
+        return self.read_json(SYNC_FILE)
 
     @cached_property
     def findings(self) -> dict[str, Any]:
         """The result of the check before the run."""
-        return self.read_json(FINDINGS)
+        return self.read_json(FINDINGS_FILE)
 
     @property
     def summary(self) -> dict[str, Any] | None:
-        """The figures at the end; None of a run that has not come to its end."""
+        """The figures at the end; None for a run that has not come to its end."""
         return self.read_json(SUMMARY_FILE) or None
 
     @property
     def stopped(self) -> str | None:
-        """How a scheduler or Ctrl-C ended a run before its last step; None for any other."""
+        """A clause on the signal that ended the run before its last step; None without a signal."""
         summary = self.summary or {}
         number = summary.get("stop_signal")
         if number is None:
             return None
-        step, steps = summary["iteration"], self.config.get("train", {}).get("train_iters")
-        return f"stopped by {signal.Signals(number).name} after step {step} of {steps}"
+        steps = self.config.get("train", {}).get("train_iters")
+        name = signal.Signals(number).name
+        return f"stopped by {name} after step {summary['iteration']} of {steps}"
 
     @property
     def record(self) -> Record | None:
-        """What ran; None before the first step."""
-        path = self.path / RECORD
+        """The record of the last audited step; None before the first one."""
+        path = self.path / RECORD_FILE
         if not path.is_file():
             return None
         return Record.read(path)
 
     @property
     def quantisation(self) -> list[quantisation.QuantisationRow]:
-        """The errors of the quantisers so far; none where nothing was measured."""
+        """The errors of the quantisers so far; empty if nothing was measured."""
         path = self.path / quantisation.QUANTISATION_FILE
         if not path.is_file():
             return []
         try:
-            return quantisation.parse_rows(self.text_of(path))
+            return quantisation.parse_rows(self.read_text(path))
         except (ValueError, TypeError, KeyError, csv.Error) as error:
             rule = f"must be a table as the training command writes it ({error})"
             raise RunConfigError.of(str(path), rule, path.name, DAMAGED_FILE_REMEDY) from None
@@ -121,41 +130,46 @@ class RunFolder:
         return (self.path / SUMMARY_FILE).is_file()
 
     def metrics(self, kind: str) -> list[dict[str, Any]]:
-        """Return the records of a kind ("train", "validation") so far.
+        """Return the records of a kind, "train" or "validation", so far."""
+        chosen = []
+        for record in self.records():
+            if record["kind"] == kind:
+                chosen.append(record)
+        return chosen
 
-        A line that is being written is left out.
-        """
-        of_kind = []
-        for values in self.records():
-            if values["kind"] == kind:
-                of_kind.append(values)
-        return of_kind
+    def records(
+        self, on_torn_line: Callable[[int], None] = lambda _number: None
+    ) -> list[dict[str, Any]]:
+        """Return all records of steps and validations so far, in the order of the file.
 
-    def records(self, torn: Callable[[int], None] = lambda _line: None) -> list[dict[str, Any]]:
-        """Return all records of steps and validations so far.
-
-        `torn` gets the number of a line that is no record.
+        Args:
+            on_torn_line: Called with the number of each line, from 1, that is no record. The run may
+                be writing the last line now. Other lines are from a run that was killed.
         """
         path = self.path / METRICS_FILE
         if not path.is_file():
             return []
         records = []
-        for number, line in enumerate(self.text_of(path).splitlines(), start=1):
+        for number, line in enumerate(self.read_text(path).splitlines(), start=1):
             try:
                 values = json.loads(line)
                 step, kind, loss = int(values["step"]), str(values["kind"]), values["loss"]
                 records.append({**values, "step": step, "kind": kind, "loss": loss})
             except (ValueError, TypeError, KeyError, RecursionError):
-                torn(number)
+                on_torn_line(number)
         return records
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Return the mapping in a JSON file of the folder, empty where there is none."""
+        """Return the mapping in a JSON file of the folder, empty without the file.
+
+        Raises:
+            RunConfigError: The file is damaged.
+        """
         path = self.path / name
         if not path.is_file():
             return {}
         try:
-            content = json.loads(self.text_of(path))
+            content = json.loads(self.read_text(path))
         except (ValueError, RecursionError) as error:
             rule = f"must be JSON as the training command writes it ({error})"
             raise RunConfigError.of(str(path), rule, name, DAMAGED_FILE_REMEDY) from None
@@ -163,7 +177,11 @@ class RunFolder:
             return {}
         return content
 
-    def text_of(self, path: Path) -> str:
-        """Return the text of a file of the folder."""
+    def read_text(self, path: Path) -> str:
+        """Return the text of a file of the folder; bytes that are no UTF-8 are replaced.
+
+        Raises:
+            RunConfigError: The file cannot be read, or is larger than `MAX_JSON_BYTES`.
+        """
         content = strict_yaml.read_bytes(path, error=RunConfigError, limit=MAX_JSON_BYTES)
         return content.decode(errors="replace")

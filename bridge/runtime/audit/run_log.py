@@ -1,7 +1,7 @@
 """`RunLog`: the metrics of a run that another trainer logged, whatever the log's format.
 
-`read.logs` makes it. Its records have the names of ``metrics.jsonl``, so that the early warnings,
-the report and the comparison ask a log as they ask a run of our own.
+`read.logs` makes it. Its records have the names of ``metrics.jsonl``, so that early warnings, reports
+and comparisons read a log as they read a run of this project.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ FIGURE_NOUNS = {
 }
 """Figure of a record that a log may lack -> its name in a sentence."""
 THROUGHPUT_FIGURES = ("seconds_per_step", "tokens_per_second", "tflops_per_gpu")
-"""Figures of the throughput; a log has it with any of them."""
+"""Figures of the throughput. A log with any of them has the throughput."""
 MAX_SHOWN_STEPS = 3
 """Steps that a sentence on losses that are not finite lists at most."""
 
@@ -30,13 +30,15 @@ MAX_SHOWN_STEPS = 3
 class LogRecord:
     """The figures that a log has for one step, or for the steps since the record before.
 
-    None stands for a figure that the log does not have there.
+    A figure is None if the log does not have it in this record.
     """
 
     step: int
+    """The last step of the record."""
     loss: float | None = None
-    """NaN or infinity where the loss was not finite; None where every step was skipped."""
+    """In nats per token; NaN or infinity if it was not finite, None if every step was skipped."""
     grad_norm: float | None = None
+    """Norm of the gradients before clipping."""
     loss_scale: float | None = None
     learning_rate: float | None = None
     skipped: int | None = None
@@ -44,6 +46,7 @@ class LogRecord:
     seconds_per_step: float | None = None
     tokens_per_second: float | None = None
     tflops_per_gpu: float | None = None
+    """Model TFLOP per second of one GPU."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,25 +59,25 @@ class RunLog:
     source: str
     """The kind of log, with its article: "a log of Megatron-LM", for example."""
     train: tuple[LogRecord, ...]
-    """In the order of the steps; at least one has a loss."""
+    """Records in the order of the steps; at least one has a loss."""
     validation: tuple[tuple[int, float], ...] = ()
     """(step, loss) of each validation."""
     is_sampled: bool
-    """Whether a loss is that of its step alone, and not the mean since the record before."""
+    """Whether a loss is that of a single step, and not the mean since the record before."""
     train_iters: int | None = None
-    """Steps that the run was to make; None where the log has no such number."""
+    """Steps that the run was to make; None if the log does not state them."""
     arguments: Mapping[str, Any] = field(default_factory=dict)
-    """Megatron-LM's arguments by name; empty where the log has none."""
+    """Megatron-LM's arguments by name; empty if the log has none."""
     described_by: Path | None = None
     """The file with these arguments; None without arguments."""
     is_policy: bool = False
     """Whether the loss is that of a policy gradient, which need not fall."""
     notes: tuple[str, ...] = ()
-    """What was left out of the log, as sentences."""
+    """Sentences on the parts of the log that were left out."""
 
     @property
     def missing(self) -> list[str]:
-        """The figures that the log lacks, as nouns."""
+        """The names of the figures that the log lacks, for a sentence."""
         names = []
         for figure, noun in FIGURE_NOUNS.items():
             if not self.values(figure):
@@ -87,7 +90,7 @@ class RunLog:
 
     @property
     def missing_sentence(self) -> str:
-        """The figures that the log lacks as a sentence; empty where it has them all."""
+        """A sentence on the figures that the log lacks; empty if it has all of them."""
         if not self.missing:
             return ""
         return f"Not in this log: {', '.join(self.missing)}."
@@ -99,7 +102,7 @@ class RunLog:
 
     @property
     def skipped_steps(self) -> int | None:
-        """Steps that were skipped in all; None where the log does not count them."""
+        """Number of all skipped steps; None if the log does not count them."""
         counts = self.values("skipped")
         if not counts:
             return None
@@ -111,7 +114,7 @@ class RunLog:
         return self.train_iters is not None and self.last_step >= self.train_iters
 
     def values(self, figure: str) -> list[float]:
-        """Return a figure of each record that has it."""
+        """Return the values of a figure, a field of `LogRecord`, without the records that lack it."""
         values = []
         for record in self.train:
             value = getattr(record, figure)
@@ -120,9 +123,9 @@ class RunLog:
         return values
 
     def compute_mean_throughput(self, figure: str) -> float | None:
-        """Return the mean of a figure of the throughput after the first record.
+        """Return the mean of a figure of `THROUGHPUT_FIGURES`, None if the log lacks it.
 
-        The first step compiles and allocates. None where the log does not have the figure.
+        The first record does not count, unless it is the only one: its step compiles and allocates.
         """
         values = self.values(figure)
         if not values:
@@ -130,7 +133,7 @@ class RunLog:
         return fmean(values[1:] or values)
 
     def seed(self) -> int | None:
-        """Return the seed of the run; None where no argument states it."""
+        """Return the seed of the run, None if no argument states it."""
         seed = self.arguments.get("seed")
         if isinstance(seed, int):
             return seed
@@ -139,16 +142,16 @@ class RunLog:
     def records(self) -> list[dict[str, Any]]:
         """Return the records that have a loss, in the form of ``metrics.jsonl``.
 
-        A loss or a gradient norm that is not finite is None. Skipped steps count up from the first
-        record on, and stay 0 where the log does not count them.
+        A loss or a gradient norm that is not finite is None. `skipped_steps` counts up from the first
+        record, and stays 0 if the log does not count skipped steps. The loss scale is None in all
+        records if one record lacks it: a gap would look like a change of the scale.
         """
         with_loss = [record for record in self.train if record.loss is not None]
         has_scale = all(record.loss_scale is not None for record in with_loss)
         rows = []
         skipped_steps = 0
         for record in self.train:
-            skipped = record.skipped or 0
-            skipped_steps += skipped
+            skipped_steps += record.skipped or 0
             if record.loss is None:
                 continue
             loss_scale = None
@@ -159,7 +162,7 @@ class RunLog:
                     "kind": "train",
                     "step": record.step,
                     "loss": _drop_non_finite(record.loss),
-                    "skipped": skipped > 0,
+                    "skipped": bool(record.skipped),
                     "skipped_steps": skipped_steps,
                     "grad_norm": _drop_non_finite(record.grad_norm),
                     "loss_scale": loss_scale,
@@ -179,56 +182,60 @@ class RunLog:
 
 
 def describe_lost_steps(finite_at: Mapping[int, bool]) -> str | None:
-    """Return at which steps a loss was not finite, and from which on if none after it was.
+    """Return the steps at which a loss was not finite, as an adverbial of time.
 
     Args:
         finite_at: Step of each record -> whether its loss is finite, in the order of the steps.
 
     Returns:
-        "at step 21", "at steps 21 and 25", "from step 21 on" or "at step 21 and from step 30 on";
-        None where every loss is finite.
+        "at step 21", "at steps 21 and 25", "from step 21 on" if no later loss was finite, or "at
+        step 21 and from step 30 on". None if every loss is finite.
     """
-    between: list[int] = []
-    at_end: list[int] = []
+    lost_between: list[int] = []
+    lost_at_end: list[int] = []
     for step, is_finite in finite_at.items():
         if is_finite:
-            between.extend(at_end)
-            at_end.clear()
+            lost_between.extend(lost_at_end)
+            lost_at_end.clear()
         else:
-            at_end.append(step)
+            lost_at_end.append(step)
     parts = []
-    if between:
-        shown = [str(step) for step in between[:MAX_SHOWN_STEPS]]
-        if len(between) > MAX_SHOWN_STEPS:
-            shown.append(f"{len(between) - MAX_SHOWN_STEPS} more")
-        noun = "step"
-        if len(shown) > 1:
-            noun = "steps"
-            shown[-2:] = [f"{shown[-2]} and {shown[-1]}"]
-        parts.append(f"at {noun} {', '.join(shown)}")
-    if at_end:
-        parts.append(f"from step {at_end[0]} on")
+    if lost_between:
+        parts.append(f"at {_format_steps(lost_between)}")
+    if lost_at_end:
+        parts.append(f"from step {lost_at_end[0]} on")
     return " and ".join(parts) or None
 
 
+def _format_steps(steps: Sequence[int]) -> str:
+    """Return "step 3", "steps 3 and 5", or the first `MAX_SHOWN_STEPS` and a count of the others."""
+    shown = [str(step) for step in steps[:MAX_SHOWN_STEPS]]
+    if len(steps) > MAX_SHOWN_STEPS:
+        shown.append(f"{len(steps) - MAX_SHOWN_STEPS} more")
+    if len(shown) == 1:
+        return f"step {shown[0]}"
+    return f"steps {', '.join(shown[:-1])} and {shown[-1]}"
+
+
 def _drop_non_finite(value: float | None) -> float | None:
-    """Return a finite value as it is, None for any other."""
+    """Return a finite value as it is, and None for NaN, infinity and None."""
     if value is None or not math.isfinite(value):
         return None
     return value
 
 
 def _describe_not_finite(record: LogRecord) -> str | None:
-    """Return where a gradient was not finite, as far as a log says it."""
+    """Return the location of a gradient that was not finite: its step, the only one a log has."""
     if record.grad_norm is None or math.isfinite(record.grad_norm):
         return None
     return f"at step {record.step}"
 
 
 def make_unique_names(logs: Sequence[RunLog]) -> list[str]:
-    """Return a name for each log: logs of equal names get the nearest folder that differs.
+    """Return a different name for each log, in the order of the logs.
 
-    Where no single folder does, the whole path stands for the name.
+    Logs with the same name get the name of the nearest folder that is different for all of them. If
+    there is no such folder, they get their whole path.
     """
     logs_of: dict[str, list[RunLog]] = {}
     for log in logs:
@@ -239,13 +246,13 @@ def make_unique_names(logs: Sequence[RunLog]) -> list[str]:
     return names
 
 
-def _make_unique_name(log: RunLog, alike: Sequence[RunLog]) -> str:
-    """Return the name of a log that others have too."""
-    if len(alike) == 1:
+def _make_unique_name(log: RunLog, namesakes: Sequence[RunLog]) -> str:
+    """Return the name of a log among all logs that have the same name, itself included."""
+    if len(namesakes) == 1:
         return log.name
-    depth = min(len(other.path.parts) for other in alike)
-    for back in range(2, depth + 1):
-        folders = {other.path.parts[-back] for other in alike}
-        if len(folders) == len(alike):
-            return log.path.parts[-back]
+    depth = min(len(other.path.parts) for other in namesakes)
+    for position in range(2, depth + 1):  # counted from the end of the path
+        folders = {other.path.parts[-position] for other in namesakes}
+        if len(folders) == len(namesakes):
+            return log.path.parts[-position]
     return str(log.path)

@@ -1,6 +1,7 @@
-"""A key of a run's config and a field of its precision: who set it, and its trace in the records.
+"""One key of a run's config, for `explain`: its value, who set it, and its trace in the records.
 
-The sync's report has the fields that the precision wrote, with what it replaced.
+The trace of a field of the precision is the dtypes and GEMMs of the last record that it decides. The
+report of the sync has the fields that the precision wrote, with the values that it replaced.
 """
 
 from __future__ import annotations
@@ -11,16 +12,17 @@ from typing import Any
 
 from bridge.errors import RunConfigError, close_matches, did_you_mean
 from bridge.precision.config import FIELDS
-from bridge.runtime.audit.plan_comparison import format_gemms
+from bridge.runtime.audit.gemm_formats import format_gemms
 from bridge.runtime.audit.record import Record
 from bridge.runtime.audit.run_folder import RunFolder
 
 ORIGINS_FILE = "origins.json"
-"""The file of a run with the defaults of its fields, and who set them."""
+"""The file of a run with the default of each field, and the files that set it."""
 
 LOSS_SCALE_SUBJECT = "Loss scale"
-"""Subject of the fields about it."""
+"""Subject of the fields of the loss scale."""
 STATE_KINDS = ("master weights", "optimizer state")
+"""Kinds of tensors that the optimizer keeps."""
 TENSOR_KINDS_OF_SUBJECT: dict[str, tuple[str, ...]] = {
     "Mode": ("parameters", "activations", *STATE_KINDS),
     "Parameters and gradients": ("parameters", "gradients", "gradient reduction"),
@@ -39,46 +41,58 @@ class Setting:
     """A key of a run's config."""
 
     key: str
-    """``optimizer.lr``."""
+    """Section and field, for example ``optimizer.lr``."""
     value: Any
     """The value of the run, after the sync and Megatron's own checks."""
     default: Any
-    """That of the section's class."""
+    """The default of the section's class."""
     set_by: dict[str, Any]
-    """Each file, and the command line, that set it, in the order of composition -> the value."""
+    """File, or the command line -> the value that it set, in the order of composition."""
     by: str
     """Who decided the value.
 
-    The last layer that set it, the sync, the default, or Megatron Core's own derivation.
+    It is the last file that set it, the sync, the default, or Megatron Core's own derivation.
     """
     ran: str
-    """One sentence on the trace in the run's records; empty where there is none."""
+    """One sentence on the trace in the run's records; empty without a trace."""
 
     @classmethod
-    def from_run(cls, run: RunFolder, key: str) -> Setting | None:
-        """Return the setting with a key, or with the name of a field.
+    def from_run(cls, folder: RunFolder, key: str) -> Setting | None:
+        """Return a setting of a run.
 
-        The result is None where the run's config has no such section.
+        Args:
+            folder: The folder of the run.
+            key: Section and field, or a field that only one section has.
+
+        Returns:
+            The setting, or None if the run's config has no such section.
+
+        Raises:
+            RunConfigError: The section has no such field, or several sections have the field.
         """
         section, _, field = key.partition(".")
         if not field:
-            owner = _find_section(run, key)
+            owner = _find_section(folder, key)
             if owner is None:
                 return None
-            return cls.from_run(run, f"{owner}.{key}")
-        fields = run.config.get(section)
+            return cls.from_run(folder, f"{owner}.{key}")
+        fields = folder.config.get(section)
         if not isinstance(fields, dict):
             return None
         if field not in fields:
             matches = [f"{section}.{name}" for name in close_matches(field, fields)]
             rule = f"must be a field of {section} in the run"
-            hint = did_you_mean(matches) or f"`{run.path}/config.yaml` lists them."
+            hint = did_you_mean(matches) or f"`{folder.path}/config.yaml` lists them."
             raise RunConfigError.of("FIELD", rule, key, hint, matches)
-        origins = run.read_json(ORIGINS_FILE)
-        value = fields[field]
+        return cls._from_value(folder, key, fields[field])
+
+    @classmethod
+    def _from_value(cls, folder: RunFolder, key: str, value: Any) -> Setting:
+        """Return the setting of a key with this value."""
+        origins = folder.read_json(ORIGINS_FILE)
         default = origins.get("defaults", {}).get(key, value)
         set_by = origins.get("set_by", {}).get(key, {})
-        if _is_written_by_sync(run, key):
+        if _is_written_by_sync(folder, key):
             by = "the sync"
         elif set_by:
             by = list(set_by)[-1]
@@ -86,14 +100,18 @@ class Setting:
             by = "default"
         else:
             by = "derived by Megatron Core when its config was built"
-        ran = _read_trace(run, key)
+        ran = describe_trace(key, folder.metrics("train"))
         return cls(key=key, value=value, default=default, set_by=set_by, by=by, ran=ran)
 
 
-def _find_section(run: RunFolder, field: str) -> str | None:
-    """Return the section that has a field; None where no section has it."""
+def _find_section(folder: RunFolder, field: str) -> str | None:
+    """Return the section that has a field, None if no section has it.
+
+    Raises:
+        RunConfigError: Several sections have the field.
+    """
     sections = []
-    for name, fields in run.config.items():
+    for name, fields in folder.config.items():
         if isinstance(fields, dict) and field in fields:
             sections.append(name)
     if len(sections) > 1:
@@ -105,15 +123,10 @@ def _find_section(run: RunFolder, field: str) -> str | None:
     return sections[0]
 
 
-def _is_written_by_sync(run: RunFolder, key: str) -> bool:
-    """Return whether the sync has a row about a key."""
-    rows = run.sync.get("rows", ())
+def _is_written_by_sync(folder: RunFolder, key: str) -> bool:
+    """Return whether the report of the sync has a row for a key."""
+    rows = folder.sync.get("rows", ())
     return any(f"{row['owner']}.{row['attribute']}" == key for row in rows)
-
-
-def _read_trace(run: RunFolder, key: str) -> str:
-    """Return the trace of a setting in the steps of a run."""
-    return describe_trace(key, run.metrics("train"))
 
 
 def describe_trace(key: str, train: Sequence[Mapping[str, Any]]) -> str:
@@ -122,27 +135,29 @@ def describe_trace(key: str, train: Sequence[Mapping[str, Any]]) -> str:
         return ""
     if key in {"optimizer.lr", "optimizer.min_lr"}:
         rates = [record["learning_rate"] for record in train]
-        most = f"{max(rates):g} at most"
-        return f"Learning rate: {rates[0]:g} in the first record, {most}, {rates[-1]:g} in the last"
+        return (
+            f"Learning rate: {rates[0]:g} in the first record, {max(rates):g} at most, "
+            f"{rates[-1]:g} in the last"
+        )
     if key == "train.train_iters":
         return f"Steps: the last record is of step {train[-1]['step']}"
     return ""
 
 
-def describe_effect(run: RunFolder, field: str) -> str:
-    """Return the trace of a field in the last record of a run; empty where there is none yet."""
-    row = FIELDS[field]
+def describe_effect(folder: RunFolder, field: str) -> str:
+    """Return the trace of a field of the precision in the last record; empty without a record."""
+    stated_field = FIELDS[field]
     subject = ""
-    if row.subject is not None:
-        subject = row.subject.title
+    if stated_field.subject is not None:
+        subject = stated_field.subject.title
     if subject == LOSS_SCALE_SUBJECT:
-        return describe_loss_scale(run.metrics("train"))
-    record = run.record
+        return describe_loss_scale(folder.metrics("train"))
+    record = folder.record
     if record is None:
         return ""
     gemms = f"GEMMs of step {record.step}: {format_gemms(record.gemms)}"
     kinds = TENSOR_KINDS_OF_SUBJECT.get(subject)
-    if row.twin is not None:
+    if stated_field.twin is not None:  # fp8_param or fp4_param, which decide stored weights
         kinds = ("parameters",)
     if kinds is None:
         return gemms
@@ -153,7 +168,7 @@ def describe_effect(run: RunFolder, field: str) -> str:
 
 
 def _describe_tensors(record: Record, kinds: tuple[str, ...]) -> str:
-    """Return the recorded dtypes of some kinds of tensors as a list in words."""
+    """Return the recorded dtypes of some kinds of tensors, for a sentence."""
     parts = []
     for kind in kinds:
         dtypes: dict[str, None] = {}
@@ -170,5 +185,7 @@ def describe_loss_scale(train: Sequence[Mapping[str, Any]]) -> str:
     if not train:
         return ""
     first, last = train[0], train[-1]
-    scales = f"{first['loss_scale']:g} in the first record and {last['loss_scale']:g} in the last"
-    return f"Loss scale: {scales}, {last['skipped_steps']} steps skipped"
+    return (
+        f"Loss scale: {first['loss_scale']:g} in the first record and {last['loss_scale']:g} in "
+        f"the last, {last['skipped_steps']} steps skipped"
+    )

@@ -26,7 +26,7 @@ from bridge.runtime.checkpoint.precision_change import (
 OPTIMIZER_STATE_PREFIX = "optimizer.state."
 """Beginning of the names of the optimizer's tensors."""
 FP8_STATE_KEY = ".fp8_state."
-"""Part of the names of delayed scales and histories."""
+"""Part of the names of delayed scales and amax histories."""
 STATE_PART_NAMES = {
     "param": "master weights",
     "fp32_param": "master weights",
@@ -35,7 +35,7 @@ STATE_PART_NAMES = {
 }
 """Megatron's name in the optimizer's state -> the part of the training state."""
 MODE_SETTINGS = ("bf16", "fp16", *DTYPE_FIELDS)
-"""Settings that change with the mode, and are not listed next to a change of it."""
+"""Settings that follow from the mode; they are not listed if a change of mode is."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,38 +43,49 @@ class Part:
     """The tensors of a part of the training state that have the same dtype."""
 
     part: str
+    """weights, master weights, first moments, second moments, delayed scales, ..."""
     dtype: str
+    """Torch's name without ``torch.``."""
     tensors: int = 0
+    """Number of tensors."""
     elements: int = 0
+    """Number of elements of all tensors together."""
 
     @property
     def bytes(self) -> int:
         """Bytes of the tensors' values."""
-        kind = self.dtype.partition("_")[0]  # float8 of float8_e4m3fn
-        digits = "".join(filter(str.isdigit, kind))
-        if not digits:  # bool
+        name = self.dtype.partition("_")[0]  # float8 of float8_e4m3fn
+        bits = "".join(filter(str.isdigit, name))
+        if not bits:  # bool, a byte per element
             return self.elements
-        return self.elements * int(digits) // 8
+        return self.elements * int(bits) // 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contents:
-    """A checkpoint as its manifest and its listing describe it; no value of a tensor was read."""
+    """A checkpoint as its manifest and its listing describe it, without the values of tensors."""
 
     path: Path
+    """Folder of the checkpoint."""
     run: Mapping[str, Any] = field(default_factory=dict)
     """Facts about the run that wrote the checkpoint; empty without a manifest."""
     manifest_digest: str | None = None
-    """SHA-256 of the manifest, None without a manifest."""
+    """SHA-256 of the manifest in hexadecimal, None without a manifest."""
     files: int
+    """Number of files, without the manifest."""
     bytes: int
+    """Bytes of these files."""
     tensors: Mapping[str, Tensor]
+    """Key -> dtype and shape."""
 
     @classmethod
     def read(cls, checkpoint: Path) -> Contents:
         """Return the contents of a checkpoint.
 
         No code of its files is run, and torch is not imported.
+
+        Raises:
+            DamagedCheckpointError: The manifest or the listing cannot be read.
         """
         sizes = list_file_sizes(checkpoint)
         run: Mapping[str, Any] = {}
@@ -93,7 +104,7 @@ class Contents:
 
     @property
     def settings(self) -> Mapping[str, str]:
-        """The settings of the run that wrote the checkpoint."""
+        """Path -> value of the settings of the run that wrote the checkpoint."""
         settings: Mapping[str, str] = self.run.get("settings", {})
         return settings
 
@@ -132,9 +143,9 @@ class Difference:
     changes: tuple[PrecisionChange, ...]
     """Changes of precision of a run that resumes the first checkpoint in the second's precision."""
     settings: tuple[dict[str, str], ...]
-    """`setting`, `a` and `b` of each other setting that differs."""
+    """Rows of the other settings that differ: `setting`, and its values `a` and `b`."""
     tensors: tuple[dict[str, str], ...]
-    """`tensor`, and its dtype and shape in both checkpoints as `a` and `b`."""
+    """Rows of the tensors that differ: `tensor`, and its dtypes and shapes `a` and `b`."""
 
     @classmethod
     def from_contents(cls, first: Contents, second: Contents) -> Difference:
@@ -142,12 +153,12 @@ class Difference:
         changes: list[PrecisionChange] = []
         if second.settings:
             changes = find_precision_changes(first.settings, second.settings)
-        shown = {change.path.rpartition(".")[2] for change in changes}
+        names_in_changes = {change.path.rpartition(".")[2] for change in changes}
         if changes:
-            shown.update(MODE_SETTINGS)
+            names_in_changes.update(MODE_SETTINGS)
         settings = []
         for row in _list_differing_entries("setting", first.settings, second.settings):
-            if row["setting"].rpartition(".")[2] not in shown:
+            if row["setting"].rpartition(".")[2] not in names_in_changes:
                 settings.append(row)
         tensors = _list_differing_entries("tensor", first.tensors, second.tensors)
         return cls(changes=tuple(changes), settings=tuple(settings), tensors=tuple(tensors))
@@ -166,29 +177,29 @@ class Difference:
 
 
 def find_checkpoint(path: Path) -> Path:
-    """Return the checkpoint of a path: the path, or the newest checkpoint of a folder.
+    """Return the checkpoint at a path, or the newest checkpoint of a folder of checkpoints.
 
     Raises:
-        CheckpointError: There is none.
+        CheckpointError: The path is neither, or cannot be read.
     """
-    numbers: list[int] = []
+    iterations: list[int] = []
     try:
         if (path / METADATA_FILE).is_file():
             return path
         if find_load_fault(path) is None:
-            numbers = list_resumable_iterations(path)
-    except OSError:
-        numbers = []
-    if not numbers:
-        rule = "must be a checkpoint, or a folder of checkpoints"
+            iterations = list_resumable_iterations(path)
+    except OSError:  # reported below
+        iterations = []
+    if not iterations:
         raise CheckpointError(
-            f"{path!s:.200}: {rule}. Give a folder such as checkpoints/iter_0000100."
+            f"{path!s:.200}: must be a checkpoint, or a folder of checkpoints. "
+            "Give a folder such as checkpoints/iter_0000100."
         )
-    return get_step_folder(path, numbers[0])
+    return get_step_folder(path, iterations[0])
 
 
 def _get_part(key: str) -> str:
-    """Return the part of the training state that a tensor belongs to, by its key."""
+    """Return the part of the training state that a tensor with this key belongs to."""
     if key.startswith(OPTIMIZER_STATE_PREFIX):
         name = key.removeprefix(OPTIMIZER_STATE_PREFIX).partition(".")[0]
         return STATE_PART_NAMES.get(name, f"optimizer {name}")
@@ -200,9 +211,15 @@ def _get_part(key: str) -> str:
 def _list_differing_entries(
     heading: str, first: Mapping[str, object], second: Mapping[str, object]
 ) -> Iterator[dict[str, str]]:
-    """Yield name and both values of each entry that differs between two mappings."""
+    """Yield a row of name and both values for each entry that differs between two mappings.
+
+    Args:
+        heading: Key of the name in a row.
+        first: The entries of the first checkpoint. A missing entry has the value "absent".
+        second: The entries of the second checkpoint.
+    """
     for name in {**first, **second}:
-        before = str(first.get(name, "absent"))
-        now = str(second.get(name, "absent"))
-        if before != now:
-            yield {heading: name, "a": before, "b": now}
+        in_first = str(first.get(name, "absent"))
+        in_second = str(second.get(name, "absent"))
+        if in_first != in_second:
+            yield {heading: name, "a": in_first, "b": in_second}

@@ -1,4 +1,4 @@
-"""A folder of checkpoints: ``iter_0000100/`` per step, and Megatron's latest pointer."""
+"""A folder of checkpoints: ``iter_0000100/`` per step, and Megatron's pointer to the newest one."""
 
 import logging
 import os
@@ -10,8 +10,10 @@ from bridge.errors import Finding
 from bridge.runtime.checkpoint.manifest import MANIFEST_FILE
 
 LATEST_FILE = "latest_checkpointed_iteration.txt"
-"""File with the number of the newest complete checkpoint, Megatron's name."""
-_FOLDER_NAME = re.compile(r"iter_(\d{7,})\Z")
+"""The pointer, by Megatron's name: a file with the step of the newest complete checkpoint."""
+MAX_POINTER_DIGITS = 19
+"""Digits of the largest step that a pointer may name; Megatron's steps have 64 bits."""
+_STEP_FOLDER_PATTERN = re.compile(r"iter_(\d{7,})\Z")
 
 logger = logging.getLogger(__name__)
 
@@ -22,38 +24,42 @@ def get_step_folder(folder: Path, iteration: int) -> Path:
 
 
 def list_iterations(folder: Path) -> list[int]:
-    """Return the steps of all checkpoints in a folder, finished or not, the newest first."""
+    """Return the steps of all checkpoints in a folder, finished or not, the newest first.
+
+    A folder that does not exist has none.
+    """
     if not folder.is_dir():
         return []
-    numbers = []
+    iterations = []
     for path in folder.iterdir():
-        match = _FOLDER_NAME.match(path.name)
+        match = _STEP_FOLDER_PATTERN.match(path.name)
         if match is not None:
-            numbers.append(int(match[1]))
-    return sorted(numbers, reverse=True)
+            iterations.append(int(match[1]))
+    return sorted(iterations, reverse=True)
 
 
 def is_finished(checkpoint: Path) -> bool:
-    """Return whether a checkpoint was written to its end."""
+    """Return whether a checkpoint was written to its end: its manifest is written last."""
     return (checkpoint / MANIFEST_FILE).is_file()
 
 
 def find_newest_finished(folder: Path) -> int | None:
     """Return the step of the newest checkpoint that was written to its end, or None."""
-    for number in list_iterations(folder):
-        if is_finished(get_step_folder(folder, number)):
-            return number
+    for iteration in list_iterations(folder):
+        if is_finished(get_step_folder(folder, iteration)):
+            return iteration
     return None
 
 
 def read_latest_iteration(folder: Path) -> int | None:
-    """Return the number in the pointer of a folder, None for a missing or incomplete pointer."""
-    if not (folder / LATEST_FILE).is_file():
+    """Return the step that the pointer of a folder names, None without a readable pointer."""
+    pointer = folder / LATEST_FILE
+    if not pointer.is_file():
         return None
     text = ""
-    with suppress(OSError), (folder / LATEST_FILE).open(errors="replace") as stream:
+    with suppress(OSError), pointer.open(errors="replace") as stream:
         text = stream.read(100).strip()
-    if not text.isdecimal() or len(text) >= 20:
+    if not text.isdecimal() or len(text) > MAX_POINTER_DIGITS:
         return None
     return int(text)
 
@@ -61,23 +67,24 @@ def read_latest_iteration(folder: Path) -> int | None:
 def list_resumable_iterations(folder: Path) -> list[int]:
     """Return the steps of the checkpoints that a run may resume from, the newest first.
 
-    The first is the checkpoint that the pointer names, or without a pointer the newest.
+    The first is the step that the pointer names. Without a pointer it is the newest step. A warning
+    is logged if the pointer names a step without a checkpoint.
     """
-    numbers = list_iterations(folder)
-    pointed = read_latest_iteration(folder)
-    if pointed is None:
-        return numbers
-    if pointed not in numbers:
+    iterations = list_iterations(folder)
+    latest = read_latest_iteration(folder)
+    if latest is None:
+        return iterations
+    if latest not in iterations:
         logger.warning(
             "checkpoint.load: %s names step %d, whose checkpoint is missing.",
             folder / LATEST_FILE,
-            pointed,
+            latest,
         )
-    return [number for number in numbers if number <= pointed]
+    return [iteration for iteration in iterations if iteration <= latest]
 
 
 def find_load_fault(folder: Path) -> Finding | None:
-    """Return the fault of a folder without a checkpoint, or None."""
+    """Return the fault of a folder that has no checkpoint to resume from, or None."""
     if list_iterations(folder):
         return None
     remedy = "Give the folder that an earlier run saved to, or leave it at None to start fresh."
@@ -87,7 +94,12 @@ def find_load_fault(folder: Path) -> Finding | None:
 
 
 def find_pointer_fault(folder: Path, key: str) -> Finding | None:
-    """Return the fault of a pointer that cannot be replaced, or None; `key` names its folder."""
+    """Return the fault of a pointer that a run cannot replace, or None.
+
+    Args:
+        folder: Folder of checkpoints.
+        key: Setting that names the folder, for the message.
+    """
     pointer = folder / LATEST_FILE
     if not os.path.lexists(pointer) or pointer.is_file():
         return None
@@ -97,11 +109,16 @@ def find_pointer_fault(folder: Path, key: str) -> Finding | None:
 
 
 def rename_aside(checkpoint: Path, why: str) -> None:
-    """Rename a checkpoint whose folder a new checkpoint needs; no file is deleted."""
-    other = checkpoint.with_name(f"{checkpoint.name}.{why}")
+    """Rename a checkpoint whose folder a new checkpoint needs, and log it; no file is deleted.
+
+    Args:
+        checkpoint: The checkpoint.
+        why: "unfinished" or "skipped", the suffix of the new name. A number follows if it is taken.
+    """
+    renamed = checkpoint.with_name(f"{checkpoint.name}.{why}")
     number = 0
-    while other.exists():
+    while renamed.exists():
         number += 1
-        other = checkpoint.with_name(f"{checkpoint.name}.{why}{number}")
-    checkpoint.rename(other)
-    logger.warning("checkpoint.save: %s is %s and is renamed to %s.", checkpoint, why, other.name)
+        renamed = checkpoint.with_name(f"{checkpoint.name}.{why}{number}")
+    checkpoint.rename(renamed)
+    logger.warning("checkpoint.save: %s is %s and is renamed to %s.", checkpoint, why, renamed.name)

@@ -1,4 +1,7 @@
-"""The weights of a checkpoint's linear layers as matrices: FP32 masters, or weights without masters."""
+"""The weights of a checkpoint's linear layers as matrices.
+
+A weight is read from its FP32 master if the checkpoint has one.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +24,17 @@ if TYPE_CHECKING:
 LINEAR_WEIGHT_PATTERN = re.compile(
     r"(?:^|\.)(?:linear_\w+|in_proj|out_proj|eh_proj|fc\d_latent_proj)\.weight\d*\Z"
 )
+"""Megatron's names of the weights of linear layers; experts have a number at the end."""
 MASTER_PREFIXES = (f"{OPTIMIZER_STATE_PREFIX}param.", f"{OPTIMIZER_STATE_PREFIX}fp32_param.")
+"""Beginnings of the name of a weight's master, before the name of the weight."""
 MAX_TENSOR_BYTES = 8 * 2**30
-"""Bytes of the largest tensor that is read; a checkpoint has one tensor for all layers."""
+"""FP32 bytes of the largest tensor that is read; a checkpoint has one tensor for all layers."""
 
 
 def find_linear_weights(checkpoint: Path) -> dict[str, Tensor]:
-    """Return the tensors of linear layers, by key; an FP32 master of the same shape comes first.
+    """Return key -> tensor of each weight of a linear layer, or of its FP32 master.
+
+    A master counts only if it has the weight's shape. Masters of a sharded optimizer are flat.
 
     Raises:
         DamagedCheckpointError: The pickles of the checkpoint must not be read.
@@ -37,39 +44,43 @@ def find_linear_weights(checkpoint: Path) -> dict[str, Tensor]:
     if fault is not None:
         raise DamagedCheckpointError(checkpoint, fault)
     tensors = read_listing(checkpoint).tensors
-    linear: dict[str, Tensor] = {}
+    weights: dict[str, Tensor] = {}
     for key, tensor in tensors.items():
-        if (
-            not LINEAR_WEIGHT_PATTERN.search(key)
-            or key.startswith(OPTIMIZER_STATE_PREFIX)
-            or len(tensor.shape) < 2
-        ):
-            continue
-        master = _find_master(key, tensors)
-        if master is None:
-            linear[key] = tensor
-        else:
-            linear[master] = tensors[master]
-    if not linear:
+        if _is_linear_weight(key, tensor):
+            source = _find_master(key, tensors) or key
+            weights[source] = tensors[source]
+    if not weights:
         raise CheckpointError(
             f"{checkpoint}: holds no weight of a linear layer. Give a checkpoint of a GPT or Mamba."
         )
-    return linear
+    return weights
+
+
+def _is_linear_weight(key: str, tensor: Tensor) -> bool:
+    """Return whether a tensor is the weight of a linear layer, and no state of the optimizer."""
+    if key.startswith(OPTIMIZER_STATE_PREFIX):
+        return False
+    return LINEAR_WEIGHT_PATTERN.search(key) is not None and len(tensor.shape) >= 2
 
 
 def _find_master(key: str, tensors: Mapping[str, Tensor]) -> str | None:
     """Return the key of the FP32 master of a weight that has the weight's shape, or None."""
     for prefix in MASTER_PREFIXES:
-        name = prefix + key
-        if name in tensors and tensors[name].shape == tensors[key].shape:
-            return name
+        master = prefix + key
+        if master in tensors and tensors[master].shape == tensors[key].shape:
+            return master
     return None
 
 
 def load_matrices(checkpoint: Path, tensors: dict[str, Tensor]) -> Iterator[torch.Tensor]:
-    """Yield each layer's and expert's matrix of some tensors of a checkpoint.
+    """Yield the matrices (N, K) of some weights, one per layer and expert.
 
-    `find_linear_weights` has checked the tensors.
+    The tensors are loaded one after the other.
+
+    Args:
+        checkpoint: The checkpoint.
+        tensors: Tensors that `find_linear_weights` returned for this checkpoint: it has checked the
+            pickles, which torch reads without a list of allowed names.
     """
     import torch  # heavy, and only for the values of a checkpoint
     from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -84,5 +95,5 @@ def load_matrices(checkpoint: Path, tensors: dict[str, Tensor]) -> Iterator[torc
 
 
 def list_too_large(tensors: dict[str, Tensor]) -> list[str]:
-    """Return the keys of tensors that do not fit into memory at once."""
+    """Return the keys of tensors that are larger than `MAX_TENSOR_BYTES` in FP32."""
     return [key for key, tensor in tensors.items() if tensor.elements * 4 > MAX_TENSOR_BYTES]

@@ -1,8 +1,8 @@
 """`lock_folder`: a single run writes into a folder, and a new run replaces the lock of a dead run.
 
-The lock is a file that a process keeps locked with `filelock`, by `flock`; the kernel releases it at
-the end of the process. The file names the process. On a file system whose `flock` is local to a
-machine (Lustre mounted with `localflock`), runs on other machines are not seen.
+The lock is a file that names the process. `filelock` keeps it locked by `flock`, and the kernel
+releases it at the end of the process. On a file system whose `flock` is local to a machine (Lustre
+mounted with `localflock`), runs on other machines are not seen.
 """
 
 import os
@@ -18,21 +18,22 @@ from bridge.errors import CheckpointError
 
 LOCK_FILE = ".precision-bridge.lock"
 _HOLDER_PATTERN = re.compile(r"process \d+ on [\w.-]+")
+"""Content of the lock, which a message can quote."""
 
 
 @contextmanager
 def lock_folder(folder: Path, *, key: str = "checkpoint.save") -> Iterator[str | None]:
-    """Keep the lock of a folder in a ``with`` block; the folder is made if it does not exist.
+    """Hold the lock of a folder in a ``with`` block; the folder is made if it does not exist.
 
     Args:
         folder: The folder.
-        key: Setting that names it, for the messages.
+        key: Setting that names the folder, for the messages.
 
     Yields:
         A sentence if the lock of a dead run was replaced, else None.
 
     Raises:
-        CheckpointError: Another run writes into the folder, or it cannot be written to.
+        CheckpointError: Another run holds the lock, or the folder cannot be written to.
     """
     path = folder / LOCK_FILE
     lock = FileLock(path, blocking=False)
@@ -61,7 +62,13 @@ def lock_folder(folder: Path, *, key: str = "checkpoint.save") -> Iterator[str |
 
 
 def require_unlocked(folder: Path, key: str) -> None:
-    """Refuse a folder whose lock another process keeps; no folder or file is made."""
+    """Refuse a folder whose lock another process holds; no folder or file is made.
+
+    A lock that cannot be read is accepted here. `lock_folder` reports it when the run begins.
+
+    Raises:
+        CheckpointError: Another process holds the lock.
+    """
     path = folder / LOCK_FILE
     if not path.is_file():
         return
@@ -84,7 +91,7 @@ def _make_in_use_error(folder: Path, key: str) -> CheckpointError:
 
 
 def _read_holder(path: Path) -> str | None:
-    """Return the process that a lock names, as a noun, or None for an empty or damaged file."""
+    """Return the process that a lock names, "process 7 on host", or None if it names no process."""
     with path.open(encoding="utf-8", errors="replace") as file:
         text = file.read(4096)
     if _HOLDER_PATTERN.fullmatch(text):

@@ -1,9 +1,11 @@
 """The manifest of a checkpoint: its run, and name, size and checksum of each file.
 
-It is written after all files. A checkpoint without a manifest was not finished, or another program
-wrote it. A checkpoint whose files do not match the manifest is damaged, and is not read. The
-manifest finds damage; it does not prove who wrote it. The digest of a manifest, kept elsewhere,
-proves that neither the manifest nor a file was exchanged (`compute_manifest_digest`).
+The manifest is written after all files. A checkpoint without a manifest was not finished, or another
+program wrote it. A checkpoint whose files do not match the manifest is damaged, and is not read.
+
+A manifest shows damage. It does not prove who wrote the checkpoint, since anybody can write a manifest
+for other files. The digest of the manifest, stored in another place, proves that neither the manifest
+nor a file was exchanged (`compute_manifest_digest`).
 """
 
 from __future__ import annotations
@@ -21,10 +23,11 @@ from typing import Any
 from bridge.errors import DamagedCheckpointError
 
 MANIFEST_FILE = "manifest.json"
-MANIFEST_VERSION = 1
+MANIFEST_FORMAT = 1
+"""Version of the manifest's form. A manifest of another version is not read."""
 CHECKSUM_ALGORITHM = "sha256"
 CHECKSUM_THREADS = 8
-"""Files of one process that are read at the same time; hashing releases Python's lock."""
+"""Files that one process reads at the same time; hashing releases Python's lock."""
 _WRITER_RANK_PATTERN = re.compile(r"__(\d{1,9})_")
 """Begins the name of a file of tensors, with the number of the rank that wrote it."""
 _MAX_MANIFEST_BYTES = 64 * 2**20
@@ -36,34 +39,30 @@ class Manifest:
     """Sizes and checksums of a checkpoint's files, and facts about its run."""
 
     sizes: Mapping[str, int]
-    """File, as a path in the checkpoint's folder -> its bytes."""
+    """Path of a file in the checkpoint's folder -> its bytes."""
     checksums: Mapping[str, str]
-    """File -> its SHA-256 in hexadecimal; empty for a run with `checkpoint.checksum=false`."""
+    """Path -> SHA-256 in hexadecimal; empty for a run with `checkpoint.checksum=false`."""
     run: Mapping[str, Any] = field(default_factory=dict)
-    """Facts about the run that wrote it, as plain data."""
+    """Facts about the run that wrote the checkpoint, as plain data."""
 
     @classmethod
     def read(cls, checkpoint: Path) -> Manifest:
         """Return the manifest of a checkpoint.
 
         Raises:
-            DamagedCheckpointError: The manifest is missing, damaged or too large.
+            DamagedCheckpointError: The manifest is missing, damaged, too large, or of another format.
         """
-        path = checkpoint / MANIFEST_FILE
+        data = _read_manifest_bytes(checkpoint)
         try:
-            if path.exists() and not path.is_file():
-                raise DamagedCheckpointError(checkpoint, f"{MANIFEST_FILE} is no regular file")
-            with path.open("rb") as stream:
-                data = stream.read(_MAX_MANIFEST_BYTES + 1)
-            if len(data) > _MAX_MANIFEST_BYTES:
-                raise DamagedCheckpointError(checkpoint, f"{MANIFEST_FILE} is too large")
-            manifest = cls._from_content(json.loads(data))
-        except FileNotFoundError:
-            raise DamagedCheckpointError(
-                checkpoint, f"{MANIFEST_FILE}, which is written last, is missing"
-            ) from None
-        except OSError as error:
-            raise DamagedCheckpointError(checkpoint, _describe_read_error(error)) from None
+            content = json.loads(data)
+            manifest_format = content["format"]
+            if manifest_format != MANIFEST_FORMAT:
+                raise DamagedCheckpointError(
+                    checkpoint,
+                    f"{MANIFEST_FILE} has format {manifest_format!r:.40}, and this release reads "
+                    f"format {MANIFEST_FORMAT}",
+                )
+            manifest = cls._from_content(content)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError):
             raise DamagedCheckpointError(checkpoint, f"{MANIFEST_FILE} is damaged") from None
         if not manifest.is_sound():
@@ -72,7 +71,12 @@ class Manifest:
 
     @classmethod
     def _from_content(cls, content: Any) -> Manifest:
-        """Return the manifest of the content of its file; other content raises errors of any class."""
+        """Return the manifest of the content of its file.
+
+        Raises:
+            ValueError, TypeError, KeyError, AttributeError, OverflowError: The content has another
+                form.
+        """
         sizes: dict[str, int] = {}
         checksums: dict[str, str] = {}
         for name, facts in content["files"].items():
@@ -83,7 +87,11 @@ class Manifest:
         return cls(sizes=sizes, checksums=checksums, run=dict(content.get("run") or {}))
 
     def is_sound(self) -> bool:
-        """Return whether all files are in the checkpoint's folder, and all or none have checksums."""
+        """Return whether the manifest can be that of a checkpoint.
+
+        It names at least one file. All files are in the checkpoint's folder. Either all files have a
+        checksum, or none has.
+        """
         for name in self.sizes:
             path = PurePosixPath(name)
             if not path.parts or path.is_absolute() or ".." in path.parts:
@@ -93,25 +101,26 @@ class Manifest:
         return bool(self.sizes) and len(self.checksums) in (0, len(self.sizes))
 
     def write(self, checkpoint: Path) -> None:
-        """Write the manifest into a scratch file, and rename it, so that no part of it is ever read."""
+        """Write the manifest into the folder of its checkpoint.
+
+        The file is renamed into place when it is complete and on the disk, so that no program ever
+        reads a part of it.
+        """
         files: dict[str, dict[str, int | str]] = {}
         for name, size in self.sizes.items():
             files[name] = {"bytes": size}
             if name in self.checksums:
                 files[name][CHECKSUM_ALGORITHM] = self.checksums[name]
+        content = {"format": MANIFEST_FORMAT, "run": dict(self.run), "files": files}
         scratch = checkpoint / f"{MANIFEST_FILE}.tmp"
         with scratch.open("w") as stream:
-            json.dump(
-                {"format": MANIFEST_VERSION, "run": dict(self.run), "files": files},
-                stream,
-                indent=1,
-            )
+            json.dump(content, stream, indent=1)
             stream.flush()
             os.fsync(stream.fileno())
         scratch.replace(checkpoint / MANIFEST_FILE)
 
     def find_outline_fault(self, checkpoint: Path) -> str | None:
-        """Return which file is missing, resized or in no manifest, as a clause, or None."""
+        """Return a clause on a file that is missing, resized or not in the manifest, or None."""
         try:
             present = list_file_sizes(checkpoint)
         except OSError as error:
@@ -127,7 +136,12 @@ class Manifest:
         return None
 
     def find_content_fault(self, checkpoint: Path, names: Iterable[str]) -> str | None:
-        """Return which of some files has other content than when written, as a clause, or None."""
+        """Return a clause on a file whose content is not what was written, or None.
+
+        Args:
+            checkpoint: The checkpoint.
+            names: The files to read, all of which have a checksum.
+        """
         names = list(names)
         try:
             present = compute_checksums(checkpoint, names)
@@ -139,8 +153,31 @@ class Manifest:
         return None
 
 
+def _read_manifest_bytes(checkpoint: Path) -> bytes:
+    """Return the content of a checkpoint's manifest.
+
+    Raises:
+        DamagedCheckpointError: The file is missing, too large, no regular file, or cannot be read.
+    """
+    path = checkpoint / MANIFEST_FILE
+    try:
+        if path.exists() and not path.is_file():  # a pipe or a device could block for ever
+            raise DamagedCheckpointError(checkpoint, f"{MANIFEST_FILE} is no regular file")
+        with path.open("rb") as stream:
+            data = stream.read(_MAX_MANIFEST_BYTES + 1)
+    except FileNotFoundError:
+        raise DamagedCheckpointError(
+            checkpoint, f"{MANIFEST_FILE}, which is written last, is missing"
+        ) from None
+    except OSError as error:
+        raise DamagedCheckpointError(checkpoint, _describe_read_error(error)) from None
+    if len(data) > _MAX_MANIFEST_BYTES:
+        raise DamagedCheckpointError(checkpoint, f"{MANIFEST_FILE} is too large")
+    return data
+
+
 def find_damage(checkpoint: Path) -> str | None:
-    """Return the fault of a checkpoint, as a clause, or None where every file is as written."""
+    """Return a clause on the damage of a checkpoint, or None if every file is as it was written."""
     try:
         manifest = Manifest.read(checkpoint)
     except DamagedCheckpointError as error:
@@ -152,15 +189,16 @@ def find_damage(checkpoint: Path) -> str | None:
 
 
 def compute_manifest_digest(checkpoint: Path) -> str:
-    """Return the SHA-256 of a manifest; kept elsewhere, it proves that no file was exchanged."""
+    """Return the SHA-256 of a checkpoint's manifest in hexadecimal."""
     return _compute_checksum(checkpoint / MANIFEST_FILE)
 
 
 def list_file_sizes(checkpoint: Path) -> dict[str, int]:
-    """Return name -> bytes of every regular file of a checkpoint, in the order of their names."""
+    """Return path -> bytes of every regular file of a checkpoint but the manifest, sorted by path."""
     sizes = {}
     for path in sorted(checkpoint.rglob("*")):
         name = path.relative_to(checkpoint).as_posix()
+        # NFS renames a deleted file that is still open to .nfs...
         if name == MANIFEST_FILE or path.name.startswith(".nfs"):
             continue
         if path.is_file():
@@ -169,31 +207,43 @@ def list_file_sizes(checkpoint: Path) -> dict[str, int]:
 
 
 def select_rank_files(names: Iterable[str], rank: int, ranks: int) -> list[str]:
-    """Return the files that a rank reads: those that the same rank wrote, and may have cached."""
-    of_rank = []
+    """Return the files that a rank reads to compute their checksums.
+
+    A rank reads the files that the same rank wrote, since its machine may have them in its cache. A
+    file without a writer's number in its name counts as one of rank 0.
+
+    Args:
+        names: All files of a checkpoint.
+        rank: This rank.
+        ranks: Number of ranks. It may differ from the number of ranks that wrote the checkpoint.
+    """
+    files_of_rank = []
     for name in names:
         writer = 0
         match = _WRITER_RANK_PATTERN.match(name)
         if match is not None:
             writer = int(match[1])
         if writer % ranks == rank:
-            of_rank.append(name)
-    return of_rank
+            files_of_rank.append(name)
+    return files_of_rank
 
 
 def compute_checksums(checkpoint: Path, names: Iterable[str]) -> dict[str, str]:
-    """Return file -> checksum of files of a checkpoint; several are read at the same time."""
+    """Return path -> checksum of some files of a checkpoint.
+
+    Up to `CHECKSUM_THREADS` files are read at the same time.
+    """
     with ThreadPoolExecutor(max_workers=min(CHECKSUM_THREADS, os.cpu_count() or 1)) as pool:
         return dict(pool.map(lambda name: (name, _compute_checksum(checkpoint / name)), names))
 
 
 def _describe_read_error(error: OSError) -> str:
-    """Return the clause about a file that cannot be read."""
+    """Return the clause on a checkpoint of which a file cannot be read."""
     reason = error.strerror or type(error).__name__
     return f"it cannot be read ({reason.lower()})"
 
 
 def _compute_checksum(path: Path) -> str:
-    """Return the checksum of a file."""
+    """Return the checksum of a file in hexadecimal."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, CHECKSUM_ALGORITHM).hexdigest()

@@ -1,10 +1,14 @@
 """The pickles of a checkpoint, read without running code.
 
 A pickle names the classes and functions that make its objects, and reading it calls them. Megatron's
-checkpoints have pickles in three places, and their readers accept any class in two of them:
-``.metadata``, which is small and lists the tensors, and the objects between the tensors (random
-states, the state of Transformer Engine's modules). `find_pickle_fault` reads both before Megatron does.
-It makes stand-ins, which do nothing, for the classes of an allow list, and refuses a checkpoint that
+checkpoints have pickles in three places:
+
+- ``common.pt``, the state that all ranks share;
+- ``.metadata``, which is small and lists the tensors;
+- the objects between the tensors: random states, and the state of Transformer Engine's modules.
+
+The readers of the last two accept any class. `find_pickle_fault` reads all three before Megatron does.
+It makes placeholders, which do nothing, for the classes of an allow list, and refuses a checkpoint that
 names any other class, whatever its manifest is.
 """
 
@@ -22,8 +26,9 @@ from typing import Any, Self
 from bridge.errors import DamagedCheckpointError
 
 METADATA_FILE = ".metadata"
+"""File that lists the tensors and objects, by the name of torch.distributed.checkpoint."""
 SHARDED_BACKEND = "torch_dist"
-"""Megatron's name of the format."""
+"""Megatron's name of the only format that is read."""
 _CHECKPOINT_PACKAGE = "torch.distributed.checkpoint"
 LISTING_NAMES: Mapping[str, tuple[str, ...]] = {
     "torch": ("Size",),
@@ -42,8 +47,9 @@ LISTING_NAMES: Mapping[str, tuple[str, ...]] = {
         "_MEM_FORMAT_ENCODING",
     ),
 }
-"""Module -> the names that a ``.metadata`` needs. Read in torch 2.11 and 2.13,
-megatron-core 0.16.1 and 0.19.2.
+"""Module -> the names that a ``.metadata`` needs.
+
+Source: files that torch 2.11 and 2.13 with megatron-core 0.16.1 and 0.19.2 wrote.
 """
 MODULE_STATE_NAMES: Mapping[str, tuple[str, ...]] = {
     "torch": ("Size",),
@@ -64,9 +70,14 @@ MODULE_STATE_NAMES: Mapping[str, tuple[str, ...]] = {
     "megatron.core.extensions.transformer_engine": ("TEDelayedScaling",),
     "megatron.core.safe_globals": ("safe_load_from_bytes",),  # 0.19 puts it in the place of torch's
 }
-"""Module -> the names that the state of a Transformer Engine module needs, a pickle in a tensor."""
+"""Module -> the names that the state of a Transformer Engine module needs.
+
+The state is a pickle whose bytes are the values of a uint8 tensor.
+"""
 MODULE_STATE_KEY = "_extra_state"
+"""Part of the key of such a state."""
 _DTYPE_PATTERN = re.compile(r"(?:bfloat16|float\d+(?:_e\d+m\d+\w*)?|u?int\d+|complex\d+|bool)\Z")
+"""Names of torch's dtypes, which every pickle may have."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -74,11 +85,13 @@ class Tensor:
     """A tensor of a checkpoint, as its ``.metadata`` lists it."""
 
     dtype: str
+    """Torch's name without ``torch.``."""
     shape: tuple[int, ...]
+    """Shape of the whole tensor, of all ranks together."""
 
     @property
     def elements(self) -> int:
-        """The number of its values."""
+        """The number of values."""
         return math.prod(self.shape)
 
     def __str__(self) -> str:
@@ -87,12 +100,15 @@ class Tensor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredObject:
-    """An object of a checkpoint and its place in a file."""
+    """An object of a checkpoint, and the bytes of a file that hold its pickle."""
 
     key: str
     file: str
+    """Name of the file in the checkpoint's folder."""
     offset: int
+    """Number of the first byte."""
     length: int
+    """Number of bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,28 +116,32 @@ class Listing:
     """The content of a ``.metadata``."""
 
     tensors: Mapping[str, Tensor]
+    """Key -> tensor."""
     objects: tuple[StoredObject, ...]
     files: frozenset[str]
-    """The files of tensors and objects."""
+    """Names of the files of tensors and objects, all in the checkpoint's folder."""
 
 
 class _PlaceholderType(type):
-    """The class of stand-ins; a pickle can set attributes of objects, and not of these classes."""
+    """The metaclass of placeholders, which refuses to set an attribute of their classes.
+
+    A pickle can set attributes of any object that it has, and a class is an object.
+    """
 
     def __setattr__(cls, name: str, value: object) -> None:
         raise pickle.UnpicklingError(f"writes onto {cls.__name__}")
 
 
 class _Placeholder(metaclass=_PlaceholderType):
-    """Stands for an object of a class that is not imported, with what the pickle gives it."""
+    """Stands for an object of a class that is not imported, with the values that the pickle sets."""
 
     def __new__(cls, *arguments: object, **_named: object) -> Self:
-        stand_in = super().__new__(cls)
-        vars(stand_in)["arguments"] = arguments
-        return stand_in
+        placeholder = super().__new__(cls)
+        vars(placeholder)["arguments"] = arguments
+        return placeholder
 
     def __init__(self, *arguments: object, **named: object) -> None:
-        """Take anything: the class that this stands for is not known here."""
+        """Take any arguments: the signature of the real class is not known here."""
 
     def __setstate__(self, state: object) -> None:
         vars(self)["state"] = state
@@ -129,11 +149,11 @@ class _Placeholder(metaclass=_PlaceholderType):
             vars(self).update(state)
 
     def __setitem__(self, key: object, value: object) -> None:
-        """Take the items of a mapping."""
+        """Take the items of a mapping, and forget them."""
 
 
 class _PlainBytes(_Placeholder):
-    """Stands for ``torch.storage._load_from_bytes``: the bytes are a file of `torch.save`."""
+    """Stands for ``torch.storage._load_from_bytes``, and checks its argument, a `torch.save` file."""
 
     def __new__(cls, *arguments: object, **named: object) -> Self:
         for data in arguments:
@@ -144,34 +164,47 @@ class _PlainBytes(_Placeholder):
 
 
 class _NotAllowedError(pickle.UnpicklingError):
-    """A pickle that names what is not on the list; the name is its text."""
+    """A pickle names a class that is not on the allow list. The text of the error is the name."""
 
 
 class _AllowListUnpickler(pickle.Unpickler):
-    """An unpickler that makes stand-ins for what is on a list, and nothing else."""
+    """An unpickler that makes placeholders for the names of an allow list, and refuses all others."""
 
     def __init__(self, data: bytes, allowed: Mapping[str, tuple[str, ...]]) -> None:
-        for code, number, _position in pickletools.genops(data):
-            # a memo of that length, for which Python would take gigabytes
-            if code.name.endswith("PUT") and (number or 0) > len(data):
-                raise pickle.UnpicklingError(f"numbers an object {number}")
+        """Check the memo of a pickle, without reading the objects.
+
+        Args:
+            data: The pickle.
+            allowed: Module -> names.
+
+        Raises:
+            UnpicklingError: An object has a memo number above the size of the pickle. Python makes a
+                memo of that length, which can take gigabytes.
+        """
+        for opcode, argument, _position in pickletools.genops(data):
+            if opcode.name.endswith("PUT") and (argument or 0) > len(data):
+                raise pickle.UnpicklingError(f"numbers an object {argument}")
         super().__init__(io.BytesIO(data))
         self.allowed = allowed
-        self.made: dict[tuple[str, str], type] = {}
+        self.placeholders: dict[tuple[str, str], type] = {}
 
     def find_class(self, module: str, name: str) -> type:
-        """Return a stand-in for a class that is allowed; no class of a file is imported."""
+        """Return the placeholder of an allowed class; no class that a pickle names is imported.
+
+        Raises:
+            _NotAllowedError: The class is not allowed.
+        """
         is_dtype = module == "torch" and _DTYPE_PATTERN.match(name)
         if not is_dtype and name not in self.allowed.get(module, ()):
             raise _NotAllowedError(f"{module}.{name}")
         base: type[_Placeholder] = _Placeholder
         if name.endswith("load_from_bytes"):
             base = _PlainBytes
-        return self.made.setdefault((module, name), _PlaceholderType(name, (base,), {}))
+        return self.placeholders.setdefault((module, name), _PlaceholderType(name, (base,), {}))
 
 
 def read_listing(checkpoint: Path) -> Listing:
-    """Return the tensors, objects and files that ``.metadata`` lists, without torch or its code.
+    """Return the tensors, objects and files that ``.metadata`` lists; torch is not imported.
 
     Raises:
         DamagedCheckpointError: The file is missing, damaged, or names other classes.
@@ -192,7 +225,7 @@ def read_listing(checkpoint: Path) -> Listing:
 
 
 def find_pickle_fault(checkpoint: Path) -> str | None:
-    """Return why the pickles of a checkpoint must not be read, as a clause, or None."""
+    """Return a clause on why Megatron must not read the pickles of a checkpoint, or None."""
     for path in checkpoint.glob("*"):
         if not (path.is_file() or path.is_dir()):  # a pipe or a device, which could block for ever
             return f"{path.name:.80} is no regular file"
@@ -209,8 +242,8 @@ def find_pickle_fault(checkpoint: Path) -> str | None:
 
 
 def _find_object_fault(checkpoint: Path, listing: Listing) -> str | None:
-    """Return, as a clause, which object is missing or more than plain data, or None."""
-    name = ""
+    """Return a clause on an object that is damaged or more than plain data, or a missing file."""
+    name = ""  # of the file or the object that is read
     try:
         for path in sorted(checkpoint.glob("*.pt")):
             name = path.name
@@ -232,13 +265,23 @@ def _find_object_fault(checkpoint: Path, listing: Listing) -> str | None:
     return None
 
 
-def _describe_foreign_name(name: str, what: str) -> str:
-    """Return the sentence about a pickle with a name that is not allowed."""
-    return f"{name} names {what:.80}, which no checkpoint needs; nothing of it was run"
+def _describe_foreign_name(pickle_name: str, foreign_name: str) -> str:
+    """Return the clause on a pickle that names a class or function that is not allowed."""
+    return (
+        f"{pickle_name} names {foreign_name:.80}, which no checkpoint needs; nothing of it was run"
+    )
 
 
 def _require_plain_data(data: bytes, *, is_module_state: bool = False) -> None:
-    """Raise for a file of `torch.save` that is more than tensors, containers and plain values."""
+    """Refuse a file of `torch.save` that has more than tensors, containers and plain values.
+
+    Args:
+        data: The content of the file.
+        is_module_state: Whether uint8 tensors are pickles of Transformer Engine, to be checked too.
+
+    Raises:
+        Exception: Of any class; torch's reader and a damaged pickle decide it.
+    """
     import torch  # heavy, and only for the objects of a checkpoint that is read
 
     with torch.serialization.safe_globals(_list_random_state_classes()):
@@ -254,13 +297,19 @@ def _list_random_state_classes() -> list[Any]:
     """Return the classes and the function of numpy that a saved random state names."""
     import numpy as np
 
+    # The function that numpy's arrays name in a pickle has no public name. numpy 2 moved it from
+    # numpy.core to numpy._core, and a checkpoint may name either.
     rebuild: Any = np.arange(0).__reduce__()[0]
     named = [(rebuild, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")]
     return [np.ndarray, np.dtype, type(np.dtype(np.uint32)), *named]
 
 
 def _parse_listing(metadata: Any) -> Listing:
-    """Return the content of an unpickled ``.metadata``, whose objects are stand-ins."""
+    """Return the content of an unpickled ``.metadata``, whose objects are placeholders.
+
+    Raises:
+        ValueError: A file is not in the checkpoint's folder.
+    """
     tensors = {}
     for key, entry in metadata.state_dict_metadata.items():
         if type(entry).__name__ == "TensorStorageMetadata":
@@ -274,7 +323,7 @@ def _parse_listing(metadata: Any) -> Listing:
         if "/" in file or "\0" in file or file in ("", ".", ".."):
             raise ValueError(file)
         files.add(file)
-        if index.fqn not in tensors:
+        if index.fqn not in tensors:  # `fqn` is torch's name of the key
             stored = StoredObject(
                 key=str(index.fqn), file=file, offset=int(info.offset), length=int(info.length)
             )

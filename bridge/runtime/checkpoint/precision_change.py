@@ -1,8 +1,8 @@
-"""Resuming in another precision: differences from the checkpoint, and their meaning.
+"""Resuming in another precision: the differences from the checkpoint, and their meaning.
 
-A checkpoint has weights in the dtype of the mode, FP32 master
-weights where the mode is half precision, the moments of the optimizer and the scales of delayed
-scaling. A change that touches none of them takes effect in the next step.
+A checkpoint has the weights in the dtype of the mode, FP32 master weights if the mode is half
+precision, the moments of the optimizer, and the scales of delayed scaling. A change of precision that
+affects none of them takes effect in the next step.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,7 +15,7 @@ from bridge.precision.subjects import IMPOSSIBLE, NEEDS_PERMISSION, OUTCOMES
 from bridge.sync.routes import ROUTES, Route
 
 MODE_PATH = "mixed_precision mode"
-"""Path of a change of mode, which is no field."""
+"""Path of a change of mode; the mode is no field."""
 _STORED_WEIGHTS_MEANING = (
     "weights are saved in the dtype of the mode and quantised again from the FP32 master weights"
 )
@@ -24,16 +24,23 @@ _SCALES_BEGIN_MEANING = (
 )
 _SCALES_UNUSED_MEANING = "the checkpoint's scales and amax histories are not used"
 MODULES_PATH = "mixed_precision.modules"
-"""Path of the rows of modules."""
+"""Path of a change of the rows of `modules`."""
 AMAX_HISTORY_FIELDS = tuple(name for name in FIELDS if name.startswith("fp8_amax"))
 """Fields that are compared only if both runs use delayed scaling."""
 DTYPE_FIELDS = tuple(dict.fromkeys(route.field for route in ROUTES if route.rule.endswith("dtype")))
 """Fields that follow from the mode."""
-_ROUTES_OF_FIELD: dict[str, list[Route]] = {}
-for _names in FIELDS_BY_SUBJECT.values():
-    for _name in _names:
-        _ROUTES_OF_FIELD[_name] = [route for route in ROUTES if route.field == _name]
-"""Field -> its routes, in the order in which changes are listed."""
+
+
+def _group_routes_by_field() -> dict[str, list[Route]]:
+    """Return field -> its routes, in the order in which changes are listed."""
+    routes_of: dict[str, list[Route]] = {}
+    for names in FIELDS_BY_SUBJECT.values():
+        for name in names:
+            routes_of[name] = [route for route in ROUTES if route.field == name]
+    return routes_of
+
+
+_ROUTES_OF_FIELD = _group_routes_by_field()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,11 +48,15 @@ class PrecisionChange:
     """A difference between the precision of a checkpoint and that of the run that resumes it."""
 
     path: str
+    """Path of the setting, for example ``model.fp8_recipe``."""
     before: str
+    """Value in the checkpoint."""
     now: str
+    """Value in the run that resumes."""
     outcome: str
     """One of `OUTCOMES`."""
     meaning: str
+    """A clause on what the change does to the state of the checkpoint."""
 
     def __str__(self) -> str:
         return (
@@ -57,7 +68,13 @@ class PrecisionChange:
 def find_precision_changes(
     before: Mapping[str, str], now: Mapping[str, str]
 ) -> list[PrecisionChange]:
-    """Return the differences in precision between two runs, the gravest first."""
+    """Return the differences in precision between two runs, the most severe outcome first.
+
+    Args:
+        before: Path -> value of the settings of the run that wrote the checkpoint. Without settings,
+            as in a checkpoint without a manifest, no difference is known.
+        now: The settings of the run that resumes.
+    """
     if not before:
         return []
     return sorted(_list_changes(before, now), key=lambda change: -OUTCOMES.index(change.outcome))
@@ -85,7 +102,11 @@ def _list_changes(before: Mapping[str, str], now: Mapping[str, str]) -> Iterator
 def _find_field_change(
     route: Route, before: Mapping[str, str], now: Mapping[str, str]
 ) -> PrecisionChange | None:
-    """Return the change of a field in an owner, None if the field acts in neither run."""
+    """Return the change of a field in an owner, or None.
+
+    A change is reported if the field has an effect in one of the runs. A field of the amax history
+    needs an effect in both runs, and a scheme needs an effect in the run that resumes.
+    """
     field = FIELDS[route.field]
     path = f"{route.owner}.{route.attribute}"
     if route.field == "modules":
@@ -94,39 +115,52 @@ def _find_field_change(
     value_now = now.get(path)
     if value_before is None or value_now is None or value_before == value_now:
         return None
-    acted_before = _has_effect(field, before)
-    acts_now = _has_effect(field, now)
-    if route.field in AMAX_HISTORY_FIELDS and not (acted_before and acts_now):
+    had_effect = _has_effect(field, before)
+    has_effect = _has_effect(field, now)
+    if route.field in AMAX_HISTORY_FIELDS and not (had_effect and has_effect):
         return None
-    if not (acted_before or acts_now) or (route.field == "fp8_recipe" and not acts_now):
+    if route.field == "fp8_recipe" and not has_effect:
+        return None
+    if not (had_effect or has_effect):
         return None
     subject = field.subject or subjects.COMPUTE
-    meaning = subject.meaning
-    if field.twin is not None:
-        meaning = _STORED_WEIGHTS_MEANING
-    is_scheme = route.field == "fp8_recipe"
-    if route.field == "fp8_amax_history_len" or (is_scheme and value_now == "delayed"):
-        meaning = _SCALES_BEGIN_MEANING
-    elif is_scheme and value_before == "delayed":
-        meaning = _SCALES_UNUSED_MEANING
     return PrecisionChange(
         path=path,
         before=str(value_before),
         now=str(value_now),
         outcome=subject.outcome,
-        meaning=meaning,
+        meaning=_get_meaning(field, value_before, value_now),
     )
+
+
+def _get_meaning(field: StatedField, before: str, now: str) -> str:
+    """Return the meaning of a change of a field from one value to another, as a clause."""
+    is_scheme = field.name == "fp8_recipe"
+    if field.name == "fp8_amax_history_len" or (is_scheme and now == "delayed"):
+        return _SCALES_BEGIN_MEANING
+    if is_scheme and before == "delayed":
+        return _SCALES_UNUSED_MEANING
+    if field.twin is not None:  # fp8_param or fp4_param
+        return _STORED_WEIGHTS_MEANING
+    subject = field.subject or subjects.COMPUTE
+    return subject.meaning
 
 
 def _has_effect(field: StatedField, settings: Mapping[str, str]) -> bool:
     """Return whether a field has an effect under the settings of a run."""
-    fp8 = settings.get("model.fp8", "None") != "None"
-    fp4 = settings.get("model.fp4", "None") != "None"
+    has_fp8 = settings.get("model.fp8", "None") != "None"
+    has_fp4 = settings.get("model.fp4", "None") != "None"
     if field.name in AMAX_HISTORY_FIELDS:
-        return fp8 and settings.get("model.fp8_recipe") in field.schemes
+        return has_fp8 and settings.get("model.fp8_recipe") in field.schemes
     if field.subject is subjects.SCALER:
         return settings.get("model.fp16") == "True"
-    return {None: True, "fp8": fp8, "fp4": fp4, "low": fp8 or fp4}[field.family]
+    if field.family == "fp8":
+        return has_fp8
+    if field.family == "fp4":
+        return has_fp4
+    if field.family == "low":
+        return has_fp8 or has_fp4
+    return True
 
 
 def _get_mode(settings: Mapping[str, str]) -> str:
@@ -144,8 +178,12 @@ def _describe_mode_change(before: str, now: str) -> tuple[str, str]:
             IMPOSSIBLE,
             "an FP32 run has no master weights, so the optimizer's states have other entries",
         )
+    meaning = (
+        "weights are rounded again from the FP32 master weights, and the loss scale is not used"
+    )
     if now == "fp16":
-        scale = "the loss scale begins at initial_loss_scale"
-    else:
-        scale = "the loss scale is not used"
-    return NEEDS_PERMISSION, f"weights are rounded again from the FP32 master weights, and {scale}"
+        meaning = (
+            "weights are rounded again from the FP32 master weights, and the loss scale begins at "
+            "initial_loss_scale"
+        )
+    return NEEDS_PERMISSION, meaning

@@ -1,17 +1,13 @@
-"""Comparison of finished runs: the twins, and the gap between their losses. Imports no torch.
+"""Comparison of finished runs: twins, and the gap between their losses. Imports no torch.
 
-    Arm            one finished run, of its folder or its log: precision, the rest, seed, curve
-    Curve          its training loss over the steps (gap.py)
-    Comparison     twins: runs equal in every field but those of precision and the seeds
-      RecipeRow      all seeds of one recipe
-        Gap            its loss against the baseline's: within, outside or cannot tell
-          GapCurve       the same over the steps, for the picture
-    Band           one batch in two precisions: `BandRow` per GEMM, its error and its bound
-    Proposal       a module whose operands lost more than a bit, and the precision that suits it
+    arm.py              `Arm`: one finished run with its precision, other fields, seed and loss
+    gap.py              `LossCurve` of a run; `Gap` of a recipe, and the verdict on it
+    comparison.py       `Comparison` of twins: runs with equal fields but for precision and seeds
+    log_comparison.py   `compare_logs`: the same for runs of which there is only a log
+      logged_run.py       `LoggedRun`: the log of a run, and its arm
+      log_notes.py        sentences on what the logs do not show
+    band.py             `Band`: the error of each GEMM between two precisions, and its bound
+    proposal.py         `Proposal`: a module that another precision suits better
 
-`front.compare` reads the arms of a sweep and judges them. `cli.compare` judges the arms of finished
-runs, and through `logs.py` runs of logs: `logged_run.py` makes arms of logs, and `log_notes.py`
-writes what stays unknown of them. `training.passes` makes the errors of a band, and
-`cli.quantisation_error` proposes rows of `modules`. `report.comparison` and `report.gradients` show
-the answers.
+`front/compare.py` compares the runs of a sweep, and `cli/compare.py` finished runs and logs.
 """

@@ -1,4 +1,4 @@
-"""`Arm`: a run of one recipe with one seed, read from its folder as a comparison needs it."""
+"""`Arm`: one finished run of one recipe with one seed, and the facts that a comparison needs."""
 
 import math
 from collections.abc import Mapping
@@ -14,15 +14,13 @@ from bridge.runtime.compare.gap import LossCurve
 from bridge.sync.routes import ROUTES
 
 PRECISION_SECTIONS = ("mixed_precision", "precision_backend", "precision_schedule")
-"""Sections in which the arms of a comparison may differ.
-
-The fields that a precision is written to may differ, too.
-"""
+"""Sections of a config in which the arms of a comparison may differ."""
 PRECISION_FIELDS = frozenset(
     f"{route.owner}.{route.attribute}" for route in ROUTES if route.attribute
 )
-"""The fields that a precision can be written to: "model.fp8", for example."""
+"""The fields that the sync writes a precision to, for example "model.fp8"; they may differ too."""
 SEED_FIELDS = ("train.seed", "data.seed")
+"""Arms of a recipe may differ in these."""
 FIELDS_WITHOUT_EFFECT = (
     "logging",
     "silence",
@@ -30,9 +28,9 @@ FIELDS_WITHOUT_EFFECT = (
     "checkpoint.load",
     "data.cache_dir",
 )
-"""Settings that change nothing that is trained: places of files, and answers of the check."""
+"""Settings that do not change the training: paths of files, and warnings that are silenced."""
 FAILURE_FILE = "failed.json"
-"""Written by a comparison into the folder of a run that ended with an error."""
+"""File that a sweep writes into the folder of a run that ended with an error."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,24 +38,27 @@ class Arm:
     """A run of one recipe with one seed."""
 
     folder: Path
+    """Folder of the run, or path of its log."""
     label: str
-    """The recipe and what was stated over it."""
+    """The recipe, and the fields that were stated on top of it."""
     precision: Mapping[str, Any]
-    """Flat fields of precision, as the run had them."""
+    """Dotted name -> value of the fields of precision."""
     rest: Mapping[str, Any]
-    """Every other field but the seeds and `UNTRAINED`: equal in twins."""
+    """Dotted name -> value of the other fields, without `SEED_FIELDS` and
+    `FIELDS_WITHOUT_EFFECT`: equal in twins.
+    """
     seed: tuple[Any, ...]
-    """Values of `SEEDS`."""
+    """Values of `SEED_FIELDS`."""
     warm_up: int
     """Steps of the learning rate's warm-up."""
     curve: LossCurve
     """Training loss."""
     summary: Mapping[str, Any] = field(default_factory=dict)
-    """Content of ``summary.json``, or the figures of a log; empty where the run did not end."""
+    """Content of ``summary.json``, or the figures of a log; empty if the run did not end."""
     sqnr_db: Mapping[str, float] = field(default_factory=dict)
-    """Operand -> mean signal-to-quantisation-noise ratio of the last measured step."""
+    """Operand -> mean signal-to-quantisation-noise ratio of the last measured step, in dB."""
     failure: str | None = None
-    """Why the run is no success; None for a success, and for a run that did not end."""
+    """A sentence on why the run failed; None for a success, and for a run that did not end."""
 
     @property
     def is_complete(self) -> bool:
@@ -66,10 +67,10 @@ class Arm:
 
     @property
     def step_seconds(self) -> float | None:
-        """Mean time of a step after the first; None where it is not known."""
-        stated: float | None = self.summary.get("step_seconds")
-        if stated is not None:
-            return stated
+        """Mean seconds of a step after the first; None if unknown."""
+        measured: float | None = self.summary.get("step_seconds")
+        if measured is not None:
+            return measured
         tokens_per_second = self.summary.get("tokens_per_second")
         if not tokens_per_second:
             return None
@@ -79,7 +80,11 @@ class Arm:
 
 
 def read_arm(folder: Path) -> Arm | None:
-    """Return the run in a folder, None where it was refused before it began."""
+    """Return the run in a folder, None if it was refused before it began.
+
+    Raises:
+        RunConfigError: The files of the run cannot be read.
+    """
     if not RunFolder.is_run(folder):
         return None
     try:
@@ -90,40 +95,37 @@ def read_arm(folder: Path) -> Arm | None:
         raise RunConfigError.of("compare", rule, str(folder), remedy) from error
 
 
-def _make_arm(run: RunFolder) -> Arm:
+def _make_arm(folder: RunFolder) -> Arm:
     """Return the arm of a run's folder."""
-    flat = flatten_fields(run.config)
-    summary = run.summary or {}
-    failed = run.read_json(FAILURE_FILE).get("error")
-    curve = _read_curve(run)
-    sqnr_db = _compute_mean_sqnr(run)
+    fields = flatten_fields(folder.config)
+    summary = folder.summary or {}
     precision, rest = {}, {}
-    for name, value in flat.items():
+    for name, value in fields.items():
         if is_precision_field(name):
             precision[name] = value
         elif name not in SEED_FIELDS and not _is_under(name, FIELDS_WITHOUT_EFFECT):
             rest[name] = value
-    recipe = summary.get("precision") or flat.get("mixed_precision._recipe_") or "no recipe"
-    seed = tuple(map(flat.get, SEED_FIELDS))
+    recipe = summary.get("precision") or fields.get("mixed_precision._recipe_") or "no recipe"
+    error = folder.read_json(FAILURE_FILE).get("error")
     return Arm(
-        folder=run.path,
+        folder=folder.path,
         label=str(recipe),
         precision=precision,
         rest=rest,
-        seed=seed,
-        warm_up=int(flat["train.lr_warmup_iters"]),
-        curve=curve,
+        seed=tuple(map(fields.get, SEED_FIELDS)),
+        warm_up=int(fields["train.lr_warmup_iters"]),
+        curve=_read_curve(folder),
         summary=summary,
-        sqnr_db=sqnr_db,
-        failure=failed or summary.get("failure"),
+        sqnr_db=_compute_mean_sqnr(folder),
+        failure=error or summary.get("failure"),
     )
 
 
-def _read_curve(run: RunFolder) -> LossCurve:
+def _read_curve(folder: RunFolder) -> LossCurve:
     """Return the training loss of a run; a loss that was not finite is NaN."""
     steps: list[int] = []
     losses: list[float] = []
-    for record in run.metrics("train"):
+    for record in folder.metrics("train"):
         steps.append(int(record["step"]))
         if record["loss"] is None:
             losses.append(math.nan)
@@ -132,10 +134,10 @@ def _read_curve(run: RunFolder) -> LossCurve:
     return LossCurve(steps=tuple(steps), losses=tuple(losses))
 
 
-def _compute_mean_sqnr(run: RunFolder) -> dict[str, float]:
-    """Return the mean ratio of each operand in the last measured step, of the finite ones."""
+def _compute_mean_sqnr(folder: RunFolder) -> dict[str, float]:
+    """Return operand -> mean of its finite ratios in the last measured step, in dB."""
     finite = []
-    for row in select_last_step(run.quantisation):
+    for row in select_last_step(folder.quantisation):
         if math.isfinite(row.sqnr_db):
             finite.append(row)
     means = {}
@@ -146,17 +148,17 @@ def _compute_mean_sqnr(run: RunFolder) -> dict[str, float]:
 
 
 def is_precision_field(name: str) -> bool:
-    """Return whether a field, by its dotted name, is one that a precision decides."""
+    """Return whether a precision decides the field with this dotted name."""
     return name in PRECISION_FIELDS or _is_under(name, PRECISION_SECTIONS)
 
 
-def _is_under(name: str, places: tuple[str, ...]) -> bool:
-    """Return whether a field is one of some places, or lies below one of them."""
-    return any(name == place or name.startswith(f"{place}.") for place in places)
+def _is_under(name: str, paths: tuple[str, ...]) -> bool:
+    """Return whether a dotted name is one of some paths, or below one of them."""
+    return any(name == path or name.startswith(f"{path}.") for path in paths)
 
 
 def flatten_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of a saved config by dotted name."""
+    """Return dotted name -> value of the fields of a saved config."""
     flat: dict[str, Any] = {}
     for section, values in config.items():
         if not isinstance(values, dict):

@@ -1,15 +1,15 @@
-"""One batch in two precisions: the error of each GEMM's result, and the band it may be in.
+"""One batch in two precisions: the error of each GEMM's result, and the band that bounds it.
 
-With the same weights and the same batch, the results of two runs differ by roundings alone. The
-relative error of a gradient grows with the layers behind it: for layer l of L it stays below
-k C^(L + 1 - l) u, with C close to 1. That of an activation grows with the layers before it, and is
-held to k C^l u. u is the largest relative error of one rounding, half of a format's epsilon, summed
-over the two precisions; the coarsest format of the pass counts.
+With the same weights and the same batch, the results of two precisions differ only by roundings. The
+relative error of a gradient grows with each layer that the backward pass has been through: for layer
+l of L it stays below k C^(L + 1 - l) u, with C close to 1. The error of an activation grows with the
+layers of the forward pass, and its bound is k C^l u. u is the largest relative error of one rounding,
+half of a format's epsilon, summed over the two precisions. The coarsest format of the pass counts.
 
 Source: arXiv 2506.09280, theorem 5.3; k and C as in Megatron-LM's test_optimizer_grads_match.py
 (d98e8a64), which takes the whole epsilon of BF16 and compares two layouts in one precision.
-*Differs*: half the epsilon; with the whole one of E5M2 the bound is above 1, which is the error of
-a gradient that is zero.
+*Differs*: half the epsilon. With the whole epsilon of E5M2 the bound is above 1, and 1 is the error
+of a gradient that is wrongly zero.
 """
 
 import math
@@ -21,7 +21,7 @@ from bridge.precision.formats import FORMATS
 ERROR_GROWTH_PER_LAYER = 1.03
 """C: the growth of the error from layer to layer."""
 BOUND_FACTOR = 4.0
-"""k: the roundings of one layer, together."""
+"""k: the roundings of one layer together, in units of u."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,10 +31,11 @@ class GemmLocation:
     layer: int
     """Number of the transformer layer in the whole model, from 1 on."""
     module: str
+    """Name of the linear layer in its transformer layer."""
     gemm: str
     """fprop, dgrad or wgrad.
 
-    Its result is an activation, the gradient of an activation, or that of a weight.
+    The result is an activation, the gradient of an activation, or the gradient of a weight.
     """
 
 
@@ -43,32 +44,33 @@ class BandRow(GemmLocation):
     """One GEMM's result in two runs."""
 
     error: float
-    """|a - b| / |a|, Frobenius norms; NaN and infinity count as outside."""
+    """|a - b| / |a| in Frobenius norms, a in the first precision; NaN and infinity are outside."""
     bound: float
+    """Largest error that roundings explain."""
     control: float
     """The same error between two different batches in the first precision."""
 
     @property
     def is_inside(self) -> bool:
-        """Whether the error is one of roundings."""
+        """Whether roundings explain the error."""
         return self.error <= self.bound
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Band:
-    """Every GEMM of a model."""
+    """The rows of all GEMMs of a model, and the verdict on them."""
 
     rows: tuple[BandRow, ...]
-    """In the order of execution."""
+    """Rows in the order of execution."""
     rerouted: float | None = None
-    """Part of the tokens that the second precision alone would have sent to other experts.
+    """Share of the tokens that the second precision would have sent to other experts, 0 to 1.
 
-    It is None for a model without experts.
+    Both precisions compute with the experts that the first one chose. None without experts.
     """
 
     @property
     def first_outside(self) -> BandRow | None:
-        """The first result that left the band; later ones inherit its error."""
+        """The first result outside of the band, None without one; later results inherit its error."""
         for row in self.rows:
             if not row.is_inside:
                 return row
@@ -76,7 +78,7 @@ class Band:
 
     @property
     def blind(self) -> tuple[BandRow, ...]:
-        """Results whose bound is so wide that the error of another batch stays below it."""
+        """Results with a bound so wide that another batch would stay below it."""
         rows = []
         for row in self.rows:
             if row.control <= row.bound:
@@ -85,9 +87,9 @@ class Band:
 
     @property
     def verdict(self) -> str:
-        """Whether every error is inside.
+        """The verdict on all errors: inside, outside, or cannot tell.
 
-        *cannot tell* where most bounds would not notice another batch.
+        It is "cannot tell" if most bounds would accept another batch.
         """
         if self.first_outside is not None:
             return "outside"
@@ -97,7 +99,7 @@ class Band:
 
 
 def compute_rounding_error(formats: Iterable[str]) -> float:
-    """Return the largest relative error of one rounding to the coarsest of these formats."""
+    """Return the largest relative error of one rounding to the coarsest of some formats."""
     return max(FORMATS[name].epsilon for name in formats) / 2
 
 
@@ -116,23 +118,23 @@ def compute_band(
         errors: Error of each GEMM's result between the two precisions, in the order of execution.
         control: Error of each GEMM's result between two different batches in the first precision.
         num_layers: Layers of the model.
-        forward: Rounding of a forward GEMM, the sum of the two precisions (u above).
-        backward: Rounding of a backward GEMM, the sum of the two precisions.
-        rerouted: Part of the tokens that went to other experts; None for a model without experts.
+        forward: u of a forward GEMM: the rounding error of both precisions, summed.
+        backward: u of a backward GEMM.
+        rerouted: Share of the tokens that would go to other experts; None without experts.
     """
     rows = []
-    for place, error in errors.items():
-        if place.gemm == "fprop":
-            depth, roundings = place.layer, forward
+    for location, error in errors.items():
+        if location.gemm == "fprop":
+            depth, rounding_error = location.layer, forward
         else:
-            depth, roundings = num_layers + 1 - place.layer, backward
+            depth, rounding_error = num_layers + 1 - location.layer, backward
         row = BandRow(
-            layer=place.layer,
-            module=place.module,
-            gemm=place.gemm,
+            layer=location.layer,
+            module=location.module,
+            gemm=location.gemm,
             error=error,
-            bound=BOUND_FACTOR * ERROR_GROWTH_PER_LAYER**depth * roundings,
-            control=control.get(place, math.nan),
+            bound=BOUND_FACTOR * ERROR_GROWTH_PER_LAYER**depth * rounding_error,
+            control=control.get(location, math.nan),
         )
         rows.append(row)
     return Band(rows=tuple(rows), rerouted=rerouted)

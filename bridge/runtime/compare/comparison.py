@@ -1,4 +1,8 @@
-"""The comparison of finished runs: twins are put together, and judged against the first recipe."""
+"""The comparison of finished runs: twins are grouped by recipe, and compared with the baseline.
+
+Twins are runs that are equal in every field but those of precision and the seeds. The baseline is the
+recipe of the first run.
+"""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,23 +13,30 @@ from typing import Any
 from bridge.runtime.compare.arm import Arm
 from bridge.runtime.compare.gap import DEFAULT_GATE, LOG_INTERVAL_SETTING, Gap, LossCurve, judge_gap
 
+EXIT_OUTSIDE = 1
+"""Exit code of a comparison with a recipe outside the gate."""
+EXIT_CANNOT_TELL = 3
+"""Exit code of a comparison with no recipe outside the gate, and one that cannot be judged."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeRow:
     """All seeds of one recipe."""
 
     label: str
+    """The recipe, with the fields of precision that distinguish it from rows of the same recipe."""
     arms: tuple[Arm, ...]
+    """One arm per seed."""
     gap: Gap | None
-    """None for the baseline."""
+    """The gap to the baseline; None for the baseline."""
     differs_in: tuple[str, ...]
-    """Fields of precision in which it differs from the baseline."""
+    """Fields of precision that differ from those of the baseline."""
     loss: float | None = None
-    """Mean over seeds and judged steps; None where nothing was judged."""
+    """Mean loss over seeds and judged steps; None if nothing was judged."""
 
     @property
     def curves(self) -> list[LossCurve]:
-        """The training losses that have a record."""
+        """The training losses of the seeds that recorded one."""
         curves = []
         for arm in self.arms:
             if arm.curve.steps:
@@ -34,7 +45,7 @@ class RecipeRow:
 
     @property
     def failures(self) -> list[str]:
-        """Each failure once."""
+        """A sentence per kind of failure, and per run that did not end."""
         sentences: dict[str, None] = {}
         for arm in self.arms:
             if arm.failure:
@@ -45,9 +56,9 @@ class RecipeRow:
 
     @property
     def figures(self) -> dict[str, Any]:
-        """Figures of all seeds; None where no seed has the figure.
+        """Name -> figure over all seeds; None if no seed has the figure.
 
-        They are means, the sum of the skipped steps, and the largest peak of memory.
+        The figures are means, but for the sum of the skipped steps and the largest peak of memory.
         """
         seconds = []
         for arm in self.arms:
@@ -66,7 +77,7 @@ class RecipeRow:
         }
 
     def _collect_figure(self, name: str) -> list[Any]:
-        """Return a figure of each seed that has it."""
+        """Return the values of a figure, without the seeds that lack it."""
         values = []
         for arm in self.arms:
             value = arm.summary.get(name)
@@ -75,7 +86,7 @@ class RecipeRow:
         return values
 
     def _compute_mean_sqnr(self) -> dict[str, float]:
-        """Return the mean ratio of each operand over the seeds."""
+        """Return operand -> mean ratio over the seeds, in dB."""
         ratios_of: dict[str, list[float]] = {}
         for arm in self.arms:
             for operand, ratio in arm.sqnr_db.items():
@@ -86,37 +97,48 @@ class RecipeRow:
         return means
 
     def sentence(self, baseline: str) -> str:
-        """Return the verdict as one paragraph."""
+        """Return the verdict, its figures and the failures as one paragraph.
+
+        Args:
+            baseline: Label of the baseline.
+        """
         gap = self.gap
         if gap is None:
             return f"{self.label}: the baseline."
-        verdict: str = gap.verdict
-        if verdict != "cannot tell":
-            verdict = f"{verdict} {100 * gap.gate:g} %"
-        text = f"{self.label}: {verdict}. {gap.reason}"
+        verdict = f"{gap.verdict} {100 * gap.gate:g} %"
+        if gap.verdict == "cannot tell":
+            verdict = gap.verdict
+        sentences = [f"{self.label}: {verdict}. {gap.reason}"]
         if gap.share is not None and gap.window is not None:
             first, last = gap.window
-            figure = f"{100 * gap.share:+.2f} %"
-            if gap.low is not None and gap.high is not None and not gap.bit_equal:
-                interval = f"{100 * gap.low:+.2f} to {100 * gap.high:+.2f} %"
-                figure += f" (90 % interval {interval}, {gap.seeds} seeds)"
-            text += f" Steps {first} to {last}: {figure} of the loss of {baseline}."
-        return " ".join([text, *self.failures])
+            sentences.append(
+                f"Steps {first} to {last}: {_format_share(gap)} of the loss of {baseline}."
+            )
+        return " ".join([*sentences, *self.failures])
+
+
+def _format_share(gap: Gap) -> str:
+    """Return the share of a gap, with its interval if there is one."""
+    share = f"{100 * (gap.share or 0.0):+.2f} %"
+    if gap.low is None or gap.high is None or gap.bit_equal:
+        return share
+    return f"{share} (90 % interval {100 * gap.low:+.2f} to {100 * gap.high:+.2f} %, {gap.seeds} seeds)"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Twins: runs that are equal in every field but those of precision and the seeds."""
+    """A set of twins, a row per recipe."""
 
     rows: tuple[RecipeRow, ...]
-    """The first is the baseline."""
+    """Rows of the recipes; the first is that of the baseline."""
     gate: float
+    """Share of the baseline's loss that a gap may reach."""
     equal_fields: int
-    """Fields that every run has with the same value."""
+    """Number of fields that have the same value in every run."""
     where: Mapping[str, Any]
-    """Fields in which this comparison differs from the other ones of the sweep."""
+    """Dotted name -> value of the fields that differ from those of the sweep's other comparisons."""
     notes: tuple[str, ...] = ()
-    """What is known of runs that a log shows, as sentences; empty for twins of our own."""
+    """Sentences on what the logs show of their runs; empty for runs of this project."""
 
     @property
     def baseline(self) -> RecipeRow:
@@ -133,14 +155,8 @@ class Comparison:
         return verdicts
 
 
-EXIT_OUTSIDE = 1
-"""Exit code of a comparison with a recipe outside the gate."""
-EXIT_CANNOT_TELL = 3
-"""Exit code of a comparison with no recipe outside the gate, and one that cannot be judged."""
-
-
 def get_exit_code(comparisons: Iterable[Comparison]) -> int:
-    """Return the exit code of a command that printed comparisons; 0 where each gap is within."""
+    """Return the exit code of a command that printed comparisons; 0 if every gap is within."""
     verdicts: set[str] = set()
     for comparison in comparisons:
         verdicts.update(comparison.verdicts)
@@ -156,8 +172,13 @@ def compare_arms(
 ) -> list[Comparison]:
     """Return a comparison for each set of twins among the runs, in the order of their first runs.
 
-    The recipe of the first run of all is the baseline, or the first recipe of a set that lacks it.
-    `interval_setting` is the setting of the runs that decides how often a loss is recorded.
+    The baseline is the recipe of the first of all runs. A set without this recipe has its own first
+    recipe as the baseline.
+
+    Args:
+        arms: The runs.
+        gate: Share of the baseline's loss that a gap may reach.
+        interval_setting: Setting of the runs that decides how often a loss is recorded, for messages.
     """
     if not arms:
         return []
@@ -168,11 +189,11 @@ def compare_arms(
     for twins in sets.values():
         rests.append(twins[0].rest)
     varied = find_varied_names(rests)
-    baseline = _make_key(arms[0].precision)
+    baseline_key = _make_key(arms[0].precision)
     comparisons = []
     for twins, rest in zip(sets.values(), rests, strict=True):
         where = {name: rest.get(name) for name in varied}
-        rows = _make_rows(twins, baseline, gate, interval_setting)
+        rows = _make_rows(twins, baseline_key, gate, interval_setting)
         comparisons.append(
             Comparison(rows=tuple(rows), gate=gate, equal_fields=len(rest), where=where)
         )
@@ -180,26 +201,33 @@ def compare_arms(
 
 
 def _make_rows(
-    twins: list[Arm], baseline: str, gate: float, interval_setting: str
+    twins: list[Arm], baseline_key: str, gate: float, interval_setting: str
 ) -> list[RecipeRow]:
-    """Return a row for each recipe among twins, the baseline's first."""
-    recipes: dict[str, list[Arm]] = {}
+    """Return a row for each recipe among twins, the baseline's first.
+
+    Args:
+        twins: The runs.
+        baseline_key: Key of the baseline's precision.
+        gate: As for `compare_arms`.
+        interval_setting: As for `compare_arms`.
+    """
+    arms_of_recipe: dict[str, list[Arm]] = {}
     for arm in twins:
-        recipes.setdefault(_make_key(arm.precision), []).append(arm)
-    first = recipes.pop(baseline, None)
-    if first is None:
-        first = recipes.pop(_make_key(twins[0].precision))
-    examples = [first[0]]
-    for arms in recipes.values():
-        examples.append(arms[0])
-    labels = _make_labels(examples)
-    judged = []
+        arms_of_recipe.setdefault(_make_key(arm.precision), []).append(arm)
+    baseline = arms_of_recipe.pop(baseline_key, None)
+    if baseline is None:
+        baseline = arms_of_recipe.pop(_make_key(twins[0].precision))
+    first_arms = [baseline[0]]
+    for arms in arms_of_recipe.values():
+        first_arms.append(arms[0])
+    labels = _make_labels(first_arms)
+    rows = []
     baseline_losses = []
-    for label, arms in zip(labels[1:], recipes.values(), strict=True):
-        gap = _compute_gap(arms, first, gate, interval_setting)
+    for label, arms in zip(labels[1:], arms_of_recipe.values(), strict=True):
+        gap = _compute_gap(arms, baseline, gate, interval_setting)
         baseline_losses.append(gap.baseline_loss)
-        differs_in = find_varied_names([first[0].precision, arms[0].precision])
-        judged.append(
+        differs_in = find_varied_names([baseline[0].precision, arms[0].precision])
+        rows.append(
             RecipeRow(
                 label=label,
                 arms=tuple(arms),
@@ -210,16 +238,19 @@ def _make_rows(
         )
     baseline_row = RecipeRow(
         label=labels[0],
-        arms=tuple(first),
+        arms=tuple(baseline),
         gap=None,
         differs_in=(),
         loss=compute_mean(baseline_losses),
     )
-    return [baseline_row, *judged]
+    return [baseline_row, *rows]
 
 
 def _compute_gap(arms: list[Arm], baseline: list[Arm], gate: float, interval_setting: str) -> Gap:
-    """Return the gap of a recipe: each seed is paired with the same seed of the baseline."""
+    """Return the gap of a recipe, whose seeds are paired with the same seeds of the baseline.
+
+    A recipe with a failed seed is outside of the gate.
+    """
     failed = 0
     for arm in arms:
         if arm.failure is not None:
@@ -238,19 +269,23 @@ def _compute_gap(arms: list[Arm], baseline: list[Arm], gate: float, interval_set
 
 
 def _make_labels(arms: Sequence[Arm]) -> list[str]:
-    """Return a label for each recipe; equal ones get the fields of precision that differ."""
+    """Return a label for each recipe; equal labels get the fields of precision that differ.
+
+    Args:
+        arms: One arm per recipe.
+    """
     labels = []
     for arm in arms:
-        alike = [other.precision for other in arms if other.label == arm.label]
+        same_label = [other.precision for other in arms if other.label == arm.label]
         parts = [arm.label]
-        for name in find_varied_names(alike):
+        for name in find_varied_names(same_label):
             parts.append(f"{name}={arm.precision.get(name)}")
         labels.append(", ".join(parts))
     return labels
 
 
 def find_varied_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return the names whose values are not the same in all rows."""
+    """Return the names that do not have the same value in all rows; a missing name counts as None."""
     names: dict[str, None] = {}
     for row in rows:
         names.update(dict.fromkeys(row))
@@ -262,16 +297,16 @@ def find_varied_names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def _make_key(fields: Mapping[str, Any]) -> str:
-    """Return equal texts for equal fields."""
+    """Return a text that is equal for equal fields, as the key of a dictionary."""
     return json.dumps(dict(fields), sort_keys=True, default=str)
 
 
 def compute_mean(values: Iterable[float | None]) -> float | None:
-    """Return the mean of the values that are there, None without any."""
-    known = []
+    """Return the mean of the values that are not None, None without such a value."""
+    present = []
     for value in values:
         if value is not None:
-            known.append(value)
-    if not known:
+            present.append(value)
+    if not present:
         return None
-    return fmean(known)
+    return fmean(present)

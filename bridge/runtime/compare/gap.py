@@ -7,13 +7,13 @@ noise of the data, so the gap is estimated from differences, one per seed:
     gap   mean of d_s, divided by the baseline's mean loss in the window
     t-interval of n seeds:   gap +- t(0.95, n - 1) * sd(d_s) / sqrt(n)
 
-It leaves 5 % on each side (90 % in all), as both verdicts are one-sided tests at that level: two
-for *within* (TOST).
+The interval leaves 5 % on each side (90 % in all), since both verdicts are one-sided tests at that
+level; *within* needs two of them (TOST, two one-sided tests).
 
-The window is the last half of the steps after the warm-up: a gap that opens late counts in full.
-The verdict is *outside* where the whole interval is beyond the gate, *within* where the whole
-interval is inside, *cannot tell* otherwise. No verdict is *within* where the baseline itself
-learned little: a recipe that learns nothing would pass.
+The window is the last half of the steps after the warm-up, so that a gap that opens late counts in
+full. The verdict is *outside* if the whole interval is beyond the gate, *within* if the whole interval
+is inside the gate, and *cannot tell* otherwise. It is never *within* if the baseline itself learned
+little: a recipe that learns nothing would pass.
 """
 
 import math
@@ -36,17 +36,19 @@ Losses = NDArray[np.float64]
 DEFAULT_GATE = 0.01
 """Share of the baseline's loss that a gap may reach."""
 CONFIDENCE = 0.90
+"""Probability with which the interval contains the gap."""
 WINDOW_SHARE = 0.5
-"""Share of the steps after the warm-up that is judged, the last ones."""
+"""Share of the steps after the warm-up that is judged: the last ones."""
 MIN_RECORDS = 3
-"""Records in the window below which nothing is judged."""
+"""Fewest records in the window that are judged."""
 MIN_LOSS_FALL_IN_GATES = 2
-"""The baseline's loss must have fallen by this many gates: more than a recipe may lose."""
+"""Least fall of the baseline's loss, in gates: more than a recipe may lose."""
 MAX_SEEDS = 100
+"""Most seeds that `estimate_seeds_needed` returns."""
 MAX_CURVE_POINTS = 24
-"""Points over the steps, at most, for the picture."""
+"""Most points of a `GapCurve`."""
 LOG_INTERVAL_SETTING = "logging.log_interval"
-"""The setting of our own runs that decides how often a loss is recorded."""
+"""The setting of this project's runs that decides how often a loss is recorded."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,29 +61,32 @@ class LossCurve:
     steps: tuple[int, ...]
     """Last step of each record, increasing, from 1 on."""
     losses: tuple[float, ...]
-    """In nats per token; NaN where the loss was not finite."""
+    """In nats per token; NaN if the loss was not finite."""
     is_sampled: bool = False
-    """Whether each loss is that of its step alone."""
+    """Whether each loss is that of a single step, and not the mean since the record before."""
 
     def over(self, boundaries: Sequence[int]) -> Losses:
-        """Return the loss of each interval that ends at one of these steps of the curve.
+        """Return the loss of each interval that ends at a boundary.
 
-        It is the mean over the interval: a skipped step has a record of its own, so two runs can
-        have records at different steps. Of single steps it is the loss of the last step, as runs
-        that record different steps have those at the boundaries in common alone.
+        The loss is the mean over the interval. A skipped step has a separate record, so that two runs
+        can have records at different steps, and only their means over common intervals compare. The
+        loss of a curve of single steps is that of the boundary.
+
+        Args:
+            boundaries: Steps at which the curve has a record, increasing.
         """
         steps = np.asarray(self.steps)
         if self.is_sampled:
             return np.asarray(self.losses)[np.searchsorted(steps, np.asarray(boundaries))]
         weights = np.diff(steps, prepend=0)
-        # The records after the last boundary come last.
-        interval = np.searchsorted(np.asarray(boundaries), steps)
-        count = len(boundaries) + 1
-        sums = np.bincount(interval, weights=weights * np.asarray(self.losses), minlength=count)
-        return sums[:-1] / np.bincount(interval, weights=weights, minlength=count)[:-1]
+        interval_numbers = np.searchsorted(np.asarray(boundaries), steps)
+        count = len(boundaries) + 1  # the last interval has the records after the last boundary
+        weighted_losses = weights * np.asarray(self.losses)
+        sums = np.bincount(interval_numbers, weights=weighted_losses, minlength=count)
+        return sums[:-1] / np.bincount(interval_numbers, weights=weights, minlength=count)[:-1]
 
     def find_first_lost(self) -> int | None:
-        """Return the step of the first record without a finite loss, None where all are finite."""
+        """Return the step of the first record without a finite loss, None if all are finite."""
         for step, loss in zip(self.steps, self.losses, strict=True):
             if not math.isfinite(loss):
                 return step
@@ -89,7 +94,7 @@ class LossCurve:
 
 
 def find_common_steps(curves: Sequence[LossCurve]) -> list[int]:
-    """Return the steps at which every one of the curves has a record."""
+    """Return the steps at which every curve has a record, increasing."""
     if not curves:
         return []
     steps = set(curves[0].steps)
@@ -104,15 +109,16 @@ Pairs = Sequence[tuple[LossCurve, LossCurve]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GapCurve:
-    """The gap over the steps: mean over the seeds, and its interval.
-
-    They are shares of the baseline's loss.
-    """
+    """The gap over the steps, in shares of the baseline's loss; each point is a block of steps."""
 
     steps: tuple[int, ...]
+    """Last step of each block."""
     mean: tuple[float, ...]
+    """Mean over the seeds."""
     low: tuple[float, ...]
+    """Lower end of the interval; the mean with one seed."""
     high: tuple[float, ...]
+    """Upper end of the interval; the mean with one seed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,28 +127,32 @@ class Gap:
 
     verdict: Verdict
     reason: str
-    """Why the verdict is so, as a sentence."""
+    """A sentence on the reason of the verdict."""
     seeds: int
-    """Seeds that both recipes ran."""
+    """Number of seeds that both recipes ran."""
     gate: float
+    """Share of the baseline's loss that a gap may reach."""
     window: tuple[int, int] | None = None
-    """First and last step that were judged; None where no step was judged."""
+    """First and last step that were judged; None if no step was judged."""
     baseline_loss: float | None = None
-    """Mean over seeds and window."""
+    """Mean loss of the baseline over seeds and window; None if no step was judged."""
     loss: float | None = None
+    """Mean loss of the recipe over seeds and window; None if no step was judged."""
     share: float | None = None
-    """The gap as a share of the baseline's loss; positive where the recipe's loss is higher.
+    """The gap as a share of the baseline's loss; positive if the recipe's loss is higher.
 
-    None where nothing was judged, or the baseline's loss is not above zero.
+    None if nothing was judged, or the baseline's loss is not above zero.
     """
     low: float | None = None
-    """Lower end of the interval; None with one seed."""
+    """Lower end of the interval of the share; None with one seed."""
     high: float | None = None
+    """Upper end of the interval of the share; None with one seed."""
     bit_equal: bool = False
-    """Every record of the recipe is the baseline's."""
+    """Whether every record of the recipe equals the baseline's."""
     seeds_needed: int | None = None
-    """Seeds that would tell with this spread, where more are needed and at most `MAX_SEEDS`."""
+    """Seeds that would decide with this spread; None if none are missing, or more than `MAX_SEEDS`."""
     over_steps: GapCurve | None = None
+    """The gap over the steps; None if nothing was judged."""
 
 
 def judge_gap(
@@ -152,42 +162,61 @@ def judge_gap(
     gate: float = DEFAULT_GATE,
     interval_setting: str = LOG_INTERVAL_SETTING,
 ) -> Gap:
-    """Return the gap of a recipe, from one pair per seed that both ran, and the verdict on it.
+    """Return the gap of a recipe and the verdict on it.
 
-    The steps of the learning rate's `warm_up` are not judged. `interval_setting` is the setting of
-    the runs that decides how often a loss is recorded.
+    Args:
+        pairs: The losses of baseline and recipe, a pair per seed that both ran.
+        warm_up: Steps of the learning rate's warm-up, which are not judged.
+        gate: Share of the baseline's loss that a gap may reach.
+        interval_setting: Setting of the runs that decides how often a loss is recorded, for messages.
     """
     curves: list[LossCurve] = []
+    for pair in pairs:
+        curves += pair
+    steps = find_common_steps(curves)
+    decision = _decide_without_gap(pairs)
+    if decision is None and not steps and all(curve.steps for curve in curves):
+        decision = _Decision("cannot tell", "The runs have no step of which each has a record.")
+    if decision is None:
+        too_short = describe_too_short(steps, warm_up, interval_setting)
+        if too_short is not None:
+            decision = _Decision("cannot tell", too_short)
+    if decision is not None:
+        return Gap(verdict=decision.verdict, reason=decision.reason, seeds=len(pairs), gate=gate)
+    return _judge_finite(pairs, steps, _select_window(steps, warm_up), gate)
+
+
+class _Decision(NamedTuple):
+    """The verdict on a gap, and its reason."""
+
+    verdict: Verdict
+    reason: str
+    seeds_needed: int | None = None
+
+
+def _decide_without_gap(pairs: Pairs) -> _Decision | None:
+    """Return the verdict on seeds without a gap: no seed, or a loss that is not finite; or None."""
     lost: list[LossCurve] = []
     lost_baselines: list[LossCurve] = []
     for baseline, recipe in pairs:
-        curves += [baseline, recipe]
         if recipe.find_first_lost() is not None:
             lost.append(recipe)
         if baseline.find_first_lost() is not None:
             lost_baselines.append(baseline)
-    steps = find_common_steps(curves)
-    verdict: Verdict = "cannot tell"
-    reason: str | None
     if not pairs:
-        reason = "No seed was run with both recipes."
-    elif lost_baselines:
-        reason = f"The baseline's own loss is not finite {_describe_lost_curves(lost_baselines)}."
-    elif lost:
-        verdict = "outside"
-        seeds = f"{len(lost)} of {len(pairs)} seeds"
-        reason = f"Its loss is not finite {_describe_lost_curves(lost)} in {seeds}."
-    elif not steps and all(curve.steps for curve in curves):
-        reason = "The runs have no step of which each has a record."
-    else:
-        reason = describe_too_short(steps, warm_up, interval_setting)
-    if reason is not None:
-        return Gap(verdict=verdict, reason=reason, seeds=len(pairs), gate=gate)
-    return _judge_finite(pairs, steps, _select_window(steps, warm_up), gate)
+        return _Decision("cannot tell", "No seed was run with both recipes.")
+    if lost_baselines:
+        steps = _describe_lost_curves(lost_baselines)
+        return _Decision("cannot tell", f"The baseline's own loss is not finite {steps}.")
+    if lost:
+        steps = _describe_lost_curves(lost)
+        reason = f"Its loss is not finite {steps} in {len(lost)} of {len(pairs)} seeds."
+        return _Decision("outside", reason)
+    return None
 
 
 def _describe_lost_curves(curves: Iterable[LossCurve]) -> str | None:
-    """Return at which steps the loss of any of these curves is not finite."""
+    """Return the steps at which the loss of any curve is not finite, as an adverbial of time."""
     finite_at: dict[int, bool] = {}
     for curve in curves:
         for step, loss in zip(curve.steps, curve.losses, strict=True):
@@ -196,39 +225,42 @@ def _describe_lost_curves(curves: Iterable[LossCurve]) -> str | None:
 
 
 def _select_window(steps: Sequence[int], warm_up: int) -> list[int]:
-    """Return the steps that are judged: the last share `WINDOW_SHARE` of those after the warm-up."""
-    after = [step for step in steps if step > warm_up]
-    return after[int(len(after) * (1 - WINDOW_SHARE)) :]
+    """Return the steps that are judged: the last `WINDOW_SHARE` of the steps after the warm-up."""
+    after_warm_up = [step for step in steps if step > warm_up]
+    return after_warm_up[int(len(after_warm_up) * (1 - WINDOW_SHARE)) :]
 
 
 def describe_too_short(
     steps: Sequence[int], warm_up: int, interval_setting: str = LOG_INTERVAL_SETTING
 ) -> str | None:
-    """Return why runs with a record at these steps are too short, and how long they have to be.
+    """Return a sentence on why runs are too short and how long they must be, None if long enough.
 
-    The result is None for runs that are long enough to be judged.
+    Args:
+        steps: Steps at which all runs have a record.
+        warm_up: As for `judge_gap`.
+        interval_setting: As for `judge_gap`.
     """
     if len(_select_window(steps, warm_up)) >= MIN_RECORDS:
         return None
-    interval, seen = 1, 0
+    interval, recorded = 1, 0
     if steps:
         interval = _get_record_interval(steps)
-        seen = steps[-1] - max(0, steps[0] - interval)
+        recorded = steps[-1] - max(0, steps[0] - interval)
     needed = math.ceil((warm_up + interval * MIN_RECORDS / WINDOW_SHARE) / interval) * interval
-    shorter = ""
+    remedy = f"{needed} steps would do."
     if interval > 1:
-        shorter = f", or a shorter {interval_setting}"
+        remedy = f"{needed} steps would do, or a shorter {interval_setting}."
     return (
-        f"{seen} steps with a warm-up of {warm_up} and a record every {interval} are too few. "
-        f"{needed} steps would do{shorter}."
+        f"{recorded} steps with a warm-up of {warm_up} and a record every {interval} are too few. "
+        f"{remedy}"
     )
 
 
 def _get_record_interval(steps: Sequence[int]) -> int:
-    """Return the steps between two records.
+    """Return the number of steps between two records.
 
-    The first record does not show it in a log that begins in the middle of a run, or that has the
-    first step by itself.
+    With three and more records the distances decide, and not the step of the first record: a log can
+    begin in the middle of a run, or have a separate record of the first step.
     """
     if len(steps) < 3:
         return steps[0]
@@ -239,60 +271,61 @@ def _get_record_interval(steps: Sequence[int]) -> int:
 
 
 def _judge_finite(pairs: Pairs, steps: list[int], window_steps: list[int], gate: float) -> Gap:
-    """Return the gap of finite losses, judged in the window of the chosen steps."""
+    """Return the gap of finite losses, and the verdict on it.
+
+    Args:
+        pairs: As for `judge_gap`.
+        steps: Steps at which all runs have a record.
+        window_steps: The last of these steps, which are judged.
+        gate: As for `judge_gap`.
+    """
+    window = (_get_first_step(steps, len(window_steps)), window_steps[-1])
     weights = np.diff(steps, prepend=0).astype(np.float64)[-len(window_steps) :]
-    baseline_losses, losses = [], []
-    for baseline, recipe in pairs:
-        baseline_losses.append(baseline.over(steps))
-        losses.append(recipe.over(steps))
-    base = np.stack(baseline_losses)
-    difference = np.stack(losses) - base
-    level = float(np.mean(_average_weighted(base, weights)))
-    earlier = steps[: -len(window_steps)]
-    first = 1
-    if earlier:
-        first = earlier[-1] + 1
+    baseline_losses = np.stack([baseline.over(steps) for baseline, _ in pairs])
+    recipe_losses = np.stack([recipe.over(steps) for _, recipe in pairs])
+    differences = recipe_losses - baseline_losses
+    baseline_loss = float(np.mean(_average_weighted(baseline_losses, weights)))
     bit_equal = all(baseline == recipe for baseline, recipe in pairs)
-    without_share = Gap(
+    gap = Gap(
         verdict="cannot tell",
         reason=(
-            f"The mean of the baseline's loss in steps {first} to {window_steps[-1]} is {level:g}, "
-            "and a gap is a share of a loss above 0."
+            f"The mean of the baseline's loss in steps {window[0]} to {window[1]} is "
+            f"{baseline_loss:g}, and a gap is a share of a loss above 0."
         ),
         seeds=len(pairs),
         gate=gate,
-        window=(first, window_steps[-1]),
-        baseline_loss=level,
-        loss=level + float(np.mean(_average_weighted(difference, weights))),
+        window=window,
+        baseline_loss=baseline_loss,
+        loss=baseline_loss + float(np.mean(_average_weighted(differences, weights))),
         bit_equal=bit_equal,
     )
-    if level <= 0:
-        return without_share
-    per_seed = _average_weighted(difference, weights) / level
-    first_level = float(np.mean(base[:, 0]))
+    if baseline_loss <= 0:
+        return gap
+    per_seed = _average_weighted(differences, weights) / baseline_loss
+    first_loss = float(np.mean(baseline_losses[:, 0]))
     fall = 0.0
-    if first_level > 0:
-        fall = 1 - level / first_level
+    if first_loss > 0:
+        fall = 1 - baseline_loss / first_loss
     low, high = compute_interval(per_seed)
     decision = _decide(per_seed, low, high, gate=gate, fall=fall, bit_equal=bit_equal)
     return replace(
-        without_share,
+        gap,
         verdict=decision.verdict,
         reason=decision.reason,
         seeds_needed=decision.seeds_needed,
         share=float(np.mean(per_seed)),
         low=low,
         high=high,
-        over_steps=_make_gap_curve(base, difference, steps),
+        over_steps=_make_gap_curve(baseline_losses, differences, steps),
     )
 
 
-class _Decision(NamedTuple):
-    """The verdict on a gap, and what it rests on."""
-
-    verdict: Verdict
-    reason: str
-    seeds_needed: int | None = None
+def _get_first_step(steps: Sequence[int], window_records: int) -> int:
+    """Return the first step of the window, which begins after the record before it."""
+    earlier = steps[:-window_records]
+    if not earlier:
+        return 1
+    return earlier[-1] + 1
 
 
 def _decide(
@@ -304,7 +337,16 @@ def _decide(
     fall: float,
     bit_equal: bool,
 ) -> _Decision:
-    """Return the verdict on an interval of the gap: outside, within or cannot tell."""
+    """Return the verdict on an interval of the gap.
+
+    Args:
+        per_seed: The gap of each seed, a share of the baseline's loss.
+        low: Lower end of the interval, None with one seed.
+        high: Upper end of the interval, None with one seed.
+        gate: Share of the baseline's loss that a gap may reach.
+        fall: Fall of the baseline's loss from the first record to the window, a share of the first.
+        bit_equal: Whether every record of the recipe equals the baseline's.
+    """
     if low is not None and low > gate:
         return _Decision("outside", "The whole interval is above the gate.")
     if high is not None and high < -gate:
@@ -332,10 +374,10 @@ def _decide(
 
 
 def parse_gate(text: str) -> float:
-    """Return the share that a text such as "1%" or "0.5%" names.
+    """Return the share of a text such as "1%" or "0.5%".
 
     Raises:
-        RunConfigError: It is no share between 0 and 100 %.
+        RunConfigError: The text is no share between 0 and 100 %.
     """
     share = math.nan
     if re.fullmatch(r"\d*\.?\d+%", text):
@@ -348,7 +390,7 @@ def parse_gate(text: str) -> float:
 
 
 def compute_interval(values: Losses) -> tuple[float | None, float | None]:
-    """Return the t-interval of the mean of independent values, None and None for one value."""
+    """Return both ends of the t-interval of the mean of independent values, Nones for one value."""
     if len(values) < 2:
         return None, None
     half = _compute_half_width(float(np.std(values, ddof=1)), len(values))
@@ -358,16 +400,16 @@ def compute_interval(values: Losses) -> tuple[float | None, float | None]:
 
 def _compute_half_width(deviation: float, count: int) -> float:
     """Return half the width of the t-interval of a mean."""
-    # scipy is of the extra `train`, and heavy.
+    # scipy is heavy, and only the extra `train` installs it.
     from scipy.special import stdtrit  # type: ignore[import-untyped]
 
     return float(stdtrit(count - 1, (1 + CONFIDENCE) / 2)) * deviation / math.sqrt(count)
 
 
 def estimate_seeds_needed(per_seed: Losses, gate: float) -> int | None:
-    """Return how many seeds tell on which side of the gate this mean is, at this spread.
+    """Return how many seeds would show on which side of the gate the mean is, with this spread.
 
-    The result is None where more than `MAX_SEEDS` would be needed.
+    The result is None if more than `MAX_SEEDS` would be needed.
     """
     distance = abs(gate - abs(float(np.mean(per_seed))))
     deviation = float(np.std(per_seed, ddof=1))
@@ -378,22 +420,31 @@ def estimate_seeds_needed(per_seed: Losses, gate: float) -> int | None:
 
 
 def _average_weighted(rows: Losses, weights: Losses) -> Losses:
-    """Return the mean of the last columns of each row, weighted."""
+    """Return the weighted mean of the last columns of each row, as many as there are weights."""
     return np.average(rows[:, -len(weights) :], axis=1, weights=weights)
 
 
-def _make_gap_curve(base: Losses, difference: Losses, steps: Sequence[int]) -> GapCurve:
-    """Return the gap of each of up to `MAX_CURVE_POINTS` blocks of steps whose baseline's loss is above 0."""
+def _make_gap_curve(baseline_losses: Losses, differences: Losses, steps: Sequence[int]) -> GapCurve:
+    """Return the gap in up to `MAX_CURVE_POINTS` blocks of steps.
+
+    A block in which the baseline's loss is not above 0 is left out.
+
+    Args:
+        baseline_losses: (seeds, steps).
+        differences: (seeds, steps), loss of the recipe minus that of the baseline.
+        steps: Steps of the columns.
+    """
     weights = np.diff(steps, prepend=0).astype(np.float64)
     ends: list[int] = []
     means: list[float] = []
     lows: list[float] = []
     highs: list[float] = []
     for block in np.array_split(np.arange(len(steps)), min(MAX_CURVE_POINTS, len(steps))):
-        level = np.average(base[:, block], axis=1, weights=weights[block]).mean()
+        block_weights = weights[block]
+        level = np.average(baseline_losses[:, block], axis=1, weights=block_weights).mean()
         if level <= 0:
             continue
-        per_seed = np.average(difference[:, block], axis=1, weights=weights[block]) / level
+        per_seed = np.average(differences[:, block], axis=1, weights=block_weights) / level
         mean = float(per_seed.mean())
         low, high = compute_interval(per_seed)
         if low is None or high is None:  # with one seed the curve has no width

@@ -1,8 +1,8 @@
-"""`compare_logs`: runs that logs show, judged as runs of our own are, and what stays unknown of them.
+"""`compare_logs`: the comparison of runs of which there are only logs.
 
-A run of our own proves that it is the twin of another: its folder has every field. A log has its
-losses, and perhaps arguments. So a comparison of logs says first which arguments are equal, at
-which steps the losses were compared, and what no log has.
+The folder of a run of this project has every field, and so proves that the run is the twin of another.
+A log has losses, and perhaps arguments. So a comparison of logs has notes on the arguments that are
+equal, on the steps at which the losses were compared, and on the facts that no log has.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ POLICY_LOSS_REASON = (
     "The loss of a policy gradient need not fall, and its gap is no measure of the policy. "
     "Compare the rewards."
 )
-"""Why a loss is not judged."""
+"""Why the loss of a policy is not judged."""
 
 
 def compare_logs(runs: Sequence[LoggedRun], *, gate: float = DEFAULT_GATE) -> Comparison:
-    """Return the comparison of logs; the first one is of the baseline.
+    """Return the comparison of logs; the first log is that of the baseline.
 
-    Logs of equal precision and of different seeds are of one recipe. Where a seed is unknown, each
-    log is a recipe by itself.
+    Logs of equal precision and different seeds are one recipe. If a seed is unknown, each log is a
+    separate recipe.
     """
     arms = make_log_arms(runs)
     comparison = compare_arms(arms, gate=gate, interval_setting=LOG_INTERVAL_FLAG)[0]
@@ -38,14 +38,14 @@ def compare_logs(runs: Sequence[LoggedRun], *, gate: float = DEFAULT_GATE) -> Co
 
 
 def _adapt_row(row: RecipeRow, runs: Sequence[LoggedRun]) -> RecipeRow:
-    """Return a row without the keys that are no fields; the loss of a policy is not judged."""
+    """Return a row as it is shown: without keys that are no fields, and without a policy's verdict."""
     differs_in = []
     for name in row.differs_in:
         if name not in IDENTITY_KEYS:
             differs_in.append(name)
     gap = row.gap
     is_policy = any(run.log.is_policy for run in runs)
-    # A loss that is not finite has no window, and is outside for a policy too.
+    # A gap without a window is that of a loss that is not finite, which is outside for a policy too.
     if is_policy and gap is not None and gap.window is not None:
         gap = replace(gap, verdict="cannot tell", reason=POLICY_LOSS_REASON)
     return replace(row, differs_in=tuple(differs_in), gap=gap)

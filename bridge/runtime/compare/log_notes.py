@@ -1,4 +1,4 @@
-"""The notes on a comparison of logs: what the logs show of the runs, and what stays unknown."""
+"""The notes on a comparison of logs: the facts that the logs show of their runs, and those they lack."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from bridge.runtime.compare.gap import LossCurve, find_common_steps
 from bridge.runtime.compare.logged_run import LoggedRun, find_warm_up
 
 MAX_NAMES = 8
-"""Names that a sentence lists at most."""
+"""Most names that a sentence lists."""
 PUBLISHED_GATE_NATS = 0.01
 """Difference of the loss that other projects accept, in nats per token.
 
@@ -38,32 +38,32 @@ def make_log_notes(
 
 
 def _describe_twins(runs: Sequence[LoggedRun]) -> str:
-    """Return how far the arguments of the logs show that the runs are twins."""
-    unknown: list[str] = []
+    """Return a sentence on whether the arguments of the logs show that the runs are twins."""
+    without_fields: list[str] = []
     fields: list[Mapping[str, Any]] = []
-    every: set[str] = set()
+    all_names: set[str] = set()
     for run in runs:
         if not run.fields:
-            unknown.append(run.name)
+            without_fields.append(run.name)
         fields.append(run.fields)
-        every.update(run.fields)
-    if unknown:
-        names = _format_names(unknown)
+        all_names.update(run.fields)
+    if without_fields:
+        names = _format_names(without_fields)
         return f"Whether the runs are twins is not known: no arguments of {names}."
-    of_precision: list[str] = []
-    others: list[str] = []
+    varied_precision: list[str] = []
+    varied_others: list[str] = []
     for name in find_varied_names(fields):
         if is_precision_field(name):
-            of_precision.append(name)
+            varied_precision.append(name)
         else:
-            others.append(name)
-    equal = len(every) - len(of_precision) - len(others)
-    if others:
+            varied_others.append(name)
+    equal = len(all_names) - len(varied_precision) - len(varied_others)
+    if varied_others:
         return (
-            f"No twins, as these arguments differ too: {_format_names(others)}. A gap need not be "
-            f"that of the precision. {equal} arguments are equal."
+            f"No twins, as these arguments differ too: {_format_names(varied_others)}. A gap need "
+            f"not be that of the precision. {equal} arguments are equal."
         )
-    names = _format_names(of_precision) or "none"
+    names = _format_names(varied_precision) or "none"
     return (
         f"Twins as far as the arguments show: {equal} of them are equal, and those that differ are "
         f"of the precision ({names})."
@@ -71,7 +71,7 @@ def _describe_twins(runs: Sequence[LoggedRun]) -> str:
 
 
 def _describe_steps(comparison: Comparison) -> list[str]:
-    """Return for each recipe at which steps its losses are compared with the baseline's."""
+    """Return a sentence for each recipe on the steps at which it is compared with the baseline."""
     sentences = []
     baseline = comparison.baseline
     for row in comparison.rows[1:]:
@@ -93,7 +93,10 @@ def _describe_steps(comparison: Comparison) -> list[str]:
 
 
 def _collect_loss_kinds(curves: Sequence[LossCurve]) -> set[bool]:
-    """Return whether losses are of single steps; a curve with a record of each step is both."""
+    """Return the values of `is_sampled` of some curves.
+
+    A curve with a record of each step is left out: its losses are of both kinds.
+    """
     kinds: set[bool] = set()
     for curve in curves:
         if len(curve.steps) < curve.steps[-1]:
@@ -102,29 +105,29 @@ def _collect_loss_kinds(curves: Sequence[LossCurve]) -> set[bool]:
 
 
 def _describe_missing(runs: Sequence[LoggedRun]) -> list[str]:
-    """Return what the logs lack, a sentence for each set of figures, and what was left out of them."""
-    names_of: dict[str, list[str]] = {}  # the figures that are missing -> the logs
+    """Return sentences on the figures that the logs lack, and the notes of their reader."""
+    names_of: dict[str, list[str]] = {}  # missing figures -> names of the logs
     notes: list[str] = []
     for run in runs:
         if run.log.missing:
             names_of.setdefault(", ".join(run.log.missing), []).append(run.name)
         for note in run.log.notes:
             notes.append(f"{run.name}: {note}")
-    lines = []
+    sentences = []
     for missing, names in names_of.items():
-        where = _format_names(names)
+        logs = _format_names(names)
         if len(names) == len(runs):
-            where = "any log"
-        lines.append(f"Not in {where}: {missing}.")
+            logs = "any log"
+        sentences.append(f"Not in {logs}: {missing}.")
     if any(find_warm_up(run.log) is None for run in runs):
-        lines.append(
+        sentences.append(
             "The warm-up of the learning rate is not known, and no step is left out for it."
         )
-    return [*lines, *notes]
+    return [*sentences, *notes]
 
 
 def _describe_gate(rows: Sequence[RecipeRow], gate: float) -> str:
-    """Return the gate, and each gap in the unit of `PUBLISHED_GATE_NATS`."""
+    """Return a sentence on the gate, and each gap in the unit of `PUBLISHED_GATE_NATS`."""
     gaps = []
     for row in rows:
         gap = row.gap
@@ -140,7 +143,7 @@ def _describe_gate(rows: Sequence[RecipeRow], gate: float) -> str:
 
 
 def _format_names(names: Iterable[str]) -> str:
-    """Return names with commas, the first `MAX_NAMES` of them."""
+    """Return the first `MAX_NAMES` names with commas, and a count of the others."""
     all_names = list(names)
     shown = ", ".join(all_names[:MAX_NAMES])
     if len(all_names) > MAX_NAMES:

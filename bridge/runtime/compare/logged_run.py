@@ -1,4 +1,4 @@
-"""A run that a log shows: its losses, its warm-up, and its arm in a comparison."""
+"""`LoggedRun`: a run of which there is only a log, and its arm in a comparison."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,30 +10,32 @@ from bridge.runtime.compare.arm import Arm, is_precision_field
 from bridge.runtime.compare.gap import LossCurve
 
 LABEL_KEY = "label"
-"""Key of an arm's precision for the precision in a few words."""
+"""Key of an arm's precision for the short text of the precision."""
 LOG_KEY = "log"
-"""Key of an arm's precision for the name of a log that shares its row with no other log."""
+"""Key of an arm's precision for the name of the log, if the log shares its row with no other log."""
 IDENTITY_KEYS = (LABEL_KEY, LOG_KEY)
-"""Keys of an arm's precision that are no fields."""
+"""Keys of an arm's precision that are no fields; they only decide which logs share a row."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoggedRun:
-    """A run of a log, with what is known of its settings."""
+    """The log of a run, with the settings that are known."""
 
     log: RunLog
     name: str
-    """Different for each log of a comparison."""
+    """Name of the log; different for each log of a comparison."""
     precision: str = ""
-    """The precision in a few words; empty where no argument states it."""
+    """Short text of the precision; empty if no argument states it."""
     fields: Mapping[str, Any]
     """Fields of Megatron's configs by dotted name, and other arguments; empty where unknown."""
 
 
 def make_log_arms(runs: Sequence[LoggedRun]) -> list[Arm]:
-    """Return an arm for each log; logs of one recipe have the same precision, and a seed each.
+    """Return an arm for each log, in the order of the logs.
 
-    Where a seed is unknown, every log has the same, so that each is a pair with the first.
+    Logs of the same precision and different seeds share a row. They share no row if a seed or a
+    precision is unknown, or if all logs have the same precision. If a seed is unknown, all arms get
+    the same seed, so that each log is paired with the first.
     """
     seeds: list[int | None] = []
     precisions: list[str] = []
@@ -45,24 +47,26 @@ def make_log_arms(runs: Sequence[LoggedRun]) -> list[Arm]:
     seen: set[tuple[str, object]] = set()
     arms = []
     for run, seed in zip(runs, seeds, strict=True):
-        of_precision = {name: run.fields[name] for name in run.fields if is_precision_field(name)}
-        precision: dict[str, Any] = {LABEL_KEY: run.precision, **of_precision}
+        precision_fields = {
+            name: value for name, value in run.fields.items() if is_precision_field(name)
+        }
+        precision: dict[str, Any] = {LABEL_KEY: run.precision, **precision_fields}
         label = run.precision or run.name
         if not are_grouped or (run.precision, seed) in seen:
             precision[LOG_KEY] = run.name
             if run.precision and precisions.count(run.precision) > 1:
                 label = f"{run.precision} ({run.name})"
         seen.add((run.precision, seed))
-        paired_by: tuple[Any, ...] = (0,)
+        arm_seed: tuple[Any, ...] = (0,)
         if knows_seeds:
-            paired_by = (seed,)
-        folder = get_log_path(run, runs)
-        arms.append(_make_arm(run.log, folder, label=label, precision=precision, seed=paired_by))
+            arm_seed = (seed,)
+        path = get_log_path(run, runs)
+        arms.append(_make_arm(run.log, path, label=label, precision=precision, seed=arm_seed))
     return arms
 
 
 def get_log_path(run: LoggedRun, runs: Sequence[LoggedRun]) -> Path:
-    """Return the path of a run's log; that of one of several runs in a file ends with its name."""
+    """Return the path of a run's log, followed by the run's name if several runs share the file."""
     path = run.log.path
     for other in runs:
         if other is not run and other.log.path == path:
@@ -71,9 +75,9 @@ def get_log_path(run: LoggedRun, runs: Sequence[LoggedRun]) -> Path:
 
 
 def _make_arm(
-    log: RunLog, folder: Path, *, label: str, precision: Mapping[str, Any], seed: tuple[Any, ...]
+    log: RunLog, path: Path, *, label: str, precision: Mapping[str, Any], seed: tuple[Any, ...]
 ) -> Arm:
-    """Return the arm of a log; its figures stand where those of a run's summary do."""
+    """Return the arm of a log, whose figures take the place of a run's ``summary.json``."""
     validation_loss = None
     if log.validation:
         _step, validation_loss = log.validation[-1]
@@ -85,7 +89,7 @@ def _make_arm(
         "validation_loss": validation_loss,
     }
     return Arm(
-        folder=folder,
+        folder=path,
         label=label,
         precision=precision,
         rest={},
@@ -108,10 +112,10 @@ def make_curve(log: RunLog) -> LossCurve:
 
 
 def find_warm_up(log: RunLog) -> int | None:
-    """Return the steps in which the learning rate rises; None where nothing shows them.
+    """Return the steps in which the learning rate rises, None if neither log nor arguments show it.
 
-    The learning rates of the log decide. Where it has none, the arguments do, as in Megatron-LM
-    d98e8a64 megatron/training/training.py get_optimizer_param_scheduler.
+    The learning rates of the log decide. Without them the arguments do, as in Megatron-LM d98e8a64
+    megatron/training/training.py get_optimizer_param_scheduler.
     """
     rates = log.values("learning_rate")
     if rates:
@@ -128,7 +132,7 @@ def find_warm_up(log: RunLog) -> int | None:
 
 
 def _find_highest_rate_step(log: RunLog, first_rate: float) -> int:
-    """Return the first step with the highest learning rate, 0 where the first rate is the highest."""
+    """Return the first step with the highest learning rate, 0 if the first rate is the highest."""
     step, highest = 0, first_rate
     for record in log.train:
         rate = record.learning_rate

@@ -1,9 +1,9 @@
 """Rows of `modules` that follow from the quantisation error of a run's operands.
 
-A scale that fits leaves an operand near the signal-to-noise ratio of its format. One that lost a
-bit more (6 dB) has outliers that its tile cannot take. Its module gets the first finer scheme under
-which every operand is near the ratio of its format again and the worst one gains a bit, or else the
-dtype of the run.
+Under a scale that fits, an operand has nearly the signal-to-noise ratio of its format. An operand that
+is more than a bit (6 dB) below it has outliers that are too large for its tile. Its module gets the
+first finer scheme under which every operand is near the ratio of its format and the worst operand gains
+at least a bit. If there is no such scheme, the module gets the dtype of the run.
 """
 
 import math
@@ -14,12 +14,12 @@ from typing import Any
 from bridge.precision.formats import BIT_DB, FORMATS
 from bridge.precision.matchers import ModulePrecision
 from bridge.precision.schemes import OPERAND_FORMATS
-from bridge.runtime.audit.quantisation import select_last_step
+from bridge.runtime.audit.quantisation import QuantisationRow, select_last_step
 
 SCHEMES_BY_FINENESS = ("tensorwise", "blockwise", "mxfp8")
 """Schemes that a row can choose, from the coarsest tile to the finest."""
 HIGH_PRECISION = "bf16"
-"""A row's word for the dtype of the run."""
+"""The word of a row of `modules` for the dtype of the run."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,28 +27,32 @@ class Proposal:
     """One module that another precision suits better."""
 
     layer: int
-    """Number of the transformer layer in the whole model, from 0 on, as in a row."""
+    """Number of the transformer layer in the whole model, from 0 on, as in a row of `modules`."""
     module: str
+    """Name of the linear layer in its transformer layer."""
     operand: str
-    """The operand that lost most, against its format."""
+    """The operand whose ratio is furthest below that of its format."""
     sqnr_db: float
+    """Signal-to-quantisation-noise ratio of this operand."""
     healthy_db: float
     """The ratio of its format under a scale that fits."""
     precision: str
     """The proposed scheme, or the dtype of the run."""
     gained_db: float | None
-    """By that operand; None for the dtype of the run."""
+    """Increase of this operand's ratio; None for the dtype of the run."""
 
     def __str__(self) -> str:
-        gain = ""
-        if self.gained_db is not None:
-            gain = f", where it loses {self.gained_db:.0f} dB less"
-        ratio = f"{self.operand} has {self.sqnr_db:.1f} dB of {self.healthy_db:.1f}"
-        return f"layer {self.layer}, {self.module}: {ratio}; {self.precision}{gain}"
+        text = (
+            f"layer {self.layer}, {self.module}: {self.operand} has {self.sqnr_db:.1f} dB of "
+            f"{self.healthy_db:.1f}; {self.precision}"
+        )
+        if self.gained_db is None:
+            return text
+        return f"{text}, where it loses {self.gained_db:.0f} dB less"
 
 
 def propose_precisions(
-    rows: Sequence[Any],
+    rows: Sequence[QuantisationRow],
     *,
     scheme: str | None,
     fp8_format: str | None,
@@ -57,11 +61,15 @@ def propose_precisions(
 ) -> list[Proposal]:
     """Return a proposal for each module with an operand that lost more than a bit.
 
-    Of several measured steps the last counts. `scheme` and `fp8_format` are the run's; prediction
-    layers behind its `num_layers` have no number in a row. `schemes` are those of `SCHEMES_BY_FINENESS` that the
-    target runs.
+    Args:
+        rows: Errors of the quantisers. Of several measured steps only the last counts.
+        scheme: Scaling scheme of the run, or None.
+        fp8_format: The run's `fp8`, or None.
+        num_layers: Layers of the model. Prediction layers have larger numbers, and no row of `modules`
+            can select them.
+        schemes: The schemes of `SCHEMES_BY_FINENESS` that the target can run.
     """
-    operands_of: dict[tuple[int, str], list[Any]] = {}
+    operands_of: dict[tuple[int, str], list[QuantisationRow]] = {}
     for row in select_last_step(rows):
         if row.layer <= num_layers and math.isfinite(row.sqnr_db):
             operands_of.setdefault((row.layer, row.module), []).append(row)
@@ -78,9 +86,15 @@ def propose_precisions(
 
 
 def _propose_module(
-    operands: Sequence[Any], finer: Sequence[str], fp8_format: str | None
+    operands: Sequence[QuantisationRow], finer: Sequence[str], fp8_format: str | None
 ) -> Proposal | None:
-    """Return the precision that suits a module, None where its worst operand is healthy."""
+    """Return the precision that suits a module, None if its worst operand is healthy.
+
+    Args:
+        operands: The rows of the module's operands.
+        finer: Schemes that are finer than that of the run, the coarsest first.
+        fp8_format: As for `propose_precisions`.
+    """
     worst = min(operands, key=lambda row: row.sqnr_db - FORMATS[row.format].healthy_db)
     healthy_db = FORMATS[worst.format].healthy_db
     if worst.sqnr_db >= healthy_db - BIT_DB:
@@ -101,28 +115,30 @@ def _propose_module(
     )
 
 
-def _is_suitable(scheme: str, operands: Sequence[Any], worst: Any, fp8_format: str | None) -> bool:
-    """Return whether every operand is near its format's ratio, and the worst gains a bit."""
+def _is_suitable(
+    scheme: str,
+    operands: Sequence[QuantisationRow],
+    worst: QuantisationRow,
+    fp8_format: str | None,
+) -> bool:
+    """Return whether every operand is near its format's ratio, and the worst operand gains a bit."""
     effect = ModulePrecision(family="fp8", scheme=scheme).resolve_in_run(fp8_format)
     forward, backward = OPERAND_FORMATS[str(effect.format)]
     format_of = {"input": forward, "weight": forward, "grad_output": backward}
     for row in operands:
         healthy_db = FORMATS[format_of[row.operand]].healthy_db
-        if not _get_scheme_sqnr(row, scheme) >= healthy_db - BIT_DB:  # NaN is not near
+        if not _get_scheme_sqnr(row, scheme) >= healthy_db - BIT_DB:  # NaN is not near either
             return False
-    least: float = worst.sqnr_db + BIT_DB
-    return _get_scheme_sqnr(worst, scheme) >= least
+    return _get_scheme_sqnr(worst, scheme) >= worst.sqnr_db + BIT_DB
 
 
-def _get_scheme_sqnr(row: Any, scheme: str) -> float:
+def _get_scheme_sqnr(row: QuantisationRow, scheme: str) -> float:
+    """Return the ratio that an operand would have under a scheme, in dB."""
     return float(getattr(row, f"{scheme}_db"))
 
 
 def make_module_rows(proposals: Sequence[Proposal]) -> list[dict[str, Any]]:
-    """Return the proposals as rows of `modules`.
-
-    The layers of one module and precision are one row.
-    """
+    """Return the proposals as rows of `modules`, one for all layers of a module and precision."""
     layers_of: dict[tuple[str, str], list[int]] = {}
     for proposal in proposals:
         layers_of.setdefault((proposal.module, proposal.precision), []).append(proposal.layer)

@@ -1,35 +1,39 @@
 """The only room that imports megatron.core or transformer_engine at run time.
 
 Importing it imports `megatron.core` once, without its warnings about optional packages (Apex,
-Transformer Engine, a CUDA tool chain), and changes nothing of it, of torch or of logging. The
-module that would have used a missing package reports it where it matters. What a run needs is
-replaced by `training_process`, for its length. In a process that was declared for it
-(`bridge.preflight.declared_gpu`), Transformer Engine's Python is imported first, over a stand-in.
+Transformer Engine, a CUDA tool chain). It changes no attribute of Megatron, torch or logging. The module
+that needs a missing package reports it. `training_process` replaces the attributes that a run needs, for
+the length of the run. In a process that was declared for it (`bridge.preflight.declared_gpu`),
+Transformer Engine's Python is imported first, over a stand-in for its compiled part.
 
-    Process          this process among the ranks, set up and taken down by `training_process`:
-                     device shim, `Peers`, groups, seeds, `StopRequest`
-    Backend          implementation of the linear layers: te, te_cpu, emulated or local;
-                     `choose_backend`, then `running`
-    GPTConfig        the model's config -> `build_gpt`: chunks of `GPTModel` by layer_spec.py,
-                     weights by their place
-      emulation/       emulated linear layers, `StoredWeight`, `DelayedUpdates`
-      te/, te_cpu/     Transformer Engine's requirements, quantizers per layer; its Python over
-                       torch code
-    Corpus, Splits   the data: documents on disk, samples of a run -> `batches`
-    Trainer          model, optimizer and schedule -> `StepResult` of a step
-    Position         how far a run has come; checkpoint/ saves and loads the state
-    record/          what ran, read from live objects: census, copies, telemetry, first gradient
-                     that is not finite
-    replaced         attributes of torch, Megatron or Transformer Engine have other values for a
-                     while, or for good
+In the order in which a run needs them:
 
-`training` makes all of them for a run. Rooms below this one read the files of a run alone.
+    process/           `training_process`: ranks, groups, seeds; a `Process`
+    cpu/               Megatron on a machine without CUDA
+    backend.py         `choose_backend`: te, te_cpu, emulated or local linear layers
+    model/             `GPTConfig` -> `build_gpt`: the model's chunks
+      attention/         attention without Transformer Engine
+      hybrid/            Mamba layers, and torch code for packages that are not installed
+      emulation/         emulated FP8 and FP4 linear layers, stored weights
+      te/, te_cpu/       Transformer Engine's requirements; its Python on a CPU
+      without_te.py      repairs of layers where Transformer Engine is not installed
+    optimizer.py       Megatron's optimizer and schedule, with corrections
+    data/              the corpus, and the batches of a rank
+    trainer.py         `Trainer`: model, optimizer and schedule -> `StepResult` of a step
+    checkpoint/        the state of a run, saved and loaded
+    record/            the record of a run, read from live objects
+    one_batch.py       GEMMs of one batch in two precisions, compared
+    patching.py        attributes of other packages replaced, for a block of code or for good
+    deferred_configs.py
+                       Megatron's optimizer and DDP configs, with checks that wait
+
+`training` makes all of them for a run.
 """
 
 import warnings
 
 from bridge.preflight.declared_gpu import get_declared_capability
-from bridge.runtime.megatron.quiet_loggers import quiet_loggers
+from bridge.runtime.megatron.process.quiet_loggers import quiet_loggers
 
 _capability = get_declared_capability()
 if _capability is not None:

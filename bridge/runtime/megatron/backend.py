@@ -1,6 +1,11 @@
-"""Backend of a run's GEMMs: Transformer Engine, the emulation or Megatron's own layers.
+"""The backend of a run: the implementation of its linear layers.
 
-Transformer Engine runs on a GPU, or its Python runs on a CPU.
+    te         Transformer Engine, on a GPU
+    te_cpu     Transformer Engine's Python, on a CPU; in a process that was declared for it
+    emulated   the emulation of FP8 and FP4, on any device
+    local      Megatron's own layers, for a run without FP8 and FP4
+
+`choose_backend` chooses one, and `use_backend` prepares Megatron for it.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +27,7 @@ from bridge.rules.variables import (
     list_scheme_variables,
     list_set_variables,
 )
-from bridge.runtime.megatron.cuda_shim import cpu_as_cuda
+from bridge.runtime.megatron.cpu.cuda_shim import cpu_as_cuda
 from bridge.runtime.megatron.emulation.parallel_linear import (
     get_layer_scheme,
     make_gemm_precision,
@@ -39,8 +44,9 @@ from bridge.target.target import Target
 from bridge.target.versions import format_dotted, parse_version
 
 OVERRIDE_VARIABLE = "NVTE_BACKWARD_OVERRIDE"
-"""The variable of Transformer Engine that the emulation follows."""
+"""The only variable of Transformer Engine that the emulation follows."""
 BACKENDS = ("auto", "te", "emulated", "te_cpu")
+"""Values of `precision_backend`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,21 +64,28 @@ class Backend:
 def choose_backend_of_phases(
     requested: str, models: Sequence[Any], environ: Mapping[str, str] = MappingProxyType({})
 ) -> Backend:
-    """Return the backend for a run whose phases have these model configs.
+    """Return the backend for a run of several phases of precision.
 
-    The backend is that of the first phase with FP8 or FP4 matmuls. Arguments and errors are those of
-    `choose_backend`, for each phase.
+    It is the backend of the first phase with FP8 or FP4 matmuls, with the notes of all such phases.
+
+    Args:
+        requested: As for `choose_backend`.
+        models: Model config of each phase.
+        environ: As for `choose_backend`.
+
+    Raises:
+        BackendUnavailableError, PrecisionConfigError: As for `choose_backend`, in any phase.
     """
     backends = [choose_backend(requested, model, environ) for model in models]
-    low: list[Backend] = []
+    low_precision: list[Backend] = []
     notes: dict[str, None] = {}
     for backend, model in zip(backends, models, strict=True):
         if get_layer_scheme(model) is not None:
-            low.append(backend)
+            low_precision.append(backend)
             notes.update(dict.fromkeys(backend.notes))
-    if not low:
+    if not low_precision:
         return backends[0]
-    return replace(low[0], notes=tuple(notes))
+    return replace(low_precision[0], notes=tuple(notes))
 
 
 def choose_backend(
@@ -81,9 +94,9 @@ def choose_backend(
     """Return the backend for a model config on this machine.
 
     Args:
-        requested: One of `BACKENDS`. auto is Transformer Engine where it works, else the emulation.
-            te_cpu needs a process that was declared for it (`bridge.preflight.declared_gpu`), and such a
-            process runs no other backend.
+        requested: One of `BACKENDS`. auto is Transformer Engine if it works on this machine, and the
+            emulation otherwise. te_cpu needs a process that was declared for it
+            (`bridge.preflight.declared_gpu`), and such a process runs no other backend.
         config: A `TransformerConfig`.
         environ: Environment variables, from which those of Transformer Engine are read.
 
@@ -114,10 +127,10 @@ def choose_backend(
         )
     if scheme is None and not any(effect.chooses_in_high_precision for effect in effects):
         return _make_local_backend(requested)
-    why = "as asked for"
+    reason = "as asked for"
     if requested != "emulated":
-        why = f"Transformer Engine cannot run here: {'; '.join(missing)}"
-    return _make_emulated_backend(config, why, environ, schemes)
+        reason = f"Transformer Engine cannot run here: {'; '.join(missing)}"
+    return _make_emulated_backend(config, reason, environ, schemes)
 
 
 def _make_local_backend(requested: str) -> Backend:
@@ -129,17 +142,21 @@ def _make_local_backend(requested: str) -> Backend:
 
 
 def _make_emulated_backend(
-    config: Any, why: str, environ: Mapping[str, str], schemes: Sequence[str | None]
+    config: Any, reason: str, environ: Mapping[str, str], schemes: Sequence[str | None]
 ) -> Backend:
-    """Return the emulation, with notes on the variables that it does not read."""
+    """Return the emulation, with notes on the choice and on Transformer Engine's variables.
+
+    Raises:
+        BackendUnavailableError: A variable switches on a feature that the emulation does not have.
+    """
     override = _read_backward_override(environ, schemes)
     precision = make_gemm_precision(config)
-    kind = "chosen per module"
+    formats = "chosen per module"
     if precision is not None:
-        kind = f"{precision.scheme}, {precision.format}"
+        formats = f"{precision.scheme}, {precision.format}"
         if parse_quant_recipes(getattr(config, "quant_recipe", None)):
-            kind += ", and per module"
-    notes = [f"FP8/FP4 matmuls: emulated ({kind}), {why}."]
+            formats += ", and per module"
+    notes = [f"FP8/FP4 matmuls: emulated ({formats}), {reason}."]
     for row, text in list_set_variables(environ):
         if row.name == OVERRIDE_VARIABLE and override is not None:
             notes.append(f"{row.name}={text}: the emulation follows it, and {row.effect}.")
@@ -151,7 +168,11 @@ def _make_emulated_backend(
 def _read_backward_override(
     environ: Mapping[str, str], schemes: Sequence[str | None]
 ) -> str | None:
-    """Return the `backward_override` of a run; refuse other variables that change its recipes."""
+    """Return the `backward_override` that the environment states for the schemes of a run, or None.
+
+    Raises:
+        BackendUnavailableError: Another variable changes the recipe of a scheme.
+    """
     override = None
     for scheme in dict.fromkeys(schemes):
         if scheme is None:
@@ -201,7 +222,12 @@ def _make_te_cpu_backend(
 
 
 def _list_missing(schemes: Sequence[str | None], machine: Target | None = None) -> list[str]:
-    """Return the requirements of schemes that a machine, by default this one, does not meet."""
+    """Return the requirements of Transformer Engine, under some schemes, that a machine does not meet.
+
+    Args:
+        schemes: Schemes of the run.
+        machine: A declared machine; None is this machine.
+    """
     missing: dict[str, None] = {}
     for scheme in schemes:
         missing.update(dict.fromkeys(list_missing_for_te(scheme, machine)))
@@ -229,7 +255,7 @@ def _make_te_notes(config: Any, environ: Mapping[str, str]) -> list[str]:
 def get_te_recipe(config: Any) -> Any:
     """Return Transformer Engine's recipe of a model config, None without FP8 and FP4."""
     if getattr(config, "fp8", None):
-        with cpu_as_cuda():  # Megatron asks for the current device to make a delayed recipe
+        with cpu_as_cuda():  # Megatron reads the current device for a recipe of delayed scaling
             return get_fp8_recipe(config)
     if getattr(config, "fp4", None):
         return fp4_utils.get_fp4_recipe(config)
@@ -242,15 +268,12 @@ _CHECKPOINT_MODULES = (
     "megatron.core.transformer.moe.moe_layer",
     "megatron.core.recompute",  # from 0.19
 )
-"""Modules that hold `te_checkpoint`, or take it from there when they need it."""
+"""Modules with Transformer Engine's recomputation under the name `te_checkpoint`."""
 
 
 @contextmanager
 def use_backend(backend: Backend) -> Iterator[None]:
-    """Prepare Megatron for a backend in a ``with`` block.
-
-    The model is built and trained inside of the block.
-    """
+    """Prepare Megatron for a backend, for the ``with`` block that builds and trains the model."""
     with ExitStack() as stack:
         if backend.name in ("emulated", "te_cpu"):
             stack.enter_context(gather_buckets_separately())
@@ -262,11 +285,11 @@ def use_backend(backend: Backend) -> Iterator[None]:
 
 
 def _list_checkpoint_patches() -> list[Patch]:
-    """Return the changes that replace `te_checkpoint` by the emulation's recomputation."""
-    changes = []
+    """Return the patches that replace `te_checkpoint` by the emulation's recomputation."""
+    patches = []
     for name in _CHECKPOINT_MODULES:
         if find_spec(name) is not None:
             module = import_module(name)
             if hasattr(module, "te_checkpoint"):
-                changes.append((module, "te_checkpoint", checkpoint_region))
-    return changes
+                patches.append((module, "te_checkpoint", checkpoint_region))
+    return patches

@@ -1,4 +1,4 @@
-"""Megatron's optimizer and schedule, with additions for exact resuming and for a CPU."""
+"""Megatron's optimizer and schedule, with corrections for exact resuming and for a CPU."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -20,15 +20,15 @@ from bridge.runtime.megatron.patching import Patch, apply_patches, keep_compatib
 class TorchAdamDistributedOptimizer(DistributedOptimizer):  # type: ignore[misc]  # Megatron is untyped
     """Megatron's distributed optimizer over torch's Adam.
 
-    The state of this Adam has a "step" that a checkpoint keeps apart. Without this, loading ends in
-    a KeyError (distrib_optimizer.py:938 in 0.16.1 copies every key of the state from a checkpoint
-    that has no "step" per parameter).
+    The state of this Adam has a "step" per parameter, and a checkpoint has one step for all. Without
+    this class, loading ends in a KeyError (distrib_optimizer.py:938 in 0.16.1 copies every key of the
+    state from the checkpoint).
     """
 
     def _set_main_param_and_optimizer_states(
         self, model_param: Any, tensors: dict[str, torch.Tensor], *others: Any, **named: Any
     ) -> None:
-        """Set the state of a parameter, with the present step where the checkpoint has none."""
+        """Set the state of a parameter; without a step in the checkpoint its step stays."""
         group, order = self.model_param_group_index_map[model_param]
         state = self.optimizer.state[self.optimizer.param_groups[group]["params"][order]]
         if "step" in state and "step" not in tensors:
@@ -39,11 +39,17 @@ class TorchAdamDistributedOptimizer(DistributedOptimizer):  # type: ignore[misc]
 def build_optimizer(config: Any, model: list[Any]) -> Any:
     """Build Megatron's optimizer for the model chunks of this rank.
 
-    Without Transformer Engine and Apex Megatron uses torch's AdamW. It is switched to its single-pass
-    kernel. Its state is created now and not in the first step, so that a run can resume from a
-    checkpoint that was written before the first successful step (FP16 begins with overflows).
+    Without Transformer Engine and Apex, Megatron uses torch's AdamW. It is switched to its fused kernel.
+    Its state is created now, and not in the first step: FP16 begins with overflows, and a run must be
+    able to resume from a checkpoint that was written before the first successful step.
+
+    Args:
+        config: Optimizer config.
+        model: Chunks of this rank.
     """
-    with warnings.catch_warnings():  # 0.19 imports an experimental model class here, which says so
+    with (
+        warnings.catch_warnings()
+    ):  # 0.19 imports an experimental model class, which warns of itself
         warnings.filterwarnings("ignore", message="MimoModelConfig is experimental")
         optimizer = get_megatron_optimizer(config, model)
     for part in list_chained_optimizers(optimizer):
@@ -68,8 +74,8 @@ def build_optimizer(config: Any, model: list[Any]) -> Any:
 def _drop_dequantised_shards(part: Any) -> None:
     """Replace the shards of stored weights in a distributed optimizer by None.
 
-    Under delayed scaling Megatron takes dequantised shards for views of the weights. Under other
-    schemes it has None there.
+    Under delayed scaling Megatron makes shards of the dequantised weight, and uses them as views of the
+    weight, which they are not. Under other schemes it has None in their place.
     """
     for shards, weights in zip(part.shard_float16_groups, part.model_float16_groups, strict=True):
         for index, (_, weight) in enumerate(zip(shards, weights, strict=True)):
@@ -92,9 +98,9 @@ def list_torch_optimizers(optimizer: Any) -> list[Any]:
 def unshare_steps(optimizer: Any) -> None:
     """Give every parameter a separate step tensor after a checkpoint was loaded.
 
-    `DistributedOptimizer.load_state_dict` gives all parameters the same tensor, which Adam then
-    increments once per parameter: after four steps of 53 parameters it is 217 instead of 9, without
-    an error.
+    `DistributedOptimizer.load_state_dict` gives all parameters the same tensor, and Adam increments it
+    once per parameter. Resumed at step 5 with 53 parameters, it is 217 instead of 9 after four steps,
+    without an error.
     """
     for inner in list_torch_optimizers(optimizer):
         for state in inner.state.values():
@@ -152,15 +158,15 @@ def gather_params_once(chunks: Sequence[Any]) -> Iterator[None]:
     gradients' buffer: the first gather takes the experts' gradients for weights, and the second
     finds zeros in place of all other weights.
     """
-    asked: dict[Any, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+    last_calls: dict[Any, tuple[tuple[Any, ...], dict[str, Any]]] = {}
 
-    def later(chunk: Any, *args: Any, **named: Any) -> None:
-        asked[chunk] = (args, named)
+    def postpone(chunk: Any, *args: Any, **named: Any) -> None:
+        last_calls[chunk] = (args, named)
 
-    changes = [(chunk, "start_param_sync", partial(later, chunk)) for chunk in chunks]
-    with apply_patches(keep_compatible(changes)):
+    patches = [(chunk, "start_param_sync", partial(postpone, chunk)) for chunk in chunks]
+    with apply_patches(keep_compatible(patches)):
         yield
-    for chunk, (args, named) in asked.items():
+    for chunk, (args, named) in last_calls.items():
         chunk.start_param_sync(*args, **named)
 
 
@@ -175,25 +181,30 @@ def gather_buckets_separately() -> AbstractContextManager[None]:
     Source: torch 2.13 ProcessGroupGloo, `allgather_into_tensor_coalesced`; megatron-core 0.16.1
     distributed/param_and_grad_buffer.py:276-300.
     """
-    groups = param_and_grad_buffer._ParamAndGradBucketGroup
+    bucket_group_class = param_and_grad_buffer._ParamAndGradBucketGroup
     gather = param_and_grad_buffer.dist_all_gather_func
-    start = groups.start_param_sync
-    ended = nullcontext(SimpleNamespace(wait=lambda: None))
+    original_start = bucket_group_class.start_param_sync
+    finished_work = SimpleNamespace(wait=lambda: None)
 
     def gather_now(*parts: Any, **named: Any) -> Any:
         named.pop("async_op", None)
         return gather(*parts, **named)
 
-    one_by_one: list[Patch] = [
-        (param_and_grad_buffer, "_coalescing_manager", lambda *_, **_named: ended),
+    patches_for_gloo: list[Patch] = [
+        (
+            param_and_grad_buffer,
+            "_coalescing_manager",
+            lambda *_, **_named: nullcontext(finished_work),
+        ),
         (param_and_grad_buffer, "dist_all_gather_func", gather_now),
     ]
 
     def start_param_sync(self: Any, *args: Any, **kwargs: Any) -> Any:
         group = self.intra_distributed_optimizer_instance_group
         if torch.distributed.get_backend(group) != "gloo":
-            return start(self, *args, **kwargs)
-        with apply_patches(keep_compatible(one_by_one)):
-            return start(self, *args, **kwargs)
+            return original_start(self, *args, **kwargs)
+        with apply_patches(keep_compatible(patches_for_gloo)):
+            return original_start(self, *args, **kwargs)
 
-    return apply_patches(keep_compatible([(groups, "start_param_sync", start_param_sync)]))
+    patch_of_class = (bucket_group_class, "start_param_sync", start_param_sync)
+    return apply_patches(keep_compatible([patch_of_class]))

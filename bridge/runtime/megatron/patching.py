@@ -1,12 +1,12 @@
-"""Attributes of torch, TE and Megatron that are replaced, for a block of code or for good.
+"""Attributes of torch, Transformer Engine and Megatron replaced, for a block of code or for good.
 
-`device` and `te_cpu.patches` have rows of dotted path -> (original -> replacement), and the
-YAML file next to each says who needs a row and what happens without it. Imports neither
-Megatron nor Transformer Engine.
+`cpu/cuda_shim.py` and `te_cpu/patches.py` have tables of replacements. The YAML file of the same name
+has the caller that needs each row, and the failure without it. This file imports neither Megatron nor
+Transformer Engine.
 
-Most of the callables are private, and a later release may change them. So a replacement passes on
-the arguments that it does not know. It is left out, with one line in the log, where the callable is
-gone or no longer has the parameters that the replacement names.
+Most of the callables are private, and a later release may change them. So a replacement passes on the
+arguments that it does not know. If the callable is gone, or no longer has the parameters that the
+replacement names, it is not replaced, and the log has a line on it.
 """
 
 import functools
@@ -30,15 +30,15 @@ _POSITIONAL_KINDS = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITI
 
 
 def resolve_patches(rows: PatchTable) -> Iterator[Patch]:
-    """Yield the change of each callable.
+    """Yield the patch of each callable of a table.
 
-    A replacement is made of the callable that is there when its turn comes. A callable that is not
-    there, or that its replacement does not fit, is left out.
+    The original is read when its row is reached: an earlier row may have replaced it. A callable that
+    does not exist, or that does not fit its replacement, is left out.
     """
     for path, replace in rows.items():
-        place, _, name = path.rpartition(".")
+        owner_path, _, name = path.rpartition(".")
         try:
-            owner = pkgutil.resolve_name(place)
+            owner = pkgutil.resolve_name(owner_path)
             original = getattr(owner, name)
         except (ImportError, AttributeError) as error:
             log_skipped_patch(path, str(error))
@@ -66,7 +66,7 @@ def keep_compatible(changes: Iterable[Patch]) -> Iterator[Patch]:
 
 
 def find_incompatibility(original: object, replacement: object) -> str | None:
-    """Return why a function cannot take the place of another, as a clause, or None.
+    """Return a clause on why a function cannot take the place of another, or None.
 
     Each parameter that the replacement names must be a parameter of the original, and the
     replacement must accept all parameters of the original. Classes fit, and so do functions of
@@ -83,21 +83,22 @@ def find_incompatibility(original: object, replacement: object) -> str | None:
         return None
     kinds = {parameter.kind for parameter in theirs.values()}
     takes_any_name = inspect.Parameter.VAR_KEYWORD in kinds
-    only_by_name = set()
+    keyword_only = set()
     for name, parameter in ours.parameters.items():
         if parameter.kind in _KEYWORD_KINDS and name not in theirs and not takes_any_name:
             return f"it has no parameter {name!r}"
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY:
-            only_by_name.add(name)
-    by_place: list[inspect.Parameter] = []
-    by_name: dict[str, inspect.Parameter] = {}
+            keyword_only.add(name)
+    # A call of the original with all of its parameters must be a call of the replacement too.
+    positional: list[inspect.Parameter] = []
+    keywords: dict[str, inspect.Parameter] = {}
     for name, parameter in theirs.items():
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY or name in only_by_name:
-            by_name[name] = parameter
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY or name in keyword_only:
+            keywords[name] = parameter
         elif parameter.kind in _POSITIONAL_KINDS:
-            by_place.append(parameter)
+            positional.append(parameter)
     try:
-        ours.bind(*by_place, **by_name)
+        ours.bind(*positional, **keywords)
     except TypeError as error:
         return f"its replacement has {error}"
     return None
@@ -133,12 +134,12 @@ def redirect_to_cpu(function: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     @functools.wraps(function)
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def call_on_cpu(*args: Any, **kwargs: Any) -> Any:
         kwargs.pop("pin_memory", None)
         named = {name: _replace_cuda_device(value) for name, value in kwargs.items()}
         return function(*map(_replace_cuda_device, args), **named)
 
-    return called
+    return call_on_cpu
 
 
 def get_first_argument(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

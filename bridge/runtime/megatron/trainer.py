@@ -1,4 +1,4 @@
-"""A training step and a validation, through Megatron's schedules."""
+"""`Trainer`: a training step and a validation, through Megatron's schedules."""
 
 # ruff: noqa: N803 tensors carry their shape in capitals
 
@@ -16,16 +16,17 @@ from megatron.core.optimizer.grad_scaler import DynamicGradScaler
 from megatron.core.pipeline_parallel import get_forward_backward_func
 
 from bridge.runtime.megatron.emulation.stored_weight import StoredWeight
-from bridge.runtime.megatron.gpt import list_bucket_groups
+from bridge.runtime.megatron.model.gpt import list_bucket_groups
 from bridge.runtime.megatron.optimizer import (
     gather_params_once,
     list_chained_optimizers,
     list_torch_optimizers,
 )
-from bridge.runtime.megatron.process import Process
+from bridge.runtime.megatron.process.training_process import Process
 from bridge.runtime.megatron.record.not_finite import are_finite, find_first_not_finite
 
 Batch = dict[str, torch.Tensor]
+"""Tensors of a micro-batch by name, each (samples, sequence)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,13 +40,14 @@ class StepResult:
     not_finite: str | None
     """Place of the first NaN or Inf of the backward pass, as a clause; None unless skipped."""
     is_stuck: bool
-    """Whether the step was skipped although no lower loss scale is left.
+    """Whether the step was skipped and the loss scale cannot be lowered.
 
-    There is no loss scale, or it is constant, or at its floor.
+    There is no loss scale, or it is constant, or it is at its floor.
     """
     grad_norm: float | None
     """Norm of the gradients before clipping; None for a skipped step, and without clipping."""
     loss_scale: float
+    """Factor of the loss in this step; 1 without a loss scale."""
     learning_rate: float
     stop: int
     """The largest number of a signal that asked a rank to stop; 0 without a signal."""
@@ -54,12 +56,16 @@ class StepResult:
 def _compute_loss(
     loss_mask_BS: torch.Tensor, losses_BS: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the mean loss of the unmasked tokens twice: to be differentiated, and to be reported.
+    """Return the loss to be differentiated and the loss to be reported, both of the unmasked tokens.
 
-    Under context parallelism the first is this rank's part of the mean. The second is that part
-    times the number of context-parallel ranks, so that its mean over these ranks is the mean loss.
-    The schedule multiplies the first by the number of these ranks and divides it by the number of
-    micro-batches, in place.
+    Without context parallelism both are the mean over the tokens. With it, the first is this rank's
+    part of the mean, and the second is that part times the number of context-parallel ranks, so that
+    its mean over these ranks is the mean loss. The schedule multiplies the first by the number of these
+    ranks and divides it by the number of micro-batches, in place.
+
+    Args:
+        loss_mask_BS: 1 for a token that counts, 0 for any other.
+        losses_BS: Loss of each token, in nats.
     """
     group = parallel_state.get_context_parallel_group()
     mask = loss_mask_BS.view(-1)
@@ -71,9 +77,10 @@ def _compute_loss(
 
 
 def _forward_step(batches: Iterator[Batch], model: Any) -> tuple[torch.Tensor, Any]:
-    """Run a micro-batch forward, and return the output and the loss function.
+    """Run the next micro-batch forward, and return the output and the loss function.
 
-    The schedule calls the loss function on the last stage.
+    On the last pipeline stage the output is the loss of each token, and the schedule calls the loss
+    function with it.
     """
     batch = next(batches)
     output = model(batch["tokens"], batch["position_ids"], None, labels=batch["labels"])
@@ -81,10 +88,7 @@ def _forward_step(batches: Iterator[Batch], model: Any) -> tuple[torch.Tensor, A
 
 
 def _unwrap_single(hooks: list[Any]) -> Any:
-    """Return the hooks of the chunks in the form of Megatron's schedules.
-
-    A pipeline without interleaving has a hook, and not a list.
-    """
+    """Return a hook per chunk in the form of Megatron's schedules: a list, or the hook of one chunk."""
     if len(hooks) > 1:
         return hooks
     return hooks[0]
@@ -113,7 +117,7 @@ class Trainer:
         optimizers = list_chained_optimizers(self.optimizer)
         scalers = [getattr(part, "grad_scaler", None) for part in optimizers]
         self._scalers = [scaler for scaler in scalers if scaler is not None]
-        # Megatron looks for NaN and Inf as it unscales
+        # An optimizer with a loss scale looks for NaN and Inf itself when it unscales gradients.
         self._checks_gradients = len(self._scalers) == len(optimizers)
         self.config.grad_scale_func = self.optimizer.scale_loss
         self.config.finalize_model_grads_func = finalize_model_grads
@@ -142,37 +146,48 @@ class Trainer:
                 rank to stop, or 0.
         """
         losses = self.forward_backward(batches)
+        # The optimizer changes these values, and the result has those of this step.
         learning_rate = self._get_learning_rate()
         loss_scale = self.loss_scale
         loss_scale_may_fall = self.loss_scale_may_fall
-        updated, grad_norm = False, None
-        if self._checks_gradients or self._is_true_on_all_ranks(
-            are_finite(self._list_gradient_buffers())
-        ):
-            gathered_now = []
-            for chunk in self.model:
-                if not chunk.ddp_config.overlap_param_gather:
-                    gathered_now.append(chunk)
-            with gather_params_once(gathered_now):
-                updated, grad_norm, _ = self.optimizer.step()
-        if updated:
-            self.scheduler.step(increment=self.global_batch_size)
-        loss, number = self._mean_over_ranks(losses, stop())
-        not_finite, norm = None, None
+        updated, grad_norm = self._update_weights()
+        loss, stop_signal = self._mean_over_ranks(losses, stop())
+        not_finite = None
         if not updated:
+            grad_norm = None
             not_finite = find_first_not_finite(self.model)
-        elif grad_norm is not None:
-            norm = float(grad_norm)
         return StepResult(
             loss=loss,
             skipped=not updated,
             not_finite=not_finite,
             is_stuck=not updated and not loss_scale_may_fall,
-            grad_norm=norm,
+            grad_norm=grad_norm,
             loss_scale=loss_scale,
             learning_rate=learning_rate,
-            stop=number,
+            stop=stop_signal,
         )
+
+    def _update_weights(self) -> tuple[bool, float | None]:
+        """Take a step of optimizer and schedule, unless a gradient of any rank is not finite.
+
+        Returns:
+            Whether the weights were updated, and the norm of the gradients before clipping or None.
+        """
+        if not self._checks_gradients:
+            is_finite = are_finite(self._list_gradient_buffers())
+            if not self._is_true_on_all_ranks(is_finite):
+                return False, None
+        gathered_in_step = []
+        for chunk in self.model:
+            if not chunk.ddp_config.overlap_param_gather:
+                gathered_in_step.append(chunk)
+        with gather_params_once(gathered_in_step):
+            updated, grad_norm, _ = self.optimizer.step()
+        if updated:
+            self.scheduler.step(increment=self.global_batch_size)
+        if grad_norm is not None:
+            grad_norm = float(grad_norm)
+        return updated, grad_norm
 
     def _get_learning_rate(self) -> float:
         """Return the rate of the first parameter group that follows the run's schedule."""
@@ -194,14 +209,15 @@ class Trainer:
         return self._run(batches, self.num_microbatches, forward_only=False)
 
     def _fill_shared_buffers(self) -> None:
-        """Write the masters into the gradients' buffers.
+        """Write the masters into the gradients' buffers, from which the next forward pass gathers MXFP8.
 
-        The next forward pass gathers MXFP8 weights from these. Megatron leaves that to the training
-        loop under `overlap_param_gather`, and would gather zeros without it. Where the weights were
-        gathered since the last step, nothing would take the masters out of the gradients again,
-        unless the schedule gathers them once more (`align_param_gather` of an interleaved
-        pipeline). Source: megatron-core 0.16.1 optimizer/optimizer.py, step_with_ready_grads;
-        Megatron-LM training.py, train_step.
+        Under `overlap_param_gather` Megatron leaves this to the training loop, and would gather zeros
+        without it. If the weights were gathered since the last step, nothing would remove the masters
+        from the gradients' buffers again, and nothing is written. The exception is a schedule that
+        gathers the weights once more (`align_param_gather` of an interleaved pipeline).
+
+        Source: megatron-core 0.16.1 optimizer/optimizer.py, step_with_ready_grads; Megatron-LM
+            training.py, train_step.
         """
         is_gathered = all(group.param_gather_dispatched for group in list_bucket_groups(self.model))
         if is_gathered and not isinstance(self.config.param_sync_func, list):
@@ -225,10 +241,10 @@ class Trainer:
 
     @contextmanager
     def gather_parameters(self) -> Iterator[None]:
-        """Gather parameters now, where they are otherwise gathered during the next forward pass.
+        """Gather the weights before a ``with`` block, and not during its forward passes.
 
-        Megatron's own forced gather would leave MXFP8 weights in the buffer, and the
-        weights of the last step in use.
+        Without `overlap_param_gather` they are gathered already. Megatron's own forced gather is not
+        used: it would leave MXFP8 weights in the buffer, and the weights of the last step in use.
         """
         if not self.model[0].ddp_config.overlap_param_gather:
             yield
@@ -284,7 +300,7 @@ class Trainer:
     def _list_gradient_buffers(self) -> Iterator[torch.Tensor]:
         """Yield the reduced gradient buffers of this rank.
 
-        In a sharded buffer the part of this rank alone is reduced.
+        In a sharded buffer only the part of this rank is reduced.
         """
         for chunk in self.model:
             for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
@@ -297,7 +313,7 @@ class Trainer:
 
     @property
     def loss_scale_may_fall(self) -> bool:
-        """Return whether a dynamic loss scale is above its floor."""
+        """Whether a dynamic loss scale is above its floor."""
         dynamic = [scaler for scaler in self._scalers if isinstance(scaler, DynamicGradScaler)]
         return any(bool(scaler.scale > scaler.min_scale) for scaler in dynamic)
 
@@ -306,7 +322,12 @@ class Trainer:
         return not self.largest(int(not holds))
 
     def _mean_over_ranks(self, losses: list[torch.Tensor], stop: int) -> tuple[float, int]:
-        """Return the mean loss of the last stages and the largest `stop`, on every rank."""
+        """Return the mean loss over all micro-batches and the largest stop signal; a collective call.
+
+        Args:
+            losses: Losses of this rank's micro-batches; empty on all pipeline stages but the last.
+            stop: Number of this rank's stop signal, or 0.
+        """
         if losses:
             mean = torch.stack(losses).mean()
         else:

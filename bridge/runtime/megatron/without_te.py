@@ -1,8 +1,10 @@
 """Repairs of Megatron's layers where Transformer Engine is not installed.
 
-The layers are experts, latent attention and prediction layers. Megatron 0.16.1 names functions of
-Transformer Engine there that it has not imported, and compares the version of a package that is not
-there. The modules need none of it: Megatron's own layers multiply, or emulated ones.
+The layers are experts, latent attention and prediction layers. In them Megatron 0.16.1 names functions
+of Transformer Engine that it has not imported, and compares the version of Transformer Engine, which is
+None. The layers do not need these functions: Megatron's own or emulated linear layers multiply.
+
+Line numbers are those of megatron-core 0.16.1.
 """
 
 from megatron.core.transformer import (
@@ -22,12 +24,10 @@ _FUSED_PERMUTATIONS = (
     "fused_sort_chunks_by_index",
     "fused_sort_chunks_by_index_with_probs",
 )
-"""Names that transformer_config.py:1829 imports from the module of the experts,
-in a check that then names TE.
-"""
+"""Names that transformer_config.py:1829 imports from the module of the experts, for a check."""
 _INFERENCE_QUERY = "is_inference_column_parallel_linear"
 _CHANGES_OF_SOME_RELEASES: list[Patch] = []
-"""Changes of layers that some releases alone need."""
+"""Patches of layers that only some releases need."""
 if not hasattr(moe_utils, "te_general_gemm"):  # :1192, NameError
     _CHANGES_OF_SOME_RELEASES.append((moe_utils, "te_general_gemm", None))
 if hasattr(multi_token_prediction, _INFERENCE_QUERY):
@@ -41,20 +41,18 @@ CHANGES_FOR_CONFIGS: tuple[Patch, ...] = (
     (transformer_config, "is_te_min_version", lambda *_, **_named: True),
     *((moe_utils, name, None) for name in _FUSED_PERMUTATIONS),
 )
-"""Replaced while Megatron checks a config, so that it accepts FP8 with experts.
+"""Patches while Megatron checks a config, so that it accepts FP8 with experts.
 
-The check is about experts without tokens (transformer_config.py:1601), which emulated layers
-accept.
+The check refuses a Transformer Engine that fails for an expert without tokens
+(transformer_config.py:1601). Emulated layers accept such an expert.
 """
 CHANGES_FOR_LAYERS: tuple[Patch, ...] = (
     (shared_experts, "is_te_min_version", lambda *_, **_named: False),  # :68, TypeError under FP8
-    # :184, TypeError: it counts as there, its layers do not
+    # :184, TypeError: the flag is True although the layers of Transformer Engine are None
     (multi_latent_attention, "HAVE_TE", False),
     *_CHANGES_OF_SOME_RELEASES,
 )
-"""Replaced while Megatron builds and runs layers with experts, latent attention or prediction
-layers.
-"""
+"""Patches while Megatron builds and runs experts, latent attention and prediction layers."""
 # Without Transformer Engine the version is 0.0.0 from megatron-core 0.19 on, and None before.
 if str(get_te_version()) not in ("None", "0.0.0"):
     CHANGES_FOR_CONFIGS = CHANGES_FOR_LAYERS = ()

@@ -1,21 +1,22 @@
 """Low-precision arithmetic in plain torch, bit for bit what Transformer Engine computes.
 
-Imports bridge.precision and bridge.errors only.
+    spec.py       `GemmPrecision` of a linear layer -> `QuantSpec` of an operand, from the rows of
+                  `bridge.precision`
+    linear.py     `scaled_linear`: a linear layer of three GEMMs, by one `LinearCall`
+    delayed.py    `DelayedScaling`: scales from the amaxes of earlier steps
+    operand.py    `make_operand`: a matrix -> `GemmOperand`, without codes on the way
+    gemm.py       `multiply_operands`: two operands -> the result in BF16
+    quantise.py   `quantise`: a tensor -> codes and scales (`Quantised` in quantised.py), for storage
+                  and comparisons
 
-    formats and schemes   rows (bridge.precision) -> spec.GemmPrecision -> spec.QuantSpec
-    codes and scales      quantise.quantise -> quantised.Quantised, for storage and comparisons
-    operands of a GEMM    operand.make_operand -> operand.GemmOperand, without codes on the way
-    the GEMM              gemm.scaled_product: two operands -> the result in BF16
-    the linear layer      linear.scaled_linear, delayed.DelayedScaling: three GEMMs, their autograd
-
-Below them, `dispatch` gives each pass over memory to `tiles` (plain torch) or, through `native`, to
-`kernel.c` (the same bits, faster), which `build` compiles. `grid`, `scaling` and `hadamard` hold the
-formulas. `error` measures the error of a quantisation. ``scripts/reference_quantisers.py`` is the slow, obvious
-version that both are compared with.
+Below them, dispatch.py gives each pass over memory to tiles.py (plain torch) or, through native.py, to
+kernel.c (the same bits, faster), which kernel_build.py compiles. grid.py, scaling.py and hadamard.py
+have the formulas. quantisation_error.py and round_trip.py measure errors.
+`scripts/reference_quantisers.py` is the slow, obvious version that all of them are compared with.
 """
 
 from bridge.runtime.numerics.delayed import DelayedScaling, update_scaling_factors
-from bridge.runtime.numerics.linear import Observer, WeightCache, scaled_linear
+from bridge.runtime.numerics.linear import LinearCall, Observer, WeightCache, scaled_linear
 from bridge.runtime.numerics.native import use
 from bridge.runtime.numerics.operand import GemmOperand, make_operand, make_stored_operand
 from bridge.runtime.numerics.quantisation_error import (
@@ -30,6 +31,7 @@ __all__ = [
     "DelayedScaling",
     "GemmOperand",
     "GemmPrecision",
+    "LinearCall",
     "Observer",
     "QuantSpec",
     "Quantised",

@@ -1,20 +1,20 @@
 """Delayed scaling: the scale of a step comes from the amaxes of earlier steps.
 
-A quantiser that knows its scale beforehand reads the tensor once. So each operand has a history of
-amaxes. A step quantises with the stored scale, and entry 0 becomes the maximum of itself and the
-step's amax. Between steps `update_scaling_factors` computes:
+A quantiser that knows its scale beforehand reads the tensor only once. So each operand has a scale and
+a history of amaxes. A step quantises with the stored scale, and entry 0 of the history becomes the
+maximum of itself and the step's amax. Between steps `update_scaling_factors` computes:
 
-    last    = amax of this step, reduced over the ranks where there are several
+    last    = amax of this step, the maximum over the ranks
     history = roll left by one, `last` at the end, 0 at entry 0
     amax    = max(last, history) or last, by `amax_compute_algo`
     scale   = (format_max * 2^-margin) / amax    one true division; FP32's maximum on overflow
 
-with three rules that make it stable:
+Three rules make it stable:
 
-- an amax of 0 (the operand did not run, or was all zeros) changes neither scale nor history;
-- an infinite amax enters the history but keeps the scale, under `max` until it has left the
-  history again;
-- NaN never enters: the amax ignores it.
+- An amax of 0 (the operand did not run, or was all zeros) changes neither scale nor history.
+- An infinite amax enters the history and does not change the scale. Under `max` the scale stays until
+  the infinite amax has left the history.
+- NaN never enters the history: the amax ignores it.
 
 The first step quantises with scale 1, without calibration.
 
@@ -53,8 +53,8 @@ def update_scaling_factors(
         scale: (n,) FP32.
         maximum: (n,) FP32, format_max * 2^-margin of each column.
         algo: max or most_recent.
-        reduced_amax: (n,) FP32, the amaxes since the last update, reduced over ranks. Entry 0 of the
-            history is taken where a value is 0.
+        reduced_amax: (n,) FP32, the amaxes since the last update, each the maximum over the ranks. A
+            value of 0, and None, take entry 0 of the history instead.
     """
     last = amax_history[0].clone()
     if reduced_amax is not None:
@@ -79,15 +79,20 @@ def update_layers_together(
     algo: str,
     reduced_amax: torch.Tensor | None = None,
 ) -> None:
-    """Update several layers at once with `update_scaling_factors`.
+    """Update several layers at once, in place; the result is that of an update of each layer.
 
-    All histories have the same length.
+    Args:
+        histories: A history per layer, all of the same length.
+        scales: Scales per layer, as many as the history has columns.
+        maximum: format_max * 2^-margin.
+        algo: max or most_recent.
+        reduced_amax: FP32, the amaxes of all layers, one after the other; or None.
     """
     history = torch.cat(list(histories), dim=1)
     scale = torch.cat(list(scales))
     maximums = torch.full_like(scale, maximum)
     update_scaling_factors(history, scale, maximums, algo=algo, reduced_amax=reduced_amax)
-    widths = [len(of_layer) for of_layer in scales]
+    widths = [len(layer_scales) for layer_scales in scales]
     torch._foreach_copy_(list(histories), list(torch.split(history, widths, dim=1)))
     torch._foreach_copy_(list(scales), list(torch.split(scale, widths)))
 
@@ -95,43 +100,45 @@ def update_layers_together(
 class DelayedScaling(torch.nn.Module):
     """Scales and amax histories of a linear layer's input, weight and grad_output.
 
-    Buffers (saved in checkpoints, always FP32, whatever the module is converted to):
-        scale: (3,)
-        amax_history: (history length, 3)
-        stored_scale: (), the scale of a weight that is stored as codes. It is the scale at the last
-            quantisation: a skipped step renews `scale` and leaves the codes as they are.
+    The buffers are saved in checkpoints, and stay FP32 whatever dtype the module is converted to.
 
     The owner calls `update("forward")` once after the forward passes that belong together, and
-    `update("backward")` after the backward pass. With several ranks it reduces `pending("forward")`
-    first, and calls `update_all` with the result.
+    `update("backward")` after the backward pass. With several ranks it first takes the maximum of
+    `get_pending_amaxes("forward")` over the ranks, and calls `update_all` with the result.
     """
 
     scale: torch.Tensor
+    """(3,) scale of each operand, in the order of `OPERAND_SLOTS`."""
     amax_history: torch.Tensor
+    """(history length, 3) amaxes of each operand."""
     stored_scale: torch.Tensor
+    """() scale with which a stored weight was quantised last.
+
+    A skipped step renews `scale` and leaves the codes as they are.
+    """
 
     def __init__(self, precision: GemmPrecision, device: torch.device | str | None = None) -> None:
         super().__init__()
         self.precision = precision
-        kind: dict[str, Any] = {"dtype": torch.float32, "device": device}
-        history = torch.zeros(precision.amax_history_len, len(OPERAND_SLOTS), **kind)
-        self.register_buffer("scale", torch.ones(len(OPERAND_SLOTS), **kind))
+        options: dict[str, Any] = {"dtype": torch.float32, "device": device}
+        history = torch.zeros(precision.amax_history_len, len(OPERAND_SLOTS), **options)
+        self.register_buffer("scale", torch.ones(len(OPERAND_SLOTS), **options))
         self.register_buffer("amax_history", history)
-        self.register_buffer("stored_scale", torch.ones((), **kind))
+        self.register_buffer("stored_scale", torch.ones((), **options))
         self._stashed: torch.Tensor | None = None
-        """Scales that replace `scale` inside `using`."""
+        """Scales that replace `scale` inside `use_scales`, None outside."""
 
     def get_scale(self, operand: str) -> float:
-        """Return the scale that an operand is quantised with now."""
+        """Return the scale with which an operand is quantised now."""
         scales = self.scale
         if self._stashed is not None:
             scales = self._stashed
         return scales[OPERAND_SLOTS[operand]].item()
 
     def record(self, operand: str, amax: float) -> None:
-        """Max an amax into entry 0 of the operand's history.
+        """Make entry 0 of an operand's history the maximum of itself and an amax.
 
-        NaN is ignored, and so is every amax inside `using`.
+        NaN is ignored, and so is every amax inside `use_scales`.
         """
         if self._stashed is None:
             entry = self.amax_history[0, OPERAND_SLOTS[operand]]
@@ -139,31 +146,34 @@ class DelayedScaling(torch.nn.Module):
                 entry.fill_(amax)
 
     def record_stored_scale(self) -> None:
-        """Record the present scale of the weight as that of its stored codes, except in `using`."""
+        """Record the present scale of the weight as that of its codes, except inside `use_scales`."""
         if self._stashed is None:
             self.stored_scale.copy_(self.scale[OPERAND_SLOTS["weight"]])
 
     @contextmanager
     def use_stored_scale(self) -> Iterator[None]:
-        """Quantise the weight with the scale of its stored codes, and record no amaxes."""
+        """Quantise the weight with the scale of its stored codes in a ``with`` block.
+
+        No amax is recorded.
+        """
         scales = self.copy_scales()
         scales[OPERAND_SLOTS["weight"]] = self.stored_scale
         with self.use_scales(scales):
             yield
 
     def get_pending_amaxes(self, which: str) -> torch.Tensor:
-        """Return a copy of the amaxes that the next update of "forward" or "backward" will read."""
+        """Return a copy of the amaxes that the next update of a pass, forward or backward, will read."""
         return self.amax_history[0, PASS_SLOTS[which]].clone()
 
     def merge_pending_amaxes(self, which: str, amaxes: torch.Tensor) -> None:
-        """Max amaxes of other ranks into those that the next update of a pass will read."""
+        """Make the pending amaxes of a pass the maximum of themselves and those of other ranks."""
         pending = self.amax_history[0, PASS_SLOTS[which]]
         torch.maximum(pending, amaxes, out=pending)
 
     def update(self, which: str) -> None:
         """Roll the histories and renew the scales of a pass.
 
-        "forward" has input and weight, "backward" has grad_output.
+        The pass "forward" has input and weight, and "backward" has grad_output.
         """
         self.update_all([self], which)
 
@@ -179,8 +189,10 @@ class DelayedScaling(torch.nn.Module):
             reduced_amax: The pending amaxes of all layers, one after the other, reduced over ranks.
         """
         columns, precision = PASS_SLOTS[which], states[0].precision
-        (largest,) = {precision.spec(name).element.max for name in list(OPERAND_SLOTS)[columns]}
-        maximum = largest * 2.0**-precision.margin
+        operands = list(OPERAND_SLOTS)[columns]
+        # All operands of a pass have the same format, and so the same maximum.
+        (format_max,) = {precision.spec(operand).element.max for operand in operands}
+        maximum = format_max * 2.0**-precision.margin
         histories = [state.amax_history[:, columns] for state in states]
         scales = [state.scale[columns] for state in states]
         algo = precision.amax_compute_algo
@@ -194,7 +206,10 @@ class DelayedScaling(torch.nn.Module):
     def use_scales(self, stashed: torch.Tensor) -> Iterator[None]:
         """Quantise with stashed scales and record no amaxes, in a ``with`` block.
 
-        A recomputed forward pass has to repeat the values of the first.
+        A recomputed forward pass has to repeat the values of the first forward pass.
+
+        Args:
+            stashed: A result of `copy_scales`.
         """
         self._stashed = stashed
         try:
@@ -205,17 +220,19 @@ class DelayedScaling(torch.nn.Module):
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Self:
         """Move the buffers to another device with the module, and keep them in FP32.
 
-        A scale that is rounded to BF16 is another scale.
+        torch calls it for `module.to(...)`, `module.bfloat16()` and the like. A scale that is rounded
+        to BF16 is another scale.
         """
 
-        def moved(tensor: torch.Tensor) -> torch.Tensor:
+        def apply_without_cast(tensor: torch.Tensor) -> torch.Tensor:
             result = fn(tensor)
             if result.dtype != tensor.dtype:
                 return tensor.to(result.device)
             return result
 
-        super()._apply(moved, recurse)  # type: ignore[no-untyped-call]
+        super()._apply(apply_without_cast, recurse)  # type: ignore[no-untyped-call]
         return self
 
     def __getstate__(self) -> dict[str, Any]:
+        """Return the state of a copy or pickle, which is outside of every `use_scales` block."""
         return {**self.__dict__, "_stashed": None}

@@ -1,5 +1,5 @@
 # ruff: noqa: N803  (shape suffixes are capitals)
-"""Dispatch of a pass over a matrix, to the C kernel or to plain torch, with the same bits."""
+"""Dispatch of each pass over a matrix to the C kernel or to plain torch, which give the same bits."""
 
 import math
 
@@ -12,9 +12,13 @@ from bridge.runtime.numerics.tiles import TilePass, TileResult
 
 
 def compute_amax(x_MK: torch.Tensor, *, hadamard: bool = False) -> float:
-    """Return the largest magnitude of a matrix, or of its Hadamard transform.
+    """Return the largest magnitude of a matrix.
 
     NaN does not count. The amax of a matrix without elements is 0.
+
+    Args:
+        x_MK: FP32, BF16 or FP16.
+        hadamard: Whether the matrix is transformed first (`hadamard.py`).
     """
     kernel = native.get_kernel(x_MK)
     if kernel is not None:
@@ -23,10 +27,10 @@ def compute_amax(x_MK: torch.Tensor, *, hadamard: bool = False) -> float:
         return 0.0
     if hadamard:
         return compute_amax(transform_columns(x_MK))
-    # aminmax is several times faster than abs().amax(). With a NaN it returns nothing but NaN.
-    low, high = x_MK.aminmax()
-    if not math.isnan(low.item()):
-        return max(-low.item(), high.item())
+    # aminmax is several times faster than abs().amax(), and returns only NaN if there is a NaN.
+    smallest, largest = x_MK.aminmax()
+    if not math.isnan(smallest.item()):
+        return max(-smallest.item(), largest.item())
     amaxes = []
     for start, end in tiles.iterate_row_chunks(x_MK, 1):
         amaxes.append(tiles.compute_amax_over(x_MK[start:end], (0, 1)))
@@ -34,7 +38,7 @@ def compute_amax(x_MK: torch.Tensor, *, hadamard: bool = False) -> float:
 
 
 def run_tile_pass(x_MK: torch.Tensor, tile_pass: TilePass) -> TileResult:
-    """Run a quantisation pass over a matrix."""
+    """Run a quantisation pass over a matrix; `tiles.py` defines it."""
     kernel = native.get_kernel(x_MK)
     if kernel is not None and kernel.can_run(tile_pass):
         return kernel.run(x_MK, tile_pass)
@@ -44,9 +48,15 @@ def run_tile_pass(x_MK: torch.Tensor, tile_pass: TilePass) -> TileResult:
 
 
 def decode_stored(stored: Quantised, *, columnwise: bool, shift: float) -> torch.Tensor:
-    """Return code * scale_inv * shift of a stored copy in BF16, in the axes of the tensor.
+    """Return code * scale_inv * shift of a stored copy, (M, K) in BF16, not transposed.
 
-    Where the whole tensor has a single scale the result is the values of the codes alone.
+    Under a scheme with a single scale the result is the values of the codes: the scale is applied to
+    the result of the GEMM.
+
+    Args:
+        stored: The codes and scales.
+        columnwise: Which copy is read.
+        shift: A power of two.
     """
     codes, _ = stored.copy(columnwise)
     kernel = native.get_kernel(codes)
@@ -63,9 +73,12 @@ def lay_out_codes(codes: torch.Tensor, *, transposed: bool, packed: bool) -> tor
     """Return codes as they are stored.
 
     Args:
-        codes: (M, K), contiguous, a byte per code.
+        codes: (M, K) uint8, contiguous, a byte per code.
         transposed: Whether the axes are exchanged.
         packed: Whether two codes of 4 bits share a byte.
+
+    Returns:
+        uint8: (M, K); (K, M) if transposed; with half as many bytes in the last axis if packed.
     """
     kernel = native.get_kernel(codes)
     if kernel is not None and (transposed or packed):

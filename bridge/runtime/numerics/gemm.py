@@ -2,15 +2,16 @@
 
     result = bf16( factor * sum over k of left * right + bias )
 
-Factor and bias are `alpha` and the summand of `addmm`, which applies both to the FP32 sum and rounds
-once. Applied to the BF16 result they would round it a second time, and read and write it once more.
+The factor is the `alpha` and the bias is the summand of `addmm`, which applies both to the FP32 sum
+and rounds once. Applied to the BF16 result, they would round it a second time, and read and write it
+once more.
 
-For NVFP4 the factor is amax_left * amax_right / (6 * 448)^2, in this order. With an infinite amax
-it is infinite, and so is the result: the one place where infinity in a tensor shows after
-quantisation.
+For NVFP4 the factor is amax_left * amax_right / (6 * 448)^2, in this order. An infinite amax makes the
+factor infinite, and with it the result. It is the only case in which infinity in a tensor is visible
+after quantisation.
 
-*Differs*: cuBLAS multiplies block scales into partial sums of 128 or 32 products; here they are in
-the operands. The sums are those of the machine's BF16 GEMM, where Hopper and Ada truncate
+*Differs*: cuBLAS multiplies block scales into partial sums of 128 or 32 products, and here they are in
+the operands. The sums are those of this machine's BF16 GEMM, and Hopper and Ada truncate theirs
 (docs/explain/low-precision.md). Results for FP32 and FP16 tensors pass through BF16.
 
 Source: Transformer Engine 2.20 common/gemm/cublaslt_gemm.cu:364-385,446,
@@ -27,18 +28,18 @@ _NVFP4_FACTOR = round_to_fp32(1.0 / NVFP4_MAX**2)
 
 
 def compute_output_factor(left: GemmOperand, right: GemmOperand) -> float:
-    """Return the factor of the FP32 sums, an FP32 number."""
-    factor = round_to_fp32(left.factor * right.factor)
+    """Return the factor on the FP32 sums of a product, an FP32 number."""
+    factor = round_to_fp32(left.output_factor * right.output_factor)
     if left.spec.scheme == "nvfp4":
         return round_to_fp32(factor * _NVFP4_FACTOR)
     return factor
 
 
 def compute_operand_factor(operand: GemmOperand) -> float:
-    """Return the factor that makes an operand's values the dequantised tensor."""
+    """Return the factor on an operand's values that gives the dequantised tensor, an FP32 number."""
     if operand.spec.scheme == "nvfp4":
-        return round_to_fp32(operand.factor / NVFP4_MAX)
-    return operand.factor
+        return round_to_fp32(operand.output_factor / NVFP4_MAX)
+    return operand.output_factor
 
 
 def multiply_operands(
@@ -50,12 +51,13 @@ def multiply_operands(
         gemm: fprop, dgrad or wgrad.
         left: Operand with the result's first axis.
         right: Operand with the result's last axis.
-        bias: A value per column. It is rounded to BF16 before it is added, as in Transformer
-            Engine.
+        bias: A value per column of the result, or None. It is rounded to BF16 before it is added,
+            as in Transformer Engine.
 
     Returns:
-        NaN where a NaN takes part, and infinity beyond BF16's maximum. Zeros where nothing is
-        summed, and where the factor is zero: cuBLAS does not read the operands then.
+        The product. An element is NaN if a NaN is among its summands, and infinite beyond BF16's
+        maximum. Without summands, or with the factor zero, the product is zero: cuBLAS does not read
+        the operands of a zero factor.
     """
     sides = GEMMS[gemm]
     a = left.values
@@ -85,7 +87,7 @@ def _multiply_matrices(
     if bias is None and factor == 1.0:
         return torch.mm(a, b)
     if bias is None:
-        unread = a.new_zeros(()).expand(a.shape[0], b.shape[1])
-        return torch.addmm(unread, a, b, beta=0, alpha=factor)
+        unread_summand = a.new_zeros(()).expand(a.shape[0], b.shape[1])
+        return torch.addmm(unread_summand, a, b, beta=0, alpha=factor)
     summand = bias.to(torch.bfloat16).expand(a.shape[0], b.shape[1])
     return torch.addmm(summand, a, b, beta=1, alpha=factor)

@@ -1,18 +1,21 @@
 """Compilation of the C kernel, once per machine, in the background, into the user's cache.
 
 A run does not wait for the compiler. The first call starts it (about a second of a core) and
-returns. Until the library is ready, plain torch computes the same values. The name of the file in
-the cache has two hashes: of source, compiler, flags and processor, so that machines with the same
-home directory have separate files; and of the file's content. Several processes may compile at the
-same time: each writes a separate file and renames it into place.
+returns. Until the library is ready, plain torch computes the same values. The name of the file in the
+cache has two hashes. The hash of source, compiler, flags and processor gives machines with the same
+home directory separate files. The other hash is that of the file's content. Several processes may
+compile at the same time: each writes a separate file and renames it into place.
 
 A library is code. It is loaded only if no other user can have written it: the folder belongs to this
-user and is closed to all others, and the content has the hash of the name. Any other file is
-compiled again. Without such a folder each process compiles into a private temporary folder.
+user and is closed to all others, and the content has the hash in the name. Any other file is removed
+and compiled again. Without such a folder each process compiles into a private temporary folder.
 
 The kernel uses torch's threads: its OpenMP symbols resolve against the runtime that torch has
 loaded. A second OpenMP runtime would start a second set of threads, which would compete for the
 cores.
+
+`torch.utils.cpp_extension` is not used. It needs a C++ compiler and ninja, compiles torch's headers too,
+lets the first call wait for the compiler, and loads a library without a check of who wrote it.
 """
 
 import ctypes
@@ -24,7 +27,6 @@ import stat
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -58,7 +60,7 @@ class KernelBuild:
 
     def __init__(self) -> None:
         self.problem: str | None = None
-        """Why the library cannot be compiled, as a sentence, or None."""
+        """A sentence on why the library cannot be compiled, or None."""
         self._library: ctypes.CDLL | None = None
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
@@ -66,7 +68,9 @@ class KernelBuild:
     def library(self, *, wait: bool) -> ctypes.CDLL | None:
         """Return the loaded library, None if it cannot be compiled.
 
-        Without `wait` the result is also None while it is compiled.
+        Args:
+            wait: Whether the call waits for the compiler. Otherwise the result is None while the
+                library is compiled.
         """
         with self._lock:
             if self._library is None and self._thread is None and self.problem is None:
@@ -89,8 +93,10 @@ class KernelBuild:
             self._fail(f"{compiler} -dM failed: {error}.")
             return
         if folder is not None:
-            for cached in _list_sound_libraries(folder, stem):
-                if self._load(cached):
+            for cached in sorted(folder.glob(f"{stem}-*.so")):
+                if not _is_sound_library(cached, stem):
+                    _remove_library(cached)
+                elif self._load(cached):
                     return
         _log.info(
             "Compiling the quantisation kernel with %s; until then plain torch computes the same.",
@@ -184,20 +190,26 @@ def get_cache_folder() -> Path | None:
     return folder
 
 
-def _list_sound_libraries(folder: Path, stem: str) -> Iterator[Path]:
-    """Yield the libraries of a name that this user wrote and whose content has the hash of the name."""
-    for path in sorted(folder.glob(f"{stem}-*.so")):
-        status = path.lstat()
-        is_file_of_user = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
-        is_closed = not status.st_mode & 0o022
-        if is_file_of_user and is_closed and path.name == f"{stem}-{_hash_file(path)}.so":
-            yield path
-        else:
-            _log.warning(
-                "%s: is not the file that was compiled. It is removed and compiled again.", path
-            )
-            with suppress(OSError):
-                path.unlink()
+def _is_sound_library(library: Path, stem: str) -> bool:
+    """Return whether only this user can have written a library, and its content has its name's hash.
+
+    Args:
+        library: A file in the cache.
+        stem: Its name before the hash of the content.
+    """
+    status = library.lstat()
+    is_file_of_user = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+    is_closed = not status.st_mode & 0o022
+    return is_file_of_user and is_closed and library.name == f"{stem}-{_hash_file(library)}.so"
+
+
+def _remove_library(library: Path) -> None:
+    """Remove a library that must not be loaded from the cache, and log it."""
+    _log.warning(
+        "%s: is not the file that was compiled. It is removed and compiled again.", library
+    )
+    with suppress(OSError):
+        library.unlink()
 
 
 def _hash_file(path: Path) -> str:
@@ -233,10 +245,10 @@ def _run_compiler(command: list[str]) -> str:
 
 
 def _run_command(command: list[str], seconds: float) -> subprocess.CompletedProcess[str]:
-    """Run a fixed command line.
+    """Run a command of fixed words, without a shell.
 
     Raises:
-        TimeoutExpired: The command did not end in time; a compiler may wait for a licence.
+        TimeoutExpired: The command did not end in time. A compiler may wait for a licence.
     """
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=seconds)  # noqa: S603
 

@@ -1,18 +1,20 @@
 # ruff: noqa: N803, N806  (shape suffixes are capitals)
-"""A linear layer whose three GEMMs run in low precision.
+"""A linear layer whose three GEMMs run in low precision: `scaled_linear`, by one `LinearCall`.
 
     forward    x_row, w_row  -> y_MN  = x w^T          keep x_col for the backward pass
     backward   dy_row, w_col -> dx_MK = dy w
                dy_col, x_col -> dw_NK = dy^T x
 
-The row of a scheme has format and tile of each copy (`bridge.precision.schemes`). The forward pass
-keeps a BF16 matrix as large as x for the backward pass, the column-wise operand, where a BF16 layer
-keeps x. The weight is not kept a second time: it is rounded again in the backward pass, with the
-scale of the forward pass for a scheme with a single scale. A `WeightCache` keeps its operands from
-microbatch to microbatch.
+`_row` and `_col` are the row-wise and the column-wise copy of a tensor. The row of a scheme in
+`bridge.precision.schemes` has format and tile of each copy.
 
-Under a `backward_override` the two GEMMs of the backward pass multiply in the dtype of x: the
-original tensors (high_precision), or the dequantised operands of the forward GEMM (dequantized).
+The forward pass keeps the column-wise operand of x for the backward pass, a BF16 matrix as large as
+x, where a BF16 layer keeps x. The weight is not kept a second time: the backward pass rounds it again,
+under a scheme with a single scale with the scale of the forward pass. A `WeightCache` keeps the
+weight's operands from micro-batch to micro-batch.
+
+Under a `backward_override` the two GEMMs of the backward pass multiply in the dtype of x: the original
+tensors (high_precision), or the dequantised operands of the forward GEMM (dequantized).
 
 Shapes: M tokens (the product of all leading axes), K inputs, N outputs.
 Source: Transformer Engine 2.20 pytorch/module/linear.py.
@@ -36,10 +38,10 @@ from bridge.runtime.numerics.spec import GemmPrecision
 
 
 class Observer:
-    """Base of observers of operands and GEMMs, for telemetry and the audit; it ignores all of them."""
+    """Base class of observers of operands and GEMMs, for telemetry and the audit; it does nothing."""
 
     def quantised(self, source: torch.Tensor, operand: GemmOperand) -> None:
-        """Observe an operand and the high-precision matrix it was made from.
+        """Observe an operand and the high-precision matrix that it was made from.
 
         An observer must not keep the tensors.
         """
@@ -64,7 +66,7 @@ _NO_VALUES = torch.empty(0)
 def observe_calls(observer: Observer) -> Iterator[None]:
     """Let an observer see every call in a ``with`` block, on all threads.
 
-    The observer of a single call sees that call as well.
+    A call that has an observer of its own reports to both.
     """
     _GLOBAL_OBSERVERS.append(observer)
     try:
@@ -75,70 +77,91 @@ def observe_calls(observer: Observer) -> Iterator[None]:
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class WeightCache:
-    """A weight's operands, kept from the first microbatch of a step to the last."""
+    """A weight's operands, kept from the first micro-batch of a step to the last."""
 
-    row: GemmOperand | None = None
-    column: GemmOperand | None = None
+    rowwise: GemmOperand | None = None
+    columnwise: GemmOperand | None = None
+
+    def get(self, *, columnwise: bool) -> GemmOperand | None:
+        """Return the row-wise or the column-wise operand, None if it is not kept."""
+        if columnwise:
+            return self.columnwise
+        return self.rowwise
 
     def put(self, operand: GemmOperand) -> None:
-        """Keep an operand; it is kept as both copies if these share their values."""
+        """Keep an operand. It is kept as both copies if these have the same values."""
         if operand.columnwise or operand.spec.copies_share_values:
-            self.column = operand
+            self.columnwise = operand
         if not operand.columnwise or operand.spec.copies_share_values:
-            self.row = operand
+            self.rowwise = operand
 
     def clear(self) -> None:
-        """Forget both copies."""
-        self.row = self.column = None
+        """Drop both copies."""
+        self.rowwise = None
+        self.columnwise = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LinearCall:
-    """The arguments of a call of `scaled_linear` that are not differentiable."""
+    """The precision of one call of `scaled_linear`, and everything else that is no tensor of it.
+
+    Its methods make the operands of the call, run its GEMMs, and report both to the observers.
+    """
 
     precision: GemmPrecision
+    """Recipe of the three GEMMs."""
     state: DelayedScaling | None = None
     """Scales and histories of delayed scaling, None for other schemes. The caller updates them."""
     cache: WeightCache | None = None
-    """Cache of the weight's operands between microbatches."""
+    """Cache of the weight's operands between micro-batches. None quantises the weight in each call."""
     first_microbatch: bool = True
     """Whether the weight is quantised and put into the cache, or read from the cache."""
     stored_weight: Quantised | None = None
     """Codes and scales of a stored weight, quantised by `precision.spec("weight")`."""
     observer: Observer | None = None
-    """Gets every operand and GEMM."""
+    """Observer of the operands and GEMMs of this call."""
     after_backward: Callable[[], None] | None = None
-    """Called once the backward pass of this call is done."""
+    """Called after the backward pass of this call."""
 
     def require_matching_state(self) -> None:
         """Refuse a state or a stored weight that does not fit the precision.
 
         Raises:
             PrecisionTypeError: Delayed scaling has no state, another scheme has a state, or the
-                stored weight is quantised in another way.
+                stored weight is quantised by another rule.
         """
-        scheme, stored = self.precision.scheme, self.stored_weight
+        scheme = self.precision.scheme
         if (self.state is not None) != (scheme == "delayed"):
             kind = type(self.state).__name__
             raise PrecisionTypeError(
                 f"state: delayed scaling keeps state, and no other scheme does, got {kind} for "
                 f"{scheme}. Give delayed a DelayedScaling."
             )
+        stored = self.stored_weight
         if stored is not None and stored.spec != self.precision.spec("weight"):
             raise PrecisionTypeError(
                 "stored_weight: must be quantised by the recipe's own rule, got "
                 f'{stored.spec!r}. Quantise it with precision.spec("weight").'
             )
 
-    def operand(self, x_MK: torch.Tensor, role: str, *, columnwise: bool = False) -> GemmOperand:
-        """Quantise input or grad_output."""
+    def make_operand(
+        self, x_MK: torch.Tensor, role: str, *, columnwise: bool = False
+    ) -> GemmOperand:
+        """Quantise the input or the gradient of the output.
+
+        Args:
+            x_MK: FP32, BF16 or FP16.
+            role: input or grad_output.
+            columnwise: Which copy is made.
+        """
         scale = None
         if self.state is not None:
             scale = self.state.get_scale(role)
         spec = self.precision.spec(role)
-        made = make_operand(x_MK, spec, role, columnwise=columnwise, scale=scale)
-        self._report_operand(x_MK, made)
-        return made
+        operand = make_operand(x_MK, spec, role, columnwise=columnwise, scale=scale)
+        self._record_amax(operand)
+        self._report_operand(x_MK, operand)
+        return operand
 
     def make_weight_operand(
         self, w_NK: torch.Tensor, *, columnwise: bool = False, scale: float | None = None
@@ -146,54 +169,65 @@ class LinearCall:
         """Return the weight's operand: cached, decoded from stored codes, or quantised now.
 
         Args:
-            w_NK: The weight.
-            columnwise: Which copy is returned. The backward pass reads the column-wise copy.
-            scale: Scale of the forward pass, for the backward pass.
+            w_NK: The weight. With a stored weight it is not read.
+            columnwise: Which copy is returned. fprop reads the row-wise copy, dgrad the column-wise.
+            scale: Scale of the forward pass, for the backward pass; None in the forward pass.
         """
-        cache = self.cache
-        if cache is not None:
+        if self.cache is not None:
             if self.first_microbatch and not columnwise:
-                cache.clear()
-            cached = cache.row
-            if columnwise:
-                cached = cache.column
+                self.cache.clear()
+            cached = self.cache.get(columnwise=columnwise)
             if cached is not None:
                 return cached
         if self.stored_weight is not None:
-            made = make_stored_operand(self.stored_weight, "weight", columnwise=columnwise)
+            operand = make_stored_operand(self.stored_weight, "weight", columnwise=columnwise)
         else:
-            if scale is None and self.state is not None:
-                scale = self.state.get_scale("weight")
-            spec = self.precision.spec("weight")
-            made = make_operand(w_NK, spec, "weight", columnwise=columnwise, scale=scale)
-            self._report_operand(w_NK, made, record=not columnwise)
-        if cache is not None:
-            cache.put(made)
-        return made
+            operand = self._quantise_weight(w_NK, columnwise=columnwise, scale=scale)
+        if self.cache is not None:
+            self.cache.put(operand)
+        return operand
+
+    def _quantise_weight(
+        self, w_NK: torch.Tensor, *, columnwise: bool, scale: float | None
+    ) -> GemmOperand:
+        """Return the weight's operand, quantised now; the arguments are those of the caller."""
+        if scale is None and self.state is not None:
+            scale = self.state.get_scale("weight")
+        spec = self.precision.spec("weight")
+        operand = make_operand(w_NK, spec, "weight", columnwise=columnwise, scale=scale)
+        if not columnwise:  # the forward pass has recorded the amax already
+            self._record_amax(operand)
+        self._report_operand(w_NK, operand)
+        return operand
 
     def get_backward_weight(
         self, w_NK: torch.Tensor, dtype: torch.dtype, scale: float | None
     ) -> torch.Tensor:
-        """Return the weight that dgrad multiplies under a `backward_override`.
+        """Return the weight that dgrad multiplies under a `backward_override`, (N, K).
 
         It is the original or the dequantised weight. A stored weight has no original: it is
         dequantised, and `w_NK` is not read.
+
+        Args:
+            w_NK: The weight.
+            dtype: Dtype of the result.
+            scale: Scale of the forward pass, None under a scheme with a scale per tile.
         """
         if self.stored_weight is not None:
             return dequantise_operand(make_stored_operand(self.stored_weight, "weight"), dtype)
         if self.precision.backward_override == "high_precision":
             return w_NK.to(dtype)
-        row = None
+        w_row = None
         if self.cache is not None:
-            row = self.cache.row
-        if row is None:
-            row = make_operand(w_NK, self.precision.spec("weight"), "weight", scale=scale)
-        return dequantise_operand(row, dtype)
+            w_row = self.cache.get(columnwise=False)
+        if w_row is None:
+            w_row = make_operand(w_NK, self.precision.spec("weight"), "weight", scale=scale)
+        return dequantise_operand(w_row, dtype)
 
     def multiply(
         self, gemm: str, left: GemmOperand, right: GemmOperand, bias: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Run a GEMM, and show it to the observers."""
+        """Run a GEMM and report it to the observers; the arguments are those of `multiply_operands`."""
         observers = self._list_observers()
         for observer in observers:
             observer.multiplied(gemm, left, right)
@@ -203,19 +237,20 @@ class LinearCall:
         return out
 
     def _list_observers(self) -> list[Observer]:
-        """Return the observers of this call: its own, and those of all calls."""
+        """Return the observer of this call, if there is one, and the observers of all calls."""
         if self.observer is None:
             return _GLOBAL_OBSERVERS
         return [self.observer, *_GLOBAL_OBSERVERS]
 
-    def _report_operand(
-        self, source: torch.Tensor, made: GemmOperand, *, record: bool = True
-    ) -> None:
-        """Record the amax of a new operand for delayed scaling, and show it to the observers."""
-        if self.state is not None and made.amax is not None and record:
-            self.state.record(made.role, made.amax)
+    def _record_amax(self, operand: GemmOperand) -> None:
+        """Record the amax of a new operand for delayed scaling."""
+        if self.state is not None and operand.amax is not None:
+            self.state.record(operand.role, operand.amax)
+
+    def _report_operand(self, source: torch.Tensor, operand: GemmOperand) -> None:
+        """Report a new operand and its source to the observers."""
         for observer in self._list_observers():
-            observer.quantised(source, made)
+            observer.quantised(source, operand)
 
 
 class ScaledLinearFunction(torch.autograd.Function):
@@ -225,9 +260,9 @@ class ScaledLinearFunction(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, call: LinearCall
     ) -> torch.Tensor:
-        """Compute y = x w^T + bias and keep the operands of the backward pass."""
+        """Compute y = x w^T + bias, and keep the tensors of the backward pass."""
         x_MK = as_matrix(x)
-        x_row = call.operand(x_MK, "input")
+        x_row = call.make_operand(x_MK, "input")
         w_row = call.make_weight_operand(weight)
         y_MN = call.multiply("fprop", x_row, w_row, bias)
         ctx.call, ctx.x_shape, ctx.x_dtype = call, x.shape, x.dtype
@@ -247,24 +282,11 @@ class ScaledLinearFunction(torch.autograd.Function):
         call: LinearCall = ctx.call
         x_values, weight = ctx.saved_tensors
         dy_MN = as_matrix(grad_output)
-        dx = dw_NK = db_N = None
-        dy_row = None
-        if call.precision.backward_override is not None:
+        if call.precision.backward_override is None:
+            dx, dw_NK = _compute_low_precision_grads(ctx, dy_MN, x_values, weight)
+        else:
             dx, dw_NK = _compute_high_precision_grads(ctx, dy_MN, x_values, weight)
-        elif ctx.needs_input_grad[0]:
-            dy_row = call.operand(dy_MN, "grad_output")
-            w_col = call.make_weight_operand(weight, columnwise=True, scale=ctx.weight_scale)
-            dx = call.multiply("dgrad", dy_row, w_col).to(ctx.x_dtype).view(ctx.x_shape)
-            del w_col
-        if ctx.needs_input_grad[1] and call.precision.backward_override is None:
-            dy_col = None
-            if call.precision.spec("grad_output").copies_share_values:
-                dy_col = dy_row
-            dy_row = None  # freed before a second copy is made
-            if dy_col is None:
-                dy_col = call.operand(dy_MN, "grad_output", columnwise=True)
-            x_col = replace(ctx.x_col, values=x_values)
-            dw_NK = call.multiply("wgrad", dy_col, x_col).to(ctx.weight_dtype)
+        db_N = None
         if ctx.needs_input_grad[2]:
             db_N = dy_MN.sum(0)
         if call.after_backward is not None:
@@ -273,7 +295,10 @@ class ScaledLinearFunction(torch.autograd.Function):
 
 
 def _choose_saved_input(ctx: Any, x_MK: torch.Tensor, x_row: GemmOperand) -> torch.Tensor:
-    """Return the matrix that the backward pass needs of the input, and put its factor into `ctx`."""
+    """Return the matrix of the input that the backward pass needs.
+
+    The rest of its operand is put into `ctx`: autograd keeps the values, and only the values.
+    """
     call: LinearCall = ctx.call
     override = call.precision.backward_override
     if override == "high_precision":
@@ -283,14 +308,44 @@ def _choose_saved_input(ctx: Any, x_MK: torch.Tensor, x_row: GemmOperand) -> tor
         return x_row.values
     x_col = x_row
     if not x_row.spec.copies_share_values:
-        x_col = call.operand(x_MK, "input", columnwise=True)
+        x_col = call.make_operand(x_MK, "input", columnwise=True)
     ctx.x_col = replace(x_col, columnwise=True, values=_NO_VALUES)
     return x_col.values
 
 
-def dequantise_operand(operand: GemmOperand, dtype: torch.dtype) -> torch.Tensor:
-    """Return the values that an operand stands for, rounded to a dtype."""
-    return (operand.values.float() * compute_operand_factor(operand)).to(dtype)
+def _compute_low_precision_grads(
+    ctx: Any, dy_MN: torch.Tensor, x_values: torch.Tensor, weight: torch.Tensor
+) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    """Return the gradients of x and weight by GEMMs in low precision.
+
+    Args:
+        ctx: The context that the forward pass has filled.
+        dy_MN: Gradient of the output.
+        x_values: (M, K) BF16, values of the column-wise operand of x, for dw.
+        weight: (N, K), for dx; None with a stored weight.
+
+    Returns:
+        dx in the shape and dtype of x, and dw_NK in the dtype of the weight. A gradient that nothing
+        needs is None.
+    """
+    call: LinearCall = ctx.call
+    dx = dw_NK = None
+    dy_row = None
+    if ctx.needs_input_grad[0]:
+        dy_row = call.make_operand(dy_MN, "grad_output")
+        w_col = call.make_weight_operand(weight, columnwise=True, scale=ctx.weight_scale)
+        dx = call.multiply("dgrad", dy_row, w_col).to(ctx.x_dtype).view(ctx.x_shape)
+        del w_col  # freed before the next operand is made
+    if ctx.needs_input_grad[1]:
+        dy_col = None
+        if call.precision.spec("grad_output").copies_share_values:
+            dy_col = dy_row
+        dy_row = None  # freed before a second copy is made
+        if dy_col is None:
+            dy_col = call.make_operand(dy_MN, "grad_output", columnwise=True)
+        x_col = replace(ctx.x_col, values=x_values)
+        dw_NK = call.multiply("wgrad", dy_col, x_col).to(ctx.weight_dtype)
+    return dx, dw_NK
 
 
 def _compute_high_precision_grads(
@@ -298,8 +353,9 @@ def _compute_high_precision_grads(
 ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     """Return the gradients of x and weight under a `backward_override`.
 
-    The GEMMs multiply in the dtype of x. `x_values` and `weight` are the tensors that the forward
-    pass kept; a tensor that no gradient needs is None.
+    The GEMMs multiply in the dtype of x. Arguments and results are those of
+    `_compute_low_precision_grads`, but for `x_values`: the input itself under high_precision, and the
+    values of its row-wise operand under dequantized.
 
     Source: Transformer Engine 2.20 pytorch/module/linear.py, `weight_for_dgrad` and
         `inputmat_total`.
@@ -318,35 +374,26 @@ def _compute_high_precision_grads(
     return dx, dw_NK
 
 
+def dequantise_operand(operand: GemmOperand, dtype: torch.dtype) -> torch.Tensor:
+    """Return the tensor that an operand stands for, (M, K), computed in FP32 and rounded once."""
+    return (operand.values.float() * compute_operand_factor(operand)).to(dtype)
+
+
 def scaled_linear(
     x: torch.Tensor,
     weight: torch.Tensor,
     bias: torch.Tensor | None = None,
     *,
-    precision: GemmPrecision,
-    state: DelayedScaling | None = None,
-    cache: WeightCache | None = None,
-    first_microbatch: bool = True,
-    stored_weight: Quantised | None = None,
-    observer: Observer | None = None,
-    after_backward: Callable[[], None] | None = None,
+    call: LinearCall,
 ) -> torch.Tensor:
     """Return x w^T + bias, with all three GEMMs in low precision.
 
-    `LinearCall` describes the arguments that have a name only.
-
     Args:
-        x: (..., K) FP32, BF16 or FP16; cast to autocast's dtype first where autocast is on.
-        weight: (N, K). Gets a gradient in its own dtype. With `stored_weight` its values are not
+        x: (..., K) FP32, BF16 or FP16. If autocast is on, it is cast to autocast's dtype first.
+        weight: (N, K). Its gradient has the same dtype. With `call.stored_weight` its values are not
             read.
-        bias: (N,), added to the FP32 product.
-        precision: Recipe of the three GEMMs.
-        state: Scales and histories, under delayed scaling alone.
-        cache: Cache of the weight's operands.
-        first_microbatch: Whether the weight is quantised and put into the cache, or read from it.
-        stored_weight: Codes and scales of a stored weight.
-        observer: Gets every operand and GEMM.
-        after_backward: Called once the backward pass of this call is done.
+        bias: (N,), added to the FP32 product; or None.
+        call: Precision, state and cache of this call.
 
     Returns:
         (..., N) in the dtype of x. NaN reaches the result in all FP8 schemes, and infinity saturates
@@ -355,15 +402,6 @@ def scaled_linear(
     Raises:
         PrecisionTypeError: The state or the stored weight does not fit the precision.
     """
-    call = LinearCall(
-        precision=precision,
-        state=state,
-        cache=cache,
-        first_microbatch=first_microbatch,
-        stored_weight=stored_weight,
-        observer=observer,
-        after_backward=after_backward,
-    )
     call.require_matching_state()
     if torch.is_autocast_enabled(x.device.type) and x.is_floating_point():
         x = x.to(torch.get_autocast_dtype(x.device.type))

@@ -1,7 +1,9 @@
 # ruff: noqa: N803  (shape suffixes are capitals)
-"""Operands of an emulated GEMM: a quantised tensor as BF16 numbers, and a factor for the result.
+"""Operands of an emulated GEMM: a quantised tensor as BF16 numbers, and a factor on the result.
 
-Everything a low-precision tensor can hold is a BF16 number, so multiplying in BF16 is exact:
+Every value of a low-precision tensor is a BF16 number, or a BF16 number times a factor of the whole
+tensor. So the GEMM multiplies the BF16 numbers, which is exact, and applies the factors of both
+operands to the FP32 sums:
 
 | scheme              | operand value       | significant bits | factor on the result              |
 |---------------------|---------------------|------------------|-----------------------------------|
@@ -9,10 +11,10 @@ Everything a low-precision tensor can hold is a BF16 number, so multiplying in B
 | blockwise, mxfp8    | code * 2^e          | at most 4        | 1 (or a power of two, see below)  |
 | nvfp4               | code * S_dec (E4M3) | at most 2 + 4    | amax, and 1 / (6 * 448)^2 of both |
 
-BF16 ends at 2^128 and has fewer bits below 2^-126. Block scales reach from 2^-127 to 2^127 and
-would leave it at both ends, so a tensor with scales out there is multiplied by a power of two
-(`choose_shift`) that is divided out of the result. A tensor that lives at *both* ends, more than
-2^200 apart, keeps its large values and drops the tiny ones.
+BF16 ends at 2^128 and has fewer bits below 2^-126. Block scales reach from 2^-127 to 2^127, and their
+products with codes would leave BF16 at both ends. A tensor with such scales is multiplied by a power of
+two (`choose_shift`), and the result of the GEMM is divided by it. A tensor with values at *both* ends,
+more than 2^200 apart, keeps its large values and loses the tiny ones.
 """
 
 import math
@@ -39,10 +41,10 @@ class GemmOperand:
     columnwise: bool
     values: torch.Tensor
     """(M, K) BF16, in the axes of the tensor, not transposed."""
-    factor: float
-    """Factor of the result of a GEMM, an FP32 number.
+    output_factor: float
+    """Factor on the result of a GEMM, an FP32 number.
 
-    Under NVFP4 it lacks 1 / (6 * 448), which `gemm.operand_factor` has.
+    Under NVFP4 it is the amax. `gemm.compute_operand_factor` also has the constant 1 / (6 * 448).
     """
     amax: float | None
     """Largest magnitude before quantisation; None for stored codes."""
@@ -61,7 +63,7 @@ def make_operand(
 ) -> GemmOperand:
     """Round a matrix to the grid of its scheme, as an operand of a GEMM.
 
-    The product of the operand's values and its `gemm.operand_factor` is the tensor that
+    The operand's values times `gemm.compute_operand_factor` are the tensor that
     `quantise(...).dequantise()` returns, up to the rounding of its dtype.
 
     Args:
@@ -73,17 +75,19 @@ def make_operand(
         scale: Stored scale of delayed scaling. None computes the scale.
         generator: Stochastic rounding draws its seed from it; None is torch's default generator.
     """
-    measured_amax = None
+    amax = None
     if scale is None and spec.needs_amax:
-        measured_amax = dispatch.compute_amax(x_MK, hadamard=columnwise and spec.hadamard)
-        scale = compute_tensor_scale(measured_amax, spec)
-    tile_pass = TilePass(spec=spec, columnwise=columnwise, measure=measured_amax is None)
-    if scale is not None:
-        tile_pass = replace(tile_pass, scale=scale)
+        amax = dispatch.compute_amax(x_MK, hadamard=columnwise and spec.hadamard)
+        scale = compute_tensor_scale(amax, spec)
+    if scale is None:
+        scale = 1.0  # not read: the scheme has a scale per tile
+    seed = None
     if spec.stochastic:
-        tile_pass = replace(tile_pass, seed=draw_seed(generator))
+        seed = draw_seed(generator)
+    tile_pass = TilePass(
+        spec=spec, columnwise=columnwise, scale=scale, seed=seed, measure=amax is None
+    )
     result = dispatch.run_tile_pass(x_MK, tile_pass)
-    amax = measured_amax
     if amax is None:
         amax = result.amax
     operand = GemmOperand(
@@ -91,37 +95,41 @@ def make_operand(
         spec=spec,
         columnwise=columnwise,
         values=result.values,
-        factor=1.0,
+        output_factor=1.0,
         amax=amax,
     )
     if spec.has_single_scale:
-        return replace(operand, factor=round_to_fp32(1.0 / tile_pass.scale), scale=tile_pass.scale)
+        return replace(operand, output_factor=round_to_fp32(1.0 / scale), scale=scale)
     if spec.scheme == "nvfp4":
-        return replace(operand, factor=amax)
+        return replace(operand, output_factor=amax)
     shift = choose_shift(result.smallest, result.largest, spec.element)
     if shift == 1.0:
         return operand
+    # Rare: the scales are known only after a pass, and the shift needs a second pass.
     shifted = dispatch.run_tile_pass(x_MK, replace(tile_pass, shift=shift))
-    return replace(operand, values=shifted.values, factor=1.0 / shift)
+    return replace(operand, values=shifted.values, output_factor=1.0 / shift)
 
 
 def choose_shift(smallest: float, largest: float, element: Format) -> float:
     """Return the power of two that keeps code * scale_inv exact in BF16.
 
-    The shift is 1.0 unless a scale is in one of the outermost binades.
+    The shift is 1.0 unless a scale is in one of the outermost binades of BF16.
 
     Args:
         smallest: The smallest scale_inv of the tensor.
         largest: The largest scale_inv of the tensor.
         element: The element format.
     """
-    low, high = _floor_log2(smallest), _floor_log2(largest)
-    highest_exact = 127 - _floor_log2(element.max)
-    lowest_exact = -126 - (element.min_exponent - element.mantissa_bits)
-    if high > highest_exact:
-        return 2.0 ** (highest_exact - high)
-    if low < lowest_exact:
-        return 2.0 ** min(lowest_exact - low, highest_exact - high)
+    smallest_log2, largest_log2 = _floor_log2(smallest), _floor_log2(largest)
+    # The largest code stays below 2^128, and the smallest subnormal code is at least 2^-126.
+    highest_exact_log2 = 127 - _floor_log2(element.max)
+    lowest_exact_log2 = -126 - (element.min_exponent - element.mantissa_bits)
+    if largest_log2 > highest_exact_log2:
+        return 2.0 ** (highest_exact_log2 - largest_log2)
+    if smallest_log2 < lowest_exact_log2:
+        # The large values keep their bits if both ends cannot.
+        needed_log2 = lowest_exact_log2 - smallest_log2
+        return 2.0 ** min(needed_log2, highest_exact_log2 - largest_log2)
     return 1.0
 
 
@@ -131,28 +139,42 @@ def _floor_log2(x: float) -> int:
 
 
 def make_stored_operand(stored: Quantised, role: str, *, columnwise: bool = False) -> GemmOperand:
-    """Return the operand of codes and scales that exist already, such as an FP8-stored weight."""
+    """Return the operand of codes and scales that exist already, for example of a stored weight.
+
+    Args:
+        stored: The codes and scales.
+        role: input, weight or grad_output.
+        columnwise: Which copy is returned.
+
+    Raises:
+        PrecisionTypeError: The copy was not made.
+    """
     spec = stored.spec
-    reads_column = columnwise
-    if spec.copies_share_values:  # then either copy serves
-        reads_column = stored.codes is None
-    _, scale_inv = stored.copy(reads_column)
-    factor = shift = 1.0
+    reads_columnwise = columnwise
+    if spec.copies_share_values:  # the copy that exists is read
+        reads_columnwise = stored.codes is None
+    _, scale_inv = stored.copy(reads_columnwise)
+    output_factor = shift = 1.0
     if spec.has_single_scale:
-        factor = scale_inv.item()
+        output_factor = scale_inv.item()
     elif spec.scheme == "nvfp4":
         amax = stored.amax
-        if reads_column and stored.amax_t is not None:
+        if reads_columnwise and stored.amax_t is not None:
             amax = stored.amax_t
-        factor = amax.item()
+        output_factor = amax.item()
     elif scale_inv.numel():
-        smallest, largest = scale_inv.aminmax()
-        low, high = smallest.item(), largest.item()
-        if spec.scheme == "mxfp8":
-            low, high = 2.0 ** (low - 127), 2.0 ** (high - 127)
-        shift = choose_shift(low, high, spec.element)
-        factor = 1.0 / shift
-    values = dispatch.decode_stored(stored, columnwise=reads_column, shift=shift)
+        edges = scale_inv.aminmax()
+        smallest, largest = edges.min.item(), edges.max.item()
+        if spec.scheme == "mxfp8":  # whose scales are biased exponents
+            smallest, largest = 2.0 ** (smallest - 127), 2.0 ** (largest - 127)
+        shift = choose_shift(smallest, largest, spec.element)
+        output_factor = 1.0 / shift
+    values = dispatch.decode_stored(stored, columnwise=reads_columnwise, shift=shift)
     return GemmOperand(
-        role=role, spec=spec, columnwise=columnwise, values=values, factor=factor, amax=None
+        role=role,
+        spec=spec,
+        columnwise=columnwise,
+        values=values,
+        output_factor=output_factor,
+        amax=None,
     )

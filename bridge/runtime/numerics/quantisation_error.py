@@ -6,12 +6,12 @@
     underflow share of the elements that are not zero and became zero
     saturated share of the elements beyond the format's largest value at their scale
 
-The scale of a tile follows its maximum, so that under blockwise, MXFP8 and NVFP4 scaling only infinity
-saturates.
+Under blockwise, MXFP8 and NVFP4 scaling only infinity saturates, since the scale of a tile follows its
+maximum.
 
-A rounding to m mantissa bits, of numbers spread evenly over a binade's logarithm, has an SQNR of
-about 6.02 (m + 1) + 7.4 dB: 31.5 for E4M3, 25.5 for E5M2, 19.4 for E2M1. A scale that fits leaves a
-tensor near it.
+A rounding to m mantissa bits, of numbers whose logarithms are spread evenly over a binade, has an SQNR
+of about 6.02 (m + 1) + 7.4 dB: 31.5 for E4M3, 25.5 for E5M2, 19.4 for E2M1. A tensor under a scale that
+fits has nearly this SQNR.
 """
 
 import math
@@ -28,7 +28,7 @@ from bridge.runtime.numerics.spec import EMULATED_SCHEMES, GemmPrecision
 from bridge.runtime.numerics.tiles import iterate_row_chunks
 
 MAX_SAMPLED_VALUES = 2**18
-"""Elements that are quantised for each scheme of `COMPARED_SCHEMES`."""
+"""About the number of elements that are quantised for each scheme of `COMPARED_SCHEMES`."""
 BLOCK_ROWS = 128
 """Rows that are sampled together: the tallest tile."""
 
@@ -37,14 +37,14 @@ def measure_quantisation_error(source_MK: torch.Tensor, operand: GemmOperand) ->
     """Return the quantisation error of an operand, a column of telemetry per key.
 
     Args:
-        source_MK: The matrix before quantisation.
+        source_MK: The matrix before quantisation, FP32, BF16 or FP16.
         operand: The operand that was made of it, without a Hadamard transform.
 
     Returns:
-        amax: Largest magnitude before quantisation, NaN not counted; NaN where it is not known.
+        amax: Largest magnitude before quantisation, NaN not counted; NaN if it is not known.
         scale: Scale of the whole tensor, None for a scheme with a scale per tile.
         underflow, saturated: Shares, 0 to 1.
-        sqnr_db: SQNR in dB; infinite without noise, NaN where the tensor has NaN or infinity.
+        sqnr_db: SQNR in dB; infinite without noise, NaN if the tensor has NaN or infinity.
     """
     factor = compute_operand_factor(operand)
     largest_representable = math.inf
@@ -54,18 +54,18 @@ def measure_quantisation_error(source_MK: torch.Tensor, operand: GemmOperand) ->
     for start, end in iterate_row_chunks(source_MK, 1):
         x = source_MK[start:end].float()
         values = operand.values[start:end]
-        vanished = values == 0
+        became_zero = values == 0
         noise = x - values.float().mul_(factor)
         magnitude = x.abs()
         is_nonzero = magnitude != 0
-        of_chunk = [
+        chunk_sums = [
             x.square_().sum(dtype=torch.float64),
             noise.square_().sum(dtype=torch.float64),
             is_nonzero.sum().double(),
-            (is_nonzero & vanished).sum().double(),
+            (is_nonzero & became_zero).sum().double(),
             ((magnitude > largest_representable) | magnitude.isinf()).sum().double(),
         ]
-        sums += torch.stack(of_chunk).cpu()
+        sums += torch.stack(chunk_sums).cpu()
     signal, noise_power, nonzero, underflow, saturated = sums.tolist()
     amax = math.nan
     if operand.amax is not None:
@@ -79,11 +79,11 @@ def measure_quantisation_error(source_MK: torch.Tensor, operand: GemmOperand) ->
     }
 
 
-def _compute_share(part: float, whole: float) -> float:
-    """Return part / whole, 0 where the whole is 0."""
-    if not whole:
+def _compute_share(part: float, total: float) -> float:
+    """Return part / total, 0 if the total is 0."""
+    if not total:
         return 0.0
-    return part / whole
+    return part / total
 
 
 def _compute_sqnr_db(signal: float, noise: float) -> float:
@@ -100,24 +100,25 @@ def _compute_sqnr_db(signal: float, noise: float) -> float:
 def compute_what_if_sqnr(
     source_MK: torch.Tensor, role: str, *, fp8_format: str | None, amax: float
 ) -> dict[str, float]:
-    """Return the SQNR that a tensor would have under each scheme of `COMPARED_SCHEMES`.
+    """Return the SQNR in dB that a tensor would have under each scheme of `COMPARED_SCHEMES`.
 
     The SQNR is measured on a sample of the rows. Stochastic rounding draws from a separate
-    generator, so that the random numbers of the training stay as they are.
+    generator, so that the random numbers of the training run stay as they are.
 
     Args:
-        source_MK: The tensor.
+        source_MK: The tensor, FP32, BF16 or FP16.
         role: input, weight or grad_output.
-        fp8_format: The run's `fp8`; a scheme that has no such format takes its default.
+        fp8_format: The run's `fp8`. A scheme without this format takes its default.
         amax: Largest magnitude of the whole tensor, for schemes with a single scale.
     """
     blocks = torch.split(source_MK, BLOCK_ROWS)
-    wanted = max(1, MAX_SAMPLED_VALUES // max(1, BLOCK_ROWS * source_MK.shape[1]))
-    sample_MK = torch.cat(blocks[:: max(1, len(blocks) // wanted)][:wanted])
+    sampled_blocks = max(1, MAX_SAMPLED_VALUES // max(1, BLOCK_ROWS * source_MK.shape[1]))
+    distance = max(1, len(blocks) // sampled_blocks)
+    sample_MK = torch.cat(blocks[::distance][:sampled_blocks])
     ratios = {}
     for scheme in COMPARED_SCHEMES:
-        row = ModulePrecision(family=EMULATED_SCHEMES[scheme].family, scheme=scheme)
-        format_ = str(row.resolve_in_run(fp8_format).format)
+        precision = ModulePrecision(family=EMULATED_SCHEMES[scheme].family, scheme=scheme)
+        format_ = str(precision.resolve_in_run(fp8_format).format)
         spec = GemmPrecision(scheme=scheme, format=format_).spec(role)
         scale = None
         if spec.has_single_scale:

@@ -1,8 +1,8 @@
 # ruff: noqa: N803, N806  (shape suffixes are capitals)
 """Quantisation: `quantise(x, spec)` gives codes and scales with the bits of Transformer Engine.
 
-What happens to unusual values, per scheme (Transformer Engine 2.20, its kernels rather than its
-Python references):
+The results for special values, per scheme (Transformer Engine 2.20, by its kernels and not its Python
+references):
 
 |            | NaN element | infinity in a tile     | tile of zeros    | -0.0 | tiny tile          |
 |------------|-------------|------------------------|------------------|------|--------------------|
@@ -12,12 +12,11 @@ Python references):
 | mxfp8      | NaN         | scale 2^127, +-max     | scale 2^-127     | kept | scale 2^-127       |
 | nvfp4      | +6, no NaN  | +-max, infinite factor | S_dec 0          | kept | S_dec 0, subnormal |
 
-NaN has no effect on scales. +-max is saturation; the infinite factor is that of NVFP4's GEMM. The
-scale of a tiny tile is at most the largest number of FP32, or of the input's dtype.
+NaN has no effect on scales. +-max is the saturated value. The infinite factor is that of NVFP4's GEMM.
+The scale of a tiny tile is at most the largest number of FP32, or of the input's dtype.
 
-So infinity is finite after quantisation wherever Transformer Engine saturates it: a check for
-overflow has to look at the tensor before, or at `Quantised.amax`, which is infinite. NaN survives
-in all FP8 schemes.
+So an infinite value is finite after quantisation: a check for overflow has to read the tensor before,
+or `Quantised.amax`, which is infinite. NaN stays NaN in all FP8 schemes.
 
 Shapes: M rows (the product of all leading axes), K columns.
 """
@@ -38,6 +37,7 @@ from bridge.runtime.numerics.spec import QuantSpec
 from bridge.runtime.numerics.tiles import TilePass, TileResult
 
 FLOAT_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+"""Dtypes that can be quantised."""
 
 
 def as_matrix(x: torch.Tensor) -> torch.Tensor:
@@ -58,9 +58,9 @@ def as_matrix(x: torch.Tensor) -> torch.Tensor:
 
 
 def compute_tensor_scale(amax: float, spec: QuantSpec) -> float:
-    """Return the scale that a scheme computes from the whole tensor's amax.
+    """Return the scale that a scheme computes from the whole tensor's amax, an FP32 number.
 
-    The scale is 1.0 for a scheme with a scale per tile alone.
+    Under NVFP4 it is S_enc. It is 1.0 for a scheme that has only scales per tile.
     """
     if spec.scheme == "nvfp4":
         return compute_nvfp4_tensor_scale(amax)
@@ -82,8 +82,8 @@ def quantise(
     x: torch.Tensor,
     spec: QuantSpec,
     *,
-    row: bool = True,
-    col: bool = True,
+    rowwise: bool = True,
+    columnwise: bool = True,
     scale: torch.Tensor | float | None = None,
     reduce_amax: Callable[[float], float] | None = None,
 ) -> Quantised:
@@ -94,40 +94,42 @@ def quantise(
     Args:
         x: FP32, BF16 or FP16, with at least one axis. Ragged edges make smaller tiles.
         spec: Format, scale rule and tiles.
-        row: Whether the row-wise copy is made.
-        col: Whether the column-wise copy is made.
+        rowwise: Whether the row-wise copy is made.
+        columnwise: Whether the column-wise copy is made.
         scale: Stored scale of delayed scaling. None computes the scale.
         reduce_amax: Returns the maximum of an amax over the ranks that have parts of the tensor.
 
     Returns:
-        Codes and scales of the copies. The table above has the special values; an empty tensor has
-        amax 0.
+        Codes and scales of the copies. The table in this file's docstring has the special values. An
+        empty tensor has amax 0.
 
     Raises:
         PrecisionTypeError: `x` cannot be quantised, or delayed scaling has no scale.
     """
     x_MK = as_matrix(x.detach())
-    factor, amax = _choose_tensor_scale(x_MK, spec, scale, reduce_amax)
-    rowwise = None
-    if row or spec.copies_share_values:
-        rowwise = _run_tile_pass(x_MK, spec, columnwise=False, scale=factor)
-    if amax is None and rowwise is not None:
-        amax = rowwise.amax
+    tensor_scale, amax = _choose_tensor_scale(x_MK, spec, scale, reduce_amax)
+    row_result = None
+    if rowwise or spec.copies_share_values:
+        row_result = _run_tile_pass(x_MK, spec, columnwise=False, scale=tensor_scale)
+    if amax is None and row_result is not None:
+        amax = row_result.amax
     elif amax is None:
         amax = dispatch.compute_amax(x_MK)
     codes, scale_inv = None, None
-    if row and rowwise is not None:
-        codes, scale_inv = _lay_out_copy(rowwise, spec, columnwise=False, scale=factor)
+    if rowwise and row_result is not None:
+        codes, scale_inv = _lay_out_copy(row_result, spec, columnwise=False, scale=tensor_scale)
     codes_t, scale_inv_t, amax_t = None, None, None
-    if col:
+    if columnwise:
         column_amax = amax
-        if spec.hadamard:
+        if spec.hadamard:  # the transform has another amax, and so another scale
             column_amax = _compute_amax(x_MK, reduce_amax, hadamard=True)
-            factor = compute_tensor_scale(column_amax, spec)
-        columnwise = rowwise
-        if columnwise is None or not spec.copies_share_values:
-            columnwise = _run_tile_pass(x_MK, spec, columnwise=True, scale=factor)
-        codes_t, scale_inv_t = _lay_out_copy(columnwise, spec, columnwise=True, scale=factor)
+            tensor_scale = compute_tensor_scale(column_amax, spec)
+        column_result = row_result
+        if column_result is None or not spec.copies_share_values:
+            column_result = _run_tile_pass(x_MK, spec, columnwise=True, scale=tensor_scale)
+        codes_t, scale_inv_t = _lay_out_copy(
+            column_result, spec, columnwise=True, scale=tensor_scale
+        )
         amax_t = _make_fp32_tensor(column_amax, x.device)
     return Quantised(
         spec=spec,
@@ -150,7 +152,10 @@ def _choose_tensor_scale(
 ) -> tuple[float, float | None]:
     """Return the scale of the whole tensor, and the amax that it was computed from.
 
-    The scale is 1 for a scheme with a scale per tile. The amax is None where none was needed.
+    The scale is 1 for a scheme with a scale per tile. The amax is None if the scale needed none.
+
+    Raises:
+        PrecisionTypeError: Delayed scaling has no scale.
     """
     if scale is not None:
         return float(scale), None
@@ -167,7 +172,7 @@ def _choose_tensor_scale(
 def _compute_amax(
     x_MK: torch.Tensor, reduce_amax: Callable[[float], float] | None, *, hadamard: bool = False
 ) -> float:
-    """Return the amax of a tensor or of its transform, over all ranks that hold parts of it."""
+    """Return the amax of a tensor or of its transform, over all ranks that have parts of it."""
     amax = dispatch.compute_amax(x_MK, hadamard=hadamard)
     if reduce_amax is None:
         return amax
@@ -188,7 +193,14 @@ def _run_tile_pass(
 def _lay_out_copy(
     result: TileResult, spec: QuantSpec, *, columnwise: bool, scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return codes and scale_inv in Transformer Engine's layout."""
+    """Return codes and scale_inv of a copy in Transformer Engine's layout (`quantised.py`).
+
+    Args:
+        result: Codes and scales in the axes of the tensor.
+        spec: Format, scale rule and tiles.
+        columnwise: Which copy it is.
+        scale: Scale of the whole tensor, which becomes scale_inv under the rule "tensor".
+    """
     transposed = columnwise and spec.scheme != "mxfp8"
     rows, columns = result.values.shape
     codes = dispatch.lay_out_codes(
@@ -199,6 +211,7 @@ def _lay_out_copy(
         return codes, _make_fp32_tensor(round_to_fp32(1.0 / scale), codes.device)
     height, width = spec.tile(columnwise)
     if spec.scheme in ("mxfp8", "nvfp4") and height == width:
+        # The scale of a square tile is stored once for each of its rows (columns, column-wise).
         axis, size = 0, rows
         if columnwise:
             axis, size = 1, columns
@@ -209,4 +222,5 @@ def _lay_out_copy(
 
 
 def _make_fp32_tensor(value: float, device: torch.device) -> torch.Tensor:
+    """Return a number as a tensor of shape (1,)."""
     return torch.tensor([value], dtype=torch.float32, device=device)

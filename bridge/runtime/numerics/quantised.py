@@ -51,7 +51,7 @@ class Quantised:
     scale_inv_t: torch.Tensor | None = None
     """Column-wise dequantisation scales."""
     amax_t: torch.Tensor | None = None
-    """(1,) FP32: amax of the column-wise copy, after a Hadamard transform where there is one."""
+    """(1,) FP32: amax of the column-wise copy, that of the transform under a Hadamard transform."""
 
     def copy(self, columnwise: bool) -> tuple[torch.Tensor, torch.Tensor]:
         """Return codes and scales of the row-wise or the column-wise copy.
@@ -84,9 +84,9 @@ class Quantised:
         return values
 
     def get_tile_scales(self, columnwise: bool = False) -> torch.Tensor:
-        """Return the stored scales in FP32, in the axes of the tensor, not transposed.
+        """Return the stored scale_inv in FP32, in the axes of the tensor, not transposed.
 
-        Those of NVFP4 are the first level alone.
+        Under NVFP4 they are only the scales of the tiles, without the second level, the amax.
         """
         _, stored = self.copy(columnwise)
         if self.spec.scheme == "mxfp8":
@@ -100,7 +100,13 @@ class Quantised:
     def expand_scales(
         self, scales: torch.Tensor, columnwise: bool = False, dtype: torch.dtype = torch.float32
     ) -> torch.Tensor:
-        """Return the scale of each element, (M, K), from the scales per tile of `get_tile_scales`."""
+        """Return the scale of each element, (M, K).
+
+        Args:
+            scales: A scale per tile, in the shape of `get_tile_scales`.
+            columnwise: The copy that the scales are of.
+            dtype: Dtype of the result.
+        """
         rows, columns = self.matrix(columnwise)
         scales = scales.to(dtype)
         if self.spec.has_single_scale:
@@ -177,8 +183,8 @@ def unpack_nibbles(packed: torch.Tensor, count: int) -> torch.Tensor:
 def pad_scales(quantised: Quantised, *, columnwise: bool = False) -> torch.Tensor:
     """Return the scales as Transformer Engine's GEMMs read them.
 
-    They are padded with zeros, and transposed for tiles of 1x128. The call of the GEMM swizzles them
-    for cuBLAS; that is not done here.
+    They are padded with zeros, and transposed for tiles of 1x128. Transformer Engine also swizzles them
+    for cuBLAS when it calls the GEMM. That is not done here.
 
     Source: Transformer Engine 2.20 pytorch/csrc/quantizer.cpp:1441-1493 (blockwise), :1852-1881
         (MXFP8); pytorch/tensor/float8_blockwise_tensor.py:162-211.

@@ -8,31 +8,33 @@ Per-tensor current scaling and blockwise scaling (`compute_scale`):
     scale     = 1          where amax is 0, infinite or NaN: nothing can be scaled
     scale     = largest    where the division overflowed (FP32's maximum, or blockwise that of the
                            *input's* type)
-    scale     = its exponent alone, i.e. rounded down, with power-of-two scales; rounded up would
-                saturate the maximum
+    scale     = its power of two    with power-of-two scales. It is rounded down: rounded up, it would
+                                    saturate the maximum
     scale_inv = 1 / scale
 
-MXFP8 (`compute_e8m0_exponent`): the scale that comes back is the smallest power of two >= amax /
-format_max, rounded *up* so that nothing saturates, and stored as its biased exponent e. Zero
-becomes the smallest scale 2^-127 and infinity the largest, 2^127. The factor that goes in is
-2^(127 - e), exactly.
+`scale` multiplies values into the format, and `scale_inv` multiplies codes back.
 
-NVFP4 (`compute_nvfp4_tensor_scale`, `compute_nvfp4_block_scales`): an E4M3 scale cannot span a tensor's range, so one
-FP32 factor first brings the tensor's amax to the largest product of both formats, 448 * 6:
+MXFP8 (`compute_e8m0_exponent`): scale_inv is the smallest power of two >= amax / format_max. It is
+rounded *up* so that nothing saturates, and stored as its biased exponent e. An amax of zero gives the
+smallest scale_inv 2^-127, and infinity the largest, 2^127. scale is 2^(127 - e), exactly.
+
+NVFP4 (`compute_nvfp4_tensor_scale`, `compute_nvfp4_block_scales`): the range of an E4M3 scale is too
+small for the range of a tensor. So an FP32 scale first brings the tensor's amax to the largest product
+of both formats, 448 * 6:
 
     S_enc = 448 * 6 / amax_tensor                FP32's maximum at most; 1 for amax 0 or infinity
     S_dec = e4m3(amax_block * (S_enc * (1/6)))   stored; the parentheses are part of the definition
-    enc   = 1 / (S_dec * (1 / S_enc))            from the *rounded* S_dec, so that its error cancels
+    scale = 1 / (S_dec * (1 / S_enc))            from the *rounded* S_dec, so that its error cancels
 
 Source: Transformer Engine 2.20 common/recipe/recipe_common.cuh:14-67,
 common/cast/mxfp8/quantize_mxfp8.cuh:269-299, common/util/ptx.cuh:309-317,
 common/cast/nvfp4/core_nvfp4.cuh:40-95.
 
-An amax is never NaN (see `tiles.amax_of`). Most functions map FP32 tensors of any shape
-elementwise. `compute_scalar_scale` and `compute_nvfp4_tensor_scale` are the same formulas for one number: a dozen
-torch calls on one element would cost more than the rounding of a small tensor. They compute in FP64
-and round to FP32, which for a division of two FP32 numbers is the correctly rounded FP32 quotient
-(53 bits are more than 2 * 24 + 1).
+An amax is never NaN (`tiles.compute_amax_over`). Most functions map FP32 tensors of any shape,
+element by element. `compute_scalar_scale` and `compute_nvfp4_tensor_scale` are the same formulas for
+one number: a dozen torch calls on one element would cost more than the rounding of a small tensor.
+They compute in FP64 and round to FP32. For a division of two FP32 numbers that is the correctly rounded
+FP32 quotient, since FP64 has 53 bits and 2 * 24 + 1 are enough.
 """
 
 import ctypes
@@ -61,11 +63,16 @@ def compute_scale(
     eps: float = 0.0,
     on_overflow: float = FP32_MAX,
 ) -> torch.Tensor:
-    """Return the FP32 factors that take values up to `amax` to `maximum`.
+    """Return the FP32 scales that map values up to an amax to values up to a maximum.
 
-    A factor is 1 where amax is 0, infinite or NaN. `amax` is FP32 and not negative, and counts as
-    at least `eps`. `power_of_two` rounds a factor down to one, and `on_overflow` is the factor
-    where maximum / amax is not finite.
+    A scale is 1 where the amax is 0, infinite or NaN.
+
+    Args:
+        amax: FP32, not negative.
+        maximum: Largest value of the format.
+        power_of_two: Whether a scale is rounded down to a power of two.
+        eps: A smaller amax counts as eps.
+        on_overflow: The scale where maximum / amax is not finite.
     """
     amax = torch.where(amax < eps, torch.full_like(amax, eps), amax)
     scale = divide(maximum, amax)
@@ -78,15 +85,19 @@ def compute_scale(
 
 
 def compute_e8m0_exponent(amax: torch.Tensor, maximum: float) -> torch.Tensor:
-    """Return the biased exponents (int32) of the MXFP8 scales.
+    """Return the biased exponents of MXFP8's scale_inv, int32.
 
-    Zero and tiny tiles have 0, infinite tiles have 254.
+    They are 0 for zero and tiny tiles, and 254 for infinite tiles.
+
+    Args:
+        amax: FP32, not negative.
+        maximum: Largest value of the format.
     """
     bits = (amax * torch.tensor(1.0 / maximum, dtype=torch.float32)).view(torch.int32)
     exponent, mantissa = bits >> 23, bits & 0x7FFFFF
     # 2^-127 is a subnormal of FP32 with mantissa 0x400000: up to it the scale is 2^-127, code 0.
-    above = torch.where(exponent == 0, mantissa > 0x400000, mantissa > 0)
-    return (exponent + above.to(torch.int32)).clamp_(max=254)
+    is_above_power = torch.where(exponent == 0, mantissa > 0x400000, mantissa > 0)
+    return (exponent + is_above_power.to(torch.int32)).clamp_(max=254)
 
 
 def decode_e8m0(exponent: torch.Tensor) -> torch.Tensor:
@@ -98,7 +109,7 @@ def decode_e8m0(exponent: torch.Tensor) -> torch.Tensor:
 def compute_scalar_scale(
     amax: float, maximum: float, *, power_of_two: bool, eps: float = 0.0
 ) -> float:
-    """Return `compute_scale` of one amax, with FP32's maximum where the division overflows."""
+    """Return `compute_scale` of one amax; if the division overflows, it is FP32's maximum."""
     amax = max(amax, round_to_fp32(eps))
     if amax == 0 or math.isinf(amax):
         return 1.0
@@ -109,28 +120,33 @@ def compute_scalar_scale(
 
 
 def compute_nvfp4_tensor_scale(amax: float) -> float:
-    """Return S_enc, the FP32 factor of a whole NVFP4 tensor; 1 where its amax is 0 or infinite."""
+    """Return S_enc, the FP32 scale of a whole NVFP4 tensor; 1 if its amax is 0 or infinite."""
     if amax == 0 or math.isinf(amax):
         return 1.0
     return min(round_to_fp32(NVFP4_MAX / amax), FP32_MAX)
 
 
 def round_to_fp32(x: float) -> float:
-    """Return a number rounded to FP32; infinity where it overflows."""
+    """Return a number rounded to FP32, infinity beyond FP32's range."""
     return ctypes.c_float(x).value
 
 
 def compute_nvfp4_block_scales(
-    amax: torch.Tensor, whole: float
+    amax: torch.Tensor, tensor_scale: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return S_dec, on E4M3's grid but in FP32, and the factor that goes into E2M1, for each tile.
+    """Return S_dec and the scale of each tile, both in FP32; S_dec is on E4M3's grid.
 
-    A tile of zeros has S_dec 0 and the factor FP32's maximum, which leaves its zeros zeros. So has
-    a tile that is tiny relative to the tensor's largest value; its elements saturate at 6 and come
-    back as 6 * 0.
+    A tile of zeros has S_dec 0 and FP32's maximum as the scale, which leaves its zeros zeros. So has a
+    tile that is tiny relative to the tensor's largest value. Its elements saturate at 6, and come back
+    as 6 * 0.
+
+    Args:
+        amax: FP32, the largest magnitude of each tile.
+        tensor_scale: S_enc.
     """
-    tensor_scale = torch.full((1,), whole, dtype=torch.float32, device=amax.device)
+    s_enc = torch.full((1,), tensor_scale, dtype=torch.float32, device=amax.device)
     sixth = torch.tensor(1.0 / FORMATS["e2m1"].max, dtype=torch.float32)
-    decode = (amax * (tensor_scale * sixth)).clamp_(max=FP32_MAX)
-    decode = round_to_grid(decode, FORMATS["e4m3"])
-    return decode, divide(1.0, decode * divide(1.0, tensor_scale)).clamp_(max=FP32_MAX)
+    s_dec = (amax * (s_enc * sixth)).clamp_(max=FP32_MAX)
+    s_dec = round_to_grid(s_dec, FORMATS["e4m3"])
+    scale = divide(1.0, s_dec * divide(1.0, s_enc)).clamp_(max=FP32_MAX)
+    return s_dec, scale

@@ -25,18 +25,18 @@ class QuantSpec:
     """delayed, tensorwise, blockwise, mxfp8 or nvfp4."""
     format: str
     """e4m3, e5m2 or e2m1."""
-    row: Tile = WHOLE_TENSOR
-    """Tile of the row-wise copy; (0, 0) is the whole tensor."""
-    column: Tile = WHOLE_TENSOR
-    """Tile of the column-wise copy, in the axes of the tensor, not transposed."""
+    rowwise_tile: Tile = WHOLE_TENSOR
+    """Rows and columns that share a scale in the row-wise copy; (0, 0) is the whole tensor."""
+    columnwise_tile: Tile = WHOLE_TENSOR
+    """The same for the column-wise copy, in the axes of the tensor, not transposed."""
     power_of_two_scale: bool = False
-    """Round the scale down to a power of two (current and blockwise scaling)."""
+    """Whether the scale is rounded down to a power of two (current and blockwise scaling)."""
     eps: float = 0.0
-    """Smallest amax a scale is computed from (current and blockwise scaling)."""
+    """Smallest amax that a scale is computed from (current and blockwise scaling)."""
     hadamard: bool = False
-    """Transform the column-wise copy along its first axis before it is quantised (NVFP4)."""
+    """Whether the column-wise copy is transformed along its first axis before quantisation (NVFP4)."""
     stochastic: bool = False
-    """Round at random in proportion to the distances instead of to nearest (NVFP4)."""
+    """Whether a value is rounded up or down at random, in proportion to the distances (NVFP4)."""
 
     @property
     def element(self) -> Format:
@@ -46,12 +46,12 @@ class QuantSpec:
     @property
     def has_single_scale(self) -> bool:
         """Whether the whole tensor has a single scale."""
-        return self.row == WHOLE_TENSOR
+        return self.rowwise_tile == WHOLE_TENSOR
 
     @property
     def needs_amax(self) -> bool:
         """Whether the amax of the whole tensor must be known before a value is rounded."""
-        return self.row == WHOLE_TENSOR or self.scheme == "nvfp4"
+        return self.has_single_scale or self.scheme == "nvfp4"
 
     @property
     def scale_rule(self) -> str:
@@ -72,14 +72,15 @@ class QuantSpec:
 
     @property
     def copies_share_values(self) -> bool:
-        """Whether row-wise and column-wise copy have the same values, so that either serves."""
-        return self.row == self.column and not (self.hadamard or self.stochastic)
+        """Whether row-wise and column-wise copy have the same values, so that one copy is enough."""
+        has_equal_tiles = self.rowwise_tile == self.columnwise_tile
+        return has_equal_tiles and not (self.hadamard or self.stochastic)
 
     def tile(self, columnwise: bool) -> Tile:
         """Return the tile of the row-wise or the column-wise copy."""
         if columnwise:
-            return self.column
-        return self.row
+            return self.columnwise_tile
+        return self.rowwise_tile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,13 +101,13 @@ class GemmPrecision:
     amax_compute_algo: str = "max"
     """Megatron's `fp8_amax_compute_algo`: max of the history, or its most_recent entry."""
     disable_stochastic_rounding: bool = False
-    """NVFP4 gradients rounded to nearest."""
+    """Whether NVFP4 gradients are rounded to nearest, and not at random."""
     backward_override: str | None = None
     """Transformer Engine's `backward_override`.
 
     - None: dgrad and wgrad run in low precision.
-    - high_precision: they multiply the original tensors, in the dtype of the run.
-    - dequantized: they multiply the dequantised operands of the forward GEMM, in that dtype.
+    - high_precision: dgrad and wgrad multiply the original tensors, in the dtype of the run.
+    - dequantized: dgrad and wgrad multiply the dequantised operands of fprop, in the same dtype.
     """
 
     def __post_init__(self) -> None:
@@ -115,24 +116,24 @@ class GemmPrecision:
             raise PrecisionConfigError("This low-precision recipe cannot be run:", findings)
 
     def spec(self, operand: str) -> QuantSpec:
-        """Return how input, weight or grad_output is quantised."""
+        """Return the quantisation of an operand: input, weight or grad_output."""
         return _make_spec(self, operand)
 
 
 @lru_cache(maxsize=256)
-def _make_spec(precision: GemmPrecision, name: str) -> QuantSpec:
+def _make_spec(precision: GemmPrecision, operand_name: str) -> QuantSpec:
     """Return the quantisation of an operand, the same object for equal arguments."""
     scheme = EMULATED_SCHEMES[precision.scheme]
-    operand = scheme.operand(name)
+    operand = scheme.operand(operand_name)
     forward_format, backward_format = OPERAND_FORMATS[precision.format]
     format_ = forward_format
-    if name == "grad_output":
+    if operand_name == "grad_output":
         format_ = backward_format
     return QuantSpec(
         scheme=precision.scheme,
         format=format_,
-        row=operand.row,
-        column=operand.column,
+        rowwise_tile=operand.row,
+        columnwise_tile=operand.column,
         power_of_two_scale=scheme.power_of_two_scale,
         hadamard=operand.hadamard,
         stochastic=operand.stochastic and not precision.disable_stochastic_rounding,
@@ -140,36 +141,41 @@ def _make_spec(precision: GemmPrecision, name: str) -> QuantSpec:
 
 
 def _collect_findings(precision: GemmPrecision) -> list[Finding]:
-    """Return every field that Transformer Engine, or the emulation, does not take."""
-    findings = []
+    """Return a finding for each field that Transformer Engine, or the emulation, refuses."""
+    findings: list[Finding] = []
 
-    def fault(path: str, rule: str, remedy: str) -> None:
-        findings.append(
-            Finding(path=path, rule=rule, remedy=remedy, value=getattr(precision, path))
-        )
+    def add_finding(path: str, rule: str, remedy: str) -> None:
+        value = getattr(precision, path)
+        findings.append(Finding(path=path, rule=rule, remedy=remedy, value=value))
 
     scheme = EMULATED_SCHEMES.get(precision.scheme)
     if scheme is None:
         near = did_you_mean(close_matches(precision.scheme, EMULATED_SCHEMES))
         remedy = near or "Run a custom factory on Transformer Engine."
-        fault("scheme", f"must be one of {', '.join(sorted(EMULATED_SCHEMES))}", remedy)
+        add_finding("scheme", f"must be one of {', '.join(sorted(EMULATED_SCHEMES))}", remedy)
         return findings
     formats = []
     for name, (forward, _) in OPERAND_FORMATS.items():
         if (forward == "e2m1") == (scheme.family == "fp4"):
             formats.append(name)
     if precision.format not in formats:
-        fault("format", f"must be {' or '.join(formats)} under {scheme.name}", "Use one of these.")
+        add_finding(
+            "format", f"must be {' or '.join(formats)} under {scheme.name}", "Use one of these."
+        )
     if precision.amax_history_len < 1:
-        fault("amax_history_len", "must be at least 1", "Use 1024, Transformer Engine's default.")
+        add_finding(
+            "amax_history_len", "must be at least 1", "Use 1024, Transformer Engine's default."
+        )
     if precision.amax_compute_algo not in ("max", "most_recent"):
-        fault("amax_compute_algo", "must be 'max' or 'most_recent'", "Use one of these.")
+        add_finding("amax_compute_algo", "must be 'max' or 'most_recent'", "Use one of these.")
     if precision.disable_stochastic_rounding and scheme.name != "nvfp4":
         rule = f"has no effect under {scheme.name}"
-        fault("disable_stochastic_rounding", rule, "Drop it, or use nvfp4.")
+        add_finding("disable_stochastic_rounding", rule, "Drop it, or use nvfp4.")
     if precision.backward_override not in (None, *BACKWARD_OVERRIDES):
         rule = f"must be {' or '.join(BACKWARD_OVERRIDES)}"
-        fault("backward_override", rule, "Use one of these, or None.")
+        add_finding("backward_override", rule, "Use one of these, or None.")
     elif precision.backward_override is not None and scheme.name == "delayed":
-        fault("backward_override", "is refused by the recipe of delayed scaling", "Use tensorwise.")
+        add_finding(
+            "backward_override", "is refused by the recipe of delayed scaling", "Use tensorwise."
+        )
     return findings

@@ -1,17 +1,17 @@
 """One pass over a matrix in plain torch: largest magnitudes, scales, rounding.
 
-It defines what the C kernel does.
+It defines the result of the C kernel, bit for bit. A pass has these steps:
 
-A pass cuts x_MK into tiles, takes each tile's largest magnitude, turns it into a scale by one of
-four rules, rounds the scaled elements to the grid, and returns one of two things:
+1. Cut x_MK into tiles, and take the largest magnitude of each tile.
+2. Compute the scale of each tile by one of four rules (`QuantSpec.scale_rule`).
+3. Multiply each element by the scale of its tile, and round it to the grid of the format.
+4. Return *codes*, a byte per value, with the scales, for storage, checkpoints and comparisons. Or
+   return *operand values* in BF16, code * scale_inv, for the emulated GEMM. Code and scale_inv have
+   few enough bits for the product to be exact. If it would reach BF16's outermost binades, `shift`
+   moves it away from them.
 
-- *codes*, one byte per value, with the scales: for storage, checkpoints and comparisons;
-- *operand values* in BF16, codes * scale_inv: the emulated GEMM multiplies them. Both factors have
-  few enough bits for the product to be exact; `shift` keeps it clear of BF16's outermost binades
-  where a tensor lives there.
-
-The work is done a few rows at a time, so that no FP32 copy of the matrix exists at any moment and
-the temporaries stay in the processor's cache.
+The work is done a few rows at a time, so that there is never an FP32 copy of the whole matrix, and the
+temporaries stay in the processor's cache.
 
 Shapes: M rows, K columns, B and C numbers of tiles along rows and columns, R and S rows and columns
 of a tile.
@@ -46,7 +46,9 @@ class TilePass:
     """Parameters of a pass."""
 
     spec: QuantSpec
+    """Format, scale rule and tiles."""
     columnwise: bool
+    """Whether the column-wise copy is made, and not the row-wise copy."""
     scale: float = 1.0
     """FP32 scale of the whole tensor, under NVFP4 its S_enc; not read under the other rules."""
     codes: bool = False
@@ -56,13 +58,13 @@ class TilePass:
     seed: int | None = None
     """Seed of stochastic rounding; None rounds to nearest."""
     measure: bool = True
-    """Measure the amax also under the rule "tensor", which does not need it."""
+    """Whether the amax is measured under the rule "tensor" too, which does not need it."""
 
     @property
     def hadamard(self) -> bool:
         """Whether the random Hadamard transform of the matrix is quantised (`hadamard.py`).
 
-        `run_tile_pass` below expects a matrix that is already transformed.
+        `run_tile_pass` in this file expects a matrix that is transformed already.
         """
         return self.columnwise and self.spec.hadamard
 
@@ -81,22 +83,25 @@ class TileResult:
     values: torch.Tensor
     """(M, K): codes in uint8, or operand values in BF16."""
     scale_inv: torch.Tensor | None
-    """(B, C) dequantisation scales in FP32; None under the rule "tensor".
-
-    Those of MXFP8 are biased exponents, and those of NVFP4 the E4M3 codes of S_dec, in uint8.
+    """(B, C) dequantisation scales: FP32, or uint8 under MXFP8 (biased exponents) and NVFP4 (E4M3
+    codes of S_dec). None under the rule "tensor".
     """
     amax: float
-    """Largest magnitude of the matrix; 0 where it was not measured."""
+    """Largest magnitude of the matrix; 0 if it was not measured."""
     smallest: float = 1.0
-    """Smallest scale_inv of a tile that is not all zeros; 1.0 without one."""
+    """Smallest scale_inv of the tiles that are not all zeros; 1.0 without such a tile."""
     largest: float = 1.0
-    """Largest scale_inv of such a tile; 1.0 without one."""
+    """Largest scale_inv of the tiles that are not all zeros; 1.0 without such a tile."""
 
 
 def compute_amax_over(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
-    """Return the largest magnitude over `dims` in FP32.
+    """Return the largest magnitude over some axes in FP32.
 
     NaN counts as 0. The amax of an empty tensor is 0.
+
+    Args:
+        x: Of any floating dtype.
+        dims: The axes, which the result does not have.
     """
     magnitude = torch.where(x.isnan(), torch.zeros_like(x), x.abs())
     if not x.numel():
@@ -105,28 +110,38 @@ def compute_amax_over(x: torch.Tensor, dims: tuple[int, ...]) -> torch.Tensor:
 
 
 def iterate_row_chunks(x_MK: torch.Tensor, multiple: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of rows, (start, end), that start at multiples of `multiple`.
+    """Yield ranges of rows, (start, end), that fit into a chunk as FP32.
 
-    A range has at most the chunk's bytes, or `multiple` rows. An empty matrix has no range.
+    An empty matrix has no range.
+
+    Args:
+        x_MK: The matrix.
+        multiple: Rows of a tile. Each range starts at a multiple of it, and has at least this many
+            rows, however large they are.
     """
     if not x_MK.numel():
         return
-    budget_bytes = DEVICE_CHUNK_BYTES
+    chunk_bytes = DEVICE_CHUNK_BYTES
     if x_MK.device.type == "cpu":
-        budget_bytes = CPU_CHUNK_BYTES
-    step = max(1, budget_bytes // max(1, 4 * x_MK.shape[1] * multiple)) * multiple
+        chunk_bytes = CPU_CHUNK_BYTES
+    bytes_per_multiple = max(1, 4 * x_MK.shape[1] * multiple)
+    step = max(1, chunk_bytes // bytes_per_multiple) * multiple
     for start in range(0, x_MK.shape[0], step):
         yield start, min(start + step, x_MK.shape[0])
 
 
 def run_tile_pass(x_MK: torch.Tensor, tile_pass: TilePass) -> TileResult:
-    """Quantise a matrix in FP32, BF16 or FP16, on any device and with any strides.
+    """Quantise a matrix on any device and with any strides.
 
     NaN does not count for a scale.
+
+    Args:
+        x_MK: FP32, BF16 or FP16; already transformed if the pass has a Hadamard transform.
+        tile_pass: Parameters of the pass.
     """
     rows, columns = x_MK.shape
     tile = tile_pass.spec.tile(tile_pass.columnwise)
-    if tile == WHOLE_TENSOR:
+    if tile == WHOLE_TENSOR:  # any tiles do: all of them have the scale of the tensor
         tile = (1, max(1, columns))
     values = torch.empty(rows, columns, dtype=tile_pass.result_dtype, device=x_MK.device)
     scales, amaxes = [], []
@@ -136,9 +151,9 @@ def run_tile_pass(x_MK: torch.Tensor, tile_pass: TilePass) -> TileResult:
         )
         scales.append(scale_inv_BC)
         amaxes.append(amax_BC)
-    if not amaxes:
-        nothing = torch.zeros(-(-rows // tile[0]), -(-columns // tile[1]), device=x_MK.device)
-        scales, amaxes = [nothing], [nothing]
+    if not amaxes:  # an empty matrix
+        zeros_BC = torch.zeros(-(-rows // tile[0]), -(-columns // tile[1]), device=x_MK.device)
+        scales, amaxes = [zeros_BC], [zeros_BC]
     amax_BC, scale_inv_BC = torch.cat(amaxes), torch.cat(scales)
     amax = compute_amax_over(amax_BC, (0, 1)).item()
     rule = tile_pass.spec.scale_rule
@@ -161,7 +176,15 @@ def run_tile_pass(x_MK: torch.Tensor, tile_pass: TilePass) -> TileResult:
 def _quantise_chunk(
     x_MK: torch.Tensor, out_MK: torch.Tensor, tile_pass: TilePass, tile: Tile, first_row: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Quantise some rows into `out_MK`; return amax and scale_inv of their tiles."""
+    """Quantise some rows into `out_MK`, and return amax and scale_inv of their tiles, (B, C) FP32.
+
+    Args:
+        x_MK: The rows, whole tiles but at the end of the matrix.
+        out_MK: Codes or operand values of the rows, to be written.
+        tile_pass: Parameters of the pass.
+        tile: Rows and columns of a tile.
+        first_row: Number of the first row in the matrix, for random numbers.
+    """
     x_BRCS = _split_into_tiles(x_MK.float(), tile)
     element = tile_pass.spec.element
     if tile_pass.spec.scale_rule != "tensor" or tile_pass.measure:
@@ -179,7 +202,8 @@ def _quantise_chunk(
         rounded = encode(rounded, element)
     else:
         rounded *= (scale_inv_BC * tile_pass.shift)[:, None, :, None]
-        # Exact in BF16; what lies below BF16 is cut off, not rounded.
+        # The product is exact in BF16, the high half of FP32. Only values too small for BF16 have
+        # bits in the low half, and they are cut off.
         rounded.view(torch.int32).bitwise_and_(-0x10000)
     flat = rounded.reshape(rounded.shape[0] * rounded.shape[1], -1)
     out_MK.copy_(flat[: out_MK.shape[0], : out_MK.shape[1]])
@@ -187,7 +211,7 @@ def _quantise_chunk(
 
 
 def _split_into_tiles(x_MK: torch.Tensor, tile: Tile) -> torch.Tensor:
-    """Return a (B, R, C, S) view, padded with zeros to whole tiles; zeros change no amax."""
+    """Return a matrix as (B, R, C, S), padded with zeros to whole tiles; zeros change no amax."""
     height, width = tile
     missing_rows, missing_columns = -x_MK.shape[0] % height, -x_MK.shape[1] % width
     if missing_rows or missing_columns:
@@ -199,9 +223,14 @@ def _split_into_tiles(x_MK: torch.Tensor, tile: Tile) -> torch.Tensor:
 def _compute_scales(
     amax_BC: torch.Tensor, dtype: torch.dtype, tile_pass: TilePass
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return scale and scale_inv of some tiles, in FP32.
+    """Return scale and scale_inv of some tiles, (B, C) in FP32.
 
-    Under the rule "tensor" scale_inv is 1: the scale of the tensor is taken out of the product.
+    Under the rule "tensor" scale_inv is 1: the result of the GEMM is multiplied by it instead.
+
+    Args:
+        amax_BC: Largest magnitude of each tile.
+        dtype: Dtype of the matrix, whose maximum limits the scales of the rule "fp32".
+        tile_pass: Parameters of the pass.
     """
     spec, format_max = tile_pass.spec, tile_pass.spec.element.max
     if spec.scale_rule == "fp32":

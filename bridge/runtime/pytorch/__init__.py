@@ -7,17 +7,19 @@
         loss = model(x)
     scaler.scale(loss).backward(); scaler.step(optimizer); scaler.update()
 
-Weights stay in FP32, and autocast casts per operator, so that the weights are their own masters.
-torch is imported when a function of this room is called.
+Weights stay in FP32, and autocast casts per operator, so that no separate masters are needed. torch is
+imported when a function of this room is called.
 
-    loop.py               autocast, `LossScaler`, FSDP policy and TF32 of a recipe, from plain data
+    loop.py               autocast, loss scaler, FSDP policy and TF32 of a recipe
+    loss_scaler.py        `LossScaler`: Megatron's rule for the loss scale, in torch's `GradScaler`
     linear_schemes.py     name of each `nn.Linear` -> scheme and format, by the rows of `modules`
-    float8.py             torchao's config for them, or `EmulatedLinear` over `numerics`
+    float8.py             these layers converted by torchao, or replaced by emulated layers
+    emulated_linear.py    `EmulatedLinear` over `bridge.runtime.numerics`
     check_precision.py    `PrecisionReport`: dtypes of a model, its optimizer and a step
     live_audit.py         `StepAudit`: a step against a plan, or the layers that ran in FP8 or FP4
-    record/               `GemmWatch`: the rows of `audit.record` from every GEMM that runs
+    record/               `GemmWatch`: the rows of an audit's record, from every GEMM that runs
 
-The training job records with `record/`, too.
+Runs of Megatron record with `record/` too.
 """
 
 from bridge.runtime.pytorch.check_precision import PrecisionReport, check_precision

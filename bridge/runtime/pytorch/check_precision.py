@@ -3,10 +3,10 @@
     report = check_precision(model, optimizer, step=lambda: loss_of(model(x)).backward())
     print(report)
 
-The dtype of a parameter says what is stored, not what computes: under autocast all parameters are
-FP32 and every matmul runs in BF16. So a step is recorded: the output of each module, and each
-matrix multiplication, with its formats in FP8 or FP4. The record is that of the audit
-(`bridge.runtime.pytorch.record`).
+The dtype of a parameter is that of its storage. It does not show the dtype of the computation: under
+autocast all parameters are FP32, and every matmul runs in BF16. So a step is recorded: the output of
+each module, and each matrix multiplication, with its formats in FP8 or FP4. The audit uses the same
+recorder (`bridge.runtime.pytorch.record`).
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PrecisionTypeError
-from bridge.model.modules import ModulePaths
+from bridge.model.module_paths import ModulePaths
 from bridge.precision.foreign_names import map_to_megatron_names
 from bridge.precision.mode import get_mode
 from bridge.precision.module_schemes import ModuleSchemes
 from bridge.precision.schemes import OPERAND_FORMATS
 from bridge.precision.statements import get_field_value
-from bridge.runtime.audit.plan_comparison import Mismatch, fold_mismatches, make_location
+from bridge.runtime.audit.mismatch import Mismatch, fold_mismatches, make_location
 from bridge.runtime.pytorch.linear_schemes import resolve_module_schemes
 
 if TYPE_CHECKING:
@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from bridge.precision.matchers import SchemeChoice
     from bridge.registry.config import MixedPrecisionConfig
     from bridge.runtime.audit.record import GemmRow
+
+
+WIDE_DTYPES = frozenset({"float32", "float64"})
+"""Dtypes in which small updates of weights are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,20 +59,20 @@ class PrecisionReport:
     It is empty before the optimizer's first step.
     """
     activations: Mapping[str, int] = field(default_factory=dict)
-    """Dtype -> number of modules whose output has it in the step; containers do not count."""
+    """Dtype -> number of modules whose output has the dtype in the step, without containers."""
     modules: Mapping[str, str] = field(default_factory=dict)
     """Name of a module -> dtype of its output in the step."""
     matmuls: Mapping[str, int] = field(default_factory=dict)
     """Dtype of the operands -> number of matrix multiplications in the step.
 
-    A key of FP8 and FP4 has formats and scheme.
+    In FP8 and FP4 the key is formats and scheme.
     """
     gemms: tuple[GemmRow, ...] = ()
-    """The record of the linear layers: module, GEMM, formats, scheme."""
+    """The recorded GEMMs of linear layers."""
     converted: Mapping[str, int] = field(default_factory=dict)
-    """Class of torchao -> number of layers that are converted to it.
+    """Class of torchao -> number of layers of this class, or with a parameter of it.
 
-    The matmuls of torchao's emulated FP8 do not always show their formats.
+    The formats of torchao's emulated FP8 are not always visible in its matmuls.
     """
 
     def __str__(self) -> str:
@@ -107,8 +111,8 @@ class PrecisionReport:
             sentences = self._check_linears(config)
         elif self.matmuls:
             sentences = self._check_matmuls(config)
-        kept = {**self.parameters, **self.optimizer_state}
-        if kept and not any(name in ("float32", "float64") for name in kept):
+        dtypes_between_steps = {**self.parameters, **self.optimizer_state}
+        if dtypes_between_steps and dtypes_between_steps.keys().isdisjoint(WIDE_DTYPES):
             sentences.append(
                 "Neither weights nor optimizer state are FP32: small updates are lost. "
                 "Keep FP32 masters."
@@ -137,36 +141,44 @@ class PrecisionReport:
 
     def _has_low_matmuls(self, config: MixedPrecisionConfig) -> bool:
         """Return whether a matmul ran in the family of a recipe, FP8 or FP4."""
-        start = "float4"
+        prefix = "float4"
         if config.fp8:
-            start = "float8"
-        if any(name.startswith(start) for name in self.matmuls):
+            prefix = "float8"
+        if any(name.startswith(prefix) for name in self.matmuls):
             return True
         return any(row.scheme != "none" for row in self.gemms)
 
     def _check_high_precision(self, wanted: str) -> list[str]:
-        """Return the differences of the matmuls from a dtype of high precision."""
+        """Return the differences of the matmuls from a dtype of high precision.
+
+        Args:
+            wanted: float32, bfloat16 or float16.
+        """
         counted = _format_counts(self.matmuls, "calls")
-        wide, other = [], []
+        wide, others = [], []
         for name in self.matmuls:
-            if name in ("float32", "float64"):
+            if name in WIDE_DTYPES:
                 wide.append(name)
             elif name != wanted:
-                other.append(name)
+                others.append(name)
         if wanted not in self.matmuls and not (wanted == "float32" and wide):
             return [f"No matmul ran in {wanted}: {counted}. Is autocast around the forward pass?"]
         sentences = []
-        if other:
-            dtypes = f"{', '.join(other)} and {wanted}"
-            sentences.append(f"Matmuls ran in {dtypes}: {counted}. Which layers cast to it?")
+        if others:
+            sentences.append(
+                f"Matmuls ran in {', '.join(others)} and {wanted}: {counted}. "
+                "Which layers cast to it?"
+            )
         wide_calls = sum(self.matmuls[name] for name in wide)
         if wanted != "float32" and wide_calls * 2 > sum(self.matmuls.values()):
-            most = f"Most matmuls ran in {', '.join(wide)}, not in {wanted}"
-            sentences.append(f"{most}: {counted}. Does autocast cover them?")
+            sentences.append(
+                f"Most matmuls ran in {', '.join(wide)}, not in {wanted}: {counted}. "
+                "Does autocast cover them?"
+            )
         return sentences
 
     def _check_linears(self, config: MixedPrecisionConfig) -> list[str]:
-        """Return the linear layers that ran in another scheme or format than the recipe's."""
+        """Return a sentence on each linear layer in another scheme or format than the recipe's."""
         chosen = _choose_schemes(self.gemms, config)
         mismatches = []
         for row in self.gemms:
@@ -176,18 +188,18 @@ class PrecisionReport:
             scheme = chosen[key]
             planned = str(get_mode(config))
             if scheme is not None:
-                if self._is_hidden(row):
+                if self._may_be_torchao(row):
                     continue
                 planned = _format_operands(scheme, row.gemm)
             if row.formats != planned:
-                place = make_location(row.layer, row.module, row.gemm)
+                location = make_location(row.layer, row.module, row.gemm)
                 mismatches.append(
-                    Mismatch(column="formats", planned=planned, ran=row.formats, **place)
+                    Mismatch(column="formats", planned=planned, ran=row.formats, **location)
                 )
         return [str(mismatch) for mismatch in fold_mismatches(mismatches)]
 
-    def _is_hidden(self, row: GemmRow) -> bool:
-        """Return whether a GEMM is one of torchao's, which do not show their formats."""
+    def _may_be_torchao(self, row: GemmRow) -> bool:
+        """Return whether a GEMM may be one of torchao's, whose formats are not visible."""
         return row.scheme == "scaled" or (row.scheme == "none" and bool(self.converted))
 
 
@@ -211,13 +223,13 @@ def _format_operands(scheme: SchemeChoice, gemm: str) -> str:
 def _choose_schemes(
     rows: Sequence[GemmRow], config: MixedPrecisionConfig
 ) -> dict[str, SchemeChoice | None]:
-    """Return the scheme that a recipe chooses, by the key of a linear layer.
+    """Return key of a linear layer -> scheme that a recipe chooses for it, None for high precision.
 
-    A recipe without rows of `modules` chooses for the layers that ran in a low precision.
+    A recipe without rows of `modules` chooses only for the layers that ran in a low precision.
     """
     if not get_field_value(config, "modules"):
-        of_run = ModuleSchemes.get_run_scheme(config)
-        return {_make_layer_key(row): of_run for row in rows if row.scheme != "none"}
+        run_scheme = ModuleSchemes.get_run_scheme(config)
+        return {_make_layer_key(row): run_scheme for row in rows if row.scheme != "none"}
     places = map_to_megatron_names(row.module for row in rows)
     chosen: dict[str, SchemeChoice | None] = {}
     for row in rows:
@@ -295,7 +307,7 @@ def _require_types(model: object, optimizer: object, step: object) -> None:
 
 
 def _make_layer_key(row: GemmRow) -> str:
-    """Return the name of a linear layer, in a Megatron model behind the label of its layer."""
+    """Return the name of a linear layer; in a Megatron model it begins with the label of its layer."""
     if not row.layer:
         return row.module
     return f"{row.layer}.{row.module}"
@@ -361,5 +373,5 @@ def _format_line(name: str, counts: Mapping[str, int], unit: str) -> str:
 
 
 def _format_counts(counts: Mapping[str, int], unit: str) -> str:
-    """Return counts by name in words, none for no count."""
+    """Return counts with their names and unit, "none" without counts."""
     return ", ".join(f"{name}: {count:,} {unit}" for name, count in counts.items()) or "none"

@@ -1,4 +1,4 @@
-"""Linear layers of a plain PyTorch model in any scheme of a recipe, emulated on any device."""
+"""`EmulatedLinear`: a linear layer of a plain PyTorch model in any scheme, emulated on any device."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import partial
 import torch
 
 from bridge.runtime.numerics.delayed import DelayedScaling
-from bridge.runtime.numerics.linear import scaled_linear
+from bridge.runtime.numerics.linear import LinearCall, scaled_linear
 from bridge.runtime.numerics.spec import GemmPrecision
 
 
@@ -16,10 +16,13 @@ class EmulatedLinear(torch.nn.Linear):
 
     precision: GemmPrecision
     scaling: DelayedScaling | None
+    """Scales and histories of delayed scaling, None for other schemes."""
 
     @classmethod
     def from_linear(cls, linear: torch.nn.Linear, precision: GemmPrecision) -> EmulatedLinear:
-        """Return the layer with the parameters of `linear`."""
+        """Return an emulated layer with the parameters of a linear layer, which share their memory."""
+        # The constructor allocates and initialises a weight. The smallest one costs nothing, and is
+        # replaced below.
         layer = cls(1, 1, bias=False)
         layer.in_features, layer.out_features = linear.in_features, linear.out_features
         layer.weight, layer.bias = linear.weight, linear.bias
@@ -30,21 +33,27 @@ class EmulatedLinear(torch.nn.Linear):
         return layer.train(linear.training)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:  # noqa: A002  torch's name
-        """Return x w^T + bias, (..., N) in the dtype of the input, or in autocast's."""
-        renewed = None  # a pass without gradients renews no scales
+        """Return x w^T + bias in the dtype of the input, or in autocast's.
+
+        Delayed scales are renewed after the forward pass and after the backward pass of this layer. A
+        pass without gradients renews no scales.
+
+        Args:
+            input: (..., K) FP32, BF16 or FP16.
+
+        Returns:
+            (..., N).
+        """
+        renewed_scaling = None
         if self.training and torch.is_grad_enabled():
-            renewed = self.scaling
+            renewed_scaling = self.scaling
         after_backward = None
-        if renewed is not None:
-            after_backward = partial(renewed.update, "backward")
-        result = scaled_linear(
-            input,
-            self.weight,
-            self.bias,
-            precision=self.precision,
-            state=self.scaling,
-            after_backward=after_backward,
+        if renewed_scaling is not None:
+            after_backward = partial(renewed_scaling.update, "backward")
+        call = LinearCall(
+            precision=self.precision, state=self.scaling, after_backward=after_backward
         )
-        if renewed is not None:
-            renewed.update("forward")
+        result = scaled_linear(input, self.weight, self.bias, call=call)
+        if renewed_scaling is not None:
+            renewed_scaling.update("forward")
         return result

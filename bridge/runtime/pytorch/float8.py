@@ -103,20 +103,25 @@ def convert_linears(
 
     for scheme, torchao_config in configs.items():
 
-        def takes(_module: torch.nn.Module, name: str, scheme: SchemeChoice = scheme) -> bool:
+        def has_scheme(_module: torch.nn.Module, name: str, scheme: SchemeChoice = scheme) -> bool:
             return chosen.get(name) == scheme
 
         if scheme.scheme == "mxfp8":
-            quantize_(model, torchao_config, filter_fn=takes)
+            quantize_(model, torchao_config, filter_fn=has_scheme)
         else:
-            convert_to_float8_training(model, config=torchao_config, module_filter_fn=takes)
+            convert_to_float8_training(model, config=torchao_config, module_filter_fn=has_scheme)
     return chosen
 
 
 def make_single_scheme_recipe(
     config: MixedPrecisionConfig, chosen: SchemeChoice
 ) -> MixedPrecisionConfig:
-    """Return the recipe with the same scheme for all modules."""
+    """Return a recipe with one scheme for all modules, and otherwise the values of a recipe.
+
+    Args:
+        config: The recipe.
+        chosen: The scheme.
+    """
     family = "fp8"
     if chosen.scheme in FP4_SCHEMES and chosen.format == "e2m1":
         family = "fp4"
@@ -193,10 +198,11 @@ def _make_gemm_precision(config: MixedPrecisionConfig, chosen: SchemeChoice) -> 
 def _find_linears_to_replace(
     model: torch.nn.Module, skipped: Collection[str]
 ) -> dict[str, torch.nn.Linear]:
-    """Return the linear layers of a model by name, with the skipped layers.
+    """Return name -> linear layer of a model, including the skipped layers.
 
     Raises:
-        PrecisionTypeError: As for `emulate_linears`.
+        PrecisionTypeError: A skipped name is no linear layer, or the model has no layer to replace,
+            is a linear layer, or was converted before.
     """
     import torch
 
@@ -220,11 +226,11 @@ def _find_linears_to_replace(
 
 
 def make_torchao_settings(config: MixedPrecisionConfig) -> dict[str, dict[str, Any]]:
-    """Return the recipe as torchao's settings; empty where torchao has no such scheme.
+    """Return a recipe as torchao's settings, in plain data; empty if torchao has no such scheme.
 
-    Under tensorwise scaling that is `{"float8": ...}`, under MXFP8 `{"mxfp8": ...}`. A weight
-    gradient in high precision switches off both operands of that GEMM. Neither torch nor torchao is
-    needed.
+    The result is `{"float8": ...}` under tensorwise scaling and `{"mxfp8": ...}` under MXFP8. With a
+    weight gradient in high precision, the casts of both operands of wgrad are off. Neither torch nor
+    torchao is imported.
     """
     if config.fp8 is None:
         return {}
@@ -239,28 +245,34 @@ def make_torchao_settings(config: MixedPrecisionConfig) -> dict[str, dict[str, A
     if config.fp8_wgrad and config.fp8 != "e4m3":
         float8["recipe_name"] = "tensorwise"
     else:
-        kinds = dict.fromkeys(CAST_OPERANDS, "dynamic")
+        scaling_types = dict.fromkeys(CAST_OPERANDS, "dynamic")
         if not config.fp8_wgrad:
-            kinds.update(dict.fromkeys(WGRAD_CAST_OPERANDS, "disabled"))
-        for name, kind in kinds.items():
-            cast = {"scaling_type": kind}
+            scaling_types.update(dict.fromkeys(WGRAD_CAST_OPERANDS, "disabled"))
+        for name, scaling_type in scaling_types.items():
+            cast = {"scaling_type": scaling_type}
             if config.fp8 == "e4m3":
-                cast["target_dtype"] = "e4m3"  # of both casts of an operand, on or off
+                # torchao wants the same dtype in both casts of an operand, even if one is off.
+                cast["target_dtype"] = "e4m3"
             float8[f"cast_config_{name}"] = cast
     float8["enable_fsdp_float8_all_gather"] = config.fp8_param_gather
     return {"float8": float8}
 
 
 def _make_torchao_config(settings: Mapping[str, Any], *, emulate: bool) -> Any:
-    """Return torchao's config of some `make_torchao_settings`."""
+    """Return torchao's config of the settings that `make_torchao_settings` returned.
+
+    Raises:
+        ImportError: torchao is not installed, or has no such scheme.
+    """
     if "mxfp8" in settings:
         from torchao.prototype.moe_training.config import MXFP8TrainingOpConfig, MXFP8TrainingRecipe
 
         recipe = settings["mxfp8"]["recipe"]
-        base = recipe
+        recipe_name = recipe
         if emulate:
-            base = "mxfp8_emulated_rceil"
-        config = MXFP8TrainingOpConfig.from_recipe(MXFP8TrainingRecipe(base))
+            recipe_name = "mxfp8_emulated_rceil"
+        config = MXFP8TrainingOpConfig.from_recipe(MXFP8TrainingRecipe(recipe_name))
+        # There is no emulated recipe with a weight gradient in high precision.
         config.wgrad_with_hp = recipe.endswith("wgrad_with_hp")
         return config
     from torchao.float8 import CastConfig, Float8LinearConfig, ScalingType

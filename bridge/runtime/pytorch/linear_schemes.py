@@ -1,6 +1,6 @@
 """The scaling scheme of each linear layer of a PyTorch model.
 
-The rows of a recipe and the layers that it keeps in high precision decide it.
+The rows of `modules` of a recipe decide it, and the layers that the recipe keeps in high precision.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ if TYPE_CHECKING:
 def linear_schemes(
     model: torch.nn.Module, config: MixedPrecisionConfig
 ) -> dict[str, SchemeChoice | None]:
-    """Return scheme and format of each `nn.Linear` of a model by name.
+    """Return name -> scheme and format of each `nn.Linear` of a model, None for high precision.
 
-    The value is None for a layer in the dtype of the run. Those are the layers that Megatron never
-    runs in FP8 or FP4, such as the output layer and a router, and every layer whose name
-    `bridge.precision.foreign_names` does not know.
+    In high precision are the layers that Megatron never runs in FP8 or FP4, such as the output layer
+    and a router, and every layer whose name is not in `bridge.precision.foreign_names`.
 
     Args:
         model: A model of transformers, torchtitan or another whose linear layers have such names.
@@ -61,9 +60,14 @@ def linear_schemes(
 def resolve_module_schemes(
     places: Collection[tuple[int, str]], config: MixedPrecisionConfig
 ) -> ModuleSchemes:
-    """Return the schemes of a recipe for a model with these linear layers.
+    """Return the schemes of a recipe for a model with some linear layers.
 
-    A place is the number of the layer, from 0 on, and Megatron's name.
+    Args:
+        places: Number of the transformer layer, from 0, and Megatron's name of each linear layer.
+        config: The recipe.
+
+    Raises:
+        PrecisionTypeError: The recipe needs more layers, or a row takes no linear layer.
     """
     num_layers = 1 + max(layer for layer, _ in places)
     try:
@@ -72,9 +76,9 @@ def resolve_module_schemes(
         message = f"modules: {error.rule}, and the model has {error.value} layers. {error.remedy}"
         raise PrecisionTypeError(message) from None
     for row in schemes.find_empty_rows(places):
-        known = dict.fromkeys(name.rpartition(".")[2] for _, name in places)
-        matches = close_matches(row.select.rpartition(".")[2], known)
-        near = did_you_mean(matches) or f"There are {', '.join(known)}."
+        names = dict.fromkeys(name.rpartition(".")[2] for _, name in places)
+        matches = close_matches(row.select.rpartition(".")[2], names)
+        near = did_you_mean(matches) or f"There are {', '.join(names)}."
         rule = "a row must take a linear layer of the model"
         raise PrecisionTypeError(f"modules: {rule}, got {row.select}. {near}")
     return schemes

@@ -7,8 +7,8 @@
         loss_of(model(x)).backward()
 
 Both record the GEMMs that run. `assert_effective` reads no config, and so takes a model of any
-framework. `audit` reads the config of a Megatron model where it is called with a recipe, which it
-plans for that config.
+framework. `audit` compares with a plan. If it is called with a recipe, it makes the plan for the config
+of a Megatron model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 from bridge.errors import AuditError, PrecisionTypeError
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
 from bridge.precision.schemes import SCHEMES
-from bridge.runtime.audit.plan_comparison import compare_with_plan, format_gemms
+from bridge.runtime.audit.gemm_formats import format_gemms
+from bridge.runtime.audit.plan_comparison import compare_with_plan
 from bridge.runtime.audit.record import Record, merge_gemm_rows
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     import torch
 
     from bridge.registry.config import MixedPrecisionConfig
-    from bridge.runtime.audit.plan_comparison import Mismatch
+    from bridge.runtime.audit.mismatch import Mismatch
     from bridge.runtime.audit.record import CensusRow, GemmRow, HealthRow
     from bridge.runtime.pytorch.record.gemm_watch import GemmWatch
 
@@ -45,9 +46,9 @@ class StepAudit:
     """The record of a step, filled at the end of its ``with`` block."""
 
     record: Record = field(default_factory=lambda: Record(gemms=()))
-    """GEMMs of all ranks of this job."""
+    """GEMMs of all ranks."""
     mismatches: tuple[Mismatch, ...] = ()
-    """Differences from the plan; empty where plan = record."""
+    """Differences from the plan; empty if the step ran as planned."""
 
 
 @contextmanager
@@ -59,11 +60,10 @@ def audit(
     With several ranks the end of the block is a collective call.
 
     Args:
-        model: A Megatron model, or this rank's list of its chunks, in Megatron's wrappers or
-            without.
-        plan: The plan; or a recipe, or its name, which is planned for the config of the model.
-        raises: Raise an error if step and plan differ. Without it the differences are in
-            `StepAudit.mismatches` alone.
+        model: A Megatron model, or the list of its chunks on this rank, with or without Megatron's
+            wrappers.
+        plan: The plan; or a recipe, or its name, of which a plan is made for the config of the model.
+        raises: Whether a difference raises an error. It is in `StepAudit.mismatches` in any case.
 
     Yields:
         The record and the mismatches, both filled at the end of the block.
@@ -72,15 +72,16 @@ def audit(
         AuditError: The step differs from the plan, and `raises` is set.
         PrecisionTypeError: `plan` is a recipe, and the model has no Megatron config.
     """
-    planned = plan
-    if not isinstance(planned, PrecisionPlan):
-        planned = _make_plan(_list_chunks(model)[0], planned)
-    done = StepAudit()
-    with _record_step(model, done):
-        yield done
-    done.mismatches = compare_with_plan(planned, done.record)
-    if done.mismatches and raises:
-        raise AuditError("the step must run what is planned", done.mismatches)
+    if isinstance(plan, PrecisionPlan):
+        expected = plan
+    else:
+        expected = _make_plan(_list_chunks(model)[0], plan)
+    step = StepAudit()
+    with _record_step(model, step):
+        yield step
+    step.mismatches = compare_with_plan(expected, step.record)
+    if step.mismatches and raises:
+        raise AuditError("the step must run what is planned", step.mismatches)
 
 
 @contextmanager
@@ -99,32 +100,42 @@ def assert_effective(model: Model, family: str, *, min_layers: int = 1) -> Itera
     """
     if family not in SCHEMES_OF_FAMILY:
         raise PrecisionTypeError(f"family: must be fp8 or fp4, got {family!r}. Name one of them.")
-    done = StepAudit()
-    with _record_step(model, done):
-        yield done
-    rows = done.record.gemms
-    low = {row.layer or row.module for row in rows if row.scheme in SCHEMES_OF_FAMILY[family]}
-    if len(low) < min_layers:
-        layers = {row.layer or row.module for row in rows}
-        needed = f"at least {min_layers} layers must multiply in {family.upper()}"
-        ran = format_gemms(rows) or "no module multiplied matrices"
-        raise AuditError(f"{needed}, and {len(low)} of {len(layers)} did ({ran})")
+    step = StepAudit()
+    with _record_step(model, step):
+        yield step
+    layers, low_layers = set(), set()
+    for row in step.record.gemms:
+        layer = row.layer or row.module
+        layers.add(layer)
+        if row.scheme in SCHEMES_OF_FAMILY[family]:
+            low_layers.add(layer)
+    if len(low_layers) < min_layers:
+        ran = format_gemms(step.record.gemms) or "no module multiplied matrices"
+        raise AuditError(
+            f"at least {min_layers} layers must multiply in {family.upper()}, and "
+            f"{len(low_layers)} of {len(layers)} did ({ran})"
+        )
 
 
 def gather_record(watch: GemmWatch, census: tuple[CensusRow, ...] = ()) -> Record:
-    """Return what all ranks recorded, equal rows once; with several ranks a collective call."""
+    """Return the record of all ranks, equal rows once; with several ranks a collective call.
+
+    Args:
+        watch: The GEMMs of this rank.
+        census: The tensors of this rank. Of several ranks with the same kind and dtype the last counts.
+    """
     import torch
 
-    recorded = (watch.rows, census, watch.health)
-    parts: list[Any] = [recorded]
+    rank_rows = (watch.rows, census, watch.health)
+    rows_of_ranks: list[Any] = [rank_rows]
     if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
-        parts = [None] * torch.distributed.get_world_size()
-        torch.distributed.all_gather_object(parts, recorded)
+        rows_of_ranks = [None] * torch.distributed.get_world_size()
+        torch.distributed.all_gather_object(rows_of_ranks, rank_rows)
     gemms: list[GemmRow] = []
     tensors: dict[tuple[str, str], CensusRow] = {}
     health: list[HealthRow] = []
-    for rows, census_rows, health_rows in parts:
-        gemms.extend(rows)
+    for gemm_rows, census_rows, health_rows in rows_of_ranks:
+        gemms.extend(gemm_rows)
         health.extend(health_rows)
         for row in census_rows:
             tensors[row.kind, row.dtype] = row
@@ -134,7 +145,7 @@ def gather_record(watch: GemmWatch, census: tuple[CensusRow, ...] = ()) -> Recor
 
 
 def _list_chunks(model: Model) -> list[torch.nn.Module]:
-    """Return the chunks of a model: a list as it is, or the model alone."""
+    """Return the chunks of a model: the list that was given, or a list of the one model."""
     if isinstance(model, (list, tuple)):
         return list(model)
     return [model]  # type: ignore[list-item]
@@ -155,11 +166,11 @@ def _make_plan(chunk: torch.nn.Module, recipe: MixedPrecisionConfig | str) -> Pr
 
 
 @contextmanager
-def _record_step(model: Model, done: StepAudit) -> Iterator[None]:
-    """Record a ``with`` block into a `StepAudit`."""
+def _record_step(model: Model, step: StepAudit) -> Iterator[None]:
+    """Record the GEMMs of a ``with`` block into the record of a `StepAudit`."""
     from bridge.runtime.pytorch.record.gemm_watch import GemmWatch  # imports torch
 
     watch = GemmWatch(_list_chunks(model))
     with watch.record_gemms():
         yield
-    done.record = gather_record(watch)
+    step.record = gather_record(watch)

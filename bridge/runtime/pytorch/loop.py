@@ -1,7 +1,7 @@
 """Autocast, loss scaler, FSDP policy and TF32 of a recipe, for a training loop.
 
-Each is made of plain data (`get_compute_dtype`, `make_scaler_settings`, `get_policy_dtypes`), which needs no
-torch.
+Each is made of plain data (`get_compute_dtype`, `make_scaler_settings`, `get_policy_dtypes`), which is
+computed without torch.
 """
 
 from __future__ import annotations
@@ -102,24 +102,27 @@ def apply_tf32(config: MixedPrecisionConfig) -> str | None:
     PyTorch can be read, and sets `torch.backends.cudnn.allow_tf32`.
 
     Returns:
-        "tf32" or "ieee", the arithmetic of FP32 matmuls. None where the recipe does not state it,
-        and nothing is changed.
+        "tf32" or "ieee", the arithmetic of FP32 matmuls. None if the recipe does not state it;
+        nothing is changed then.
     """
     import torch
 
     tf32 = require_config(config).tf32
     if tf32 is None:
         return None
-    matmul, answer = "highest", "ieee"
+    matmul_precision, arithmetic = "highest", "ieee"
     if tf32:
-        matmul, answer = "high", "tf32"
-    torch.set_float32_matmul_precision(matmul)
+        matmul_precision, arithmetic = "high", "tf32"
+    torch.set_float32_matmul_precision(matmul_precision)
     torch.backends.cudnn.allow_tf32 = tf32
-    return answer
+    return arithmetic
 
 
 def get_compute_dtype(config: MixedPrecisionConfig) -> str:
-    """Return the dtype that operators compute in: that of autocast over FP32 weights, or the mode."""
+    """Return the token of the dtype in which operators compute.
+
+    It is autocast's dtype if the weights are FP32, and the mode otherwise.
+    """
     values = config.to_dict(full=True)
     if config.autocast_enabled and (values["params_dtype"] or get_mode(config)) == "fp32":
         return str(values["autocast_dtype"] or get_mode(config))
@@ -127,7 +130,7 @@ def get_compute_dtype(config: MixedPrecisionConfig) -> str:
 
 
 def make_scaler_settings(config: MixedPrecisionConfig) -> dict[str, Any]:
-    """Return the arguments of `LossScaler`, and `enabled`."""
+    """Return the arguments of `LossScaler`, and `enabled`: whether the recipe has a loss scale."""
     if config.loss_scale is not None:
         return {"enabled": True, "init_scale": float(config.loss_scale), "constant": True}
     if not config.fp16:

@@ -16,15 +16,15 @@ import torch
 
 
 class LossScaler(torch.amp.GradScaler):
-    """A `GradScaler` with Megatron's hysteresis and smallest scale; used exactly as torch's.
+    """A `GradScaler` with Megatron's hysteresis and smallest scale; its use is that of torch's.
 
     Args:
         device: "cuda" or "cpu".
-        init_scale: The scale to begin with.
-        growth_interval: Good steps in a row after which the scale doubles.
+        init_scale: The first scale.
+        growth_interval: Steps without overflow in a row after which the scale doubles.
         hysteresis: Overflows until the scale halves.
-        min_scale: The scale never falls below this.
-        constant: The scale never changes; steps with an overflow are still skipped.
+        min_scale: Smallest scale.
+        constant: Whether the scale never changes. Steps with an overflow are skipped in any case.
     """
 
     def __init__(
@@ -49,23 +49,24 @@ class LossScaler(torch.amp.GradScaler):
         if new_scale is not None:
             super().update(new_scale)
             return
-        before, overflowed = self.get_scale(), self._overflowed()
-        super().update(before)  # clears the overflows of this step
+        scale = self.get_scale()
+        has_overflow = self._has_overflow()
+        super().update(scale)  # sets the present scale, and clears the overflows of this step
         if not self.constant:
-            after = self._next_scale(before, overflowed)
-            if after != before:
-                super().update(after)
+            next_scale = self._compute_next_scale(scale, has_overflow)
+            if next_scale != scale:
+                super().update(next_scale)
 
-    def _overflowed(self) -> bool:
+    def _has_overflow(self) -> bool:
         """Return whether a gradient of this step has NaN or infinity."""
         for state in self._per_optimizer_states.values():
             if any(float(count) > 0 for count in state["found_inf_per_device"].values()):
                 return True
         return False
 
-    def _next_scale(self, scale: float, overflowed: bool) -> float:
-        """Return the scale of the next step, and change both counts."""
-        if overflowed:
+    def _compute_next_scale(self, scale: float, has_overflow: bool) -> float:
+        """Return the scale of the next step, and update the counts of overflows and good steps."""
+        if has_overflow:
             self._good_steps = 0
             self._hysteresis_left -= 1
             if self._hysteresis_left > 0:
@@ -87,10 +88,10 @@ class LossScaler(torch.amp.GradScaler):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Restore the scale and, from a state that has them, both counts."""
-        of_torch = dict(state_dict)
-        of_torch.pop("hysteresis_left", None)
-        of_torch.pop("good_steps", None)
-        super().load_state_dict(of_torch)
+        """Restore the scale and both counts; a state of torch's scaler has no counts."""
+        torch_state = dict(state_dict)
+        torch_state.pop("hysteresis_left", None)
+        torch_state.pop("good_steps", None)
+        super().load_state_dict(torch_state)
         self._hysteresis_left = state_dict.get("hysteresis_left", self.hysteresis)
         self._good_steps = state_dict.get("good_steps", 0)

@@ -18,9 +18,11 @@ import torch
 from bridge.errors import AuditError, BridgeError, PrecisionTypeError, RunConfigError
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
 from bridge.registry.registry import get_mixed_precision_config
-from bridge.runtime.audit.plan_comparison import Mismatch, format_gemms, lacks_low_precision
+from bridge.runtime.audit.gemm_formats import format_gemms
+from bridge.runtime.audit.mismatch import Mismatch
+from bridge.runtime.audit.plan_comparison import lacks_low_precision
 from bridge.runtime.audit.record import RECORD_FILE, CensusRow, Record
-from bridge.runtime.megatron.agreement import require_agreement
+from bridge.runtime.megatron.process.agreement import require_agreement
 from bridge.runtime.megatron.record.census import Activations, take_census, watch_activations
 from bridge.runtime.megatron.record.step_recording import StepRecording
 from bridge.runtime.pytorch.record.operand_format import is_te_module

@@ -127,7 +127,7 @@ def test_compressed_tensors_has_the_scales_of_mxfp8_except_at_448_times_a_power_
 
     spec = GemmPrecision(scheme="mxfp8", format="e4m3").spec("weight")
     amaxes = torch.linspace(1, 4, 3001).repeat_interleave(32).reshape(-1, 32)
-    ours = quantise(amaxes, spec, col=False).scale_inv
+    ours = quantise(amaxes, spec, columnwise=False).scale_inv
     assert ours is not None
     theirs = generate_mx_scales(amaxes[:, 0], num_bits=8)
     extra = theirs - ours[:, 0].float()

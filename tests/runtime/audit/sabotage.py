@@ -147,8 +147,10 @@ def local_spec() -> Any:
         original = block_spec
         return lambda config, *, backend, **named: original(config, backend="local", **named)
 
-    stack.enter_context(patched("bridge.runtime.megatron.gpt:build_block_spec", plain))
-    stack.enter_context(patched("bridge.runtime.megatron.gpt:emulate_low_layers", lambda _original: lambda *_: None))
+    stack.enter_context(patched("bridge.runtime.megatron.model.gpt:build_block_spec", plain))
+    stack.enter_context(
+        patched("bridge.runtime.megatron.model.gpt:emulate_low_layers", lambda _original: lambda *_: None)
+    )
     return stack
 
 

@@ -20,7 +20,7 @@ def main(path: Path) -> None:
     """Build the model and write its parameters."""
     warnings.simplefilter("ignore")
     declare("b200")
-    from bridge.runtime.megatron.process import training_process
+    from bridge.runtime.megatron.process.training_process import training_process
 
     fields = json.loads(path.read_text())
     import torch

@@ -27,7 +27,7 @@ def main(plan: dict) -> None:
 
     import bridge.runtime.megatron.emulation.parallel_linear as emulated
     from bridge.runtime.megatron.backend import choose_backend, use_backend
-    from bridge.runtime.megatron.process import training_process
+    from bridge.runtime.megatron.process.training_process import training_process
     from bridge.training.config import runtime_config_update
     from bridge.training.run import build_run
     from tests.training.loop_tiny import tiny
@@ -81,7 +81,7 @@ def watched(backend: str, model: list, step: int, operands: list[dict]):
     def keep(where: tuple[int, str], gemm: str, left, right) -> None:
         sides = {"left": left, "right": right}
         kept = {
-            name: {"values": side.values.clone(), "factor": side.factor, "spec": str(side.spec)}
+            name: {"values": side.values.clone(), "factor": side.output_factor, "spec": str(side.spec)}
             for name, side in sides.items()
         }
         operands.append({"step": step, "layer": where[0], "module": where[1], "gemm": gemm, **kept})

@@ -121,7 +121,7 @@ def test_the_plan_has_each_parameter_of_a_real_layer_with_hyper_connections():
     from megatron.core.transformer.spec_utils import build_module
     from megatron.core.transformer.transformer_layer import HyperConnectionTransformerLayer
 
-    from bridge.runtime.megatron.process import training_process
+    from bridge.runtime.megatron.process.training_process import training_process
 
     model = {"num_layers": 1, "hidden_size": 64, "num_attention_heads": 4, "enable_mhc_connections": True}
     config = TransformerConfig(**model, mhc_num_residual_streams=3, hidden_dropout=0.0)

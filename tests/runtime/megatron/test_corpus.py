@@ -10,8 +10,8 @@ import pytest
 from bridge.errors import DataError
 from bridge.runtime.megatron.data.batches import Splits, build_splits, compute_unigram_entropy, iterate_batches
 from bridge.runtime.megatron.data.corpus import END_OF_DOCUMENT, open_corpus
-from bridge.runtime.megatron.gpt import GPTConfig
-from bridge.runtime.megatron.process import training_process
+from bridge.runtime.megatron.model.gpt import GPTConfig
+from bridge.runtime.megatron.process.training_process import training_process
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import yaml
 from megatron.core.distributed import param_and_grad_buffer
 from megatron.core.pipeline_parallel import p2p_communication, schedules
 
-from bridge.runtime.megatron import cuda_shim
+from bridge.runtime.megatron.cpu import cuda_shim
 from bridge.runtime.megatron.patching import resolve_patches
 
 pytestmark = pytest.mark.skipif(cuda_shim.has_cuda(), reason="the shim does nothing where CUDA is present")
@@ -104,8 +104,8 @@ def test_type_names_and_conversions():
 def test_tracked_random_states_differ_and_are_restored():
     from megatron.core import parallel_state, tensor_parallel
 
-    from bridge.runtime.megatron.gpt import GPTConfig
-    from bridge.runtime.megatron.process import training_process
+    from bridge.runtime.megatron.model.gpt import GPTConfig
+    from bridge.runtime.megatron.process.training_process import training_process
 
     model = GPTConfig(num_layers=1, hidden_size=8, num_attention_heads=1)
     with training_process(model, seed=5):
@@ -137,8 +137,8 @@ def test_backward_of_a_linear_under_autocast_matches_the_forward_dtype():
         linear_with_grad_accumulation_and_async_allreduce,
     )
 
-    from bridge.runtime.megatron.gpt import GPTConfig
-    from bridge.runtime.megatron.process import training_process
+    from bridge.runtime.megatron.model.gpt import GPTConfig
+    from bridge.runtime.megatron.process.training_process import training_process
 
     with training_process(GPTConfig(num_layers=1, hidden_size=8, num_attention_heads=1), seed=5):
         x, w = torch.randn(3, 8, requires_grad=True), torch.randn(8, 8, requires_grad=True)

@@ -7,9 +7,9 @@ from megatron.core.distributed import DistributedDataParallelConfig
 from bridge.runtime.megatron.backend import Backend, use_backend
 from bridge.runtime.megatron.emulation.parallel_linear import list_emulated_linears, make_gemm_precision
 from bridge.runtime.megatron.emulation.stored_weight import StoredWeight
-from bridge.runtime.megatron.gpt import GPTConfig, adapt_config, build_gpt
-from bridge.runtime.megatron.process import training_process
-from bridge.runtime.numerics import GemmPrecision, quantise, scaled_linear
+from bridge.runtime.megatron.model.gpt import GPTConfig, adapt_config, build_gpt
+from bridge.runtime.megatron.process.training_process import training_process
+from bridge.runtime.numerics import GemmPrecision, LinearCall, quantise, scaled_linear
 
 SHAPE = {
     "num_layers": 2,
@@ -53,7 +53,7 @@ def test_layer_computes_what_scaled_linear_does(built):
     y.backward(torch.ones_like(y))
     alone = x.detach().clone().requires_grad_()
     weight = layer.weight.detach().clone().requires_grad_()
-    expected = scaled_linear(alone, weight, precision=GemmPrecision(scheme="tensorwise"))
+    expected = scaled_linear(alone, weight, call=LinearCall(precision=GemmPrecision(scheme="tensorwise")))
     expected.backward(torch.ones_like(expected))
     assert torch.equal(y, expected)
     assert torch.equal(x.grad, alone.grad)
@@ -69,7 +69,9 @@ def test_nothing_is_kept_in_float32(scheme, built):
         y, _ = layer(x)
     assert {tensor.dtype for tensor in saved} == {torch.bfloat16}
     assert sum(tensor.numel() for tensor in saved) <= x.numel() + layer.weight.numel()
-    kept = [operand.values for operand in (layer.weight_cache.row, layer.weight_cache.column) if operand is not None]
+    kept = [
+        operand.values for operand in (layer.weight_cache.rowwise, layer.weight_cache.columnwise) if operand is not None
+    ]
     assert {tensor.dtype for tensor in kept} == {torch.bfloat16}
     assert {buffer.numel() <= 3 * 1024 for buffer in layer.buffers()} <= {True}
     assert y.dtype == torch.bfloat16
@@ -95,7 +97,7 @@ def test_stored_weight_is_decoded_once_for_both_directions_of_a_step(built):
     layer, x = first_linear(model), torch.randn(8, 1, 128).bfloat16()
     layer.is_first_microbatch = True
     first, _ = layer(x)
-    assert layer.weight_cache.row is layer.weight_cache.column is not None
+    assert layer.weight_cache.rowwise is layer.weight_cache.columnwise is not None
     layer.weight.quantize_(torch.randn(layer.weight.shape))
     assert torch.equal(layer(x)[0], first)
     model[0].module.module.set_is_first_microbatch()
@@ -109,7 +111,7 @@ def test_stored_weight_is_what_quantise_returns(built):
     assert weight.dtype == torch.bfloat16
     assert weight.tensor_model_parallel
     initial = weight.get_high_precision_init_val()
-    expected = quantise(initial, GemmPrecision(scheme="tensorwise").spec("weight"), col=False)
+    expected = quantise(initial, GemmPrecision(scheme="tensorwise").spec("weight"), columnwise=False)
     assert torch.equal(weight.stored.codes, expected.codes)
     assert torch.equal(weight.stored.scale_inv, expected.scale_inv)
     assert torch.equal(weight + 0, expected.dequantise())

@@ -5,9 +5,9 @@ import torch
 from megatron.core.transformer.dot_product_attention import DotProductAttention
 from megatron.core.transformer.enums import AttnMaskType
 
-from bridge.runtime.megatron.fused_attention import FusedDotProductAttention
-from bridge.runtime.megatron.gpt import GPTConfig
-from bridge.runtime.megatron.process import training_process
+from bridge.runtime.megatron.attention.fused_attention import FusedDotProductAttention
+from bridge.runtime.megatron.model.gpt import GPTConfig
+from bridge.runtime.megatron.process.training_process import training_process
 
 SHAPE = {"num_layers": 1, "hidden_size": 32, "num_attention_heads": 4, "attention_dropout": 0.0}
 

@@ -5,9 +5,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812 torch's own abbreviation
 
 from bridge.errors import RunConfigError
-from bridge.runtime.megatron import cuda_shim
-from bridge.runtime.megatron.gpt import GPTConfig, adapt_config, compute_padded_vocab_size
-from bridge.runtime.megatron.process import apply_tf32, training_process
+from bridge.runtime.megatron.cpu import cuda_shim
+from bridge.runtime.megatron.model.gpt import GPTConfig, adapt_config, compute_padded_vocab_size
+from bridge.runtime.megatron.process.training_process import apply_tf32, training_process
 
 SHAPE = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4}
 needs_cpu = pytest.mark.skipif(cuda_shim.has_cuda(), reason="settings for machines without CUDA")

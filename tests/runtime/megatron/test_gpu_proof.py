@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from bridge.runtime.megatron.process import training_process
+from bridge.runtime.megatron.process.training_process import training_process
 from bridge.runtime.numerics import GemmPrecision, pad_scales, quantise
 
 SCRIPTS = Path(__file__).resolve().parents[3] / "scripts"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.runtime.megatron import cuda_shim
+from bridge.runtime.megatron.cpu import cuda_shim
 
 SCRIPT = Path(__file__).with_name("purity.py")
 OPTIONAL = {
@@ -69,8 +69,8 @@ def test_stand_ins_are_gone_after_a_run():
     from megatron.core.ssm import gated_delta_net
     from megatron.core.transformer.experimental_attention_variant import dsa
 
-    from bridge.runtime.megatron.gpt import GPTConfig
-    from bridge.runtime.megatron.process import training_process
+    from bridge.runtime.megatron.model.gpt import GPTConfig
+    from bridge.runtime.megatron.process.training_process import training_process
 
     def found() -> tuple[object, ...]:
         mixer = sys.modules.get("megatron.core.ssm.mamba_mixer")

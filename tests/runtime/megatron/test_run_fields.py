@@ -25,7 +25,7 @@ from bridge.rules.topics.system.train_script_fields import (
     NEED_TE_ON_A_GPU,
     SUPPORTED_FIELDS,
 )
-from bridge.runtime.megatron.gpt import GPTConfig
+from bridge.runtime.megatron.model.gpt import GPTConfig
 from bridge.target.fields import OWNER_FIELDS
 from bridge.target.versions import get_installed_version, is_at_least
 from bridge.training.loop import pretrain

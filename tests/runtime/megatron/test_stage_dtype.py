@@ -19,7 +19,7 @@ from bridge.model.section import read_section
 from bridge.precision.coercion import parse_dtype
 from bridge.preflight.check import check
 from bridge.preflight.run import Run
-from bridge.runtime.megatron.process import training_process
+from bridge.runtime.megatron.process.training_process import training_process
 from bridge.target.target import Target
 from bridge.target.versions import get_installed_version
 

@@ -20,7 +20,7 @@ from bridge.precision.formats import FORMATS
 from bridge.precision.schemes import GEMMS
 from bridge.preflight.declared_gpu import declare
 from bridge.runtime.megatron.backend import choose_backend
-from bridge.runtime.megatron.gpt import GPTConfig
+from bridge.runtime.megatron.model.gpt import GPTConfig
 from bridge.runtime.megatron.te_cpu import multi_tensor, shards, storage
 from bridge.runtime.megatron.te_cpu.enums import ENUMS
 from bridge.runtime.megatron.te_cpu.extension import build_extension
@@ -405,7 +405,7 @@ def test_every_patch_has_its_reason():
 
 def test_shards_of_nvfp4_weights_are_cast_as_the_whole_is():
     x = torch.randn(48, 64, generator=torch.Generator().manual_seed(1)) * torch.logspace(-3, 2, 48)[:, None]
-    whole = quantise(x, QuantSpec(scheme="nvfp4", format="e2m1", row=(16, 16), column=(16, 16)))
+    whole = quantise(x, QuantSpec(scheme="nvfp4", format="e2m1", rowwise_tile=(16, 16), columnwise_tile=(16, 16)))
     parts, starts, tiles = (x.flatten()[:1030], x.flatten()[1030:]), (0, 1030), (3, 4)
     amaxes, largest = torch.zeros(2, *tiles), torch.zeros(2, 1)
     shape = ([48, 48], [64, 64], [*starts])

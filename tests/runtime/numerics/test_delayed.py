@@ -9,6 +9,7 @@ import torch
 from bridge.runtime.numerics import (
     DelayedScaling,
     GemmPrecision,
+    LinearCall,
     scaled_linear,
     update_scaling_factors,
 )
@@ -62,7 +63,7 @@ def test_the_first_step_runs_with_scale_1_and_the_next_with_its_amax(path: str) 
     state = delayed(margin=1)
     x = torch.randn(32, 48).bfloat16().requires_grad_()
     w = torch.randn(64, 48).bfloat16().requires_grad_()
-    scaled_linear(x, w, precision=state.precision, state=state).sum().backward()
+    scaled_linear(x, w, call=LinearCall(precision=state.precision, state=state)).sum().backward()
     assert torch.equal(state.scale, torch.ones(3))
     assert torch.equal(state.amax_history[0], torch.stack([x.abs().max(), w.abs().max(), torch.tensor(1.0)]).float())
     state.update("forward")
@@ -84,14 +85,14 @@ def test_nan_is_not_recorded_and_several_passes_keep_the_largest() -> None:
 def test_a_recomputed_forward_pass_repeats_the_first(path: str) -> None:
     state = delayed()
     x, w = torch.randn(16, 32).bfloat16(), torch.randn(16, 32).bfloat16()
-    first = scaled_linear(x, w, precision=state.precision, state=state)
+    first = scaled_linear(x, w, call=LinearCall(precision=state.precision, state=state))
     stashed = state.copy_scales()
     state.update("forward")
     with state.use_scales(stashed):
-        again = scaled_linear(x, w, precision=state.precision, state=state)
+        again = scaled_linear(x, w, call=LinearCall(precision=state.precision, state=state))
     assert torch.equal(first, again)
     assert not state.get_pending_amaxes("forward").any()
-    assert not torch.equal(scaled_linear(x, w, precision=state.precision, state=state), first)
+    assert not torch.equal(scaled_linear(x, w, call=LinearCall(precision=state.precision, state=state)), first)
 
 
 def test_state_travels_through_checkpoints_and_stays_fp32() -> None:

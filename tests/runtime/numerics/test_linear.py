@@ -17,6 +17,7 @@ from bridge.runtime.numerics import (
     DelayedScaling,
     GemmOperand,
     GemmPrecision,
+    LinearCall,
     Observer,
     WeightCache,
     make_operand,
@@ -50,13 +51,13 @@ def results(
 ) -> tuple[torch.Tensor, ...]:
     options.setdefault("state", state_of(scheme))
     torch.manual_seed(5)  # of stochastic rounding
-    y = scaled_linear(x, w, precision=precision(scheme), **options)
+    y = scaled_linear(x, w, call=LinearCall(precision=precision(scheme), **options))
     return (y.detach(), *torch.autograd.grad(y, (x, w), dy))
 
 
 def wide(operand: GemmOperand) -> torch.Tensor:
     """Return values and factor of an operand multiplied in FP64."""
-    factor = operand.factor / (2688 if operand.spec.scheme == "nvfp4" else 1)
+    factor = operand.output_factor / (2688 if operand.spec.scheme == "nvfp4" else 1)
     return operand.values.double() * factor
 
 
@@ -95,7 +96,7 @@ def test_the_factor_is_applied_to_the_fp32_sum_and_rounded_once(path: str) -> No
     exact = left.values.double() @ right.values.double().T  # integers below 2^24: exact in FP32 in any order
     factor = compute_output_factor(left, right)
     wanted = (exact.float() * factor).bfloat16()
-    assert torch.equal(scaled_linear(x, w, precision=p), wanted)
+    assert torch.equal(scaled_linear(x, w, call=LinearCall(precision=p)), wanted)
     twice = (exact.bfloat16() * factor).bfloat16()
     assert not torch.equal(wanted, twice)
 
@@ -128,9 +129,9 @@ def test_gradients_are_only_computed_where_asked_for(scheme: str) -> None:
     _, dx, dw = results(x, w, dy, scheme)
     state = state_of(scheme)
     torch.manual_seed(5)
-    frozen = scaled_linear(x, w.detach(), precision=precision(scheme), state=state)
+    frozen = scaled_linear(x, w.detach(), call=LinearCall(precision=precision(scheme), state=state))
     assert torch.equal(torch.autograd.grad(frozen, x, dy)[0], dx)
-    first = scaled_linear(x.detach(), w, precision=precision(scheme), state=state_of(scheme))
+    first = scaled_linear(x.detach(), w, call=LinearCall(precision=precision(scheme), state=state_of(scheme)))
     (alone,) = torch.autograd.grad(first, w, dy)
     if scheme != "nvfp4":  # whose gradient is rounded with other random numbers
         assert torch.equal(alone, dw)
@@ -140,11 +141,13 @@ def test_bias_is_added_before_the_result_is_rounded_and_gets_its_gradient() -> N
     x, w, dy = tensors()
     bias = torch.randn(80).bfloat16().requires_grad_()
     p = precision("tensorwise")
-    y = scaled_linear(x, w, bias, precision=p)
+    y = scaled_linear(x, w, bias, call=LinearCall(precision=p))
     x_row, w_row = (make_operand(one, p.spec(role), role) for one, role in ((x, "input"), (w, "weight")))
     exact = x_row.values.double() @ w_row.values.double().T * compute_output_factor(x_row, w_row) + bias
     assert (y == exact.bfloat16()).float().mean() > 0.999
-    assert (scaled_linear(x, w, precision=p) + bias == exact.bfloat16()).float().mean() < 0.99  # rounded twice
+    assert (
+        scaled_linear(x, w, call=LinearCall(precision=p)) + bias == exact.bfloat16()
+    ).float().mean() < 0.99  # rounded twice
     (db,) = torch.autograd.grad(y, bias, dy)
     assert torch.equal(db, dy.sum(0))
 
@@ -184,8 +187,8 @@ def test_tensors_at_the_ends_of_the_exponent_range_are_multiplied_exactly(
 ) -> None:
     x, w, _ = (t.detach().float() for t in tensors())
     x = (x / x.abs().max() * 1.94).bfloat16().float()
-    middle = scaled_linear(x, w, precision=precision(scheme))
-    outer = scaled_linear(x * 2.0**x_log2, w * 2.0**w_log2, precision=precision(scheme))
+    middle = scaled_linear(x, w, call=LinearCall(precision=precision(scheme)))
+    outer = scaled_linear(x * 2.0**x_log2, w * 2.0**w_log2, call=LinearCall(precision=precision(scheme)))
     assert torch.equal(outer, middle * 2.0 ** (x_log2 + w_log2))
 
 
@@ -224,7 +227,7 @@ def test_kernel_and_torch_decode_every_code_in_every_layout_alike(both_paths: tu
                 for path in both_paths:
                     use(path)
                     found.append(make_stored_operand(held, role, columnwise=columnwise))
-                assert found[0].factor == found[1].factor
+                assert found[0].output_factor == found[1].output_factor
                 torch.testing.assert_close(found[0].values, found[1].values, rtol=0, atol=0, equal_nan=True)
 
 
@@ -282,7 +285,7 @@ def test_delayed_scales_of_the_forward_pass_serve_its_backward_pass(path: str) -
     x, w, dy = tensors()
     state, other = state_of("delayed"), state_of("delayed")
     assert state is not None
-    y = scaled_linear(x, w, precision=state.precision, state=state)
+    y = scaled_linear(x, w, call=LinearCall(precision=state.precision, state=state))
     state.update("forward")
     assert torch.equal(torch.autograd.grad(y, x, dy)[0], results(x, w, dy, "delayed", state=other)[1])
 
@@ -290,7 +293,7 @@ def test_delayed_scales_of_the_forward_pass_serve_its_backward_pass(path: str) -
 def test_autocast_decides_the_dtype_of_the_result() -> None:
     x, w, _ = tensors(dtype=torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        y = scaled_linear(x, w, precision=precision("tensorwise"))
+        y = scaled_linear(x, w, call=LinearCall(precision=precision("tensorwise")))
     assert y.dtype == torch.bfloat16
 
 
@@ -309,7 +312,7 @@ def test_recomputation_by_checkpointing_changes_nothing() -> None:
     x, w, dy = tensors()
     y, dx, dw = results(x, w, dy, "blockwise")
     again = torch.utils.checkpoint.checkpoint(
-        lambda a: scaled_linear(a, w, precision=precision("blockwise")), x, use_reentrant=False
+        lambda a: scaled_linear(a, w, call=LinearCall(precision=precision("blockwise"))), x, use_reentrant=False
     )
     assert torch.equal(again, y)
     assert all(torch.equal(a, b) for a, b in zip(torch.autograd.grad(again, (x, w), dy), (dx, dw), strict=True))
@@ -345,7 +348,7 @@ def test_what_is_kept_for_the_backward_pass_is_one_bf16_operand_beside_the_weigh
     x, w, _ = tensors(64, 96, 80)
     kept: list[torch.Tensor] = []
     with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
-        scaled_linear(x, w, precision=precision(scheme), state=state_of(scheme))
+        scaled_linear(x, w, call=LinearCall(precision=precision(scheme), state=state_of(scheme)))
     own = [t for t in kept if t.data_ptr() != w.data_ptr()]
     assert [(t.dtype, t.numel()) for t in own] == [(torch.bfloat16, x.numel())]
 
@@ -353,14 +356,14 @@ def test_what_is_kept_for_the_backward_pass_is_one_bf16_operand_beside_the_weigh
 def test_shapes_and_states_that_do_not_fit_are_refused() -> None:
     x, w, _ = tensors()
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
-        scaled_linear(x, w.T, precision=precision("tensorwise"))
+        scaled_linear(x, w.T, call=LinearCall(precision=precision("tensorwise")))
     with pytest.raises(PrecisionTypeError, match="keeps state, and no other scheme does, got NoneType for delayed"):
-        scaled_linear(x, w, precision=precision("delayed"))
+        scaled_linear(x, w, call=LinearCall(precision=precision("delayed")))
     with pytest.raises(PrecisionTypeError, match="got DelayedScaling for tensorwise"):
-        scaled_linear(x, w, precision=precision("tensorwise"), state=state_of("delayed"))
+        scaled_linear(x, w, call=LinearCall(precision=precision("tensorwise"), state=state_of("delayed")))
     stored = quantise(w, precision("mxfp8").spec("weight"))
     with pytest.raises(PrecisionTypeError, match="must be quantised by the recipe's own rule"):
-        scaled_linear(x, w, precision=precision("tensorwise"), stored_weight=stored)
+        scaled_linear(x, w, call=LinearCall(precision=precision("tensorwise"), stored_weight=stored))
 
 
 BLOCK_AND_TENSOR = [scheme for scheme in FORMATS if scheme != "delayed"]
@@ -370,11 +373,11 @@ BLOCK_AND_TENSOR = [scheme for scheme in FORMATS if scheme != "delayed"]
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_a_backward_override_multiplies_the_tensors_that_it_names(scheme: str, dtype: torch.dtype) -> None:
     x, w, dy = tensors(dtype=dtype)
-    plain = scaled_linear(x, w, precision=precision(scheme))
+    plain = scaled_linear(x, w, call=LinearCall(precision=precision(scheme)))
     row_x = wide(make_operand(x.detach(), precision(scheme).spec("input"), "input")).float().to(dtype)
     row_w = wide(make_operand(w.detach(), precision(scheme).spec("weight"), "weight")).float().to(dtype)
     for override, (kept_x, kept_w) in {"high_precision": (x, w), "dequantized": (row_x, row_w)}.items():
-        y = scaled_linear(x, w, precision=replace(precision(scheme), backward_override=override))
+        y = scaled_linear(x, w, call=LinearCall(precision=replace(precision(scheme), backward_override=override)))
         dx, dw = torch.autograd.grad(y, (x, w), dy)
         assert torch.equal(y, plain)
         torch.testing.assert_close(dx, dy @ kept_w.detach(), rtol=1e-2 if scheme == "nvfp4" else 0, atol=0)
@@ -386,11 +389,11 @@ def test_a_backward_override_takes_cached_and_stored_weights(override: str) -> N
     x, w, dy = tensors()
     own = replace(precision("tensorwise"), backward_override=override)
     cache = WeightCache()
-    first = scaled_linear(x, w, precision=own, cache=cache)
-    second = scaled_linear(x, w, precision=own, cache=cache, first_microbatch=False)
+    first = scaled_linear(x, w, call=LinearCall(precision=own, cache=cache))
+    second = scaled_linear(x, w, call=LinearCall(precision=own, cache=cache, first_microbatch=False))
     assert torch.equal(torch.autograd.grad(first, x, dy)[0], torch.autograd.grad(second, x, dy)[0])
     stored = quantise(w.detach(), own.spec("weight"))
-    (dx,) = torch.autograd.grad(scaled_linear(x, w, precision=own, stored_weight=stored), x, dy)
+    (dx,) = torch.autograd.grad(scaled_linear(x, w, call=LinearCall(precision=own, stored_weight=stored)), x, dy)
     assert torch.equal(dx, dy @ stored.dequantise().to(dx.dtype))
 
 

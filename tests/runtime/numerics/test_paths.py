@@ -23,13 +23,17 @@ SPECS = {
     "blockwise-1x128": GemmPrecision(scheme="blockwise", format="e4m3").spec("input"),
     "blockwise-128x128": GemmPrecision(scheme="blockwise", format="e4m3").spec("weight"),
     "blockwise-e5m2": GemmPrecision(scheme="blockwise", format="hybrid").spec("grad_output"),
-    "blockwise-fp32-scales": QuantSpec(scheme="blockwise", format="e4m3", row=(1, 128), column=(128, 1)),
+    "blockwise-fp32-scales": QuantSpec(
+        scheme="blockwise", format="e4m3", rowwise_tile=(1, 128), columnwise_tile=(128, 1)
+    ),
     "mxfp8": GemmPrecision(scheme="mxfp8", format="e4m3").spec("input"),
     "mxfp8-e5m2": GemmPrecision(scheme="mxfp8", format="hybrid").spec("grad_output"),
-    "mxfp8-32x32": QuantSpec(scheme="mxfp8", format="e4m3", row=(32, 32), column=(32, 32), power_of_two_scale=True),
+    "mxfp8-32x32": QuantSpec(
+        scheme="mxfp8", format="e4m3", rowwise_tile=(32, 32), columnwise_tile=(32, 32), power_of_two_scale=True
+    ),
     "nvfp4-rht": GemmPrecision(scheme="nvfp4", format="e2m1").spec("input"),
     "nvfp4-16x16": GemmPrecision(scheme="nvfp4", format="e2m1").spec("weight"),
-    "nvfp4-1x16": QuantSpec(scheme="nvfp4", format="e2m1", row=(1, 16), column=(16, 1)),
+    "nvfp4-1x16": QuantSpec(scheme="nvfp4", format="e2m1", rowwise_tile=(1, 16), columnwise_tile=(16, 1)),
 }
 
 SPECIAL = [0.0, -0.0, math.nan, math.inf, -math.inf, 1e-45, -1e-45, 1.2e-38, 3e38, -3e38, 448.0, 464.0, 6.0, 65504.0]
@@ -101,9 +105,9 @@ def test_operands_are_the_dequantised_values(name: str, x: torch.Tensor, both_pa
             use(path)
             operands.append(make_operand(x, spec, "input", columnwise=columnwise))
         assert torch.equal(bits(operands[0].values), bits(operands[1].values))
-        assert operands[0].factor == operands[1].factor
+        assert operands[0].output_factor == operands[1].output_factor
         _, _, values = of_reference(x, spec, columnwise)
-        factor = 1.0 if spec.scheme == "nvfp4" else operands[0].factor
+        factor = 1.0 if spec.scheme == "nvfp4" else operands[0].output_factor
         found = operands[0].values.float() * factor
         magnitude = values.abs().nan_to_num(nan=0.0, posinf=3e38).double()
         representable = (magnitude >= magnitude.max() * 2.0**-200) | (values == 0) | values.isnan()

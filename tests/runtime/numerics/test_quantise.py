@@ -40,7 +40,7 @@ def test_an_infinite_amax_is_the_largest_mxfp8_scale(path: str) -> None:
 
 
 def test_an_infinite_amax_in_nvfp4_saturates_under_scale_1(path: str) -> None:
-    made = quantise(one_tile(math.inf, 3.0), spec("nvfp4"), col=False)
+    made = quantise(one_tile(math.inf, 3.0), spec("nvfp4"), columnwise=False)
     assert made.scale_inv[0, 0].item() == 0x7E
     assert made.codes[0, 0].item() & 15 == 7
     assert made.amax.item() == math.inf
@@ -56,7 +56,7 @@ def test_nan_stays_nan_and_scales_nothing(scheme: str, path: str) -> None:
 
 
 def test_nan_becomes_plus_six_in_nvfp4(path: str) -> None:
-    made = quantise(one_tile(-math.nan, 3.0), spec("nvfp4"), col=False)
+    made = quantise(one_tile(-math.nan, 3.0), spec("nvfp4"), columnwise=False)
     assert made.codes[0, 0].item() & 15 == 7
 
 
@@ -127,11 +127,11 @@ def test_scales_have_transformer_engines_shapes(
 
 
 def test_only_the_copies_asked_for_are_made() -> None:
-    made = quantise(torch.randn(32, 32), spec("mxfp8"), col=False)
+    made = quantise(torch.randn(32, 32), spec("mxfp8"), columnwise=False)
     assert made.codes_t is None
     with pytest.raises(PrecisionTypeError, match="the column-wise copy was not made"):
         made.dequantise(columnwise=True)
-    assert quantise(torch.randn(32, 32), spec("mxfp8"), row=False).codes is None
+    assert quantise(torch.randn(32, 32), spec("mxfp8"), rowwise=False).codes is None
 
 
 def test_what_cannot_be_quantised_is_refused() -> None:

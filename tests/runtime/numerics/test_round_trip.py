@@ -24,8 +24,8 @@ def test_bf16_storage_changes_scales_of_mxfp8_and_no_value() -> None:
     assert 0.04 < mxfp8.codes_changed / mxfp8.codes < 0.06
     assert (blockwise.codes_changed, blockwise.scales_changed, blockwise.values_changed) == (0, 0, 0)
     spec = GemmPrecision(scheme="mxfp8", format="e4m3").spec("weight")
-    before = quantise(NORMAL, spec, col=False)
-    after = quantise(before.dequantise(torch.bfloat16), spec, col=False)
+    before = quantise(NORMAL, spec, columnwise=False)
+    after = quantise(before.dequantise(torch.bfloat16), spec, columnwise=False)
     changed = before.get_tile_scales() != after.get_tile_scales()
     assert torch.equal(after.get_tile_scales()[changed] * 2, before.get_tile_scales()[changed])
     doubled = before.expand_scales(changed.float()).bool()

@@ -26,7 +26,6 @@ from bridge.runtime.checkpoint.folder import (
 )
 from bridge.runtime.checkpoint.manifest import MANIFEST_FILE, Manifest, select_rank_files
 from bridge.runtime.checkpoint.pickles import find_pickle_fault
-from bridge.runtime.megatron.agreement import compute_on_all_ranks, compute_on_first_rank
 from bridge.runtime.megatron.checkpoint.state import (
     Position,
     build_sharded_state,
@@ -40,13 +39,14 @@ from bridge.runtime.megatron.emulation.requantisation import (
     requantise_stored_weights,
     round_masters_to_weights,
 )
-from bridge.runtime.megatron.gpt import unwrap_model
+from bridge.runtime.megatron.model.gpt import unwrap_model
 from bridge.runtime.megatron.optimizer import (
     gather_params_once,
     list_torch_optimizers,
     unshare_steps,
 )
 from bridge.runtime.megatron.patching import Patch, apply_patches, keep_compatible
+from bridge.runtime.megatron.process.agreement import compute_on_all_ranks, compute_on_first_rank
 from bridge.runtime.megatron.trainer import Trainer
 
 logger = logging.getLogger(__name__)
@@ -65,8 +65,9 @@ _SCHEDULE_KEYS = {
 _SCHEDULE_IN_SAMPLES = ("lr_warmup_steps", "lr_decay_steps")
 """Attributes of Megatron's scheduler that count samples, where the run's key counts steps."""
 TE_PICKLE_ENVIRONMENT = {"NVTE_ALLOW_UNSAFE_PICKLE_EXTRA_STATE": "1"}
-"""Lets Transformer Engine read the delayed scales of its modules: `find_newest_sound` has
-read these pickles by its list.
+"""Variables under which Transformer Engine reads the delayed scales of its modules, which are pickles.
+
+They are safe to read: `find_newest_sound` has checked every name in them (`find_pickle_fault`).
 """
 
 
@@ -75,8 +76,8 @@ def find_newest_sound(folder: Path, *, checksum: bool = True, trust: bool = Fals
 
     Args:
         folder: Folder of checkpoints.
-        checksum: Compare the content of the files with the manifest, not their sizes alone.
-        trust: Accept a checkpoint without a manifest.
+        checksum: Whether the content of the files is compared with the manifest, or only their sizes.
+        trust: Whether a checkpoint without a manifest is accepted.
 
     Raises:
         CheckpointError: The folder has no such checkpoint.
@@ -123,12 +124,12 @@ def require_no_later_checkpoint(
             )
         skipped.append(get_step_folder(folder, number))
 
-    def put_aside() -> None:
+    def rename_skipped() -> None:
         for checkpoint in skipped:
-            if is_finished(checkpoint):  # a save renames an unfinished checkpoint
+            if is_finished(checkpoint):  # `save_checkpoint` renames an unfinished checkpoint itself
                 rename_aside(checkpoint, "skipped")
 
-    compute_on_first_rank(put_aside)
+    compute_on_first_rank(rename_skipped)
 
 
 def _list_faults(folder: Path, *, checksum: bool, trust: bool) -> Iterator[tuple[int, str | None]]:
@@ -136,21 +137,19 @@ def _list_faults(folder: Path, *, checksum: bool, trust: bool) -> Iterator[tuple
 
     A fault is a clause. Each item is a collective call.
     """
-    numbers, pointed = compute_on_first_rank(
+    iterations, resumable = compute_on_first_rank(
         lambda: (list_iterations(folder), list_resumable_iterations(folder))
     )
-    for number in numbers:
-        if number in pointed:
-            yield (
-                number,
-                _find_fault(get_step_folder(folder, number), checksum=checksum, trust=trust),
-            )
-        else:
-            yield number, f"it is later than the one that {LATEST_FILE} names"
+    for iteration in iterations:
+        fault: str | None = f"it is later than the one that {LATEST_FILE} names"
+        if iteration in resumable:
+            checkpoint = get_step_folder(folder, iteration)
+            fault = _find_fault(checkpoint, checksum=checksum, trust=trust)
+        yield iteration, fault
 
 
 def _find_fault(checkpoint: Path, *, checksum: bool, trust: bool) -> str | None:
-    """Return why a checkpoint must not be read, as a clause, or None; a collective call."""
+    """Return a clause on why a checkpoint must not be read, or None; a collective call."""
     manifest, fault = compute_on_first_rank(
         lambda: _read_manifest(checkpoint, checksum=checksum, trust=trust)
     )
@@ -160,16 +159,20 @@ def _find_fault(checkpoint: Path, *, checksum: bool, trust: bool) -> str | None:
         files = select_rank_files(
             manifest.checksums, torch.distributed.get_rank(), torch.distributed.get_world_size()
         )
-        for of_rank in compute_on_all_ranks(lambda: manifest.find_content_fault(checkpoint, files)):
-            if of_rank is not None:
-                return of_rank
+        faults = compute_on_all_ranks(lambda: manifest.find_content_fault(checkpoint, files))
+        for rank_fault in faults:
+            if rank_fault is not None:
+                return rank_fault
     return compute_on_first_rank(
         lambda: find_pickle_fault(checkpoint) or _find_step_fault(checkpoint)
     )
 
 
 def _find_step_fault(checkpoint: Path) -> str | None:
-    """Return, as a clause, that a checkpoint is not of the step in its folder's name, or None."""
+    """Return a clause on a checkpoint of another step than that in its folder's name, or None.
+
+    The step is in the state that all ranks share. A clause is also returned if that cannot be read.
+    """
     if (
         hasattr(common_state, "TorchCommonLoadStrategy")
         and not (checkpoint / COMMON_STATE_FILE).is_file()
@@ -187,17 +190,14 @@ def _find_step_fault(checkpoint: Path) -> str | None:
 
 
 def read_manifest_facts(checkpoint: Path) -> dict[str, Any]:
-    """Return the facts in the manifest of a checkpoint, none where it has no manifest.
+    """Return the facts in the manifest of a checkpoint, empty without a manifest; a collective call."""
 
-    A collective call.
-    """
-
-    def facts() -> dict[str, Any]:
+    def read_facts() -> dict[str, Any]:
         if not is_finished(checkpoint):
             return {}
         return dict(Manifest.read(checkpoint).run)
 
-    return compute_on_first_rank(facts)
+    return compute_on_first_rank(read_facts)
 
 
 def _read_manifest(
@@ -237,8 +237,9 @@ def load_checkpoint(
         trainer: The run, as it was built.
         folder: Folder of checkpoints.
         iteration: Number of the checkpoint.
-        rounds_masters: Make the weights from the master weights. The checkpoint's weights have
-            another dtype, or were quantised in layers or in a format that this run does not store.
+        rounds_masters: Whether the weights are made of the master weights. It is needed if the
+            checkpoint's weights have another dtype, or if other layers or another format were
+            quantised.
 
     Raises:
         CheckpointError: The checkpoint is of another run, or cannot be read.
@@ -270,7 +271,11 @@ def load_checkpoint(
 
 
 def _load_state(state: dict[str, Any], source: Path) -> dict[str, Any]:
-    """Return the state of a checkpoint, for the tensors and objects of a sharded state."""
+    """Return the state of a checkpoint, for the tensors and objects of a sharded state.
+
+    Raises:
+        CheckpointError: Megatron cannot load the checkpoint.
+    """
     try:
         loaded: dict[str, Any] = dist_checkpointing.load(state, str(source))
     except (
@@ -289,7 +294,11 @@ def _load_state(state: dict[str, Any], source: Path) -> dict[str, Any]:
 
 
 def _load_common_state(source: Path) -> dict[str, Any]:
-    """Return the state that all ranks share."""
+    """Return the state of a checkpoint that all ranks share.
+
+    Raises:
+        CheckpointError: It cannot be read.
+    """
     try:
         common: dict[str, Any] = dist_checkpointing.load_common_state_dict(str(source))
     except (CheckpointingException, OSError, RuntimeError) as error:
@@ -347,12 +356,12 @@ def _set_low_half(
 
 
 def _drop_missing_scales(trainer: Trainer, state: dict[str, Any], source: Path) -> bool:
-    """Remove delayed scaling's state from a load where the checkpoint has none of its shape.
+    """Remove the delayed scales that a checkpoint does not have in their shape from a sharded state.
 
-    A checkpoint of another precision has none.
+    A checkpoint of another precision has no delayed scales.
 
     Returns:
-        Whether a state was removed. Its scales begin at 1, as in a fresh run.
+        Whether scales were removed. They begin at 1, as in a fresh run.
     """
     stored = dist_checkpointing.load_tensors_metadata(str(source))
     shapes = {key: entry.global_shape for key, entry in stored.items()}
@@ -372,7 +381,7 @@ def _drop_missing_scales(trainer: Trainer, state: dict[str, Any], source: Path) 
 
 
 def _format_reason(error: BaseException) -> str:
-    """Return the first line of an error; of a collective error, that of the first failed rank."""
+    """Return the first line of an error. A collective error has an error per rank: the first counts."""
     first = error
     if isinstance(error, CheckpointException):
         for failure, _ in error.failures.values():
@@ -385,9 +394,9 @@ def _format_reason(error: BaseException) -> str:
 def _copy_schedule_to_groups(trainer: Trainer, stored: Mapping[str, Any]) -> None:
     """Set the schedule of the checkpoint in parameter groups that follow this run's schedule.
 
-    megatron-core 0.19 pairs the groups of optimizer and
-    checkpoint by their rates too (optimizer.py, ``param_group_identifier_keys``) and refuses
-    others; 0.16.1 takes the checkpoint's groups.
+    megatron-core 0.19 pairs the groups of optimizer and checkpoint also by their rates (optimizer.py,
+    ``param_group_identifier_keys``), and refuses a group without a partner. 0.16.1 takes the groups of
+    the checkpoint.
     """
     for inner in list_torch_optimizers(trainer.optimizer):
         for group in inner.param_groups:
@@ -428,7 +437,16 @@ def _format_value(value: Any) -> str:
 def _require_same_settings(
     stored: Mapping[str, Any], present: Mapping[str, Any], source: Path
 ) -> None:
-    """Refuse a checkpoint of a run with other settings."""
+    """Refuse a checkpoint of a run with other settings.
+
+    Args:
+        stored: Settings in the checkpoint, of `collect_identity`.
+        present: Settings of this run. A setting that the checkpoint lacks is not compared.
+        source: The checkpoint.
+
+    Raises:
+        CheckpointError: A setting differs.
+    """
     differences = []
     for name, value in present.items():
         if name in stored and stored[name] != value:

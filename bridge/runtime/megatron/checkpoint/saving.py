@@ -28,7 +28,6 @@ from bridge.runtime.checkpoint.manifest import (
     list_file_sizes,
     select_rank_files,
 )
-from bridge.runtime.megatron.agreement import compute_on_all_ranks, compute_on_first_rank
 from bridge.runtime.megatron.checkpoint.state import (
     SHARDING_METADATA,
     Position,
@@ -42,6 +41,7 @@ from bridge.runtime.megatron.patching import (
     replace_by_constant,
     resolve_patches,
 )
+from bridge.runtime.megatron.process.agreement import compute_on_all_ranks, compute_on_first_rank
 from bridge.runtime.megatron.trainer import Trainer
 
 MIN_FREE_BYTES = 2**20
@@ -120,10 +120,11 @@ def _write_checkpoint(
         files = select_rank_files(
             sizes, torch.distributed.get_rank(), torch.distributed.get_world_size()
         )
-    sums: dict[str, str] = {}
-    for of_rank in compute_on_all_ranks(lambda: compute_checksums(target, files)):
-        sums.update(of_rank)
-    manifest = Manifest(sizes=sizes, checksums=sums, run={**facts, "layout": get_parallel_layout()})
+    checksums: dict[str, str] = {}
+    for rank_checksums in compute_on_all_ranks(lambda: compute_checksums(target, files)):
+        checksums.update(rank_checksums)
+    run = {**facts, "layout": get_parallel_layout()}
+    manifest = Manifest(sizes=sizes, checksums=checksums, run=run)
     compute_on_first_rank(lambda: _write_pointer_and_manifest(target, position.iteration, manifest))
 
 
@@ -131,8 +132,8 @@ def _write_checkpoint(
 def _write_with_threads() -> Iterator[None]:
     """Write checkpoints with threads, and not with processes, in a ``with`` block.
 
-    megatron-core 0.16.1 forks a process per file, which outlives a killed run and holds its output,
-    and collects the results in a queue of a spawned process, which imports the main script again
+    megatron-core 0.16.1 forks a process per file, which outlives a killed run and keeps its output
+    open. It collects the results in a queue of a spawned process, which imports the main script again
     (strategies/filesystem_async.py:54 and :266). Later releases write with threads.
     """
     with (
@@ -177,7 +178,8 @@ def _make_write_error(target: Path, error: BaseException) -> TrainingError:
             reason = "no space left on device"
     return TrainingError(
         "checkpoint.save: the checkpoint must fit into its folder, "
-        f"got {str(target)!r} ({reason}). {_describe_kept_checkpoint(target.parent)}. Make room, or save elsewhere."
+        f"got {str(target)!r} ({reason}). {_describe_kept_checkpoint(target.parent)}. "
+        "Make room, or save elsewhere."
     )
 
 

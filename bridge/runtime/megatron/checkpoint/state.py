@@ -1,9 +1,9 @@
-"""The state of a run as a checkpoint holds it.
+"""The state of a run as a checkpoint has it.
 
-Tensors are marked with their place in the whole; other values are plain. On the same layout a
-resumed run continues bit for bit: weights, master weights, Adam's moments and step, loss scale,
-learning-rate schedule, random states and the place in the data. On another layout everything but
-the random states is resharded.
+Each tensor is marked with its position in the tensor of the whole model. Other values are plain. The
+state has weights, master weights, Adam's moments and step, loss scale, learning-rate schedule, random
+states and the position in the data. On the same parallel layout a resumed run continues bit for bit. On
+another layout everything but the random states is resharded.
 """
 
 import inspect
@@ -22,13 +22,13 @@ from megatron.core.optimizer.distrib_optimizer import DistributedOptimizer
 
 from bridge.runtime.megatron.emulation.fp8_regions import list_delayed_updates
 from bridge.runtime.megatron.emulation.stored_weight import StoredWeight
-from bridge.runtime.megatron.gpt import compute_padded_vocab_size, unwrap_model
+from bridge.runtime.megatron.model.gpt import compute_padded_vocab_size, unwrap_model
 from bridge.runtime.megatron.optimizer import list_chained_optimizers
 from bridge.runtime.megatron.patching import Patch, apply_patches, keep_compatible
 from bridge.runtime.megatron.trainer import Trainer
 
 SHARDING_METADATA: dict[str, Any] = {
-    # the default cannot be loaded, dp_reshardable drops the step
+    # Megatron cannot load the default form, and the form dp_reshardable drops the step.
     "distrib_optim_sharding_type": "fully_reshardable",
     "chained_optim_avoid_prefix": True,
     "singleton_local_shards": False,
@@ -53,13 +53,15 @@ class Position:
     """How far a run has come."""
 
     iteration: int = 0
+    """Number of finished steps."""
     consumed_samples: int = 0
+    """Training samples that all ranks together have consumed."""
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Values that the caller stored with the checkpoint."""
 
 
 def get_parallel_layout() -> dict[str, int]:
-    """Return the sizes of the parallel layout that decide whose random states are whose."""
+    """Return the sizes of the parallel layout on which the random states of ranks depend."""
     sizes: dict[str, int] = {}
     virtual = parallel_state.get_virtual_pipeline_model_parallel_world_size()
     if virtual is not None:
@@ -130,7 +132,7 @@ def name_chunks(trainer: Trainer) -> dict[str, Any]:
 def restore_random_states(states: Mapping[str, Any]) -> None:
     """Set the random states of this process to those of a checkpoint."""
     random.setstate(states["random"])
-    np.random.set_state(states["numpy"])  # noqa: NPY002 see _random_states
+    np.random.set_state(states["numpy"])  # noqa: NPY002 see `_collect_random_states`
     torch.set_rng_state(states["torch"])
     tensor_parallel.random._set_cuda_rng_state(states["cuda"])
     tensor_parallel.get_cuda_rng_tracker().set_states(states["tracker"])
@@ -138,9 +140,9 @@ def restore_random_states(states: Mapping[str, Any]) -> None:
 
 @cache
 def _needs_padding() -> bool:
-    """Return whether this megatron-core reads state at positions that count the padding.
+    """Return whether this megatron-core saves state at wrong positions, without the padding.
 
-    Such a release has no adjustment for the padding.
+    A release without the fault has a variable for the adjustment in its source.
     """
     return "padding_adjustment" not in inspect.getsource(
         DistributedOptimizer.sharded_param_state_fully_reshardable
@@ -152,8 +154,8 @@ def _gather_with_padding(
 ) -> Any:
     """Gather the state of a distributed optimizer with the padding between its buckets.
 
-    megatron-core removes the padding (distrib_optimizer.py:1110), and then reads each parameter at
-    the position that it has with the padding (:1475). Parameters behind a padded bucket are saved
+    megatron-core 0.16.1 removes the padding (distrib_optimizer.py:1110), and then reads each parameter
+    at the position that it has with the padding (:1475). Parameters after a padded bucket are saved
     some elements off, without an error. Since 2026-08-21 (commit 32a03b77c5, in 0.20.0) it reads
     them at the right position.
     """
@@ -172,9 +174,11 @@ def _gather_with_padding(
 
 
 def _pad_buckets(tensor: torch.Tensor, sizes: Sequence[tuple[int, int]]) -> torch.Tensor:
-    """Return parts of a tensor, each with zeros up to its padded size.
+    """Return a tensor whose parts are padded with zeros.
 
-    `sizes` has (unpadded, padded) of each.
+    Args:
+        tensor: The parts one after the other, without padding.
+        sizes: (unpadded, padded) size of each part.
     """
     unpadded_sizes = [unpadded for unpadded, _ in sizes]
     pieces = []
@@ -204,7 +208,8 @@ def build_sharded_state(
         "dp_cp_group": parallel_state.get_data_parallel_group(with_context_parallel=True),
     }
     for updates in list_delayed_updates(trainer.model):
-        updates.reduce_pending()  # tensor-parallel ranks are taken for copies of each other
+        # A checkpoint keeps the delayed scales of one tensor-parallel rank for all of them.
+        updates.reduce_pending()
     models = {}
     for name, chunk in name_chunks(trainer).items():
         models[name] = unwrap_model(chunk).sharded_state_dict(metadata=metadata)

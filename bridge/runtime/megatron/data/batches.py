@@ -1,4 +1,4 @@
-"""Batches: Megatron's `GPTDataset` over a corpus, and this rank's share in sample order."""
+"""The batches of a rank: Megatron's `GPTDataset` over a corpus, and the rank's samples in order."""
 
 import itertools
 import logging
@@ -16,9 +16,9 @@ from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegat
 from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
 
 from bridge.errors import DataError
-from bridge.runtime.megatron.agreement import compute_on_first_rank
-from bridge.runtime.megatron.context_parallel import take_rank_part
+from bridge.runtime.megatron.attention.context_parallel import take_rank_part
 from bridge.runtime.megatron.data.corpus import END_OF_DOCUMENT, Corpus
+from bridge.runtime.megatron.process.agreement import compute_on_first_rank
 
 log = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ MAX_COUNTED_TOKENS = 2**26
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Splits:
-    """The samples of a run."""
+    """The samples of a run, in Megatron's data sets."""
 
     train: Any
     validation: Any
@@ -97,7 +97,10 @@ def _make_dataset_config(corpus: Corpus, *, seq_length: int, split: str, seed: i
 
 
 def _delete_damaged_indices(folder: Path) -> None:
-    """Delete sample indices that a killed run left incomplete, and pickles, which Megatron unpickles."""
+    """Delete sample indices that a killed run left incomplete, or that hold pickled objects.
+
+    Megatron would unpickle an array of objects, which can run code.
+    """
     for path in sorted(folder.glob("*.npy")):
         try:
             np.load(path, mmap_mode="r", allow_pickle=False)
@@ -107,7 +110,7 @@ def _delete_damaged_indices(folder: Path) -> None:
 
 
 def _require_three_parts(split: str) -> None:
-    """Refuse a split that is not three numbers; Megatron ignores the parts that are no numbers."""
+    """Refuse a split that is not three numbers: Megatron would ignore parts that are no numbers."""
     try:
         parts = [float(part) for part in split.split(",")]
     except ValueError:
@@ -159,8 +162,8 @@ def iterate_batches(
 ) -> Iterator[dict[str, torch.Tensor]]:
     """Yield this rank's micro-batches, without end.
 
-    Sample k of the run is the same in every layout: the data-parallel ranks take turns of
-    `micro_batch_size` samples. Each context-parallel rank has a part of every sample.
+    Sample k of the run is the same in every layout: the data-parallel ranks take micro-batches in
+    turn. Each context-parallel rank has a part of every sample.
 
     Args:
         dataset: A split.

@@ -1,9 +1,9 @@
-"""The text a run learns from: bytes as Megatron's ``.bin``/``.idx``, or an existing pair.
+"""The text of a run: its bytes as Megatron's ``.bin``/``.idx`` pair, or an existing pair.
 
-Text is cut into pieces of a few KiB at line ends, the pieces are shuffled with a fixed seed and
-written as documents. Megatron splits by document and in order: without the shuffle, validation
-would be the end of the file (for CPython's alphabetical documentation that is an easier text than
-its beginning, by 0.25 nats of unigram entropy).
+Text is cut into pieces of a few KiB at line ends. The pieces are shuffled with a fixed seed, and
+written as documents. Megatron splits the documents in their order, so that without the shuffle the
+validation split would be the end of the file. In CPython's alphabetical documentation the end is
+easier than the beginning, by 0.25 nats of unigram entropy.
 """
 
 import hashlib
@@ -29,10 +29,10 @@ PIECE_BYTES = 2048
 """A piece ends at the first line end after this many bytes."""
 SHUFFLE_SEED = 20240
 MAX_SCANNED_TOKENS = 2**28
-"""Tokens of an existing pair whose ids are checked; for the others the embedding checks its bounds."""
+"""Most tokens of an existing pair whose ids are checked here; the embedding checks the others."""
 
 _INDEX_HEADER = struct.Struct("<9sQBQQ")
-"""The head of an ``.idx``: magic, version, code of the dtype, numbers of sequences and documents."""
+"""The head of an ``.idx``: magic, version, code of the dtype, number of sequences, of documents."""
 
 log = logging.getLogger(__name__)
 
@@ -42,18 +42,24 @@ class Corpus:
     """A ``.bin``/``.idx`` pair on disk and its vocabulary."""
 
     prefix: str
-    """Path without the suffix."""
+    """Path of both files without the suffix."""
     vocab_size: int
+    """Number of token ids."""
     name: str
+    """Name of the text, for messages."""
     index_dir: Path
-    """Folder of the sample indices that Megatron builds for it."""
+    """Folder of the sample indices that Megatron builds for the pair."""
 
 
 def open_corpus(path: str | None, *, vocab_size: int | None, cache_dir: str | None) -> Corpus:
-    """Return the corpus that the data section names; a collective call.
+    """Return the corpus of a run; a collective call.
 
-    The first rank tokenises text while the other ranks wait. The arguments are the fields of
-    `DataConfig`.
+    The first rank tokenises text while the other ranks wait.
+
+    Args:
+        path: A text file, or the prefix of an existing pair. None is CPython's documentation.
+        vocab_size: Vocabulary of the tokenizer that made an existing pair, else None.
+        cache_dir: Folder of tokenised text. None is the user's cache.
 
     Raises:
         DataError: The file is missing, empty or incomplete, or `vocab_size` is missing,
@@ -179,10 +185,10 @@ def _open_pair(prefix: Path, vocab_size: int | None, cache: Path) -> Corpus:
 
 
 def find_pair_fault(prefix: Path) -> str | None:
-    """Return which file of a pair was not written to its end, as a clause, or None.
+    """Return a clause on a file of a pair that was not written to its end, or None.
 
-    Megatron's reader is not called: it prints a traceback when an index that it refused is
-    collected.
+    Megatron's reader is not called: when an index that it refused is garbage-collected, it prints a
+    traceback.
     """
     file = Path(f"{prefix}.idx")
     with file.open("rb") as stream:
@@ -206,7 +212,11 @@ def find_pair_fault(prefix: Path) -> str | None:
 
 
 def _read_text(path: str | None) -> tuple[str, list[bytes]]:
-    """Return a name for the log, and the text in parts; no piece reaches over two parts."""
+    """Return a name for messages, and the text in parts, each of which is cut into pieces separately.
+
+    Raises:
+        DataError: The file has no text.
+    """
     if path is None:
         from pydoc_data.topics import topics
 

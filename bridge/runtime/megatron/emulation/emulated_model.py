@@ -1,4 +1,4 @@
-"""The emulation of a built model: its layers, and their precision from phase to phase."""
+"""The emulation of a built model: which of its layers are emulated, and in which precision."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -25,14 +25,13 @@ from bridge.runtime.numerics import GemmPrecision
 def emulate_low_layers(model: torch.nn.Module, config: Any, phases: Sequence[Any] = ()) -> None:
     """Turn the linear layers of a model's low-precision layers into emulated layers.
 
-    The model is not wrapped yet. Under a per-module recipe every linear layer is emulated, since the
-    recipe may choose any of them.
+    Under a per-module recipe every linear layer is emulated, since the recipe may choose any of them.
 
     Args:
-        model: A chunk.
-        config: Its config.
-        phases: Model configs of the phases of a precision schedule. A layer that is in BF16 in all
-            phases is not emulated.
+        model: A chunk, before Megatron's wrappers.
+        config: The model config of the chunk.
+        phases: Model configs of the phases of a precision schedule. A layer that is in high precision
+            in all phases is not emulated. No phases are those of `config`.
     """
     recipe = getattr(config, "quant_recipe", None)
     is_per_module = bool(parse_quant_recipes(recipe))
@@ -47,6 +46,8 @@ def emulate_low_layers(model: torch.nn.Module, config: Any, phases: Sequence[Any
             payload = None
             if chosen is not None:
                 payload = chosen.config
+            # The emulated class has Megatron's class as a base and the same attributes, so that the
+            # layer keeps its weights, its sharding and its place in checkpoints.
             linear.__class__ = EMULATED_CLASSES[type(linear)]
             linear.prepare(payload, is_low=is_low)
 
@@ -54,9 +55,13 @@ def emulate_low_layers(model: torch.nn.Module, config: Any, phases: Sequence[Any
 def prepare_emulation(model: torch.nn.Module, config: Any, ddp: Any) -> None:
     """Store the weights of emulated layers under `fp8_param` or `fp4_param`, and attach updates.
 
-    The stored weights are those of the layers that Megatron builds in its FP8 or FP4 context. The
-    model has the dtype of its training already, and is not wrapped yet for data parallelism, whose
-    buffers take the codes.
+    The stored weights are those of the layers that Megatron builds in its FP8 or FP4 context.
+
+    Args:
+        model: A chunk in the dtype of its training, before the wrapper of data parallelism: the
+            wrapper's buffers take the codes.
+        config: The model config of the chunk.
+        ddp: The DDP config.
     """
     precision = make_gemm_precision(config)
     stores_fp8 = config.fp8 and config.fp8_param
@@ -70,9 +75,9 @@ def _store_weights(model: torch.nn.Module, precision: GemmPrecision, ddp: Any) -
     """Store the weights of the low layers in the precision of the run."""
     reuses_buffer = getattr(ddp, "reuse_grad_buf_for_mxfp8_param_ag", False)
     in_16_bits = reuses_buffer and ddp.use_distributed_optimizer and precision.scheme == "mxfp8"
-    gathered = None
+    gathered_dtype = None
     if in_16_bits and ddp.grad_reduce_in_fp32:
-        gathered = torch.bfloat16
+        gathered_dtype = torch.bfloat16
     for layer in list_emulated_linears([model]):
         if layer.is_low:
             store_weight(
@@ -80,14 +85,16 @@ def _store_weights(model: torch.nn.Module, precision: GemmPrecision, ddp: Any) -
                 precision.spec("weight"),
                 layer.fp8_state,
                 in_16_bits=in_16_bits,
-                gathered_dtype=gathered,
+                gathered_dtype=gathered_dtype,
             )
 
 
 def switch_precision(model: Sequence[torch.nn.Module], config: Any) -> None:
-    """Change the precision of the emulated layers of this rank's chunks to that of the config.
+    """Change the precision of the emulated layers to that of a phase.
 
-    Their weights must not be stored.
+    Args:
+        model: Chunks of this rank, whose weights must not be stored.
+        config: Model config of the phase.
     """
     for chunk in model:
         for updates in list_delayed_updates([chunk]):

@@ -1,4 +1,4 @@
-"""Regions of a model: the parts that Megatron runs in an FP8 context each.
+"""FP8 regions of a model: the parts that Megatron runs in one FP8 context each.
 
 The delayed scales of a region are renewed at its end.
 """
@@ -17,7 +17,12 @@ from bridge.runtime.megatron.emulation.scale_updates import DelayedUpdates
 
 
 def attach_delayed_updates(model: torch.nn.Module, config: Any) -> None:
-    """Renew delayed scales, if any, at the end of each region that Megatron enters FP8 for."""
+    """Let the end of each FP8 region renew the delayed scales of its layers, if it has any.
+
+    Args:
+        model: A chunk with emulated layers.
+        config: The model config of the chunk.
+    """
     regions: list[torch.nn.Module] = []
     for module in model.modules():
         regions.extend(_list_fp8_regions(module))
@@ -27,7 +32,10 @@ def attach_delayed_updates(model: torch.nn.Module, config: Any) -> None:
 
 
 def _list_fp8_regions(module: Any) -> list[torch.nn.Module]:
-    """Return the parts of a block or prediction layer that Megatron runs in an FP8 context each."""
+    """Return the FP8 regions of a block or a prediction layer; any other module has none.
+
+    A block is one region. A prediction layer has two: its projection and its transformer layer.
+    """
     if isinstance(module, (TransformerBlock, MambaStack)):
         return [module]
     regions: list[torch.nn.Module] = []

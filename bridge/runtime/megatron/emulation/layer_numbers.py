@@ -14,16 +14,17 @@ LAYER_CLASSES = (TransformerLayer, MambaLayer, MultiTokenPredictionLayer)
 def number_layers(model: torch.nn.Module) -> dict[Any, int]:
     """Return the layers of a model chunk, each with its number in the whole model from 1.
 
-    Prediction layers are the last. The transformer layer inside a prediction layer has the number of
-    the prediction layer, whatever Megatron's number of it is (from 0.19 on it counts from 1).
+    Prediction layers are numbered after all other layers. The transformer layer inside a prediction
+    layer has the number of the prediction layer. Megatron's number of it is not used: from 0.19 on it
+    counts from 1.
     """
     number_of: dict[Any, int] = {}
-    for layer in model.modules():
-        if isinstance(layer, MultiTokenPredictionLayer):
-            number = int(layer.layer_number) + int(layer.config.num_layers)
-            for part in layer.modules():
+    for module in model.modules():
+        if isinstance(module, MultiTokenPredictionLayer):
+            number = int(module.layer_number) + int(module.config.num_layers)
+            for part in module.modules():
                 if isinstance(part, LAYER_CLASSES):
                     number_of[part] = number
-        elif isinstance(layer, LAYER_CLASSES) and layer not in number_of:
-            number_of[layer] = int(layer.layer_number)
+        elif isinstance(module, LAYER_CLASSES) and module not in number_of:
+            number_of[module] = int(module.layer_number)
     return number_of

@@ -1,22 +1,24 @@
 # ruff: noqa: A002  (Megatron's name of an argument)
 """Megatron's column- and row-parallel linear layers with emulated low-precision GEMMs.
 
-Communication, initialisation, sharding and checkpoints stay Megatron's: a layer that is
-built is given one of the two classes, which replace `_forward_impl`, the one place where
-those layers multiply. It then keeps:
+Communication, initialisation, sharding and checkpoints stay Megatron's. A layer that Megatron has
+built is given one of two classes (`emulated_model.py`). They replace only `_forward_impl`, the single
+method in which these layers multiply. It calls `bridge.runtime.numerics.scaled_linear`.
 
-- `weight_cache`: the weight's operands from the first micro-batch of a step to the last, as
-  Transformer Engine does with `is_first_microbatch`, which Megatron's schedules set;
-- `fp8_state`: scales and amax histories, under delayed scaling;
-- the weight itself as codes and scales where the parameter is a `StoredWeight`.
+An emulated layer also has:
 
-Tensor parallelism: where Transformer Engine quantises a shard with an amax reduced over the
-tensor-parallel group and gathers codes (inputs of column-parallel layers and gradients of
-row-parallel ones under sequence parallelism), the layers here gather first and quantise the whole:
-the same amax, the same values.
+- `weight_cache`: the weight's operands, kept from the first micro-batch of a step to the last.
+  Megatron's schedules set `is_first_microbatch`, as for layers of Transformer Engine.
+- `fp8_state`: scales and amax histories, under delayed scaling.
+- `weight`: a `StoredWeight` if the weight is kept as codes and scales.
 
-Source: Transformer Engine 2.20 pytorch/module/linear.py; megatron-core
-0.16.1 tensor_parallel/layers.py.
+Tensor parallelism: under sequence parallelism Transformer Engine quantises its shard of the input of a
+column-parallel layer, and of the gradient of a row-parallel layer, with an amax that is reduced over
+the tensor-parallel group, and gathers codes. The layers here gather first, and quantise the whole
+tensor: with the same amax, and so to the same values.
+
+Source: Transformer Engine 2.20 pytorch/module/linear.py; megatron-core 0.16.1
+tensor_parallel/layers.py.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,18 +42,27 @@ from bridge.runtime.megatron.emulation.stored_weight import StoredWeight
 from bridge.runtime.numerics import (
     DelayedScaling,
     GemmPrecision,
+    LinearCall,
     Observer,
     WeightCache,
     scaled_linear,
 )
 
 _BACKWARD_OVERRIDE: ContextVar[str | None] = ContextVar("backward_override", default=None)
-"""The `backward_override` of the run that is being built."""
+"""The `backward_override` of this run.
+
+An environment variable states it, and Megatron's model config has no field for it. Megatron makes the
+layers from the config, so that no argument can carry it to them.
+"""
 
 
 @contextmanager
 def use_backward_override(override: str | None) -> Iterator[None]:
-    """Build layers with a `backward_override` of Transformer Engine in a ``with`` block."""
+    """Build layers with a `backward_override` of Transformer Engine in a ``with`` block.
+
+    Args:
+        override: high_precision, dequantized or None (`GemmPrecision.backward_override`).
+    """
     before = _BACKWARD_OVERRIDE.set(override)
     try:
         yield
@@ -60,27 +71,23 @@ def use_backward_override(override: str | None) -> Iterator[None]:
 
 
 def get_layer_scheme(config: Any) -> str | None:
-    """Return the scaling scheme that the layers of a config's model run in.
+    """Return the scaling scheme in which the layers of a model config run, None for high precision.
 
-    The scheme is None for high precision. Layers of a hybrid model know FP8 alone before
-    megatron-core 0.17 (ssm/mamba_block.py in 0.16.1).
+    Before megatron-core 0.17 the layers of a hybrid model have no FP4 (ssm/mamba_block.py in 0.16.1).
     """
-    kinds = ["fp8"]
+    families = ["fp8"]
     is_hybrid = getattr(config, "is_hybrid_model", False)
     if not is_hybrid or hasattr(mamba_block, "get_fp4_context"):
-        kinds.append("fp4")
-    for kind in kinds:
-        if getattr(config, kind, None):
-            recipe = getattr(config, f"{kind}_recipe", None)
-            return str(getattr(recipe, "value", recipe))
+        families.append("fp4")
+    for family in families:
+        if getattr(config, family, None):
+            recipe = getattr(config, f"{family}_recipe", None)
+            return str(getattr(recipe, "value", recipe))  # an enum of Megatron's, or a text
     return None
 
 
 def make_gemm_precision(config: Any) -> GemmPrecision | None:
-    """Return the precision of the GEMMs that a `TransformerConfig` asks for.
-
-    The result is None for high precision.
-    """
+    """Return the precision of the GEMMs of a `TransformerConfig`, None for high precision."""
     scheme = get_layer_scheme(config)
     if scheme is None:
         return None
@@ -100,11 +107,14 @@ def make_gemm_precision(config: Any) -> GemmPrecision | None:
 
 
 def is_low_layer(config: Any, number: int) -> bool:
-    """Return whether a layer computes in FP8 or FP4, by its number in the whole model, from 0 on.
+    """Return whether a layer computes in FP8 or FP4.
 
-    Multi-token-prediction layers are numbered after the others. Megatron puts all of them into FP8,
-    whatever `first_last_layers_bf16` is, and none of them into FP4
-    (multi_token_prediction.py:774-781 in 0.16.1).
+    Megatron runs all prediction layers in FP8, whatever `first_last_layers_bf16` is, and none of them
+    in FP4 (multi_token_prediction.py:774-781 in 0.16.1).
+
+    Args:
+        config: The model config.
+        number: Number of the layer in the whole model, from 0; prediction layers come last.
     """
     if number >= config.num_layers:
         return bool(config.fp8)
@@ -118,9 +128,8 @@ def _resolve_module_precision(
 
     Args:
         layer: The precision without the recipe, None for high precision.
-        payload: What the recipe states for the layer, None where it states nothing.
-        part: `TRAINING` or `EVALUATION`. Evaluation is as training where the payload has no part
-            for it.
+        payload: The recipe's statements on the layer by part, None if it has none.
+        part: `TRAINING` or `EVALUATION`. Without statements on evaluation, those on training count.
     """
     if payload is None:
         return layer
@@ -139,17 +148,23 @@ class EmulatedParallelLinear:
     """The common part of both layers, a mix-in that replaces Megatron's `_forward_impl`."""
 
     config: Any
+    """Megatron's model config."""
     training: bool
+    """Whether the module is in training mode; torch sets it."""
     fp8_state: DelayedScaling | None
+    """Scales and amax histories, None for other schemes than delayed scaling."""
     weight: torch.nn.Parameter
+    """(N, K) of this rank, a plain or a stored weight."""
 
     def prepare(self, payload: dict[str, Any] | None, *, is_low: bool) -> None:
         """Set the precision of a layer that Megatron has built, and the state of its scheme.
 
+        It takes the place of a constructor: the layer has been constructed by Megatron's class.
+
         Args:
-            payload: What a per-module recipe states for the layer, or None.
-            is_low: Whether the transformer layer computes in FP8 or FP4. In any other layer the
-                payload alone chooses a low precision.
+            payload: The statements of a per-module recipe on the layer, or None.
+            is_low: Whether the transformer layer computes in FP8 or FP4. In any other layer only the
+                payload can choose a low precision.
         """
         self.payload = payload
         self.is_low = is_low
@@ -162,72 +177,88 @@ class EmulatedParallelLinear:
         self.set_precision(precision)
 
     def set_precision(self, precision: GemmPrecision | None) -> None:
-        """Change the precision of the layer, which a per-module recipe may override.
+        """Change the precision of the layer. Scales of an earlier precision are dropped.
 
-        Scales of an earlier precision are dropped.
+        Args:
+            precision: Precision without a per-module recipe, which may override it. None is high
+                precision.
         """
-        chosen = self.gemm_precision = _resolve_module_precision(precision, self.payload, TRAINING)
+        self.gemm_precision = _resolve_module_precision(precision, self.payload, TRAINING)
         self.evaluation_precision = _resolve_module_precision(precision, self.payload, EVALUATION)
         self.weight_cache.clear()
         self.is_first_microbatch = True
         self.fp8_state = None
-        if chosen is not None and chosen.scheme == "delayed":
-            self.fp8_state = DelayedScaling(chosen, self.weight.device)
+        if self.gemm_precision is not None and self.gemm_precision.scheme == "delayed":
+            self.fp8_state = DelayedScaling(self.gemm_precision, self.weight.device)
 
     def _forward_impl(
         self, input: Tensor, weight: Tensor, bias: Tensor | None = None, **others: Any
     ) -> Tensor:
-        """Multiply (sequence, batch, K) by this rank's (N, K) in low precision.
+        """Return input w^T + bias in the precision of the layer; Megatron's `forward` calls it.
 
-        Arguments and result are Megatron's. Under `sequence_parallel` the input is this rank's part
-        of the sequence, and its gradient is scattered.
+        Args:
+            input: (sequence, batch, K). Under `sequence_parallel` it is this rank's part of the
+                sequence, and its gradient is scattered.
+            weight: (N, K) of this rank.
+            bias: (N,), or None.
+            **others: Megatron's further arguments, of which `_gather_gemm_input` reads three.
+
+        Returns:
+            (sequence, batch, N) in the dtype of the input, or in autocast's.
         """
         precision = self.gemm_precision
         if not self.training:
             precision = self.evaluation_precision
         if precision is None:
-            high_precision: Tensor = super()._forward_impl(  # type: ignore[misc]  # Megatron's
+            result: Tensor = super()._forward_impl(  # type: ignore[misc]  # Megatron's
                 input, weight, bias, **others
             )
-            return high_precision
+            return result
         after_backward = None
         if self.updates is not None:
             after_backward = self.updates.register_for_backward(self)
         stored = None
         if isinstance(weight, StoredWeight):
             stored = weight.stored
+        call = LinearCall(
+            precision=precision,
+            state=self.fp8_state,
+            cache=self.weight_cache,
+            first_microbatch=self._consume_first_microbatch(precision),
+            stored_weight=stored,
+            observer=self.observer,
+            after_backward=after_backward,
+        )
         with use_pass_scales(self.fp8_state):
-            return scaled_linear(
-                _gather_gemm_input(input, others),
-                weight,
-                bias,
-                precision=precision,
-                state=self.fp8_state,
-                cache=self.weight_cache,
-                first_microbatch=self._consume_first_microbatch(precision),
-                stored_weight=stored,
-                observer=self.observer,
-                after_backward=after_backward,
-            )
+            return scaled_linear(_gather_gemm_input(input, others), weight, bias, call=call)
 
     def _consume_first_microbatch(self, precision: GemmPrecision) -> bool:
-        """Take Megatron's mark of a step's first micro-batch from the layer.
+        """Remove Megatron's mark of a step's first micro-batch from the layer.
+
+        Megatron 0.16.1 sets the mark `is_first_microbatch` only in runs with FP8 or FP4. Without marks
+        the weight is quantised in each micro-batch: in a run whose low precision is chosen per module,
+        and in an evaluation in another precision than that of training.
 
         Returns:
             Whether the weight is quantised for this micro-batch, and not read from the cache.
-
-        Megatron 0.16.1 sets `is_first_microbatch` in runs with FP8 or FP4 alone, so that a run
-        whose low precision is chosen per module quantises in each micro-batch. So does evaluation
-        in another precision than that of training.
         """
         is_first = self.is_first_microbatch
         self.is_first_microbatch = False
-        has_steps = get_layer_scheme(self.config) is not None
-        return is_first or not has_steps or precision is not self.gemm_precision
+        has_marks = get_layer_scheme(self.config) is not None
+        return is_first or not has_marks or precision is not self.gemm_precision
 
 
 def _gather_gemm_input(x: Tensor, arguments: Mapping[str, Any]) -> Tensor:
-    """Return the input of a layer's GEMM, gathered over the sequence where it is split."""
+    """Return the input of a layer's GEMM: the whole sequence, with the communication of its gradient.
+
+    Args:
+        x: (sequence, batch, K), the input of the layer.
+        arguments: Megatron's `tp_group`, `sequence_parallel` and `allreduce_dgrad`.
+
+    Returns:
+        Under `sequence_parallel` the gathered sequence, whose gradient is scattered. Under
+        `allreduce_dgrad` the input, whose gradient is summed over the group. Else the input.
+    """
     group = arguments.get("tp_group")
     if arguments.get("sequence_parallel"):
         gathered: Tensor = gather_from_sequence_parallel_region(

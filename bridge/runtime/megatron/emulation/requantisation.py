@@ -1,7 +1,7 @@
-"""Weights written from the optimizer's masters, as a step writes them.
+"""Weights made of the optimizer's masters again, as a step makes them.
 
-A checkpoint holds dequantised weights and the masters. After a load the weights are made of the
-masters again.
+A checkpoint holds the masters, and the weights dequantised so that any precision can read them. To
+quantise dequantised weights would not always give the codes that they came from. The masters do.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,7 +16,7 @@ from bridge.runtime.megatron.optimizer import list_chained_optimizers
 
 
 def _copy_masters_and_gather(part: Any) -> None:
-    """Let a distributed optimizer write its masters into the model's weights, and gather those."""
+    """Let a distributed optimizer write its masters into the weights, and gather the weights."""
     if part.config.reuse_grad_buf_for_mxfp8_param_ag:
         part._copy_main_params_to_param_buffer()
     else:
@@ -27,7 +27,7 @@ def _copy_masters_and_gather(part: Any) -> None:
 
 @contextmanager
 def pause_amax_recording(model: Sequence[torch.nn.Module]) -> Iterator[None]:
-    """Keep amaxes out of the delayed histories while a ``with`` block writes to weights."""
+    """Record no amaxes in a ``with`` block that writes to weights."""
     with ExitStack() as stack:
         for updates in list_delayed_updates(model):
             for state in updates.states:
@@ -47,9 +47,7 @@ def round_masters_to_weights(optimizer: Any) -> None:
 def requantise_stored_weights(optimizer: Any) -> None:
     """Quantise stored weights from the optimizer's masters, as after the last step.
 
-    A collective call. A checkpoint holds weights dequantised, so that any precision can read them.
-    Quantising those again would not always give the codes they came from; the masters do, with the
-    scales of that step under delayed scaling.
+    A collective call. Under delayed scaling the weights get the scales of the last step.
     """
     for part in list_chained_optimizers(optimizer):
         if hasattr(part, "_get_fp8_params_and_shard_fp32_from_fp8"):
@@ -61,7 +59,7 @@ def requantise_stored_weights(optimizer: Any) -> None:
 def _requantise_from_shards(part: Any) -> None:
     """Quantise the weights of a distributed optimizer, whose masters are sharded."""
     shards = [part._get_fp8_params_and_shard_fp32_from_fp8()]
-    # from 0.17.1, which keeps them apart
+    # From megatron-core 0.17.1 on, NVFP4 weights have a separate list.
     if hasattr(part, "_get_nvfp4_params_and_shard_fp32_from_nvfp4"):
         shards.append(part._get_nvfp4_params_and_shard_fp32_from_nvfp4())
     for weights, masters, starts in shards:
@@ -85,7 +83,7 @@ def _requantise_from_masters(part: Any) -> None:
 
 @contextmanager
 def _use_stored_scales(weights: Sequence[StoredWeight]) -> Iterator[None]:
-    """Quantise weights with the delayed scales of their codes, in a ``with`` block."""
+    """Quantise weights with the delayed scales of their present codes, in a ``with`` block."""
     with ExitStack() as stack:
         for weight in weights:
             if weight.store.state is not None:

@@ -1,26 +1,26 @@
-"""Delayed scaling in Megatron's passes: renewal of scales, ranks, and recomputation.
+"""Delayed scaling in Megatron's passes: the renewal of scales, over ranks and under recomputation.
+
+A region is a part of the model that Megatron runs in one FP8 context (`fp8_regions.py`).
 
 - The scales of input and weight are renewed after each forward pass of a region, if gradients are
   enabled.
 - The scale of the output's gradient is renewed after the backward pass of the layer that ran first
-  in the region, which ends the backward pass of the region.
+  in the region: the backward pass of the region ends with this layer.
 
-A region is a part of the model that Megatron runs in one FP8 context: the transformer block of this
-stage; in a multi-token-prediction layer, the projection and the transformer layer. The end of a
-region renews the scales of all layers of this process, as in Transformer Engine. The scale of a
-layer that did not run in the region stays, and its history moves on.
+The end of a region renews the scales of all layers of this process, as in Transformer Engine. A layer
+that did not run in the region has an amax of 0, which changes neither its scale nor its history.
 
 The amaxes of all layers are reduced in one collective: the maximum over Megatron's amax reduction
-group, which has the tensor-, data- and context-parallel ranks, without the data-parallel ranks
-under `tp_only_amax_red`. Each stage of a pipeline reduces the amaxes of its layers.
+group. The group has the tensor-, data- and context-parallel ranks, and no data-parallel ranks under
+`tp_only_amax_red`. Each stage of a pipeline reduces the amaxes of its layers.
 
 Under activation recomputation the second forward pass has to quantise with the scales of the first
 pass, which may have been renewed in between. So the first pass of a recomputed region stashes the
 scales of each layer in the order in which the layers run, and the second pass takes them in this
-order. Its amaxes are not recorded, since they are those of the first pass. The other schemes
-compute their scales from the tensor and stash nothing. Megatron runs regions with FP8 or FP4
-through Transformer Engine's `te_checkpoint`; `checkpoint_region` takes its place without Transformer
-Engine.
+order. The amaxes of the second pass are those of the first, and are not recorded again. The other
+schemes compute their scales from the tensor, and stash nothing. Megatron recomputes regions with FP8
+or FP4 through Transformer Engine's `te_checkpoint`. Without Transformer Engine `checkpoint_region`
+takes its place.
 
 Source: Transformer Engine 2.20 pytorch/quantization.py:668-843, pytorch/module/linear.py:320-327.
 """
@@ -62,9 +62,10 @@ class DelayedUpdates:
         Args:
             regions: Parts of the chunk that Megatron runs in one FP8 context each.
             layers: The emulated layers in them.
-            tp_only: Leave data-parallel ranks out of reductions.
+            tp_only: Whether data-parallel ranks are left out of reductions.
         """
         self.states: list[DelayedScaling] = []
+        """States of the layers under delayed scaling, in the order of the layers."""
         for layer in layers:
             if layer.fp8_state is not None:
                 self.states.append(layer.fp8_state)
@@ -89,10 +90,10 @@ class DelayedUpdates:
             layer.updates = None
 
     def register_for_backward(self, layer: EmulatedParallelLinear) -> Callable[[], None] | None:
-        """Register a layer that runs now, and return the callback for its backward pass, if any.
+        """Register a layer that runs now, and return the callback for its backward pass, or None.
 
-        The layer that is registered first in a region is the last layer of its backward pass. It
-        alone gets a callback, for the end of that pass.
+        The layer that runs first in a region is the last layer of the region's backward pass. Only
+        this layer gets a callback.
         """
         region = self._region_of[layer]  # type: ignore[index]  # a module of Megatron's class, mixed in
         first = self._first_layer.setdefault(region, layer)
@@ -101,16 +102,16 @@ class DelayedUpdates:
         return partial(self._update, "backward")
 
     def reduce_pending(self) -> None:
-        """Reduce the pending amaxes over the group as the next update would.
+        """Reduce the pending amaxes over the group, as the next update would; a collective call.
 
-        The states of all ranks are equal afterwards.
+        Afterwards the states of all ranks are equal, so that a checkpoint may keep one of them.
         """
         for which in ("forward", "backward"):
             for state, amaxes in zip(self.states, self._reduce_amaxes(which), strict=True):
                 state.merge_pending_amaxes(which, amaxes)
 
     def _after_forward(self, *_: Any) -> None:
-        """Renew the scales of input and weight, if gradients are enabled."""
+        """Renew the scales of input and weight, if gradients are enabled; a hook of torch."""
         if torch.is_grad_enabled():
             self._update("forward")
 
@@ -119,9 +120,12 @@ class DelayedUpdates:
         DelayedScaling.update_all(self.states, which, self._reduce_amaxes(which).flatten())
 
     def _reduce_amaxes(self, which: str) -> torch.Tensor:
-        """Return the pending amaxes, a row per layer, each the maximum over the ranks."""
-        of_layers = [state.get_pending_amaxes(which) for state in self.states]
-        amaxes = torch.stack(of_layers)
+        """Return the pending amaxes, each the maximum over the ranks; a collective call.
+
+        The result has a row per layer and a column per operand of the pass, in FP32.
+        """
+        layer_amaxes = [state.get_pending_amaxes(which) for state in self.states]
+        amaxes = torch.stack(layer_amaxes)
         if self._group.size() > 1:
             torch.distributed.all_reduce(
                 amaxes, op=torch.distributed.ReduceOp.MAX, group=self._group
@@ -166,20 +170,26 @@ def checkpoint_region(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """Run a function now, and once more in the backward pass.
+    """Run a region now, and once more in the backward pass, with the scales of the first pass.
 
-    The call signature is that of Megatron's `te_checkpoint`. Megatron's `checkpoint_region`, which is
-    called here, keeps the random states and knows the group.
+    The signature is that of Megatron's `te_checkpoint`. Megatron's `tensor_parallel.checkpoint`, which
+    recomputes the region, restores the random states, so that tracker and group are not needed.
+
+    Args:
+        forward: The region.
+        is_distributed: Whether the input is kept in parts over the tensor-parallel ranks.
+        *args: Tensors, and other positional arguments of the region.
+        **kwargs: Keyword arguments of the region.
     """
     scales: deque[torch.Tensor] = deque()
-    passes = count()
+    pass_numbers = count()
 
-    def run(*tensors: Any) -> Any:
-        is_recomputation = next(passes) > 0
+    def run_pass(*tensors: Any) -> Any:
+        is_recomputation = next(pass_numbers) > 0
         token = _CURRENT_PASS.set(_RegionPass(scales=scales, is_recomputation=is_recomputation))
         try:
             return forward(*tensors, **kwargs)
         finally:
             _CURRENT_PASS.reset(token)
 
-    return tensor_parallel.checkpoint(run, is_distributed, *args)
+    return tensor_parallel.checkpoint(run_pass, is_distributed, *args)

@@ -1,10 +1,10 @@
 # ruff: noqa: N803, N806  (shape suffixes are capitals)
 """A weight that is stored as codes and scales: `fp8_param` without Transformer Engine.
 
-`StoredWeight` is a tensor with the dtype and shape of the weight, without the memory of its values.
+`StoredWeight` is a tensor with the dtype and shape of the weight, and without memory for its values.
 GEMMs read the codes (`stored`), `copy_` quantises its argument, and every other operation gets the
-dequantised weight. Megatron's DDP buffers and optimizers use Transformer Engine's `QuantizedTensor`
-in the same way, so that they work on a `StoredWeight` after `register_stored_weights` has registered it.
+dequantised weight. Megatron's DDP buffers and optimizers use Transformer Engine's `QuantizedTensor` in
+the same way. After `register_stored_weights` they work on a `StoredWeight` too.
 
 As with Transformer Engine, the optimizer's masters begin with the weight before quantisation, and
 the weight is quantised from the master rounded to the weight's dtype.
@@ -34,15 +34,16 @@ from bridge.runtime.numerics import DelayedScaling, Quantised, QuantSpec, quanti
 
 @dataclass(slots=True, eq=False)
 class WeightStore:
-    """The memory of a stored weight, shared by all tensors that stand for it."""
+    """The memory of a stored weight, shared by all tensors that stand for the weight."""
 
     quantised: Quantised
+    """Codes and scales."""
     state: DelayedScaling | None
-    """Scales and histories, under delayed scaling."""
+    """Scales and histories under delayed scaling, None for other schemes."""
     initial: torch.Tensor | None
-    """The weight before its first quantisation, until masters are made of it."""
+    """The weight before its first quantisation; None after masters were made of it."""
     gathered_dtype: torch.dtype
-    """Dtype that a master is rounded to before it is quantised."""
+    """Dtype to which a master is rounded before it is quantised."""
     source_dtype: torch.dtype
     """Dtype of the values that were quantised last; before the first step it is the weight's dtype."""
 
@@ -81,9 +82,10 @@ class StoredWeight(torch.Tensor):
         return self.stored.dequantise()
 
     def quantize_(self, x_NK: torch.Tensor) -> Self:
-        """Quantise new values into the present memory.
+        """Quantise new values into the present memory, and return the weight.
 
-        The values are rounded to the nominal dtype, and then to codes.
+        Args:
+            x_NK: The values. They are rounded to the nominal dtype, and then to codes.
         """
         stored = self.stored
         source_dtype = x_NK.dtype
@@ -96,16 +98,17 @@ class StoredWeight(torch.Tensor):
         return self
 
     def place_codes(self, memory: torch.Tensor) -> None:
-        """Move the row-wise codes into other memory, which has a byte per element.
+        """Move the row-wise codes into other memory, for example into a DDP buffer.
 
-        FP4 codes fill the first half of the memory.
+        Args:
+            memory: uint8, a byte per element of the weight. FP4 codes fill its first half.
         """
         codes, _ = self.stored.copy(columnwise=False)
         placed = memory.view(-1)[: codes.numel()].view(codes.shape).copy_(codes)
         self.store.quantised = replace(self.stored, codes=placed)
 
     def get_high_precision_init_val(self) -> torch.Tensor:
-        """Return the weight before its first quantisation, with which Megatron's masters begin."""
+        """Return the weight before its first quantisation, from which Megatron makes the master."""
         initial = self.store.initial
         if initial is None:
             return self.dequantize()
@@ -123,9 +126,12 @@ class StoredWeight(torch.Tensor):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Run an operator: detach shares the store, copy_ quantises, others get dequantised weights."""
+        """Run an operator of torch: `detach` shares the store, and `copy_` quantises its argument.
 
-        def plain(x: Any) -> Any:
+        Any other operator gets the dequantised weight.
+        """
+
+        def dequantise(x: Any) -> Any:
             if isinstance(x, StoredWeight):
                 return x.dequantize()
             return x
@@ -133,25 +139,25 @@ class StoredWeight(torch.Tensor):
         if func is torch.ops.aten.detach.default:
             return type(args[0])(args[0].store)
         if func is torch.ops.aten.copy_.default and isinstance(args[0], StoredWeight):
-            return args[0].quantize_(plain(args[1]))
-        args, kwargs = torch.utils._pytree.tree_map(plain, (tuple(args), dict(kwargs or {})))
+            return args[0].quantize_(dequantise(args[1]))
+        args, kwargs = torch.utils._pytree.tree_map(dequantise, (tuple(args), dict(kwargs or {})))
         return func(*args, **kwargs)
 
 
 class GatheredIn16Bits(StoredWeight):
     """A stored weight that ranks gather in 16 bits and quantise afterwards.
 
-    Under `reuse_grad_buf_for_mxfp8_param_ag` weights are gathered through the gradient buffer: MXFP8
-    has two independently rounded copies, and gathering both would cost as much. An FP32 gradient
-    buffer is used as BF16 then, whatever the weights' dtype, so that FP16 weights lose three bits
+    Under `reuse_grad_buf_for_mxfp8_param_ag` weights are gathered through the gradient buffer. MXFP8
+    has two independently rounded copies of 8 bits, so that 16 bits cost no more. An FP32 gradient
+    buffer is used as BF16, whatever the weights' dtype is, so that FP16 weights lose three bits
     (megatron-core 0.16.1 distributed/param_and_grad_buffer.py:786-790).
     """
 
 
 class PackedWeight(StoredWeight):
-    """A stored FP4 weight, two codes to a byte.
+    """A stored FP4 weight, with two codes in a byte.
 
-    Megatron-core 0.19 moves such codes under the attribute `_rowwise_data`.
+    megatron-core 0.19 replaces the codes of such a weight by assigning to `_rowwise_data`.
     """
 
     @property
@@ -164,7 +170,7 @@ class PackedWeight(StoredWeight):
 
 
 def _get_tensors(quantised: Quantised) -> dict[str, torch.Tensor]:
-    """Return field -> tensor of a quantised weight, for the fields that it has."""
+    """Return field -> tensor of a quantised weight, without the fields that are None."""
     tensors = {}
     for name in ("codes", "scale_inv", "codes_t", "scale_inv_t", "amax", "amax_t"):
         tensor = getattr(quantised, name)
@@ -176,14 +182,22 @@ def _get_tensors(quantised: Quantised) -> dict[str, torch.Tensor]:
 def _quantise_weight(
     x_NK: torch.Tensor, spec: QuantSpec, state: DelayedScaling | None
 ) -> Quantised:
-    """Quantise a weight, in both copies where they differ, and record its amax for delayed scaling."""
+    """Return codes and scales of a weight, and record its amax and scale for delayed scaling.
+
+    Both copies are made if they have different values.
+
+    Args:
+        x_NK: The weight.
+        spec: Quantisation of the weight.
+        state: Scales and histories of delayed scaling, or None.
+    """
     scale: torch.Tensor | float | None = None
     if state is not None:
         scale = state.get_scale("weight")
     elif spec.scheme == "delayed":
-        # Under delayed scaling the scale of a weight that no GEMM in FP8 reads stays 1.
+        # A weight without a state is one that no GEMM in FP8 reads. Its scale stays 1.
         scale = torch.ones(1, device=x_NK.device)
-    fresh = quantise(x_NK, spec, col=not spec.copies_share_values, scale=scale)
+    fresh = quantise(x_NK, spec, columnwise=not spec.copies_share_values, scale=scale)
     if state is not None:
         state.record("weight", fresh.amax.item())
         state.record_stored_scale()
@@ -205,9 +219,9 @@ def store_weight(
     Args:
         module: A linear layer.
         spec: Quantisation of the weight.
-        state: Scales and histories of delayed scaling.
-        in_16_bits: Make a `GatheredIn16Bits`.
-        gathered_dtype: Dtype that masters are rounded to before they are quantised. None is the
+        state: Scales and histories of delayed scaling, or None.
+        in_16_bits: Whether the weight is a `GatheredIn16Bits`.
+        gathered_dtype: Dtype to which masters are rounded before they are quantised. None is the
             dtype of the weight.
     """
     weight = module.weight
@@ -219,12 +233,12 @@ def store_weight(
         gathered_dtype=gathered_dtype or x_NK.dtype,
         source_dtype=x_NK.dtype,
     )
-    kind = StoredWeight
+    weight_class = StoredWeight
     if in_16_bits:
-        kind = GatheredIn16Bits
+        weight_class = GatheredIn16Bits
     elif spec.format == "e2m1":
-        kind = PackedWeight
-    parameter = torch.nn.Parameter(kind(store), requires_grad=weight.requires_grad)
+        weight_class = PackedWeight
+    parameter = torch.nn.Parameter(weight_class(store), requires_grad=weight.requires_grad)
     for name, value in vars(weight).items():
         setattr(parameter, name, value)
     module.weight = parameter
@@ -244,12 +258,13 @@ def _gather_full_matrix(
     count, dtype = weight.numel(), weight.store.gathered_dtype
     if master is not None and group.size() == 1:
         return master.to(dtype).view(weight.shape)
-    whole = torch.zeros(-(-count // 2) * 2, dtype=dtype, device=weight.device)
+    # The parts do not overlap, so that a sum of their bits as integers joins them without a rounding.
+    # An even number of elements makes a 16-bit tensor a whole number of 32-bit integers.
+    flat = torch.zeros(-(-count // 2) * 2, dtype=dtype, device=weight.device)
     if master is not None:
-        whole[start : start + master.numel()] = master.to(dtype)
-    bits = whole.view(torch.int32)
-    torch.distributed.all_reduce(bits, group=group)  # a sum of bits, since parts do not overlap
-    return whole[:count].view(weight.shape)
+        flat[start : start + master.numel()] = master.to(dtype)
+    torch.distributed.all_reduce(flat.view(torch.int32), group=group)
+    return flat[:count].view(weight.shape)
 
 
 def quantize_shards(
@@ -263,8 +278,14 @@ def quantize_shards(
     """Quantise weights from masters that are sharded over data-parallel ranks; a collective call.
 
     The arguments are those of Megatron's `quantize_param_shard`. Transformer Engine quantises each
-    shard with an amax reduced over the group; quantising the assembled weight gives the same codes,
-    and works for tiles that a shard's border cuts through.
+    shard with an amax that is reduced over the group. Here the gathered weight is quantised. That gives
+    the same codes, and also works if the border of a shard is inside a tile.
+
+    Args:
+        model_params: The weights.
+        main_params: This rank's part of each master, or None.
+        start_offsets: Index of the first element of each part, or None.
+        data_parallel_group: The ranks that have the parts.
     """
     for weight, master, start in zip(model_params, main_params, start_offsets, strict=True):
         weight.quantize_(_gather_full_matrix(weight, master, start or 0, data_parallel_group))
@@ -312,13 +333,12 @@ def _add_class(theirs: Any, ours: type[StoredWeight]) -> Any:
 def _dispatch_stored_weights(ours: Any, theirs: Any) -> Any:
     """Return a function that calls `ours` for stored weights and `theirs` for other parameters."""
 
-    def chosen(*args: Any, **named: Any) -> Any:
-        function = theirs
+    def dispatch(*args: Any, **named: Any) -> Any:
         if _is_stored_weight(get_first_argument(args, named)):
-            function = ours
-        return function(*args, **named)
+            return ours(*args, **named)
+        return theirs(*args, **named)
 
-    return chosen
+    return dispatch
 
 
 def _is_stored_weight(value: Any) -> bool:

@@ -1,5 +1,5 @@
 """Hybrid models and kernels of attention variants.
 
-`model` builds a hybrid, and `state_space` is Mamba's scan in torch. `kernels` puts torch code where
-Megatron's layers call a compiled package that is not installed, while a run goes on.
+model.py builds a hybrid, and state_space.py is Mamba's scan in torch. For the length of a run,
+kernels.py replaces calls of compiled packages that are not installed by torch code.
 """

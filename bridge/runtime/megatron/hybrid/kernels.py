@@ -1,8 +1,8 @@
 """Torch code in place of compiled packages that layers of Megatron call.
 
-In a run on a CPU `use_torch_fallbacks` puts the torch code into the layers, under the names of the package.
-Outside of a run the layers are as Megatron has them. A run with CUDA gets no stand-ins: Megatron's
-error names the missing package.
+In a run on a CPU `use_torch_fallbacks` puts the torch code into the layers, under the names of the
+package. Outside of a run the layers are as Megatron has them. A run with CUDA gets no torch code:
+Megatron's error names the missing package.
 """
 
 import importlib
@@ -29,9 +29,9 @@ def l2norm(x: torch.Tensor, eps: float = 1e-6) -> torch.Tensor:
 
 
 def apply_delta_rule(*args: Any, **kwargs: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Return the result of fla's `chunk_gated_delta_rule`, by Megatron's form of it in torch.
+    """Return the result of fla's `chunk_gated_delta_rule`, by Megatron's torch code for it.
 
-    Megatron has this form for its deterministic mode.
+    Megatron has the torch code for its deterministic mode.
     """
     layer = importlib.import_module("megatron.core.ssm.gated_delta_net")
     result: tuple[torch.Tensor, torch.Tensor | None] = layer.torch_chunk_gated_delta_rule(
@@ -159,25 +159,22 @@ _triton_modules: dict[str, types.ModuleType] = {}
 
 @contextmanager
 def use_torch_fallbacks() -> Iterator[None]:
-    """Put the torch code for packages that are not installed into Megatron's layers.
-
-    The end of the ``with`` block removes it.
-    """
+    """Put torch code for packages that are not installed into Megatron's layers, in a ``with`` block."""
     with ExitStack() as stack:
         stack.enter_context(_import_without_triton())
-        for stand_in in TORCH_FALLBACKS:
-            if find_spec(stand_in.package) is not None:
+        for fallback in TORCH_FALLBACKS:
+            if find_spec(fallback.package) is not None:
                 continue
-            changes = []
-            for layer in _import_layer_modules(stand_in.layer):
-                for name, value in stand_in.values.items():
-                    changes.append((layer, name, value))
-            stack.enter_context(apply_patches(changes))
+            patches = []
+            for module in _import_layer_modules(fallback.layer):
+                for name, value in fallback.values.items():
+                    patches.append((module, name, value))
+            stack.enter_context(apply_patches(patches))
         yield
 
 
 def _import_layer_modules(layer: str) -> list[types.ModuleType]:
-    """Return the module of a layer, and the modules of a package; none in a release without it."""
+    """Return the imported module of a layer, or the modules of a package; none if it does not exist."""
     if find_spec(layer) is None:
         return []
     importlib.import_module(layer)
@@ -188,7 +185,7 @@ def _import_layer_modules(layer: str) -> list[types.ModuleType]:
 def _import_without_triton() -> Iterator[None]:
     """Import the modules that need Triton without it, for a ``with`` block.
 
-    After the block they are not in `sys.modules`.
+    After the block they are not in `sys.modules`: other code must not find them there.
     """
     if find_spec("triton") is not None or _MIXER_MODULE in sys.modules:
         yield

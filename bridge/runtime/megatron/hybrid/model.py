@@ -1,9 +1,8 @@
-"""Hybrid models: Megatron's `MambaModel`.
+"""Hybrid models: Megatron's `MambaModel`, a stack of layers in the order of a pattern.
 
-It is a stack of Mamba, attention, MLP and expert layers in the order of a pattern. Megatron has a
-spec with Transformer Engine's layers alone. `build_local_stack` replaces these by Megatron's local layers.
-Each block of the stack is a Mamba, attention, MLP or expert layer, and counts as a layer of the
-model.
+Each layer of the stack is a Mamba, attention, MLP or expert layer, and counts as a layer of the model.
+Megatron has only a spec with Transformer Engine's layers. `build_local_stack` replaces these by
+Megatron's local layers.
 """
 
 import importlib
@@ -18,9 +17,13 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 
 from bridge.errors import RunConfigError
 from bridge.model.hybrid_pattern import HybridPattern
-from bridge.runtime.megatron.fused_attention import FusedDotProductAttention
+from bridge.runtime.megatron.attention.fused_attention import FusedDotProductAttention
 from bridge.runtime.megatron.hybrid.kernels import MAMBA_SPECS_MODULE
-from bridge.runtime.megatron.layer_spec import LOCAL_CLASSES, SequenceParallelNorm, replace_classes
+from bridge.runtime.megatron.model.layer_spec import (
+    LOCAL_CLASSES,
+    SequenceParallelNorm,
+    replace_classes,
+)
 from bridge.runtime.megatron.patching import apply_patches
 
 TE_TO_LOCAL_CLASSES = {
@@ -35,16 +38,26 @@ NORM_AND_LINEAR_NAMES = {
     "attention_layer": ("input_layernorm", "self_attention.linear_qkv"),
     "mlp_layer": ("pre_mlp_layernorm", "mlp.linear_fc1"),
 }
-"""Layer -> its norm, and the linear layer behind the norm, whose name the norm has in a checkpoint."""
+"""Layer -> its norm, and the linear layer after the norm.
+
+In a checkpoint the norm has a name inside of the linear layer, as with Transformer Engine.
+"""
 
 
 def get_stack_spec() -> Any:
-    """Return Megatron's spec of a hybrid's layers; without Triton it exists inside of a run alone."""
+    """Return Megatron's spec of a hybrid's layers.
+
+    Without Triton it can be imported only inside of a run (`use_torch_fallbacks`).
+    """
     return importlib.import_module(MAMBA_SPECS_MODULE).mamba_stack_spec
 
 
 def build_local_stack(config: Any) -> Any:
-    """Return the layers of Megatron's `mamba_stack_spec` with local layers in place of TE's."""
+    """Return Megatron's `mamba_stack_spec` with local layers in place of Transformer Engine's.
+
+    Args:
+        config: The model config.
+    """
     stack = replace_classes(get_stack_spec().submodules, TE_TO_LOCAL_CLASSES)
     layers = {}
     for name, (norm, linear) in NORM_AND_LINEAR_NAMES.items():
@@ -57,8 +70,11 @@ def build_local_stack(config: Any) -> Any:
     experts = get_moe_module_spec(
         use_te=False, num_experts=config.num_moe_experts or 1, moe_grouped_gemm=False
     )
-    inside = replace(stack.moe_layer.submodules, mlp=replace_classes(experts, LOCAL_CLASSES))
-    return replace(stack, moe_layer=replace(stack.moe_layer, submodules=inside), **layers)
+    moe_submodules = replace(
+        stack.moe_layer.submodules, mlp=replace_classes(experts, LOCAL_CLASSES)
+    )
+    moe_layer = replace(stack.moe_layer, submodules=moe_submodules)
+    return replace(stack, moe_layer=moe_layer, **layers)
 
 
 def build_hybrid(config: Any, *, backend: str, **model: Any) -> Any:
@@ -79,8 +95,7 @@ def build_hybrid(config: Any, *, backend: str, **model: Any) -> Any:
     if backend in ("te", "te_cpu"):
         return MambaModel(mamba_stack_spec=get_stack_spec(), **arguments)
     stack = replace(get_stack_spec(), submodules=build_local_stack(config))
-    block = sys.modules[stack.module.__module__]
-    with apply_patches(
-        [(block, "TENorm", SequenceParallelNorm)]
-    ):  # of the last norm, which no spec has
+    # No spec has the last norm of the stack. Megatron's module names its class.
+    stack_module = sys.modules[stack.module.__module__]
+    with apply_patches([(stack_module, "TENorm", SequenceParallelNorm)]):
         return MambaModel(mamba_stack_spec=stack, **arguments)

@@ -93,34 +93,45 @@ def _compute_time_steps(
 def _scan_inside_chunks(
     x: torch.Tensor, B: torch.Tensor, C: torch.Tensor, decay_BHCK: torch.Tensor
 ) -> torch.Tensor:
-    """Return the contribution of a chunk's tokens to the later tokens of it, (B, C, K, H, P).
+    """Return the contribution of a chunk's tokens to its later tokens, (B, C, K, H, P).
 
-    `decay_BHCK` is summed from the start of the chunk.
+    Args:
+        x: (B, C, K, H, P), inputs times steps.
+        B: (B, C, K, H, N).
+        C: (B, C, K, H, N).
+        decay_BHCK: Logarithm of the decay, summed from the start of the chunk.
     """
-    since_BHCKK = decay_BHCK[..., :, None] - decay_BHCK[..., None, :]
-    past = torch.ones(since_BHCKK.shape[-2:], dtype=torch.bool, device=x.device).tril()
-    weights_BHCKK = since_BHCKK.masked_fill(~past, -torch.inf).exp()
+    decay_between_BHCKK = decay_BHCK[..., :, None] - decay_BHCK[..., None, :]
+    is_past = torch.ones(decay_between_BHCKK.shape[-2:], dtype=torch.bool, device=x.device).tril()
+    weights_BHCKK = decay_between_BHCKK.masked_fill(~is_past, -torch.inf).exp()
     return torch.einsum("bclhn,bcshn,bhcls,bcshp->bclhp", C, B, weights_BHCKK, x)
 
 
 def _scan_between_chunks(
     x: torch.Tensor, B: torch.Tensor, C: torch.Tensor, decay_BHCK: torch.Tensor
 ) -> torch.Tensor:
-    """Return the contribution of earlier chunks to each token, (B, C, K, H, P)."""
-    left_BHCK = (decay_BHCK[..., -1:] - decay_BHCK).exp()
-    added_BCHPN = torch.einsum("bclhn,bhcl,bclhp->bchpn", B, left_BHCK, x)
+    """Return the contribution of earlier chunks to each token, (B, C, K, H, P).
+
+    The arguments are those of `_scan_inside_chunks`.
+    """
+    decay_to_end_BHCK = (decay_BHCK[..., -1:] - decay_BHCK).exp()
+    added_BCHPN = torch.einsum("bclhn,bhcl,bclhp->bchpn", B, decay_to_end_BHCK, x)
     states_BCHPN = _compute_chunk_states(added_BCHPN, decay_BHCK[..., -1].exp())
     return torch.einsum("bclhn,bchpn,bhcl->bclhp", C, states_BCHPN, decay_BHCK.exp())
 
 
 def _refuse_options(others: dict[str, Any]) -> None:
-    """Refuse settings of inference, of packed sequences, and a norm before the gate."""
-    asked_for = []
+    """Refuse settings that are on: of inference, of packed sequences, a norm before the gate.
+
+    Raises:
+        NotImplementedError: A setting is neither None nor False.
+    """
+    active = []
     for name, value in others.items():
         if value is not None and value is not False:
-            asked_for.append(name)
-    if asked_for:
-        names = ", ".join(sorted(asked_for))
+            active.append(name)
+    if active:
+        names = ", ".join(sorted(active))
         raise NotImplementedError(f"the state-space layer in plain torch has no {names}")
 
 

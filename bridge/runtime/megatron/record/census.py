@@ -1,4 +1,4 @@
-"""Census of a run's tensors: the dtype and size of each kind, read from the live objects."""
+"""The census of a run's tensors: dtype and size of each kind, read from the live objects."""
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -10,7 +10,7 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear, RowParall
 
 from bridge.runtime.audit.record import CensusRow
 from bridge.runtime.megatron.emulation.stored_weight import StoredWeight
-from bridge.runtime.megatron.gpt import list_bucket_groups, unwrap_model
+from bridge.runtime.megatron.model.gpt import list_bucket_groups, unwrap_model
 from bridge.runtime.megatron.optimizer import list_torch_optimizers
 from bridge.runtime.pytorch.record.modules import get_dtype_name
 from bridge.runtime.pytorch.record.operand_format import (
@@ -23,13 +23,15 @@ LINEAR_CLASSES = (ColumnParallelLinear, RowParallelLinear, torch.nn.Linear)
 
 
 class Activations:
-    """Bytes of linear layers' outputs per dtype, filled by `watch_activations`."""
+    """The outputs of linear layers in one micro-batch, filled by `watch_activations`."""
 
     def __init__(self) -> None:
         self.bytes_of: Counter[str] = Counter()
+        """Dtype -> bytes of outputs."""
         self.layers = 0
+        """Number of linear layers."""
         self.sent: dict[str, int] = {}
-        """Bytes per dtype of the output that goes to the next pipeline stage, of a micro-batch."""
+        """Dtype -> bytes of the output that goes to the next pipeline stage."""
 
 
 @contextmanager
@@ -39,30 +41,30 @@ def watch_activations(model: list[Any]) -> Iterator[Activations]:
     The first forward pass of each layer counts, so that a step with gradient accumulation shows a
     single micro-batch.
     """
-    seen = Activations()
+    activations = Activations()
     counted: set[torch.nn.Module] = set()
 
-    def record(module: torch.nn.Module, _inputs: Any, output: Any) -> None:
+    def count_output(module: torch.nn.Module, _inputs: Any, output: Any) -> None:
         if module not in counted:
             counted.add(module)
-            seen.layers += 1
+            activations.layers += 1
             if isinstance(output, tuple):
                 output = output[0]
-            seen.bytes_of[get_dtype_name(output)] += output.nbytes
+            activations.bytes_of[get_dtype_name(output)] += output.nbytes
 
-    def send(_module: torch.nn.Module, _inputs: Any, output: Any) -> None:
+    def count_sent(_module: torch.nn.Module, _inputs: Any, output: Any) -> None:
         if isinstance(output, torch.Tensor):
-            seen.sent[get_dtype_name(output)] = output.nbytes
+            activations.sent[get_dtype_name(output)] = output.nbytes
 
     with ExitStack() as hooks:
         for chunk in model:
             if not unwrap_model(chunk).post_process:
-                hooks.callback(chunk.register_forward_hook(send).remove)
+                hooks.callback(chunk.register_forward_hook(count_sent).remove)
             for module in chunk.modules():
-                # modules of Transformer Engine have quantizers
+                # Modules of Transformer Engine have quantizers.
                 if isinstance(module, LINEAR_CLASSES) or hasattr(module, "quantizers"):
-                    hooks.callback(module.register_forward_hook(record).remove)
-        yield seen
+                    hooks.callback(module.register_forward_hook(count_output).remove)
+        yield activations
 
 
 def take_census(
@@ -132,9 +134,9 @@ def _format_count(number: int, noun: str) -> str:
 
 
 def _make_master_rows(parameters: list[torch.nn.Parameter], optimizer: Any) -> list[CensusRow]:
-    """Return the rows of the tensors that the optimizer steps on.
+    """Return the rows of the tensors that the optimizer updates.
 
-    These are copies of the parameters, or shards of copies, or the parameters.
+    They are copies of the parameters, shards of copies, or the parameters themselves.
     """
     memory_of_parameters = set()
     for parameter in parameters:

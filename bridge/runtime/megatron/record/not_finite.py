@@ -1,7 +1,7 @@
 """The first gradient of a backward pass that is not finite: its layer, module and GEMM.
 
-A skipped step leaves its gradients in their buffers. They are examined after such a step alone, so
-that a step without a fault costs nothing.
+A skipped step leaves its gradients in their buffers. They are examined only after such a step, so that
+a step without a fault costs nothing.
 """
 
 from collections.abc import Iterable, Iterator
@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from bridge.runtime.megatron.agreement import compute_on_all_ranks
-from bridge.runtime.megatron.gpt import unwrap_model
+from bridge.runtime.megatron.model.gpt import unwrap_model
+from bridge.runtime.megatron.process.agreement import compute_on_all_ranks
 from bridge.runtime.megatron.record.telemetry import name_modules_by_layer
 
 CHECKED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -25,8 +25,8 @@ class _Gradient:
     """0 for embeddings, 1 for layers, 2 for all other modules."""
     layer: int
     order: tuple[int, bool, int]
-    """Position of its part of the layer, whether it is the projection of the
-    attention, position of the module.
+    """Position of its part of the layer, whether it is the projection of the attention, position of
+    the module. The projection runs last in the attention, and Megatron constructs it first.
     """
     name: str
     is_matrix: bool
@@ -37,8 +37,8 @@ class _Gradient:
 def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
     """Return whether no tensor of a 16-bit or 32-bit dtype has NaN or Inf.
 
-    The smallest and the largest value of a tensor show both. So does the norm of the largest
-    magnitude, which torch computes on a CPU without vector instructions.
+    The smallest and the largest value of a tensor show both NaN and Inf. The maximum norm would show
+    them too, but torch computes it on a CPU without vector instructions.
     """
     edges: list[torch.Tensor] = []
     for tensor in tensors:
@@ -49,35 +49,38 @@ def are_finite(tensors: Iterable[torch.Tensor]) -> bool:
 
 
 def find_first_not_finite(model: list[Any]) -> str | None:
-    """Return where a backward pass first has NaN or Inf, on any rank, as a clause.
+    """Return a clause on the first NaN or Inf of a backward pass, on any rank, or None.
 
-    A collective call. The gradients of weights alone are kept after a backward pass. If gradients
-    further back are not finite either, the fault came through the dgrad of the layer before. A
-    single gradient that is not finite is a fault of the layer's wgrad.
+    A collective call. After a backward pass only the gradients of weights are kept. If gradients of
+    several modules are not finite, the fault came through the dgrad of the module that ran before the
+    first of them. A single gradient that is not finite is a fault of the module's wgrad.
+
+    Args:
+        model: Chunks of this rank.
     """
     gradients: list[_Gradient] = []
-    for of_rank in compute_on_all_ranks(lambda: list(_list_gradients(model))):
-        gradients.extend(of_rank)
+    for rank_gradients in compute_on_all_ranks(lambda: list(_list_gradients(model))):
+        gradients.extend(rank_gradients)
     gradients.sort(reverse=True)  # in the order of the backward pass
-    ahead: list[_Gradient] = []
-    wrong: list[str] = []
+    finite_before: list[_Gradient] = []
+    not_finite: list[str] = []
     for gradient in gradients:
-        if gradient.is_finite and not wrong:
-            ahead.append(gradient)
-        if not gradient.is_finite and gradient.name not in wrong:
-            wrong.append(gradient.name)
-    if not wrong:
+        if gradient.is_finite and not not_finite:
+            finite_before.append(gradient)
+        if not gradient.is_finite and gradient.name not in not_finite:
+            not_finite.append(gradient.name)
+    if not not_finite:
         return None
-    first = wrong[0]
-    if len(wrong) == 1:
+    first = not_finite[0]
+    if len(not_finite) == 1:
         return f"in the wgrad of {first} alone"
     source = "after the loss"
-    for gradient in ahead:
+    for gradient in finite_before:
         if gradient.is_matrix and gradient.name != first:
             source = f"after the dgrad of {gradient.name}"
-    further = len(wrong) - 1
+    others = len(not_finite) - 1
     return (
-        f"{source}, first in the wgrad of {first}, then in those of {further} modules further back"
+        f"{source}, first in the wgrad of {first}, then in those of {others} modules further back"
     )
 
 

@@ -1,12 +1,12 @@
-"""`StepRecording`: what one step of a Megatron model ran in, compared with a plan.
+"""`StepRecording`: one step of a Megatron model, recorded and compared with a plan.
 
     recording = StepRecording(model, optimizer)
-    with recording.watching():
+    with recording.record_gemms():
         ...                                          # forward, backward and optimizer of one step
     record = recording.gathered(census)              # of all ranks
     recording.mismatches(plan, record)
 
-The loop of this project and the audits inside other trainers' loops use it alike.
+Both the loop of this project and the audits inside other trainers' loops use it.
 """
 
 from collections.abc import Iterator
@@ -14,7 +14,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from bridge.plan.precision_plan import PrecisionPlan
-from bridge.runtime.audit.plan_comparison import Mismatch, compare_with_plan
+from bridge.runtime.audit.mismatch import Mismatch
+from bridge.runtime.audit.plan_comparison import compare_with_plan
 from bridge.runtime.audit.record import CensusRow, Record
 from bridge.runtime.megatron.record.weight_copies import WeightCopy, find_wrong_copies, watch_copies
 from bridge.runtime.pytorch.live_audit import gather_record
@@ -37,13 +38,17 @@ class StepRecording:
         self._copies = copies
 
     def gathered(self, census: tuple[CensusRow, ...]) -> Record:
-        """Return the record of all ranks, which each bring a census; a collective call."""
+        """Return the record of all ranks; a collective call.
+
+        Args:
+            census: The tensors of this rank.
+        """
         return gather_record(self._watch, census)
 
     def mismatches(
         self, plan: PrecisionPlan, record: Record, *, is_error_bounded: bool = True
     ) -> tuple[Mismatch, ...]:
-        """Return where the record of all ranks differs from the plan; a collective call.
+        """Return the differences of the record of all ranks from the plan; a collective call.
 
         Args:
             plan: The plan of the step.
@@ -53,7 +58,7 @@ class StepRecording:
         of_copies = find_wrong_copies(self._copies)
         mismatches = []
         for mismatch in compare_with_plan(plan, record):
-            # A weight that is not its master's explains a stale one: it is no other fault.
+            # A weight that was gathered wrongly also looks stale. It is reported once.
             is_explained = mismatch.column == "stale" and bool(of_copies)
             is_unbounded = mismatch.column == "error" and not is_error_bounded
             if not is_explained and not is_unbounded:

@@ -1,10 +1,10 @@
-"""Quantisation errors of a run's operands, measured in some steps.
+"""`Telemetry`: quantisation errors of a run's operands, measured in some steps.
 
-The row-wise copies of input, weight and grad_output are compared with their sources, in the first
-micro-batch, for each emulated layer and each layer of Transformer Engine on a CPU. The numbers are
-of this rank's shard. A sample of the sources gives the errors under other schemes. A stored weight
-is compared with its master if this rank has all of it. A measured step trains like any other: no
-random number is drawn, and no tensor is changed.
+In the first micro-batch of a measured step, the row-wise copies of input, weight and grad_output are
+compared with their sources, for each emulated layer and each layer of Transformer Engine on a CPU. The
+errors are those of this rank's shard. A sample of the sources gives the errors under other schemes. A
+stored weight is compared with its master if this rank has the whole master. A measured step trains
+like any other step: no random number is drawn, and no tensor is changed.
 """
 
 from collections.abc import Iterator, Sequence
@@ -16,10 +16,10 @@ import torch
 from megatron.core import parallel_state
 
 from bridge.runtime.audit.quantisation import OPERANDS, QuantisationRow
-from bridge.runtime.megatron.agreement import compute_on_all_ranks
 from bridge.runtime.megatron.emulation.layer_numbers import number_layers
 from bridge.runtime.megatron.emulation.parallel_linear import EmulatedParallelLinear
 from bridge.runtime.megatron.emulation.stored_weight import StoredWeight
+from bridge.runtime.megatron.process.agreement import compute_on_all_ranks
 from bridge.runtime.megatron.te_cpu.storage import QUANTISATION_WATCHERS
 from bridge.runtime.numerics import (
     GemmOperand,
@@ -52,8 +52,10 @@ def name_modules_by_layer(model: Sequence[torch.nn.Module]) -> dict[Any, tuple[i
 class _OperandLocation(NamedTuple):
     """An operand of a linear layer."""
 
-    where: tuple[int, str]
+    label: tuple[int, str]
+    """Number of the transformer layer in the whole model, and name of the linear layer."""
     role: str
+    """input, weight or grad_output."""
     fp8: str | None
     """The FP8 format of the layer's config."""
 
@@ -61,15 +63,16 @@ class _OperandLocation(NamedTuple):
 class _ErrorObserver(Observer):
     """Measures the row-wise operands of an emulated layer."""
 
-    def __init__(self, telemetry: "Telemetry", where: tuple[int, str], fp8: str | None) -> None:
+    def __init__(self, telemetry: "Telemetry", label: tuple[int, str], fp8: str | None) -> None:
         self.telemetry = telemetry
-        self.where = where
+        self.label = label
         self.fp8 = fp8
 
     def quantised(self, source: torch.Tensor, operand: GemmOperand) -> None:
-        place = _OperandLocation(self.where, operand.role, self.fp8)
-        if not operand.columnwise and self.telemetry.mark_first(place):
-            self.telemetry.add(place, source, operand)
+        """Measure an operand, if it is row-wise and the first of its location in this step."""
+        location = _OperandLocation(self.label, operand.role, self.fp8)
+        if not operand.columnwise and self.telemetry.mark_first(location):
+            self.telemetry.add(location, source, operand)
 
 
 class Telemetry:
@@ -106,15 +109,15 @@ class Telemetry:
             for layer, _ in self._emulated_layers:
                 layer.observer = None
 
-    def mark_first(self, place: _OperandLocation) -> bool:
-        """Mark a place as seen in this step, and return whether it was not seen before."""
-        is_first = place not in self._seen
-        self._seen.add(place)
+    def mark_first(self, location: _OperandLocation) -> bool:
+        """Mark a location as measured in this step, and return whether it was not marked before."""
+        is_first = location not in self._seen
+        self._seen.add(location)
         return is_first
 
-    def add(self, place: _OperandLocation, source: torch.Tensor, operand: GemmOperand) -> None:
-        """Add the row of an operand."""
-        (layer, module), role, fp8 = place
+    def add(self, location: _OperandLocation, source: torch.Tensor, operand: GemmOperand) -> None:
+        """Add the row of an operand, which was made of `source`."""
+        (layer, module), role, fp8 = location
         amax = operand.amax
         if amax is None:
             amax = float(source.abs().max())
@@ -132,39 +135,42 @@ class Telemetry:
         self.rows.append(row)
 
     def _add_quantised(
-        self, place: _OperandLocation, source: torch.Tensor, quantised: Quantised
+        self, location: _OperandLocation, source: torch.Tensor, quantised: Quantised
     ) -> None:
-        """Add the row of codes and scales that exist already."""
-        self.add(place, source, make_stored_operand(quantised, place.role))
+        """Add the row of codes and scales that exist already, and were made of `source`."""
+        self.add(location, source, make_stored_operand(quantised, location.role))
         scale = None
         if quantised.spec.has_single_scale and quantised.scale_inv is not None:
             scale = 1 / quantised.scale_inv.item()
         self.rows[-1] = replace(self.rows[-1], amax=quantised.amax.item(), scale=scale)
 
-    def _measure_stored(self, place: _OperandLocation, weight: StoredWeight) -> None:
+    def _measure_stored(self, location: _OperandLocation, weight: StoredWeight) -> None:
         """Add the row of a stored weight, if this rank has its whole master."""
         master = getattr(weight, "main_param", None)
         if master is not None and master.numel() == weight.numel():
             source = master.detach().view(weight.shape).to(weight.store.gathered_dtype)
-            self._add_quantised(place, source, weight.stored)
+            self._add_quantised(location, source, weight.stored)
 
     def _watch(self, source: torch.Tensor, quantizer: Any, quantised: Quantised) -> None:
-        """Measure a tensor that TE quantises on a CPU, if it is row-wise and new in its place."""
-        place = self._find_location(source, quantizer)
-        if quantised.codes is None or place is None or not self.mark_first(place):
+        """Measure a tensor that Transformer Engine quantises on a CPU.
+
+        It is measured if it is row-wise, and the first of its location in this step.
+        """
+        location = self._find_location(source, quantizer)
+        if quantised.codes is None or location is None or not self.mark_first(location):
             return
         matrix = source.reshape(-1, source.shape[-1])
         spec = quantised.spec
         if not spec.has_single_scale:
-            self._add_quantised(place, matrix, quantised)
+            self._add_quantised(location, matrix, quantised)
             return
         scale = None
         if spec.scheme == "delayed":
             scale = quantizer.scale.item()
-        self.add(place, matrix, make_operand(matrix, spec, place.role, scale=scale))
+        self.add(location, matrix, make_operand(matrix, spec, location.role, scale=scale))
 
     def _find_location(self, source: torch.Tensor, quantizer: Any) -> _OperandLocation | None:
-        """Return the place of a tensor, None for a tensor that is no operand of a linear layer.
+        """Return the location of a tensor, None for a tensor that is no operand of a linear layer.
 
         A weight is recognised by its memory, since a cached weight has a copy of its quantizer.
         """
@@ -180,9 +186,9 @@ class Telemetry:
     def gather_stages(self, step: int | None = None) -> list[QuantisationRow]:
         """Return the rows of all pipeline stages in order, of a step or of all; a collective call."""
         group = parallel_state.get_pipeline_model_parallel_group()
-        of_step = [row for row in self.rows if step in (None, row.step)]
+        stage_rows = [row for row in self.rows if step in (None, row.step)]
         rows: list[QuantisationRow] = []
-        for of_stage in compute_on_all_ranks(lambda: of_step, group=group):
-            rows.extend(of_stage)
+        for rows_of_stage in compute_on_all_ranks(lambda: stage_rows, group=group):
+            rows.extend(rows_of_stage)
         rows.sort(key=lambda row: (row.step, row.layer, row.module, OPERANDS.index(row.operand)))
         return rows

@@ -1,9 +1,9 @@
 """Comparison of a weight's copies on data-parallel ranks, after Megatron's optimizer gathered them.
 
 Each rank steps on its part of a weight, in a master, and gathers the other parts. A wrong gather
-raises no error: only the loss shows it, later. So at the end of a forward pass each rank compares
-its part with its master, and all ranks compare a sample of the whole weight. Between the optimizer's
-step and that time nothing else writes to the weights or the masters.
+raises no error, and only the loss shows it, much later. So at the end of a forward pass each rank
+compares its part with its master, and all ranks compare a sample of the whole weight. Between the
+optimizer's step and this time nothing else writes to the weights or the masters.
 """
 
 import zlib
@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from megatron.core import parallel_state
 
-from bridge.runtime.audit.plan_comparison import Mismatch, fold_mismatches
+from bridge.runtime.audit.mismatch import Mismatch, fold_mismatches
 from bridge.runtime.audit.record import make_layer_sort_key
-from bridge.runtime.megatron.agreement import compute_on_all_ranks
-from bridge.runtime.megatron.gpt import unwrap_model
+from bridge.runtime.megatron.model.gpt import unwrap_model
 from bridge.runtime.megatron.optimizer import list_chained_optimizers
+from bridge.runtime.megatron.process.agreement import compute_on_all_ranks
 from bridge.runtime.pytorch.record.health import clamp_to_range, find_scale, get_error_limit
 from bridge.runtime.pytorch.record.modules import label_modules
 from bridge.runtime.pytorch.record.operand_format import get_operand_format, is_quantised
@@ -35,26 +35,34 @@ class WeightCopy:
     layer: str
     module: str
     part: tuple[str, int, int]
-    """Path of the parameter in its chunk, and this rank's place among ranks with other parts of it."""
+    """Path of the parameter in its chunk, and this rank's numbers in groups with other parts of it.
+
+    The copies with the same part must be equal.
+    """
     digest: int
+    """Digest of a sample of the weight."""
     is_of_master: bool
     """Whether the rank's part is its master, rounded."""
 
 
 def find_wrong_copies(copies: list[WeightCopy]) -> tuple[Mismatch, ...]:
-    """Return the weights whose copies differ between ranks or from the masters; a collective call."""
+    """Return the weights whose copies differ between ranks or from the masters; a collective call.
+
+    Args:
+        copies: The copies of this rank.
+    """
     copies_of: dict[tuple[str, str, tuple[str, int, int]], list[WeightCopy]] = {}
-    for of_rank in compute_on_all_ranks(lambda: copies):
-        for copy in of_rank:
+    for rank_copies in compute_on_all_ranks(lambda: copies):
+        for copy in rank_copies:
             copies_of.setdefault((copy.layer, copy.module, copy.part), []).append(copy)
     wrong: list[tuple[str, str]] = []
-    for (layer, module, _), of_ranks in copies_of.items():
-        digests = {copy.digest for copy in of_ranks}
-        is_right = len(digests) == 1 and all(copy.is_of_master for copy in of_ranks)
+    for (layer, module, _), same_part in copies_of.items():
+        digests = {copy.digest for copy in same_part}
+        is_right = len(digests) == 1 and all(copy.is_of_master for copy in same_part)
         if not is_right and (layer, module) not in wrong:
             wrong.append((layer, module))
     mismatches = []
-    for layer, module in sorted(wrong, key=lambda place: make_layer_sort_key(place[0])):
+    for layer, module in sorted(wrong, key=lambda label: make_layer_sort_key(label[0])):
         mismatches.append(
             Mismatch(column="gathered", planned="", ran="", layers=(layer,), modules=(module,))
         )
@@ -73,7 +81,7 @@ def watch_copies(model: list[Any], optimizer: Any) -> Iterator[list[WeightCopy]]
         ranges.update(_list_shard_ranges(part))
     seen: set[torch.nn.Module] = set()
 
-    def look(chunk: torch.nn.Module, _inputs: Any, _output: Any) -> None:
+    def collect_once(chunk: torch.nn.Module, _inputs: Any, _output: Any) -> None:
         if ranges and chunk not in seen:
             seen.add(chunk)
             with torch.no_grad():
@@ -81,7 +89,7 @@ def watch_copies(model: list[Any], optimizer: Any) -> Iterator[list[WeightCopy]]
 
     with ExitStack() as hooks:
         for chunk in model:
-            hooks.callback(chunk.register_forward_hook(look).remove)
+            hooks.callback(chunk.register_forward_hook(collect_once).remove)
         yield copies
 
 

@@ -1,7 +1,7 @@
 """Factories of quantizers that choose BF16 or a scheme per layer, inside a Transformer Engine recipe.
 
 Megatron runs its first and last layers in BF16 without autocast, which delayed scaling does not
-allow. Transformer Engine's `CustomRecipe` asks a factory for the quantizer of each tensor, and
+allow. Transformer Engine's `CustomRecipe` calls a factory for the quantizer of each tensor, and
 `IdentityQuantizer` does not quantise:
 
     # team_quantizers.py, named by fp8_quantizer_factory="team_quantizers.factory", with
@@ -51,12 +51,13 @@ def layer_factory(
 ) -> QuantizerFactory:
     """Return a factory that keeps some layers in BF16.
 
-    The factory maps a `QuantizerRole`, or None, to a quantizer. It raises PrecisionConfigError for a
-    linear layer without a name.
-
     Args:
         low_precision: Factory for all other layers.
-        bf16_layers: Numbers of layers, from 0 over the whole model.
+        bf16_layers: Numbers of layers in the whole model, from 0.
+
+    Returns:
+        A function from a `QuantizerRole`, or None, to a quantizer. It raises PrecisionConfigError for
+        a linear layer without a name.
     """
 
     def factory(role: Any) -> Any:
@@ -69,14 +70,17 @@ def layer_factory(
 
 
 def module_factory(*, num_layers: int | None = None, **precision: Any) -> QuantizerFactory:
-    """Return a factory that follows the scheme of a precision for each linear layer.
+    """Return a factory that gives each linear layer the scheme of a precision.
 
     A linear layer is recognised by Megatron's name, or by its name in Transformer Engine's
     `TransformerLayer`. A layer with another name, and attention, has the scheme of the run.
 
     Args:
-        num_layers: Layers of the model; needed where the precision chooses layers by number.
+        num_layers: Layers of the model; needed if the precision chooses layers by number.
         **precision: Fields of `MixedPrecisionConfig`: scheme, `modules`, `first_last_layers_bf16`.
+
+    Returns:
+        A function from a `QuantizerRole`, or None, to a quantizer.
 
     Raises:
         PrecisionConfigError: The number of layers is needed, or a scheme has no factory.
@@ -87,26 +91,26 @@ def module_factory(*, num_layers: int | None = None, **precision: Any) -> Quanti
     except WrongValueError as error:
         finding = Finding(path="num_layers", rule=error.rule, value=num_layers, remedy=error.remedy)
         raise PrecisionConfigError("A choice per module is not possible:", [finding]) from None
-    names = [get_scheme(config)]
-    names += [row.training.scheme for row in schemes.matchers.matchers if row.training]
+    used_schemes = [get_scheme(config)]
+    used_schemes += [row.training.scheme for row in schemes.matchers.matchers if row.training]
     factories: dict[str, QuantizerFactory] = {}
-    for name in dict.fromkeys(names):
-        if name == "delayed":
-            factories[name] = te_quantizers(
-                name,
+    for scheme in dict.fromkeys(used_schemes):
+        if scheme == "delayed":
+            factories[scheme] = te_quantizers(
+                scheme,
                 margin=get_field_value(config, "fp8_margin"),
                 amax_history_len=get_field_value(config, "fp8_amax_history_len"),
                 amax_compute_algo=get_field_value(config, "fp8_amax_compute_algo"),
             )
-        elif name is not None:
-            factories[name] = te_quantizers(name)
+        elif scheme is not None:
+            factories[scheme] = te_quantizers(scheme)
 
     def factory(role: Any) -> Any:
         name = _get_role_name(role)
-        place = map_to_megatron_names([name]).get(name)
+        location = map_to_megatron_names([name]).get(name)
         chosen = schemes.run
-        if place is not None:
-            chosen = schemes.chosen(*place)
+        if location is not None:
+            chosen = schemes.chosen(*location)
         if chosen is None:
             return _make_identity_quantizer()
         return factories[chosen.scheme](role)
@@ -115,7 +119,7 @@ def module_factory(*, num_layers: int | None = None, **precision: Any) -> Quanti
 
 
 def _get_role_name(role: Any) -> str:
-    """Return the name of the module that asks for a quantizer, empty for other modules than linears.
+    """Return the name of the module of a `QuantizerRole`, empty for a role without a name or None.
 
     Raises:
         PrecisionConfigError: A linear layer has no name.
@@ -146,8 +150,8 @@ def te_quantizers(scheme: str, **delayed: Any) -> QuantizerFactory:
 
     Args:
         scheme: Megatron's name of the scheme.
-        **delayed: Keywords of `DelayedScalingRequest` (margin, amax_history_len, ...), for delayed
-            scaling alone.
+        **delayed: Keywords of `DelayedScalingRequest` (margin, amax_history_len, ...), only for delayed
+            scaling.
 
     Raises:
         PrecisionConfigError: There is no such factory.
@@ -189,7 +193,10 @@ def name_te_modules(model: Any) -> int:
 
 
 def _iterate_named_modules(module: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield modules with their names, a Megatron layer's under its number in the whole model."""
+    """Yield the names and modules inside a module, and inside its children.
+
+    The name of a Megatron layer is made of its number in the whole model.
+    """
     for child, part in module.named_children():
         name = child
         if path:

@@ -1,4 +1,4 @@
-"""Requirements of Transformer Engine that a machine does not meet: GPU, packages and versions."""
+"""The requirements of Transformer Engine that a machine does not meet: GPU, packages and versions."""
 
 import importlib
 import re
@@ -13,12 +13,12 @@ from bridge.target.versions import Version, format_dotted, is_at_least
 
 
 def list_missing_for_te(scheme: str | None = None, machine: Target | None = None) -> list[str]:
-    """Return the requirements of Transformer Engine that a machine does not meet, as nouns.
+    """Return the requirements of Transformer Engine that a machine does not meet, for a sentence.
 
     Transformer Engine is imported if this machine has a CUDA device for it.
 
     Args:
-        scheme: Megatron's name of a scheme, whose requirements count too.
+        scheme: Megatron's name of a scheme whose requirements count too, or None.
         machine: A declared machine; None is this machine.
     """
     target = machine
@@ -43,9 +43,9 @@ def list_missing_for_te(scheme: str | None = None, machine: Target | None = None
 
 
 def _list_unmet_requirements(row: Scheme, target: Target) -> Iterator[str]:
-    """Yield the requirements of a scheme that the parts of a machine do not meet, as nouns.
+    """Yield the requirements of a scheme that a machine does not meet, for a sentence.
 
-    A part that the machine does not have is left out.
+    A requirement on a part that the machine does not have, or that is not known, is left out.
     """
     capability = target.capability
     floor = row.min_compute_capability
@@ -68,15 +68,16 @@ def _list_unmet_requirements(row: Scheme, target: Target) -> Iterator[str]:
         )
 
 
-def _is_older(version: Version | None, least: str | None) -> bool:
-    return least is not None and is_at_least(version, least) is False
+def _is_older(version: Version | None, minimum: str | None) -> bool:
+    """Return whether a version is known to be older than a minimum, if there is a minimum."""
+    return minimum is not None and is_at_least(version, minimum) is False
 
 
 def find_load_error() -> str | None:
-    """Return why Transformer Engine cannot be imported, None where it can."""
+    """Return the first sentence of the error of importing Transformer Engine, None without an error."""
     try:
         importlib.import_module("transformer_engine.pytorch")
-    # a package without its CUDA parts fails with any of these
+    # A package without its CUDA libraries fails with any of these.
     except (ImportError, OSError, RuntimeError) as error:
         reason = type(error).__name__
         if str(error):

@@ -6,11 +6,12 @@
       enums.py       its enums, as rows
       storage.py     quantizers and quantised tensors <-> `bridge.runtime.numerics`
       gemm.py        single and grouped GEMMs
-      norms.py, attention.py, shards.py, support.py
+      norms.py, attention.py, shards.py, multi_tensor.py
+                     norms, attention, casts of shards, and the smaller functions
 
 The C++ part is modelled, and does not run. A run shows the behaviour of Megatron's and Transformer
-Engine's Python: the formats of each GEMM, and the copy of a tensor that it reads. It shows nothing of
-CUDA kernels, cuBLAS or speed.
+Engine's Python: the formats of each GEMM, and the copy of a tensor that it reads. It does not show the
+behaviour or the speed of CUDA kernels and cuBLAS.
 
 Source: Transformer Engine 2.20.2; files and lines are those of this version.
 """

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from bridge.runtime.megatron.causal_attention import compute_attention, get_gemm_dtype
+from bridge.runtime.megatron.attention.causal_attention import compute_attention, get_gemm_dtype
 from bridge.runtime.megatron.te_cpu.enums import ENUMS
 
 _FUSED_BACKENDS: Any = ENUMS["NVTE_Fused_Attn_Backend"]

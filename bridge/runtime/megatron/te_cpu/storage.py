@@ -1,12 +1,13 @@
 """Quantised tensors: TE's quantizers and storages, and `bridge.runtime.numerics`.
 
-    quantizer -> QuantSpec              spec_of
+    quantizer -> QuantSpec              make_quantizer_spec
     tensor, quantizer -> storage        quantize
-    storage -> Quantised                stored_in
-    storage -> operand of a GEMM        operand_of
+    storage -> Quantised                read_quantised
+    storage -> operand of a GEMM        make_storage_operand
 
-A storage is an object of Transformer Engine. Its quantizer states the buffers that it has and their
-shapes (`inner_tensor_specs`, made for torch.compile).
+A storage is a quantised tensor of Transformer Engine: an object with buffers of codes and scales. The
+quantizer of a storage states its buffers and their shapes (`inner_tensor_specs`, made for
+torch.compile).
 
 Shapes: M rows (the product of all leading axes), K columns.
 """
@@ -87,7 +88,9 @@ def make_quantizer_spec(quantizer: Any) -> QuantSpec:
         row = get_tile(scheme, quantizer, columnwise=False)
         column = get_tile(scheme, quantizer, columnwise=True)
     number_format = FORMAT_NAMES[int(quantizer.dtype)]
-    return _make_cached_spec(scheme=scheme, format=number_format, row=row, column=column, **details)
+    return _make_cached_spec(
+        scheme=scheme, format=number_format, rowwise_tile=row, columnwise_tile=column, **details
+    )
 
 
 _make_cached_spec = functools.cache(QuantSpec)
@@ -184,7 +187,12 @@ def _quantise_buffers(x: torch.Tensor, quantizer: Any) -> dict[str, torch.Tensor
     if spec.scheme == "delayed":
         scale = quantizer.scale
     quantised = quantise(
-        x, spec, row=row, col=col, scale=scale, reduce_amax=_make_amax_reduction(quantizer)
+        x,
+        spec,
+        rowwise=row,
+        columnwise=col,
+        scale=scale,
+        reduce_amax=_make_amax_reduction(quantizer),
     )
     if spec.scheme == "delayed" and quantizer.amax.numel():  # the casts of shards give none
         amax = quantised.amax.reshape(quantizer.amax.shape)

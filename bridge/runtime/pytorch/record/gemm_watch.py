@@ -63,12 +63,13 @@ class GemmWatch(Observer):
     """A record of the GEMMs that ran: rows, counts, and the health of low-precision modules."""
 
     def __init__(self, model: Iterable[torch.nn.Module]) -> None:
-        self.places = label_modules(model)
-        self.running = ModuleTracker(self._entered)
+        """Label the modules of a model, or of its chunks; nothing is recorded yet."""
+        self.labels = label_modules(model)
+        self.running = ModuleTracker(self._note_te_module)
         self.calls: Counter[str] = Counter()
-        """Formats as rows have them, or torch's dtype -> number of matrix multiplications.
+        """Formats as in rows, or torch's dtype -> number of matrix multiplications.
 
-        Multiplications outside of linear layers count, too.
+        Multiplications outside of linear layers count too.
         """
         self._rows: set[GemmRow] = set()
         self._gemm_depth = 0
@@ -86,7 +87,7 @@ class GemmWatch(Observer):
 
     @property
     def rows(self) -> tuple[GemmRow, ...]:
-        """The different rows, in the order of layers."""
+        """The recorded rows without repetition, in the order of layers."""
         return merge_gemm_rows(self._rows)
 
     @property
@@ -96,21 +97,22 @@ class GemmWatch(Observer):
 
     @contextmanager
     def record_gemms(self) -> Iterator[GemmWatch]:
-        """Record for a ``with`` block."""
+        """Record the GEMMs of a ``with`` block."""
         self._parameter_addresses = set()
-        for module in self.places:
+        for module in self.labels:
             for parameter in module.parameters(recurse=False):
                 if not is_quantised(parameter):
                     self._parameter_addresses.add(parameter.data_ptr())
         with (
-            self.running.following(self.places),
+            self.running.following(self.labels),
             observe_calls(self),
             te_gemms.report_gemms(self._record_te_gemm, self._pause_operators),
             _Dispatch(self),
         ):
             yield self
 
-    def _entered(self, module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+    def _note_te_module(self, module: torch.nn.Module, arguments: tuple[Any, ...]) -> None:
+        """Note autocast and input of a module of Transformer Engine whose forward pass begins."""
         if is_te_module(module):
             self._contexts[module] = get_autocast_scheme()
             self._inputs[module] = arguments
@@ -144,7 +146,7 @@ class GemmWatch(Observer):
             module = pending.module
             self._health[module, None] = measure_emulated_health(
                 module,
-                self.places[module],
+                self.labels[module],
                 self._emulated_input,
                 pending.operands,
                 out,
@@ -177,9 +179,9 @@ class GemmWatch(Observer):
         module = self.running.module
         if module not in self._inputs or (module, call.part) in self._health:
             return
-        place = self.places[module]
+        label = self.labels[module]
         with self._pause_operators():
-            health = measure_te_health(module, place, self._inputs[module], call, input_format)
+            health = measure_te_health(module, label, self._inputs[module], call, input_format)
         self._health[module, call.part] = health
 
     def operator(self, name: str, arguments: Any, out: Any) -> None:
@@ -250,8 +252,8 @@ class GemmWatch(Observer):
         module = self.running.module
         if module is None:
             return
-        layer, name = self.places[module]
-        if mixes_tokens(name):
+        layer, name = self.labels[module]
+        if mixes_tokens(name):  # a product of attention, and not of a linear layer
             return
         row = GemmRow(
             layer=layer,

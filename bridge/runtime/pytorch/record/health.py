@@ -1,13 +1,13 @@
 # ruff: noqa: N803, N806  (shape suffixes are capitals)
-"""Two checks of the tensors behind the formats: a right format can hold a wrong tensor.
+"""Two checks of the tensors that a GEMM multiplied: a right format can hold a wrong tensor.
 
 - Error. The first fprop GEMM of each low-precision module is computed again in FP32, from the
   tensors before quantisation, and the two results are compared. A healthy FP8 linear layer has a
-  relative error of 0.03 to 0.05; a transposed weight, or that of another layer, has 1 and more.
-  Values beyond the reach of a scale are saturated first, and only the first `MAX_CHECKED_TOKENS` tokens are
-  compared.
+  relative error of 0.03 to 0.05. A transposed weight, or the weight of another layer, gives an error
+  of 1 and more. Values beyond the reach of a scale are saturated first. Only the first
+  `MAX_CHECKED_TOKENS` tokens are compared.
 - Freshness. The weight's operand is compared with a new quantisation of the weight. The codes of an
-  earlier step differ, and their error is too small for the first check.
+  earlier step differ from it, and their error is too small for the first check.
 
 Shapes: M tokens (all leading axes), K inputs, N outputs.
 """
@@ -25,16 +25,19 @@ from bridge.runtime.pytorch.record.operand_format import OperandFormat, is_quant
 from bridge.runtime.pytorch.record.te_gemms import TeGemm
 
 MAX_CHECKED_TOKENS = 256
+"""Most rows of a result that are computed again."""
+DELAYED_ERROR_LIMIT = 0.5
+"""Largest healthy error under delayed scaling."""
 
 
 def get_error_limit(operand: OperandFormat) -> float:
     """Return the largest healthy relative error of a GEMM whose operands have this format.
 
-    It is some four times the error of rounding both operands. Under delayed scaling the limit is
-    0.5: values may be far below the reach of the scale, which is from earlier steps.
+    It is about four times the error of rounding both operands. Under delayed scaling it is
+    `DELAYED_ERROR_LIMIT`: the scale is from earlier steps, and values may be far below its reach.
     """
     if operand.scheme == "delayed":
-        return 0.5
+        return DELAYED_ERROR_LIMIT
     return float(2.0 ** -FORMATS[operand.format].mantissa_bits)
 
 
@@ -90,10 +93,10 @@ def clamp_to_range(values: torch.Tensor, format_: str, scale: float | None) -> t
 
 
 def get_live_weight(module: torch.nn.Module, name: str = "weight") -> torch.Tensor | None:
-    """Return a module's weight as the next quantisation has to read it.
+    """Return a module's weight as the next quantisation has to read it, (N, K), or None.
 
-    A weight that is stored quantised is read from the optimizer's master. The result is None where
-    the module has no such weight, or this rank has only a part of the master.
+    A weight that is stored quantised is read from the optimizer's master. The result is None if the
+    module has no such weight, or if this rank has only a part of the master.
     """
     weight: torch.Tensor | None = getattr(module, name, None)
     if weight is None:
@@ -112,7 +115,7 @@ def get_live_weight(module: torch.nn.Module, name: str = "weight") -> torch.Tens
 
 def measure_emulated_health(
     module: torch.nn.Module,
-    place: ModuleLabel,
+    label: ModuleLabel,
     x_MK: torch.Tensor,
     operands: tuple[GemmOperand, GemmOperand],
     out: torch.Tensor,
@@ -123,9 +126,9 @@ def measure_emulated_health(
 
     Args:
         module: The layer.
-        place: Its label and name in the plan.
+        label: Label of its transformer layer, and its name in the plan.
         x_MK: Its input before quantisation.
-        operands: Input and weight as they were multiplied.
+        operands: The multiplied operands, input and weight.
         out: (M, N), the result before the bias is added.
         bias: (N,), or None.
     """
@@ -137,12 +140,12 @@ def measure_emulated_health(
     w_scale = w_operand.scale
     has_stored_codes = w_operand.amax is None
     if has_stored_codes and w_operand.spec.has_single_scale:
-        w_scale = 1 / w_operand.factor
+        w_scale = 1 / w_operand.output_factor
     x_MK = clamp_to_range(x_MK, x_operand.spec.format, x_operand.scale)
     weight = clamp_to_range(weight, w_operand.spec.format, w_scale)
     error = compute_relative_error(out, x_MK, weight, bias)
     weight_format = OperandFormat(format=w_operand.spec.format, scheme=w_operand.spec.scheme)
-    return _make_health_row(place, weight_format, error, is_fresh=is_fresh)
+    return _make_health_row(label, weight_format, error, is_fresh=is_fresh)
 
 
 def _is_weight_fresh(weight: torch.Tensor, operand: GemmOperand) -> bool:
@@ -157,22 +160,24 @@ def _is_weight_fresh(weight: torch.Tensor, operand: GemmOperand) -> bool:
             weight, spec, "weight", columnwise=operand.columnwise, scale=operand.scale
         )
     elif spec.scheme != "delayed":
-        fresh = make_stored_operand(quantise(weight, spec, col=False), "weight")
+        fresh = make_stored_operand(quantise(weight, spec, columnwise=False), "weight")
     else:
         return True
-    return torch.equal(fresh.values, operand.values) and fresh.factor == operand.factor
+    return (
+        torch.equal(fresh.values, operand.values) and fresh.output_factor == operand.output_factor
+    )
 
 
 def measure_te_health(
-    module: Any, place: ModuleLabel, arguments: Any, call: TeGemm, input_format: OperandFormat
+    module: Any, label: ModuleLabel, arguments: Any, call: TeGemm, input_format: OperandFormat
 ) -> HealthRow | None:
     """Return the health of a fprop GEMM of Transformer Engine.
 
-    The result is None where this rank does not have the input, the weight or the result.
+    The result is None if this rank does not have the input, the weight or the result.
 
     Args:
         module: The module of Transformer Engine that multiplied.
-        place: Its label and name in the plan.
+        label: Label of its transformer layer, and its name in the plan.
         arguments: Positional arguments of its forward pass.
         call: The GEMM.
         input_format: Format of the GEMM's left operand.
@@ -194,7 +199,7 @@ def measure_te_health(
     x_MK = clamp_to_range(x_MK, input_format.format, _get_te_scale(call.left))
     weight = clamp_to_range(weight, input_format.format, _get_te_scale(call.right))
     error = compute_relative_error(out, x_MK, weight, call.bias)
-    return _make_health_row(place, input_format, error, is_fresh=is_fresh)
+    return _make_health_row(label, input_format, error, is_fresh=is_fresh)
 
 
 def _make_gemm_input(module: Any, source: torch.Tensor, call: TeGemm) -> torch.Tensor:
@@ -245,10 +250,10 @@ def _apply_input_norm(module: Any, x: torch.Tensor) -> torch.Tensor:
 
 
 def _make_health_row(
-    place: ModuleLabel, operand: OperandFormat, error: float, *, is_fresh: bool
+    label: ModuleLabel, operand: OperandFormat, error: float, *, is_fresh: bool
 ) -> HealthRow:
     """Return the health of a module from the error of its GEMM."""
-    layer, module = place
+    layer, module = label
     return HealthRow(
         layer=layer,
         module=module,

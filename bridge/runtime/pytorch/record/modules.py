@@ -1,12 +1,13 @@
 """The modules of a model: their names in the plan, and the module that is running.
 
 Megatron's layers are recognised by the names of their classes, so that a model of plain torch needs
-no Megatron. Other modules have no layer, and their whole path as the name.
+no Megatron. The label of any other module has an empty layer, and the whole path as the name.
 
-In a forward pass, hooks keep a stack of the modules that run. At the end of a module's forward pass
+In a forward pass, hooks keep a stack of the modules that run. At the end of a module's forward pass,
 the nodes of autograd that it made are marked with the module. In a backward pass autograd names the
-node that it runs, whose mark is the module. No function of Megatron or Transformer Engine is
-replaced. Activation recomputation runs forward passes in the backward pass, and is followed as well.
+node that it runs, and the mark of the node is the module. No function of Megatron or Transformer Engine
+is replaced. Activation recomputation runs forward passes inside the backward pass, for which the hooks
+keep the stack too.
 """
 
 import re
@@ -43,29 +44,30 @@ def has_class_name(module: torch.nn.Module, names: Iterable[str]) -> bool:
 
 
 def label_modules(model: Iterable[torch.nn.Module]) -> dict[torch.nn.Module, ModuleLabel]:
-    """Return the place of every module of a model, or of its chunks."""
-    place_of: dict[torch.nn.Module, ModuleLabel] = {}
+    """Return the label of every module of a model, given as its chunks."""
+    labels: dict[torch.nn.Module, ModuleLabel] = {}
     for chunk in model:
         for module in chunk.modules():
-            if module in place_of or not has_class_name(module, LAYER_CLASS_NAMES):
+            if module in labels or not has_class_name(module, LAYER_CLASS_NAMES):
                 continue
-            label = str(module.layer_number)
+            layer = str(module.layer_number)
             if has_class_name(module, (MTP_LAYER_CLASS,)):
-                label = f"mtp {label}"
-            # A layer inside a prediction layer is a part of the prediction layer.
+                layer = f"mtp {layer}"
+            # The parts of a layer inside a prediction layer get their label here, as parts of the
+            # prediction layer, and are skipped above.
             for name, part in module.named_modules():
-                place_of.setdefault(part, (label, _shorten_name(name)))
+                labels.setdefault(part, (layer, _shorten_name(name)))
         for path, module in chunk.named_modules():
             is_output = path.rpartition(".")[2] == "output_layer"
-            if is_output and place_of:
-                place_of.setdefault(module, ("output", "output_layer"))
+            if is_output and labels:  # of a Megatron model, which has layers
+                labels.setdefault(module, ("output", "output_layer"))
             else:
-                place_of.setdefault(module, ("", path))
-    return place_of
+                labels.setdefault(module, ("", path))
+    return labels
 
 
 def mixes_tokens(name: str) -> bool:
-    """Return whether a module's matrix products mix tokens, so that none is a linear layer's."""
+    """Return whether a module's matrix products mix tokens, and so are not those of a linear layer."""
     return name in TOKEN_MIXERS or ATTENTION_CORE in name.split(".")
 
 
@@ -125,16 +127,16 @@ class ModuleTracker:
 
     @contextmanager
     def following(self, modules: Iterable[torch.nn.Module]) -> Iterator[None]:
-        """Follow modules in a ``with`` block, without pure containers of other modules."""
+        """Follow modules in a ``with`` block; pure containers of other modules are left out."""
         with ExitStack() as hooks:
             hooks.callback(self._stack.clear)
             for module in filter(is_more_than_container, modules):
-                before = module.register_forward_pre_hook(self._enter)
-                hooks.callback(before.remove)
-                after = module.register_forward_hook(
+                enter_hook = module.register_forward_pre_hook(self._enter)
+                hooks.callback(enter_hook.remove)
+                leave_hook = module.register_forward_hook(
                     self._leave, with_kwargs=True, always_call=True
                 )
-                hooks.callback(after.remove)
+                hooks.callback(leave_hook.remove)
             yield
 
     def _enter(self, module: torch.nn.Module, arguments: Any) -> None:
@@ -146,7 +148,7 @@ class ModuleTracker:
     def _leave(self, module: torch.nn.Module, arguments: Any, named: Any, output: Any) -> None:
         """Note that a module's forward pass ends, and mark the autograd nodes that it made."""
         if not self._stack:
-            return  # a module that ran already when the hooks were registered
+            return  # the module's forward pass began before the hooks were registered
         self._stack.pop()
         _mark_autograd_nodes(
             module, _list_autograd_nodes((arguments, named)), _list_autograd_nodes(output)
@@ -176,14 +178,16 @@ def _list_autograd_nodes(value: Any) -> list[Any]:
 def _mark_autograd_nodes(module: torch.nn.Module, inputs: list[Any], outputs: list[Any]) -> None:
     """Mark the nodes between inputs and outputs with a module.
 
-    Nodes of a module inside of it have the mark of that module already, and keep it.
+    The nodes of an inner module have the mark of that module already, and keep it.
     """
     seen = set(inputs)
-    waiting = list(outputs)
-    while waiting:
-        node = waiting.pop()
+    unvisited = list(outputs)
+    while unvisited:
+        node = unvisited.pop()
         if node in seen:
             continue
         seen.add(node)
         node.metadata.setdefault(MODULE_METADATA_KEY, ref(module))
-        waiting += [following for following, _ in node.next_functions if following is not None]
+        for next_node, _ in node.next_functions:
+            if next_node is not None:
+                unvisited.append(next_node)

@@ -100,10 +100,10 @@ class GroupedGemmArguments(NamedTuple):
         """Return a tensor per product."""
         if not self.single_output or not self.m_splits:
             return list(self.out)
-        whole = self.out
-        if isinstance(whole, (list, tuple)):
-            whole = whole[0]
-        return torch.split(whole, list(self.m_splits))
+        joined = self.out
+        if isinstance(joined, (list, tuple)):
+            joined = joined[0]
+        return torch.split(joined, list(self.m_splits))
 
 
 CUSTOM_GEMM_PARAMETERS = (
@@ -131,7 +131,7 @@ class TeGemm:
     right: Any
     """Operand with the result's last axis."""
     out: Any
-    """The result, None where only the result behind a GELU is known."""
+    """The result of the product, None if only the result after a GELU is known."""
     bias: Any = None
     """Added to the product before it was rounded."""
     part: int | None = None
@@ -193,7 +193,7 @@ def _read_apex_wgrad(args: Sequence[Any], _kwargs: Any, _result: Any) -> Iterato
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GemmFunction:
-    """A function that multiplies matrices, and how the GEMMs of a call of it are read."""
+    """A function that multiplies matrices, and the reader of the GEMMs of its calls."""
 
     package: str
     """Transformer Engine or Apex."""

@@ -1,8 +1,8 @@
-"""One training process: torch.distributed, Megatron's groups, seeds, threads, a clean end.
+"""`training_process`: torch.distributed, Megatron's groups, seeds and threads, set up and taken down.
 
-A single process needs no launcher. Several are started by torchrun (or anything that sets the same
-variables); each then runs the same code. Everything that `training_process` sets up is taken down
-again, also after an exception, so that one Python process can train several times.
+A single process needs no launcher. torchrun, or any launcher that sets the same variables, starts
+several, and each runs the same code. Everything that `training_process` sets up is taken down again,
+also after an exception, so that one Python process can train several times.
 """
 
 from __future__ import annotations
@@ -35,17 +35,26 @@ from torch.distributed import DistError
 from torch.distributed.rendezvous import rendezvous
 
 from bridge.errors import BridgeError, RunConfigError, TrainingError
-from bridge.runtime.megatron import cuda_shim, wide_gemm
-from bridge.runtime.megatron.agreement import require_agreement
+from bridge.runtime.megatron.cpu import cuda_shim, wide_gemm
 from bridge.runtime.megatron.hybrid.kernels import use_torch_fallbacks
 from bridge.runtime.megatron.patching import apply_patches, keep_compatible
-from bridge.runtime.megatron.peers import Peers, run_with_timeout
-from bridge.runtime.megatron.quiet_loggers import quiet_loggers
-from bridge.runtime.megatron.stop_request import StopRequest, catch_stop_signals
+from bridge.runtime.megatron.process.agreement import require_agreement
+from bridge.runtime.megatron.process.peers import Peers, run_with_timeout
+from bridge.runtime.megatron.process.quiet_loggers import quiet_loggers
+from bridge.runtime.megatron.process.stop_request import StopRequest, catch_stop_signals
 from bridge.runtime.megatron.without_te import CHANGES_FOR_LAYERS
 
 TIMEOUT_MINUTES = 30.0
+"""How long a collective waits for its ranks, by default."""
+MAX_THREADS_WITHOUT_GC = 200
+"""Threads of a process above which the models of a sweep's earlier runs are collected.
+
+A run has some twenty.
+"""
 _run_counter = itertools.count()
+"""Numbers the runs of this process."""
+_chunks_to_release: list[Any] = []
+"""Model chunks of the present run."""
 _PARALLEL_SIZES = (
     "tensor_model_parallel_size",
     "pipeline_model_parallel_size",
@@ -86,12 +95,15 @@ class _LauncherVariables:
     def __init__(self) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
         self.local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+        """Number of this process on its machine."""
         self.world_size = int(os.environ.get("WORLD_SIZE", "1"))
         self.local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        """Number of processes on this machine."""
         self.launched = "RANK" in os.environ and "MASTER_ADDR" in os.environ
+        """Whether a launcher started this process."""
 
     def count_threads(self) -> int:
-        """Return OMP_NUM_THREADS, or the CPUs of this process shared among the machine's ranks."""
+        """Return OMP_NUM_THREADS, or this rank's share of the CPUs of the machine."""
         text = os.environ.get("OMP_NUM_THREADS", "")
         stated = 0
         if text.isdecimal():
@@ -155,7 +167,7 @@ def _make_process(
     peers: Peers | None,
     request: StopRequest,
 ) -> Process:
-    """Return the process with its place in Megatron's groups."""
+    """Return the `Process`, with its ranks in Megatron's groups."""
     return Process(
         rank=launch.rank,
         world_size=launch.world_size,
@@ -172,9 +184,13 @@ def _make_process(
 
 @contextmanager
 def _blame_failed_ranks(peers: Peers, request: StopRequest) -> Iterator[None]:
-    """Name the ranks behind an error of this rank.
+    """Name the ranks that caused an error of this rank in a ``with`` block.
 
-    The error is that of this rank, or of a collective that other ranks left.
+    An error of this rank is reported to the other ranks. An error of a collective that failed because
+    of other ranks is replaced by an error that names them.
+
+    Raises:
+        TrainingError: Other ranks ended or stalled.
     """
     try:
         yield
@@ -313,14 +329,6 @@ def _start_distributed(
     return PrefixStore("peers", store)
 
 
-MAX_THREADS_WITHOUT_GC = 200
-"""Threads of a process above which the models of a sweep's earlier runs are collected.
-
-A run has some twenty.
-"""
-_chunks_to_release: list[Any] = []
-
-
 def release_chunk_at_end(chunk: Any) -> None:
     """Release a model chunk at the end of the running `training_process`.
 
@@ -357,18 +365,19 @@ def _start_model_parallel(stack: ExitStack, model: Any, timeout_minutes: float, 
     stack.callback(parallel_state.destroy_model_parallel)
     sizes = {name: getattr(model, name) for name in _PARALLEL_SIZES}
     parallel_state.initialize_model_parallel(**sizes, distributed_timeout_minutes=timeout_minutes)
-    # Pipeline stages get seeds of their own, as in Megatron-LM.
-    staged = seed + 100 * parallel_state.get_pipeline_model_parallel_rank()
-    random.seed(staged)
-    np.random.seed(staged)  # noqa: NPY002 Megatron's data code may draw from the global state
-    torch.manual_seed(staged)
-    tensor_parallel.model_parallel_cuda_manual_seed(staged)
+    # Each pipeline stage gets a different seed, as in Megatron-LM.
+    stage_seed = seed + 100 * parallel_state.get_pipeline_model_parallel_rank()
+    random.seed(stage_seed)
+    np.random.seed(stage_seed)  # noqa: NPY002 Megatron's data code may draw from the global state
+    torch.manual_seed(stage_seed)
+    tensor_parallel.model_parallel_cuda_manual_seed(stage_seed)
 
 
 def _get_expert_losses() -> dict[str, Any]:
     """Return Megatron's record of the experts' losses, which 0.19 moved into a tracker."""
+    losses: dict[str, Any]
     if hasattr(moe_utils, "get_moe_metrics_tracker"):
-        losses: dict[str, Any] = moe_utils.get_moe_metrics_tracker().metrics
+        losses = moe_utils.get_moe_metrics_tracker().metrics
     else:
         losses = moe_utils.get_moe_layer_wise_logging_tracker()
     return losses

@@ -1,6 +1,6 @@
 """Loggers of Megatron and torch whose lines no user can act on.
 
-They are quiet while we import them or a run goes on.
+They are quiet while Megatron is imported, and for the length of a run.
 """
 
 import logging
@@ -20,12 +20,12 @@ LOGGER_LEVELS = {
     # 0.17 and later make it report a missing CUDA at import
     "torch.utils.cpp_extension": logging.ERROR,
 }
-"""Logger -> its level, where nobody set one."""
+"""Logger -> its level, unless the user has set another."""
 
 
 @contextmanager
 def quiet_loggers() -> Iterator[None]:
-    """Give the loggers their levels for a ``with`` block."""
+    """Set the levels of `LOGGER_LEVELS` for a ``with`` block."""
     loggers = [logging.getLogger(name) for name in LOGGER_LEVELS]
     unset = [logger for logger in loggers if logger.level == logging.NOTSET]
     try:

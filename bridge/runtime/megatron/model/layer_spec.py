@@ -2,9 +2,8 @@
 
 The layers are Transformer Engine's, or Megatron's local layers under the other backends. The spec
 functions read the whole model config: experts, latent attention, norms of queries and keys,
-prediction layers. In a local spec some classes are replaced, at every depth: norms that work under
-sequence parallelism, fused attention, latent attention. `emulate` puts emulated linear layers into
-the built model.
+prediction layers. In a local spec some classes are replaced, at every depth (`LOCAL_CLASSES`). The
+emulated linear layers are not in a spec: `emulation/emulated_model.py` puts them into the built model.
 """
 
 import copy
@@ -32,23 +31,23 @@ from megatron.core.transformer.transformer_layer import get_transformer_layer_of
 
 from bridge.errors import RunConfigError
 from bridge.model.attention_variants import DELTA_NET_VARIANTS
-from bridge.runtime.megatron.fused_attention import FusedDotProductAttention
-from bridge.runtime.megatron.latent_attention import LatentAttention
+from bridge.runtime.megatron.attention.fused_attention import FusedDotProductAttention
+from bridge.runtime.megatron.attention.latent_attention import LatentAttention
 
 
 class SequenceParallelNorm:
     """Torch's norm with parameters whose gradients are summed over tensor-parallel ranks.
 
     Megatron's `WrappedTorchNorm` refuses sequence parallelism, although a norm works on each token
-    by itself. It lacks the mark `sequence_parallel` that `finalize_model_grads` looks for
-    (distributed/finalize_model_grads.py:354 in 0.16.1).
+    separately. Its parameters only lack the mark `sequence_parallel`, by which `finalize_model_grads`
+    recognises such gradients (distributed/finalize_model_grads.py:354 in 0.16.1).
     """
 
     def __new__(cls, config: Any, hidden_size: int, eps: float = 1e-5, **kwargs: Any) -> Any:
-        """Return the marked norm."""
-        plain = copy.copy(config)
-        plain.sequence_parallel = False
-        norm = WrappedTorchNorm(plain, hidden_size, eps, **kwargs)
+        """Return Megatron's norm with marked parameters."""
+        accepted_config = copy.copy(config)
+        accepted_config.sequence_parallel = False
+        norm = WrappedTorchNorm(accepted_config, hidden_size, eps, **kwargs)
         for parameter in norm.parameters():
             parameter.sequence_parallel = config.sequence_parallel
         return norm
@@ -66,8 +65,10 @@ LOCAL_CLASSES: Mapping[Any, Any] = {
 def replace_classes(part: Any, classes: Mapping[Any, Any]) -> Any:
     """Return a part of a spec with other classes at every depth.
 
-    A part may be a `partial` from megatron-core 0.19 on. Without Transformer Engine, Megatron's
-    names of TE's classes are mocks, which are no types.
+    Args:
+        part: A spec, its submodules, a class, or from megatron-core 0.19 on a `partial`.
+        classes: Class -> the class that takes its place. Without Transformer Engine, Megatron's names
+            of its classes are mocks, which are no types.
     """
     if isinstance(part, Hashable) and part in classes:
         return classes[part]
@@ -83,11 +84,11 @@ def replace_classes(part: Any, classes: Mapping[Any, Any]) -> Any:
 
 
 def build_block_spec(config: Any, *, backend: str, vp_stage: int | None = None) -> Any:
-    """Return the spec of the transformer block of a model chunk, with the chunk's layers alone.
+    """Return the spec of the transformer block of a model chunk, with only the chunk's layers.
 
     Args:
         config: Config of the whole model.
-        backend: Backend of the GEMMs.
+        backend: Name of the backend of the GEMMs.
         vp_stage: Number of the chunk in an interleaved pipeline.
     """
     with_te = backend in ("te", "te_cpu")
@@ -119,8 +120,8 @@ def _drop_attention_variant(config: Any) -> Any:
 def build_mtp_spec(config: Any, *, backend: str, vp_stage: int | None = None) -> Any:
     """Return the spec of a chunk's multi-token-prediction layers, None for a chunk without them.
 
-    The arguments are those of `build_block_spec`. The transformer layer inside a prediction layer is of
-    the kind of the model's last layer.
+    The arguments are those of `build_block_spec`. The transformer layer inside a prediction layer has
+    the spec of the model's last layer.
     """
     if not config.mtp_num_layers:
         return None
@@ -132,8 +133,8 @@ def build_mtp_spec(config: Any, *, backend: str, vp_stage: int | None = None) ->
         qk_l2_norm=config.qk_l2_norm,
     )
     layers = _apply_attention_variant(config, layers, first=0, with_te=with_te)
-    whole = TransformerBlockSubmodules(layer_specs=layers)
-    spec = get_gpt_mtp_block_spec(config, whole, with_te, vp_stage=vp_stage)
+    model_layers = TransformerBlockSubmodules(layer_specs=layers)
+    spec = get_gpt_mtp_block_spec(config, model_layers, with_te, vp_stage=vp_stage)
     if with_te or spec is None:
         return spec
     layers = [replace_classes(layer, LOCAL_CLASSES) for layer in spec.layer_specs]
@@ -165,19 +166,19 @@ class _LocalLayerProvider(LocalSpecProvider):  # type: ignore[misc]  # Megatron 
 def _apply_attention_variant(
     config: Any, layers: Sequence[ModuleSpec], *, first: int, with_te: bool
 ) -> list[ModuleSpec]:
-    """Return layers with the attention variant of a model config in the layers that have it.
+    """Return layers in which those with the attention variant of a model config have it.
 
     The variants are the gated delta net and DeepSeek sparse attention. Megatron has specs of their
-    attention, and no block spec with sparse attention.
+    attention, and no spec of a block with sparse attention.
 
     Args:
         config: The model config.
         layers: Layers with plain attention.
-        first: Number of the first layer in the whole model, from 0.
+        first: Number of the first of these layers in the whole model, from 0.
         with_te: Whether the layers are Transformer Engine's.
 
     Raises:
-        RunConfigError: Sparse attention without BF16.
+        RunConfigError: The run has sparse attention and is not in BF16.
 
     Source: megatron-core 0.16.1 models/gpt/experimental_attention_variant_module_specs.py.
     """
@@ -209,16 +210,17 @@ def _apply_attention_variant(
 def _replace_attention(
     layer: ModuleSpec, attention: ModuleSpec, *, is_delta: bool, with_te: bool
 ) -> ModuleSpec:
-    """Return a layer with another attention."""
+    """Return a layer with another attention; the other arguments describe the attention."""
     parts: dict[str, Any] = {"self_attention": attention}
     if is_delta and with_te:
         parts["input_layernorm"] = IdentityOp  # the norm is inside of the input projection
     elif is_delta:
+        # In a checkpoint the norm has the name that it has inside of the input projection.
         names = dict(layer.submodules.sharded_state_dict_keys_map)
         parts["sharded_state_dict_keys_map"] = names | {
             "input_layernorm.": "self_attention.in_proj.layer_norm_"
         }
-    elif not with_te:  # the latents keep their norms in front of the up projections
+    elif not with_te:  # the latents keep their norms before the up projections
         parts["self_attention"] = _replace_core_attention(
             layer.submodules.self_attention, attention
         )
@@ -226,19 +228,19 @@ def _replace_attention(
 
 
 def _replace_core_attention(latent: ModuleSpec, sparse: ModuleSpec) -> ModuleSpec:
-    """Return latent attention with the core of sparse attention.
+    """Return a spec of latent attention with the core of sparse attention.
 
     From megatron-core 0.19 on sparse attention has a separate class of latent attention, which
-    multiplies with the weight of the up projection.
+    multiplies with the weight of the up projection. The result then has this class.
     """
     core = sparse.submodules.core_attention
     if sparse.module is latent.module:
-        inside = dataclasses.replace(latent.submodules, core_attention=core)
-        return dataclasses.replace(latent, submodules=inside)
+        submodules = dataclasses.replace(latent.submodules, core_attention=core)
+        return dataclasses.replace(latent, submodules=submodules)
     parts = {}
     for field in dataclasses.fields(sparse.submodules):
         if hasattr(latent.submodules, field.name):
             parts[field.name] = getattr(latent.submodules, field.name)
     parts["core_attention"] = core
-    inside = dataclasses.replace(sparse.submodules, **parts)
-    return dataclasses.replace(sparse, submodules=inside)
+    submodules = dataclasses.replace(sparse.submodules, **parts)
+    return dataclasses.replace(sparse, submodules=submodules)

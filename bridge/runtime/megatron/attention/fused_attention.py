@@ -10,8 +10,10 @@ softmax in FP32 and products of 16-bit operands accumulated in FP32, as Megatron
 in FP32, and are not rounded to 16 bits.
 
 All other attention (masks, dropout, sliding windows, softmax offsets, 16-bit softmax) goes to
-Megatron's implementation, which has no context parallelism. The fused operator has it: keys and
-values are gathered over the ranks.
+Megatron's implementation, which has no context parallelism. With the fused operator there is context
+parallelism: keys and values are gathered over the ranks.
+
+Shapes: S sequence, B batch, N heads of this rank, G key/value heads of this rank, D width of a head.
 """
 
 # ruff: noqa: N806 tensors carry their shape in capitals
@@ -27,18 +29,18 @@ from megatron.core.transformer.enums import AttnMaskType
 from torch import Tensor
 
 from bridge.errors import RunConfigError
-from bridge.runtime.megatron.causal_attention import compute_attention, get_gemm_dtype
-from bridge.runtime.megatron.context_parallel import get_rank_chunks, restore_sequence_order
-
-# Shapes: S sequence, B batch, N heads of this rank, G key/value heads of this rank, D width of a
-# head.
+from bridge.runtime.megatron.attention.causal_attention import compute_attention, get_gemm_dtype
+from bridge.runtime.megatron.attention.context_parallel import (
+    get_rank_chunks,
+    restore_sequence_order,
+)
 
 
 class FusedDotProductAttention(DotProductAttention):  # type: ignore[misc]  # Megatron is untyped
     """Megatron's `DotProductAttention` with a fused path for plain causal self-attention.
 
-    It also takes the widths of latent attention, as Transformer Engine's does;
-    Megatron's constructor does not.
+    The constructor also takes `k_channels` and `v_channels`, the widths of latent attention, as that of
+    Transformer Engine's class does. Megatron's constructor does not.
     """
 
     def __init__(
@@ -49,9 +51,9 @@ class FusedDotProductAttention(DotProductAttention):  # type: ignore[misc]  # Me
         v_channels: int | None = None,
         **kwargs: Any,
     ) -> None:
-        alone = copy.copy(config)
-        alone.context_parallel_size = 1  # Megatron's constructor refuses more
-        super().__init__(alone, *args, **kwargs)
+        config = copy.copy(config)
+        config.context_parallel_size = 1  # Megatron's constructor refuses more
+        super().__init__(config, *args, **kwargs)
         del k_channels  # the width of queries and keys is read from them
         if v_channels is not None:
             self.hidden_size_per_partition = v_channels * self.num_attention_heads_per_partition
@@ -65,7 +67,19 @@ class FusedDotProductAttention(DotProductAttention):  # type: ignore[misc]  # Me
         *args: Any,
         **kwargs: Any,
     ) -> Tensor:
-        """Return the attended values, [S, B, N * D]."""
+        """Return the attended values, [S, B, N * D].
+
+        Args:
+            query: [S, B, N, D].
+            key: [S, B, G, D].
+            value: [S, B, G, D].
+            attention_mask: A mask, which the fused operator does not take; or None.
+            *args: Megatron's further arguments.
+            **kwargs: Megatron's further arguments.
+
+        Raises:
+            RunConfigError: Attention that is not fused, under context parallelism.
+        """
         # args[0] is `attn_mask_type`, which Megatron does not read: the layer has its own.
         others = (*args[1:], kwargs.get("attention_bias"), kwargs.get("packed_seq_params"))
         is_plain = attention_mask is None and all(other is None for other in others)
@@ -85,7 +99,7 @@ class FusedDotProductAttention(DotProductAttention):  # type: ignore[misc]  # Me
         return output
 
     def _can_fuse(self, query: Tensor, key: Tensor) -> bool:
-        """Return whether the fused operator computes what the settings of this layer ask for."""
+        """Return whether the fused operator computes the attention of this layer's settings."""
         softmax = self.scale_mask_softmax
         return (
             self.attn_mask_type == AttnMaskType.causal
@@ -115,10 +129,7 @@ class FusedDotProductAttention(DotProductAttention):  # type: ignore[misc]  # Me
         return torch.cat(outputs)
 
     def _attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """Return the attended values, [S, B, N * D].
-
-        The last query is at the place of the last key.
-        """
+        """Return the attended values, [S, B, N * D]; the last query has the last key's position."""
         dtype = get_gemm_dtype(query.dtype)
         q_BNSD = query.permute(1, 2, 0, 3).to(dtype)
         k_BGSD = key.permute(1, 2, 0, 3).to(dtype)

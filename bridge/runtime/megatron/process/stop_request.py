@@ -1,8 +1,8 @@
-"""`StopRequest`: the first Ctrl-C or SIGTERM of a run, which ends between two steps.
+"""`StopRequest`: the first Ctrl-C or SIGTERM ends a run between two steps, and not at once.
 
-A scheduler, and a terminal, signal the launcher and its workers, and torchrun forwards the signal to
-the workers, so that each gets it twice. A second signal within `COPY_SECONDS` is therefore the same
-request.
+A scheduler, and a terminal, send a signal to the launcher and its workers. torchrun also forwards it to
+the workers, so that each worker gets it twice. A second signal within `COPY_SECONDS` is therefore the
+same request.
 """
 
 import signal
@@ -35,7 +35,10 @@ class StopRequest:
         return self.number
 
     def note(self, number: int) -> bool:
-        """Return whether a signal is this request or its copy; any other signal ends the process."""
+        """Note a signal, and return whether it is this request or its copy.
+
+        Any other signal has to end the process.
+        """
         if self.is_noted_only and not self.number:
             self.number = number
             self._noted_at = time.monotonic()
@@ -49,10 +52,10 @@ class StopRequest:
 
 @contextmanager
 def catch_stop_signals() -> Iterator[StopRequest]:
-    """Note SIGINT and SIGTERM in a ``with`` block, after `is_noted_only` is set.
+    """Let a `StopRequest` note SIGINT and SIGTERM in a ``with`` block, once `is_noted_only` is set.
 
-    A signal that is not noted acts as before the block. Outside the main thread, where Python allows
-    no signal handlers, nothing is changed.
+    A signal that is not noted has the effect that it had before the block. Outside of the main thread
+    Python allows no signal handlers, and nothing is changed.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():

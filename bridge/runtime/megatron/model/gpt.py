@@ -1,4 +1,7 @@
-"""The model: its config, and Megatron's `GPTModel` in wrappers for precision and data parallelism."""
+"""The model: its config, and Megatron's `GPTModel` in wrappers for precision and data parallelism.
+
+A run calls `adapt_config`, which turns off what this machine cannot run, and then `build_gpt`.
+"""
 
 import copy
 import importlib.util
@@ -18,14 +21,14 @@ from megatron.core.transformer import MLATransformerConfig
 from megatron.core.transformer.module import Float16Module
 
 from bridge.errors import RunConfigError
-from bridge.runtime.megatron.cuda_shim import has_cuda
+from bridge.runtime.megatron.cpu.cuda_shim import has_cuda
 from bridge.runtime.megatron.emulation.emulated_model import emulate_low_layers, prepare_emulation
 from bridge.runtime.megatron.emulation.parallel_linear import get_layer_scheme
 from bridge.runtime.megatron.hybrid.model import build_hybrid
-from bridge.runtime.megatron.initial_weights import draw_weights, mark_weights
-from bridge.runtime.megatron.layer_spec import build_block_spec, build_mtp_spec
+from bridge.runtime.megatron.model.initial_weights import draw_weights, mark_weights
+from bridge.runtime.megatron.model.layer_spec import build_block_spec, build_mtp_spec
 from bridge.runtime.megatron.patching import Patch, apply_patches, keep_compatible
-from bridge.runtime.megatron.process import release_chunk_at_end
+from bridge.runtime.megatron.process.training_process import release_chunk_at_end
 from bridge.runtime.megatron.without_te import CHANGES_FOR_CONFIGS
 
 ACTIVATIONS = {
@@ -35,15 +38,15 @@ ACTIVATIONS = {
     "squared_relu": squared_relu,
     "quick_gelu": quick_gelu,
 }
-"""Names that `activation_func` accepts as well as a function."""
+"""Names that `activation_func` accepts; it also accepts a function."""
 
 
 @dataclass
 class GPTConfig(MLATransformerConfig):  # type: ignore[misc]  # Megatron is untyped
     """`TransformerConfig` with the further arguments of `GPTModel` and of latent attention.
 
-    The arguments have Megatron's names. Defaults are those of `TransformerConfig`; the fields that
-    `MLATransformerConfig` adds have its own, and are read with `multi_latent_attention` only.
+    The arguments have Megatron's names. The defaults are those of `TransformerConfig`. The fields that
+    `MLATransformerConfig` adds have its defaults, and are read only with `multi_latent_attention`.
     """
 
     multi_latent_attention: bool = False
@@ -89,12 +92,12 @@ class GPTConfig(MLATransformerConfig):  # type: ignore[misc]  # Megatron is unty
         if config.hybrid_layer_pattern or config.hybrid_override_pattern:
             config.is_hybrid_model = True
         with warnings.catch_warnings(), apply_patches(keep_compatible(CHANGES_FOR_CONFIGS)):
-            # Megatron's own defaults trip over a deprecation of its own.
+            # Megatron warns of values that are its own defaults.
             warnings.filterwarnings("ignore", message="full scope is deprecated")
             warnings.filterwarnings("ignore", message="moe_ffn_hidden_size is not set")
             if config.multi_latent_attention:
                 super().__post_init__()
-            else:  # the checks of latent attention refuse fields that other attention has
+            else:  # MLATransformerConfig's checks refuse valid fields of other attention
                 super(MLATransformerConfig, self).__post_init__()
 
 
@@ -121,7 +124,7 @@ def adapt_config(config: Any, *, vocab_size: int, backend: str = "local") -> tup
     Args:
         config: The model config.
         vocab_size: Vocabulary of the data.
-        backend: Backend of the GEMMs.
+        backend: Name of the backend of the GEMMs.
 
     Raises:
         RunConfigError: The vocabulary of the data is larger than that of the config.
@@ -136,24 +139,29 @@ def adapt_config(config: Any, *, vocab_size: int, backend: str = "local") -> tup
             config.vocab_size,
             "Leave it at None to take the data's.",
         )
-    off: dict[str, str] = {}
-    if not has_cuda():
-        off.update(_CUDA_ONLY_SWITCHES)
-    for switch, module in _SWITCH_EXTENSIONS.items():
-        if not has_cuda() or importlib.util.find_spec(module) is None:
-            off[switch] = f"its kernel needs {module}, which is not installed here"
-    if backend in ("local", "emulated"):
-        off["moe_grouped_gemm"] = (
-            "the kernel is Transformer Engine's; experts multiply one after the other"
-        )
     changes = []
-    for switch, reason in off.items():
+    for switch, reason in _list_unusable_switches(backend).items():
         if getattr(config, switch):
             setattr(config, switch, False)
             changes.append(f"model.{switch}=False ({reason})")
     if not changes:
         return config, []
     return config, [f"Changed for this machine: {'; '.join(changes)}."]
+
+
+def _list_unusable_switches(backend: str) -> dict[str, str]:
+    """Return the switches of a model config that this machine cannot turn on -> the reason."""
+    reasons: dict[str, str] = {}
+    if not has_cuda():
+        reasons.update(_CUDA_ONLY_SWITCHES)
+    for switch, module in _SWITCH_EXTENSIONS.items():
+        if not has_cuda() or importlib.util.find_spec(module) is None:
+            reasons[switch] = f"its kernel needs {module}, which is not installed here"
+    if backend in ("local", "emulated"):
+        reasons["moe_grouped_gemm"] = (
+            "the kernel is Transformer Engine's; experts multiply one after the other"
+        )
+    return reasons
 
 
 def compute_padded_vocab_size(config: Any) -> int:
@@ -171,17 +179,21 @@ def build_gpt(
     backend: str = "local",
     phases: Sequence[Any] = (),
 ) -> list[Any]:
-    """Build this rank's part of the model, a `DistributedDataParallel` per chunk.
+    """Build this rank's part of the model: a `DistributedDataParallel` per chunk.
 
-    Megatron's schedules take the chunks in this form. Megatron's `Float16Module` casts the weights.
+    Megatron's schedules take the chunks in this form. Inside of it, in FP16 and BF16, Megatron's
+    `Float16Module` casts the weights.
 
     Args:
         config: The result of `adapt_config`.
         ddp: DDP config.
         device: Device of the weights.
         seed: Seed of the weights, which are equal in every parallel layout.
-        backend: Name of the backend.
+        backend: Name of the backend of the GEMMs.
         phases: Model configs of the phases of a precision schedule.
+
+    Raises:
+        RunConfigError: This Megatron Core cannot build the model.
     """
     if backend in ("te", "te_cpu"):
         _refuse_nvfp4_buffers(config, ddp)
@@ -197,8 +209,8 @@ def build_gpt(
         models.append(model)
     wrapped = []
     for index, model in enumerate(models):
-        # Only the first chunk's buckets are reduced early: the others have nothing to overlap with
-        # in time.
+        # As in Megatron-LM, only the first chunk has buckets: the reduction of the other chunks overlaps
+        # with the backward pass of the chunks before them anyway.
         chunk = DistributedDataParallel(
             config=config, ddp_config=copy.copy(ddp), module=model, disable_bucketing=index > 0
         )
@@ -210,12 +222,12 @@ def build_gpt(
 
 
 def _index_bucket_parameters(chunk: Any) -> None:
-    """Give each bucket the places of its parameters in the buffer.
+    """Give each bucket the positions of its parameters in the buffer.
 
-    megatron-core 0.16.1 counts them without the gaps by which the distributed optimizer aligns
-    parameters to 64 elements (distributed/param_and_grad_buffer.py:106-110). Where weights are
-    stored in MXFP8, every parameter behind one of another size is then copied from a wrong place
-    after each step. Megatron-LM's pull request 3007 corrects it.
+    megatron-core 0.16.1 counts the positions without the gaps by which the distributed optimizer aligns
+    parameters to 64 elements (distributed/param_and_grad_buffer.py:106-110). With weights in MXFP8,
+    every parameter after a gap is then copied from a wrong position after each step. Megatron-LM's pull
+    request 3007 corrects it.
     """
     for buffer in (*chunk.buffers, *chunk.expert_parallel_buffers):
         for bucket in buffer.buckets:
@@ -225,12 +237,12 @@ def _index_bucket_parameters(chunk: Any) -> None:
 
 
 def _refuse_nvfp4_buffers(config: Any, ddp: Any) -> None:
-    """Refuse NVFP4 weights that Megatron's buffers cannot hold.
+    """Refuse stored NVFP4 weights of Transformer Engine that Megatron's buffers cannot hold.
 
-    The buffers count a byte per element, and the codes are packed.
+    The buffers have a byte per element, and Transformer Engine packs two codes into a byte.
 
-    Source: megatron-core 0.16.1 distributed/param_and_grad_buffer.py:828; 0.17.1
-    has `fp4_param_gather` for them.
+    Source: megatron-core 0.16.1 distributed/param_and_grad_buffer.py:828. 0.17.1 has `fp4_param_gather`
+        for such weights.
     """
     is_fp4 = getattr(config, "fp4", None) and get_layer_scheme(config)
     is_packed = is_fp4 and getattr(config, "fp4_param", False)
@@ -271,15 +283,18 @@ def _build_chunk(
     vp_stage: int | None,
     phases: Sequence[Any],
 ) -> torch.nn.Module:
-    """Build a chunk of the model: layers, weights, 16-bit module, emulation."""
+    """Build a chunk of the model: its layers, their emulation, the weights, and the 16-bit module.
+
+    The arguments are those of `build_gpt`, and the number of the chunk in an interleaved pipeline.
+    """
     arguments = _make_model_arguments(config, vp_stage)
     model: torch.nn.Module
     recipe: Any = getattr(config, "quant_recipe", None)
-    recipe_of_chunk: list[Patch] = []
+    chunk_recipe: list[Patch] = []
     if vp_stage is not None and hasattr(recipe, "of_chunk"):
-        recipe_of_chunk = [(config, "quant_recipe", recipe.of_chunk(vp_stage))]
-    # the chunk's recipe is there while the chunk is built and matched
-    with mark_weights(config) as marks, apply_patches(recipe_of_chunk):
+        chunk_recipe = [(config, "quant_recipe", recipe.of_chunk(vp_stage))]
+    # Megatron reads the recipe from the config while it builds the layers, and so does the emulation.
+    with mark_weights(config) as marks, apply_patches(chunk_recipe):
         if config.is_hybrid_model:
             model = build_hybrid(backend=backend, **arguments)
         else:
@@ -301,40 +316,42 @@ def _build_chunk(
 
 
 def count_parameters(model: list[Any]) -> int:
-    """Return the parameters of the whole model, summed over tensor-parallel shards and stages.
+    """Return the number of values of the whole model, over tensor-parallel shards and stages.
 
-    A collective call. Parameters that several ranks hold a copy of (norms under TP, tied embeddings
-    under PP) count once. Each expert-parallel rank holds experts of its own.
+    A collective call. A parameter of which several ranks have a copy (norms under tensor parallelism,
+    tied embeddings under pipeline parallelism) counts once. Each expert-parallel rank has different
+    experts, and all of them count.
+
+    Args:
+        model: Chunks of this rank.
     """
     rank = parallel_state.get_tensor_model_parallel_rank()
     parameters: list[torch.nn.Parameter] = []
     for chunk in model:
         parameters.extend(chunk.parameters())
-    dense, routed = 0, 0
+    dense_values, expert_values = 0, 0
     for parameter in parameters:
         is_counted_here = rank == 0 or getattr(parameter, "tensor_model_parallel", False)
-        if not getattr(parameter, "allreduce", True):
-            routed += parameter.numel()
+        if not getattr(parameter, "allreduce", True):  # Megatron's mark of a routed expert
+            expert_values += parameter.numel()
         elif is_counted_here and not getattr(parameter, "shared", False):
-            dense += parameter.numel()
-    where = parameters[0].device
-    of_experts = parallel_state.get_expert_tensor_model_pipeline_parallel_group()
-    total = _sum_over_group(dense, parallel_state.get_model_parallel_group(), where)
-    return total + _sum_over_group(routed, of_experts, where)
+            dense_values += parameter.numel()
+    device = parameters[0].device
+    dense_group = parallel_state.get_model_parallel_group()
+    expert_group = parallel_state.get_expert_tensor_model_pipeline_parallel_group()
+    total = _sum_over_group(dense_values, dense_group, device)
+    return total + _sum_over_group(expert_values, expert_group, device)
 
 
-def _sum_over_group(number: int, group: Any, where: torch.device) -> int:
-    """Return the sum of a number over a group; a collective call."""
-    total = torch.tensor(number, dtype=torch.int64, device=where)
+def _sum_over_group(number: int, group: Any, device: torch.device) -> int:
+    """Return the sum of a number over the ranks of a group; a collective call."""
+    total = torch.tensor(number, dtype=torch.int64, device=device)
     torch.distributed.all_reduce(total, group=group)
     return int(total)
 
 
 def list_bucket_groups(model: list[Any]) -> list[Any]:
-    """Return the groups of buckets of model chunks.
-
-    Gradients are reduced in them, and weights gathered.
-    """
+    """Return the bucket groups of model chunks, in which gradients are reduced and weights gathered."""
     groups: list[Any] = []
     for chunk in model:
         groups.extend(chunk.bucket_groups)

@@ -10,10 +10,10 @@ FP32 accumulation:
 3. Round the result once to the 16-bit type. A result beyond its range becomes infinite, so that the
    FP16 loss scale sees overflows.
 
-While installed, the rows of `WIDENED_OPERATORS` replace the CPU kernels of these operators for operands of
-the slow types alone. A CPU with AVX-512 for BF16 and not for FP16 multiplies BF16 with its kernel.
-FP32, and the code above the kernels (autograd, autocast, Megatron's autograd functions), are not
-changed.
+In a `widen_gemms` block the rows of `WIDENED_OPERATORS` replace the CPU kernels of these operators, and
+widen only operands of the slow types. A CPU with a kernel for BF16 and not for FP16 multiplies BF16 with
+its kernel. FP32, and the code above the kernels (autograd, autocast, Megatron's autograd functions), are
+not changed.
 """
 
 import warnings
@@ -40,7 +40,7 @@ def find_slow_dtypes() -> tuple[torch.dtype, ...]:
 
 
 def _widen_operands(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
-    """Return both operands in FP32 if they have the same widened type, else as they are."""
+    """Return both operands in FP32 if both have the same widened type; otherwise return them as given."""
     if first.dtype is second.dtype and first.dtype in _widened_dtypes:
         return first.float(), second.float()
     return first, second
@@ -74,12 +74,12 @@ def _multiply_and_add(
     """Return beta * added + alpha * product in the operands' type; `added` is not read if beta is 0."""
     wide = _widen_operands(first, second)
     out = _allocate_product(*wide)
-    start = added
+    summand = added
     if beta == 0:
-        start = out
-    if start.dtype is first.dtype:
-        start = start.to(out.dtype)
-    return operator(start, *wide, beta=beta, alpha=alpha, out=out).to(first.dtype)
+        summand = out
+    if summand.dtype is first.dtype:
+        summand = summand.to(out.dtype)
+    return operator(summand, *wide, beta=beta, alpha=alpha, out=out).to(first.dtype)
 
 
 WIDENED_OPERATORS: dict[str, Callable[..., Tensor]] = {

@@ -1,13 +1,16 @@
-"""Search for the rank that ended or stalled, outside of collectives, after a collective failed.
+"""`Peers`: which rank ended or stalled, found without collectives after a collective has failed.
 
 A rank that dies closes its connections, and a rank that stalls lets the collectives of other ranks
-time out. On the other ranks either is an error of a collective, which names no rank. A rank with
-such an error raises an alarm in the store of the launch, and a thread of each rank answers it. A rank
-without an answer is dead or stopped. A rank that answers and has no error within the timeout is
-stalled. The first rank that knows this writes the sentence with which all ranks end.
+time out. On the other ranks both are an error of a collective, which names no rank. So:
 
-Each rank asks the store once a second, and less often in a launch of more than 5000 ranks, so that
-the store answers at most 5000 questions a second.
+1. A rank with such an error writes an alarm into the store of the launch.
+2. A thread of each rank reads the alarm, and writes an answer.
+3. A rank without an answer is dead or stopped. A rank that answered, and has no error within the
+   timeout, is stalled.
+4. The first rank that knows this writes the sentence with which all ranks end, the verdict.
+
+Each rank reads the store once a second, and less often in a launch of more than 5000 ranks, so that
+the store gets at most 5000 requests a second.
 """
 
 import socket
@@ -29,29 +32,29 @@ T = TypeVar("T")
 STORE_SECONDS = 30.0
 """How long a rank that ends waits for the store."""
 POLLS_PER_SECOND = 5000
-"""Most questions a second to the store, of all ranks together."""
+"""Most requests a second to the store, of all ranks together."""
 MAX_NAMED_RANKS = 8
-"""Ranks that a sentence names; the others are counted."""
+"""Most ranks that a sentence names; the others are counted."""
 
 
-def run_with_timeout(ask: Callable[[], T], seconds: float) -> T:
-    """Return the answer of a store, whose clients would wait for ever if it stalls.
+def run_with_timeout(request: Callable[[], T], seconds: float) -> T:
+    """Return the result of a request to a store; without a timeout it waits for ever if that stalls.
 
     Raises:
         DistError: The store does not answer in time.
     """
-    answer: Future[T] = Future()
+    result: Future[T] = Future()
 
-    def work() -> None:
+    def run_request() -> None:
         try:
-            answer.set_result(ask())
+            result.set_result(request())
         except Exception as error:  # noqa: BLE001  raised in the caller's thread
-            answer.set_exception(error)
+            result.set_exception(error)
 
-    # an executor would wait for the thread at the end of the process
-    threading.Thread(target=work, daemon=True).start()
+    # An executor would wait for the thread at the end of the process.
+    threading.Thread(target=run_request, daemon=True).start()
     try:
-        return answer.result(timeout=seconds)
+        return result.result(timeout=seconds)
     except TimeoutError:
         raise DistError("the store does not answer") from None
 
@@ -60,17 +63,26 @@ class Peers:
     """The other ranks of a launch, as this rank sees them in the store."""
 
     def __init__(self, store: Store, rank: int, ranks: int, timeout: timedelta) -> None:
+        """Prepare the search; `answer_alarms` starts the thread.
+
+        Args:
+            store: Store of the launch, with keys of this run only.
+            rank: This rank.
+            ranks: Number of ranks.
+            timeout: How long a collective waits for its ranks.
+        """
         self.step = 0
         """The last step that this rank finished."""
         self._store = store
         self._rank = rank
         self._ranks = ranks
         self._timeout = timeout
-        self._seconds = max(1.0, ranks / POLLS_PER_SECOND)
-        self._marked = time.monotonic()
-        self._answers = True
-        """Whether the store answered whenever it was asked."""
+        self._poll_seconds = max(1.0, ranks / POLLS_PER_SECOND)
+        self._step_ended_at = time.monotonic()
+        self._store_answers = True
+        """Whether the store has answered every request so far."""
         self._ended = threading.Event()
+        """Ends the thread."""
 
     @contextmanager
     def answer_alarms(self) -> Iterator[None]:
@@ -84,30 +96,34 @@ class Peers:
         finally:
             self._ended.set()
             with suppress(DistError):
-                if self._answers:
-                    self._ask_store(lambda: self._store.set(f"left {self._rank}", ""))
-            if self._answers:
+                if self._store_answers:
+                    self._request(lambda: self._store.set(f"left {self._rank}", ""))
+            if self._store_answers:
                 thread.join()
 
     def finished(self, step: int) -> None:
         """Record the end of a step."""
         self.step = step
-        self._marked = time.monotonic()
+        self._step_ended_at = time.monotonic()
 
-    def report_end(self, how: str) -> None:
-        """Write why this rank ends, for the ranks whose collectives fail with it."""
+    def report_end(self, clause: str) -> None:
+        """Write that this rank ends, for the ranks whose collectives fail because of it.
+
+        Args:
+            clause: The end of the sentence, for example "was stopped."
+        """
         with suppress(DistError):
-            sentence = f"ranks: rank {self._rank} ({socket.gethostname()}) {how}"
+            sentence = f"ranks: rank {self._rank} ({socket.gethostname()}) {clause}"
             self._store.compare_set("verdict", "", sentence)
 
     def diagnose_failure(self) -> TrainingError | None:
-        """Return the error that names the ranks behind a failed collective.
+        """Return the error that names the ranks that made a collective fail.
 
-        The result is None where no other rank is at fault.
+        The result is None if no other rank is at fault.
         """
-        waited = time.monotonic() - self._marked
+        waited_seconds = time.monotonic() - self._step_ended_at
         try:
-            return self._ask_store(lambda: self._reach_verdict(waited))
+            return self._request(lambda: self._reach_verdict(waited_seconds))
         except DistError:
             return TrainingError(
                 "ranks: the store of the launch must answer every rank, and no longer does. "
@@ -115,17 +131,19 @@ class Peers:
                 "and its machine."
             )
 
-    def _reach_verdict(self, waited: float) -> TrainingError | None:
-        """Raise an alarm, wait for the answers of the ranks, and return the error that all end with.
+    def _reach_verdict(self, waited_seconds: float) -> TrainingError | None:
+        """Write an alarm, wait for the answers of the ranks, and return the error that all end with.
 
-        `waited` are the seconds since the last finished step.
+        Args:
+            waited_seconds: Seconds since the last finished step. A stalled rank is looked for only if
+                they exceed the timeout of a collective.
         """
-        for word in (f"here {self._rank}", f"failed {self._rank}", "alarm"):
-            self._store.set(word, "")
+        for key in (f"here {self._rank}", f"failed {self._rank}", "alarm"):
+            self._store.set(key, "")
         timeout_seconds = self._timeout.total_seconds()
-        silent = self._wait_for_ranks("here", until=time.monotonic() + 3 + 2 * self._seconds)
+        silent = self._wait_for_ranks("here", until=time.monotonic() + 3 + 2 * self._poll_seconds)
         stalled: list[int] = []
-        if waited >= timeout_seconds:
+        if waited_seconds >= timeout_seconds:
             stalled = self._wait_for_ranks("failed", until=time.monotonic())
         if silent:
             self._write_verdict(silent, f"no longer answer after step {self.step}")
@@ -137,12 +155,16 @@ class Peers:
             return None
         return TrainingError(self._store.get("verdict").decode())
 
-    def _ask_store(self, ask: Callable[[], T]) -> T:
-        """Return the answer of the store, and remember a store that does not answer."""
+    def _request(self, request: Callable[[], T]) -> T:
+        """Return the result of a request to the store, and remember if the store does not answer.
+
+        Raises:
+            DistError: The store does not answer in time.
+        """
         try:
-            return run_with_timeout(ask, STORE_SECONDS + 2 * self._seconds)
+            return run_with_timeout(request, STORE_SECONDS + 2 * self._poll_seconds)
         except DistError:
-            self._answers = False
+            self._store_answers = False
             raise
 
     def _write_verdict(self, ranks: list[int], fact: str) -> None:
@@ -184,7 +206,7 @@ class Peers:
     def _answer_alarm(self, store: Store) -> None:
         """Answer an alarm; the target of a thread, which has a separate connection."""
         with suppress(DistError):
-            while not self._ended.wait(self._seconds):
+            while not self._ended.wait(self._poll_seconds):
                 if store.check(["alarm"]):
                     store.set(f"here {self._rank}", "")
                     return

@@ -1,5 +1,5 @@
 # ruff: noqa: N803  (shape suffixes are capitals)
-"""Attention in one operator.
+"""Attention in one operator of torch, causal or without a mask.
 
 Shapes: S sequence, B batch, N heads, G key/value heads, D width of a head.
 """
@@ -7,7 +7,7 @@ Shapes: S sequence, B batch, N heads, G key/value heads, D width of a head.
 import torch
 import torch.nn.functional as F  # noqa: N812 torch's own abbreviation
 
-from bridge.runtime.megatron import wide_gemm
+from bridge.runtime.megatron.cpu import wide_gemm
 
 
 def get_gemm_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -27,12 +27,18 @@ def compute_attention(
 ) -> torch.Tensor:
     """Return the attended values, (B, N, S, D), in the dtype of the operands.
 
-    The last query is at the place of the last key; with `is_causal` a query attends
-    to the keys up to its own place.
+    Args:
+        q_BNSD: Queries.
+        k_BGSD: Keys, as many as queries or more.
+        v_BGSD: Values.
+        scale: Factor on the scores before the softmax.
+        is_causal: Whether a query attends only to the keys up to its own position. The last query has
+            the position of the last key.
     """
     queries, keys = q_BNSD.shape[2], k_BGSD.shape[2]
     mask = None
     if is_causal and queries != keys:
+        # torch's own causal mask gives the first query the position of the first key.
         mask = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
     return F.scaled_dot_product_attention(
         q_BNSD,

@@ -1,7 +1,7 @@
-"""CPU device shim: runs Megatron Core, which asks for "cuda", on a machine without it.
+"""The CUDA shim: Megatron Core, which requests the device "cuda", on a machine without CUDA.
 
 Megatron creates tensors with ``device="cuda"``, compares ``tensor.type()`` with
-``torch.cuda.FloatTensor``, keeps its random number states in CUDA generators and opens
+``torch.cuda.FloatTensor``, keeps its random number states in CUDA generators, and opens
 ``torch.autocast("cuda")``. Each row of `CUDA_PATCHES` replaces a callable while the shim is
 installed. No operator is intercepted, so that a training step is as fast as without the shim. On a
 machine with CUDA the shim changes nothing.
@@ -47,7 +47,7 @@ def is_shim_installed() -> bool:
 def _replace_tensor_type(_original: object) -> Callable[..., Any]:
     """Replace `Tensor.type()`: without arguments it returns the name of CUDA's type."""
 
-    def type_(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def get_cuda_type(self: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
         if dtype is not None:
             return torch._C.TensorBase.type(self, dtype, *args, **kwargs)
         name = str(torch._C.TensorBase.type(self))
@@ -55,19 +55,19 @@ def _replace_tensor_type(_original: object) -> Callable[..., Any]:
             return name
         return name.replace("torch.", "torch.cuda.", 1)
 
-    return type_
+    return get_cuda_type
 
 
 def _replace_autocast_query(query: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace a query of autocast: "cuda", which is the default too, is the CPU."""
-    on_device = redirect_to_cpu(query)
+    """Replace a query of autocast: "cuda" is the CPU, and also the default."""
+    query_cpu = redirect_to_cpu(query)
 
-    def asked(*args: Any, **kwargs: Any) -> Any:
+    def query_with_default(*args: Any, **kwargs: Any) -> Any:
         if args or kwargs:
-            return on_device(*args, **kwargs)
-        return on_device("cuda")
+            return query_cpu(*args, **kwargs)
+        return query_cpu("cuda")
 
-    return asked
+    return query_with_default
 
 
 _NO_OP_STREAM = SimpleNamespace(
@@ -78,32 +78,35 @@ _NO_OP_STREAM.record_event = lambda *_: _NO_OP_STREAM
 
 
 def _replace_move_to_cpu(move: Callable[..., Any]) -> Callable[..., Any]:
-    """Replace `maybe_move_tensor_to_cpu`: it converts a tensor on the CPU to NumPy too."""
+    """Replace `maybe_move_tensor_to_cpu`: a tensor is on the CPU already, and may become an array.
+
+    Megatron's function converts only tensors on CUDA to NumPy.
+    """
 
     @functools.wraps(move)
-    def moved(tensor: Any, as_numpy: bool = False, *_stream: Any, **_named: Any) -> Any:
+    def convert_if_wanted(tensor: Any, as_numpy: bool = False, *_stream: Any, **_named: Any) -> Any:
         if as_numpy and torch.is_tensor(tensor):
             return tensor.numpy()
         return tensor
 
-    return moved
+    return convert_if_wanted
 
 
 def _replace_p2p_ops(send: Callable[..., Any]) -> Callable[..., Any]:
     """Replace `_p2p_ops`: it sends aliases of the tensors.
 
-    Gloo reads a tensor after Megatron has emptied it through ``.data``.
+    Gloo reads a tensor after Megatron has emptied it through ``.data``. An alias keeps the memory.
     """
 
     @functools.wraps(send)
-    def sent(*, tensor_send_prev: Any, tensor_send_next: Any, **others: Any) -> Any:
+    def send_aliases(*, tensor_send_prev: Any, tensor_send_next: Any, **others: Any) -> Any:
         return send(
             tensor_send_prev=_make_alias(tensor_send_prev),
             tensor_send_next=_make_alias(tensor_send_next),
             **others,
         )
 
-    return sent
+    return send_aliases
 
 
 def _make_alias(tensor: Any) -> Any:
@@ -116,37 +119,44 @@ def _make_alias(tensor: Any) -> Any:
 def _replace_collective(reduce_or_gather: Callable[..., Any]) -> Callable[..., Any]:
     """Replace a collective: in a group of one rank it does nothing if result and input are the same.
 
-    NCCL does so, and gloo copies the tensor.
+    NCCL does nothing in this case, and gloo copies the tensor.
     """
 
     @functools.wraps(reduce_or_gather)
-    def moved(*tensors: Any, **named: Any) -> Any:
+    def skip_if_alone(*tensors: Any, **named: Any) -> Any:
         group = named.get("group")
         is_alone = group is not None and group.size() == 1 and not named.get("async_op")
         if is_alone and len(tensors) == 2 and tensors[0].data_ptr() == tensors[1].data_ptr():
             return None
         return reduce_or_gather(*tensors, **named)
 
-    return moved
+    return skip_if_alone
 
 
 def _replace_gloo_init(start: Callable[..., None]) -> Callable[..., None]:
-    """Replace `ProcessGroupGloo.__init__`: all groups share the thread that wakes each 10 ms.
+    """Replace `ProcessGroupGloo.__init__`: all groups share one device of gloo.
 
-    Torch starts such a thread per group.
+    A device has a thread that wakes up every 10 ms, and torch makes a device per group.
     """
     gloo: Any = torch.distributed.ProcessGroupGloo
-    shared = functools.cache(gloo.create_default_device)
+    get_shared_device = functools.cache(gloo.create_default_device)
 
-    def started(self: Any, *args: Any, timeout: timedelta | None = None, **others: Any) -> None:
-        if timeout is None:  # a call with options of its own
+    def start_with_shared_device(
+        self: Any, *args: Any, timeout: timedelta | None = None, **others: Any
+    ) -> None:
+        if timeout is None:  # a call with an options object
             start(self, *args, **others)
             return
         if len(args) != 3:  # a call of another release
             start(self, *args, timeout=timeout, **others)
             return
         options = gloo._Options()  # noqa: SLF001  torch gives these no public names
-        values = {"_devices": [shared()], "_threads": 1, "_timeout": timeout, **others}
+        values = {
+            "_devices": [get_shared_device()],
+            "_threads": 1,
+            "_timeout": timeout,
+            **others,
+        }
         unknown = [name for name in values if not hasattr(options, name)]
         if unknown:
             reason = f"its options have no {', '.join(unknown)}"
@@ -157,7 +167,7 @@ def _replace_gloo_init(start: Callable[..., None]) -> Callable[..., None]:
             setattr(options, name, value)
         start(self, *args, options)
 
-    return started
+    return start_with_shared_device
 
 
 CUDA_PATCHES: PatchTable = {
@@ -190,14 +200,17 @@ CUDA_PATCHES: PatchTable = {
     "torch.is_autocast_enabled": _replace_autocast_query,
     "torch.get_autocast_dtype": _replace_autocast_query,
 }
-"""Callable -> original -> replacement. device.yaml has the caller of each, and the failure without."""
+"""Callable -> function from the original to the replacement.
+
+cuda_shim.yaml has the caller of each callable, and the failure without the replacement.
+"""
 
 
 @contextmanager
 def cpu_as_cuda() -> Iterator[None]:
-    """Keep the shim installed for the length of a ``with`` block; the outermost block removes it.
+    """Install the shim for the length of a ``with`` block; of nested blocks the outermost removes it.
 
-    Where CUDA is present, the block changes nothing.
+    On a machine with CUDA the block changes nothing.
     """
     if has_cuda() or is_shim_installed():
         yield

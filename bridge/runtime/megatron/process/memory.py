@@ -1,4 +1,4 @@
-"""Memory of this process: free memory that goes back to the system, and the peak of a run."""
+"""Memory of this process: freed memory is given back to the system, and the peak of a run is read."""
 
 import ctypes
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 
-from bridge.runtime.megatron.cuda_shim import has_cuda
+from bridge.runtime.megatron.cpu.cuda_shim import has_cuda
 
 _PROC_SELF = Path("/proc/self")
 _RESET_PEAK = "5"
@@ -18,15 +18,15 @@ Source: Linux, man 5 proc.
 
 
 def trim_heap() -> None:
-    """Give freed memory of the C library's heap back to the system.
+    """Give freed memory of the C library's heap back to the system; only glibc can.
 
-    It needs glibc, and no CUDA device. Tensors on a CPU come from an aligned allocation that glibc
-    often cannot place into the hole the last one of the same size left: without this the heap of a
-    run grew by as much as a layer's operands with each step.
+    Tensors on a CPU are aligned allocations. glibc often cannot place one into the hole that a freed one
+    of the same size left. Without this call the heap of a run grew by as much as a layer's operands in
+    each step. With CUDA the tensors are not in this heap.
     """
     if has_cuda():
         return
-    with suppress(AttributeError, OSError):  # another C library
+    with suppress(AttributeError, OSError):  # a C library without malloc_trim
         ctypes.CDLL(None).malloc_trim(0)
 
 
@@ -34,12 +34,12 @@ def reset_peak_memory() -> None:
     """Begin to measure the peak memory, without that of earlier runs of this process."""
     if has_cuda():
         torch.cuda.reset_peak_memory_stats()
-    with suppress(OSError):  # another system
+    with suppress(OSError):  # a system without /proc
         (_PROC_SELF / "clear_refs").write_text(_RESET_PEAK, encoding="ascii")
 
 
 def read_peak_memory() -> int | None:
-    """Return the peak memory of the run in bytes, None where the system does not count it.
+    """Return the peak memory of the run in bytes, None if the system does not count it.
 
     With CUDA it is the memory of the GPU, otherwise the resident memory of the process.
     """

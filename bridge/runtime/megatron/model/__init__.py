@@ -1,0 +1,8 @@
+"""The model of a run, built from Megatron's classes.
+
+    gpt.py               `GPTConfig`, and `build_gpt`: Megatron's `GPTModel` in its wrappers
+    layer_spec.py        the layers of a chunk, by Megatron's spec functions
+    initial_weights.py   weights that are the same in every parallel layout
+
+hybrid/ has the layers of Mamba models, and emulation/ those that emulate FP8 and FP4.
+"""
