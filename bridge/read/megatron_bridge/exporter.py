@@ -7,7 +7,6 @@ config that has it.
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 from bridge.errors import PayloadError, RunConfigError
 from bridge.precision.coercion import TORCH_NAMES
@@ -83,7 +82,10 @@ def export(
 
 
 def _add_module_rows(
-    builder: ExportBuilder, sections: dict[str, Any], shape: str, layout: Mapping[str, int]
+    builder: ExportBuilder,
+    sections: dict[str, dict[str, object]],
+    shape: str,
+    layout: Mapping[str, int],
 ) -> None:
     """Add rows of `modules` to the model's section, or report that strings cannot state them."""
     if shape != "fields" and builder.values["modules"]:
@@ -97,10 +99,12 @@ def _add_module_rows(
     model["quant_recipe"] = {"_target_": RECIPE_TARGET, "config": content}
 
 
-def _build_peer_fields(builder: ExportBuilder, shape: str, bridge_version: str) -> dict[str, Any]:
+def _build_peer_fields(
+    builder: ExportBuilder, shape: str, bridge_version: str
+) -> dict[str, object]:
     """Return every field that the class of a release has, in a shape."""
     config = builder.config
-    payload: dict[str, Any] = {}
+    payload: dict[str, object] = {}
     if shape == "fields":
         payload["_target_"] = PRECISION_TARGET
     has_fp4_fields = _has_fp4_fields(bridge_version)
@@ -136,9 +140,9 @@ def _has_fp4_fields(bridge_version: object) -> bool:
         ) from None
 
 
-def _build_megatron_sections(builder: ExportBuilder, shape: str) -> dict[str, Any]:
+def _build_megatron_sections(builder: ExportBuilder, shape: str) -> dict[str, dict[str, object]]:
     """Return the sections of Megatron's configs with the stated fields that Megatron Bridge's class lacks."""
-    sections: dict[str, Any] = {}
+    sections: dict[str, dict[str, object]] = {}
     for field, owner_name in OWNER_OF_MEGATRON_FIELD.items():
         if field in builder.config.stated:
             value = _format_value(builder.values[field], field, shape)
@@ -149,7 +153,7 @@ def _build_megatron_sections(builder: ExportBuilder, shape: str) -> dict[str, An
     return sections
 
 
-def _format_value(value: Any, field: str, shape: str) -> Any:
+def _format_value(value: object, field: str, shape: str) -> object:
     """Return the value of a field in a shape. A dtype is an object in a saved run, and else a string."""
     if value not in TORCH_NAMES or FIELDS[field].kind != "dtype":
         return value

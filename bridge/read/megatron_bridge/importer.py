@@ -162,7 +162,7 @@ def _import_named_recipe(name: str, builder: ImportBuilder) -> ImportReport:
 
 
 def _import_fields(
-    values: Mapping[Any, Any],
+    values: Mapping[Any, object],
     prefix: str,
     builder: ImportBuilder,
     base: str | None,
@@ -237,7 +237,7 @@ def _imply_defaults(prefix: str, builder: ImportBuilder) -> None:
 
 
 def _map_fields(
-    values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, *, is_ours: bool
+    values: Mapping[Any, object], prefix: str, builder: ImportBuilder, *, is_ours: bool
 ) -> None:
     """Map the settings that are fields, and report the others.
 
@@ -267,7 +267,7 @@ def _map_fields(
 
 
 def _map_param_aliases(
-    values: Mapping[Any, Any], prefix: str, builder: ImportBuilder, *, is_constructed: bool
+    values: Mapping[Any, object], prefix: str, builder: ImportBuilder, *, is_constructed: bool
 ) -> None:
     """Map the two names of stored weights as the peer's class reads them.
 
@@ -298,7 +298,7 @@ def _map_param_aliases(
 
 
 def _import_owners(
-    payload: Mapping[Any, Any], builder: ImportBuilder, base: str | None
+    payload: Mapping[Any, object], builder: ImportBuilder, base: str | None
 ) -> ImportReport:
     """Return the precision of a run without `mixed_precision`, which its model, optimizer and DDP state."""
     for path, value in _iterate_owner_settings(payload, builder):
@@ -329,7 +329,7 @@ def _format_owner_path(field: str) -> str:
 
 
 def _report_overwritten_values(
-    payload: Mapping[Any, Any], imported: ImportReport, builder: ImportBuilder
+    payload: Mapping[Any, object], imported: ImportReport, builder: ImportBuilder
 ) -> ImportReport:
     """Return a report with the owners' own values that differ from `mixed_precision`, which overwrites them."""
     values = imported.config.to_dict(full=True)
@@ -356,8 +356,8 @@ def _get_field_name(path: str) -> str:
 
 
 def _iterate_owner_settings(
-    payload: Mapping[Any, Any], builder: ImportBuilder
-) -> Iterator[tuple[str, Any]]:
+    payload: Mapping[Any, object], builder: ImportBuilder
+) -> Iterator[tuple[str, object]]:
     """Yield the owners' settings that have a field of the peer's class, with their values.
 
     The other settings are mapped or reported.
@@ -377,7 +377,9 @@ def _iterate_owner_settings(
                 _map_megatron_setting(owner_name, path, value, builder)
 
 
-def _map_megatron_setting(owner_name: str, path: str, value: Any, builder: ImportBuilder) -> None:
+def _map_megatron_setting(
+    owner_name: str, path: str, value: object, builder: ImportBuilder
+) -> None:
     """Map or report a setting of an owner that is no field of the peer's class.
 
     Args:
@@ -401,7 +403,7 @@ def _map_megatron_setting(owner_name: str, path: str, value: Any, builder: Impor
         report_model_setting(builder, path, name, plain_value)
 
 
-def _get_plain_value(value: Any) -> Any:
+def _get_plain_value(value: object) -> object:
     """Return a value, or for an object the name of its dtype or class."""
     target = get_dotted_value(value, "_target_")
     if target is None:
@@ -434,7 +436,7 @@ def recognise(document: Document) -> Recognition | None:
     return _recognise_by_fields(top)
 
 
-def _recognise_by_fields(top: Mapping[Any, Any]) -> Recognition | None:
+def _recognise_by_fields(top: Mapping[Any, object]) -> Recognition | None:
     """Return the evidence in a mapping of fields; None if most of its keys are no fields."""
     names = [name for name in (*PEER_FIELDS, MODULES_KEY) if name in top]
     if AMBIGUOUS_FIELDS.issuperset(names) or len(names) < 2 or len(names) * 2 < len(top):
@@ -453,7 +455,7 @@ CONTEXT = (
 )
 
 
-def read(document: Document) -> Any:
+def read(document: Document) -> object:
     """Return the payload of a document for `import_all`: a program itself, or the content of another file."""
     if document.kind == "python":
         return document

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading, RunChoice
 from bridge.read.framework.framework_table import load_framework_table
@@ -253,7 +252,7 @@ def apply_overrides(
     )
 
 
-def _write_override(sections: dict[str, Any], override: HydraOverride, key: str) -> None:
+def _write_override(sections: dict[str, object], override: HydraOverride, key: str) -> None:
     """Write an override over the sections, under our key.
 
     The name of a recipe is replaced by its fields before an override sets one of them.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 from bridge.read.foreign.table import load_table
 from bridge.read.megatron_bridge.source_library import PACKAGE
@@ -37,10 +37,6 @@ PRECISION_MODULES = (
 PRECISION_CLASS = f"{PRECISION_MODULES[0]}.MixedPrecisionConfig"
 BENCHMARK_PRECISION_FUNCTION = "_perf_precision"
 """Function of Megatron Bridge's benchmarks that makes a precision of a word."""
-BENCHMARK_PRECISIONS: Mapping[str, Mapping[str, Any]] = load_table("megatron_bridge").data[
-    "precisions of benchmarks"
-]
-"""Word of a benchmark -> the recipe, and the fields that are set on it."""
 RECIPE_ORIGIN = "recipe {name}"
 """Origin of a field that a recipe states, in the place of a statement."""
 CONVERTER_CLASS = "AutoBridge"
@@ -71,6 +67,22 @@ START_FUNCTIONS = (f"{PACKAGE}.training.pretrain.pretrain", f"{PACKAGE}.training
 """Functions that start a run with a container."""
 OVERRIDES_MODULE = f"{PACKAGE}.training.utils.omegaconf_utils"
 """Module whose functions write a command line over a container."""
+
+
+class _BenchmarkPrecision(NamedTuple):
+    """A precision of Megatron Bridge's benchmarks."""
+
+    recipe: str
+    """Name of the recipe that it starts from."""
+    fields: Mapping[str, object]
+    """Fields that are set on the recipe."""
+
+
+BENCHMARK_PRECISIONS = {
+    word: _BenchmarkPrecision(**row)
+    for word, row in load_table("megatron_bridge").data["precisions of benchmarks"].items()
+}
+"""Word of a benchmark -> its precision."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,8 +219,8 @@ def _make_benchmark_precision(call: Call) -> Value:
     if not isinstance(word, str) or word not in BENCHMARK_PRECISIONS:
         return NOT_MODELLED
     row = BENCHMARK_PRECISIONS[word]
-    precision = _make_recipe_precision(row["recipe"])
-    for name, value in row["fields"].items():
+    precision = _make_recipe_precision(row.recipe)
+    for name, value in row.fields.items():
         precision.fields[name] = FieldValue(value=value, origin=call.origin)
     return precision
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -59,8 +60,10 @@ def read_container_from_process(library: Library, function: Function, path: Path
         reason = _run_process(library, [location, function.node.name, str(saved)])
         if not saved.is_file():
             raise RunConfigError(RECIPE_FAILED.format(option=ASK_OPTION, reason=reason, **facts))
-        config = saved_container.load_first_document(saved) or {}
-    reading = saved_container.read_saved_container(config, path)
+        container = saved_container.load_first_document(saved)
+    if not isinstance(container, Mapping):
+        container = {}
+    reading = saved_container.read_saved_container(container, path)
     return replace(reading, read_too=(CONTAINER_MADE.format(**facts), *reading.read_too))
 
 

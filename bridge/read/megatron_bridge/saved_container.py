@@ -71,7 +71,7 @@ FIELDS_ARE_NEWER = (
 )
 
 
-def is_saved_container(config: Mapping[str, Any]) -> bool:
+def is_saved_container(config: Mapping[str, object]) -> bool:
     """Return whether the contents of a file are a whole run of Megatron Bridge, or sections of its classes."""
     sections = {str(key).removesuffix("_config"): value for key, value in config.items()}
     if TARGET_KEY in config:
@@ -88,7 +88,7 @@ def is_saved_container(config: Mapping[str, Any]) -> bool:
     return False
 
 
-def read_saved_container(config: Mapping[str, Any], path: Path) -> FileReading:
+def read_saved_container(config: Mapping[str, object], path: Path) -> FileReading:
     """Return the run of a saved container.
 
     Args:
@@ -104,9 +104,10 @@ def read_saved_container(config: Mapping[str, Any], path: Path) -> FileReading:
         remedy = "Give a run of a language model."
         raise RunConfigError.of("model", rule, container.model_class, remedy)
     sections = container.sections
-    environment = sections.pop(ENVIRONMENT_SECTION, None) or {}
-    if isinstance(sections.get(MODEL_SECTION), dict):
-        _write_freeze_defaults(sections[MODEL_SECTION], container.classes.get(MODEL_SECTION, ()))
+    environment = sections.pop(ENVIRONMENT_SECTION, None)
+    model = sections.get(MODEL_SECTION)
+    if isinstance(model, dict):
+        _write_freeze_defaults(model, container.classes.get(MODEL_SECTION, ()))
     owners = _select_owners(sections)
     is_complete = _has_most_model_fields(owners)
     own_fields = _pop_framework_fields(owners, container.classes)
@@ -127,7 +128,7 @@ def read_saved_container(config: Mapping[str, Any], path: Path) -> FileReading:
         framework=MEGATRON_BRIDGE,
         sections=sections,
         names=container.names,
-        environment={str(key): str(value) for key, value in environment.items()},
+        environment=_build_environment(environment),
         own_fields=own_fields,
         unknown=tuple(unknown),
         no_plan_reason=no_plan_reason,
@@ -138,9 +139,16 @@ def read_saved_container(config: Mapping[str, Any], path: Path) -> FileReading:
     )
 
 
-def _select_owners(sections: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _build_environment(section: object) -> dict[str, str]:
+    """Return the environment variables of a section; none without the section."""
+    if not isinstance(section, Mapping):
+        return {}
+    return {str(name): str(value) for name, value in section.items()}
+
+
+def _select_owners(sections: Mapping[str, object]) -> dict[str, dict[str, object]]:
     """Return the sections of Megatron's configs that are mappings."""
-    owners: dict[str, dict[str, Any]] = {}
+    owners: dict[str, dict[str, object]] = {}
     for owner_name in OWNER_SECTIONS:
         fields = sections.get(owner_name)
         if isinstance(fields, dict):
@@ -148,7 +156,7 @@ def _select_owners(sections: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return owners
 
 
-def _has_most_model_fields(owners: Mapping[str, Mapping[str, Any]]) -> bool:
+def _has_most_model_fields(owners: Mapping[str, Mapping[str, object]]) -> bool:
     """Return whether a file has more than half of the fields of Megatron's model config.
 
     Such a file is a saved run, which has every field of its release.
@@ -159,8 +167,8 @@ def _has_most_model_fields(owners: Mapping[str, Mapping[str, Any]]) -> bool:
 
 
 def _pop_framework_fields(
-    owners: Mapping[str, dict[str, Any]], classes: Mapping[str, Sequence[str]]
-) -> dict[str, Any]:
+    owners: Mapping[str, dict[str, object]], classes: Mapping[str, Sequence[str]]
+) -> dict[str, object]:
     """Remove the fields of Megatron Bridge's own classes from the owners' sections.
 
     Args:
@@ -170,7 +178,7 @@ def _pop_framework_fields(
     Returns:
         Dotted key of a removed field -> its value.
     """
-    own_fields: dict[str, Any] = {}
+    own_fields: dict[str, object] = {}
     for owner_name, fields in owners.items():
         owner_classes = classes.get(owner_name, ())
         names = list_framework_fields(MEGATRON_BRIDGE, owner_classes, fields, owner_name)
@@ -179,7 +187,7 @@ def _pop_framework_fields(
     return own_fields
 
 
-def _pop_newer_fields(owners: Mapping[str, dict[str, Any]]) -> list[str]:
+def _pop_newer_fields(owners: Mapping[str, dict[str, object]]) -> list[str]:
     """Remove the fields that no known release of Megatron Core has, and return their dotted keys."""
     removed: list[str] = []
     for owner_name, fields in owners.items():
@@ -189,7 +197,7 @@ def _pop_newer_fields(owners: Mapping[str, dict[str, Any]]) -> list[str]:
     return removed
 
 
-def _load_features(sections: dict[str, Any], folder: Path) -> tuple[str, ...]:
+def _load_features(sections: dict[str, object], folder: Path) -> tuple[str, ...]:
     """Replace the path of the debugger's file of features by the content of the file.
 
     Args:
@@ -212,7 +220,7 @@ def _load_features(sections: dict[str, Any], folder: Path) -> tuple[str, ...]:
     return ()
 
 
-def load_first_document(file: Path) -> Any:
+def load_first_document(file: Path) -> object:
     """Return the first YAML document of a file; None for an empty file.
 
     Raises:
@@ -226,7 +234,7 @@ def load_first_document(file: Path) -> Any:
     return documents[0]
 
 
-def _write_freeze_defaults(model: dict[str, Any], classes: Sequence[str]) -> None:
+def _write_freeze_defaults(model: dict[str, object], classes: Sequence[str]) -> None:
     """Write the defaults of the fields that freeze a part of a multimodal model.
 
     Args:
@@ -246,8 +254,8 @@ def _write_freeze_defaults(model: dict[str, Any], classes: Sequence[str]) -> Non
 class _SavedContainer:
     """The sections of a container under our names."""
 
-    def __init__(self, config: Mapping[str, Any]) -> None:
-        self.sections: dict[str, Any] = {}
+    def __init__(self, config: Mapping[str, object]) -> None:
+        self.sections: dict[str, object] = {}
         self.names: dict[str, str] = {}
         """Key of the file -> ours, if they differ."""
         self.classes: dict[str, tuple[str, ...]] = {}
@@ -267,7 +275,7 @@ class _SavedContainer:
             return ""
         return classes[0]
 
-    def _add_section(self, key: str, value: Any) -> None:
+    def _add_section(self, key: str, value: object) -> None:
         """Add a section of the file under our name.
 
         Raises:
@@ -284,7 +292,7 @@ class _SavedContainer:
             raise RunConfigError.of(key, rule, value, f"Write {section}.FIELD=VALUE.")
         self.sections[section] = self._convert_to_plain(value, section)
 
-    def _split_parts(self, section: str, value: Mapping[Any, Any]) -> list[Mapping[Any, Any]]:
+    def _split_parts(self, section: str, value: Mapping[Any, object]) -> list[Mapping[Any, object]]:
         """Return the objects whose fields a section has: its own, and a config inside it."""
         if section == PRECISION_KEY:
             return [drop_references(value)]
@@ -295,13 +303,15 @@ class _SavedContainer:
         inner = outer.pop(NESTED_CONFIG_KEY)
         return [outer, inner]
 
-    def _merge_parts(self, section: str, parts: Sequence[Mapping[Any, Any]]) -> dict[str, Any]:
+    def _merge_parts(
+        self, section: str, parts: Sequence[Mapping[Any, object]]
+    ) -> dict[str, object]:
         """Return the fields of a section's objects together, and record the classes of the objects."""
         classes = [str(part[TARGET_KEY]) for part in parts if TARGET_KEY in part]
         self.classes[section] = tuple(classes)
-        merged: dict[str, Any] = {}
+        merged: dict[str, object] = {}
         for part in parts:
-            fields: dict[str, Any] = {}
+            fields: dict[str, object] = {}
             for name, value in _list_fields(part):
                 fields[name] = self._convert_to_plain(value, f"{section}.{name}")
             merged.update(_drop_nulls(section, fields))
@@ -314,11 +324,13 @@ class _SavedContainer:
         for (section, field), (our_section, name) in MOVED_FIELDS.items():
             file_fields = self.sections.get(section)
             if isinstance(file_fields, dict) and field in file_fields:
-                fields = self.sections.get(our_section) or {}
-                self.sections[our_section] = {**fields, name: file_fields[field]}
+                our_fields = self.sections.get(our_section)
+                if not isinstance(our_fields, dict):
+                    our_fields = {}
+                self.sections[our_section] = {**our_fields, name: file_fields[field]}
                 self.names[f"{section}.{field}"] = f"{our_section}.{name}"
 
-    def _convert_to_plain(self, value: Any, path: str) -> Any:
+    def _convert_to_plain(self, value: object, path: str) -> object:
         """Return a value as plain data.
 
         A function, a class or a dtype becomes its import path, and the member of an enum its value or
@@ -351,7 +363,7 @@ class _SavedContainer:
             return None
         return self._convert_items(fields, path)
 
-    def _convert_items(self, items: Sequence[tuple[str, Any]], path: str) -> dict[str, Any]:
+    def _convert_items(self, items: Sequence[tuple[str, object]], path: str) -> dict[str, object]:
         """Return the items of a mapping as plain data."""
         return {key: self._convert_to_plain(item, f"{path}.{key}") for key, item in items}
 
@@ -364,19 +376,19 @@ def _get_our_section(key: str) -> str:
     return name
 
 
-def _list_fields(value: Mapping[Any, Any]) -> list[tuple[str, Any]]:
+def _list_fields(value: Mapping[Any, object]) -> list[tuple[str, object]]:
     """Return the fields of an object, without the keys that describe how it is made."""
     return [(str(key), inner) for key, inner in value.items() if not str(key).startswith("_")]
 
 
-def _drop_nulls(owner_name: str, fields: dict[str, Any]) -> dict[str, Any]:
+def _drop_nulls(owner_name: str, fields: dict[str, object]) -> dict[str, object]:
     """Return fields without the nulls that Megatron's fields do not take.
 
     The null of a switch becomes False. That of a number is left out, so that the default counts.
     """
     rows = OWNER_FIELDS.get(owner_name, {})
     defaults = OWNER_DEFAULTS.get(owner_name, {})
-    kept: dict[str, Any] = {}
+    kept: dict[str, object] = {}
     for name, value in fields.items():
         takes_null = defaults.get(name) is None or rows[name].kind in ("name", "dtype", "any")
         if value is not None or takes_null:

@@ -61,7 +61,7 @@ def _is_replicated(settings: StartupSettings) -> bool:
 
 
 def _make_overlap_row(
-    path: str, value: Any, *, needs_distributed_optimizer: bool = False
+    path: str, value: object, *, needs_distributed_optimizer: bool = False
 ) -> StartupRow:
     """Return the row of a field of `comm_overlap`.
 
@@ -74,7 +74,7 @@ def _make_overlap_row(
             those of the data-parallel ranks are.
     """
 
-    def get_value(settings: StartupSettings) -> Any:
+    def get_value(settings: StartupSettings) -> object:
         """Return the stated value, or else the derived one."""
         stated = settings.value(f"comm_overlap.{path.partition('.')[2]}")
         if stated is not None:
@@ -114,7 +114,7 @@ def _make_switch_rows(name: str) -> tuple[StartupRow, ...]:
     )
 
 
-def _get_fp8_recipe(settings: StartupSettings) -> Any:
+def _get_fp8_recipe(settings: StartupSettings) -> object:
     """Return the `fp8_recipe` of the precision.
 
     `MixedPrecisionConfig.setup` writes it into the optimizer's config in every mode, also without FP8.

@@ -49,7 +49,7 @@ DISTINCTIVE_ARGUMENTS = (
 """Arguments of which any two recognise a mapping."""
 
 
-def is_per_module_recipe(content: Mapping[Any, Any]) -> bool:
+def is_per_module_recipe(content: Mapping[Any, object]) -> bool:
     """Return whether a mapping is the content of a file for `--te-precision-config-file`."""
     return all(isinstance(content.get(key), Mapping) for key in ("configs", "matchers"))
 
@@ -145,7 +145,7 @@ def _recognise_by_form(document: Document) -> Recognition | None:
     return None
 
 
-def _recognise_by_names(top: Mapping[Any, Any]) -> Recognition | None:
+def _recognise_by_names(top: Mapping[Any, object]) -> Recognition | None:
     """Return the evidence in the names of a mapping's keys, most of which have to be arguments."""
     distinctive = [f"`{key}`" for key in DISTINCTIVE_ARGUMENTS if key in top]
     if len(distinctive) > 1:

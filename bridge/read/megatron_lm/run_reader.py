@@ -12,7 +12,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from bridge.errors import Finding, PayloadError, RunConfigError, UnreadFileError
 from bridge.preflight.file_reading import MEGATRON_LM, NEWEST_ASSUMED, FileReading, RunChoice
@@ -181,7 +180,7 @@ class _FrameworkArguments:
     effects: FrameworkEffects
     environment: Mapping[str, str]
     """Environment variables of the run, as far as they are known."""
-    own_fields: Mapping[str, Any]
+    own_fields: Mapping[str, object]
     """As in `FileReading`."""
 
 
@@ -198,7 +197,7 @@ def _read_framework_arguments(parsed: ParsedRun, path: str) -> _FrameworkArgumen
         )
     arguments = parsed.values.all
     environment.update(parse_variables_argument(framework, arguments))
-    own_fields: dict[str, Any] = {}
+    own_fields: dict[str, object] = {}
     ranks = count_ranks(framework, arguments)
     if ranks is not None:
         own_fields[f"{ARGUMENT_SECTION}.world_size"] = ranks
@@ -208,7 +207,7 @@ def _read_framework_arguments(parsed: ParsedRun, path: str) -> _FrameworkArgumen
 
 def _build_argument_sections(
     parsed: ParsedRun, document: Document, report: ImportReport
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, dict[str, object]]:
     """Return the sections that the arguments become, with the precision of DeepSpeed's engine.
 
     Stated values of a wrong type are put into the sections, where a rule reports them. The values of a
@@ -225,15 +224,15 @@ def _build_argument_sections(
 
 def _merge_other_sources(
     parsed: ParsedRun,
-    sections: Mapping[str, Mapping[str, Any]],
+    sections: Mapping[str, Mapping[str, object]],
     other: OtherSources,
     effects: FrameworkEffects,
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, dict[str, object]]:
     """Return the sections of the arguments with the fields of other sources written over them.
 
     A run that trains nothing has only a model.
     """
-    merged: dict[str, dict[str, Any]] = {}
+    merged: dict[str, dict[str, object]] = {}
     for section, fields in sections.items():
         if "mixed_precision" in other.sections:  # an engine decides, whatever the arguments say
             merged[section] = drop_engine_fields(fields)
@@ -248,7 +247,7 @@ def _merge_other_sources(
 
 
 def _get_release(
-    written: WrittenArguments, sections: Mapping[str, Mapping[str, Any]]
+    written: WrittenArguments, sections: Mapping[str, Mapping[str, object]]
 ) -> AssumedRelease:
     """Return the release of Megatron Core that a run is read as.
 

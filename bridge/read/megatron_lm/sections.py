@@ -9,7 +9,6 @@ Source: Megatron-LM of 2026-08-22, training/arguments.py, argument_utils.py and 
 
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from bridge.errors import WrongValueError
 from bridge.precision.coercion import coerce, parse_number
@@ -23,12 +22,12 @@ BROADCAST_LISTS: Sequence[str] = flags.TABLE.data["one for all"]
 """Lists whose single value holds for every layer. The field takes such a value without a list."""
 
 
-def build_sections(arguments: ArgumentValues) -> dict[str, dict[str, Any]]:
+def build_sections(arguments: ArgumentValues) -> dict[str, dict[str, object]]:
     """Return the sections that arguments become.
 
     An argument whose value has a wrong type is added to `arguments.late`.
     """
-    sections: dict[str, dict[str, Any]] = {
+    sections: dict[str, dict[str, object]] = {
         owner_name: {} for owner_name in (*flags.OWNERS, "train")
     }
     model = sections["model"]
@@ -50,7 +49,7 @@ def build_sections(arguments: ArgumentValues) -> dict[str, dict[str, Any]]:
     return sections
 
 
-def _convert_value(owner_name: str, name: str, value: Any) -> Any:
+def _convert_value(owner_name: str, name: str, value: object) -> object:
     """Return the value of a field, in the field's type.
 
     Raises:
@@ -66,22 +65,24 @@ def _convert_value(owner_name: str, name: str, value: Any) -> Any:
     return value
 
 
-def _convert_list(name: str, value: Any) -> Any:
+def _convert_list(name: str, value: object) -> object:
     """Return the value of a field that takes a list: [1, 2] of "1 2" or "[1, 2]".
 
     Raises:
         WrongValueError: A value of the list has another type.
     """
-    items = value
-    if not isinstance(value, list):
-        items = re.sub(r"[\[\],'\"]", " ", str(value)).split()
+    items: list[object] = []
+    if isinstance(value, list):
+        items.extend(value)
+    else:
+        items.extend(re.sub(r"[\[\],'\"]", " ", str(value)).split())
     values = [coerce(item, LIST_TYPES[name]) for item in items]
     if name in BROADCAST_LISTS and len(values) == 1:
         return values[0]
     return values
 
 
-def add_malformed_values(sections: dict[str, dict[str, Any]], arguments: ArgumentValues) -> None:
+def add_malformed_values(sections: dict[str, dict[str, object]], arguments: ArgumentValues) -> None:
     """Move stated values of a wrong type from `arguments.late` into the sections, where a rule names them."""
     for name, text in list(arguments.late.items()):
         paths = flags.get_argument_fields(name)
@@ -92,9 +93,9 @@ def add_malformed_values(sections: dict[str, dict[str, Any]], arguments: Argumen
                 sections[owner_name][attribute] = text
 
 
-def collect_fields_of_no_config(arguments: ArgumentValues) -> dict[str, Any]:
+def collect_fields_of_no_config(arguments: ArgumentValues) -> dict[str, object]:
     """Return the arguments that are no field of a config, by their paths in `ARGUMENT_SECTION`."""
-    fields: dict[str, Any] = {}
+    fields: dict[str, object] = {}
     for name, value in arguments.known.items():
         if not flags.get_argument_fields(name):
             fields[f"{ARGUMENT_SECTION}.{name}"] = value
