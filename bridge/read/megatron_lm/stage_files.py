@@ -102,7 +102,7 @@ def _build_stage_files(
             rule = f"{row} names a layer beyond the last"
             raise RunConfigError.of("num_layers", rule, num_layers, "Correct it.")
     parallel = ParallelLayout.from_model(layout)
-    chunks = [place.layers for place in parallel.places(num_layers)]
+    chunks = [place.layers for place in parallel.split_layers(num_layers)]
     files = make_stage_recipes(make_chunk_recipes(rows, chunks, run=low_format), parallel.pipeline)
     if None in files:
         stage = files.index(None)
