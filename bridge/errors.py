@@ -25,7 +25,7 @@ CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One fact about a configuration: what is wrong or without effect, and what to do about it."""
+    """One fact about a configuration: a fault or a setting without effect, with its remedy."""
 
     path: str
     """Field or owner.field the finding is about."""
@@ -57,7 +57,7 @@ class BridgeWarning(UserWarning):
 
 
 class BridgeError(Exception):
-    """Root of all errors of this package; `get_exit_code` is what a command ends with."""
+    """The root of all errors of this package. `get_exit_code` returns the exit code of a command."""
 
     exit_code = 2
 
@@ -83,11 +83,11 @@ class _FindingsError(BridgeError):
 
 
 class PrecisionConfigError(_FindingsError, ValueError):
-    """A precision config that can never be right. `findings` holds every fault."""
+    """A precision config is wrong in any run. `findings` has every fault."""
 
 
 class CheckError(_FindingsError):
-    """A run that is known to go wrong. `findings` holds what the check calls errors."""
+    """A run is known to fail or to go wrong. `findings` has the errors of the check."""
 
 
 class _SettingError(BridgeError):
@@ -134,7 +134,7 @@ class WrongValueError(ValueError):
         super().__init__(message)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return what makes the error again in another process."""
+        """Return the arguments with which another process makes the error again."""
         return type(self), (self.rule, self.value, self.remedy)
 
 
@@ -164,11 +164,11 @@ class PrecisionTypeError(_SettingError, TypeError):
 
 
 class UnknownFieldError(_SettingError, AttributeError):
-    """A field name that does not exist. `matches` holds the nearest names."""
+    """A field name does not exist. `matches` has the nearest names."""
 
 
 class UnknownRecipeError(_SettingError, ValueError):
-    """A recipe name that is not registered. `matches` holds the nearest names."""
+    """A recipe name is not registered. `matches` has the nearest names."""
 
 
 class DuplicateRecipeError(BridgeError, ValueError):
@@ -187,7 +187,7 @@ class RecipeSourceError(BridgeError):
 
 
 class UnknownPolicyError(_SettingError, ValueError):
-    """A policy for conflicts that `synchronize` does not have. `matches` holds the nearest."""
+    """`synchronize` does not have this policy for conflicts. `matches` has the nearest policies."""
 
 
 class SyncError(_FindingsError, ValueError):
@@ -195,7 +195,7 @@ class SyncError(_FindingsError, ValueError):
 
 
 class SyncConflictError(SyncError):
-    """An owner's own value differs from one of the recipe, and `on_conflict` is "error"."""
+    """A value that was set in a config differs from the recipe, and `on_conflict` is "error"."""
 
 
 class SyncCheckError(SyncError):
@@ -205,7 +205,7 @@ class SyncCheckError(SyncError):
 class RunConfigError(_SettingError):
     """A key or value of the run's configuration that cannot be used.
 
-    `matches` holds the nearest names.
+    `matches` has the nearest names.
     """
 
 
@@ -232,7 +232,7 @@ class PayloadError(_SettingError, ValueError):
 
 
 class BackendUnavailableError(BridgeError):
-    """This machine has nothing that could run what the recipe asks for."""
+    """This machine cannot run the formats of the recipe."""
 
 
 class MissingExtraError(BridgeError):
@@ -255,7 +255,7 @@ class CheckpointError(BridgeError):
 
 
 class DamagedCheckpointError(CheckpointError):
-    """A checkpoint that must not be read; `reason` says why, as a clause."""
+    """A checkpoint must not be read. `reason` is a clause that says why."""
 
     def __init__(self, checkpoint: object, reason: str) -> None:
         self.checkpoint, self.reason = checkpoint, reason
@@ -277,7 +277,7 @@ class AuditError(TrainingError):
     """
 
     shown = 12
-    """Mismatches that the message lists; the others are counted."""
+    """The number of mismatches that the message lists. The others are counted."""
 
     def __init__(self, rule: str, mismatches: Sequence[object] = ()) -> None:
         self.rule, self.mismatches = rule, tuple(mismatches)

@@ -13,12 +13,12 @@ EXTRAS = {
 """Extra of the package -> the modules that it brings."""
 
 
-def require_extra(extra: str, what: str) -> None:
-    """Refuse what needs an extra that is not installed, before anything of it is done.
+def require_extra(extra: str, subject: str) -> None:
+    """Refuse a command that needs an extra that is not installed, before it does anything.
 
     Args:
         extra: A name of `EXTRAS`.
-        what: The command, or the thing that it does, as the subject of the sentence.
+        subject: The subject of the sentence in the message: the command, or its action.
 
     Raises:
         MissingExtraError: A module of the extra is not installed.
@@ -27,7 +27,7 @@ def require_extra(extra: str, what: str) -> None:
     if missing:
         names = ", ".join(missing).replace("_", "-")
         message = (
-            f"{what} needs packages that are not installed ({names}): "
+            f"{subject} needs packages that are not installed ({names}): "
             f"`pip install 'precision-bridge[{extra}]'`."
         )
         raise MissingExtraError(message, extra=extra, missing=missing)

@@ -57,12 +57,16 @@ class Indexer:
     head_dim: int
     topk: int
     share_every: int = 1
-    """One layer of so many chooses, and the layers behind it take its choice."""
+    """Every Nth layer chooses keys, and the layers after it use its choice."""
     share_from: int = 0
     """The last of the first layers that each choose, from 1."""
 
     def chooses_in_layer(self, number: int) -> bool:
-        """Return whether a layer, counted from 1, chooses its own keys."""
+        """Return whether a layer chooses keys itself.
+
+        Args:
+            number: The number of the layer, from 1.
+        """
         return max(number - max(self.share_from, 1), 0) % self.share_every == 0
 
 
@@ -78,7 +82,7 @@ UNPLANNED_FIELDS = {
     "tensor_parallel_num_weight_shards": "weights are sharded once more",
     "expert_tensor_parallel_num_weight_shards": "weights of experts are sharded once more",
 }
-"""Field -> the change of the modules that the plan does not know."""
+"""Field -> a clause about the modules that the plan does not know."""
 
 
 UNPLANNED_VARIANTS = {"gdn2": "the second gated delta net"}
@@ -92,25 +96,30 @@ RANKS_BY_SHARD_COUNT = {
         "tensor_model_parallel_size",
     ),
 }
-"""Number of a weight's shards -> the fields of the ranks.
+"""Field with a number of weight shards -> the fields with the number of ranks.
 
-Where no weight is sharded once more, it equals the first of these fields that is given.
+Without further sharding the number of shards equals the first of these fields that is stated.
 """
 
 
 def _is_planned_value(model: Section, name: str) -> bool:
-    """Return whether the plan knows a value.
+    """Return whether the plan supports a value other than the default.
 
-    It knows the planned variants, and the shards that Megatron derives from the ranks.
+    It supports the planned variants, and numbers of shards without further sharding.
     """
     if name == "experimental_attention_variant":
-        return model.given(name) in (None, *DELTA_NET_VARIANTS, SPARSE_VARIANT, COMPRESSED_HYBRID)
+        return model.get_stated(name) in (
+            None,
+            *DELTA_NET_VARIANTS,
+            SPARSE_VARIANT,
+            COMPRESSED_HYBRID,
+        )
     if name not in RANKS_BY_SHARD_COUNT:
         return False
     ranks = 1
     for size in reversed(RANKS_BY_SHARD_COUNT[name]):
-        ranks = model.given(size, ranks)
-    return bool(model.given(name) == ranks)
+        ranks = model.get_stated(size, ranks)
+    return bool(model.get_stated(name) == ranks)
 
 
 UNPLANNED_REMEDY = (
@@ -122,8 +131,8 @@ UNPLANNED_REMEDY = (
 def find_unplanned_fields(model: Section) -> list[Finding]:
     """Return a finding for each field that gives a model modules that the plan does not know.
 
-    A field that a newer Megatron Core has, and no release that is known here, counts where it is
-    not at its default.
+    A field that only a newer, unknown release of Megatron Core has counts too, if it is not at its
+    default.
     """
     faults: list[Finding] = []
 
@@ -131,7 +140,7 @@ def find_unplanned_fields(model: Section) -> list[Finding]:
         faults.append(make_model_fault(name, f"cannot plan: {reason}", value, UNPLANNED_REMEDY))
 
     for name, reason in UNPLANNED_FIELDS.items():
-        value = model.given(name)
+        value = model.get_stated(name)
         if _differs(value, OWNER_FIELDS["model"][name].default) and not _is_planned_value(
             model, name
         ):
@@ -149,5 +158,5 @@ def find_unplanned_fields(model: Section) -> list[Finding]:
 def _differs(value: Any, default: Any) -> bool:
     value = getattr(value, "name", value)
     if default is None and value in (1, "1"):
-        return False  # a size of None is 1
+        return False  # None means 1 in a field of a size
     return value not in (None, default)

@@ -1,4 +1,4 @@
-"""Placement of the layers: parallelism as a model's config values describe it."""
+"""`ParallelLayout`: the parallel sizes of a run, and the layers of each model chunk."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from bridge.model.section import Section, find_switched_on, read_section
 from bridge.target.versions import Version, is_at_least
 
 RESIDUAL_DTYPE_SINCE = "0.17"
-"""First megatron-core whose layers add their output to the residual in the residual's dtype."""
+"""The first megatron-core whose layers keep the dtype of the residual when they add to it."""
 
 LAYOUT_FIELDS = (
     "tensor_model_parallel_size",
@@ -28,12 +28,12 @@ LAYOUT_FIELDS = (
 )
 CUSTOM_LAYOUT_FIELD = "pipeline_model_parallel_layout"
 MAX_CHUNKS = 4_000
-"""Of all stages together; more is a slip of the finger, and would take minutes to be listed."""
+"""The largest number of chunks of all stages. A larger number is taken for a typing error."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelChunk:
-    """The layers (numbered from 0) of one model chunk of one pipeline stage."""
+    """One model chunk of one pipeline stage, with the numbers of its layers from 0."""
 
     stage: int
     chunk: int
@@ -63,35 +63,35 @@ class ParallelLayout:
     first_stage_layers: int | None = None
     last_stage_layers: int | None = None
     embedding_counts: bool = False
-    """The embedding takes a layer's place in the split over stages."""
+    """Whether the embedding counts as a layer in the split over stages."""
     loss_counts: bool = False
-    """So does the output layer."""
+    """Whether the output layer counts as a layer in the split over stages."""
     layout: tuple[tuple[str, ...], ...] | None = None
-    """A custom split: the content of each chunk, in order of execution."""
+    """A custom split: the parts of each chunk, in order of execution. None: an even split."""
 
     @property
     def replica_size(self) -> int:
-        """Ranks that hold the dense parts once."""
+        """The number of ranks of one replica of the dense parts."""
         return self.tensor * self.pipeline * self.context
 
     @property
     def expert_replica_size(self) -> int:
-        """Ranks that hold the experts once."""
+        """The number of ranks of one replica of the experts."""
         return self.expert_tensor * self.expert * self.pipeline
 
     @property
     def world_size(self) -> int:
-        """Ranks of the layout."""
+        """The number of ranks of the layout."""
         return self.replica_size * self.data
 
     @property
     def token_ranks(self) -> int:
-        """Ranks that share the tokens of a sequence between its GEMMs."""
+        """The number of ranks over which the tokens of a sequence are split between GEMMs."""
         return self.context * self.sequence_ranks
 
     @property
     def sequence_ranks(self) -> int:
-        """Tensor-parallel ranks that share tokens between GEMMs, by sequence parallelism."""
+        """The number of tensor-parallel ranks over which sequence parallelism splits tokens."""
         if self.sequence_parallel:
             return self.tensor
         return 1
@@ -110,7 +110,7 @@ class ParallelLayout:
 
     @property
     def expert_data(self) -> int:
-        """Replicas of each expert."""
+        """The number of replicas of each expert."""
         return max(1, self.world_size // self.expert_replica_size)
 
     @classmethod
@@ -118,14 +118,14 @@ class ParallelLayout:
         """Return the layout that a model's config describes.
 
         Raises:
-            RunConfigError: There is no such layout.
+            RunConfigError: The config describes no possible layout.
         """
         parallel, faults = read_parallel_layout(model)
         if faults:
             raise RunConfigError(str(faults[0]))
         return parallel
 
-    def places(self, num_layers: int) -> tuple[ModelChunk, ...]:
+    def split_layers(self, num_layers: int) -> tuple[ModelChunk, ...]:
         """Return the layers of each chunk of each stage, in order of execution.
 
         Raises:
@@ -134,16 +134,18 @@ class ParallelLayout:
         chunks = self.layout
         if chunks is None:
             chunks = _make_chunk_parts(self._count_chunk_layers(num_layers))
-        placed = sum(parts.count("decoder") for parts in chunks)
-        if placed != num_layers:
+        layer_count = sum(parts.count("decoder") for parts in chunks)
+        if layer_count != num_layers:
             rule = f"must place all {num_layers} layers"
-            raise RunConfigError.of(f"model.{CUSTOM_LAYOUT_FIELD}", rule, placed, "Correct it.")
-        places: list[ModelChunk] = []
+            raise RunConfigError.of(
+                f"model.{CUSTOM_LAYOUT_FIELD}", rule, layer_count, "Correct it."
+            )
+        model_chunks: list[ModelChunk] = []
         first = 0
         for index, parts in enumerate(chunks):
             chunk, stage = divmod(index, self.pipeline)
             end = first + parts.count("decoder")
-            place = ModelChunk(
+            model_chunk = ModelChunk(
                 stage=stage,
                 chunk=chunk,
                 layers=tuple(range(first, end)),
@@ -151,30 +153,29 @@ class ParallelLayout:
                 mtp="mtp" in parts,
                 output="loss" in parts,
             )
-            places.append(place)
+            model_chunks.append(model_chunk)
             first = end
-        return tuple(places)
+        return tuple(model_chunks)
 
     def fit_to_world_size(self, world_size: int | None) -> ParallelLayout:
-        """Return the layout on the fewest ranks that hold it a whole number of times.
+        """Return the layout on the smallest possible number of ranks from `world_size` on.
 
-        There are at least `world_size` ranks.
+        The number of ranks must be a whole number of replicas of the dense parts and of the experts.
         """
         step = math.lcm(self.replica_size, self.expert_replica_size)
         steps = max(1, -(-(world_size or 1) // step))
         return replace(self, data=steps * step // self.replica_size)
 
     def with_even_split(self, num_layers: int) -> ParallelLayout:
-        """Return the layout itself where it can split these layers.
+        """Return the layout itself if it can split these layers, else one with the most even split.
 
-        Else return a layout with a split as even as the layers allow. A stated layout, and one with
-        more chunks than layers, is returned as it is.
+        A layout with a custom split, or with more chunks than layers, is returned as it is.
         """
         chunks = self.pipeline * self.virtual
         if self.layout is not None or chunks > num_layers:
             return self
         try:
-            self.places(num_layers)
+            self.split_layers(num_layers)
         except RunConfigError:
             each, more = divmod(num_layers, chunks)
             counts = [each + 1] * more + [each] * (chunks - more)
@@ -182,9 +183,9 @@ class ParallelLayout:
         return self
 
     def _count_chunk_layers(self, num_layers: int) -> list[int]:
-        """Return how many layers each chunk has, in order of execution.
+        """Return the number of layers of each chunk, in order of execution.
 
-        It is Megatron's get_num_layers_to_build.
+        It corresponds to Megatron's get_num_layers_to_build.
         """
         stages, chunks = self.pipeline, self.virtual
         if stages == 1:
@@ -207,7 +208,7 @@ class ParallelLayout:
         return counts
 
     def _count_stage_layers(self, num_layers: int) -> list[int]:
-        """Return how many layers each stage has, with embedding and output where they count."""
+        """Return the number of layers of each stage, with embedding and output if they count."""
         stages = self.pipeline
         ends = {0: self.first_stage_layers, stages - 1: self.last_stage_layers}
         stated = {stage: count for stage, count in ends.items() if count is not None}
@@ -232,10 +233,12 @@ class ParallelLayout:
 
 
 def read_parallel_layout(model: Any) -> tuple[ParallelLayout, tuple[Finding, ...]]:
-    """Return the layout that a model's config describes, and reasons why there is no such layout.
+    """Return the layout that a model config describes, and the faults of that layout.
 
-    The layout is on as few ranks as it needs. `model` is its section, or a mapping or object that
-    is read as one. Values that cannot be read are left out of the layout.
+    The layout has the smallest number of ranks. Faulty values are left out of it.
+
+    Args:
+        model: The section of the model, or a mapping or object that is read as one.
     """
     section = read_section("model", model)
     faults = []
@@ -244,7 +247,7 @@ def read_parallel_layout(model: Any) -> tuple[ParallelLayout, tuple[Finding, ...
             faults.append(finding)
     numbers: dict[str, int | None] = {}
     for name in LAYOUT_FIELDS:
-        number = section.given(name)
+        number = section.get_stated(name)
         if number is not None and number < 0:
             faults.append(make_model_fault(name, "must be a whole number", number))
             number = None
@@ -261,31 +264,31 @@ def read_parallel_layout(model: Any) -> tuple[ParallelLayout, tuple[Finding, ...
         context=numbers["context_parallel_size"] or 1,
         expert=numbers["expert_model_parallel_size"] or 1,
         expert_tensor=numbers["expert_tensor_parallel_size"] or tensor,
-        sequence_parallel=bool(section.given("sequence_parallel")) and tensor > 1,
+        sequence_parallel=bool(section.get_stated("sequence_parallel")) and tensor > 1,
         first_stage_layers=numbers["num_layers_in_first_pipeline_stage"],
         last_stage_layers=numbers["num_layers_in_last_pipeline_stage"],
-        embedding_counts=bool(section.given("account_for_embedding_in_pipeline_split")),
-        loss_counts=bool(section.given("account_for_loss_in_pipeline_split")),
+        embedding_counts=bool(section.get_stated("account_for_embedding_in_pipeline_split")),
+        loss_counts=bool(section.get_stated("account_for_loss_in_pipeline_split")),
     )
-    parallel, of_layout = _apply_stated_chunks(parallel.fit_to_world_size(None), section)
-    return parallel, (*faults, *of_layout)
+    parallel, split_faults = _apply_stated_chunks(parallel.fit_to_world_size(None), section)
+    return parallel, (*faults, *split_faults)
 
 
 def _apply_stated_chunks(
     parallel: ParallelLayout, section: Section
 ) -> tuple[ParallelLayout, list[Finding]]:
-    """Return the layout with the content of each chunk where a field states it.
+    """Return the layout with the parts of each chunk if a field states them, and the faults.
 
-    The findings are the reasons why a stated content cannot be taken.
+    A faulty statement is left out of the layout.
     """
     pattern = HybridPattern.from_model(section)
     if pattern is not None and pattern.chunks:
         name = "hybrid_layer_pattern"
         layout = _make_chunk_parts(pattern.chunks)
-    elif section.given(CUSTOM_LAYOUT_FIELD):
+    elif section.get_stated(CUSTOM_LAYOUT_FIELD):
         name = CUSTOM_LAYOUT_FIELD
         try:
-            layout = _parse_layout(section.given(CUSTOM_LAYOUT_FIELD))
+            layout = _parse_layout(section.get_stated(CUSTOM_LAYOUT_FIELD))
         except WrongValueError as error:
             return parallel, [make_model_fault(CUSTOM_LAYOUT_FIELD, error.rule, error.value)]
     else:
@@ -305,9 +308,9 @@ def _make_split_error(rule: str, num_layers: int) -> RunConfigError:
 
 
 def _make_chunk_parts(counts: Sequence[int]) -> tuple[tuple[str, ...], ...]:
-    """Return the content of chunks with so many layers.
+    """Return the parts of each chunk, for the numbers of layers of the chunks.
 
-    The ends of the model are in the first and in the last chunk.
+    The first chunk has the embedding. The last chunk has multi-token prediction and the loss.
     """
     chunks: list[tuple[str, ...]] = []
     for count in counts:
@@ -319,35 +322,39 @@ def _make_chunk_parts(counts: Sequence[int]) -> tuple[tuple[str, ...], ...]:
 
 PART_BY_LETTER = {"E": "embedding", "t": "decoder", "m": "mtp", "L": "loss"}
 MAX_PARTS = 100_000
-"""Most parts of a pipeline layout: a slip in a count would fill the memory."""
+"""The largest number of parts of a layout. A typing error in a count could fill the memory."""
 _REPEATED = re.compile(r"\(([^()]*)\)\*(\d+)|([EtmL|])\*(\d+)")
 """Parts in parentheses, or a letter, with the number of their repetitions."""
 
 
 def _parse_layout(value: Any) -> tuple[tuple[str, ...], ...]:
-    """Return a `pipeline_model_parallel_layout` as Megatron reads it.
+    """Return the parts of each chunk in a value of `pipeline_model_parallel_layout`.
 
-    It is lists of names, or text, ``Ett|(tt|)*29,m|L`` for example.
+    Args:
+        value: Lists of names; text such as ``Ett|(tt|)*29,m|L``; or an object of Megatron's
+            PipelineParallelLayerLayout, which has one of them as `input_data`.
     """
-    value = getattr(value, "input_data", value)  # of Megatron's PipelineParallelLayerLayout
+    value = getattr(value, "input_data", value)
     if isinstance(value, str):
         return _parse_layout_text(value)
     if not isinstance(value, list | tuple):
         raise WrongValueError("must be text or a list of lists", value)
     chunks = []
     for item in value:
-        parts = item if isinstance(item, list | tuple) else (item,)
+        parts = item
+        if not isinstance(item, list | tuple):
+            parts = (item,)
         chunks.append(tuple(map(_get_part_name, parts)))
     return tuple(chunks)
 
 
 def _get_part_name(part: object) -> str:
-    """Return the name of a part of the model, which Megatron has as an enum, too."""
+    """Return the name of a part of the model, from text or from Megatron's enum."""
     return str(getattr(part, "name", part)).lower()
 
 
 def _parse_layout_text(value: str) -> tuple[tuple[str, ...], ...]:
-    """Return the layout that a text stands for, its repetitions written out."""
+    """Return the parts of each chunk in a text, with its repetitions expanded."""
     text = value.replace(" ", "").replace(",", "")
     while True:
         match = _REPEATED.search(text)
@@ -373,23 +380,27 @@ def get_sent_dtype(
 ) -> str | None:
     """Return the dtype of the activations that a pipeline stage sends.
 
-    None where an unknown version decides.
-
-    Megatron receives them in `pipeline_dtype`, whatever was sent. The sum of residual and output
-    that ends a layer has the dtype of the output before megatron-core 0.17, and that of the
-    residual since: the embedding's.
+    The next stage receives them in `pipeline_dtype`, whatever was sent. A layer ends with the sum of
+    residual and output. Before megatron-core 0.17 the sum has the dtype of the output. Since then it
+    has the dtype of the residual, which is that of the embedding.
 
     Args:
-        model: The values of the model's section, in one form.
-        mcore: The version that trains.
-        is_local: The layers are Megatron's own, which add an FP32 bias to autocast's result.
+        model: The normalised values of the model section.
+        mcore: The version of megatron-core.
+        is_local: Whether the layers are Megatron's local layers, which add an FP32 bias to the result
+            of autocast.
+
+    Returns:
+        The token of the dtype. None: it depends on a version that is not known.
 
     Source: fusions/fused_bias_dropout.py of 0.16.1 and 0.17.0,
     pipeline_parallel/p2p_communication.py; Transformer Engine 2.20 pytorch/module/linear.py casts
     the bias.
     """
     weights: str = find_switched_on(model, ("bf16", "fp16")) or model["params_dtype"] or "fp32"
-    residual = "fp32" if model["fp32_residual_connection"] else weights
+    residual = weights
+    if model["fp32_residual_connection"]:
+        residual = "fp32"
     output = weights
     if model["enable_autocast"]:
         output = model["autocast_dtype"] or weights
@@ -400,4 +411,6 @@ def get_sent_dtype(
     is_residual_kept = is_at_least(mcore, RESIDUAL_DTYPE_SINCE)
     if is_residual_kept is None:
         return None
-    return residual if is_residual_kept else output
+    if is_residual_kept:
+        return residual
+    return output

@@ -8,11 +8,11 @@ from contextlib import suppress
 from typing import Any
 
 MAX_LIST_LENGTH = 100_000
-"""The limit of a repeated list; a slip in a count would fill the memory."""
+"""The largest length of a list. A typing error in a count could fill the memory."""
 
 
 def parse_list_expression(expression: str) -> list[Any] | None:
-    """Return the list that an expression such as ``([0]*3+[1]*58)`` stands for.
+    """Return the list of an expression such as ``([0]*3+[1]*58)``.
 
     It is None for a number, and for an expression of another form, which is not evaluated.
     """
@@ -25,7 +25,11 @@ def parse_list_expression(expression: str) -> list[Any] | None:
 
 
 def _evaluate_node(node: ast.expr) -> Any:
-    """Return the number or list of a part of an expression; ValueError for any other part."""
+    """Return the number or the list of a node of an expression.
+
+    Raises:
+        ValueError: The node is something else.
+    """
     if isinstance(node, ast.Constant) and isinstance(node.value, int):
         return node.value
     if isinstance(node, ast.List):

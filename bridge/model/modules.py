@@ -1,7 +1,7 @@
-"""Modules of a layer, by Megatron's names, with their full dimensions and their split over TP.
+"""`Module`: a module of a layer with its full sizes and its split over tensor-parallel ranks.
 
-The names are those of Megatron's modules without the parts that never differ (``self_attention.``,
-``mlp.``, ``mixer.``); `MTP` layers contain an ordinary layer, whose names are kept.
+A module has Megatron's name without ``self_attention.``, ``mlp.`` or ``mixer.``. A multi-token-
+prediction layer contains an ordinary layer, whose modules have the same names.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class Module:
     inputs: int = 0
     outputs: int = 0
     split: str = ""
-    """column: TP ranks share the outputs; row: the inputs; empty: every rank has all of it."""
+    """column: the outputs are split over TP ranks. row: the inputs are. Empty: nothing is split."""
     count: int = 1
     is_expert: bool = False
     is_high_precision: bool = False
@@ -143,7 +143,7 @@ class Module:
         return self.count * count + sum(length for _, length in self.vectors)
 
     def get_rank_shape(self, shape: ModelShape, ranks: int) -> tuple[int, int]:
-        """Return the outputs and inputs that one of `ranks` tensor-parallel ranks holds."""
+        """Return the numbers of outputs and inputs on one of `ranks` tensor-parallel ranks."""
         outputs, inputs = self.outputs, self.inputs
         if self.kind in ("embedding", "head") and self.split == "column":
             outputs = shape.padded_vocab_size(ranks)
@@ -252,7 +252,7 @@ def list_output_modules(shape: ModelShape) -> tuple[Module, ...]:
 
 
 def _make_contraction(shape: ModelShape) -> tuple[Module, ...]:
-    """Return the module that makes one stream of several, where it has weights."""
+    """Return the module that contracts the residual streams, if it has weights."""
     mixing = shape.hyper_connections
     if mixing is None or not mixing.is_contraction_learned:
         return ()
@@ -359,7 +359,7 @@ def _make_latent_attention(
 
 
 def _make_query_key_norm(shape: ModelShape, name: str, width: int) -> tuple[Module, ...]:
-    """Return the norm of a latent of queries or of keys, where the model has such norms."""
+    """Return the norm of a latent of queries or keys, if the model has such norms."""
     if not shape.qk_layernorm:
         return ()
     return (_make_norm(shape, name, width),)
@@ -492,7 +492,7 @@ def _make_experts(shape: ModelShape, experts: Experts) -> tuple[Module, ...]:
 def _make_mamba(shape: ModelShape, space: StateSpace) -> tuple[Module, ...]:
     conv = space.inner + 2 * space.num_groups * space.state_dim
     heads = space.num_heads
-    # These are parameters of the mixer itself, which come before those of its modules.
+    # The parameters of the mixer itself come before the parameters of its modules.
     mixer = (("dt_bias", heads), ("A_log", heads), ("D", heads))
     return (
         _make_norm(shape, "norm", shape.hidden_size),

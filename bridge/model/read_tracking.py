@@ -1,12 +1,15 @@
-"""The settings that an answer was made from, so that it can be as strong as the weakest of them.
+"""`track_reads`: the settings that a computation reads.
 
-    with reads() as paths:
+    with track_reads() as paths:
         run.model.num_layers
     [*paths]                                 # ["model.num_layers"]
 
-`TrackedValues` notes a setting when its key is read, `AttributeView` when its attribute is. A value that is
-computed once and kept notes the same settings for each later reader, if its property is a
-`tracked_property`.
+The rules use it: if a setting that a rule reads is not known, the rule cannot be judged. A rule needs
+no list of the settings that it reads. `TrackedValues` notes a setting when its key is read, and an
+`AttributeView` of them when its attribute is read. A `tracked_property` is computed once. For each
+later reader it notes the settings that its computation read.
+
+The paths are kept in a `ContextVar`, so that threads do not mix their reads.
 """
 
 from __future__ import annotations
@@ -19,14 +22,17 @@ from typing import Any, Generic, TypeVar, overload
 T = TypeVar("T")
 
 _PATHS: ContextVar[dict[str, None] | None] = ContextVar("_PATHS", default=None)
-"""The settings that were read so far; None where nobody asks."""
+"""The settings that were read in the innermost block. None: no block tracks reads."""
 
 
 @contextmanager
 def track_reads() -> Iterator[dict[str, None]]:
-    """Collect the paths of the settings that are read in the block, in order.
+    """Collect the paths of the settings that are read in a ``with`` block, in order.
 
-    An outer block has them too.
+    The paths are also added to an outer block.
+
+    Yields:
+        A dictionary with the paths as keys. It serves as an ordered set.
     """
     paths: dict[str, None] = {}
     outer = _PATHS.get()
@@ -47,27 +53,27 @@ def note_read(path: str) -> None:
 
 
 class TrackedValues(dict[str, Any]):
-    """The values of a section by field, which note what is read of them.
+    """The values of a section by field. Reading a key notes the setting.
 
-    Reading a key, present or not, notes it. Going through all of them notes nothing: a reader that
-    copies a section has not asked about a setting yet.
+    A missing key is noted too. Iterating over all values notes nothing: code that copies a section
+    does not depend on any setting yet.
     """
 
-    def __init__(self, role: str, values: Mapping[str, Any]) -> None:
+    def __init__(self, section_name: str, values: Mapping[str, Any]) -> None:
         super().__init__(values)
-        self.role = role
+        self.section_name = section_name
 
     def __getitem__(self, name: str) -> Any:
-        note_read(f"{self.role}.{name}")
+        note_read(f"{self.section_name}.{name}")
         return super().__getitem__(name)
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return the value of a field, the default where there is none."""
-        note_read(f"{self.role}.{name}")
+        """Return the value of a field, or the default if there is none."""
+        note_read(f"{self.section_name}.{name}")
         return super().get(name, default)
 
     def __contains__(self, name: object) -> bool:
-        note_read(f"{self.role}.{name}")
+        note_read(f"{self.section_name}.{name}")
         return super().__contains__(name)
 
 
@@ -89,9 +95,9 @@ class AttributeView:
 
 
 class tracked_property(Generic[T]):  # noqa: N801  used as a decorator, like functools.cached_property
-    """A property that is computed once.
+    """A property that is computed once, and that notes the settings of its computation.
 
-    It notes for each reader the settings that it was computed from.
+    They are noted for each reader, not only for the first.
     """
 
     def __init__(self, compute: Callable[[Any], T]) -> None:

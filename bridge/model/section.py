@@ -24,46 +24,43 @@ from bridge.target.fields import OWNER_DEFAULTS, OWNER_FIELDS, OwnerField
 from bridge.target.versions import Version, VersionRange, parse_version
 
 SECTION_NAMES = ("model", "optimizer", "ddp", "train", "data", "peft")
-"""The sections that rules and plan read."""
+"""The sections of a run that the rules and the plan read."""
 NULLABLE_FIELDS = frozenset({"q_lora_rank"})
-"""Fields with another default in which None is a value of its own: queries without a latent."""
+"""Fields whose default is not None, and in which None has a meaning: queries without a latent."""
 _PLAIN_TYPES: dict[str, tuple[type, ...]] = {
     "bool": (bool,),
     "int": (int,),
     "float": (float, int),
     "name": (str,),
 }
-"""Kind of a field -> types whose values are kept as they are."""
+"""Kind of a field -> the types whose values need no conversion."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
-    """The values of a section, and the keys of its mapping or object by what is known of them.
+    """The normalised values of a section of a run.
 
-        stated            fields of Megatron's class; their values are in `values`
-        malformed         those whose values have a wrong type: `values` has the default there
-        unknown           keys of a mapping that no release of Megatron has
-        of_newer_release  fields of an object that only a release not known here has
-
-    `given` returns the stated value of one field, `stated_or_none` those of all fields.
+    The section was a mapping, an object, or missing. `get_stated` returns the stated value of one
+    field. `stated_or_none` has the stated values of all fields.
     """
 
     values: TrackedValues
-    """Field -> value in one form; the class default where none is stated."""
+    """Field -> normalised value. A field that is not stated or is malformed has the class default."""
     is_given: bool = True
-    """Whether there is a mapping or an object."""
+    """Whether the run has this section."""
     is_mapping: bool = False
+    """Whether the section was a mapping. False: it was an object, or is missing."""
     stated: frozenset[str] = frozenset()
-    """Fields of a mapping; every field of an object, which does not tell who set it."""
+    """The fields of a mapping. Of an object every field, because nothing records who set it."""
     malformed: tuple[Finding, ...] = ()
-    """A finding for each value that is not of its field's type."""
+    """A finding for each value whose type is not the type of its field."""
     unknown: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of a mapping that no version of Megatron has -> their values."""
+    """Key of a mapping that no known release of Megatron has as a field -> value."""
     newer_fields: Mapping[str, Any] = field(default_factory=dict)
-    """Fields that an object's class has and no release known here -> values away from defaults."""
+    """Field of an object's class that no known release has -> value, if it differs from the default."""
 
-    def given(self, name: str, default: Any = None) -> Any:
-        """Return the stated value of a field; the default where nothing or None is stated."""
+    def get_stated(self, name: str, default: Any = None) -> Any:
+        """Return the stated value of a field, or `default` if nothing or None is stated."""
         value = self.values[name]
         if value is None or name not in self.stated:
             return default
@@ -71,20 +68,20 @@ class Section:
 
     @property
     def stated_or_none(self) -> dict[str, Any]:
-        """The stated value of each field; None for a field that is not stated."""
+        """Field -> stated value, or None for a field that is not stated."""
         unstated = dict.fromkeys(self.values)
         stated = {name: value for name, value in self.values.items() if name in self.stated}
         return {**unstated, **stated}
 
     def with_values(self, values: Mapping[str, Any]) -> Section:
-        """Return the section with other values of some fields, in their one form."""
+        """Return the section with other, normalised values of some fields."""
         if not values:
             return self
-        changed = TrackedValues(self.values.role, {**self.values, **values})
+        changed = TrackedValues(self.values.section_name, {**self.values, **values})
         return replace(self, values=changed, is_given=True, stated=self.stated | {*values})
 
-    def find_absent_fields(self, role: str, version: Version | None) -> dict[str, str]:
-        """Return each field that a version of Megatron Core does not have -> the versions with it.
+    def find_absent_fields(self, section_name: str, version: Version | None) -> dict[str, str]:
+        """Return stated field that a version of Megatron Core lacks -> the versions with it.
 
         Fields at their defaults are left out.
         """
@@ -92,47 +89,53 @@ class Section:
         if version is not None:
             text = str(version)
         versions: dict[str, str] = {}
-        for name, has in list_absent_fields(role, text).items():
-            if name in self.stated and self.values[name] != OWNER_DEFAULTS[role][name]:
+        for name, has in list_absent_fields(section_name, text).items():
+            if name in self.stated and self.values[name] != OWNER_DEFAULTS[section_name][name]:
                 versions[name] = str(has)
         return versions
 
-    def without(self, role: str, names: Mapping[str, object]) -> Section:
-        """Return the section with the class defaults of some fields."""
+    def with_defaults(self, section_name: str, names: Mapping[str, object]) -> Section:
+        """Return the section in which some fields have their class defaults."""
         if not names:
             return self
-        values = TrackedValues(role, self.values)
+        values = TrackedValues(section_name, self.values)
         for name in names:
-            values[name] = OWNER_DEFAULTS[role][name]
+            values[name] = OWNER_DEFAULTS[section_name][name]
         return replace(self, values=values, stated=self.stated - {*names})
 
 
 @functools.cache
-def list_absent_fields(role: str, version: str | None) -> dict[str, VersionRange]:
+def list_absent_fields(section_name: str, version: str | None) -> dict[str, VersionRange]:
     """Return field that a version does not have -> the versions with it.
 
-    The version is text, since 0.17 equals 0.17.0.
+    The argument is text because of the cache: 0.17 and 0.17.0 are equal as versions, and a result
+    for one of them must not be returned for the other.
     """
     parsed = None
     if version is not None:
         parsed = parse_version(version)
     absent: dict[str, VersionRange] = {}
-    for name, row in OWNER_FIELDS[role].items():
+    for name, row in OWNER_FIELDS[section_name].items():
         if row.has is not None and row.has.holds(parsed) is False:
             absent[name] = row.has
     return absent
 
 
-def read_section(role: str, owner: object, attributes: Mapping[str, Any] | None = None) -> Section:
-    """Return the section that `owner`, a mapping, an object with attributes or None, describes.
+def read_section(
+    section_name: str, owner: object, attributes: Mapping[str, Any] | None = None
+) -> Section:
+    """Return the section that a mapping or an object describes.
 
-    `attributes` are those of an object where it held others before a sync.
+    Args:
+        section_name: The name of the section.
+        owner: A mapping, an object with attributes, a `Section`, or None for a missing section.
+        attributes: The attributes of the object before a sync, if a sync has written to it.
     """
     if isinstance(owner, Section):
         return owner
-    values = OWNER_DEFAULTS[role].copy()
+    values = OWNER_DEFAULTS[section_name].copy()
     if owner is None:
-        return Section(values=TrackedValues(role, values), is_given=False)
+        return Section(values=TrackedValues(section_name, values), is_given=False)
     unknown: dict[str, Any] = {}
     malformed: list[Finding] = []
     is_mapping = isinstance(owner, Mapping)
@@ -140,51 +143,53 @@ def read_section(role: str, owner: object, attributes: Mapping[str, Any] | None 
     if isinstance(owner, Mapping):
         fields = owner
     else:
-        fields = attributes or get_attributes(role, owner)
+        fields = attributes or get_attributes(section_name, owner)
     for name, value in fields.items():
-        row = OWNER_FIELDS[role].get(name)
+        row = OWNER_FIELDS[section_name].get(name)
         if row is None:
             unknown[str(name)] = value
         elif type(value) in _PLAIN_TYPES.get(row.kind, ()):
             values[name] = value
         else:
-            _store_value(values, row, value, role, malformed)
-    of_newer_release: dict[str, Any] = {}
+            _store_value(values, row, value, section_name, malformed)
+    newer_fields: dict[str, Any] = {}
     if not is_mapping:
-        of_newer_release = _collect_newer_fields(role, owner)
+        newer_fields = _collect_newer_fields(section_name, owner)
         unknown = {}  # an object may have any further attributes
     return Section(
-        values=TrackedValues(role, values),
+        values=TrackedValues(section_name, values),
         is_mapping=is_mapping,
         malformed=tuple(malformed),
         unknown=unknown,
-        newer_fields=of_newer_release,
+        newer_fields=newer_fields,
         stated=frozenset(map(str, fields)),
     )
 
 
 def find_switched_on(values: Mapping[str, Any], names: Sequence[str]) -> str | None:
-    """Return the first field that is switched on; None: none is."""
-    on = [name for name in names if values[name]]  # each is read, since each decides
+    """Return the first field that is switched on, or None."""
+    on = [name for name in names if values[name]]  # reads all of them, so that each read is tracked
     if not on:
         return None
     return on[0]
 
 
-def get_attributes(role: str, owner: object) -> Mapping[str, Any]:
+def get_attributes(section_name: str, owner: object) -> Mapping[str, Any]:
     """Return the attributes of an object.
 
-    Of an object that is no dataclass they are those that Megatron's class has.
+    Of an object that is no dataclass, only the attributes with names of Megatron's fields.
     """
     if dataclasses.is_dataclass(owner) and hasattr(owner, "__dict__"):
         return vars(owner)
-    return {name: getattr(owner, name) for name in OWNER_FIELDS[role] if hasattr(owner, name)}
+    return {
+        name: getattr(owner, name) for name in OWNER_FIELDS[section_name] if hasattr(owner, name)
+    }
 
 
-def _collect_newer_fields(role: str, owner: object) -> dict[str, Any]:
-    """Return the fields that a class of Megatron Core declares and no known release has.
+def _collect_newer_fields(section_name: str, owner: object) -> dict[str, Any]:
+    """Return the values of fields that a class of Megatron Core declares and no known release has.
 
-    Fields at their defaults are left out, and so are those of subclasses, which add their own.
+    Fields at their defaults are left out. So are fields that a subclass adds.
     """
     declared: set[str] = set()
     for cls in type(owner).__mro__:
@@ -192,7 +197,7 @@ def _collect_newer_fields(role: str, owner: object) -> dict[str, Any]:
             declared.update(vars(cls).get("__annotations__", {}))
     values: dict[str, Any] = {}
     for name, row in getattr(owner, "__dataclass_fields__", {}).items():
-        if name not in declared or name.startswith("_") or name in OWNER_FIELDS[role]:
+        if name not in declared or name.startswith("_") or name in OWNER_FIELDS[section_name]:
             continue
         value = getattr(owner, name, None)
         if value != get_field_default(row):
@@ -201,13 +206,13 @@ def _collect_newer_fields(role: str, owner: object) -> dict[str, Any]:
 
 
 def _store_value(
-    values: dict[str, Any], row: OwnerField, value: Any, role: str, malformed: list[Finding]
+    values: dict[str, Any], row: OwnerField, value: Any, section_name: str, malformed: list[Finding]
 ) -> None:
-    """Store a value in its one form, or note that it has none."""
+    """Store a normalised value, or add a finding if the value has a wrong type."""
     if value is None:
         if row.default is None or row.kind in ("name", "dtype") or row.name in NULLABLE_FIELDS:
             values[row.name] = None
-        return  # Optional[...] with another default: Megatron reads None as that
+        return  # Megatron replaces None in a field with another default by that default
     if row.kind == "any":
         values[row.name] = value
         return
@@ -217,12 +222,12 @@ def _store_value(
         else:
             values[row.name] = coerce(value, row.kind, switch=True)
     except WrongValueError as error:
-        path = f"{role}.{row.name}"
+        path = f"{section_name}.{row.name}"
         malformed.append(Finding(path=path, rule=error.rule, remedy="Correct it.", value=value))
 
 
 def _parse_dtype(value: Any) -> str | None:
-    if value == "fp8":  # Megatron-LM's spelling for optimizer states kept as bytes
+    if value == "fp8":  # Megatron-LM's spelling for optimizer states that are stored as bytes
         return "uint8"
     if isinstance(value, str) and value.lower() in ("none", "null", "auto"):
         return None

@@ -1,4 +1,6 @@
-"""Shape of a model, read from config values alone: no torch, no Megatron Core.
+"""`ModelShape`: the sizes of a model and the kinds of its layers, from its config values.
+
+Neither torch nor Megatron Core is needed.
 
     shape = ModelShape.of({"num_layers": 80, "hidden_size": 8192, "num_attention_heads": 64})
     shape.kinds          # ('transformer',) * 80
@@ -46,7 +48,7 @@ SHAPE_SWITCHES = (
     "attention_output_gate",
     "share_embeddings_and_output_weights",
 )
-"""Switches of the model that the shape has by Megatron's names."""
+"""Switches that the shape has under the names of Megatron."""
 PARALLEL_SIZES = (
     "tensor_model_parallel_size",
     "pipeline_model_parallel_size",
@@ -54,7 +56,7 @@ PARALLEL_SIZES = (
     "expert_model_parallel_size",
 )
 MAX_LAYERS = 10_000
-"""The most layers, or experts of a layer. A larger number is taken for a typing error."""
+"""The largest number of layers, or of experts in a layer. More is taken for a typing error."""
 MAX_SIZE = 10**8
 """The largest dimension, vocabulary or sequence. A larger number is taken for a typing error."""
 
@@ -67,13 +69,13 @@ class Experts:
     ffn_hidden_size: int
     topk: int
     shared_ffn_hidden_size: int = 0
-    """Width of the shared expert, 0 without one."""
+    """The width of the shared expert. 0: there is none."""
     shared_gate: bool = False
     router_bias: bool = False
     latent_size: int | None = None
-    """Width that tokens are projected to before they are sent to the experts.
+    """The width to which tokens are projected before they are sent to the experts.
 
-    None: the hidden size.
+    None: tokens are not projected.
     """
 
 
@@ -120,39 +122,39 @@ class ModelShape:
     num_query_groups: int
     kv_channels: int
     kinds: tuple[str, ...]
-    """Kind of each layer.
+    """The kind of each layer.
 
-    It is transformer, delta_net, sparse or sparse_shared (it takes another layer's choice of keys),
-    or one of `compressed.RATIOS`, each with _moe where it has experts. In a hybrid it is mamba,
-    attention, latent_attention, mlp or moe.
+    In a hybrid model it is mamba, attention, latent_attention, mlp or moe. In another model it is
+    transformer, delta_net, sparse, sparse_shared (a layer that uses the choice of keys of another
+    layer) or a kind of `COMPRESSION_RATIOS`. A layer with experts has the suffix _moe.
     """
     is_hybrid: bool = False
-    """Each layer is one block, of the kind that a letter of the pattern names."""
+    """Whether each layer is one block, whose kind is a letter of a pattern."""
     vocab_size: int = 0
-    """Tokens before padding, 0 where it is unknown."""
+    """The number of tokens before padding. 0: it is not known."""
     make_vocab_size_divisible_by: int = 128
     seq_length: int = 0
-    """Tokens per sample, 0 where it is unknown."""
+    """The number of tokens of a sample. 0: it is not known."""
     gated_linear_unit: bool = False
     add_bias_linear: bool = True
     add_qkv_bias: bool = False
     layer_norm_bias: bool = True
-    """LayerNorm has a bias, RMSNorm has none."""
+    """Whether norms have a bias. LayerNorm has one, RMSNorm has none."""
     qk_layernorm: bool = False
     qk_l2_norm: bool = False
-    """Norms of queries and keys have no weights; they take the place of those of `qk_layernorm`."""
+    """Whether queries and keys have norms without weights, instead of those of `qk_layernorm`."""
     attention_output_gate: bool = False
     has_softmax_offset: bool = False
-    """Each head learns an offset of its softmax (`softmax_type=learnable`)."""
+    """Whether each head has a learned offset of its softmax (`softmax_type=learnable`)."""
     position_embedding_type: str = "rope"
     share_embeddings_and_output_weights: bool = False
     mtp_num_layers: int = 0
-    """Multi-token-prediction depths, each a pass through a prediction layer."""
+    """The number of multi-token-prediction depths. Each is a pass through a prediction layer."""
     mtp_is_repeated: bool = False
     mtp_kind: str = TRANSFORMER_KIND
-    """Kind of the layer inside a prediction layer of a model that is no hybrid."""
+    """The kind of the layer inside a prediction layer, in a model that is no hybrid."""
     mtp_kinds: tuple[str, ...] = ()
-    """Kind of each layer inside a prediction layer of a hybrid model."""
+    """The kind of each layer inside a prediction layer, in a hybrid model."""
     experts: Experts | None = None
     latent: Latent | None = None
     state_space: StateSpace | None = None
@@ -168,18 +170,18 @@ class ModelShape:
 
     @property
     def has_mtp(self) -> bool:
-        """Whether it predicts more than the next token."""
+        """Whether the model has multi-token prediction."""
         return self.mtp_num_layers > 0
 
     @property
     def mtp_layers(self) -> int:
-        """Prediction layers that the model has."""
+        """The number of prediction layers."""
         if self.mtp_is_repeated:
             return min(1, self.mtp_num_layers)
         return self.mtp_num_layers
 
     def padded_vocab_size(self, tensor_parallel: int = 1) -> int:
-        """Return the rows of the embedding over all tensor-parallel ranks."""
+        """Return the number of rows of the embedding, over all tensor-parallel ranks."""
         multiple = self.make_vocab_size_divisible_by * tensor_parallel
         return -(-self.vocab_size // multiple) * multiple
 
@@ -188,7 +190,7 @@ class ModelShape:
         """Return the shape that a model's config describes.
 
         Raises:
-            RunConfigError: There is no such model; every reason is named.
+            RunConfigError: The config describes no possible model. The error has every reason.
         """
         shape, faults = read_shape(model)
         if faults:
@@ -197,9 +199,9 @@ class ModelShape:
 
 
 def read_shape(model: Any) -> tuple[ModelShape, tuple[Finding, ...]]:
-    """Return the shape that config values describe, and the reasons why it cannot be planned.
+    """Return the shape that a model config describes, and the reasons why it cannot be planned.
 
-    There is no such model, or no plan of it.
+    A reason is a value that no model can have, or a module that the plan does not know.
     """
     reader = _ShapeReader(read_section("model", model))
     shape = reader.shape()
@@ -207,10 +209,9 @@ def read_shape(model: Any) -> tuple[ModelShape, tuple[Finding, ...]]:
 
 
 def find_impossible_sizes(model: Mapping[str, Any]) -> list[Finding]:
-    """Return a finding for each given number that no model can be built with.
+    """Return a finding for each stated whole number with which no model can be built.
 
-    Values that are no whole numbers are left to the reader of types, and fields that are absent to
-    Megatron's defaults.
+    Values of other types are not checked here. Missing fields have Megatron's defaults.
     """
     reader = _ShapeReader(read_section("model", model))
     reader.shape()
@@ -219,7 +220,7 @@ def find_impossible_sizes(model: Mapping[str, Any]) -> list[Finding]:
         name = fault.path.removeprefix("model.")
         if name not in model or parse_integer(fault.value) is None:
             continue
-        if model[name] is None:  # Megatron derives it, and the fault has the derived value
+        if model[name] is None:  # the value of the fault is the one that Megatron derives
             impossible.append(replace(fault, value=None))
         else:
             impossible.append(fault)
@@ -227,25 +228,25 @@ def find_impossible_sizes(model: Mapping[str, Any]) -> list[Finding]:
 
 
 HEAD_SIZES = ("hidden_size", "num_attention_heads", "num_query_groups", "kv_channels")
-"""The sizes that decide the heads of attention."""
+"""The fields that decide the heads of attention."""
 
 
 class _ShapeReader:
-    """Reads one model and collects the reasons why it is impossible."""
+    """Reads the shape of a model, and collects the faults of its values."""
 
     def __init__(self, section: Section) -> None:
         self.section = section
         self.pattern = HybridPattern.from_model(section)
-        self.variant = self.text("experimental_attention_variant")
+        self.variant = self.read_text("experimental_attention_variant")
         self.faults: list[Finding] = []
         self._malformed = {fault.path.partition(".")[2]: fault for fault in section.malformed}
 
     def shape(self) -> ModelShape:
-        """Return the shape; faults are noted in the order in which the fields are read."""
+        """Return the shape. Faults are collected in the order in which the fields are read."""
         layers = self._read_num_layers()
         sizes = self._read_sizes()
         for name in PARALLEL_SIZES:
-            self.whole(name)
+            self.read_size(name)
         if self.pattern is not None:
             self.faults += self.pattern.faults
         delta_net = self._read_delta_net()
@@ -263,20 +264,20 @@ class _ShapeReader:
         self._check_heads(sizes)
         embedding = "rope" if self.pattern is None else "none"
         norm = "RMSNorm" if self.has_latent else "LayerNorm"
-        normalization = self.text("normalization", norm)
+        normalization = self.read_text("normalization", norm)
         return ModelShape(
             num_layers=layers,
             **sizes,
             kinds=kinds,
             is_hybrid=self.pattern is not None,
-            vocab_size=self.whole("vocab_size", least=0),
-            make_vocab_size_divisible_by=self.whole("make_vocab_size_divisible_by"),
-            seq_length=self.whole("seq_length", least=0),
+            vocab_size=self.read_size("vocab_size", least=0),
+            make_vocab_size_divisible_by=self.read_size("make_vocab_size_divisible_by"),
+            seq_length=self.read_size("seq_length", least=0),
             layer_norm_bias=normalization == "LayerNorm",
-            has_softmax_offset=self.text("softmax_type") == "learnable",
-            position_embedding_type=self.text("position_embedding_type", embedding),
+            has_softmax_offset=self.read_text("softmax_type") == "learnable",
+            position_embedding_type=self.read_text("position_embedding_type", embedding),
             mtp_num_layers=depths,
-            mtp_is_repeated=self.flag("mtp_use_repeated_layer"),
+            mtp_is_repeated=self.read_flag("mtp_use_repeated_layer"),
             mtp_kind=self._read_mtp_kind(kinds[-1], ratio_kinds[layers:]),
             mtp_kinds=kinds_of_depth,
             experts=self._read_experts(sizes["ffn_hidden_size"]),
@@ -286,7 +287,7 @@ class _ShapeReader:
             indexer=indexer,
             compressed=self._read_compressed(sizes["num_attention_heads"]),
             hyper_connections=self._read_hyper_connections(),
-            **{name: self.flag(name) for name in SHAPE_SWITCHES},
+            **{name: self.read_flag(name) for name in SHAPE_SWITCHES},
         )
 
     @property
@@ -297,7 +298,7 @@ class _ShapeReader:
 
     @property
     def has_latent(self) -> bool:
-        return self.flag("multi_latent_attention") or "latent_attention" in self._pattern_kinds
+        return self.read_flag("multi_latent_attention") or "latent_attention" in self._pattern_kinds
 
     @property
     def is_compressed(self) -> bool:
@@ -305,7 +306,7 @@ class _ShapeReader:
 
     def _read_num_layers(self) -> int:
         if self.pattern is None:
-            return self.whole("num_layers", most=MAX_LAYERS)
+            return self.read_size("num_layers", most=MAX_LAYERS)
         return self._require_at_most("num_layers", max(1, len(self.pattern.layers)), MAX_LAYERS)
 
     def _read_sizes(self) -> dict[str, Any]:
@@ -315,30 +316,30 @@ class _ShapeReader:
             kinds = self._pattern_kinds
             if "attention" not in kinds and "latent_attention" not in kinds:
                 least_heads = 0
-        hidden = self.whole("hidden_size")
-        heads = self.whole("num_attention_heads", least=least_heads)
+        hidden = self.read_size("hidden_size")
+        heads = self.read_size("num_attention_heads", least=least_heads)
         channels = 0
         if heads:
             channels = hidden // heads
         return {
             "hidden_size": hidden,
             "num_attention_heads": heads,
-            "num_query_groups": self.whole("num_query_groups", heads, least=min(heads, 1)),
-            "kv_channels": self.whole("kv_channels", channels),
-            "ffn_hidden_size": self.whole("ffn_hidden_size", 4 * hidden, least=least_ffn),
+            "num_query_groups": self.read_size("num_query_groups", heads, least=min(heads, 1)),
+            "kv_channels": self.read_size("kv_channels", channels),
+            "ffn_hidden_size": self.read_size("ffn_hidden_size", 4 * hidden, least=least_ffn),
         }
 
     def _check_heads(self, sizes: Mapping[str, int]) -> None:
-        """Note heads that cannot be made of these sizes; heads of some models have other widths."""
+        """Add faults for sizes that do not divide into heads."""
         hidden, heads = sizes["hidden_size"], sizes["num_attention_heads"]
         groups, channels = sizes["num_query_groups"], sizes["kv_channels"]
         faulty = {fault.path.removeprefix("model.") for fault in self.faults}
         if not heads or faulty.intersection(HEAD_SIZES):
-            return  # a size that is impossible by itself was replaced
+            return  # an impossible size was replaced, so that the sizes do not fit together
         # Stated: Megatron's default is another.
-        is_rotary = self.text("position_embedding_type") == "rope"
+        is_rotary = self.read_text("position_embedding_type") == "rope"
         rotates_whole_heads = is_rotary and self.section.values["rotary_percent"] == 1.0
-        has_channels = self.section.given("kv_channels") is not None
+        has_channels = self.section.get_stated("kv_channels") is not None
         has_widths = has_channels or self.has_latent or self.pattern is not None
         if groups and heads % groups:
             rule = f"must divide the {heads} attention heads"
@@ -361,10 +362,21 @@ class _ShapeReader:
                 )
                 self._refuse("hidden_size", rule, hidden, f"Use a multiple of {2 * heads}")
 
-    def whole(self, name: str, derived: int = 0, *, least: int = 1, most: int = MAX_SIZE) -> int:
-        """Return a size; `derived` where it is None, which Megatron derives."""
+    def read_size(
+        self, name: str, derived: int = 0, *, least: int = 1, most: int = MAX_SIZE
+    ) -> int:
+        """Return a size. An impossible size adds a fault, and a possible size is returned.
+
+        Args:
+            name: The field.
+            derived: The value that Megatron derives if the field is None.
+            least: The smallest possible value.
+            most: The largest possible value.
+        """
         value: int | None = self.section.values[name]
-        number = derived if value is None else value
+        number = derived
+        if value is not None:
+            number = value
         wrong = self._malformed.get(name)
         if wrong is not None:
             self._refuse(name, wrong.rule, wrong.value, "Correct it")
@@ -377,15 +389,17 @@ class _ShapeReader:
     def _require_at_most(self, name: str, number: int, most: int) -> int:
         if number <= most:
             return number
-        remedy = "Use fewer" if most == MAX_LAYERS else "Use a smaller number"
+        remedy = "Use a smaller number"
+        if most == MAX_LAYERS:
+            remedy = "Use fewer"
         self._refuse(name, f"must be at most {most}", number, remedy)
         return 1
 
-    def flag(self, name: str) -> bool:
+    def read_flag(self, name: str) -> bool:
         return bool(self.section.values[name])
 
-    def text(self, name: str, default: str = "") -> str:
-        value = self.section.given(name, default)
+    def read_text(self, name: str, default: str = "") -> str:
+        value = self.section.get_stated(name, default)
         return str(getattr(value, "value", value))
 
     def _refuse(self, name: str, rule: str, value: object, remedy: str) -> None:
@@ -394,7 +408,7 @@ class _ShapeReader:
     def _read_kinds(
         self, layers: int, indexer: Indexer | None, ratio_kinds: Sequence[str]
     ) -> tuple[str, ...]:
-        """Return the kind of each layer: its attention, with _moe where it has experts."""
+        """Return the kind of each layer: its attention, with the suffix _moe if it has experts."""
         kinds = [TRANSFORMER_KIND] * layers
         if ratio_kinds:
             kinds = list(ratio_kinds[:layers])
@@ -408,7 +422,7 @@ class _ShapeReader:
             for layer, is_linear in enumerate(flags):
                 if is_linear:
                     kinds[layer] = "delta_net"
-        if self.section.given("num_moe_experts"):
+        if self.section.get_stated("num_moe_experts"):
             flags = self._read_layer_flags("moe_layer_freq", layers)
             for layer, is_sparse in enumerate(flags):
                 if is_sparse:
@@ -416,22 +430,28 @@ class _ShapeReader:
         return tuple(kinds)
 
     def _read_mtp_depths(self) -> int:
-        """Return the passes through prediction layers.
+        """Return the number of passes through prediction layers.
 
-        The pattern of a hybrid model has one part for each.
+        The pattern of a hybrid model has one part for each pass.
         """
-        stated = self.whole("mtp_num_layers", least=0)
-        if self.pattern is None or (self.flag("mtp_use_repeated_layer") and stated):
+        stated = self.read_size("mtp_num_layers", least=0)
+        if self.pattern is None or (self.read_flag("mtp_use_repeated_layer") and stated):
             return stated
         return self.pattern.depths
 
     def _read_layer_flags(
         self, name: str, layers: int, *, counts_softmax: bool = False
     ) -> tuple[bool, ...]:
-        """Return the layers that have a kind of module, as a flag for each layer.
+        """Return for each layer whether it has a kind of module.
 
-        The field is a number, a list, or a list's expression. A number N takes each Nth layer from
-        the first (experts), or all but each Nth layer (`counts_softmax`).
+        The field is a number N, a list, or the expression of a list. For experts N means every Nth
+        layer, beginning with the first. For linear attention N means all layers except every Nth
+        layer.
+
+        Args:
+            name: The field.
+            layers: The number of layers.
+            counts_softmax: Whether the field is about linear attention.
         """
         value = self.section.values[name]
         frequency = value
@@ -452,55 +472,55 @@ class _ShapeReader:
         return (True,) * layers
 
     def _read_experts(self, ffn: int) -> Experts | None:
-        if not self.section.given("num_moe_experts"):
+        if not self.section.get_stated("num_moe_experts"):
             return None
         if self.pattern is not None and "moe" not in self._pattern_kinds:
             return None  # the pattern decides about every layer
-        experts = self.whole("num_moe_experts", most=MAX_LAYERS)
+        experts = self.read_size("num_moe_experts", most=MAX_LAYERS)
         return Experts(
             num_experts=experts,
-            ffn_hidden_size=self.whole("moe_ffn_hidden_size", ffn),
-            topk=self.whole("moe_router_topk"),
-            shared_ffn_hidden_size=self.whole("moe_shared_expert_intermediate_size", least=0),
-            shared_gate=self.flag("moe_shared_expert_gate"),
-            router_bias=self.flag("add_bias_linear"),
-            latent_size=self.whole("moe_latent_size", least=0) or None,
+            ffn_hidden_size=self.read_size("moe_ffn_hidden_size", ffn),
+            topk=self.read_size("moe_router_topk"),
+            shared_ffn_hidden_size=self.read_size("moe_shared_expert_intermediate_size", least=0),
+            shared_gate=self.read_flag("moe_shared_expert_gate"),
+            router_bias=self.read_flag("add_bias_linear"),
+            latent_size=self.read_size("moe_latent_size", least=0) or None,
         )
 
     def _read_latent(self) -> Latent | None:
         if not self.has_latent:
             return None
-        if self.flag("qk_l2_norm"):
+        if self.read_flag("qk_l2_norm"):
             rule = "must be off with multi-latent attention, as Megatron asserts"
             self._refuse("qk_l2_norm", rule, True, "Set it to false")
         rank = None
         if self.section.values["q_lora_rank"] is not None:
-            rank = self.whole("q_lora_rank")
+            rank = self.read_size("q_lora_rank")
         return Latent(
             q_lora_rank=rank,
-            qk_pos_emb_head_dim=self.whole("qk_pos_emb_head_dim", least=0),
-            kv_lora_rank=self.whole("kv_lora_rank"),
-            qk_head_dim=self.whole("qk_head_dim"),
-            v_head_dim=self.whole("v_head_dim"),
+            qk_pos_emb_head_dim=self.read_size("qk_pos_emb_head_dim", least=0),
+            kv_lora_rank=self.read_size("kv_lora_rank"),
+            qk_head_dim=self.read_size("qk_head_dim"),
+            v_head_dim=self.read_size("v_head_dim"),
         )
 
     def _read_state_space(self, hidden: int) -> StateSpace | None:
         if "mamba" not in self._pattern_kinds:
             return None
-        head_dim = self.whole("mamba_head_dim")
+        head_dim = self.read_size("mamba_head_dim")
         return StateSpace(
-            num_heads=self.whole("mamba_num_heads", 2 * hidden // head_dim),
+            num_heads=self.read_size("mamba_num_heads", 2 * hidden // head_dim),
             head_dim=head_dim,
-            state_dim=self.whole("mamba_state_dim"),
-            num_groups=self.whole("mamba_num_groups"),
+            state_dim=self.read_size("mamba_state_dim"),
+            num_groups=self.read_size("mamba_num_groups"),
         )
 
     def _read_delta_net(self) -> DeltaNet | None:
         if self.variant not in DELTA_NET_VARIANTS or self.pattern is not None:
             return None
-        keys = self.whole("linear_num_key_heads")
-        values = self.whole("linear_num_value_heads")
-        ranks = self.whole("tensor_model_parallel_size")
+        keys = self.read_size("linear_num_key_heads")
+        values = self.read_size("linear_num_value_heads")
+        ranks = self.read_size("tensor_model_parallel_size")
         if values % keys:
             rule = f"must be a multiple of the {keys} key heads"
             self._refuse("linear_num_value_heads", rule, values, "Use a multiple")
@@ -509,16 +529,16 @@ class _ShapeReader:
             self._refuse("linear_num_key_heads", rule, keys, "Use a multiple")
         return DeltaNet(
             num_key_heads=keys,
-            key_head_dim=self.whole("linear_key_head_dim"),
+            key_head_dim=self.read_size("linear_key_head_dim"),
             num_value_heads=values,
-            value_head_dim=self.whole("linear_value_head_dim"),
-            conv_width=self.whole("linear_conv_kernel_dim"),
+            value_head_dim=self.read_size("linear_value_head_dim"),
+            conv_width=self.read_size("linear_conv_kernel_dim"),
         )
 
     def _read_mtp_kind(self, last: str, ratio_kinds: Sequence[str]) -> str:
         """Return the kind of the layer inside a prediction layer."""
         if not ratio_kinds:
-            # Its layers count from 1, which chooses keys.
+            # The layer in it has number 1, so that it chooses keys itself.
             return last.replace("sparse_shared", "sparse")
         if len({*ratio_kinds}) > 1:
             rule = "cannot plan: prediction layers of several kinds"
@@ -530,18 +550,15 @@ class _ShapeReader:
         return kind
 
     def _read_ratio_kinds(self, layers: int, depths: int) -> tuple[str, ...]:
-        """Return the kind of each layer of the hybrid attention.
-
-        Those of prediction layers are behind the others.
-        """
-        value = self.section.given("csa_compress_ratios")
+        """Return the kind of each layer of the hybrid attention, then of each prediction layer."""
+        value = self.section.get_stated("csa_compress_ratios")
         ratios = value
         if isinstance(value, str):
             ratios = parse_list_expression(value)
         if not isinstance(ratios, list | tuple):
             ratios = []
         needed = layers + depths
-        is_dense = self.flag("csa_dense_mode")
+        is_dense = self.read_flag("csa_dense_mode")
         if len(ratios) < needed or any(
             ratio not in COMPRESSION_RATIOS.values() for ratio in ratios
         ):
@@ -557,40 +574,40 @@ class _ShapeReader:
         if not self.is_compressed:
             return None
         self._require_latent()
-        ranks = self.whole("tensor_model_parallel_size")
+        ranks = self.read_size("tensor_model_parallel_size")
         if ranks > 1:
             rule = (
                 f"must be 1 with experimental_attention_variant={COMPRESSED_HYBRID}, as Megatron "
                 "asserts"
             )
             self._refuse("tensor_model_parallel_size", rule, ranks, "Set it to 1")
-        groups = self.whole("o_groups")
-        width = heads * self.whole("v_head_dim")
+        groups = self.read_size("o_groups")
+        width = heads * self.read_size("v_head_dim")
         if width % groups:
             rule = f"must divide the {width} outputs of all heads"
             self._refuse("o_groups", rule, groups, "Use a divisor")
-        return CompressedAttention(output_groups=groups, output_rank=self.whole("o_lora_rank"))
+        return CompressedAttention(output_groups=groups, output_rank=self.read_size("o_lora_rank"))
 
     def _read_hyper_connections(self) -> HyperConnections | None:
-        """Return the residual streams.
+        """Return the residual streams, or None if the model has one stream.
 
-        The development branch and the main branch of Megatron-LM have a field each.
+        The development branch and the main branch of Megatron-LM have different fields for them.
         """
         for name in ("enable_hyper_connections", "enable_mhc_connections"):
-            if self.flag(name) and self.pattern is not None:
+            if self.read_flag(name) and self.pattern is not None:
                 remedy = "Override it for a plan without them"
                 self._refuse(name, "cannot plan: hyper-connections of a hybrid model", True, remedy)
                 return None
-        if self.flag("enable_hyper_connections"):
-            streams = self.whole("num_residual_streams")
+        if self.read_flag("enable_hyper_connections"):
+            streams = self.read_size("num_residual_streams")
             return HyperConnections(streams=streams, is_fp32=True, is_contraction_learned=True)
-        if self.flag("enable_mhc_connections"):
-            streams = self.whole("mhc_num_residual_streams")
+        if self.read_flag("enable_mhc_connections"):
+            streams = self.read_size("mhc_num_residual_streams")
             return HyperConnections(streams=streams, is_fp32=False, is_contraction_learned=False)
         return None
 
     def _require_latent(self) -> None:
-        if not self.flag("multi_latent_attention"):
+        if not self.read_flag("multi_latent_attention"):
             rule = (
                 f"must be on with experimental_attention_variant={self.variant}, which Megatron "
                 "has for multi-latent attention"
@@ -601,19 +618,19 @@ class _ShapeReader:
         is_sparse = self.variant == SPARSE_VARIANT and self.pattern is None
         if is_sparse:
             self._require_latent()
-        elif not self.is_compressed or self.flag("csa_dense_mode"):
+        elif not self.is_compressed or self.read_flag("csa_dense_mode"):
             return None
         indexer = Indexer(
-            num_heads=self.whole("dsa_indexer_n_heads"),
-            head_dim=self.whole("dsa_indexer_head_dim"),
-            topk=self.whole("dsa_indexer_topk"),
+            num_heads=self.read_size("dsa_indexer_n_heads"),
+            head_dim=self.read_size("dsa_indexer_head_dim"),
+            topk=self.read_size("dsa_indexer_topk"),
         )
         if not is_sparse:
             return indexer
         return replace(
             indexer,
-            share_every=self.whole("dsa_indexer_topk_freq"),
-            share_from=self.whole("dsa_indexer_skip_topk_offset", least=0),
+            share_every=self.read_size("dsa_indexer_topk_freq"),
+            share_from=self.read_size("dsa_indexer_skip_topk_offset", least=0),
         )
 
 
@@ -623,7 +640,7 @@ def is_moe_kind(kind: str) -> bool:
 
 
 def _find_nearest_divisor(number: int, wanted: int) -> int:
-    """Return the divisor of a number that is nearest to a wanted number, the smaller of two."""
+    """Return the divisor of a number that is nearest to `wanted`. Of two it is the smaller one."""
     nearest = 1
     for divisor in range(2, number + 1):
         if number % divisor == 0 and abs(divisor - wanted) < abs(nearest - wanted):

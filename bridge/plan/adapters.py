@@ -49,20 +49,20 @@ class Adapter:
 
     @classmethod
     def from_sections(cls, peft: Section, model: Section) -> Adapter | None:
-        """Return the adapter of a run; None where all weights are trained.
+        """Return the adapter of a run, or None if all weights are trained.
 
         Raises:
             RunConfigError: The plan does not know the adapter's class.
         """
         if not peft.is_given:
             return None
-        name = peft.given("type", "LoRA")
+        name = peft.get_stated("type", "LoRA")
         if name not in ADAPTER_KINDS:
             rule = f"cannot plan: the plan knows the adapters {', '.join(ADAPTER_KINDS)}"
             remedy = "Remove the section `peft` for a plan of full training."
             raise RunConfigError.of("peft.type", rule, name, remedy)
         kind = ADAPTER_KINDS[name]
-        dim = peft.given("rank") or peft.given("dim") or 32
+        dim = peft.get_stated("rank") or peft.get_stated("dim") or 32
         topk = 1
         if peft.values["normalize_moe_lora"]:
             topk = model.values["moe_router_topk"]
@@ -70,8 +70,8 @@ class Adapter:
         return cls(
             kind=kind,
             dim=dim,
-            targets=_parse_names(peft.given("target_modules", default_targets)),
-            excluded=_parse_names(peft.given("exclude_modules", ())),
+            targets=_parse_names(peft.get_stated("target_modules", default_targets)),
+            excluded=_parse_names(peft.get_stated("exclude_modules", ())),
             shares_experts=peft.values["share_expert_adapters"],
             expert_dim=max(1, dim // topk),
             has_dropout=peft.values["dropout"] > 0,
@@ -80,7 +80,7 @@ class Adapter:
     def add_to_modules(
         self, modules: tuple[Module, ...], shape: ModelShape, path: Callable[[str], str]
     ) -> tuple[Module, ...]:
-        """Return the modules of a layer, frozen, each with its adapter behind it."""
+        """Return the frozen modules of a layer, each followed by its adapter."""
         with_adapters: list[Module] = []
         for base in modules:
             with_adapters.append(replace(base, is_frozen=True))
@@ -89,7 +89,7 @@ class Adapter:
         return tuple(with_adapters)
 
     def _modules(self, base: Module, path: str, shape: ModelShape) -> Iterator[Module]:
-        """Yield the adapter's layers for a linear layer, none where the layer is no target."""
+        """Yield the adapter's layers for a linear layer. A layer that is no target has none."""
         dim = self.dim
         count = 1
         if base.is_expert:
@@ -127,7 +127,7 @@ class Adapter:
             )
 
     def _parts(self, base: Module, path: str, shape: ModelShape) -> dict[str, int]:
-        """Return part -> outputs of each part of a linear layer that has its own bypass."""
+        """Return part of a linear layer with a separate adapter -> its number of outputs."""
         name = base.name.rpartition(".")[2]
         parts = {name: base.outputs}
         if self.kind == "canonical" and name == "linear_qkv":

@@ -54,12 +54,12 @@ class GemmShape:
     layers: str
     module: str
     tokens: float
-    """M; 0 where the number of tokens is unknown."""
+    """M. 0: the number of tokens is not known."""
     outputs: int
     inputs: int
     low: bool
     scheme: str | None = None
-    """The scaling scheme that it computes in; None: high precision.
+    """The scaling scheme in which it computes. None: it computes in high precision.
 
     It is the run's scheme, or that of a row of `modules`.
     """
@@ -79,10 +79,10 @@ class Misfit:
     size: float
     multiple: int
     field: str
-    """The config field behind it, or its factors."""
+    """The config field that decides the dimension, or its factors."""
     value: int
     below: int | None
-    """The nearest legal value under it, None where there is none."""
+    """The nearest smaller legal value. None: there is none."""
     above: int
 
     def __str__(self) -> str:
@@ -105,7 +105,7 @@ class Misfit:
 
 
 class DimensionField(NamedTuple):
-    """The field behind a dimension."""
+    """The field that decides a dimension."""
 
     name: str
     value: int
@@ -163,12 +163,12 @@ def pad_multiple(
     """Return the multiples that sequences and packed slabs have to be padded to.
 
     Args:
-        scheme: A value of `fp8_recipe` or `fp4_recipe`; None: no FP8 or FP4.
+        scheme: A value of `fp8_recipe` or `fp4_recipe`. None: no FP8 and FP4.
         tp: Tensor-parallel ranks.
         sp: Sequence parallelism, which splits a slab's tokens over those ranks between the GEMMs.
         cp: Context-parallel ranks. Each takes two chunks of every sequence, so that causal work is
             even.
-        family: fp8 or fp4, where a scheme's name (custom) has both.
+        family: fp8 or fp4, for a scheme's name that both have (custom).
 
     Raises:
         RunConfigError: No such scheme.
@@ -319,7 +319,7 @@ def _is_small(scheme: str, outputs: int, inputs: int) -> bool:
 def _find_misfits(
     plan: PrecisionPlan, module: Module, layers: str, scheme: str
 ) -> Iterator[Misfit]:
-    """Yield the model's dimensions that do not fit; tokens are judged once for all layers."""
+    """Yield the dimensions of the model that do not fit. Tokens are checked once for all layers."""
     row = plan.settings.row_of(scheme)
     if row is None or not row.alignment:
         return
@@ -367,7 +367,7 @@ _SHAPE_FIELDS = {
     "dsa_indexer_n_heads": "indexer.num_heads",
     "dsa_indexer_head_dim": "indexer.head_dim",
 }
-"""Field -> its attribute of the shape, where that has another name."""
+"""Field -> its attribute of the shape, if that has another name."""
 
 
 def _map_dimension_fields(shape: ModelShape) -> dict[str, tuple[str, str]]:
@@ -414,7 +414,7 @@ def _map_dimension_fields(shape: ModelShape) -> dict[str, tuple[str, str]]:
 def find_dimension_field(
     shape: ModelShape, module: str, dimension: str, total: int
 ) -> DimensionField:
-    """Return the field behind a dimension of a module, N or K, that is `total` over all ranks."""
+    """Return the field that decides a dimension of a module, N or K, which is `total` over all ranks."""
     names = _map_dimension_fields(shape).get(module)
     if names is None:
         return DimensionField("the model's dimensions", total)

@@ -1,6 +1,6 @@
 """`build_features`: the features file of Transformer Engine's debugger for the layers of a plan.
 
-    measure   statistics of the operands of each layer in FP8 or FP4, under its own scheme
+    measure   statistics of the operands of each layer in FP8 or FP4, under its scheme
     disable   the layers that the plan keeps in high precision, for a run that does not keep them
     fake      the operands of the plan rounded to FP8, for a run in BF16
 
@@ -25,7 +25,7 @@ PURPOSES = ("measure", "disable", "fake")
 DEFAULT_INTERVAL = 100
 """Steps from one measurement to the next: each costs a further cast."""
 STATS_OF_VALUES = ("cur_amax", "mean", "std")
-"""Statistics of a tensor before it is quantised; the ratio of signal to noise needs the last two.
+"""Statistics of a tensor before it is quantised. The signal-to-noise ratio needs the last two.
 """
 STATS_OF_FP8 = ("underflows%", "scale_inv_min", "scale_inv_max", "mse")
 STATS_OF_STORED_FP8 = ("scale_inv_min", "scale_inv_max")
@@ -57,8 +57,8 @@ def build_features(
             number = _LAYER_NUMBER.search(name)
             if number is not None and number[1] not in numbers:
                 numbers.append(number[1])
-        what = module.scheme or "high"
-        label = f"{what} {_get_last_part(names[0])} {format_ranges(numbers)}".strip()
+        scheme = module.scheme or "high"
+        label = f"{scheme} {_get_last_part(names[0])} {format_ranges(numbers)}".strip()
         content[_make_unique_label(content, label)] = {
             "enabled": True,
             "layers": {"layer_name_regex_pattern": _build_pattern(names)},
@@ -74,7 +74,7 @@ def build_features(
 
 
 def _group_linears(plan: PrecisionPlan, purpose: str) -> Iterator[tuple[PlanModule, list[str]]]:
-    """Yield the linear layers that have one entry, by the module that stands for them."""
+    """Yield the linear layers that share an entry of the file, by the module that represents them."""
     names_of: dict[tuple[str, str | None, str], list[str]] = {}
     first: dict[tuple[str, str | None, str], PlanModule] = {}
     for layer in plan.layers:

@@ -15,7 +15,7 @@ The number of GPUs stays as it is declared, so that larger parallel sizes leave 
 replicas. Where no layout of these GPUs fits, the options are for one replica on more of them, the
 fewest first.
 
-A model of very many layers is planned for its cheapest layouts alone. The caller may refuse an
+For a model of very many layers only the cheapest layouts are planned. The caller may refuse an
 option that fits: the command line refuses those with which `check` finds an error or warning that
 it does not find in the run itself.
 """
@@ -67,7 +67,7 @@ RECOMPUTE_SCORES: Changes = {
     "model.recompute_granularity": "selective",
     "model.recompute_modules": ["core_attn"],
 }
-"""The kind that frees the scores of attention, where it keeps them."""
+"""The kind of recomputation that frees the scores of attention, if attention keeps them."""
 PARALLEL_SIZE_FIELDS = {
     "tensor": "model.tensor_model_parallel_size",
     "pipeline": "model.pipeline_model_parallel_size",
@@ -91,13 +91,13 @@ class FitOption:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FitReport:
-    """The options, cheapest first; none where no layout that was tried fits."""
+    """The options, the cheapest first. Empty: no layout that was tried fits."""
 
     memory_bytes: int
     usable_bytes: int
     options: tuple[FitOption, ...]
     declared_ranks: int | None = None
-    """GPUs of the run, where the options need more; None: they fit on the GPUs that the run has."""
+    """The number of GPUs that the options need. None: they fit on the GPUs that the run has."""
     global_batch_size: int | None = None
     """The samples of a step, which replicas and micro-batches divide.
 
@@ -185,7 +185,8 @@ def _search_layouts(
 
     Layouts that add to a cheaper option are left out.
     """
-    # The shape is asked first: a run that cannot be planned is an error, a layout is left out.
+    # The shape is read first: a run that cannot be planned is an error. A layout that cannot be
+    # planned is only left out.
     shape = run.plan.shape
     most = max(1, MAX_PLANNED_LAYERS // shape.num_layers)
     options: list[FitOption] = []
@@ -249,7 +250,7 @@ def _generate_layouts(run: PlannedRun) -> Iterator[tuple[int, Changes]]:
 
 
 def _get_max_doublings(run: PlannedRun, size: str) -> int:
-    """Return how often a parallel size may be doubled; 0 where it has no effect or is laid down."""
+    """Return how often a parallel size may be doubled. 0: doubling has no effect, or is not allowed."""
     if size == "tensor":
         return max(0, int(math.log2(MAX_TENSOR_PARALLEL / run.parallel.tensor)))
     if size == "context" and run.workload.seq_length:
@@ -264,7 +265,7 @@ def _get_max_doublings(run: PlannedRun, size: str) -> int:
 def _can_be_split(run: PlannedRun, shape: ModelShape) -> bool:
     try:
         parallel = run.parallel
-        parallel.places(shape.num_layers)
+        parallel.split_layers(shape.num_layers)
     except RunConfigError:
         return False
     model = SimpleNamespace(**run.section("model"))
@@ -281,7 +282,7 @@ def _generate_options(
     is_sound: Callable[[PlannedRun], bool],
 ) -> Iterator[FitOption]:
     """Yield the options of a layout: one for each kind of recomputation that fits and is sound."""
-    asked = run.workload.micro_batch_size
+    stated = run.workload.micro_batch_size
     if max(rank.peak(0) for rank in run.memory.ranks) > usable:
         return
     kinds = [*RECOMPUTE_OPTIONS]
@@ -303,12 +304,12 @@ def _generate_options(
         ]
         if not fitting:
             continue
-        used = min(asked, max(fitting))
+        used = min(stated, max(fitting))
         smaller: Changes = {}
         halvings = 0
-        if used != asked:
+        if used != stated:
             smaller["train.micro_batch_size"] = used
-            halvings = math.ceil(math.log2(asked / used))
+            halvings = math.ceil(math.log2(stated / used))
         if not is_sound(candidate.with_values(smaller)):
             continue
         yield FitOption(
@@ -330,7 +331,7 @@ def _list_micro_batches(run: PlannedRun) -> list[int]:
 
 
 def _get_global_batch_size(run: PlannedRun) -> int:
-    """Return the samples of a step; 0 where the run does not state them."""
+    """Return the samples of a step, or 0 if the run does not state them."""
     return run.section("train")["global_batch_size"] or 0
 
 

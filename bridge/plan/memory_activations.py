@@ -37,7 +37,7 @@ from bridge.plan.precision_plan import PrecisionPlan
 from bridge.plan.workload import FUSED, LOCAL, UNFUSED, Workload
 
 Rows = Iterator[tuple[str, float]]
-"""(part, bytes) of the tensors that a layer keeps; parts in `DROPS` can be recomputed."""
+"""(part, bytes) of the tensors that a layer keeps. Parts in `DROPS` can be recomputed."""
 RECOMPUTED_PARTS = {
     "core_attn": ("core_attn",),
     "layernorm": ("layernorm",),
@@ -60,7 +60,7 @@ class Segment(NamedTuple):
     kept: float
     """Bytes that it leaves to its backward pass."""
     again: float = 0.0
-    """Further bytes in its backward pass: what it recomputes, and the gradient of the logits."""
+    """Further bytes in its backward pass: recomputed tensors, and the gradient of the logits."""
 
 
 def get_attention_core(plan: PrecisionPlan, workload: Workload) -> str:
@@ -71,14 +71,14 @@ def get_attention_core(plan: PrecisionPlan, workload: Workload) -> str:
 
 
 def keeps_scores(plan: PrecisionPlan, workload: Workload) -> bool:
-    """Return whether attention keeps its scores; recomputing the core frees them."""
+    """Return whether attention keeps its scores. Recomputing the core frees them."""
     return get_attention_core(plan, workload) != FUSED and plan.shape.indexer is None
 
 
 def list_uncounted_kernels(plan: PrecisionPlan) -> tuple[str, ...]:
     """Return the parts of layers whose activations are not counted.
 
-    Their kernels run on a GPU alone.
+    Their kernels run only on a GPU.
     """
     parts = []
     if plan.shape.compressed is not None:
@@ -186,7 +186,7 @@ class _ActivationCounter:
         return parts * (depths // stored)
 
     def embedding(self) -> float:
-        """Return token ids, and the dropout behind the embedding."""
+        """Return token ids, and the dropout after the embedding."""
         return self.tokens * 8 + self._dropout()
 
     def head(self) -> Segment:
@@ -236,7 +236,7 @@ class _ActivationCounter:
             yield "base", passes * self.norm() + self.width * saved["e_proj"]
             yield "base", shape.hyper_connections.streams * self.width * saved["h_proj"]
         for name in ("self_attention_hyper_connection", "mlp_hyper_connection"):
-            # Its input; what it keeps of the streams that it mixes is not counted.
+            # Its input. The tensors that it keeps of the mixed streams are not counted.
             if name in modules:
                 yield "base", self.streams
         yield from self._adapters(modules)
@@ -252,7 +252,7 @@ class _ActivationCounter:
             is_first = base not in bypassed
             yield part, self._adapter(module, is_first=is_first)
             if base in FUSED_WITH_NORM and is_first:
-                # The fused operator hands the norm's output on, and keeps its own input.
+                # The fused operator passes the norm's output on, and keeps its input.
                 quantised = self._quantised(modules[base])
                 if quantised != self.element:
                     yield part, self.outside * module.inputs * quantised

@@ -43,7 +43,7 @@ class ParameterGroup:
     gradients: int = 0
     masters: int = 0
     states: int = 0
-    """Elements of parameters alone: an optimizer keeps nothing for padding."""
+    """Elements of parameters without padding. An optimizer keeps nothing for padding."""
     unit: str | None = None
     """The unit of Megatron-FSDP that it is part of."""
 
@@ -216,7 +216,7 @@ def _count_elements(parameters: Iterable[Parameter]) -> int:
 
 
 def _count_weights(settings: PlanSettings, buffer: Buffer) -> int:
-    """Return the elements of the weights, with the buffer's padding where they lie in one."""
+    """Return the elements of the weights, with the padding of the buffer if they are in one."""
     if not settings.distributed:
         return buffer.parameter_numel
     if buffer.spans[0][0].is_stored_low and settings.scheme == "mxfp8":
@@ -309,7 +309,7 @@ def _build_fsdp_group(
 
 
 def count_gathered_bytes(groups: Sequence[ParameterGroup], sizes: Sequence[float]) -> float:
-    """Return the bytes of groups that are gathered at a time; `sizes` are those of whole groups."""
+    """Return the bytes of groups that are gathered at a time. `sizes` are the sizes of whole groups."""
     outside: list[float] = []
     units: dict[str, float] = {}
     for group, size in zip(groups, sizes, strict=True):
@@ -324,7 +324,7 @@ def count_gathered_bytes(groups: Sequence[ParameterGroup], sizes: Sequence[float
 
 
 def _get_unit(parameter: Parameter) -> str | None:
-    """Return the label of the layer that is a parameter's unit; None outside of layers."""
+    """Return the label of the layer that is the unit of a parameter, or None outside of layers."""
     layer = parameter.layer
     is_inside_mtp = layer.startswith("mtp") and parameter.module not in MTP_MODULES
     if layer.isdigit() or is_inside_mtp:
@@ -358,7 +358,7 @@ def _group_parameters(
 
 
 def _get_row_width(parameter: Parameter) -> int:
-    """Return the elements of a row; Megatron's vectors are columns."""
+    """Return the elements of a row. Megatron's vectors are columns."""
     if parameter.rows > 1:
         return parameter.columns
     return 1
@@ -367,7 +367,7 @@ def _get_row_width(parameter: Parameter) -> int:
 def _compute_grid(parameters: Sequence[Parameter]) -> int:
     """Return the multiple at which large parameters of a group begin.
 
-    It is the widest row of the group, where the others fit.
+    It is the widest row of the group, if the other rows fit into it.
     """
     ordered = sorted(parameters, key=_get_row_width, reverse=True)
     grid = _get_row_width(ordered[0])

@@ -20,7 +20,7 @@ FP32_BYTES = 4
 
 
 def get_element_bytes(dtype: str) -> float:
-    """Return the bytes of one element of a format; a factory's own format counts as one byte."""
+    """Return the bytes of one element of a format. The unknown format of a factory counts as 1 byte."""
     if dtype == "fp64":
         return 8
     if dtype not in FORMATS:
@@ -65,7 +65,7 @@ def count_two_format_bytes(copies: LayerCopies, rows: int, columns: int, high: f
     """Return the bytes of the copies of a weight of two formats.
 
     `high` are the bytes of an element of the weight. A copy in high precision is the weight itself,
-    or a separate tensor where a quantizer makes it from the other copy.
+    or a separate tensor if a quantizer makes it from the other copy.
     """
     row, column = copies.weight.row, copies.weight.column
     elements = rows * columns
@@ -94,7 +94,7 @@ def count_operand_bytes(dtype: str, scheme: Scheme | None) -> float:
 
 
 def is_per_tensor(scheme: Scheme | None) -> bool:
-    """Return whether one scale serves a whole tensor; its transpose shares the scale then."""
+    """Return whether the whole tensor has one scale, which its transpose then shares."""
     return scheme is None or all(operand.row == WHOLE_TENSOR for operand in scheme.operands)
 
 
@@ -113,20 +113,20 @@ class Parameter:
     name: str
     """weight, bias or Megatron's name of another one."""
     rows: int
-    """Outputs on this rank; 1 for a vector."""
+    """The number of outputs on this rank. 1 for a vector."""
     columns: int
     storage: str
     computes: str
-    """Format in which its GEMMs take it; its storage where they take it as it is."""
+    """The format in which its GEMMs read it. It is the storage format if they read it unchanged."""
     scheme: Scheme | None = None
-    """Scaling scheme in which its GEMMs take it, or else in which it is stored; None: neither."""
+    """The scaling scheme in which its GEMMs read it, or else in which it is stored. None: neither."""
     copies: LayerCopies | None = None
-    """The copies of its layer's operands, where the copies of the weight have two formats."""
+    """The copies of its layer's operands, if the copies of the weight have two formats."""
     is_expert: bool = False
     is_frozen: bool = False
     """It is not trained, and lies in none of Megatron's buffers."""
     shares_embedding: bool = False
-    """A copy of the embedding that several stages hold; it has a bucket of its own."""
+    """Whether it is a copy of the embedding that several stages have. It has a separate bucket."""
 
     @property
     def numel(self) -> int:
@@ -147,7 +147,7 @@ class Parameter:
 def list_chunk_parameters(plan: PrecisionPlan, place: ModelChunk) -> list[Parameter]:
     """Return the parameters of a model chunk on one rank of its stage.
 
-    All ranks of a stage hold as many.
+    All ranks of a stage have the same number.
     """
     return list(_Chunk(plan, place).parameters())
 
@@ -288,7 +288,7 @@ class _Chunk:
 
 
 def _find_two_format_copies(planned: PlanModule) -> LayerCopies | None:
-    """Return the copies of a module's operands where those of its weight have two formats."""
+    """Return the copies of a module's operands, if the copies of its weight have two formats."""
     copies = planned.copies
     if copies is None or copies.weight.row.format == copies.weight.column.format:
         return None

@@ -132,11 +132,11 @@ def build_memory_report(
     Args:
         plan: The precision plan, with the layout and the precision fields of optimizer and DDP
             config.
-        workload: Sequence length, micro-batch and recomputation; None: no activations.
+        workload: Sequence length, micro-batch and recomputation. None: activations are not counted.
         ddp: `DistributedDataParallelConfig` fields, for the buckets.
-        data_rank: Which data-parallel rank; shards differ by padding and by the parameters on their
+        data_rank: The data-parallel rank. Shards differ by padding and by the parameters on their
             borders.
-        capability: Compute capability of the GPU, (9, 0) for Hopper; None counts as Hopper.
+        capability: Compute capability of the GPU, (9, 0) for Hopper. None counts as Hopper.
     """
     if workload is None:
         workload = Workload()
@@ -393,7 +393,7 @@ def _list_notes(
     ddp: Mapping[str, Any],
     capability: tuple[int, int] | None,
 ) -> Iterator[str]:
-    """Yield the sentences about what is counted, and how."""
+    """Yield sentences about the parts that are counted, and how they are counted."""
     settings = plan.settings
     if plan.is_frozen and plan.adapter is None:
         yield (

@@ -29,7 +29,7 @@ class Moment(NamedTuple):
     alive: tuple[int, ...]
     """Micro-batches of each model chunk that are kept between the two."""
     forward: int | None
-    """Chunk of the forward pass; None at the end of a step, in which backward passes alone run."""
+    """The chunk of the forward pass. None: only backward passes are left at the end of a step."""
     backward: int
     is_first: bool
     """No backward pass went before."""
@@ -40,7 +40,7 @@ def count_activation_bytes(
 ) -> int:
     """Return the activations on a rank at the fullest moment of a step.
 
-    `places` are those of its model chunks.
+    `places` are its model chunks.
     """
     if not workload.seq_length:
         return 0
@@ -160,7 +160,7 @@ def _count_bytes(moment: Moment, chunks: Sequence[_Chunk], workload: Workload) -
     else:
         between = later = latest
         if len(chunks) == 1:
-            # Freed when it is sent; an interleaved stage frees it before its next forward pass.
+            # It is freed when it is sent. An interleaved stage frees it before its next forward pass.
             later = 0.0
     backward = chunks[moment.backward]
     if workload.is_combined and forward is not None:

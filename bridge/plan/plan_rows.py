@@ -24,7 +24,7 @@ class PlanRow:
     A tensor whose row-wise and column-wise copies differ has "e4m3 / bf16".
     """
     scale: str = ""
-    """Elements that share one scale: tensor, or tiles of rows x columns; none: no scale.
+    """The elements that share one scale: tensor, or tiles of rows x columns. "none": no scale.
 
     Two tiles are those of the row-wise / column-wise copy. Further changes of the copies follow, as
     "hadamard".
@@ -227,7 +227,7 @@ def _format_master(settings: PlanSettings) -> str:
 def _format_copies(pair: CopyPair, mode: str) -> str:
     """Return the format of a tensor's copies.
 
-    It is "e4m3", or "e4m3 / bf16" where the row-wise and the column-wise copy differ.
+    It is "e4m3", or "e4m3 / bf16" if the row-wise and the column-wise copy differ.
     """
     row = pair.row.format or mode
     column = pair.column.format or mode
@@ -235,7 +235,7 @@ def _format_copies(pair: CopyPair, mode: str) -> str:
 
 
 def _format_both(row: str, column: str) -> str:
-    """Return a value of the row-wise and of the column-wise copy, once where it is the same."""
+    """Return a value of the row-wise and of the column-wise copy, once if both are equal."""
     if row == column:
         return row
     return f"{row} / {column}"

@@ -1,4 +1,4 @@
-"""Settings that the plan depends on, as Megatron Core holds them after a sync."""
+"""`PlanSettings`: the settings that a plan depends on, with their values after the sync."""
 
 from __future__ import annotations
 
@@ -106,28 +106,28 @@ class PlanSettings:
     sent: tuple[str | None, ...] = ()
     """Dtypes of the activations that a pipeline stage can send.
 
-    Transformer Engine's layers may send another dtype than Megatron's own.
+    Layers of Transformer Engine may send another dtype than Megatron's local layers.
     """
     router: str | None = None
-    """Dtype of the router's GEMM where it is not the mode's."""
+    """The dtype of the router's GEMM. None: the dtype of the mode."""
     distributed: bool = False
     """Masters and optimizer state are sharded over the data-parallel ranks."""
     fsdp: bool = False
-    """Megatron-FSDP shards what its strategy says."""
+    """Whether Megatron-FSDP shards the tensors of its strategy."""
     has_units: bool = True
-    """Megatron-FSDP makes a unit of each layer, also where it does not shard the parameters."""
+    """Whether each layer is a unit of Megatron-FSDP, which may leave parameters unsharded."""
     owns_masters: bool = False
-    """Precision-aware optimizer: the fused Adam holds the masters itself."""
+    """Whether the fused Adam of the precision-aware optimizer holds the masters."""
     casts_gradients: bool = True
     """The optimizer's step makes FP32 gradients of narrower ones."""
     master: str | None = "fp32"
-    """Dtype of the optimizer's copy of the weights; None: it steps on the weights."""
+    """The dtype of the optimizer's copy of the weights. None: it updates the weights directly."""
     exp_avg: str = "fp32"
     exp_avg_sq: str = "fp32"
     remainders: bool = False
     """The masters are kept as the 16 bits that a BF16 weight lacks."""
     is_hybrid_device: bool = False
-    """HybridDeviceOptimizer steps (optimizer_cpu_offload), in FP32 alone, on host or GPU."""
+    """Whether HybridDeviceOptimizer is used (optimizer_cpu_offload). It updates only in FP32."""
     offload_share: float = 0.0
     """Share of masters and optimizer state that it keeps on the host."""
     optimizer: str = "adam"
@@ -179,7 +179,7 @@ class PlanSettings:
     def stored_format(self, *, is_grouped: bool) -> str:
         """Return the format of a weight that is stored in FP8 or FP4.
 
-        It is "custom" where the copies of the weight have two formats.
+        It is "custom" if the copies of the weight have two formats.
         """
         copies = self._copies_in_forward(is_grouped=is_grouped)
         if copies is None:
@@ -410,7 +410,7 @@ def _read_state_settings(optimizer: Mapping[str, Any], mode: str) -> dict[str, A
 
 
 def _get_state_dtype(dtype: str) -> str:
-    """Return the dtype of an optimizer's state; bytes are FP8 there."""
+    """Return the dtype of an optimizer's state. A state in bytes is FP8."""
     return "fp8" if dtype == "uint8" else dtype
 
 
@@ -444,7 +444,7 @@ def _list_notes(run: Prediction) -> Iterator[str]:
 def _list_factory_notes(run: Prediction, scheme: str | None, mode: str) -> Iterator[str]:
     """Yield a sentence on each quantizer factory that the plan cannot follow.
 
-    The factories are those of the run and of single modules.
+    They are the factories of the run and of single modules.
     """
     model = run.values["model"]
     factories: list[str | None] = []

@@ -1,4 +1,4 @@
-"""A run as the calculators take it: plan, workload and GPUs, with settings that can be changed."""
+"""`PlannedRun`: the plan, the workload and the memory of a run."""
 
 from __future__ import annotations
 
@@ -18,36 +18,38 @@ from bridge.target.fields import ENCODERS
 from bridge.target.target import Target
 
 UNCOUNTED_SETTINGS = ("cpu_offloading", "fine_grained_activation_offloading", "moe_paged_stash")
-"""Settings of the model that keep less on the GPU than is counted."""
+"""Settings of the model under which the GPU stores fewer bytes than are counted."""
 UNCOUNTED_SHARDING = ("use_custom_fsdp", "use_torch_fsdp2")
 """DDP settings under which weights and gradients are sharded too.
 
-They are not counted; those of Megatron-FSDP are.
+The memory report does not count this sharding. It counts the sharding of Megatron-FSDP.
 """
 WORKSPACE_BYTES = (96 * 2**20, 300 * 2**20)
-"""Bytes that the workspaces of cuBLAS and Transformer Engine take beside what is counted.
+"""Bytes of the workspaces of cuBLAS and Transformer Engine, which are not counted.
 
-The smaller number is of dense models, the larger of experts, whose grouped GEMMs have several.
+The first number is for dense models. The second is for models with experts, whose grouped GEMMs
+have several workspaces.
+
 Source: docs/explain/memory-measured.md.
 """
 MEASURED_MARGIN = 0.02
-"""How far the count of activations is from the bytes that are kept.
+"""The largest measured relative error of the count of activations.
 
 Source: test_memory_kept.py and test_memory_in_flight.py.
 """
 ESTIMATED_MARGIN = 0.25
-"""The same for pipelines, which no GPU has confirmed, and for counts that are read in sources.
+"""The assumed relative error of counts that were not measured on a GPU.
 
-These are kernels of gated delta net and sparse attention, forward passes that run together with
-backward passes, and buffers in which Megatron-FSDP gathers.
+They are the counts of pipelines, of the kernels of gated delta net and sparse attention, of forward
+passes that run together with backward passes, and of the buffers of Megatron-FSDP.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedRun:
-    """A run as the calculators take it.
+    """The plan, the workload and the memory of a run.
 
-    The number of GPUs is the target's, or else the next one that the parallel sizes fill.
+    The number of GPUs is that of the target, or the next larger number that the parallel sizes fill.
     """
 
     prediction: Prediction
@@ -96,7 +98,10 @@ class PlannedRun:
 
     @property
     def memory_bytes(self) -> int | None:
-        """Memory of one GPU; None where it is unknown, or where more is sharded than is counted."""
+        """The memory of one GPU.
+
+        None: it is not known, or the run shards weights in a way that is not counted.
+        """
         gpu = self.target.gpu
         if gpu is None or not gpu.memory_gib or self.sharded_by is not None:
             return None
@@ -104,7 +109,7 @@ class PlannedRun:
 
     @property
     def sharded_by(self) -> str | None:
-        """The setting under which weights are sharded too, as section.field; None without one."""
+        """The setting of `UNCOUNTED_SHARDING` that is on, as section.field, or None."""
         names = [name for name in UNCOUNTED_SHARDING if self.section("ddp").get(name)]
         if not names:
             return None
@@ -112,7 +117,7 @@ class PlannedRun:
 
     @property
     def uncounted(self) -> tuple[str, ...]:
-        """Settings of the run that keep less on the GPU than is counted, as section.field."""
+        """Settings of the run under which the GPU stores fewer bytes than are counted, as section.field."""
         paths = [f"model.{name}" for name in UNCOUNTED_SETTINGS if self.section("model").get(name)]
         settings = self.plan.settings
         if settings.is_hybrid_device and settings.fsdp:
@@ -121,9 +126,9 @@ class PlannedRun:
 
     @property
     def missing(self) -> tuple[str, ...]:
-        """Parts of the run that are on the GPU and are not counted.
+        """Parts of the run that need memory of the GPU and are not counted.
 
-        Without them there is no verdict that the run fits.
+        If there are any, it cannot be said that the run fits.
         """
         parts = []
         if not self.plan.shape.vocab_size:
@@ -142,12 +147,17 @@ class PlannedRun:
 
     @property
     def memory_overflow(self) -> Violation | None:
-        """The fullest rank, where it needs more than its GPU has (PB618); None where it fits.
+        """The violation of PB618 by the fullest rank, or None.
 
-        None, too, where that is not known: of a run that Megatron refuses, which is counted on
-        other ranks or with another split of the layers (PB406, PB413), and of a run with options
-        that are not read and may change the count. The margin of the count, and parts that are not
-        counted, make it a warning.
+        None means that the rank fits, or that it is not known whether it fits. It is not known if
+
+        - the run has options that are not read and may change the count;
+        - the memory of the GPU is not known;
+        - Megatron refuses the run, so that the count is for another number of ranks (PB406) or for
+          another split of the layers (PB413).
+
+        The violation is a warning if the rank may fit: it exceeds the memory only within the margin
+        of the count, or a setting stores fewer bytes than are counted.
         """
         if self.prediction.uncounted:
             return None
@@ -160,26 +170,28 @@ class PlannedRun:
             return None
         margin = self._margin
         activations = rank.bytes_of["activations"]
-        but = ""
+        caveat = ""
         if self.uncounted:
-            but = f"; {' and '.join(self.uncounted)} may keep less there than is counted"
+            caveat = f"; {' and '.join(self.uncounted)} may keep less there than is counted"
         elif rank.total - round(margin * activations) <= limit:
-            but = (
+            caveat = (
                 f" by this count, in which the {_format_gib(activations)} of activations may be "
                 f"{margin:.0%} too high"
             )
-        severity = "warning" if but else None
+        severity = None
+        if caveat:
+            severity = "warning"
         return Violation(
             severity=severity,
             needed=_format_gib(rank.total),
             memory=_format_gib(limit),
             stage=rank.stage,
-            but=but,
+            caveat=caveat,
         )
 
     @property
     def _margin(self) -> float:
-        """Share of the activations by which their count may be too high."""
+        """The share of the activations by which their count may be too high."""
         shape = self.plan.shape
         is_estimated = (
             self.parallel.pipeline > 1
@@ -189,7 +201,9 @@ class PlannedRun:
             or shape.delta_net is not None
             or shape.indexer is not None
         )
-        return ESTIMATED_MARGIN if is_estimated else MEASURED_MARGIN
+        if is_estimated:
+            return ESTIMATED_MARGIN
+        return MEASURED_MARGIN
 
     def section(self, name: str) -> Mapping[str, Any]:
         """Return a section's values after the sync."""

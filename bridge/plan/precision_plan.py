@@ -1,13 +1,13 @@
-"""The precision plan: the formats in which layers compute, keep, reduce and save tensors.
+"""`PrecisionPlan`: the formats in which layers compute, store, reduce and save tensors.
 
     plan = precision_plan(get_mixed_precision_config("bf16_with_fp8_current_scaling_mixed"), model)
-    plan.format_of(2, "linear_qkv", "dgrad")     # 'e5m2 x e4m3'
+    plan.get_format(2, "linear_qkv", "dgrad")     # 'e5m2 x e4m3'
     plan.low_precision_layers()                   # (2, 3, 4, 5) of 6
 
-It is computed from config values alone, as Megatron Core reads them (0.16.1 to main of 2026-08-22;
-a field that the target's version does not have counts as not set). Rules:
+A plan is computed only from config values, as Megatron Core 0.16.1 to main of 2026-08-22 reads them.
+A field that the target's version does not have counts as not set. Rules:
 
-- Layers are numbered over the whole model, whatever pipeline stage holds them. A layer stays in the
+- Layers are numbered in the whole model, not within a pipeline stage. A layer stays in the
   mode's dtype if its number is among the first or last N (fp8_utils.is_first_last_bf16_layer). In a
   hybrid model every block counts.
 - Linears inside the low-precision context of a layer are quantised: attention and MLP projections,
@@ -75,15 +75,15 @@ class PrecisionPlan:
 
         plan = Plan.of("fp8_current", model=model_config)
         plan = load_run(config_file="run_config.yaml").plan
-        plan.format_of(3, "linear_qkv")  # of the forward GEMM; also "dgrad", "wgrad", "weight", ...
+        plan.get_format(3, "linear_qkv")  # of the forward GEMM; also "dgrad", "wgrad", "weight", ...
         plan.linears()  # linear layers in a low precision, and all of them
 
-    It follows from config values alone: neither a GPU nor Megatron Core is needed. `rows` are the
+    It follows only from config values: neither a GPU nor Megatron Core is needed. `rows` yields the
     plan as plain values.
     """
 
     label: str
-    """The precision: a recipe's name and the fields stated over it."""
+    """The label of the precision: a recipe's name and the fields stated over it."""
     settings: PlanSettings
     shape: ModelShape
     parallel: ParallelLayout
@@ -91,11 +91,10 @@ class PrecisionPlan:
     paths: ModulePaths
     module_rows: tuple[ModuleRow, ...] = ()
     adapter: Adapter | None = None
-    """What a fine-tuning run trains in place of the model's weights."""
+    """The adapter that a fine-tuning run trains instead of the model's weights. None: no adapter."""
     is_frozen: bool = False
-    """The weights of the language model are not trained.
-
-    It is `freeze_language_model` of a multimodal model.
+    """Whether the weights of the language model of a multimodal model are not trained
+    (`freeze_language_model`).
     """
 
     @classmethod
@@ -113,17 +112,17 @@ class PrecisionPlan:
         Nothing is written.
 
         Args:
-            precision: A recipe's name or a config; None: the model's settings as they are.
-            model: Megatron's model fields, as an object or a mapping; a missing field has
+            precision: A recipe's name or a config. None: the settings of the configs are used.
+            model: Megatron's model fields, as an object or a mapping. A missing field has
                 Megatron's default.
             optimizer: `OptimizerConfig` fields, for master weights and states.
             ddp: `DistributedDataParallelConfig` fields, for gradients.
-            environment: Environment variables of the run; some change Transformer Engine's recipes.
+            environment: Environment variables of the run. Some change Transformer Engine's recipes.
 
         Raises:
             RunConfigError: No such model can be built, or it has modules that the plan does not
                 know.
-            UnknownRecipeError: No such recipe.
+            UnknownRecipeError: There is no such recipe.
         """
         if isinstance(precision, str):
             precision = get_mixed_precision_config(precision)
@@ -133,12 +132,12 @@ class PrecisionPlan:
 
     @property
     def trains_weights(self) -> bool:
-        """Whether the model's own weights are trained."""
+        """Whether the weights of the model are trained, and not only an adapter."""
         return self.adapter is None and not self.is_frozen
 
     @cached_property
     def selection(self) -> ModuleSelection:
-        """The modules that each row of `modules`, or each matcher of a foreign recipe, takes."""
+        """The modules that each row of `modules`, or each matcher of a foreign recipe, selects."""
         return select_modules(self)
 
     def low_precision_layers(self) -> tuple[int, ...]:
@@ -151,16 +150,16 @@ class PrecisionPlan:
         return tuple(numbers)
 
     def linears(self) -> tuple[int, int]:
-        """Return how many linear layers compute in FP8 or FP4, and how many there are.
+        """Return the number of linear layers in FP8 or FP4, and the number of all linear layers.
 
-        A layer's experts count once.
+        The experts of a layer count once.
         """
         return sum(self.schemes().values()), len(self._linears())
 
     def schemes(self) -> dict[str, int]:
-        """Return how many linear layers compute in each scaling scheme.
+        """Return scaling scheme -> the number of linear layers that compute in it.
 
-        A layer's experts count once.
+        The experts of a layer count once.
         """
         counts: dict[str, int] = {}
         for module in self._linears():
@@ -185,8 +184,8 @@ class PrecisionPlan:
             layer: A layer's number from 1, or its label ("mtp 1", "output").
             module: A module's name, as Megatron has it (``self_attention.linear_qkv`` and
                 ``linear_qkv`` are the same).
-            item: fprop, dgrad or wgrad of a linear; qk, pv or backward of the attention core; or a
-                tensor.
+            item: fprop, dgrad or wgrad of a linear layer; qk, pv or backward of the attention core;
+                or a tensor.
 
         Raises:
             UnknownFieldError: The plan has no such row.
@@ -194,15 +193,17 @@ class PrecisionPlan:
         return self.row(layer, module, item).format
 
     def row(self, layer: int | str, module: str, item: str = "weight") -> PlanRow:
-        """Return a row; arguments and errors as for `format_of`."""
+        """Return a row. Arguments and errors are those of `format_of`."""
         planned = self.by_label.get(str(layer))
         if planned is None:
             raise _make_unknown_error("layer", str(layer), list(self.by_label))
-        rows_of = {known.name: known.rows for known in planned.modules}
-        names = [name for name in _generate_suffixes(module) if name in rows_of]
+        rows_by_module = {
+            planned_module.name: planned_module.rows for planned_module in planned.modules
+        }
+        names = [name for name in _generate_suffixes(module) if name in rows_by_module]
         if not names:
-            raise _make_unknown_error(f"module of layer {layer}", module, list(rows_of))
-        rows = rows_of[names[0]]
+            raise _make_unknown_error(f"module of layer {layer}", module, list(rows_by_module))
+        rows = rows_by_module[names[0]]
         for row in rows:
             if row.item == item:
                 return row
@@ -236,7 +237,7 @@ class PrecisionPlan:
                     yield {**place, "module": module.name, **asdict(row)}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the plan as plain data; equal rows are folded into groups of layers."""
+        """Return the plan as plain data. Layers with equal rows are folded into groups."""
         low, linears = self.linears()
         settings = asdict(self.settings)
         for name in OMITTED_SETTINGS:
@@ -316,7 +317,7 @@ class PrecisionPlan:
     def stages(self) -> list[list[ModelChunk]]:
         """The model chunks of each pipeline stage."""
         stages: list[list[ModelChunk]] = [[] for _ in range(self.parallel.pipeline)]
-        for place in self.parallel.places(self.shape.num_layers):
+        for place in self.parallel.split_layers(self.shape.num_layers):
             stages[place.stage].append(place)
         return stages
 
@@ -331,18 +332,18 @@ def precision_plan(
     mcore: Version | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> PrecisionPlan:
-    """Return the formats in which a model will compute, keep and send its tensors.
+    """Return the formats in which a model will compute, store and send its tensors.
 
     Args:
-        precision: The precision that is written into the configs; None: the model's settings as
-            they are.
-        model: Megatron's model fields, as a mapping or an object; a missing field has Megatron's
+        precision: The precision that is written into the configs. None: the settings of the configs
+            are used.
+        model: Megatron's model fields, as a mapping or an object. A missing field has Megatron's
             default.
-        parallel: The layout; None: that of the model's fields.
+        parallel: The layout. None: the layout of the model's fields.
         optimizer: `OptimizerConfig` fields, for masters and states.
         ddp: `DistributedDataParallelConfig` fields, for gradients.
-        mcore: Version of megatron-core that builds the model; None: the newest that is known.
-        environment: Environment variables of the run; some change Transformer Engine's recipes.
+        mcore: The version of megatron-core that builds the model. None: the newest known version.
+        environment: Environment variables of the run. Some change Transformer Engine's recipes.
 
     Raises:
         RunConfigError: No such model can be built, or it has modules that the plan does not know.
@@ -353,9 +354,9 @@ def precision_plan(
 
 
 def make_plan(run: Prediction, parallel: ParallelLayout | None = None) -> PrecisionPlan:
-    """Return the precision plan of a run; errors as for `precision_plan`.
+    """Return the precision plan of a run. Errors are those of `precision_plan`.
 
-    Layers that Megatron could not split over the stages (PB413) are split as evenly as they allow.
+    If Megatron cannot split the layers over the stages (PB413), they are split as evenly as possible.
     """
     shape = run.shape
     if parallel is None:
@@ -373,7 +374,7 @@ def make_plan(run: Prediction, parallel: ParallelLayout | None = None) -> Precis
         rows = parse_module_rows(get_field_value(run.precision, "modules"))
     planner = LayerPlanner(
         shape=shape,
-        places=parallel.places(shape.num_layers),
+        places=parallel.split_layers(shape.num_layers),
         settings=settings,
         paths=paths,
         adapter=adapter,
@@ -400,7 +401,7 @@ def make_plan(run: Prediction, parallel: ParallelLayout | None = None) -> Precis
 def _find_unmatched_types(
     features: DebugFeatures, layers: Sequence[PlanLayer], paths: ModulePaths
 ) -> Iterator[str]:
-    """Yield a note for each `layer_types` of the debugger that is in no layer's name."""
+    """Yield a note for each entry of the debugger whose `layer_types` match no layer name."""
     names: list[str] = []
     for layer in layers:
         linear = [module.name for module in layer.modules if module.kind == "linear"]
@@ -418,9 +419,9 @@ def _find_unmatched_types(
 def format_ranges(labels: Sequence[str], limit: int = 6) -> str:
     """Return labels as ranges: "2-31", "1, 80", "3, 5, 7, ... 117 (54 layers)".
 
-    Words are kept as they are, behind the numbers.
+    Labels that are no numbers follow the ranges.
     """
-    runs: list[tuple[int, int]] = []
+    number_ranges: list[tuple[int, int]] = []
     count = 0
     words: list[str] = []
     for label in labels:
@@ -429,12 +430,12 @@ def format_ranges(labels: Sequence[str], limit: int = 6) -> str:
             continue
         number = int(label)
         count += 1
-        if runs and number == runs[-1][1] + 1:
-            runs[-1] = (runs[-1][0], number)
+        if number_ranges and number == number_ranges[-1][1] + 1:
+            number_ranges[-1] = (number_ranges[-1][0], number)
         else:
-            runs.append((number, number))
+            number_ranges.append((number, number))
     ranges = []
-    for first, last in runs:
+    for first, last in number_ranges:
         if first == last:
             ranges.append(str(first))
         else:
@@ -446,14 +447,17 @@ def format_ranges(labels: Sequence[str], limit: int = 6) -> str:
 
 
 def _generate_suffixes(module: str) -> Iterator[str]:
-    """Yield a module's path, then without its first part, and so on; one expert stands for all."""
+    """Yield the path of a module, then the path without its first part, and so on.
+
+    The number of an expert is removed, because all experts have the same rows.
+    """
     module = re.sub(r"\blocal_experts\.\d+\.", "", module)
     while module:
         yield module
         module = module.partition(".")[2]
 
 
-def _make_unknown_error(what: str, name: str, known: list[str]) -> UnknownFieldError:
-    matches = close_matches(name, known)
-    hint = did_you_mean(matches) or f"There are {', '.join(known[:12])}."
-    return UnknownFieldError(f"plan: no such {what}, got {name!r}. {hint}", matches)
+def _make_unknown_error(noun: str, name: str, names: list[str]) -> UnknownFieldError:
+    matches = close_matches(name, names)
+    hint = did_you_mean(matches) or f"There are {', '.join(names[:12])}."
+    return UnknownFieldError(f"plan: no such {noun}, got {name!r}. {hint}", matches)

@@ -47,7 +47,7 @@ def select_modules(plan: PrecisionPlan) -> ModuleSelection:
 
 def _place_modules(plan: PrecisionPlan, parallel: ParallelLayout) -> list[PlacedModule]:
     """Return every module of a plan, with its place under a layout."""
-    places = parallel.places(plan.shape.num_layers)
+    places = parallel.split_layers(plan.shape.num_layers)
     place_of: dict[int, tuple[int, int]] = {}
     for chunk, place in enumerate(places):
         for local, index in enumerate(place.layers):
@@ -90,7 +90,7 @@ def _apply_matchers(
     *,
     is_foreign: bool,
 ) -> ModuleSelection:
-    """Return the modules that each matcher takes; the first that selects a module takes it."""
+    """Return the modules that each matcher selects. The first matcher decides their precision."""
     by_module: dict[PlacedModule, list[str]] = {}
     unselected: list[PlacedModule] = []
     for module in modules:

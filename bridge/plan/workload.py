@@ -28,10 +28,10 @@ class Workload:
     """Tokens that a rank works on at a time, and the parts that it recomputes."""
 
     seq_length: int = 0
-    """Tokens per sample before context parallelism; 0: activations are not counted."""
+    """Tokens of a sample before context parallelism. 0: activations are not counted."""
     micro_batch_size: int = 1
     micro_batches: int | None = None
-    """Micro-batches per step and rank; None: as many as fill the pipeline."""
+    """Micro-batches of a step on a rank. None: as many as fill the pipeline."""
     group_size: int | None = None
     """Micro-batches of an interleaved pipeline that pass a chunk before the next one.
 
@@ -53,13 +53,13 @@ class Workload:
     fused_activation: bool = False
     """Whether one kernel computes the activation function and the experts' weights.
 
-    It keeps its input alone.
+    It keeps only its input.
     """
     attention: str = FUSED
     """The core of attention: `FUSED`, or one that keeps its scores, `LOCAL` or `UNFUSED`."""
     attention_dropout: bool = False
     softmax_in_fp32: bool = True
-    """Whether `LOCAL` computes the softmax in FP32 where its kernel does not run."""
+    """Whether `LOCAL` computes the softmax in FP32 if its kernel does not run."""
     fused_softmax: bool = True
     """Whether `LOCAL` may run its kernel for scale, mask and softmax."""
     loss: str = "unfused"
@@ -79,7 +79,7 @@ class Workload:
         micro_batches = None
         if samples:
             micro_batches = max(1, samples // (micro_batch_size * data_parallel))
-        recompute = model.given("recompute_granularity")
+        recompute = model.get_stated("recompute_granularity")
         if recompute not in ("selective", "full"):
             recompute = "none"
         loss = "unfused"
@@ -95,7 +95,7 @@ class Workload:
             is_combined=bool(model.values["overlap_moe_expert_parallel_comm"]),
             recompute=recompute,
             modules=_get_recomputed_modules(model),
-            method=model.given("recompute_method", "uniform"),
+            method=model.get_stated("recompute_method", "uniform"),
             layers=_read_count("model.recompute_num_layers", model, 1),
             hidden_dropout=model.values["hidden_dropout"] > 0,
             fused_activation=any(model.values[name] for name in FUSED_ACTIVATION_FIELDS),
@@ -108,9 +108,9 @@ class Workload:
 
 
 def _get_recomputed_modules(model: Section) -> tuple[str, ...]:
-    """Return the modules that selective recomputation runs again; none without it."""
-    names = model.given("recompute_modules", ("core_attn",))
-    if model.given("recompute_granularity") != "selective":
+    """Return the modules that selective recomputation runs again. Empty without it."""
+    names = model.get_stated("recompute_modules", ("core_attn",))
+    if model.get_stated("recompute_granularity") != "selective":
         return ()
     if isinstance(names, str):
         names = (names,)
@@ -134,7 +134,7 @@ def _read_count(path: str, section: Section, default: int, *, least: int = 1) ->
     Raises:
         RunConfigError: The value is no whole number, or too small.
     """
-    number: int = section.given(path.partition(".")[2], default)
+    number: int = section.get_stated(path.partition(".")[2], default)
     rule = f"must be a whole number of at least {least}"
     for finding in section.malformed:
         if finding.path == path:

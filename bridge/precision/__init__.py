@@ -15,27 +15,28 @@ To add a number format or a scaling scheme
 
 The config
     config.py           `PrecisionConfig`: every field with its meaning
-    fields.py           `StatedField`: a field that knows whether it was set
-    statements.py       `Statements`: the fields that were set, and their sources
-    values.py           the form in which values are kept
+    fields.py           `StatedField`: a field that records whether it was stated
+    statements.py       `Statements`: the fields that were stated, and their sources
+    coercion.py         the form in which values are stored
     subjects.py         the fields by subject, and the outcome of a change on resume
     field_docs.py       the sentence below each field
-    mode.py             mode and scheme of a precision, and its name in words
+    mode.py             mode and scheme of a precision, and its label
     yaml_text.py        a precision as YAML text, and back
-    strict_yaml.py      YAML as plain data, bounded
+    strict_yaml.py      YAML as plain data, of limited size
     owners.py           the configs that a sync writes into, for type checkers
 
 Formats and schemes
     formats.py          number formats as rows
     schemes.py          scaling schemes as rows
-    copies.py           the formats and scales of both copies of each operand
-    factories.py        Transformer Engine's quantizer factories as rows
+    operand_copies.py   the formats and scales of both copies of each operand
+    quantizer_factories.py  Transformer Engine's quantizer factories as rows
+    debug_features.py   a features file of Transformer Engine's debugger
 
 Single modules
-    modules.py          the list `modules` in its one form, each row checked
+    row_normalisation.py  the list `modules`, normalised and checked
     module_row.py       `ModuleRow`: a row of `modules`, select -> precision
     linear_names.py     the linear layers of Megatron's models, by name
-    matchers.py         `Matcher`: globs over module names with their `Effect`
+    matchers.py         `Matcher`: globs over module names with a `ModulePrecision`
     module_schemes.py   the scheme of each linear layer by its number
     foreign_names.py    names of linear layers in other libraries
 

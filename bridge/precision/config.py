@@ -4,8 +4,8 @@
 rules, the plan and the synchroniser need this base only.
 
 The first 31 fields are those of Megatron Bridge's `MixedPrecisionConfig` (snapshot 2026-08-22), in
-its order, with its defaults. `tf32` follows, then what else decides a precision in Megatron's own
-configs, by its names, and `modules`.
+its order, with its defaults. `tf32` follows. Then come the other fields of Megatron's configs that
+decide a precision, under Megatron's names, and `modules`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MODE_SWITCHES = ("fp32", "fp16", "bf16", "fp8", "fp4")
 """The switches of the mode and the formats. A config that does not mention one has it off."""
 
 _megatron_field = partial(stated, unstates=True)
-"""A field of Megatron's own configs: a None takes its statement back."""
+"""A field of Megatron's configs. Setting it to None removes its statement."""
 _storage_switch = partial(stated, kind="bool", unstates=True, stores_weights=True)
 """A switch that stores weights in FP8 or FP4."""
 _CUSTOM_SCHEME: dict[str, Any] = {"schemes": ("custom",), "optional": True, "is_live": True}
@@ -47,11 +47,10 @@ _FP8_STATE_SPELLING = (("fp8", "uint8"),)
 
 @dataclass(kw_only=True, repr=False, eq=False)
 class PrecisionConfig(Statements):
-    """The precision of a training run: every field, and which fields were stated.
+    """The precision of a training run, with a record of the fields that were stated.
 
-    A field counts as *stated* once it is given to the constructor, assigned, or overridden on a
-    command line; `del` takes the statement back. Copies, pickles and `dataclasses.replace` keep
-    what was stated.
+    A field is *stated* if it is given to the constructor, assigned, or overridden on a command
+    line. `del` removes the statement. Copies, pickles and `dataclasses.replace` keep the statements.
     """
 
     _origin: InitVar[PrecisionConfig | None] = ORIGIN

@@ -47,25 +47,25 @@ class StatedField:
     twin: str | None = None
     """Another name of the same setting. A value that is stated under either name holds for both."""
     leads: bool = False
-    """Whether it is read where both names are stated, with different values."""
+    """Whether this name is used if both names are stated with different values."""
     needs: str | None = None
     """A switch without which this switch has no meaning.
 
-    Where a recipe turns this switch on and a later statement turns the needed switch off, this one
-    goes off too.
+    If a recipe turns this switch on and a later statement turns the needed switch off, this switch
+    is turned off too.
     """
     examples: tuple[str, ...] = ()
-    """Values that the error about a value of a wrong type names."""
+    """Example values for the error about a value of a wrong type."""
     choices: tuple[str, ...] = ()
-    """The only values that Megatron takes; empty where Megatron's own code decides."""
+    """The only values that Megatron accepts. Empty: only Megatron's code checks the value."""
     spellings: tuple[tuple[str, str], ...] = ()
     """Further spellings of values, each with the value that it stands for."""
     subject: Subject | None = None
     """The subject under which it is listed. It also decides the outcome of a change on resume."""
     family: str | None = None
-    """The formats under which it acts: fp8, fp4 or low (either); None: in every run."""
+    """The family in which it has an effect: fp8, fp4 or low (either). None: in every run."""
     schemes: tuple[str, ...] = ()
-    """The scaling schemes under which it reaches Transformer Engine; empty: under every scheme."""
+    """The scaling schemes under which it has an effect. Empty: under every scheme."""
     stores_weights: bool = False
     """Whether it decides that weights are stored in FP8 or FP4, or depends on that."""
     is_live: bool = False
@@ -137,14 +137,14 @@ class StatedField:
 
 
 def get_field_default(field: Field[Any]) -> Any:
-    """Return the default of a dataclass field, made again by its factory; `MISSING` without one."""
+    """Return the default of a dataclass field, or `MISSING`. A default factory is called each time."""
     if field.default_factory is MISSING:
         return field.default
     return field.default_factory()
 
 
 def stated(default: Any, kind: str, subject: Subject | None = None, **options: Any) -> Any:
-    """Declare a field of `MixedPrecisionConfig`; see `StatedField`."""
+    """Declare a field of a precision. The options are attributes of `StatedField`."""
     return StatedField(default=default, kind=kind, subject=subject, **options)
 
 

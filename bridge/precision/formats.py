@@ -1,4 +1,4 @@
-"""The number formats as rows: what every bit pattern of each of them means.
+"""The number formats as rows, with the meaning of every bit pattern.
 
 A finite value is (-1)^sign * 2^(exponent - bias) * 1.mantissa. With a zero exponent field it is a
 subnormal, (-1)^sign * 2^(1 - bias) * 0.mantissa. The formats differ in the top exponent field,
@@ -29,12 +29,12 @@ class Format:
     """
 
     name: str
-    """Lower-case name, as Megatron's `fp8` and `fp4` fields spell it where they have it."""
+    """The name in lower case. Megatron's `fp8` and `fp4` fields use the same spelling."""
     exponent_bits: int
     mantissa_bits: int
     """Width of the mantissa field, the hidden leading 1 not counted."""
     nan: int | None
-    """The canonical encoding of NaN, None where there is none."""
+    """The canonical encoding of NaN. None: the format has no NaN."""
     reserved: int | None = None
     """The largest codes of each sign that are no finite number.
 
@@ -69,14 +69,14 @@ class Format:
 
     @cached_property
     def infinity(self) -> int | None:
-        """Encoding of +infinity, None where there is none."""
+        """The encoding of +infinity. None: the format has no infinity."""
         if self.reserved is None:
             return self._largest + 1
         return None
 
     @cached_property
     def min_exponent(self) -> int:
-        """Exponent of the smallest normal value; subnormals have the same step."""
+        """The exponent of the smallest normal value. Subnormals have the same step."""
         if self.signed:
             return 1 - self.bias
         return -self.bias

@@ -1,4 +1,4 @@
-"""Names of the linear layers of Megatron's models: what a row of `modules` can select."""
+"""Names of the linear layers of Megatron's models, which a row of `modules` can select."""
 
 import re
 from fnmatch import fnmatchcase

@@ -16,7 +16,7 @@ MAX_LABEL_ROWS = 4
 
 
 def get_mode(precision: PrecisionConfig) -> str:
-    """Return fp32, fp16 or bf16: what the weights train in.
+    """Return the mode: fp32, fp16 or bf16.
 
     No switch at all means fp32, as it does to Megatron.
     """

@@ -1,13 +1,13 @@
-"""The two copies of each operand of a linear layer: the format and the scales each GEMM reads.
+"""`LayerCopies`: the two copies of each operand of a linear layer, with their formats and scales.
 
-    copies = copies_of(FP8_SCHEMES["mxfp8"], "e4m3")
+    copies = make_scheme_copies(FP8_SCHEMES["mxfp8"], "e4m3")
     # the row-wise copy of the gradient, the column-wise copy of the weight
-    copies.read_by("dgrad")
+    copies.get_gemm_operands("dgrad")
 
-A scheme gives both copies of an operand one format. `backward_override` of Transformer Engine and
-its quantizer factories (`bridge.precision.quantizer_factories`) do not: their backward GEMMs read other
-formats than their forward GEMM. `GEMMS` in `bridge.precision.schemes` says which GEMM reads which
-copy.
+In a scheme both copies of an operand have the same format. Under `backward_override` of Transformer
+Engine and under its quantizer factories (`bridge.precision.quantizer_factories`) the backward GEMMs
+may read other formats than the forward GEMM. `GEMMS` in `bridge.precision.schemes` has the copies
+that each GEMM reads.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dataclasses import dataclass, replace
 from bridge.precision.schemes import GEMMS, OPERAND_FORMATS, WHOLE_TENSOR, Scheme, Tile, find_scheme
 
 BACKWARD_OVERRIDES = ("high_precision", "dequantized")
-"""Values of `backward_override`: the source of the values that the backward GEMMs multiply.
+"""Values of `backward_override`: the source of the operands of the backward GEMMs.
 
-They are the original tensors, or what the forward GEMM read.
+The source is the original tensors, or the dequantised operands of the forward GEMM.
 """
 
 
@@ -29,23 +29,23 @@ class OperandCopy:
     """One copy of an operand."""
 
     scheme: str | None = None
-    """The scaling scheme; None: high precision, in the dtype of the run."""
+    """The scaling scheme. None: the copy is in high precision, in the dtype of the run."""
     format: str = ""
-    """Format of the elements; empty in high precision."""
+    """The format of the elements. Empty: the copy is in high precision."""
     tile: Tile = WHOLE_TENSOR
     """Rows and columns that share a scale, in the axes of the tensor itself."""
     hadamard: bool = False
-    """A random Hadamard transform comes first."""
+    """Whether a random Hadamard transform is applied before quantisation."""
     stochastic: bool = False
-    """Values are rounded up or down at random."""
+    """Whether values are rounded stochastically."""
     is_row_scaled: bool = False
-    """Each row has a second-level scale of its own (NVFP4)."""
+    """Whether each row has a separate second-level scale (NVFP4)."""
     is_four_over_six: bool = False
-    """Each block is mapped to a maximum of 4 or of 6, whichever errs less (NVFP4)."""
+    """Whether each block is scaled to a maximum of 4 or 6, the one with the smaller error (NVFP4)."""
     is_from_rowwise: bool = False
-    """It is made from the values of the row-wise copy instead of the tensor."""
+    """Whether the copy is made from the row-wise copy instead of the tensor."""
     rounded_to: str = ""
-    """Format that the values of a copy in high precision are rounded to (fake quantisation)."""
+    """The format to which a copy in high precision is rounded (fake quantisation). Empty: none."""
 
 
 HIGH_PRECISION_COPY = OperandCopy()
@@ -92,7 +92,7 @@ class LayerCopies:
         return left, right
 
     def get_gemm_scheme(self, gemm: str) -> str | None:
-        """Return the scaling scheme of a GEMM; None: it multiplies in high precision."""
+        """Return the scaling scheme of a GEMM, or None if it multiplies in high precision."""
         left, right = self.get_gemm_operands(gemm)
         return left.scheme or right.scheme
 
@@ -141,19 +141,21 @@ def make_scheme_copies(scheme: Scheme, format_: str) -> LayerCopies:
 
 
 def apply_backward_override(copies: LayerCopies, override: str | None) -> LayerCopies:
-    """Return copies whose backward GEMMs multiply in high precision, as `backward_override` says.
+    """Return the copies under `backward_override`: the backward GEMMs multiply in high precision.
 
-    None: the copies as they are.
+    Args:
+        copies: The copies of the scheme.
+        override: A value of `BACKWARD_OVERRIDES`. None: the copies are returned as they are.
 
     Source: Transformer Engine 2.20.2 pytorch/module/linear.py, grouped_linear.py and
     layernorm_linear.py.
     """
     if override is None:
         return copies
-    again = OperandCopy(is_from_rowwise=override == "dequantized")
+    column = OperandCopy(is_from_rowwise=override == "dequantized")
     return LayerCopies(
-        input=replace(copies.input, column=again),
-        weight=replace(copies.weight, column=again),
+        input=replace(copies.input, column=column),
+        weight=replace(copies.weight, column=column),
         grad_output=CopyPair(row=HIGH_PRECISION_COPY, column=HIGH_PRECISION_COPY),
         saves_rowwise_input=override == "dequantized",
     )

@@ -1,7 +1,7 @@
-"""The owners of a precision, as type checkers see them: the config objects that a sync writes into.
+"""Types of the config objects that a sync writes into, for type checkers.
 
-Megatron's own classes have these attributes, and so has any object that stands in for one. A sync
-reads and writes further fields of a precision where the object has them.
+Megatron's classes have these attributes. Another object with the same attributes can be used too. A
+sync also reads and writes the other fields of a precision that the object has.
 """
 
 from typing import Any, Protocol

@@ -37,11 +37,11 @@ class QuantizerFactory:
     name: str
     module: str
     linear: LayerCopies
-    """The copies of a linear layer, and of experts that are layers of their own."""
+    """The copies of a linear layer, and of an expert that is a separate layer."""
     grouped: LayerCopies | None = None
-    """The copies of experts in one grouped layer, where they are others."""
+    """The copies of experts in one grouped layer. None: as `linear`."""
     quantises_attention: bool = False
-    """It has quantizers for attention, which ask for ``CustomRecipe(fp8_dpa=True)``."""
+    """Whether it has quantizers for attention, which need ``CustomRecipe(fp8_dpa=True)``."""
 
     @property
     def path(self) -> str:

@@ -1,16 +1,16 @@
 """The low-precision scaling schemes as rows: Megatron's names, their formats and settings.
 
-A linear layer runs three GEMMs, and each contracts over another dimension of its operands, so each
-asks for a copy of them that is scaled along that dimension. With tokens M, inputs K and outputs N:
+A linear layer runs three GEMMs. Each contracts over another dimension of its operands, so each needs
+copies of them that are scaled along that dimension. With tokens M, inputs K and outputs N:
 
     fprop  y_MN  = x_MK  w_NK^T    contracts over K: both scaled along their last axis, "row-wise"
     dgrad  dx_MK = dy_MN w_NK      contracts over N: dy row-wise, w along its first axis,
                                    "column-wise"
     wgrad  dw_NK = dy_MN^T x_MK    contracts over M: both column-wise
 
-`GEMMS` is that table. An `Operand` says which tile of the tensor shares one scale in either copy.
-Where the tile is the whole tensor, or square, both copies hold the same values; a 1x128 row-wise
-tile turns into 128x1 and is another rounding of the same tensor.
+`GEMMS` is that table. An `Operand` has for each copy the tile of the tensor that shares one scale.
+If the tile is the whole tensor, or square, both copies have the same values. A 1x128 tile of the
+row-wise copy becomes 128x1 in the column-wise copy, so that the same tensor is rounded differently.
 """
 
 from collections.abc import Mapping
@@ -22,9 +22,9 @@ WHOLE_TENSOR: Tile = (0, 0)
 """The tile of a scale that the whole tensor shares."""
 
 COMPARED_SCHEMES = ("tensorwise", "blockwise", "mxfp8", "nvfp4")
-"""Schemes whose error an operand is asked for, next to its own.
+"""The schemes for which the quantisation error of an operand is computed, next to its own scheme.
 
-A row of it has `tensorwise_db`, ...
+The row of an operand has the columns `tensorwise_db`, `blockwise_db` and so on.
 """
 
 OPERAND_FORMATS = {
@@ -33,16 +33,15 @@ OPERAND_FORMATS = {
     "e5m2": ("e5m2", "e5m2"),
     "e2m1": ("e2m1", "e2m1"),
 }
-"""A value of `fp8` or `fp4` -> the format of input and weight, and that of the output's gradient.
+"""A value of `fp8` or `fp4` -> (format of input and weight, format of the output's gradient).
 
-Transformer Engine refuses E5M2 in the forward pass; the row is what a comparison with a bad recipe
-runs.
+Transformer Engine refuses E5M2 in the forward pass. That row is for comparisons with a bad recipe.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class Gemm:
-    """One row: which copy of which two operands a GEMM multiplies."""
+    """A GEMM of a linear layer, with the copies of two operands that it multiplies."""
 
     name: str
     left: str
@@ -71,11 +70,11 @@ GEMMS = {row.name: row for row in _GEMMS}
 
 @dataclass(frozen=True, kw_only=True)
 class Operand:
-    """How one tensor of a linear layer is cut into tiles that share a scale."""
+    """An operand of a linear layer, with the tiles that share a scale."""
 
     name: str
     row: Tile = WHOLE_TENSOR
-    """Tile (rows, columns) of the row-wise copy; `WHOLE` for the whole tensor."""
+    """The tile (rows, columns) of the row-wise copy, or `WHOLE_TENSOR`."""
     column: Tile = WHOLE_TENSOR
     """Tile of the column-wise copy, in the axes of the tensor itself, not of its transpose."""
     hadamard: bool = False
@@ -107,11 +106,11 @@ class Scheme:
     first_last_layers_bf16: bool = True
     """Megatron can keep the first and last layers in BF16 under this scheme."""
     operands: tuple[Operand, ...] = ()
-    """input, weight and grad_output; empty where a factory decides."""
+    """input, weight and grad_output. Empty: a factory decides."""
     scale_format: str | None = None
     """Format of the scale that each tile stores."""
     tensor_scale_format: str | None = None
-    """Format of a second scale over the whole tensor, None without one."""
+    """The format of a second scale over the whole tensor. None: there is none."""
     power_of_two_scale: bool = False
     split_accumulator: tuple[bool, bool, bool] | None = None
     """fprop, dgrad, wgrad: partial sums are promoted to full FP32.
@@ -122,7 +121,7 @@ class Scheme:
     """M, N and K must be multiples of these for all three GEMMs to run in Transformer Engine."""
     min_compute_capability: tuple[int, int] | None = None
     below_compute_capability: tuple[int, int] | None = None
-    """First GPU generation that no longer runs it, None without one."""
+    """The first compute capability that no longer runs it. None: there is none."""
     min_cuda: str | None = None
     min_transformer_engine: str | None = None
     te_class: str = "CustomRecipe"
@@ -277,9 +276,11 @@ FP4_SCHEMES = {scheme.name: scheme for scheme in SCHEMES if scheme.family == "fp
 
 
 def find_scheme(name: str | None, family: str | None = None) -> Scheme | None:
-    """Return the row of a scheme's name in a family, or in the first family that has it.
+    """Return the row of a scheme, or None if there is no such scheme.
 
-    None where there is none.
+    Args:
+        name: The name of the scheme.
+        family: fp8 or fp4. None: the first family that has the name.
     """
     for row in SCHEMES:
         if row.name == name and family in (None, row.family):

@@ -68,15 +68,15 @@ def load_documents(
     may_repeat: Callable[[str], bool] | None = None,
     repeated: list[tuple[str, object, int]] | None = None,
 ) -> tuple[Any, ...]:
-    """Return the documents of a YAML text as plain Python values; an empty one is None.
+    """Return the documents of a YAML text as plain Python values. An empty document is None.
 
     Args:
         text: The YAML.
         path: Its path, for messages.
         form: The name of the language, for messages.
-        error: The class of what is raised for all that the module refuses.
-        may_repeat: Whether a key with a scalar value may stand twice; the last one is read then.
-        repeated: Takes key, last value and line of each key that stands twice.
+        error: The class of the errors for refused text.
+        may_repeat: Whether a key with a scalar value may occur twice. Then the last value is used.
+        repeated: A function that gets key, last value and line of each repeated key.
     """
     try:
         _check_bounds(text, path, error)
@@ -86,7 +86,7 @@ def load_documents(
             documents.append(loader.get_data())
     except BridgeError:
         raise
-    # ValueError and LookupError are those of a value that its tag does not fit.
+    # PyYAML raises ValueError or LookupError for a value that does not fit its tag.
     except (yaml.YAMLError, ValueError, LookupError) as fault:
         mark = getattr(fault, "problem_mark", None)
         where = ""
@@ -242,7 +242,7 @@ def _find_fault(event: Any, anchors: dict[str, int], depth: int) -> tuple[str, s
 
 
 class _Loader(BASE_LOADER):  # type: ignore[misc]
-    """PyYAML's safe loader that refuses a key twice, and reads scalars as the module says."""
+    """PyYAML's safe loader, with the restrictions of this module."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012  PyYAML's own name
 
@@ -263,7 +263,7 @@ class _Loader(BASE_LOADER):  # type: ignore[misc]
         return self.error(f"{self.path}, line {node.start_mark.line + 1}: {rule}. {remedy}.")
 
     def flatten_mapping(self, node: Any) -> None:
-        """Refuse a key twice, and put what `<<` names before the mapping's own keys.
+        """Refuse repeated keys, and put the keys of `<<` before the keys of the mapping.
 
         Of several mappings the first counts. PyYAML 6.0.4 merges keys of one letter, and several
         mappings, otherwise than YAML 1.1 and the releases before.
@@ -302,7 +302,7 @@ class _Loader(BASE_LOADER):  # type: ignore[misc]
         return pairs
 
     def note_repeated_key(self, key: object, key_node: Any, value_node: Any) -> None:
-        """Note a key that stands twice, or raise."""
+        """Report a repeated key, or raise an error."""
         is_scalar = isinstance(key, str) and isinstance(value_node, yaml.ScalarNode)
         if self.may_repeat is None or not is_scalar or not self.may_repeat(str(key)):
             rule = f"the key {key!r} must not stand twice in one mapping"

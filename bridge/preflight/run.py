@@ -316,13 +316,13 @@ class Run:
         if rows is None:
             return ()
         precision: Any = self.precision
-        train_iters = self.prediction.sections["train"].given("train_iters")
+        train_iters = self.prediction.sections["train"].get_stated("train_iters")
         if train_iters is None:
             rule = "a precision schedule needs the number of steps"
             raise RunConfigError.of("train.train_iters", rule, None, "State it.")
         from bridge.registry.schedule import plan_phases  # few runs have one
 
-        owners = [owner for owner in self.prediction.owners if owner.role in PRECISION_OWNERS]
+        owners = [owner for owner in self.prediction.owners if owner.name in PRECISION_OWNERS]
         return plan_phases(getattr(rows, "rows", rows), precision, owners, train_iters=train_iters)
 
     def with_precision(self, precision: MixedPrecisionConfig | None) -> Run:

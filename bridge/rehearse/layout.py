@@ -191,7 +191,7 @@ class LayerSplit:
         if self.parallel.pipeline == 1 or (first is None and last is None):
             return None
         counts = [0] * self.parallel.pipeline
-        for place in self.parallel.places(self.num_layers):
+        for place in self.parallel.split_layers(self.num_layers):
             counts[place.stage] += len(place.layers)
         if first is None:
             return counts[-2], counts[-1]

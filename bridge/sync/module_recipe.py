@@ -84,7 +84,7 @@ def _compute_chunk_layers(owner: OwnerValues, rows: Sequence[ModuleRow]) -> list
             rule = "a row names layers by number, and the model's number of layers is not known"
             remedy = "State model.num_layers before the recipe is written."
             raise RunConfigError.of("mixed_precision.modules", rule, num_layers, remedy)
-        chunks = ParallelLayout.from_model(model).places(num_layers)
+        chunks = ParallelLayout.from_model(model).split_layers(num_layers)
         return [chunk.layers for chunk in chunks]
     except RunConfigError:
         if not owner.is_partial:

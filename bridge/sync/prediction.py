@@ -118,11 +118,11 @@ class Prediction:
         Vocabulary size and sequence length come from the data section if the model does not state
         them.
         """
-        section = self.sections["model"].without("model", self.absent["model"])
+        section = self.sections["model"].with_defaults("model", self.absent["model"])
         data = self.sections["data"].values
         data_values = {}
         for name in ("vocab_size", "seq_length"):
-            if section.given(name) is None:
+            if section.get_stated(name) is None:
                 value = data[name]
                 if value is not None:
                     data_values[name] = value

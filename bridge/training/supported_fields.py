@@ -98,4 +98,4 @@ def require_supported(config: Any, phases: Sequence[Any], *, backend: str) -> No
     if lines:
         raise RunConfigError("\n".join(lines))
     # Called for its exception: the layers may not divide by the stages.
-    ParallelLayout.from_model(config.model).places(config.model.num_layers)
+    ParallelLayout.from_model(config.model).split_layers(config.model.num_layers)

@@ -219,7 +219,7 @@ def test_the_bars_of_a_pattern_are_its_pipeline_chunks():
     model = {**SMALL, "hybrid_layer_pattern": "*-|E*|-|*E-", "pipeline_model_parallel_size": 2}
     parallel = ParallelLayout.from_model(model)
     assert parallel.virtual == 2
-    places = parallel.places(8)
+    places = parallel.split_layers(8)
     assert [(place.stage, place.chunk, len(place.layers)) for place in places] == [
         (0, 0, 2),
         (1, 0, 2),
@@ -232,7 +232,7 @@ def test_the_bars_of_a_pattern_are_its_pipeline_chunks():
 
 def test_a_pattern_without_bars_is_split_evenly():
     model = {**SMALL, "hybrid_layer_pattern": "*-E-*-E-", "pipeline_model_parallel_size": 4}
-    assert [len(place.layers) for place in ParallelLayout.from_model(model).places(8)] == [2, 2, 2, 2]
+    assert [len(place.layers) for place in ParallelLayout.from_model(model).split_layers(8)] == [2, 2, 2, 2]
 
 
 # -- prediction layers ------------------------------------------------------------------------------------------------
@@ -286,7 +286,7 @@ def test_a_repeated_prediction_layer_is_built_once_and_runs_at_each_depth(model)
     twice = precision_plan(None, PREDICTING)
     once = precision_plan(None, repeated)
     assert [layer.label for layer in once.layers if layer.label in ("mtp 1", "mtp 2")] == ["mtp 1"]
-    (place,) = once.parallel.places(6)
+    (place,) = once.parallel.split_layers(6)
     own = [parameter for parameter in list_chunk_parameters(once, place) if parameter.layer.startswith("mtp")]
     both = [parameter for parameter in list_chunk_parameters(twice, place) if parameter.layer.startswith("mtp")]
     assert 2 * sum(parameter.numel for parameter in own) == sum(parameter.numel for parameter in both)

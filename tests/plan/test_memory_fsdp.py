@@ -66,7 +66,7 @@ def planned(given: dict):
 def counted(given: dict, rank: int) -> tuple[dict[str, int], float, float]:
     """Return a rank's bytes, and those of weights and gradients that are gathered for a while."""
     plan = planned(given)
-    (place,) = plan.parallel.places(plan.shape.num_layers)
+    (place,) = plan.parallel.split_layers(plan.shape.num_layers)
     data_rank = rank // plan.parallel.tensor
     ddp = {"bucket_size": None, "num_distributed_optimizer_instances": 1, "outer_dp_sharding_strategy": "no_shard"}
     parameters, options = list_chunk_parameters(plan, place), {**ddp, **given["ddp"]}
@@ -95,7 +95,7 @@ def test_what_a_rank_keeps_is_what_the_live_buffers_hold(tmp_path):
 
 def test_two_layers_or_a_layer_and_the_largest_other_group_are_gathered():
     plan = planned(case(*CASES["all"]))
-    (place,) = plan.parallel.places(NUM_LAYERS)
+    (place,) = plan.parallel.split_layers(NUM_LAYERS)
     given = {"bucket_size": None, "num_distributed_optimizer_instances": 1, **case(*CASES["all"])["ddp"]}
     groups = build_fsdp_groups(list_chunk_parameters(plan, place), plan.parallel, given, 0, has_units=False)
     sizes = [float(group.whole) for group in groups]

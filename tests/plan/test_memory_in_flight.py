@@ -131,7 +131,7 @@ def counted(given: dict) -> list[tuple[int, set[tuple[int, ...]]]]:
     precision = MixedPrecisionConfig.from_dict(given["mixed_precision"])
     plan = precision_plan(precision, model, parallel, mcore=get_installed_version("mcore"))
     load = Workload.from_sections(model, given["train"], data_parallel=parallel.data)
-    places = parallel.places(LAYERS)
+    places = parallel.split_layers(LAYERS)
     found = []
     for stage in range(parallel.pipeline):
         own = [place for place in places if place.stage == stage]

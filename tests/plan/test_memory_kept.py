@@ -161,7 +161,7 @@ def counted(given: dict, ranks: int) -> float:
     parallel = ParallelLayout.from_model(model).fit_to_world_size(ranks)
     precision = MixedPrecisionConfig.from_dict(given["mixed_precision"])
     plan = precision_plan(precision, model, parallel, mcore=get_installed_version("mcore"))
-    (place,) = plan.parallel.places(plan.shape.num_layers)
+    (place,) = plan.parallel.split_layers(plan.shape.num_layers)
     kept = sum(part.kept for part in build_segments(plan, place, Workload.from_sections(model, given["train"])))
     return kept - SEQUENCE * BATCH * read_in_sources(plan.shape, model) / parallel.tensor
 
@@ -278,7 +278,7 @@ def test_local_attention_keeps_its_scores_as_a_run_on_a_cpu_does(tmp_path):
         plan = precision_plan(
             MixedPrecisionConfig.from_dict(given["mixed_precision"]), model, ParallelLayout.from_model(model)
         )
-        (place,) = plan.parallel.places(plan.shape.num_layers)
+        (place,) = plan.parallel.split_layers(plan.shape.num_layers)
         count = sum(part.kept for part in build_segments(plan, place, Workload.from_sections(model, given["train"])))
         tokens = model["seq_length"] * BATCH
         scores = model["num_layers"] * tokens * model["num_attention_heads"] * model["seq_length"]
@@ -311,7 +311,7 @@ def test_each_score_of_attention_without_a_kernel_takes_the_bytes_that_its_sourc
         model = {**MODEL, **LOCAL, "masked_softmax_fusion": True, **changes, "seq_length": seq_length}
         precision = MixedPrecisionConfig.from_dict({"bf16": model.pop("bf16", True)})
         plan = precision_plan(precision, model, ParallelLayout.from_model(model))
-        (place,) = plan.parallel.places(plan.shape.num_layers)
+        (place,) = plan.parallel.split_layers(plan.shape.num_layers)
         return sum(
             part.kept
             for part in build_segments(plan, place, Workload.from_sections(model, {"micro_batch_size": BATCH}))

@@ -117,7 +117,7 @@ def test_the_unused_buffer_of_an_mxfp8_model_is_counted_before_megatron_core_0_1
     def weights(release):
         precision, sharded = REGISTRY.get("bf16_with_mxfp8_mixed"), {"use_distributed_optimizer": True}
         plan = precision_plan(precision, given, optimizer=sharded, ddp=sharded, mcore=Version(release))
-        (place,) = plan.parallel.places(4)
+        (place,) = plan.parallel.split_layers(4)
         in_bf16 = sum(one.numel for one in list_chunk_parameters(plan, place) if not one.is_stored_low)
         return build_memory_report(plan).ranks[0].bytes_of["weights"], 2 * in_bf16
 
@@ -129,7 +129,7 @@ def test_the_unused_buffer_of_an_mxfp8_model_is_counted_before_megatron_core_0_1
 def test_equal_layers_are_counted_once():
     def different(num_layers):
         plan = precision_plan(REGISTRY.get("bf16_with_fp8_current_scaling_mixed"), {**SHAPE, "num_layers": num_layers})
-        (place,) = plan.parallel.places(num_layers)
+        (place,) = plan.parallel.split_layers(num_layers)
         return len({*list_chunk_parameters(plan, place)}), len({layer.alike for layer in plan.layers})
 
     assert different(400) == different(4)
@@ -139,7 +139,7 @@ def test_equal_layers_are_counted_once():
 def test_muon_keeps_one_moment_of_a_matrix_and_its_layer_wise_form_deals_parameters_out(optimizer, ranks):
     given = {**SHAPE, "normalization": "RMSNorm", "add_bias_linear": False, "vocab_size": 256}
     plan = precision_plan(REGISTRY.get("bf16_mixed"), given, ParallelLayout(data=4), optimizer={"optimizer": optimizer})
-    (place,) = plan.parallel.places(4)
+    (place,) = plan.parallel.split_layers(4)
     parameters = list_chunk_parameters(plan, place)
     everything = sum(one.numel for one in parameters)
     matrices = sum(one.numel for one in parameters if one.module.startswith("linear_") and one.name == "weight")
@@ -207,7 +207,7 @@ def megatron_parameters(given: dict) -> list[int]:
 def test_every_kind_of_model_has_megatrons_parameters_in_megatrons_order(name):
     given = {**SHAPE, **KINDS_OF_MODEL[name]}
     plan = precision_plan(MixedPrecisionConfig(), {**given, "vocab_size": 256})
-    (place,) = plan.parallel.places(plan.shape.num_layers)
+    (place,) = plan.parallel.split_layers(plan.shape.num_layers)
     assert [parameter.numel for parameter in list_chunk_parameters(plan, place)] == megatron_parameters(given)
 
 
@@ -246,7 +246,7 @@ def test_low_precision_linears_keep_narrower_inputs():
     def kept(recipe):
         plan = precision_plan(REGISTRY.get(recipe), model)
         return round(
-            sum(part.kept for part in build_segments(plan, plan.parallel.places(4)[0], Workload.from_sections(model)))
+            sum(part.kept for part in build_segments(plan, plan.parallel.split_layers(4)[0], Workload.from_sections(model)))
         )
 
     # Under MXFP8 a layer keeps the inputs of qkv and fc1 (64 wide) and of fc2 (160) in one byte instead of two, with a

@@ -131,7 +131,7 @@ def test_a_custom_layout_is_read_as_megatron_reads_it(text):
     given = PipelineParallelLayerLayout(text, pipeline_model_parallel_size=2)
     layers = given.flatten_layout.count(LayerType.decoder)
     parallel = ParallelLayout.from_model({"pipeline_model_parallel_size": 2, "pipeline_model_parallel_layout": text})
-    found = {(place.stage, place.chunk): place for place in parallel.places(layers)}
+    found = {(place.stage, place.chunk): place for place in parallel.split_layers(layers)}
     for stage, chunks in enumerate(given.layout):
         for chunk, parts in enumerate(chunks):
             place = found[stage, chunk]
@@ -151,7 +151,7 @@ def test_layers_that_cannot_be_split_are_refused_and_planned_as_evenly_as_they_c
     uneven = plan(CURRENT, {**SIX, "pipeline_model_parallel_size": 4})
     assert [layer.stage for layer in uneven.layers if layer.number is not None] == [0, 0, 1, 1, 2, 3]
     with pytest.raises(RunConfigError) as raised:
-        ParallelLayout.from_model({"pipeline_model_parallel_size": 4}).places(6)
+        ParallelLayout.from_model({"pipeline_model_parallel_size": 4}).split_layers(6)
     assert str(raised.value) == (
         "model.num_layers: must be a multiple of the 4 pipeline stages, got 6. Change the number of layers or of "
         "stages, or say how many the first and the last stage have."
@@ -169,7 +169,7 @@ def test_layers_that_cannot_be_split_are_refused_and_planned_as_evenly_as_they_c
         ),
     ):
         with pytest.raises(RunConfigError, match=re.escape(f"model.num_layers: {rule}, got 6. Change the number")):
-            ParallelLayout.from_model({**stages, **fields}).places(6)
+            ParallelLayout.from_model({**stages, **fields}).split_layers(6)
 
 
 # -- what -------------------------------------------------------------------------------------------------------------

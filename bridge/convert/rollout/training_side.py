@@ -197,11 +197,11 @@ def _make_from_plan(
 def _count_first_last_layers(run: Run) -> tuple[int, int]:
     """Return how many first and last layers the run states to keep in BF16."""
     owner = run.prediction.sections["model"]
-    if not owner.given("first_last_layers_bf16"):
+    if not owner.get_stated("first_last_layers_bf16"):
         return 0, 0
     counts: list[int] = []
     for name in ("num_layers_at_start_in_bf16", "num_layers_at_end_in_bf16"):
-        count = owner.given(name)
+        count = owner.get_stated(name)
         if count is None:
             count = 1
         counts.append(int(count))

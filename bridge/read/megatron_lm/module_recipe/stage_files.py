@@ -110,7 +110,7 @@ def _build_stage_files(
             rule = f"{row} names a layer beyond the last"
             raise RunConfigError.of("num_layers", rule, num_layers, CORRECT_REMEDY)
     parallel = ParallelLayout.from_model(layout)
-    chunks = [chunk.layers for chunk in parallel.places(num_layers)]
+    chunks = [place.layers for place in parallel.split_layers(num_layers)]
     chunk_recipes = make_chunk_recipes(rows, chunks, run=low_format)
     files: list[dict[str, object]] = []
     for stage, file in enumerate(make_stage_recipes(chunk_recipes, parallel.pipeline)):

@@ -391,7 +391,7 @@ RULES = (
         title="more memory than the GPU has",
         setting="target",
         when=find_memory_overflow,
-        message="{needed} of {memory} on stage {stage}: does not fit{but}",
+        message="{needed} of {memory} on stage {stage}: does not fit{caveat}",
         remedies=(
             "choose among the changes of `precision-bridge memory --fit`",
             "use more or larger GPUs",

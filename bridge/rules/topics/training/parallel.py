@@ -166,7 +166,7 @@ def find_unsplittable_layers(context: RunContext) -> Iterator[Violation]:
     if not context.has_model or not context.model.num_layers:
         return
     try:
-        context.parallel.places(context.shape.num_layers)
+        context.parallel.split_layers(context.shape.num_layers)
     except RunConfigError as error:
         yield Violation(error.path, value=error.value, rule=error.rule)
 
