@@ -128,7 +128,7 @@ def print_checked_json(run: Run, content: Mapping[str, Any]) -> None:
 
 def print_branch_title(run: Run) -> None:
     """Print which run of its file the following answer is about."""
-    print(f"run {run.reading.number}: {run.reading.runs[run.reading.number - 1]}")
+    print(f"run {run.reading.launches.number}: {run.reading.launches.label}")
 
 
 def print_check_notes(run: Run, shown: Collection[str] = ()) -> None:
@@ -159,5 +159,5 @@ def print_reading(run: Run) -> None:
     """Print what has to be said of a run's file and its release, a sentence on each line."""
     for line in run.reading.lines:
         print(f"  {line}")
-    if run.reading.mode_decided_by is not None:
+    if run.reading.uncertainty.mode_decider is not None:
         print(f"  The mode is not stated. {'; or '.join(run.mode_remedies)}.")

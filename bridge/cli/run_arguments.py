@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING
 from bridge.errors import RunConfigError, UnreadFileError
 
 if TYPE_CHECKING:
-    from bridge.preflight.file_reading import RunChoice
     from bridge.preflight.run import Run
+    from bridge.preflight.run_choice import RunChoice
 
 FILE_SUFFIXES = (
     ".yaml",
@@ -200,9 +200,9 @@ def read_branches(args: argparse.Namespace, *, strict: bool = True) -> list[Run]
     first = read_run(args, strict=False)
     numbers: tuple[int, ...] = ()
     if args.number is None:
-        numbers = first.reading.branches
+        numbers = first.reading.launches.branches
     runs = [first]
-    answered = [first.reading.number]
+    answered = [first.reading.launches.number]
     refused = []
     for number in numbers:
         try:
@@ -214,16 +214,16 @@ def read_branches(args: argparse.Namespace, *, strict: bool = True) -> list[Run]
     if strict:
         from bridge.front.loader import require_plannable
 
-        stated = [run for run in runs if run.reading.mode_decided_by is None]
+        stated = [run for run in runs if run.reading.uncertainty.mode_decider is None]
         for run in stated or runs[:1]:
             require_plannable(run)
-    known = [number for number in first.reading.branches if number not in refused]
+    known = [number for number in first.reading.launches.branches if number not in refused]
     branches = []
     for run in runs:
-        reading = replace(run.reading, answered_numbers=tuple(answered))
+        launches = replace(run.reading.launches, answered_numbers=tuple(answered))
         if run is first:
-            reading = replace(reading, branches=tuple(known))
-        branches.append(replace(run, reading=reading))
+            launches = replace(launches, branches=tuple(known))
+        branches.append(replace(run, reading=replace(run.reading, launches=launches)))
     return branches
 
 
@@ -268,7 +268,7 @@ def _parse_run_choice(
         number = args.number
     if number is None and not args.context and not args.ask_megatron_bridge:
         return None
-    from bridge.preflight.file_reading import RunChoice
+    from bridge.preflight.run_choice import RunChoice
     from bridge.read.megatron_lm.importer import parse_variables  # few command lines have any
 
     if file is None:

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.precision.fields import COMMAND_LINE
 from bridge.precision.statements import get_recipe_name
-from bridge.preflight.file_reading import MEGATRON_LM, PRECISION_BRIDGE, FileReading, RunChoice
+from bridge.preflight.file_reading import MEGATRON_LM, PRECISION_BRIDGE, FileReading
+from bridge.preflight.megatron_release import MegatronRelease
 from bridge.preflight.origins import Origins, flatten_leaves
 from bridge.preflight.problems import Problems
+from bridge.preflight.run_choice import RunChoice
 from bridge.read.recipe_sources import get_trusted_sources, parse_recipe_sources
 from bridge.read.run_file import MAPPING_SECTIONS, read_run_file
 from bridge.read.run_input import RunInput
@@ -173,11 +175,15 @@ class ConfigFile:
         for row in self.reading.derived:
             self.by_key[row.path] = f"{row.set_by or self.reading.settings_of} at start"
         if self._is_mode_overridden():  # on every branch of a script
-            self.reading = dataclasses.replace(self.reading, mode_decided_by=None, branches=())
-        if place.mcore is None and self.reading.release is not None:
-            self.whole["target"] = f"{target or ''},mcore{self.reading.release}".lstrip(",")
+            self.reading = dataclasses.replace(
+                self.reading,
+                uncertainty=dataclasses.replace(self.reading.uncertainty, mode_decider=None),
+                launches=dataclasses.replace(self.reading.launches, branches=()),
+            )
+        if place.mcore is None and self.reading.release.version is not None:
+            self.whole["target"] = f"{target or ''},mcore{self.reading.release.version}".lstrip(",")
         elif place.mcore is not None:
-            self.reading = dataclasses.replace(self.reading, release=None)
+            self.reading = dataclasses.replace(self.reading, release=MegatronRelease())
 
     def _is_mode_overridden(self) -> bool:
         """Return whether the command line states the mode."""

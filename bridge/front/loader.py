@@ -17,9 +17,9 @@ from bridge.front.decode import decode_sections, refuse_impossible_sizes
 from bridge.front.folders import find_config_folder, find_run_file
 from bridge.front.stated_precision import apply_over_recipe, build_stated_precision
 from bridge.model.section import SECTION_NAMES, read_section
-from bridge.preflight.file_reading import RunChoice
 from bridge.preflight.problems import Problems
 from bridge.preflight.run import Run, resolve_precision
+from bridge.preflight.run_choice import RunChoice
 from bridge.preflight.silence import refuse_unknown_names
 from bridge.read.model_sizes import refuse_without_sizes
 from bridge.read.run_input import RunInput
@@ -114,8 +114,8 @@ def require_plannable(run: Run, problems: Problems | None = None) -> None:
     RunConfigError has the `problems` that were found before too.
     """
     problems = problems or Problems(run.origins)
-    if run.reading.other_layers is not None:
-        raise RunConfigError(str(run.reading.no_plan_reason))
+    if run.reading.uncertainty.other_model_kind is not None:
+        raise RunConfigError(str(run.reading.uncertainty.no_plan_reason))
     run.require_mode()
     for key in SECTION_NAMES:
         section = read_section(key, run.section(key))

@@ -49,7 +49,7 @@ class Report:
     def not_asked(self) -> str | None:
         """Which rules were not asked, and why, as a sentence; None where all were."""
         rules = sorted(self.context.not_asked)
-        kind = self.context.run.reading.other_layers
+        kind = self.context.run.reading.uncertainty.other_model_kind
         if kind is None or not rules:
             return None
         noun = "1 rule that reads its layers was"

@@ -77,7 +77,9 @@ class CheckContext(RunContext):
 
         A rule that reads the layers of a language model is not asked about a model that has others.
         """
-        if self.run.reading.other_layers is None or LAYER_COUNT_SETTINGS.isdisjoint(paths):
+        if self.run.reading.uncertainty.other_model_kind is None or LAYER_COUNT_SETTINGS.isdisjoint(
+            paths
+        ):
             return False
         self.not_asked.append(rule)
         return True
@@ -183,7 +185,7 @@ class CheckContext(RunContext):
     @property
     def mode_decided_by(self) -> str | None:
         """What decides the mode where nothing states it, as a noun."""
-        return self.run.reading.mode_decided_by
+        return self.run.reading.uncertainty.mode_decider
 
     @property
     def target_text(self) -> str:

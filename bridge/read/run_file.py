@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import UnreadFileError
 from bridge.precision import strict_yaml
-from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading, RunChoice
+from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading
 from bridge.preflight.origins import Origins
 from bridge.preflight.problems import Problems
+from bridge.preflight.run_choice import RunChoice
 from bridge.read.megatron_bridge import saved_container as megatron_bridge
 from bridge.read.run_keys import (
     NON_SECTION_KEYS,

@@ -179,7 +179,7 @@ class _Verdict(NamedTuple):
 
 def _describe_storage(run: Run, training: TrainingSide) -> list[str]:
     """Return in which dtype training stores the weights of quantised layers, as a sentence."""
-    if not training.manifest.schemes or run.reading.mode_decided_by is not None:
+    if not training.manifest.schemes or run.reading.uncertainty.mode_decider is not None:
         return []
     if training.plan.settings.low_parameters:
         return [STORED_QUANTISED_MESSAGE]
@@ -315,7 +315,7 @@ def _find_scheme_decider(run: Run, trained: str | None) -> str:
 
 def _judge_dtype(run: Run, rollout: Rollout) -> _Verdict:
     """Return the judgement about what neither side quantises."""
-    decider = run.reading.mode_decided_by
+    decider = run.reading.uncertainty.mode_decider
     if decider is not None:
         return _Verdict(UNKNOWN, decider.rstrip(","))
     if rollout.dtype is None:
@@ -327,7 +327,7 @@ def _judge_dtype(run: Run, rollout: Rollout) -> _Verdict:
 
 def _get_mode_or_not_known(run: Run, training: TrainingSide) -> str:
     """Return the dtype of high precision in training, or that it is not known."""
-    if run.reading.mode_decided_by is not None:
+    if run.reading.uncertainty.mode_decider is not None:
         return NOT_KNOWN
     return training.manifest.mode
 

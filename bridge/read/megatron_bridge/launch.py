@@ -14,7 +14,9 @@ from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
-from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading, RunChoice
+from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading
+from bridge.preflight.run_choice import RunChoice
+from bridge.preflight.uncertainty import Uncertainty
 from bridge.read.framework.framework_table import load_framework_table
 from bridge.read.launch.launch import Launch
 from bridge.read.launch.shell_word import ShellWord
@@ -93,12 +95,13 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     exported = {
         key: str(value) for key, value in launch.environment.items() if not value.is_unknown
     }
-    return replace(
-        reading,
-        environment={**reading.environment, **exported},
-        unknown=(*reading.unknown, *dict.fromkeys(sources)),
-        uncounted=(*reading.uncounted, *late),
+    uncertainty = replace(
+        reading.uncertainty,
+        open_points=(*reading.uncertainty.open_points, *dict.fromkeys(sources)),
+        uncounted_options=(*reading.uncertainty.uncounted_options, *late),
     )
+    environment = {**reading.environment, **exported}
+    return replace(reading, environment=environment, uncertainty=uncertainty)
 
 
 def _build_reading_without_recipe(name: str) -> FileReading:
@@ -107,9 +110,11 @@ def _build_reading_without_recipe(name: str) -> FileReading:
     return FileReading(
         framework=MEGATRON_BRIDGE,
         sections={owner: {} for owner in OWNER_SECTIONS},
-        unknown=(RECIPE_NOT_FOUND.format(name=name),),
-        mode_decided_by=decider,
-        unstated_by=decider,
+        uncertainty=Uncertainty(
+            open_points=(RECIPE_NOT_FOUND.format(name=name),),
+            mode_decider=decider,
+            default_decider=decider,
+        ),
     )
 
 
@@ -141,7 +146,7 @@ def _read_recipe(
             break
     reading = read_function(library, function, script, choice, arguments)
     where = RECIPE_IS_FOUND.format(name=function.node.name, module=function.module.name)
-    return replace(reading, read_too=(where, *reading.read_too))
+    return reading.with_first_note(where)
 
 
 def _collect_option_overrides(tokens: Sequence[ShellWord]) -> list[HydraOverride]:
@@ -180,37 +185,32 @@ def apply_overrides(
     """Return a reading with the overrides of a command line written over it; `location` is where they stand."""
     sections = deepcopy(dict(reading.sections))
     origins = dict(reading.origins)
-    open_values = dict(reading.open_values)
+    late_values = dict(reading.uncertainty.late_values)
     is_known_mode = False
     for written in overrides:
         key = reading.translate_key(written.key)
         section = key.partition(".")[0]
         if written.is_late:
             if section in BEARING_SECTIONS:
-                open_values[key] = str(written.value)
+                late_values[key] = str(written.value)
             continue
         if key.startswith(f"{PRECISION_KEY}.") and isinstance(sections.get(PRECISION_KEY), str):
             sections[PRECISION_KEY] = REGISTRY.get(sections[PRECISION_KEY]).to_dict()
         apply_hydra_overrides(sections, [replace(written, key=key)], is_complete=False)
-        for known in [path for path in open_values if f"{path}.".startswith(f"{key}.")]:
-            del open_values[known]
+        for known in [path for path in late_values if f"{path}.".startswith(f"{key}.")]:
+            del late_values[known]
         origins[key] = f"{location}, {written.key}"
         if section == PRECISION_KEY:
             is_known_mode = is_known_mode or _states_mode(key, written.value)
-    mode_decided_by = reading.mode_decided_by
+    mode_decider = reading.uncertainty.mode_decider
     if is_known_mode:
-        mode_decided_by = None
-    late = open_values.get(PRECISION_KEY)
+        mode_decider = None
+    late = late_values.get(PRECISION_KEY)
     if late is not None:
         sections.pop(PRECISION_KEY, None)
-        mode_decided_by = f"mixed_precision={late}"
-    return replace(
-        reading,
-        sections=sections,
-        origins=origins,
-        open_values=open_values,
-        mode_decided_by=mode_decided_by,
-    )
+        mode_decider = f"mixed_precision={late}"
+    uncertainty = replace(reading.uncertainty, late_values=late_values, mode_decider=mode_decider)
+    return replace(reading, sections=sections, origins=origins, uncertainty=uncertainty)
 
 
 def _states_mode(key: str, value: object) -> bool:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bridge.errors import RunConfigError
-from bridge.preflight.file_reading import FileReading, RunChoice
+from bridge.preflight.file_reading import CheckpointModel, FileReading
+from bridge.preflight.run_choice import RunChoice
 from bridge.read.framework.checkpoint import Checkpoint, read_checkpoint
 from bridge.read.framework.hf_config import MEGATRON_BRIDGE
 from bridge.read.megatron_bridge import saved_container
@@ -135,33 +136,40 @@ def build_reading_from_container(
     reading = _apply_defaults(
         saved_container.read_saved_container(sections.whole, path), sections.defaults
     )
-    no_plan_reason = reading.no_plan_reason
+    no_plan_reason = reading.uncertainty.no_plan_reason
     if MODULE_ROWS in sections.open_values:
         no_plan_reason = UNREAD_ROWS.format(
             path=MODULE_ROWS, decider=sections.open_values[MODULE_ROWS]
         )
     origins = {reading.translate_key(key): origin for key, origin in sections.origins.items()}
-    open_values = {reading.translate_key(key): text for key, text in sections.open_values.items()}
-    reading = replace(
-        reading,
-        origins=origins,
-        open_values=open_values,
-        opened={**sections.opened, **reading.opened},
-        unknown=(*_describe_open_settings(container, evaluator, name), *reading.unknown),
+    late_values = {reading.translate_key(key): text for key, text in sections.open_values.items()}
+    open_settings = _describe_open_settings(container, evaluator, name)
+    uncertainty = replace(
+        reading.uncertainty,
+        open_points=(*open_settings, *reading.uncertainty.open_points),
+        mode_decider=sections.mode_decided_by,
+        default_decider=container.decider or None,
+        late_values=late_values,
+        unread_sources={**sections.opened, **reading.uncertainty.unread_sources},
         no_plan_reason=no_plan_reason,
-        is_of_checkpoint=model is not None,
-        mode_decided_by=sections.mode_decided_by,
-        unstated_by=container.decider or None,
     )
+    checkpoint_model = CheckpointModel(may_be_stated=model is not None)
+    notes = reading.notes
     checkpoint = sections.checkpoint
-    if checkpoint is None:
-        return reading
+    if checkpoint is not None:
+        uncertainty = replace(
+            uncertainty,
+            open_points=(*uncertainty.open_points, *checkpoint.unknown),
+            uncounted_options=(*uncertainty.uncounted_options, *checkpoint.uncounted),
+        )
+        checkpoint_model = replace(checkpoint_model, no_sizes_reason=checkpoint.not_followed)
+        notes = (*notes, *checkpoint.read_too)
     return replace(
         reading,
-        unknown=(*reading.unknown, *checkpoint.unknown),
-        uncounted=(*reading.uncounted, *checkpoint.uncounted),
-        not_followed=checkpoint.not_followed,
-        read_too=(*reading.read_too, *checkpoint.read_too),
+        origins=origins,
+        notes=notes,
+        uncertainty=uncertainty,
+        checkpoint_model=checkpoint_model,
     )
 
 

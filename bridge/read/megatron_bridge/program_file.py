@@ -11,7 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from bridge.errors import PayloadError, RunConfigError, UnreadFileError
-from bridge.preflight.file_reading import FileReading, RunChoice
+from bridge.preflight.file_reading import FileReading
+from bridge.preflight.launches import Launches
+from bridge.preflight.run_choice import RunChoice
 from bridge.read.megatron_bridge.evaluator import TOO_LONG, Evaluator
 from bridge.read.megatron_bridge.program_container import (
     build_reading_from_container,
@@ -74,7 +76,7 @@ def read_program(document: Document, choice: RunChoice) -> FileReading:
     labels: tuple[str, ...] = ()
     if len(functions) > 1:
         labels = tuple(map(format_label, functions))
-    return replace(reading, runs=labels, number=number)
+    return replace(reading, launches=Launches(labels=labels, number=number))
 
 
 def read_function(
@@ -108,9 +110,7 @@ def read_function(
         raise UnreadFileError(message, kind="only the run knows its container")
     reading = build_reading_from_container(value, evaluator, path, function.node.name, choice)
     source = WITHOUT_SOURCE if library.root is None else WITH_SOURCE
-    return replace(
-        reading, read_too=(READ_BY_SYNTAX.format(label=label, library=source), *reading.read_too)
-    )
+    return reading.with_first_note(READ_BY_SYNTAX.format(label=label, library=source))
 
 
 def format_label(function: Function) -> str:

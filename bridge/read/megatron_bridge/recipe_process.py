@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -62,7 +61,7 @@ def read_container_from_process(library: Library, function: Function, path: Path
     text = strict_yaml.decode_text(data, str(saved), error=RunConfigError)
     (config, *_) = strict_yaml.load_documents(text, str(saved), error=RunConfigError) or ({},)
     reading = saved_container.read_saved_container(config, path)
-    return replace(reading, read_too=(CONTAINER_MADE.format(**facts), *reading.read_too))
+    return reading.with_first_note(CONTAINER_MADE.format(**facts))
 
 
 def _run_process(library: Library, arguments: list[str]) -> str:

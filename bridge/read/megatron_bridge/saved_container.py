@@ -15,6 +15,8 @@ from typing import Any
 from bridge.errors import RunConfigError
 from bridge.precision import strict_yaml
 from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading
+from bridge.preflight.megatron_release import MegatronRelease
+from bridge.preflight.uncertainty import Uncertainty
 from bridge.read.assumed_release import infer_release
 from bridge.read.debug_features import FEATURES, SECTION
 from bridge.read.framework_fields import (
@@ -136,12 +138,11 @@ def read_saved_container(config: Mapping[str, Any], path: Path) -> FileReading:
         names=container.names,
         environment={str(key): str(value) for key, value in environment.items()},
         own_fields=own,
-        unknown=tuple(unknown),
-        no_plan_reason=no_plan_reason,
-        opened=opened,
-        read_too=read_too,
-        release=release,
-        release_reason=reason,
+        notes=read_too,
+        release=MegatronRelease(version=release, reason=reason),
+        uncertainty=Uncertainty(
+            open_points=tuple(unknown), no_plan_reason=no_plan_reason, unread_sources=opened
+        ),
     )
 
 

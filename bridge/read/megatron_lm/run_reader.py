@@ -15,7 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from bridge.errors import Finding, PayloadError, RunConfigError, UnreadFileError
-from bridge.preflight.file_reading import MEGATRON_LM, NEWEST_ASSUMED, FileReading, RunChoice
+from bridge.preflight.file_reading import MEGATRON_LM, FileReading, OptionFaults
+from bridge.preflight.launches import Launches
+from bridge.preflight.megatron_release import NEWEST_ASSUMED, MegatronRelease
+from bridge.preflight.run_choice import RunChoice
+from bridge.preflight.uncertainty import Uncertainty
 from bridge.read.assumed_release import infer_release
 from bridge.read.foreign.reports import ImportReport
 from bridge.read.framework.framework_options import (
@@ -93,30 +97,38 @@ def read_run(document: Document, choice: RunChoice) -> FileReading:
         sections=sections,
         environment=names.environment,
         own_fields=own_fields,
-        unknown=(*describe_open_points(run), *other.unknown, *names.own.unknown),
-        no_plan_reason=names.own.no_plan_reason or other.no_plan_reason,
-        uncounted=(*other.uncounted, *names.own.uncounted),
-        opened={**other.opened, **names.own.opened},
         generation=names.own.generation,
-        read_too=(*_describe_framework(written), *other.read_too),
-        release=release,
-        release_reason=reason,
-        mode_decided_by=report.decided_by,
-        unstated_by=_find_decider(run, document),
-        open_values=collect_late_fields(run.values),
-        variables=_collect_mode_variables(runs, written),
-        refused=_make_refusal_findings(written),
-        faulty_options=names.own.faulty_options,
-        runs=_list_labels(runs),
-        number=number,
-        branches=_list_branches(runs, number),
+        notes=(*_describe_framework(written), *other.read_too),
+        release=MegatronRelease(version=release, reason=reason),
+        uncertainty=Uncertainty(
+            open_points=(*describe_open_points(run), *other.unknown, *names.own.unknown),
+            mode_decider=report.decided_by,
+            default_decider=_find_decider(run, document),
+            late_values=collect_late_fields(run.values),
+            unread_sources={**other.opened, **names.own.opened},
+            uncounted_options=(*other.uncounted, *names.own.uncounted),
+            no_plan_reason=names.own.no_plan_reason or other.no_plan_reason,
+        ),
+        launches=Launches(
+            labels=_list_labels(runs),
+            number=number,
+            branches=_list_branches(runs, number),
+            variables=_collect_mode_variables(runs, written),
+        ),
+        option_faults=OptionFaults(
+            refused=_make_refusal_findings(written), misdirected=names.own.faulty_options
+        ),
     )
     if written.framework is not None:
         reading = replace(reading, framework=written.framework.title, base=MEGATRON_LM)
     kind = find_other_model_kind(written, run.values)
     if kind is not None:
-        no_plan_reason = kind.sentence(document.path)
-        reading = replace(reading, no_plan_reason=no_plan_reason, other_layers=kind.title)
+        uncertainty = replace(
+            reading.uncertainty,
+            no_plan_reason=kind.sentence(document.path),
+            other_model_kind=kind.title,
+        )
+        reading = replace(reading, uncertainty=uncertainty)
     return reading
 
 
