@@ -19,7 +19,7 @@ import hydra
 from omegaconf import OmegaConf
 
 from bridge import to_config
-from bridge.precision.mode import label_of
+from bridge.precision.mode import format_label
 from bridge.registry.hydra_group import register_group
 
 register_group()
@@ -28,7 +28,7 @@ register_group()
 @hydra.main(version_base=None, config_path="conf", config_name="config")
 def main(cfg):
     node = cfg.get("mixed_precision")
-    print(label_of(to_config(node)) if OmegaConf.is_config(node) else f"key {node}")
+    print(format_label(to_config(node)) if OmegaConf.is_config(node) else f"key {node}")
 
 
 main()
@@ -36,7 +36,7 @@ main()
 
 
 REGISTERED = "from bridge.registry.hydra_group import register_group\n\nregister_group()\n"
-IMPORTS = f"from bridge import to_config\nfrom bridge.precision.mode import label_of\n{REGISTERED}"
+IMPORTS = f"from bridge import to_config\nfrom bridge.precision.mode import format_label\n{REGISTERED}"
 
 
 class Application:
@@ -119,7 +119,7 @@ def test_a_key_of_that_name_stays_a_key_without_the_group(app: Application) -> N
 def test_an_application_without_the_group_is_as_it_was(app: Application) -> None:
     app.write("conf/config.yaml", "lr: 1\n")
     assert "mixed_precision" not in app.prints("--help")
-    app.write("app.py", APP.replace(IMPORTS, "").replace("label_of(to_config(node))", "node"))
+    app.write("app.py", APP.replace(IMPORTS, "").replace("format_label(to_config(node))", "node"))
     code = app.folder / "app.py"
     code.write_text(code.read_text() + "print([name for name in ('recipes', 'torch', 'numpy') if name in sys.modules])")
     words = [sys.executable, "app.py"]
@@ -129,7 +129,7 @@ def test_an_application_without_the_group_is_as_it_was(app: Application) -> None
 
 def test_two_nodes_have_a_recipe_each(app: Application) -> None:
     app.write("conf/config.yaml", "defaults:\n  - mixed_precision@teacher: bf16_mixed\n  - mixed_precision: fp32\n")
-    app.write("app.py", APP.replace("    print(", "    print(label_of(to_config(cfg.teacher)), "))
+    app.write("app.py", APP.replace("    print(", "    print(format_label(to_config(cfg.teacher)), "))
     assert app.prints("mixed_precision@teacher=fp8_current") == "bf16_with_fp8_current_scaling_mixed fp32"
 
 

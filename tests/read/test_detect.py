@@ -16,7 +16,7 @@ SAMPLES = Path(__file__).parent / "samples"
 
 
 def test_importing_the_table_imports_no_system() -> None:
-    code = "import sys, bridge.convert.systems as s; print([m for m in s.MODULES.values() if m in sys.modules])"
+    code = "import sys, bridge.convert.systems as s; print([m for m in s.SYSTEM_MODULES.values() if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
 

@@ -28,7 +28,7 @@ def at_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def install(monkeypatch: pytest.MonkeyPatch, version: Version | None) -> None:
     """Let a release be the installed one."""
     for module in (release, versions):
-        monkeypatch.setattr(module, "installed", lambda _product: version)
+        monkeypatch.setattr(module, "get_installed_version", lambda _product: version)
 
 
 @pytest.mark.parametrize(

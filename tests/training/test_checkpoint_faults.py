@@ -310,8 +310,8 @@ def test_a_folder_that_another_run_writes_into_is_refused(tmp_path: Path) -> Non
     code = f"""
         import sys
         from pathlib import Path
-        from bridge.runtime.checkpoint.lock import folder_lock
-        with folder_lock(Path({str(tmp_path)!r})):
+        from bridge.runtime.checkpoint.lock import lock_folder
+        with lock_folder(Path({str(tmp_path)!r})):
             print("held", flush=True)
             sys.stdin.read()
     """

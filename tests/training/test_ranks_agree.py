@@ -80,11 +80,11 @@ import os
 import torch
 from bridge.errors import RunConfigError
 from bridge.runtime.megatron.agreement import require_agreement
-from bridge.training.fingerprint import fingerprint
+from bridge.training.fingerprint import compute_fingerprint
 from tests.training.loop_tiny import tiny
 
 torch.distributed.init_process_group("gloo")
-settings = fingerprint(tiny(), os.environ)
+settings = compute_fingerprint(tiny(), os.environ)
 require_agreement(settings)
 if os.environ["RANK"] == "11":
     settings["optimizer.lr"] = "7"

@@ -70,7 +70,7 @@ def in_bf16(run: Any, layer: int, *names: str) -> None:
     for name, module in layers_of(run)[layer - 1].named_modules():
         if names and name not in names:
             continue
-        if hasattr(module, "multiply_in"):
+        if hasattr(module, "set_precision"):
             module.set_precision(None)
         elif hasattr(module, "fp8_meta") and name.rpartition(".")[2].startswith("linear"):
             inside_autocast(module, None)
@@ -117,7 +117,7 @@ def blockwise_fc2(run: Any) -> None:
     from bridge.runtime.numerics.spec import GemmPrecision
 
     module = layers_of(run)[2].mlp.linear_fc2
-    if hasattr(module, "multiply_in"):
+    if hasattr(module, "set_precision"):
         module.set_precision(GemmPrecision(scheme="blockwise", format="e4m3"))
     else:
         from transformer_engine.common.recipe import Float8BlockScaling

@@ -97,9 +97,9 @@ def test_a_compiler_that_fails_is_reported_with_its_last_line(
     assert not list((tmp_path / "precision-bridge" / "kernels").iterdir())
 
 
-@pytest.mark.parametrize("limit", ["MACROS_SECONDS", "COMPILE_SECONDS"])
+@pytest.mark.parametrize("limit", ["MACROS_TIMEOUT_SECONDS", "COMPILE_TIMEOUT_SECONDS"])
 def test_a_compiler_that_hangs_is_not_waited_for(limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    macros = 'if [ "$1" = -dM ]; then echo "#define A 1"; exit; fi' if limit == "COMPILE_SECONDS" else ""
+    macros = 'if [ "$1" = -dM ]; then echo "#define A 1"; exit; fi' if limit == "COMPILE_TIMEOUT_SECONDS" else ""
     (tmp_path / "cc").write_text(f"#!/bin/sh\n{macros}\nexec sleep 1000\n")
     (tmp_path / "cc").chmod(0o755)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -273,11 +273,11 @@ def test_a_run_shorter_than_the_compiler_does_not_wait_for_it(tmp_path: Path) ->
         from pathlib import Path
         import torch
         from bridge.runtime.numerics import GemmPrecision, kernel_build, native, quantise
-        build._compiler = lambda: {str(compiler)!r}
+        kernel_build._find_compiler = lambda: {str(compiler)!r}
         quantise(torch.randn(64, 64), GemmPrecision(scheme="tensorwise").spec("input"))
         assert native._kernel is None, "it waited"
         Path("go").touch()
-        native.load(wait=True)
+        native.load_kernel(wait=True)
         assert native._kernel is not None
         print("ready")
     """
@@ -292,7 +292,7 @@ def test_a_process_may_end_while_the_compiler_runs(tmp_path: Path) -> None:
     code = f"""
         import torch
         from bridge.runtime.numerics import GemmPrecision, kernel_build, quantise
-        build._compiler = lambda: {str(compiler)!r}
+        kernel_build._find_compiler = lambda: {str(compiler)!r}
         quantise(torch.randn(64, 64), GemmPrecision(scheme="tensorwise").spec("input"))
     """
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "XDG_CACHE_HOME": str(tmp_path)}
@@ -307,7 +307,7 @@ def test_native_without_a_kernel_is_an_error_that_says_what_to_do() -> None:
         import torch
         from bridge.errors import BackendUnavailableError
         from bridge.runtime.numerics import GemmPrecision, kernel_build, quantise
-        build._compiler = lambda: None
+        kernel_build._find_compiler = lambda: None
         try:
             quantise(torch.zeros(2, 2), GemmPrecision(scheme="tensorwise").spec("input"))
         except BackendUnavailableError as error:
