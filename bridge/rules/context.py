@@ -122,9 +122,12 @@ class RuleContext:
             views=dict.fromkeys(PRECISION_OWNERS, AttributeView(get_effective_values(config))),
         )
 
-    def skips_rule(self, rule: str, paths: Collection[str]) -> bool:  # noqa: ARG002  of a check
-        """Return whether a rule that read these settings is not asked; a check leaves out some."""
+    def reads_missing_layers(self, paths: Collection[str]) -> bool:  # noqa: ARG002  of a check
+        """Return whether these settings are about layers that the model does not have."""
         return False
+
+    def note_unevaluated(self, rule: str) -> None:
+        """Record a rule that reads layers which the model does not have."""
 
     def find_unknown(self, paths: Iterable[str]) -> dict[str, str]:
         """Return those of some settings whose values are assumed or open -> what decides each."""

@@ -171,7 +171,10 @@ def evaluate_rule(rule: Rule[ContextT], context: ContextT) -> list[RuleFinding]:
     """Return the findings of a rule about a context; none for versions that it is not about."""
     with track_reads() as paths:
         violations = rule.find_violations(context)
-    if context.skips_rule(rule.id, paths) or not violations:
+    if context.reads_missing_layers(paths):
+        context.note_unevaluated(rule.id)
+        return []
+    if not violations:
         return []
     depends = []
     for versions in rule.versions:
