@@ -28,6 +28,7 @@ from bridge.read.run_keys import (
     PRECISION_KEY,
     RUN_CONFIG_KEYS,
     SECTION_CLASSES,
+    add_malformed_sections,
     get_section_fields,
     refuse_unknown_sections,
 )
@@ -157,10 +158,7 @@ def _require_valid_sections(config: Mapping[str, Any], name: str) -> None:
     """Raise for sections that a run does not have, and for those that are no mappings."""
     problems = Problems(Origins.from_keys(map(str, config), name))
     refuse_unknown_sections(config, problems)
-    for key in MAPPING_SECTIONS:
-        if not isinstance(config.get(key), dict | None):
-            remedy = f"Write {key}.FIELD=VALUE."
-            problems.add(key, "must be a mapping of fields", config[key], remedy)
+    add_malformed_sections(config, MAPPING_SECTIONS, problems)
     problems.raise_any()
 
 

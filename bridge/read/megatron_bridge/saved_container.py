@@ -26,7 +26,13 @@ from bridge.read.framework_fields import (
     list_newer_fields,
 )
 from bridge.read.layer_source import find_spec_no_plan_reason, get_layer_settings
-from bridge.read.run_keys import OWNER_SECTIONS, PRECISION_KEY, SECTION_CLASSES
+from bridge.read.run_keys import (
+    MAPPING_REMEDY,
+    MAPPING_RULE,
+    OWNER_SECTIONS,
+    PRECISION_KEY,
+    SECTION_CLASSES,
+)
 from bridge.registry.config import drop_references
 from bridge.target.fields import ENCODERS, OWNER_DEFAULTS, OWNER_FIELDS
 
@@ -222,7 +228,7 @@ class _SavedContainer:
                 ENVIRONMENT_SECTION,
             ):
                 raise RunConfigError.of(
-                    key, "must be a mapping of fields", value, f"Write {ours}.FIELD=VALUE."
+                    key, MAPPING_RULE, value, MAPPING_REMEDY.format(section=ours)
                 )
             self.sections[ours] = self._plain(value, ours)
             return
