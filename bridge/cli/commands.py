@@ -18,7 +18,7 @@ class Command:
     text: str
     """Its answer or its work, as an imperative clause."""
     module: str
-    """Its module in this package, which has `add_arguments` and `run`, or `run_words` where the
+    """Its module in this package, which has `add_arguments` and `run`, or `run_hydra_arguments` where the
     words are Hydra's."""
     is_hydra_command: bool = False
     """Whether its words are those of a Hydra application."""

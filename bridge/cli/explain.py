@@ -294,11 +294,11 @@ def _setting_to_dict(role: str, field: str, run: Run, row: SyncRow | None) -> di
     path = f"{role}.{field}"
     by = "default"
     if row is not None:
-        by = row.by
+        by = row.by.name
     elif run.section(role).get(field) is not None:
         by = run.origin_of(path)
     decider = None
-    if row is None or row.by == role:
+    if row is None or row.by.name == role:
         decider = run.find_decider(path)
     return {
         "key": path,

@@ -43,7 +43,7 @@ def main(arguments: list[str] | None = None) -> int:
     command, arguments = _split_command(arguments)
     module = command.load()
     if command.is_parsed_by_hydra(arguments):
-        module.run_words(arguments)
+        module.run_hydra_arguments(arguments)
         return 0
     parser = Parser(prog=f"{PROGRAM} {command.name}", description=f"{command.text}.")
     module.add_arguments(parser)

@@ -26,9 +26,6 @@ from bridge.model.shape import (
     StateSpace,
     is_moe_kind,
 )
-from bridge.precision.linear_names import LINEAR_LAYERS
-from bridge.target.fields import read_field
-from bridge.target.versions import get_installed_version, is_at_least
 
 REGISTRATION_ORDER = (
     "hc_head",
@@ -418,7 +415,7 @@ def _make_compressor(
     if ratio == COMPRESSION_RATIOS[COMPRESSED]:
         projected *= 2
     keys = _make_linear(
-        f"{name}.linear_wkv", hidden, projected, "", is_high=True, is_detached=is_detached
+        f"{name}.linear_wkv", hidden, projected, "", is_high_precision=True, is_detached=is_detached
     )
     positions = (("ape", ratio * projected),)
     return (
@@ -438,7 +435,7 @@ def _make_compressed_indexer(
     """
     hidden, width, heads = shape.hidden_size, indexer.head_dim, indexer.num_heads
     weights = _make_linear(
-        "indexer.linear_weights_proj", hidden, heads, "", is_high=True, is_detached=True
+        "indexer.linear_weights_proj", hidden, heads, "", is_high_precision=True, is_detached=True
     )
     return (
         _make_linear("indexer.linear_wq_b", rank, heads * width, "", is_detached=True),
@@ -517,140 +514,3 @@ def _make_delta_net(shape: ModelShape, net: DeltaNet) -> tuple[Module, ...]:
         _make_norm(shape, "out_norm", net.value_head_dim),
         _make_linear("out_proj", net.value, shape.hidden_size, "row"),
     )
-
-
-FURTHER_MODULES = {
-    "self_attention": (
-        "core_attention",
-        "q_layernorm",
-        "k_layernorm",
-        "kv_layernorm",
-        "delta_rule",
-        "out_norm",
-        "linear_kv_proj",
-        "linear_o_group_proj",
-    ),
-    "mlp": ("router",),
-    "mixer": ("conv1d", "ssm", "gated_norm"),
-}
-"""Module of a layer -> the modules inside it that `LINEAR_LAYERS` does not have."""
-
-
-def _build_parent_table() -> dict[str, str]:
-    """Return each module -> the module of a layer that it is inside of."""
-    parents: dict[str, str] = {}
-    for parent, names in FURTHER_MODULES.items():
-        for name in (*LINEAR_LAYERS[parent], *names):
-            parents[name] = parent
-    return parents
-
-
-_PARENT_OF = _build_parent_table()
-"""Module -> the module of a layer that it is inside of."""
-MTP_MODULES = ("enorm", "hnorm", "eh_proj", "e_proj", "h_proj", "hc_head", "final_layernorm")
-"""Modules of a multi-token-prediction layer around its transformer layer."""
-MEGATRON_NAMES = {"gated_norm": "norm"}
-"""Name in the plan -> name in Megatron, where a layer has two modules of the same name."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModulePaths:
-    """The names of a model's modules within a chunk.
-
-    They are those of `named_modules()` of GPTModel and MambaModel, 0.16.1 and 0.19.2.
-    """
-
-    are_experts_grouped: bool = False
-    """The experts of a layer are one module (`moe_grouped_gemm`)."""
-    inside_mtp: str = "mtp_model_layer"
-    """Name of the transformer layer inside a multi-token-prediction layer."""
-    mixer: str = "mixer"
-    """Name of the module that mixes tokens without a softmax.
-
-    It is that of a Mamba layer, or of a gated delta net.
-    """
-
-    @classmethod
-    def from_model(cls, model: Any) -> ModulePaths:
-        """Return the names of a model's config values.
-
-        They are those of the installed megatron-core, or else of the newest.
-        """
-        version = get_installed_version("mcore")
-        is_old = version is not None and not is_at_least(version, "0.17")
-        are_grouped = bool(read_field(model, "moe_grouped_gemm", default=False))
-        variant = read_field(model, "experimental_attention_variant")
-        return cls(
-            are_experts_grouped=are_grouped,
-            inside_mtp="transformer_layer" if is_old else "mtp_model_layer",
-            mixer="mixer" if variant is None else "self_attention",
-        )
-
-    def path(self, label: str, index: int, module: str) -> str:
-        """Return the name of a module.
-
-        Args:
-            label: Label of its layer in the plan.
-            index: Number of its layer within the chunk.
-            module: Its name in the plan.
-        """
-        if label == "embedding":
-            return f"embedding.{module}"
-        if label == "output":
-            if module == "output_layer":
-                return module
-            return f"decoder.{module}"
-        if not label.startswith("mtp"):
-            return f"decoder.layers.{index}.{self._get_inner_name(module)}"
-        depth, _, inner = label.partition(" ")[2].partition(".")
-        outer = f"mtp.layers.{int(depth) - 1}"
-        if inner:
-            return (
-                f"{outer}.{self.inside_mtp}.layers.{int(inner) - 1}.{self._get_inner_name(module)}"
-            )
-        if module in MTP_MODULES:
-            return f"{outer}.{module}"
-        return f"{outer}.{self.inside_mtp}.{self._get_inner_name(module)}"
-
-    def get_debug_name(self, label: str, module: str) -> str:
-        """Return the name that Transformer Engine's debugger has for a linear layer.
-
-        It begins with the wrappers of a chunk, Megatron's DDP and Float16Module, and counts layers
-        over the whole model from 1 on. Each expert of a grouped layer has a name; this is that of
-        the first. Source: nvdlfw-inspect 0.2.2 api.py, infer_and_assign_layer_names; Megatron
-        Bridge 0.6.2 training/tensor_inspect.py; Transformer Engine 2.20.2
-        pytorch/module/grouped_linear.py, _get_debug_quantizers.
-
-        Args:
-            label: Label of the layer in the plan.
-            module: Name of the linear layer in the plan.
-        """
-        index = 0
-        if label.isdecimal():
-            index = int(label)
-        name = self.path(label, index, module)
-        if module.startswith("experts.") and self.are_experts_grouped:
-            name += ".gemm_0"
-        if label.startswith("mtp"):
-            depth = int(label.partition(" ")[2].partition(".")[0])
-            name = name.replace(f"mtp.layers.{depth - 1}.", f"mtp.layers.{depth}.", 1)
-        return f"model.module.module.{name}"
-
-    def _get_inner_name(self, module: str) -> str:
-        """Return the name of a module within its layer."""
-        expert = module.removeprefix("experts.")
-        if expert != module:
-            if self.are_experts_grouped:
-                return f"mlp.experts.{expert}"
-            return f"mlp.experts.local_experts.0.{expert}"
-        if module.startswith("shared_experts."):
-            return f"mlp.{module}"
-        if module.startswith(("indexer.", "compressor")):
-            return f"self_attention.core_attention.{module}"
-        name = MEGATRON_NAMES.get(module, module)
-        parent = _PARENT_OF.get(module)
-        if parent is None:
-            return name
-        if parent == "mixer":
-            parent = self.mixer
-        return f"{parent}.{name}"

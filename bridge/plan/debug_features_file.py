@@ -16,7 +16,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from bridge.errors import RunConfigError
-from bridge.plan.precision_plan import PlanModule, PrecisionPlan, format_ranges
+from bridge.plan.plan_layers import PlanModule
+from bridge.plan.precision_plan import PrecisionPlan, format_ranges
 from bridge.precision.debug_features import DEBUGGER_TENSOR_NAMES, NAMESPACE
 from bridge.precision.schemes import GEMMS
 

@@ -32,7 +32,8 @@ from bridge.model.layout import ModelChunk
 from bridge.model.modules import Module
 from bridge.model.shape import Experts, Latent, StateSpace
 from bridge.plan.memory_parameters import FP32_BYTES, count_operand_bytes, get_element_bytes
-from bridge.plan.precision_plan import LOW_FORMATS, PlanLayer, PlanModule, PrecisionPlan
+from bridge.plan.plan_layers import LOW_FORMATS, PlanLayer, PlanModule
+from bridge.plan.precision_plan import PrecisionPlan
 from bridge.plan.workload import FUSED, LOCAL, UNFUSED, Workload
 
 Rows = Iterator[tuple[str, float]]

@@ -26,7 +26,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from bridge.model.layout import ModelChunk, ParallelLayout
-from bridge.model.modules import MTP_MODULES
+from bridge.model.module_paths import MTP_MODULES
 from bridge.plan.memory_parameters import Parameter, pad_to_multiple
 from bridge.plan.plan_settings import PlanSettings
 from bridge.plan.precision_plan import PrecisionPlan

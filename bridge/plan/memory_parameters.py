@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from bridge.model.layout import ModelChunk
-from bridge.plan.precision_plan import LOW_FORMATS, PlanModule, PrecisionPlan
+from bridge.plan.plan_layers import LOW_FORMATS, PlanModule
+from bridge.plan.precision_plan import PrecisionPlan
 from bridge.precision.formats import FORMATS
 from bridge.precision.operand_copies import LayerCopies
 from bridge.precision.schemes import WHOLE_TENSOR, Scheme, find_scheme

@@ -171,7 +171,7 @@ class PlannedRun:
         severity = "warning" if but else None
         return Violation(
             severity=severity,
-            min_arguments=_format_gib(rank.total),
+            needed=_format_gib(rank.total),
             memory=_format_gib(limit),
             stage=rank.stage,
             but=but,

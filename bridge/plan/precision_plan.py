@@ -23,23 +23,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
-from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
-from bridge.errors import RunConfigError, UnknownFieldError, close_matches, did_you_mean
+from bridge.errors import UnknownFieldError, close_matches, did_you_mean
 from bridge.model.layout import ModelChunk, ParallelLayout
-from bridge.model.modules import Module, ModulePaths, list_modules
+from bridge.model.module_paths import ModulePaths
 from bridge.model.shape import ModelShape
 from bridge.plan.adapters import Adapter
-from bridge.plan.plan_rows import PlanRow, make_module_rows
+from bridge.plan.plan_layers import LayerPlanner, PlanLayer, PlanModule
+from bridge.plan.plan_rows import PlanRow
 from bridge.plan.plan_settings import PlanSettings
 from bridge.plan.selection import select_modules
 from bridge.precision.config import PrecisionConfig
-from bridge.precision.matchers import ModulePrecision, get_chunk_recipe
-from bridge.precision.module_row import ModuleRow
-from bridge.precision.module_row import parse_module_rows as parsed_rows
-from bridge.precision.operand_copies import LayerCopies
+from bridge.precision.module_row import ModuleRow, parse_module_rows
 from bridge.precision.owners import DdpOwner, ModelOwner, OptimizerOwner
 from bridge.precision.statements import get_field_value
 from bridge.registry.nearest_recipe import format_nearest_label, format_owner_label
@@ -50,66 +48,11 @@ from bridge.target.target import Target
 from bridge.target.versions import Version
 
 if TYPE_CHECKING:
-    from bridge.precision.debug_features import DebugFeatures, LayerChanges
+    from bridge.precision.debug_features import DebugFeatures
 
 ROW_COLUMNS = tuple(field.name for field in fields(PlanRow))
-LOW_FORMATS = frozenset({"e4m3", "e5m2", "e2m1", "custom"})
 OMITTED_SETTINGS = frozenset({"recipes", "notes", "absorbs", "are_experts_grouped", "has_units"})
 """Parts of the settings that the plan shows elsewhere."""
-MULTIPLYING_ITEMS = frozenset({"fprop", "dgrad", "wgrad", "qk", "pv"})
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlanModule:
-    """A module of a layer with its rows."""
-
-    name: str
-    kind: str
-    module: Module = field(compare=False, repr=False)
-    """Its sizes; modules of other sizes and equal rows are folded."""
-    rows: tuple[PlanRow, ...]
-    scheme: str | None = None
-    """The scaling scheme of its GEMMs; None: none of them is in FP8 or FP4."""
-    copies: LayerCopies | None = field(default=None, compare=False, repr=False)
-    """The copies of its operands; None: none of its GEMMs is in FP8 or FP4."""
-
-    def row(self, item: str) -> PlanRow | None:
-        """Return the row of a GEMM or tensor, or None."""
-        for row in self.rows:
-            if row.item == item:
-                return row
-        return None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PlanLayer:
-    """A layer, or the embedding or output around the layers."""
-
-    label: str
-    """The number, "embedding", "mtp 1" or "output".
-
-    A layer inside a prediction layer of a hybrid model has "mtp 1.1".
-    """
-    number: int | None
-    """From 1, over the whole model; None for embedding, MTP and output."""
-    stage: int
-    chunk: int
-    kind: str
-    low: bool
-    modules: tuple[PlanModule, ...]
-
-    @property
-    def alike(self) -> int:
-        """A key that equal layers share.
-
-        It is the identity of their modules, of which the plan makes one tuple.
-        """
-        return id(self.modules)
-
-    @property
-    def is_mtp(self) -> bool:
-        """Whether it is a multi-token-prediction layer, or a layer inside one."""
-        return self.label.startswith("mtp")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -233,7 +176,7 @@ class PrecisionPlan:
                     linears.append(module)
         return linears
 
-    def get_format(self, layer: int | str, module: str, item: str = "fprop") -> str:
+    def format_of(self, layer: int | str, module: str, item: str = "fprop") -> str:
         """Return the formats that a GEMM multiplies or a tensor is rounded to.
 
         It is "bf16", "e4m3" or "e5m2 x e4m3", for example.
@@ -251,7 +194,7 @@ class PrecisionPlan:
         return self.row(layer, module, item).format
 
     def row(self, layer: int | str, module: str, item: str = "weight") -> PlanRow:
-        """Return a row; arguments and errors as for `get_format`."""
+        """Return a row; arguments and errors as for `format_of`."""
         planned = self.by_label.get(str(layer))
         if planned is None:
             raise _make_unknown_error("layer", str(layer), list(self.by_label))
@@ -427,8 +370,8 @@ def make_plan(run: Prediction, parallel: ParallelLayout | None = None) -> Precis
         rows: tuple[ModuleRow, ...] = ()
     else:
         label = format_nearest_label(run.precision)
-        rows = parsed_rows(get_field_value(run.precision, "modules"))
-    planner = _Planner(
+        rows = parse_module_rows(get_field_value(run.precision, "modules"))
+    planner = LayerPlanner(
         shape=shape,
         places=parallel.places(shape.num_layers),
         settings=settings,
@@ -470,171 +413,6 @@ def _find_unmatched_types(
                 f"debug features, {row.name}: layer_types has {parts}, "
                 "and no linear layer of the plan has such a name"
             )
-
-
-class _ModulesKey(NamedTuple):
-    """Everything in which the modules of two layers of a plan can differ."""
-
-    kind: str
-    low: bool
-    chunk: int = 0
-    label: str = ""
-    at: int = 0
-    """Number of the layer within its chunk."""
-
-
-@dataclass(kw_only=True)
-class _Planner:
-    """Makes the layers of a plan; layers that cannot differ share their modules."""
-
-    shape: ModelShape
-    places: Sequence[ModelChunk]
-    settings: PlanSettings
-    paths: ModulePaths
-    adapter: Adapter | None
-    is_frozen: bool
-    features: DebugFeatures | None = None
-    """The features of Transformer Engine's debugger; None: it is off."""
-    planned: dict[_ModulesKey, tuple[PlanModule, ...]] = field(default_factory=dict)
-    """The modules of the layers so far."""
-
-    def layers(self) -> Iterator[PlanLayer]:
-        """Yield the embedding, the layers in order, the MTP layers and the output."""
-        shape, settings = self.shape, self.settings
-        first, last = self.places[0], self.places[-1]
-        mtp = None
-        for place in reversed(self.places):
-            if place.embedding:
-                first = place
-            if place.output:
-                last = place
-            if place.mtp:
-                mtp = place
-        if mtp is None:
-            mtp = last
-        is_fp8 = settings.family == "fp8"
-        yield self._layer("embedding", first, "embedding")
-        for place in self.places:
-            for at, index in enumerate(place.layers):
-                low = settings.is_low_precision_layer(index, shape.num_layers)
-                yield self._layer(str(index + 1), place, shape.kinds[index], low=low, at=at)
-        for number in range(1, shape.mtp_layers + 1):
-            yield self._layer(f"mtp {number}", mtp, "mtp", low=is_fp8)
-            for index, kind in enumerate(shape.mtp_kinds):
-                low = is_fp8 or settings.is_low_precision_layer(index, shape.num_layers)
-                yield self._layer(f"mtp {number}.{index + 1}", mtp, kind, low=low)
-        yield self._layer("output", last, "output")
-
-    def _layer(
-        self, label: str, place: ModelChunk, kind: str, *, low: bool = False, at: int = 0
-    ) -> PlanLayer:
-        key = _ModulesKey(kind, low)
-        if self.settings.recipes or self.adapter is not None or self.features is not None:
-            # The names of modules decide, too.
-            key = _ModulesKey(kind, low, self.places.index(place), label, at)
-        if key not in self.planned:
-            self.planned[key] = self._modules(key)
-        number = None
-        if label.isdigit():
-            number = int(label)
-        return PlanLayer(
-            label=label,
-            number=number,
-            stage=place.stage,
-            chunk=place.chunk,
-            kind=kind,
-            low=low,
-            modules=self.planned[key],
-        )
-
-    def _modules(self, key: _ModulesKey) -> tuple[PlanModule, ...]:
-        def path(name: str) -> str:
-            return self.paths.path(key.label, key.at, name)
-
-        modules = list_modules(self.shape, key.kind)
-        if self.adapter is not None:
-            modules = self.adapter.add_to_modules(modules, self.shape, path)
-        elif self.is_frozen:
-            modules = tuple(replace(module, is_frozen=True) for module in modules)
-        recipe = get_chunk_recipe(self.settings.recipes, key.chunk)
-        effects: list[_ModuleEffects] = []
-        for module in modules:
-            effect = None
-            # Only Transformer Engine's linear layers read a per-module recipe.
-            if recipe is not None and module.kind == "linear":
-                effect = recipe.effect(path(module.name))
-            effects.append(_ModuleEffects(effect, self._get_debugger_changes(module, key)))
-        return _plan_modules(modules, self.settings, key.low, tuple(effects))
-
-    def _get_debugger_changes(self, module: Module, key: _ModulesKey) -> LayerChanges | None:
-        """Return what the debugger changes in a linear layer of Transformer Engine."""
-        if self.features is None or module.kind != "linear" or module.is_high_precision:
-            return None
-        name = self.paths.get_debug_name(key.label, module.name)
-        if self.features.scales_tensors(name) and key.low and self.settings.scheme != "delayed":
-            rule = f"needs delayed scaling, and {name} has {self.settings.scheme}"
-            raise RunConfigError(f"PerTensorScaling: {rule}. Transformer Engine raises an error.")
-        return self.features.find_changes(name)
-
-
-class _ModuleEffects(NamedTuple):
-    """Everything that acts on one module alone."""
-
-    recipe: ModulePrecision | None
-    """Of a per-module recipe."""
-    changes: LayerChanges | None
-    """Of Transformer Engine's debugger."""
-
-
-@lru_cache(maxsize=512)
-def _plan_modules(
-    modules: tuple[Module, ...],
-    settings: PlanSettings,
-    low: bool,
-    effects: tuple[_ModuleEffects, ...],
-) -> tuple[PlanModule, ...]:
-    """Return the modules with their rows.
-
-    Layers that are equal share one result, which makes folding cheap.
-    """
-    planned = []
-    for module, of_module in zip(modules, effects, strict=True):
-        planned.append(_plan_module(module, settings, low=low, effects=of_module))
-    return tuple(planned)
-
-
-def _is_low(row: PlanRow) -> bool:
-    """Return whether a row is a GEMM that multiplies FP8 or FP4."""
-    return row.item in MULTIPLYING_ITEMS and not LOW_FORMATS.isdisjoint(row.format.split(" x "))
-
-
-def _plan_module(
-    module: Module, settings: PlanSettings, *, low: bool, effects: _ModuleEffects
-) -> PlanModule:
-    """Return a module with its rows; what acts on it alone leaves the weight's storage as it is."""
-    module_settings, is_low = settings.for_module(effects.recipe, low=low)
-    if effects.changes is not None:
-        module_settings = replace(module_settings, changes=effects.changes)
-    rows = make_module_rows(module, module_settings, low=is_low)
-    if effects != _ModuleEffects(None, None):
-        stored = {row.item: row.storage for row in make_module_rows(module, settings, low=low)}
-        kept_rows = []
-        for row in rows:
-            kept_rows.append(replace(row, storage=stored.get(row.item, row.storage)))
-        rows = tuple(kept_rows)
-    scheme = copies = None
-    if any(map(_is_low, rows)):
-        scheme = module_settings.scheme
-        is_grouped = module.is_expert and module_settings.are_experts_grouped
-        copies = module_settings.copies(is_grouped=is_grouped)
-    return PlanModule(
-        name=module.name,
-        kind=module.kind,
-        module=module,
-        rows=rows,
-        scheme=scheme,
-        copies=copies,
-    )
 
 
 def format_ranges(labels: Sequence[str], limit: int = 6) -> str:

@@ -1,16 +1,16 @@
-"""Values in the form in which a precision keeps them: dtypes as tokens, switches as booleans.
+"""`coerce`: values in the form in which a precision stores them.
 
-One canonical token per dtype, every common spelling in, `torch.dtype` out. Tokens are plain strings
-so that recipes can be listed, compared and written to YAML without importing torch. The spellings
-of YAML and command lines ("2", "off", "1e-5") are read in Python too: a switch is true, yes, on or
-1, or false, no, off or 0, in any case.
+A dtype is stored as a token, a plain string such as "bf16". So recipes can be listed, compared and
+written to YAML without importing torch. Every common spelling of a dtype is accepted. The spellings
+of YAML and command lines ("2", "off", "1e-5") are accepted in Python too. A switch is true, yes, on
+or 1, or false, no, off or 0, in upper or lower case.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, Any, ForwardRef, TypeAlias
+from typing import TYPE_CHECKING, Any, ForwardRef, Literal, TypeAlias
 
 from bridge.errors import WrongValueError, close_matches, did_you_mean
 from bridge.precision.row_normalisation import normalise_rows
@@ -27,12 +27,12 @@ class _LazyTorch:
 
 
 LAZY_TORCH = _LazyTorch()
-"""Stands for `torch` in a module whose annotations name it: it imports torch where one is read."""
+"""Stands for `torch` in modules with annotations of torch. It imports torch when one is evaluated."""
 
 if TYPE_CHECKING:
     DType: TypeAlias = torch.dtype | str
 else:
-    # `typing.get_type_hints` evaluates it, where the module has `LAZY_TORCH`.
+    # `typing.get_type_hints` can evaluate it in a module that has `LAZY_TORCH` as `torch`.
     DType = ForwardRef("torch.dtype | str")
 """A dtype as a user may write it: ``torch.bfloat16``, "bf16", "bfloat16", "torch.bfloat16"."""
 
@@ -45,7 +45,7 @@ TORCH_NAMES = {
     "e5m2": "float8_e5m2",
     "uint8": "uint8",
 }
-"""Canonical token -> name of the attribute of `torch`."""
+"""Canonical token -> name of the dtype in `torch`."""
 
 DTYPE_SPELLINGS = {
     **{token: token for token in TORCH_NAMES},
@@ -57,7 +57,7 @@ DTYPE_SPELLINGS = {
     "single": "fp32",
     "32": "fp32",
 }
-"""Every accepted spelling, lower case and without ``torch.`` -> canonical token."""
+"""Accepted spelling, in lower case and without ``torch.`` -> canonical token."""
 TRUE_WORDS = frozenset({"true", "yes", "on", "1"})
 FALSE_WORDS = frozenset({"false", "no", "off", "0"})
 
@@ -68,10 +68,10 @@ def is_torch_dtype(value: object) -> bool:
 
 
 def parse_dtype(value: object) -> str:
-    """Return the canonical token ("bf16") of a `torch.dtype` or of any common spelling of one.
+    """Return the canonical token ("bf16") of a `torch.dtype` or of a common spelling of a dtype.
 
-    WrongValueError for a string that names no dtype (the remedy gives the nearest), and for any
-    other value.
+    Raises:
+        WrongValueError: The value is no dtype. For a string the remedy names the nearest dtype.
     """
     text = str(value)
     is_dtype = is_torch_dtype(value)
@@ -89,26 +89,29 @@ def parse_dtype(value: object) -> str:
 
 
 def get_torch_dtype(token: str) -> torch.dtype:
-    """Return the `torch.dtype` of a canonical token. Imports torch on first use."""
+    """Return the `torch.dtype` of a canonical token. The first call imports torch."""
     import torch
 
     dtype = getattr(torch, TORCH_NAMES.get(token, token))
     if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"{token!r} names no torch.dtype")  # noqa: TRY004  the token is a string as it should be
+        raise ValueError(f"{token!r} names no torch.dtype")  # noqa: TRY004  the type of the token is right
     return dtype
 
 
-def coerce(value: object, kind: str, *, switch: bool = False) -> Any:
-    """Return `value` as a `kind`, without ever changing what it means.
+Kind = Literal["bool", "int", "float", "name", "names", "format", "dtype", "rows"]
+"""The kind of a `StatedField`: the type of its values."""
+
+
+def coerce(value: object, kind: Kind, *, switch: bool = False) -> Any:
+    """Return a value in the form of a kind, without changing its meaning.
 
     Args:
-        value: Anything; text in the spellings that YAML and command lines produce ("2", "off",
-            "1e-5").
-        kind: A kind of `StatedField`.
-        switch: For names: False means None, as YAML reads an unquoted ``off``.
+        value: The value. Text may have the spellings of YAML and command lines.
+        kind: The kind of the field.
+        switch: Whether False means None, for a name. YAML reads an unquoted ``off`` as False.
 
     Raises:
-        WrongValueError: It cannot be read as that.
+        WrongValueError: The value is not of this kind.
     """
     if isinstance(value, str) and kind in _FROM_TEXT:
         value = _FROM_TEXT[kind](value)
@@ -166,11 +169,11 @@ def _coerce_names(value: object) -> tuple[str, ...]:
 
 
 def _is_bool(value: object) -> bool:
-    return isinstance(value, bool) or type(value).__name__ == "bool_"  # NumPy's
+    return isinstance(value, bool) or type(value).__name__ == "bool_"  # the bool of NumPy
 
 
 def parse_number(text: str) -> float | str:
-    """Return the number that a text spells, or the text."""
+    """Return a text as a number, or the text itself if it is none."""
     for parse in (int, float):
         try:
             return parse(text)
@@ -180,7 +183,7 @@ def parse_number(text: str) -> float | str:
 
 
 def _parse_switch(text: str) -> bool | str:
-    """Return the switch that a text spells, or the text."""
+    """Return a text as a boolean, or the text itself if it is none."""
     if text.lower() in TRUE_WORDS:
         return True
     if text.lower() in FALSE_WORDS:
@@ -204,7 +207,7 @@ _COERCIONS: dict[str, Callable[[object], Any]] = {
 
 
 def to_plain_data(value: Any) -> Any:
-    """Return `value` as data that JSON can hold: dtypes as tokens, anything unknown as its repr."""
+    """Return a value as data for JSON: a dtype as its token, an unknown object as its repr."""
     if isinstance(value, str):
         return getattr(value, "value", value)
     if value is None or isinstance(value, bool | int | float):

@@ -1,4 +1,4 @@
-"""`DebugFeatures`: a features file of Transformer Engine's debugger, and what it changes in a layer.
+"""`DebugFeatures`: a features file of Transformer Engine's debugger, and its changes to a layer.
 
     tensor_inspect:
       enabled: true
@@ -8,7 +8,7 @@
           layers: {layer_name_regex_pattern: .*fc1.*}
           transformer_engine: {DisableFP8Layer: {enabled: true}}
 
-The debugger knows a layer by its path with the layer's number in the whole model, from 1 on:
+The debugger names a layer by its path. The layer number in it counts from 1 in the whole model:
 ``model.module.module.decoder.layers.3.mlp.linear_fc1``.
 
 Source: nvdlfw-inspect 0.2.2 config_manager.py and api.py, infer_and_assign_layer_names; Transformer
@@ -27,13 +27,13 @@ from bridge.precision.operand_copies import HIGH_PRECISION_COPY, CopyPair, Layer
 from bridge.precision.schemes import GEMMS, WHOLE_TENSOR
 
 ERROR_PATH = "debug features"
-"""Where a fault is, at the beginning of its path."""
+"""The beginning of the path in messages."""
 NAMESPACE = "transformer_engine"
 ENABLED = "enabled"
 READ_ONLY_FEATURES = frozenset(
     {"LogTensorStats", "LogFp8TensorStats", "LogNvfp4TensorStats", "DumpTensors"}
 )
-"""Features that read tensors and change none."""
+"""Features that read tensors and do not change them."""
 WHOLE_LAYER_FEATURES = frozenset({"DisableFP8Layer", "DisableQuantizationLayer"})
 SINGLE_GEMM_FEATURES = frozenset({"DisableFP8GEMM", "DisableQuantizationGEMM"})
 FAKE, PER_TENSOR = "FakeQuant", "PerTensorScaling"
@@ -46,21 +46,21 @@ FAKE_FORMATS = {
     "MXFP8E4M3": "e4m3 (mxfp8)",
     "MXFP8E5M2": "e5m2 (mxfp8)",
 }
-"""`quant_format` of FakeQuant -> the format that values are rounded to."""
+"""`quant_format` of FakeQuant -> the format to which values are rounded."""
 LAYER_SELECTORS = ("layer_types", "layer_numbers", "layer_name_regex_pattern", "exact_layer_names")
-"""Keys of `layers`, of which an entry needs one."""
+"""Keys of `layers`. An entry needs one of them."""
 NUMBER_IN_LAYER_NAME = re.compile(r"(?<!fc)\d+")
-"""The number of a layer in its name, as the debugger finds it: not that of fc1."""
+"""The number of a layer in its name, as the debugger finds it. The 1 of fc1 is no layer number."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerChanges:
-    """The changes of the copies that a layer's GEMMs read."""
+    """The changes to the operand copies that a layer's GEMMs read."""
 
     high_gemms: tuple[str, ...] = ()
     """GEMMs that multiply in high precision."""
     modified: tuple[tuple[str, str, str], ...] = ()
-    """GEMM, operand, and the format that it is rounded to; empty for a scale of the tensor."""
+    """(GEMM, operand, format to which it is rounded). An empty format: the tensor gets one scale."""
 
     def apply_to(self, copies: LayerCopies) -> LayerCopies:
         """Return the copies of a layer's operands after the changes."""
@@ -102,19 +102,19 @@ def _find_reading_gemm(operand: str, *, columnwise: bool) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class FeatureRow:
-    """One entry of the file: the layers that it takes, and its features."""
+    """One entry of the file: the layers that it selects, and its features."""
 
     name: str
     numbers: frozenset[int] | None = None
-    """Layers by number; None: not chosen by it. A -1 stands for all."""
+    """Numbers of layers. None: the entry has no layer_numbers. -1: every layer."""
     types: tuple[str, ...] | None = None
-    """Parts of names; "all" stands for each."""
+    """Parts of layer names. "all": every layer. None: the entry has no layer_types."""
     pattern: re.Pattern[str] | None = None
     features: Mapping[str, Mapping[str, Any]]
-    """Feature -> its settings, of those that are on."""
+    """Feature that is on -> its settings."""
 
     def matches(self, layer: str) -> bool:
-        """Return whether the entry takes a layer of this name, as `is_layer_in_cfg` decides."""
+        """Return whether the entry selects the layer of this name, like `is_layer_in_cfg`."""
         if self.pattern is not None:
             return self.pattern.search(layer) is not None
         if self.numbers is None and self.types is None:
@@ -122,7 +122,7 @@ class FeatureRow:
         return self._has_number(layer) and self._has_type(layer)
 
     def unmatched_types(self, layers: Collection[str]) -> list[str]:
-        """Return the parts of `layer_types` that are in none of these layers' names."""
+        """Return the parts of `layer_types` that none of these layer names has."""
         if self.pattern is not None:
             return []
         unmatched = []
@@ -147,7 +147,7 @@ class FeatureRow:
 
     @property
     def changes(self) -> LayerChanges:
-        """The changes of the layers that the entry takes."""
+        """The changes to the layers that the entry selects."""
         high: dict[str, None] = {}
         modified: dict[tuple[str, str, str], None] = {}
         for name, settings in self.features.items():
@@ -207,7 +207,7 @@ class DebugFeatures:
     def from_content(cls, content: Any) -> DebugFeatures:
         """Return the features of a file's content.
 
-        Megatron Bridge starts the debugger without a file where there is no content.
+        Without content there are no features: Megatron Bridge then starts the debugger without a file.
 
         Raises:
             RunConfigError: The debugger refuses such a file.
@@ -236,7 +236,7 @@ class DebugFeatures:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The features that are on and change what layers compute, once each."""
+        """The distinct features that are on and that change the computation of layers."""
         names: dict[str, None] = {}
         for row in self.rows:
             for name in row.features:
@@ -245,17 +245,17 @@ class DebugFeatures:
         return tuple(names)
 
     def find_changes(self, layer: str) -> LayerChanges | None:
-        """Return the changes of a layer by its name; None: it computes as without the debugger.
+        """Return the changes to the layer of this name, or None if nothing changes.
 
         Raises:
-            RunConfigError: Two entries take the layer, which the debugger refuses.
+            RunConfigError: Two entries select the layer, which the debugger refuses.
         """
-        taking = [row for row in self.rows if row.features and row.matches(layer)]
-        if len(taking) > 1:
+        selecting = [row for row in self.rows if row.features and row.matches(layer)]
+        if len(selecting) > 1:
             raise _make_error(
-                f"{taking[0].name} and {taking[1].name}", f"both take the layer {layer}"
+                f"{selecting[0].name} and {selecting[1].name}", f"both take the layer {layer}"
             )
-        for row in taking:
+        for row in selecting:
             changes = row.changes
             if changes != LayerChanges():
                 return changes
@@ -289,7 +289,9 @@ def _parse_row(name: str, entry: Mapping[str, Any]) -> FeatureRow:
         is_on = not isinstance(settings, Mapping) or settings.get(ENABLED, True)
         if feature == ENABLED or not is_on:
             continue
-        features[str(feature)] = settings if isinstance(settings, Mapping) else {}
+        features[str(feature)] = {}
+        if isinstance(settings, Mapping):
+            features[str(feature)] = settings
         if feature in SINGLE_GEMM_FEATURES or feature in (FAKE, PER_TENSOR):
             _require_gemms(f"{name}.{feature}", features[str(feature)])
     numbers = _parse_numbers(name, layers.get("layer_numbers"))
@@ -297,7 +299,7 @@ def _parse_row(name: str, entry: Mapping[str, Any]) -> FeatureRow:
 
 
 def _require_gemms(name: str, settings: Mapping[str, Any]) -> None:
-    """Refuse a feature without GEMMs, or with a name that is no GEMM's."""
+    """Refuse a feature without GEMMs, or with an unknown GEMM."""
     known = ", ".join(GEMMS)
     remedy = f"Name {known} or some of them."
     key = "gemms"
@@ -319,7 +321,7 @@ def _require_gemms(name: str, settings: Mapping[str, Any]) -> None:
 
 
 def _parse_types(name: str, value: Any) -> tuple[str, ...] | None:
-    """Return the parts of names in `layer_types`; None where it is absent."""
+    """Return the parts of names in `layer_types`, or None if the key is absent."""
     if value is None:
         return None
     is_list = isinstance(value, list | tuple)
@@ -338,7 +340,7 @@ def _compile_pattern(name: str, pattern: str) -> re.Pattern[str]:
 
 
 def _parse_numbers(name: str, value: Any) -> frozenset[int] | None:
-    """Return the layers of `layer_numbers`, whose ranges are "2-5"; None where it is absent."""
+    """Return the numbers in `layer_numbers`, or None if the key is absent. "2-5" is a range."""
     if value is None:
         return None
     if value == "all" or (isinstance(value, list) and "all" in value):
@@ -357,7 +359,7 @@ def _parse_numbers(name: str, value: Any) -> frozenset[int] | None:
 
 
 def _make_error(name: str, rule: str, remedy: str = "") -> RunConfigError:
-    """Return the refusal of an entry, or of the whole file where the name is empty."""
+    """Return the error about an entry, or about the whole file if the name is empty."""
     path = ERROR_PATH
     if name:
         path = f"{ERROR_PATH}, {name}"

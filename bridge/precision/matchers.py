@@ -1,22 +1,23 @@
-"""The precision of single modules: ordered matchers. The first that takes a module's name decides.
+"""`QuantRecipe`: the precision of single modules, as ordered matchers of module names.
 
-    # Effect(family="fp8", scheme="mxfp8", ...), None for none
-    matchers.effect("decoder.layers.0.mlp.linear_fc2")
+    # ModulePrecision(family="fp8", scheme="mxfp8", ...), or None if no matcher matches
+    recipe.effect("decoder.layers.0.mlp.linear_fc2")
 
-`ModulePrecision` is the precision of a module's GEMMs and where it acts, `Matcher` is globs over module
-names with their effect. Rows of `modules` (`bridge.precision.row_normalisation`) and Megatron Core's
-per-module recipe are two forms of matchers.
+The first matcher that matches the name of a module decides its precision. A `Matcher` has globs over
+module names and a `ModulePrecision`: the precision of the module's GEMMs, and the layers in which it
+acts. Rows of `modules` (`bridge.precision.row_normalisation`) and Megatron Core's per-module recipe
+are two forms of matchers.
 
-The recipe is `quant_recipe` of a model config and the file behind `--te-precision-config-file`:
+The per-module recipe is `quant_recipe` of a model config, or a file of `--te-precision-config-file`:
 
     configs:                     name -> payload
       bf16: {transformer_engine_config_type: TEQuantizationParams, training_recipe: {}}
     matchers:                    in order
       qkv: {type: glob, pattern: "*.linear_qkv", config: bf16, enabled: true}
 
-Its names are those within one model chunk of one pipeline stage: ``decoder.layers.0`` is the
-chunk's own first layer. A matcher without `enabled` is off. Transformer Engine's linear layers read
-it; the embedding, norms, the router and the output layer do not.
+The recipe matches names within one model chunk of one pipeline stage: ``decoder.layers.0`` is the
+first layer of the chunk. A matcher without `enabled` is off. Only Transformer Engine's linear layers
+read the recipe. The embedding, norms, the router and the output layer do not.
 
 Source: megatron-core 0.16.1 and 0.19.2 quantization/quant_config.py,
 extensions/transformer_engine.py.
@@ -34,7 +35,7 @@ from bridge.precision.schemes import find_scheme
 LayerChoice = TypeVar("LayerChoice")
 
 HIGH_PRECISION = "bf16"
-"""The word for a module without FP8 and FP4: it computes in the dtype of the run."""
+"""The label of a module without FP8 and FP4, which computes in the dtype of the run."""
 TRAINING, EVALUATION = "training_recipe", "evaluation_recipe"
 TE_CONFIG_TYPE = {"transformer_engine_config_type": "TEQuantizationParams"}
 PAYLOAD_KEYS = (
@@ -48,7 +49,7 @@ PAYLOAD_KEYS = (
     "fp8_param",
     "fp4_param",
 )
-"""Keys of a training or evaluation recipe; the last two from megatron-core 0.18 on."""
+"""Keys of a training or evaluation recipe. megatron-core has the last two from 0.18 on."""
 
 
 class SchemeChoice(NamedTuple):
@@ -60,29 +61,29 @@ class SchemeChoice(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModulePrecision:
-    """The precision of a module's GEMMs, and where it acts."""
+    """The precision of a module's GEMMs, and the layers in which it acts."""
 
     family: str | None = None
-    """fp8 or fp4; None: the dtype of the run."""
+    """fp8 or fp4. None: the module computes in the dtype of the run."""
     scheme: str | None = None
     format: str | None = None
-    """e4m3, hybrid or e2m1; None: that of the run, where the scheme takes it."""
+    """e4m3, hybrid or e2m1. None: the format of the run, if the scheme has it."""
     factory: str | None = None
-    """Import path of a quantizer factory, for the scheme `custom`."""
+    """The import path of a quantizer factory, for the scheme `custom`."""
     stored: bool | None = None
-    """Store the weight in the format (`fp8_param`, `fp4_param`); None: not stated."""
+    """Whether the weight is stored in the format (`fp8_param`, `fp4_param`). None: not stated."""
     tp_only_amax_red: bool | None = None
-    """Reduce amaxes over the tensor-parallel ranks alone; None: not stated."""
+    """Whether amaxes are reduced only over the tensor-parallel ranks. None: not stated."""
     in_low: bool = True
-    """It acts where the layer runs in FP8 or FP4 (`override_quantized_autocast`)."""
+    """Whether it acts in layers that run in FP8 or FP4 (`override_quantized_autocast`)."""
     in_high: bool = False
-    """It acts where the layer does not (`override_nonquantized_autocast`)."""
+    """Whether it acts in layers that run in neither (`override_nonquantized_autocast`)."""
 
     @classmethod
     def from_recipe(cls, recipe: Mapping[str, Any]) -> ModulePrecision:
-        """Return the effect of a training or evaluation recipe.
+        """Return the precision of a training or evaluation recipe.
 
-        A key that it does not have counts with Megatron's default.
+        A missing key has Megatron's default.
         """
         in_low = bool(recipe.get("override_quantized_autocast", True))
         in_high = bool(recipe.get("override_nonquantized_autocast", False))
@@ -106,7 +107,7 @@ class ModulePrecision:
         return cls(in_low=in_low, in_high=in_high)
 
     def to_recipe(self) -> dict[str, Any]:
-        """Return it as a training or evaluation recipe, without Megatron's defaults."""
+        """Return the precision as a training or evaluation recipe, without Megatron's defaults."""
         if self.family is None:
             return {}
         recipe: dict[str, Any] = {f"{self.family}_quantization_recipe": self.scheme}
@@ -116,32 +117,35 @@ class ModulePrecision:
             recipe["override_nonquantized_autocast"] = True
         recipe["custom_recipe_factory"] = self.factory
         recipe["tp_only_amax_red"] = self.tp_only_amax_red
-        if self.stored:  # False is the default, and no key of releases before 0.18
+        if self.stored:  # False is the default, and releases before 0.18 refuse the key
             recipe[f"{self.family}_param"] = self.stored
         return {key: value for key, value in recipe.items() if value is not None}
 
     @property
     def label(self) -> str:
-        """The scheme; bf16 for no FP8 and FP4."""
+        """The scheme, or bf16 without FP8 and FP4."""
         return self.scheme or HIGH_PRECISION
 
     @property
     def chosen(self) -> SchemeChoice | None:
-        """The scheme and its format; None: the dtype of the run."""
+        """The scheme and its format. None: the dtype of the run."""
         if self.scheme is None:
             return None
         return SchemeChoice(self.scheme, str(self.format))
 
     @property
     def chooses_in_high_precision(self) -> bool:
-        """Whether it chooses FP8 or FP4 in a layer that runs in neither."""
+        """Whether it chooses FP8 or FP4 in layers that run in neither."""
         return self.family is not None and self.in_high
 
     def resolve_in_run(self, run: str | None, *, in_high: bool = False) -> ModulePrecision:
-        """Return the effect in a run whose own format is `run`.
+        """Return the precision in a given run, with its format filled in.
 
-        An effect in FP8 or FP4 has a format there, and `in_high` says whether it acts in a layer
-        that runs in neither.
+        Without FP8 and FP4 the precision is returned as it is.
+
+        Args:
+            run: The format of the run. None: the run has no FP8 and FP4.
+            in_high: Whether the precision acts in layers that run in neither.
         """
         row = find_scheme(self.scheme, self.family)
         if row is None:
@@ -154,15 +158,20 @@ class ModulePrecision:
         return replace(self, format=format_, in_high=in_high)
 
     def acts_in_layer(self, *, is_low: bool) -> bool:
-        """Return whether a module takes it in a layer that runs, or does not run, in FP8 or FP4."""
+        """Return whether the precision acts in a layer.
+
+        Args:
+            is_low: Whether the layer runs in FP8 or FP4.
+        """
         if is_low:
             return self.in_low
         return self.in_high
 
     def computes(self, layer: LayerChoice | None) -> SchemeChoice | LayerChoice | None:
-        """Return what a module computes in where its layer's own choice is `layer`.
+        """Return the scheme in which a module computes. None: it computes in the dtype of the run.
 
-        None is the dtype of the run.
+        Args:
+            layer: The scheme of the layer around the module.
         """
         if self.acts_in_layer(is_low=layer is not None):
             return self.chosen
@@ -172,8 +181,11 @@ class ModulePrecision:
 def find_payload_faults(recipe: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return (key, rule) of each fault for which Transformer Engine refuses a recipe.
 
-    The recipe is one of training or evaluation. The key is empty where several together are at
-    fault.
+    Args:
+        recipe: A training or evaluation recipe.
+
+    Returns:
+        The faults. The key is empty if several keys contradict each other.
     """
     fp8 = recipe.get("fp8_quantization_recipe")
     fp4 = recipe.get("fp4_quantization_recipe")
@@ -189,34 +201,34 @@ def find_payload_faults(recipe: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Matcher:
-    """One matcher that is on."""
+    """A matcher that is on."""
 
     name: str
-    """Its name in the file, or the row's number."""
+    """The name of the matcher in the file, or the number of the row of `modules`."""
     patterns: tuple[str, ...]
-    """Globs, of which one has to match."""
+    """Globs. The matcher matches if one of them does."""
     training: ModulePrecision | None
-    """None: a payload that is none of Transformer Engine's."""
+    """The precision in training. None: the payload is for another library than Transformer Engine."""
     evaluation: ModulePrecision | None = None
-    """The effect outside of training; None: that of training."""
+    """The precision in evaluation. None: the precision in training."""
     config: str = ""
-    """Name of the payload in a file."""
+    """The name of the payload in a file."""
     library: str = "unknown"
-    """The library of a payload that is none of Transformer Engine's."""
+    """The library that the payload is for, if it is not Transformer Engine."""
     select: str = ""
-    """The choice as it is stated."""
+    """The selector as the user states it."""
     layers: tuple[int, ...] = ()
-    """Numbers of the layers that it names, as they are stated."""
+    """Numbers of the layers in the selector, as the user states them."""
 
     def matches(self, path: str) -> bool:
-        """Return whether it selects a module by its name."""
+        """Return whether the matcher matches the name of a module."""
         return any(fnmatchcase(path, pattern) for pattern in self.patterns)
 
     @property
     def precision(self) -> str:
-        """A scheme, bf16 for no FP8 and FP4.
+        """The scheme in training, or bf16 without FP8 and FP4.
 
-        For a payload that is none of Transformer Engine's it is the payload's library.
+        If the payload is for another library than Transformer Engine, the name of the library.
         """
         if self.training is None:
             return self.library
@@ -224,32 +236,33 @@ class Matcher:
 
     @property
     def evaluation_label(self) -> str | None:
-        """The same outside of training; None: that of training."""
+        """The scheme in evaluation, or bf16. None: as in training."""
         if self.evaluation is None:
             return None
         return self.evaluation.label
 
     @property
     def effects(self) -> tuple[ModulePrecision, ...]:
-        """The effects in training and in evaluation that are there."""
+        """The precision in training and the one in evaluation, without None."""
         effects = (self.training, self.evaluation)
         return tuple(effect for effect in effects if effect is not None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class QuantRecipe:
-    """The matchers of a run, of one file, or of one stage's part of it."""
+    """The matchers of a run, of one file, or of the part of a file for one stage."""
 
     matchers: tuple[Matcher, ...]
     """The matchers that are on, in order."""
     configs: Mapping[str, Any] = field(default_factory=dict)
-    """Name -> payload, as a file has them."""
+    """Name -> payload, as in a file."""
 
     @classmethod
     def from_value(cls, recipe: Any) -> QuantRecipe | None:
-        """Return the matchers of a mapping, or of an object of Megatron's `RecipeConfig`.
+        """Return the matchers of a value of `model.quant_recipe`, or None for an unknown value.
 
-        None for anything else.
+        Args:
+            recipe: A mapping, or an object of Megatron's `RecipeConfig`.
         """
         if not isinstance(recipe, Mapping):
             recipe = _convert_to_mapping(recipe)
@@ -267,17 +280,17 @@ class QuantRecipe:
         return cls(configs=configs, matchers=tuple(matchers.values()))
 
     def effect(self, path: str) -> ModulePrecision | None:
-        """Return the effect on a module in training, None for none."""
+        """Return the precision of a module in training, or None if no matcher matches it."""
         for matcher in self.matchers:
             if matcher.matches(path):
                 return matcher.training
         return None
 
     def has_same_effect(self, other: QuantRecipe) -> bool:
-        """Return whether both do the same: the names of matchers do not count."""
-        return self._globs_and_configs == other._globs_and_configs and dict(self.configs) == dict(
-            other.configs
-        )
+        """Return whether two recipes have the same effect. The names of matchers do not matter."""
+        if self._globs_and_configs != other._globs_and_configs:
+            return False
+        return dict(self.configs) == dict(other.configs)
 
     @property
     def _globs_and_configs(self) -> list[tuple[tuple[str, ...], str]]:
@@ -285,7 +298,10 @@ class QuantRecipe:
         return [(matcher.patterns, matcher.config) for matcher in self.matchers]
 
     def to_file(self) -> dict[str, Any]:
-        """Return it as the content of a file, a matcher of several globs as several."""
+        """Return the recipe as the content of a file.
+
+        A matcher with several globs becomes several matchers, because a file has one glob in each.
+        """
         rows = {}
         for matcher in self.matchers:
             for part, pattern in enumerate(matcher.patterns):
@@ -297,29 +313,30 @@ class QuantRecipe:
 
 
 def _make_file_row(config: object, pattern: object) -> dict[str, Any]:
-    """Return a matcher as a file has it."""
+    """Return a matcher in the form of a file."""
     return {"config": config, "type": "glob", "pattern": pattern, "enabled": True}
 
 
 def _convert_to_mapping(recipe: Any) -> dict[str, Any] | None:
-    """Return an object of Megatron's `RecipeConfig` as the arguments of its constructor."""
-    globs = getattr(recipe, "matchers", None)
-    if not isinstance(globs, list | tuple):
+    """Return the constructor arguments of an object of Megatron's `RecipeConfig`, or None."""
+    matchers = getattr(recipe, "matchers", None)
+    if not isinstance(matchers, list | tuple):
         return None
     rows = []
-    for glob in globs:
+    for matcher in matchers:
         row = {
-            "pattern": getattr(glob, "pattern", None),
-            "config_key": getattr(glob, "config_key", None),
+            "pattern": getattr(matcher, "pattern", None),
+            "config_key": getattr(matcher, "config_key", None),
         }
         rows.append(row)
     return {"config_dict": getattr(recipe, "configs", None), "matchers": rows}
 
 
 def convert_to_file_content(recipe: Mapping[Any, Any]) -> Mapping[Any, Any]:
-    """Return a recipe of a run's config.yaml as its file has it, which `from_config_dict` reads.
+    """Return the recipe of a run's config.yaml in the form of a file of matchers.
 
-    Megatron Bridge writes the arguments of `from_config_dict` there, or those of the constructor.
+    Megatron Bridge writes the arguments of `RecipeConfig.from_config_dict` into config.yaml, or those
+    of the constructor.
 
     Source: NVIDIA-NeMo/Megatron-Bridge training/utils/config_utils.py, 2026-08-22.
     """
@@ -366,11 +383,11 @@ def _parse_precision(payload: Mapping[str, Any], part: str) -> ModulePrecision |
 def parse_quant_recipes(value: Any) -> tuple[QuantRecipe, ...]:
     """Return the recipes in a value of `model.quant_recipe`.
 
-    It is one recipe for every chunk, or one per chunk in order of execution.
+    It is one recipe for all model chunks, or one for each chunk in order of execution.
 
     Args:
-        value: None, a mapping, a list of mappings, an object of Megatron's `RecipeConfig`, or one
-            with `files`.
+        value: None, a mapping, a list of mappings, an object of Megatron's `RecipeConfig`, or an
+            object with `files`.
     """
     parts = getattr(value, "files", value)
     if not isinstance(parts, list | tuple):
@@ -392,9 +409,11 @@ def list_matchers(value: Any) -> list[Matcher]:
 
 
 def get_chunk_recipe(recipes: Sequence[QuantRecipe], chunk: int) -> QuantRecipe | None:
-    """Return the per-module recipe of a model chunk, by its place in the order of execution.
+    """Return the per-module recipe of a model chunk, or None if there are no recipes.
 
-    None without a recipe.
+    Args:
+        recipes: A recipe for all chunks, or one for each chunk in order of execution.
+        chunk: The index of the chunk in order of execution.
     """
     if not recipes:
         return None

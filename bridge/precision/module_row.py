@@ -1,10 +1,10 @@
 """`ModuleRow`: a row of `modules`, which selects modules of a model and states their precision.
 
-    rows = module_rows(plain_rows([{"select": "*.linear_qkv", "precision": "bf16"}]))
+    rows = parse_module_rows(normalise_rows([{"select": "*.linear_qkv", "precision": "bf16"}]))
     rows[0].patterns(num_layers=32)         # ('*.linear_qkv',)
-    rows[0].precision                       # the Effect on the modules that match
+    rows[0].precision                       # the ModulePrecision of the modules that match
 
-`bridge.precision.row_normalisation` describes the list, and brings its rows into their one form.
+`bridge.precision.row_normalisation` describes the list `modules`, and normalises its rows.
 """
 
 import re
@@ -19,8 +19,7 @@ PER_MODULE_SCHEMES = {
     "fp8": tuple(name for name in FP8_SCHEMES if name != "delayed"),
     "fp4": tuple(FP4_SCHEMES),
 }
-"""Family -> its schemes that Transformer Engine takes for a single module."""
-
+"""Family -> its schemes that Transformer Engine accepts for a single module."""
 
 LAYER_NUMBER = re.compile(r"layers\.(\d+)(?=\.|$)")
 """The number of a layer in a glob, or in the name of a module."""
@@ -31,17 +30,18 @@ class ModuleRow:
     """One row of `modules`."""
 
     select: str
-    """The glob; empty where `module` selects."""
+    """A glob over module names. Empty: `module` selects."""
     layers: tuple[int, ...] | None = None
+    """Numbers of layers, from 0; a negative number counts from the end. None: every layer."""
     module: str = ""
-    """The end of the names of the modules, a glob too; empty where `select` selects."""
+    """A glob for the end of module names. Empty: `select` selects."""
     precision: ModulePrecision
     evaluation: ModulePrecision | None = None
-    """The precision outside of training; None: that of training."""
+    """The precision in evaluation. None: the precision in training."""
 
     @property
     def layer_numbers(self) -> tuple[int, ...]:
-        """Numbers of the layers that the row names, as they are stated; empty without any."""
+        """Numbers of the layers that the row names, as the user states them. Empty: it names none."""
         if self.layers is not None:
             return self.layers
         match = LAYER_NUMBER.search(self.select)
@@ -50,11 +50,16 @@ class ModuleRow:
         return (int(match[1]),)
 
     def patterns(self, num_layers: int) -> tuple[str, ...]:
-        """Return the globs that select the row's modules by their names in the whole model."""
+        """Return globs that select the row's modules by their names in the whole model.
+
+        Args:
+            num_layers: The number of layers of the model. 0: it is not known.
+        """
         if not self.module:
             if not self.layer_numbers:
                 return (self.select,)
-            # With the decoder's name before a layer's number, ``*layers.0.*`` takes no MTP layer.
+            # MTP layers are numbered from 0 too. With the decoder's name in front, ``*layers.0.*``
+            # does not match the MTP layer 0.
             return (f"decoder.{self.select[self.select.index('layers.') :]}",)
         if self.layers is None:
             return (f"*.{self.module}",)
@@ -68,15 +73,19 @@ class ModuleRow:
     def renumber_select(
         self, layers: Sequence[int], num_layers: int
     ) -> str | dict[str, Any] | None:
-        """Return `select` for a model of some layers of this one, numbered from 0.
+        """Return `select` for a smaller model that has some of the layers.
 
-        None where the row names none of them. Negative numbers count from the `num_layers` of this
-        model.
+        Args:
+            layers: Numbers of the layers that the smaller model has. It numbers them from 0.
+            num_layers: The number of layers of this model.
+
+        Returns:
+            The selector with the new numbers. None: the row names none of these layers.
         """
         if not self.layer_numbers:
             return self.select or {"module": self.module}
-        named = {number % num_layers for number in self.layer_numbers}
-        numbers = [place for place, number in enumerate(layers) if number in named]
+        named = {_resolve_layer_number(number, num_layers) for number in self.layer_numbers}
+        numbers = [index for index, number in enumerate(layers) if number in named]
         if not numbers:
             return None
         if self.module:
@@ -92,14 +101,18 @@ class ModuleRow:
 
 
 def _resolve_layer_number(number: int, num_layers: int) -> int:
-    """Return the number of a layer; a negative one counts from the end."""
+    """Return the number of a layer from 0. A negative number counts from the end.
+
+    A number that the model does not have stays outside of the model, and then selects no layer.
+    Rule PB292 reports it.
+    """
     if number < 0:
         return number + num_layers
     return number
 
 
 def find_absent_layers(numbers: Sequence[int], num_layers: int) -> list[int]:
-    """Return the numbers, as a row states them, of layers that the model does not have."""
+    """Return the numbers of layers that the model does not have, as the user states them."""
     return [number for number in numbers if not -num_layers <= number < num_layers]
 
 
@@ -114,19 +127,19 @@ def list_row_schemes(plain: Any) -> list[str]:
 
 
 def parse_module_rows(plain: Sequence[Mapping[str, Any]] | None) -> tuple[ModuleRow, ...]:
-    """Return the rows of the form that `normalise_rows` makes; none for None."""
+    """Return the rows of a list that `normalise_rows` made. None is an empty list."""
     return tuple(_parse_row(row) for row in plain or ())
 
 
 def _parse_row(row: Mapping[str, Any]) -> ModuleRow:
-    """Return the row of a mapping in the form that `normalise_rows` makes."""
+    """Return the row of a mapping that `normalise_rows` made."""
     precision = parse_module_precision(row)
     evaluation = None
-    outside = row.get("evaluation")
-    if isinstance(outside, str):
-        evaluation = parse_module_precision({"precision": outside})
-    elif outside is not None:
-        evaluation = parse_module_precision(outside)
+    stated = row.get("evaluation")
+    if isinstance(stated, str):
+        evaluation = parse_module_precision({"precision": stated})
+    elif stated is not None:
+        evaluation = parse_module_precision(stated)
     select = row["select"]
     if isinstance(select, str):
         return ModuleRow(select=select, precision=precision, evaluation=evaluation)
@@ -143,7 +156,7 @@ def _parse_row(row: Mapping[str, Any]) -> ModuleRow:
 
 
 def parse_module_precision(row: Mapping[str, Any]) -> ModulePrecision:
-    """Return the effect of a row, or of its `evaluation`, on the modules that it selects."""
+    """Return the precision that a row, or its `evaluation`, states."""
     short = row.get("precision")
     for family, names in PER_MODULE_SCHEMES.items():
         scheme = row.get(f"{family}_recipe")

@@ -1,14 +1,14 @@
 """Rows of `modules` as matchers: the scheme of each linear layer, and Megatron's recipe per chunk.
 
-    schemes = ModuleSchemes.of(config, num_layers=32)
-    schemes.chosen(0, "mlp.linear_fc2")        # Chosen("mxfp8", "e4m3"); None: the dtype of the run
+    schemes = ModuleSchemes.from_precision(config, num_layers=32)
+    schemes.chosen(0, "mlp.linear_fc2")   # SchemeChoice("mxfp8", "e4m3"); None: the dtype of the run
 
-Rows number layers over the whole model; Megatron matches names within one chunk of one stage. Layer
-5 of the model may be ``decoder.layers.1`` of the third stage, so that its matcher stands in that
-stage's recipe alone, under that name.
+Rows number layers in the whole model. Megatron matches names within one chunk of one stage. Layer 5
+of the model may be ``decoder.layers.1`` of the third stage. Then its matcher is only in the recipe
+of that stage, with that name.
 
-A row acts in layers that do not run in FP8 or FP4 too where the run has neither, and where it names
-its layers, which `first_last_layers_bf16` may keep in BF16.
+A row also acts in layers that do not run in FP8 or FP4, in two cases: the run has neither, or the
+row names its layers. `first_last_layers_bf16` may keep such layers in BF16.
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ def make_row_matchers(
 ) -> QuantRecipe:
     """Return rows as matchers of names in the whole model.
 
-    `run` is the format of the run, None for no FP8 and FP4.
+    Args:
+        rows: The rows.
+        num_layers: The number of layers of the model. 0: it is not known.
+        run: The format of the run. None: the run has no FP8 and FP4.
     """
     configs: dict[str, Any] = {}
     matchers = []
@@ -68,7 +71,7 @@ def make_row_matchers(
 def _add_payload(
     configs: dict[str, Any], training: ModulePrecision, evaluation: ModulePrecision | None
 ) -> str:
-    """Add a payload where none is equal to it, and return its name."""
+    """Return the name of the payload in `configs`. A new payload is added to it."""
     payload: dict[str, Any] = {**TE_CONFIG_TYPE, TRAINING: training.to_recipe()}
     if evaluation is not None:
         payload[EVALUATION] = evaluation.to_recipe()
@@ -88,35 +91,38 @@ def make_chunk_recipes(
 ) -> list[dict[str, Any]]:
     """Return the content of Megatron's file for each model chunk.
 
-    `chunks` are the numbers of the layers of each, which count from 0 over the whole model.
+    Args:
+        rows: The rows.
+        chunks: The numbers of the layers of each chunk, counted from 0 in the whole model.
+        run: The format of the run. None: the run has no FP8 and FP4.
     """
-    whole = make_row_matchers(rows, sum(map(len, chunks)), run=run)
+    model_recipe = make_row_matchers(rows, sum(map(len, chunks)), run=run)
     files = []
     for chunk in chunks:
-        number_in_chunk = {number: place for place, number in enumerate(chunk)}
+        number_in_chunk = {number: index for index, number in enumerate(chunk)}
         matchers = []
-        for matcher in whole.matchers:
+        for matcher in model_recipe.matchers:
             patterns = _renumber_patterns(matcher.patterns, number_in_chunk)
             matchers.append(replace(matcher, name=f"row_{matcher.name}", patterns=patterns))
-        files.append(replace(whole, matchers=tuple(matchers)).to_file())
+        files.append(replace(model_recipe, matchers=tuple(matchers)).to_file())
     return files
 
 
 def _renumber_patterns(patterns: Sequence[str], number_in_chunk: dict[int, int]) -> tuple[str, ...]:
-    """Return globs over names in the model as those over names in a chunk.
+    """Return globs over names in the model as globs over names in a chunk.
 
-    Globs of layers that the chunk lacks are left out.
+    Globs of layers that are not in the chunk are left out.
     """
-    within = []
+    chunk_patterns = []
     for pattern in patterns:
         match = _DECODER_LAYER.match(pattern)
         if match is None:
-            within.append(pattern)
+            chunk_patterns.append(pattern)
             continue
         number = number_in_chunk.get(int(match[1]))
         if number is not None:
-            within.append(f"decoder.layers.{number}{pattern[match.end() :]}")
-    return tuple(within)
+            chunk_patterns.append(f"decoder.layers.{number}{pattern[match.end() :]}")
+    return tuple(chunk_patterns)
 
 
 def make_shared_recipe(config: PrecisionConfig) -> dict[str, Any]:
@@ -127,9 +133,9 @@ def make_shared_recipe(config: PrecisionConfig) -> dict[str, Any]:
 
 
 def make_stage_recipes(files: Sequence[dict[str, Any]], stages: int) -> list[dict[str, Any] | None]:
-    """Return one file per pipeline stage; None for a stage whose chunks need different ones.
+    """Return the file of each pipeline stage, or None for a stage whose chunks need different files.
 
-    Megatron gives all chunks of a stage the same config, hence the same recipe.
+    Megatron gives all chunks of a stage the same config, and so the same recipe.
     """
     recipes: list[dict[str, Any] | None] = []
     for stage in range(stages):
@@ -146,12 +152,12 @@ class ModuleSchemes:
     """The rows of a precision, its scheme, and the layers that it keeps in the dtype of the run."""
 
     matchers: QuantRecipe
-    """The rows, over names in the whole model."""
+    """The rows as matchers of names in the whole model."""
     run: SchemeChoice | None
-    """The scheme of the run; None: neither FP8 nor FP4."""
+    """The scheme of the run. None: the run has no FP8 and FP4."""
     num_layers: int | None
     kept: tuple[int, int]
-    """Layers at either end that `first_last_layers_bf16` keeps."""
+    """The numbers of layers at the start and at the end that `first_last_layers_bf16` keeps."""
 
     @classmethod
     def from_precision(
@@ -159,7 +165,9 @@ class ModuleSchemes:
     ) -> ModuleSchemes:
         """Return the schemes of a precision.
 
-        WrongValueError where layers are not known, or not there.
+        Raises:
+            WrongValueError: The precision names single layers, and the number of layers is not known
+                or too small.
         """
         rows = parse_module_rows(get_field_value(config, "modules"))
         named: list[int] = []
@@ -184,7 +192,7 @@ class ModuleSchemes:
 
     @staticmethod
     def get_run_scheme(config: PrecisionConfig) -> SchemeChoice | None:
-        """Return the scheme of the run; None: neither FP8 nor FP4."""
+        """Return the scheme of the run, or None without FP8 and FP4."""
         scheme = get_scheme(config)
         if scheme is None:
             return None
@@ -192,13 +200,15 @@ class ModuleSchemes:
 
     @property
     def has_choices(self) -> bool:
-        """Whether some linear layer may differ from others."""
+        """Whether linear layers may have different schemes."""
         return bool(self.matchers.matchers) or any(self.kept)
 
     def chosen(self, layer: int, name: str) -> SchemeChoice | None:
-        """Return the scheme of a linear layer by its number from 0 and Megatron's name.
+        """Return the scheme of a linear layer. None: it computes in the dtype of the run.
 
-        None: the dtype of the run.
+        Args:
+            layer: The number of the layer, from 0.
+            name: Megatron's name of the linear layer within the layer.
         """
         run = self.run
         if self.num_layers is not None:
@@ -211,7 +221,11 @@ class ModuleSchemes:
         return effect.computes(run)
 
     def find_empty_rows(self, modules: Iterable[tuple[int, str]]) -> tuple[Matcher, ...]:
-        """Return the rows that select none of some linear layers, each by layer and name."""
+        """Return the rows that select none of the linear layers.
+
+        Args:
+            modules: (layer number, name) of each linear layer.
+        """
         paths = [f"decoder.layers.{layer}.{name}" for layer, name in modules]
         empty = []
         for matcher in self.matchers.matchers:

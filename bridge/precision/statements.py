@@ -1,7 +1,7 @@
-"""`Statements`: which fields of a precision were set, and by which source; its readers.
+"""`Statements`: a record of the fields of a precision that were stated, and of their sources.
 
-Megatron goes on naming fields, so the class has few public names of its own. The rooms read it by
-the functions below.
+Future fields of Megatron may have any name. So the class has few public attributes besides its
+fields, and other modules read it with the functions of this module.
 """
 
 from __future__ import annotations
@@ -18,34 +18,41 @@ from bridge.errors import BridgeWarning, UnknownFieldError, close_matches, did_y
 from bridge.precision.fields import StatedField, get_field_default, get_field_descriptors
 
 _KEPT = ("_values", "_sources", "_aside", "_of_recipe", "_open")
+"""Attributes that are copied with an object. Each is a dictionary with fields as keys.
+
+_values: the stated value. _sources: the source of the statement. _aside: the source of a switch that
+was turned off with the switch that it needs. _of_recipe: the source of a field that the recipe
+stated. _open: the source of a field that was reset to None.
+"""
 
 
 class _Origin:
-    """Read by `dataclasses.replace` on an object: the object itself.
+    """A descriptor that returns the object that it is read on, or None on the class.
 
-    On the class: None, the InitVar's default.
+    `dataclasses.replace` reads every field of the old object. So the constructor of the new object
+    gets the old object.
     """
 
-    def __get__(self, holder: Any, owner: type) -> Any:
-        return holder
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return instance
 
 
 ORIGIN: Any = _Origin()
-"""Default of the InitVar `_origin`, which a dataclass of statements declares before its fields.
+"""The default of the InitVar `_origin`, which a dataclass of statements declares before its fields.
 
-`dataclasses.replace` hands the constructor the caller's changes first and then every
-remaining field in order of declaration. With this one declared first, what stands
-before it was named by the caller.
+`dataclasses.replace` passes the caller's changes to the constructor first, and then every other
+field in order of declaration. `_origin` is declared first. So the arguments before `_origin` are
+those of the caller.
 """
 
 
 class _Signature:
-    """The fields as parameters, for `inspect.signature` and what is built on it.
+    """A descriptor that returns the signature of the constructor of each class.
 
-    A subclass has its own.
+    The constructor itself has only `**named_values`.
     """
 
-    def __get__(self, holder: object, owner: Any) -> inspect.Signature:
+    def __get__(self, instance: object, owner: Any) -> inspect.Signature:
         parameters = []
         for field in dataclasses.fields(owner):
             parameter = inspect.Parameter(
@@ -59,7 +66,7 @@ class _Signature:
 
 
 def _get_signature_default(field: dataclasses.Field[Any]) -> Any:
-    """Return the default of a field as the signature of a dataclass shows it."""
+    """Return the default of a field in the signature of a dataclass."""
     if field.default is not MISSING:
         return field.default
     if field.default_factory is not MISSING:
@@ -67,7 +74,7 @@ def _get_signature_default(field: dataclasses.Field[Any]) -> Any:
     return inspect.Parameter.empty
 
 
-class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such dataclass
+class Statements:  # noqa: PLW1641  mutable, so it has no hash
     """The statements about an object's `StatedField`s, and their sources."""
 
     if TYPE_CHECKING:
@@ -88,7 +95,7 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
             notes = {}
             if origin is not None:
                 notes = vars(origin)
-                # Behind `_origin` stand fields that the caller did not name.
+                # The caller did not name the fields after `_origin`.
                 names = names[: names.index("_origin")]
             for kept in _KEPT:
                 vars(self)[kept] = dict(notes.get(kept, ()))
@@ -106,7 +113,7 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
                 self.__post_init__()
 
         def _set_plain_fields(self, named_values: Mapping[str, object]) -> None:
-            """Set the fields that a subclass declares as any dataclass does."""
+            """Set the fields of a subclass that are no `StatedField`s."""
             stated = get_field_descriptors(type(self))
             for field in dataclasses.fields(self):
                 if field.name in stated:
@@ -126,13 +133,13 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
         _untold = frozenset()
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
-        # @dataclass leaves a constructor that is already there alone, so that subclasses keep track
-        # of what was stated.
+        # Each subclass gets this constructor, which records statements. @dataclass does not replace
+        # a constructor that a class already has.
         super().__init_subclass__(**kwargs)
         for name, value in list(vars(cls).items()):
             inherited = _find_inherited(cls, name)
             if isinstance(inherited, StatedField) and not isinstance(value, StatedField):
-                # Another default; still a field that knows what was stated.
+                # The subclass changes the default. The field stays a `StatedField`.
                 field = dataclasses.replace(inherited, default=inherited.check(value))
                 setattr(cls, name, field)
                 field.__set_name__(cls, name)
@@ -141,30 +148,30 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
 
     @property
     def stated(self) -> frozenset[str]:
-        """Names of the fields that were set."""
+        """Names of the fields that were stated."""
         return frozenset(self._values)
 
     @property
     def sources(self) -> Mapping[str, str]:
-        """Field -> the source that stated it, where that is known; a view, read-only by intent."""
+        """Field -> the source that stated it, if it is known. Do not change the mapping."""
         return self._sources
 
     def override(self, source: str | None = None, /, **values: object) -> Self:
-        """Set fields over what the config states, and return the config itself.
+        """Set fields in addition to the stated fields, and return the config itself.
 
         Args:
-            source: Where the values are from, for reports: "command line", "team.yaml".
+            source: The source of the values, for reports: "command line", "team.yaml".
             values: Fields by name.
 
         Raises:
-            PrecisionTypeError: A value of the wrong type. Nothing is changed.
-            UnknownFieldError: A name that is no field. Nothing is changed.
+            PrecisionTypeError: A value has a wrong type. Nothing is changed.
+            UnknownFieldError: A name is no field. Nothing is changed.
         """
         self._state(values, source=source)
         return self
 
     def state(self, source: str | None = None, /, **values: object) -> Self:
-        """Set fields as `override`, by its name in 0.1; deprecated."""
+        """Set fields like `override`. Deprecated: the name of `override` in 0.1."""
         message = (
             f"{type(self).__name__}.state() is called override() since 0.2. "
             "Replace the name; the arguments stay."
@@ -188,6 +195,7 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
         return self._values.get(leading, self._values.get(other, field.default))
 
     def _state(self, values: Mapping[str, object], *, source: str | None = None) -> None:
+        """Record statements, and turn switches off whose needed switch was turned off."""
         checked = {name: self._field(name).check(value) for name, value in values.items()}
         for name, value in checked.items():
             field = self._field(name)
@@ -209,10 +217,10 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
                 self._follow(field.name, field.needs, source)
 
     def _follow(self, name: str, needed: str, source: str | None) -> None:
-        """Turn a switch of an earlier layer off with the one it needs, and on again with it.
+        """Turn a switch off or on again together with the switch that it needs.
 
-        Only a statement of a named source (a recipe, a file) gives way: one source that states both
-        contradicts itself.
+        Only a switch of another, named source (a recipe, a file) is turned off. If one source states
+        both switches, it contradicts itself, and a rule reports that.
         """
         is_on = self._read(self._field(needed))
         stated_by = self._sources.get(name)
@@ -249,7 +257,7 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
         return state
 
     def __eq__(self, other: object) -> bool:
-        """Compare as Megatron Bridge's dataclass does: by what every field reads as."""
+        """Compare the values of all fields, stated or not, like the dataclass of Megatron Bridge."""
         if type(other) is not type(self):
             return NotImplemented
         return dataclasses.asdict(self) == dataclasses.asdict(other)
@@ -262,13 +270,13 @@ class Statements:  # noqa: PLW1641  mutable, hence without a hash, as any such d
             elif name in self._values:
                 value = self._values[name]
                 if self._field(name).kind == "dtype":
-                    value = getattr(self, name)  # as torch shows it
+                    value = getattr(self, name)  # a torch.dtype, not a token
                 parts.append(f"{name}={value!r}")
         return f"{type(self).__name__}({', '.join(parts)})"
 
 
 def _find_inherited(cls: type, name: str) -> Any:
-    """Return the attribute of the nearest base class that has it in its own body, or None."""
+    """Return an attribute from the body of the nearest base class that has it, or None."""
     for base in cls.__mro__[1:]:
         if name in vars(base):
             return vars(base)[name]
@@ -287,38 +295,39 @@ def list_field_names(owner: Statements | type[Statements]) -> tuple[str, ...]:
 
 
 def get_stated_values(config: Statements) -> Mapping[str, Any]:
-    """Return the stated fields and their values, dtypes as tokens; a view, read-only by intent."""
+    """Return stated field -> value, with dtypes as tokens. Do not change the mapping."""
     return config._values
 
 
 def is_stated(config: Statements, name: str) -> bool:
-    """Return whether a field, or the other name of the same setting, was stated."""
+    """Return whether a field was stated, under one of the names of its setting."""
     return name in config._values or config._field(name).twin in config._values
 
 
 def is_reset_to_none(config: Statements, name: str) -> bool:
-    """Return whether a field was last set to a None that takes its statement back."""
+    """Return whether the last statement of a field was None, which removes earlier statements."""
     return name in config._open
 
 
 def get_source(config: Statements, name: str) -> str:
-    """Return the source that set a field: "default" for an unstated field."""
+    """Return the source that stated a field, or "default" for an unstated field."""
     field = config._field(name)
-    for known in (name, field.twin):
-        if known in config._values:
-            return config._sources.get(known) or "stated"
+    for name_of_setting in (name, field.twin):
+        if name_of_setting in config._values:
+            return config._sources.get(name_of_setting) or "stated"
     return "default"
 
 
 def get_field_value(config: Statements, name: str) -> Any:
-    """Return the value that a field reads as, a dtype as its token."""
+    """Return the stated value of a field or its default, with a dtype as its token."""
     return config._read(config._field(name))
 
 
 def check_value(config: Statements, name: str, value: object) -> Any:
-    """Return a value in the form in which the field keeps it.
+    """Return a value in the form in which the field stores it.
 
-    PrecisionTypeError for a value of the wrong type.
+    Raises:
+        PrecisionTypeError: The value has a wrong type.
     """
     return config._field(name).check(value)
 
@@ -326,13 +335,13 @@ def check_value(config: Statements, name: str, value: object) -> Any:
 def get_switches_put_aside(config: Statements) -> dict[str, str]:
     """Return switch -> the source that had turned it on.
 
-    They are the switches that went off because a later statement turned off the switch they need.
+    A switch is put aside if a later statement turned off the switch that it needs.
     """
     return dict(config._aside)
 
 
 def copy_with_only(config: S, names: Collection[str]) -> S:
-    """Return a copy in which no other field is stated than these."""
+    """Return a copy in which only these fields stay stated."""
     copied = copy.copy(config)
     for name in (*config._values, *config._open):
         if name not in names:
@@ -346,10 +355,15 @@ def get_recipe_name(config: Statements) -> str | None:
 
 
 def mark_recipe(config: Statements, recipe: str, *, over: Collection[str] = ()) -> None:
-    """Remember the recipe that a config came from.
+    """Record the recipe that a config comes from.
 
-    The config's statements so far are the recipe's, but for the fields `over`. The statements of a
-    recipe that it is built on become its own.
+    The statements that the config has now count as those of the recipe. So do the statements of
+    another recipe that this recipe is built on.
+
+    Args:
+        config: The config.
+        recipe: The name of the recipe.
+        over: Fields whose statements are not those of the recipe.
     """
     of_inner_recipe = (None, f"recipe {config._recipe}")
     config._recipe = recipe
@@ -372,14 +386,14 @@ def list_fields_over_recipe(config: Statements) -> tuple[str, ...]:
 
 
 def mark_ambiguous_fields(config: Statements, names: Collection[str]) -> None:
-    """Remember the fields of another program's object that hold its default."""
+    """Record the fields that have the default of another program, and may have been stated."""
     config._untold = frozenset(names)
 
 
 def get_ambiguous_fields(config: Statements) -> frozenset[str]:
-    """Return the fields that hold another program's default.
+    """Return the fields that have the default of another program.
 
-    Nobody can tell whether they were stated.
+    It is not known whether they were stated.
     """
     return config._untold
 

@@ -55,9 +55,9 @@ class CheckContext(RunContext):
         origins = None
         if run.origins is not None:
             origins = run.origin_of
-        weaknesses = None
+        find_decider = None
         if run.has_unsettled_values:
-            weaknesses = run.find_decider_after_sync
+            find_decider = run.find_decider_after_sync
         views = {}
         for section, values in self.prediction.values.items():
             views[section] = AttributeView(values)
@@ -71,7 +71,7 @@ class CheckContext(RunContext):
             unknown=run.unknown,
             malformed=run.malformed,
             origins=origins,
-            weaknesses=weaknesses,
+            find_decider=find_decider,
             backend=backend or run.backend,
             environment=_collect_environment(run),
         )

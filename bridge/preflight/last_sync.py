@@ -121,7 +121,7 @@ def _synchronize_sharding(configs: Mapping[str, Any]) -> None:
     for finding in check_sync_rules(None, values, rows, is_last=True):
         log.warning("%s", finding)
     for row in rows:
-        setattr(owners[row.owner].target, row.attribute, row.new)
+        setattr(owners[row.owner].config, row.attribute, row.new)
     for owner_name, owner in owners.items():
         if is_under_megatron_fsdp(values) and values[owner_name].value(GRAD_BUFFER_REUSE) is True:
             log.warning(
@@ -129,7 +129,7 @@ def _synchronize_sharding(configs: Mapping[str, Any]) -> None:
                 owner_name,
                 GRAD_BUFFER_REUSE,
             )
-            setattr(owner.target, GRAD_BUFFER_REUSE, False)
+            setattr(owner.config, GRAD_BUFFER_REUSE, False)
 
 
 def _finalize_configs(owners: Mapping[str, Any]) -> None:

@@ -34,7 +34,7 @@ from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.peer import PeerConfig
 from bridge.registry.registry import get_mixed_precision_config, is_auto
 from bridge.rules.context import PRECISION_OWNERS
-from bridge.rules.program import Program
+from bridge.rules.program import Program, ProgramKind
 from bridge.sync.prediction import Prediction, predict
 from bridge.target.declaration import make_target
 from bridge.target.target import Target
@@ -215,23 +215,27 @@ class Run:
     def program(self) -> Program:
         """The program that starts the run.
 
-        Only a run of scripts/train.py states a backend and a length of sequences.
+        A run that states a precision backend and a sequence length is one of scripts/train.py.
         """
         if self.starting_program is not None:
             return self.starting_program
         states_backend = self.sections.get("precision_backend") is not None
-        seq_length = get_section(self.sections.get("model"), "seq_length")
-        is_own = states_backend and seq_length is not None
+        states_length = get_section(self.sections.get("model"), "seq_length") is not None
+        kind = ProgramKind.OTHER
+        if states_backend and states_length:
+            kind = ProgramKind.TRAIN_SCRIPT
+        elif self.reading.settings_of == MEGATRON_BRIDGE:
+            kind = ProgramKind.MEGATRON_BRIDGE
+        elif self.reading.settings_of == MEGATRON_CORE:
+            kind = ProgramKind.OWN_CONFIGS
         loads = get_section(self.sections.get("checkpoint"), "load") is not None
         faults = self.reading.option_faults
         return Program(
-            is_own=is_own,
-            is_megatron_bridge=self.reading.settings_of == MEGATRON_BRIDGE,
-            has_no_argument_parser=self.reading.settings_of in (MEGATRON_CORE, MEGATRON_BRIDGE),
+            kind=kind,
             # The variables that a resumed run needs are for Megatron's loader. scripts/train.py
             # reads its checkpoints itself and needs none.
-            is_resumed=loads and not is_own,
-            refused=faults.refused,
+            is_resumed=loads and kind is not ProgramKind.TRAIN_SCRIPT,
+            refused_arguments=faults.refused,
             faulty_options=faults.misdirected,
             dropped_fields=faults.dropped_fields,
         )
@@ -340,7 +344,7 @@ class Run:
             raise RunConfigError.of("train.train_iters", rule, None, "State it.")
         from bridge.registry.schedule import plan_phases  # few runs have one
 
-        owners = [owner for owner in self.prediction.owners if owner.role in PRECISION_OWNERS]
+        owners = [owner for owner in self.prediction.owners if owner.name in PRECISION_OWNERS]
         return plan_phases(getattr(rows, "rows", rows), precision, owners, train_iters=train_iters)
 
     def with_precision(self, precision: MixedPrecisionConfig | None) -> Run:
@@ -390,9 +394,9 @@ class Run:
             return None
         paths = [path]
         for row in self.prediction.rows:
-            if row.owner != section or row.attribute != name or row.by == section:
+            if row.owner != section or row.attribute != name or row.by.name == section:
                 continue
-            if row.by in PRECISION_OWNERS:
+            if row.by.kind == "owner":
                 paths = [path, f"{row.by}.{name}"]
             elif name == "quant_recipe":
                 paths = [*LAYER_SETTINGS]

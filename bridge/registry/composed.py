@@ -7,30 +7,39 @@ from typing import Any
 from bridge.errors import PrecisionTypeError
 from bridge.precision.statements import copy_with_only
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.registry import GROUP, REGISTRY, get_mixed_precision_config, get_recipe_flag
+from bridge.registry.registry import GROUP, REGISTRY, get_mixed_precision_config
 
 CONFIGURATION_SOURCE = "configuration"
-"""Source of the fields that no recipe gave."""
+"""The source of fields that come from no recipe."""
+
+
+def get_recipe_flag(name: str) -> str:
+    """Return the flag that marks a node of OmegaConf as the node of a recipe.
+
+    The flag is kept when nodes are merged or pickled.
+    """
+    return f"recipe:{name}"
 
 
 def to_config(node: object) -> MixedPrecisionConfig:
     """Return the precision that a node of a composed config describes.
 
-    The fields of a recipe that Hydra's group `mixed_precision` gave keep the recipe as their source, so that reports
-    name it; every other field has the source "configuration".
+    If the fields come from a recipe of Hydra's group `mixed_precision`, the recipe stays their
+    source, so that reports name it. Every other field has the source "configuration".
 
     Args:
-        node: ``cfg.mixed_precision`` of Hydra or OmegaConf, a mapping of fields, a recipe's name, or a config. Every
-            key of a mapping counts as stated.
+        node: ``cfg.mixed_precision`` of Hydra or OmegaConf, a mapping of fields, a recipe's name, or
+            a config. Every key of a mapping counts as stated.
 
     Raises:
-        PrecisionTypeError: No such thing, a value of the wrong type, or a value that is missing or cannot be resolved.
-        UnknownFieldError: A key that is no field.
-        UnknownRecipeError: No such recipe.
-        PrecisionConfigError: The precision can never be right.
+        PrecisionTypeError: The node is no such object, or a value has a wrong type, is missing or
+            cannot be resolved.
+        UnknownFieldError: A key is no field.
+        UnknownRecipeError: There is no such recipe.
+        PrecisionConfigError: The precision is wrong in any run.
     """
     if isinstance(node, str) or not isinstance(node, Mapping):
-        config = get_mixed_precision_config(node)  # type: ignore[arg-type]  # refuses what is no precision
+        config = get_mixed_precision_config(node)  # type: ignore[arg-type]  # it refuses other types
     else:
         config = _make_config(_resolve_node(node), _find_recipe(node))
     config.finalize()
@@ -38,7 +47,7 @@ def to_config(node: object) -> MixedPrecisionConfig:
 
 
 def _find_recipe(node: Any) -> MixedPrecisionConfig | None:
-    """Return the recipe that Hydra's group gave a node; None for a node of several recipes or of none."""
+    """Return the recipe of Hydra's group that a node comes from, or None unless there is exactly one."""
     if not hasattr(node, "_get_flag"):
         return None
     names: list[str] = []
@@ -53,7 +62,10 @@ def _find_recipe(node: Any) -> MixedPrecisionConfig | None:
 def _make_config(
     values: dict[str, Any], recipe: MixedPrecisionConfig | None
 ) -> MixedPrecisionConfig:
-    """Return the config with these fields; those that the recipe states alike keep it as their source."""
+    """Return the config with these fields.
+
+    A field that the recipe states with the same value keeps the recipe as its source.
+    """
     if not values:
         remedy = (
             "Choose a recipe by its name; `auto` is resolved by `precision-bridge train` alone."
@@ -62,17 +74,16 @@ def _make_config(
     checked = MixedPrecisionConfig.from_dict(values, source=CONFIGURATION_SOURCE)
     if recipe is None:
         return checked
-    of_recipe, stated = recipe.to_dict(), checked.to_dict()
-    given_by_recipe = of_recipe.items()
+    stated, stated_by_recipe = checked.to_dict(), recipe.to_dict().items()
     stated_over = {
-        name: value for name, value in stated.items() if (name, value) not in given_by_recipe
+        name: value for name, value in stated.items() if (name, value) not in stated_by_recipe
     }
     return copy_with_only(recipe, stated).override(CONFIGURATION_SOURCE, **stated_over)
 
 
 def _resolve_node(node: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return a mapping as plain data, with the references of a config of OmegaConf resolved."""
-    omegaconf: Any = sys.modules.get("omegaconf")  # a node of it exists only where it is imported
+    """Return a mapping as plain data. References in a config of OmegaConf are resolved."""
+    omegaconf: Any = sys.modules.get("omegaconf")  # no import: there is no node of it without it
     if omegaconf is None or not omegaconf.OmegaConf.is_config(node):
         return {str(key): value for key, value in node.items()}
     try:

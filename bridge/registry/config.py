@@ -1,11 +1,11 @@
-"""`MixedPrecisionConfig`: every precision decision of a run, and which of them were stated.
+"""`MixedPrecisionConfig`: the precision of a run, with a record of the fields that were stated.
 
 config = MixedPrecisionConfig(bf16=True, fp8="hybrid")
-config.fp8_recipe            # 'tensorwise': the default, as at Megatron Bridge
-config.stated                # frozenset({'bf16', 'fp8'}): what the synchroniser may insist on
+config.fp8_recipe            # 'tensorwise': the default, as in Megatron Bridge
+config.stated                # frozenset({'bf16', 'fp8'}): the fields that a sync writes
 config.finalize()            # raises PrecisionConfigError with every fault at once
 
-A config can be written into a YAML file of Megatron Bridge: `to_cfg_dict` names that project's class and its fields.
+`to_cfg_dict` returns a config as an entry of a YAML file of Megatron Bridge, with the fields of its class.
 """
 
 from __future__ import annotations
@@ -40,12 +40,16 @@ log = logging.getLogger(__name__)
 class MixedPrecisionConfig(PrecisionConfig):
     """The precision of a training run, written for Megatron Core.
 
-    A field counts as *stated* once it is given to the constructor, assigned, or overridden on a command line; `del`
-    takes the statement back. Copies, pickles and `dataclasses.replace` keep what was stated.
+    A field is *stated* if it is given to the constructor, assigned, or overridden on a command line.
+    `del` removes the statement. Copies, pickles and `dataclasses.replace` keep the statements.
     """
 
     def finalize(self) -> None:
-        """Check the config against itself; PrecisionConfigError with every fault where it can never be right."""
+        """Check the fields of the config against each other.
+
+        Raises:
+            PrecisionConfigError: The config is wrong in any run. The error has every fault.
+        """
         faults = find_config_faults(self)
         if not faults:
             return
@@ -60,23 +64,22 @@ class MixedPrecisionConfig(PrecisionConfig):
         optimizer_config: OptimizerOwner | None = None,
         ddp_config: DdpOwner | None = None,
     ) -> SyncReport:
-        """Write this config into the owners, as Megatron Bridge's method of this name does.
+        """Write this config into Megatron's configs, like Megatron Bridge's method of this name.
 
         Args:
-            model_config: A TransformerConfig or any object with same-named attributes.
-            optimizer_config: An OptimizerConfig or any such object; None: there is none.
-            ddp_config: A DistributedDataParallelConfig or any such object; None: there is none.
+            model_config: A TransformerConfig, or an object with attributes of these names.
+            optimizer_config: An OptimizerConfig, or an object with attributes of these names.
+            ddp_config: A DistributedDataParallelConfig, or an object with attributes of these names.
 
         Returns:
-            What was changed and why.
+            The changed and the kept values, with the reasons.
 
         Raises:
-            PrecisionConfigError: The config can never be right.
-            SyncError: The result would not pass Megatron's validation. The owners are as they were.
+            PrecisionConfigError: The config is wrong in any run.
+            SyncError: Megatron's validation or a rule refuses the result. The configs are restored.
         """
-        from bridge.sync.synchroniser import (
-            write_precision,  # a list of recipes does without the sync
-        )
+        # Listing recipes needs this module, and no sync.
+        from bridge.sync.synchroniser import write_precision
 
         self.finalize()
         report = write_precision(
@@ -88,16 +91,18 @@ class MixedPrecisionConfig(PrecisionConfig):
         return report
 
     def to_cfg_dict(self) -> dict[str, Any]:
-        """Return this config as Megatron Bridge's container writes its own class into a run's YAML.
+        """Return this config as an entry of the YAML file of a run of Megatron Bridge.
 
-        Megatron's containers call a method of this name on what they do not know how to write, and Megatron Bridge
-        builds only from targets of its own. Its class states every field, and ours leaves an unstated one to its owner:
-        such a field is written as what the owner holds after `setup`, and before it as a reference to the owner's own
-        value, which the reader of the YAML resolves.
+        Megatron's containers call a method of this name on objects that they cannot write. Megatron
+        Bridge builds only objects of its own classes from a file, so the entry names its class. That
+        class states every field, and ours leaves an unstated field to its owner. After `setup` such a
+        field is written with the owner's value. Before `setup` it is written as a reference to the
+        owner's value, which the reader of the file resolves.
 
         Returns:
-            ``_target_`` and every field of the peer's class, dtypes as `torch.dtype`. The fields from `tf32` on have no
-            place there: Megatron's own configs in the same run hold them once `setup` has written them.
+            ``_target_`` and every field of Megatron Bridge's class, with dtypes as `torch.dtype`. Its
+            class does not have the fields from `tf32` on. Megatron's configs in the same run have
+            them after `setup`.
         """
         without_place: list[str] = []
         for name in list_field_names(self):
@@ -114,23 +119,26 @@ class MixedPrecisionConfig(PrecisionConfig):
         return saved
 
     def _get_saved_value(self, name: str) -> Any:
-        """Return the value of a field of the peer's class with which the peer writes the values of our sync."""
-        switches = {
+        """Return the value for a field of Megatron Bridge's class.
+
+        With these values the sync of Megatron Bridge writes the same settings as ours.
+        """
+        is_family_on = {
             None: True,
             "fp8": self.fp8,
             "fp4": self.fp4,
             "low": get_low_precision_format(self),
         }
-        acts = bool(switches[FIELDS[name].family])
-        if name == "fp8_recipe" and not acts:
-            return None  # the optimizer takes any other for a run in FP8
+        has_effect = bool(is_family_on[FIELDS[name].family])
+        if name == "fp8_recipe" and not has_effect:
+            return None  # any other value makes the optimizer treat the run as one in FP8
         if name in MODE_DTYPE_FIELDS and not is_stated(self, name):
             return get_torch_dtype(get_mode(self))
-        if is_stated(self, name) or not acts or name not in OWNER_BY_FIELD:
+        if is_stated(self, name) or not has_effect or name not in OWNER_BY_FIELD:
             return getattr(self, name)
-        held: Mapping[str, Any] = vars(self).get("_held", {})
-        if name in held:
-            return held[name]
+        values_after_setup: Mapping[str, Any] = vars(self).get("_held", {})
+        if name in values_after_setup:
+            return values_after_setup[name]
         value = get_field_value(self, name)
         if name in LAYER_COUNTS and self.first_last_layers_bf16:
             value = 1
@@ -138,8 +146,9 @@ class MixedPrecisionConfig(PrecisionConfig):
 
 
 def find_config_faults(precision: PrecisionConfig) -> Sequence[Finding]:
-    """Return everything that can never be right about a precision, in any run, in the order of the rules."""
-    from bridge.rules.context import RuleContext  # a list of recipes does without the rules
+    """Return every fault of a precision that is wrong in any run, in the order of the rules."""
+    # Listing recipes needs this module, and no rules.
+    from bridge.rules.context import RuleContext
     from bridge.rules.rule import evaluate_rules
     from bridge.rules.rulebook import FINALIZE_RULES
 
@@ -150,18 +159,24 @@ def find_config_faults(precision: PrecisionConfig) -> Sequence[Finding]:
 
 
 REFERENCE_PREFIX = "${oc.select:"
-"""How a field that is left to its owner begins in a file."""
+"""The beginning of a reference to an owner's value in a file."""
 
 
 def format_reference(owner: str, name: str, otherwise: str) -> str:
-    """Return OmegaConf's text for what a field of a section holds; a model's fields may stand in its `transformer`."""
+    """Return OmegaConf's text for a reference to a field of a section.
+
+    Args:
+        owner: The section.
+        name: The field. A field of the model may be in its `transformer`.
+        otherwise: The value if the section does not have the field.
+    """
     if owner == "model":
         otherwise = f"{REFERENCE_PREFIX}model.transformer.{name},{otherwise}}}"
     return f"{REFERENCE_PREFIX}{owner}.{name},{otherwise}}}"
 
 
 def drop_references(fields: Mapping[Any, Any]) -> dict[Any, Any]:
-    """Return the fields of a saved precision without those that are left to their owner."""
+    """Return the fields of a saved precision without the references to owners."""
     kept = {}
     for name, value in fields.items():
         is_reference = isinstance(value, str) and value.startswith(REFERENCE_PREFIX)
@@ -171,24 +186,27 @@ def drop_references(fields: Mapping[Any, Any]) -> dict[Any, Any]:
 
 
 PEER_TARGET = "megatron.bridge.training.mixed_precision.MixedPrecisionConfig"
-"""Import path of Megatron Bridge's class of the same fields."""
+"""The import path of Megatron Bridge's class of the same name."""
 MODE_DTYPE_FIELDS = ("params_dtype", "pipeline_dtype")
 
 
 def _build_owner_table() -> dict[str, str]:
-    owner_of: dict[str, str] = {}
+    owner_by_field: dict[str, str] = {}
     for name, field in FIELDS.items():
         if field.subject is SCALER:
-            owner_of[name] = "optimizer"
+            owner_by_field[name] = "optimizer"
     for name, field in FIELDS.items():
         if field.family and field.twin is None and "recipe" not in name:
-            owner_of[name] = "model"
+            owner_by_field[name] = "model"
     for name in (*LAYER_COUNTS, "first_last_layers_bf16"):
-        owner_of[name] = "model"
+        owner_by_field[name] = "model"
     for name in ("fp8_param_gather", "fp4_param_gather", "reuse_grad_buf_for_mxfp8_param_ag"):
-        owner_of[name] = "ddp"
-    return owner_of
+        owner_by_field[name] = "ddp"
+    return owner_by_field
 
 
 OWNER_BY_FIELD = _build_owner_table()
-"""Field that an owner keeps where it is unstated -> that owner; an unstated scheme reads as at the peer."""
+"""Field whose unstated value is left to an owner -> the name of that owner.
+
+The scheme is not in it: an unstated scheme has the default of Megatron Bridge.
+"""

@@ -1,7 +1,7 @@
-"""Functions of recipes: where they are defined, and whether two come from one definition.
+"""Functions of recipes: their source location, and whether two come from the same definition.
 
-A definition may be run more than once: a cell of a notebook, or a file that was edited and loaded
-again. Then the later function replaces the earlier, and is no second recipe of the same name.
+A definition may run more than once: a notebook cell is run again, or an edited file is loaded again.
+Then the later function replaces the earlier one. It is not a second recipe of the same name.
 """
 
 import inspect
@@ -19,24 +19,24 @@ RecipeFunction = Callable[[], MixedPrecisionConfig]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceLocation:
-    """The place of a function."""
+    """The source location of a function."""
 
     function: RecipeFunction
     file: Path | None
-    """The file; None for a callable without a file."""
+    """The file. None: the callable has no file."""
     line: int | None
-    """The first line; None where the lines of the file are not there, as for a prompt."""
+    """The first line. None: there is no source text, as for a function of an interactive prompt."""
 
     @classmethod
     def from_function(cls, function: RecipeFunction) -> Self:
-        """Return the place of a function."""
+        """Return the source location of a function."""
         original = inspect.unwrap(function)
         file = line = None
         try:
             file = Path(inspect.getfile(original))
             line = inspect.getsourcelines(original)[1]
-        except (OSError, SyntaxError, TypeError):  # TypeError: a callable that is no function
-            pass
+        except (OSError, SyntaxError, TypeError):
+            pass  # no source text; TypeError: a callable that is no function
         return cls(function=function, file=file, line=line)
 
     def __str__(self) -> str:
@@ -48,54 +48,55 @@ class SourceLocation:
 
 
 def is_same_definition(first: RecipeFunction, second: RecipeFunction) -> bool:
-    """Return whether two functions come from one `def` that was run more than once."""
+    """Return whether two functions come from the same `def`, which ran more than once."""
     first, second = inspect.unwrap(first), inspect.unwrap(second)
     if first is second:
         return True
-    first_place, second_place = (
-        SourceLocation.from_function(first),
-        SourceLocation.from_function(second),
-    )
-    if first_place.file is None or second_place.file is None:
+    first_location = SourceLocation.from_function(first)
+    second_location = SourceLocation.from_function(second)
+    if first_location.file is None or second_location.file is None:
         return False
     if not _is_alike(first, second):
         return False
     is_same_module = first.__module__ == second.__module__
-    if not second_place.file.is_file():  # a notebook cell or an interactive prompt
+    if not second_location.file.is_file():  # a notebook cell or an interactive prompt
         return is_same_module
-    if first_place.file.resolve() != second_place.file.resolve():
-        return is_same_module and not first_place.file.is_file()
-    if second_place.line is not None and first_place.line == second_place.line:
+    if first_location.file.resolve() != second_location.file.resolve():
+        return is_same_module and not first_location.file.is_file()
+    if second_location.line is not None and first_location.line == second_location.line:
         return True
-    # The file was edited and loaded again, unless the function is there twice.
-    text = second_place.file.read_text(encoding="utf-8")
+    # The line differs: the file was edited and loaded again, or it has two functions of this name.
+    text = second_location.file.read_text(encoding="utf-8")
     definitions = re.findall(rf"^[ \t]*def {second.__name__}\b", text, re.MULTILINE)
     return len(definitions) < 2
 
 
 def _is_alike(first: RecipeFunction, second: RecipeFunction) -> bool:
-    """Return whether two functions have one name, and equal defaults and captured values.
+    """Return whether two functions have the same name, defaults and captured values.
 
-    They differ in functions that one `def` makes in a loop or a factory.
+    Defaults or captured values differ if a `def` in a loop or in a factory makes several functions.
     """
     if first.__qualname__ != second.__qualname__ or "<lambda>" in first.__qualname__:
         return False
-    return first.__defaults__ == second.__defaults__ and _get_captured_values(
-        first
-    ) == _get_captured_values(second)
+    if first.__defaults__ != second.__defaults__:
+        return False
+    return _get_captured_values(first) == _get_captured_values(second)
 
 
 def _get_captured_values(function: Any) -> list[object]:
-    """Return the values that a function took from the function around it."""
+    """Return the values that a function captured from the enclosing function."""
     return [cell.cell_contents for cell in function.__closure__ or ()]
 
 
 def require_no_arguments(function: RecipeFunction, name: str) -> None:
-    """Refuse a function that cannot be called without arguments; RecipeSourceError.
+    """Refuse a function that cannot be called without arguments.
 
     Args:
         function: The function of a recipe.
         name: The recipe's name, for the message.
+
+    Raises:
+        RecipeSourceError: The function needs arguments.
     """
     needed: list[str] = []
     for parameter in inspect.signature(function).parameters.values():

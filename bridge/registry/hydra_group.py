@@ -1,9 +1,10 @@
-"""The registry as a group of Hydra: registered recipes are options of `mixed_precision`, without a file per recipe.
+"""The registry as a group of Hydra: registered recipes are options of `mixed_precision`.
 
-Hydra asks its config sources, in the order of its search path, whether they have ``mixed_precision/bf16_mixed``.
-`RecipeSource` asks the registry, so that a recipe is an option from the moment it is registered, under each of its
-spellings. An application has the group after a call of `register_group`; its own files and nodes of the group come
-before the recipes. Hydra's plugin scan finds `RecipeSource` alone, which reads the search path of a sweep's processes.
+No recipe needs a file. For an option such as ``mixed_precision/bf16_mixed`` Hydra calls its config
+sources in the order of its search path. `RecipeSource` looks the option up in the registry, under
+every spelling of the name. An application has the group after a call of `register_group`. Its own
+files and nodes of the group come before the recipes. The processes of a sweep find `RecipeSource`
+by Hydra's scan for plugins, and get the search path from the main process.
 """
 
 from __future__ import annotations
@@ -23,22 +24,26 @@ from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSou
 from hydra.plugins.search_path_plugin import SearchPathPlugin
 from omegaconf import DictConfig
 
+from bridge.registry.composed import get_recipe_flag
 from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import (
     GROUP,
     REGISTRY,
     Recipe,
-    get_recipe_flag,
     is_auto,
     load_recipes_from,
 )
 
 URL_SCHEME = "recipes"
-"""Scheme of the entry on Hydra's search path: ``recipes://``."""
+"""The URL scheme of the entry on Hydra's search path: ``recipes://``."""
 
 
 def register_group(*recipes_from: str) -> None:
-    """Make the registered recipes options of the group `mixed_precision` in every composition from now on."""
+    """Make the registered recipes options of Hydra's group `mixed_precision`.
+
+    Args:
+        recipes_from: Modules or ``.py`` files that register further recipes.
+    """
     load_recipes_from(recipes_from)
     names: list[str] = []
     for name in recipes_from:
@@ -53,24 +58,24 @@ def register_group(*recipes_from: str) -> None:
 
 @contextmanager
 def restore_environment() -> Iterator[None]:
-    """Undo on leaving what a ``with`` block does to the environment: the next job of a sweep does not see it."""
+    """Restore the environment variables at the end of a ``with`` block, for the next job of a sweep."""
     before = dict(os.environ)
     try:
         yield
     finally:
-        # Not `clear`: the compiler of the kernel runs in a thread.
+        # `clear` would hide all variables from the thread that compiles the kernels.
         for key in os.environ.keys() - before.keys():
             del os.environ[key]
         os.environ.update(before)
 
 
 def _find_changed_variables(before: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment variables that have another value than before."""
+    """Return the environment variables that were added or changed since `before`."""
     return {key: value for key, value in os.environ.items() if before.get(key) != value}
 
 
 def _parse_option(config_path: str) -> str:
-    """Return the option of the group `mixed_precision` that a config path names; empty for another path."""
+    """Return the option of `mixed_precision` that a config path names, or "" for another path."""
     group, _, option = config_path.rpartition("/")
     if group != GROUP:
         return ""
@@ -78,16 +83,18 @@ def _parse_option(config_path: str) -> str:
 
 
 def find_recipe_name(config_path: str) -> str | None:
-    """Return the canonical name of the registered recipe that a config path names; None for another path."""
+    """Return the canonical name of the recipe that a config path names, or None for another path."""
     name = _parse_option(config_path)
-    if not name or name not in REGISTRY:  # another group's path does not load the registry
+    if (
+        not name or name not in REGISTRY
+    ):  # the first test keeps other paths from loading the registry
         return None
     return REGISTRY.recipe(name).name
 
 
 @dataclass(frozen=True, kw_only=True)
 class _CachedRecipe:
-    """A recipe as the registry made it."""
+    """A recipe with the config that its function made."""
 
     recipe: Recipe
     config: MixedPrecisionConfig
@@ -96,16 +103,17 @@ class _CachedRecipe:
 
 
 class RecipeSource(ConfigSource):
-    """Search-path entry ``recipes://``; what follows, separated like PATH, is loaded first.
+    """The config source of the search-path entry ``recipes://``.
 
-    The names are part of the entry so that they reach the processes of a sweep, which compose their configs themselves.
+    Modules and files after the scheme, separated like PATH, are loaded first. They are part of the
+    entry because the processes of a sweep get only the entry, and compose their configs themselves.
     """
 
     def __init__(self, provider: str, path: str) -> None:
         super().__init__(provider, path)
         load_recipes_from(filter(None, self.path.split(os.pathsep)))
         self.made: dict[str, _CachedRecipe] = {}
-        """Canonical name -> the recipe as it was made last."""
+        """Canonical name -> the recipe with the config that was made last."""
 
     def __reduce__(self) -> tuple[type[RecipeSource], tuple[str, str]]:
         return RecipeSource, (self.provider, self.full_path())
@@ -123,13 +131,14 @@ class RecipeSource(ConfigSource):
         return True
 
     def is_group(self, config_path: str) -> bool:
-        """Return whether the path is the group, or what holds it."""
+        """Return whether the path is the group, or the root that contains it."""
         return config_path.strip("/") in ("", GROUP)
 
     def is_config(self, config_path: str) -> bool:
-        """Return whether the path names a registered recipe, in any of its spellings, or asks for a choice.
+        """Return whether the path names a registered recipe, or ``auto``.
 
-        Hydra's ConfigStore is last on the search path; a node that the application keeps there is not hidden.
+        Hydra's ConfigStore comes after this source on the search path. So a node of the application
+        in the store is left to the store.
         """
         option = _parse_option(config_path)
         if not option:
@@ -140,9 +149,10 @@ class RecipeSource(ConfigSource):
         return is_auto(option) or option in REGISTRY
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """Return the fields that the recipe states, as plain data; none for a choice, which is made later.
+        """Return the fields that the recipe states, as plain data.
 
-        The node is open: a field that the recipe leaves unstated can be overridden too.
+        ``auto`` has no fields, because the recipe is chosen later. The node is not a struct, so that
+        fields that the recipe does not state can be overridden too.
         """
         name = find_recipe_name(config_path)
         if name is None and not is_auto(_parse_option(config_path)):
@@ -157,15 +167,16 @@ class RecipeSource(ConfigSource):
         )
 
     def recipe(self, name: str) -> MixedPrecisionConfig:
-        """Return a recipe by its canonical name, with the environment variables set that it sets itself."""
+        """Return the config of a recipe, and set the environment variables that its function sets."""
         made = self._get_or_make(name)
         os.environ.update(made.variables)
         return made.config
 
     def _get_or_make(self, name: str) -> _CachedRecipe:
-        """Return a recipe, made once unless its name is registered again.
+        """Return a recipe with its config, which is made again only if the recipe was replaced.
 
-        Its environment variables are only noted: a sweep composes all of its jobs before the first one runs.
+        The environment variables are recorded and not set. A sweep composes all of its jobs before
+        the first job runs.
         """
         recipe = REGISTRY.recipe(name)
         if name in self.made and self.made[name].recipe is recipe:
@@ -178,7 +189,10 @@ class RecipeSource(ConfigSource):
         return self.made[name]
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """Return the canonical names of the recipes; at the root the group itself, once a recipe was chosen."""
+        """Return the canonical names of the recipes.
+
+        At the root it returns the group, once a recipe was chosen.
+        """
         if config_path.strip("/") == GROUP:
             if results_filter == ObjectType.GROUP:
                 return []
@@ -189,9 +203,10 @@ class RecipeSource(ConfigSource):
 
 
 class RecipeSearchPath(SearchPathPlugin):
-    """Puts the registry on Hydra's search path, behind the primary config's folder, once `register_group` was called.
+    """Adds the registry to Hydra's search path, after the folder of the primary config.
 
-    Without the call an application keeps a key `mixed_precision` of its own: ``mixed_precision=fp16`` sets its value.
+    `register_group` registers this plugin. Without that call an application can have a plain key
+    `mixed_precision`, and ``mixed_precision=fp16`` sets its value.
     """
 
     recipes_from: ClassVar[tuple[str, ...]] = ()

@@ -1,8 +1,9 @@
-"""The recipe that a precision without a name is nearest to, and the fields in which it differs from it.
+"""The recipe that is nearest to a precision without a recipe name, and the differing fields.
 
-    nearest_label(config)    # "bf16_with_mxfp8_mixed, but grad_reduce_in_fp32=False"
+    format_nearest_label(config)    # "bf16_with_mxfp8_mixed, but grad_reduce_in_fp32=False"
 
-A config that another program saved states every field and names no recipe. A reader knows it by the recipe it is.
+A config that another program saved states every field and names no recipe. The name of the nearest
+recipe tells a reader more than the list of fields.
 """
 
 import warnings
@@ -23,7 +24,7 @@ from bridge.registry.registry import REGISTRY
 from bridge.rules.inert import find_inert_fields
 
 MODE_DTYPE_FIELDS = ("params_dtype", "pipeline_dtype", "autocast_dtype")
-"""Dtypes that are those of the mode where nothing states them."""
+"""Fields whose dtype follows from the mode if they are not stated."""
 
 
 def _list_second_names() -> tuple[str, ...]:
@@ -35,13 +36,13 @@ def _list_second_names() -> tuple[str, ...]:
 
 
 SECOND_NAMES = _list_second_names()
-"""Second names of settings that have two."""
+"""The second name of each setting that has two names."""
 MAX_LISTED_FIELDS = 3
-"""Fields that a label without a recipe still lists by themselves."""
+"""The largest number of stated fields that a label lists without naming a recipe."""
 
 
 def format_nearest_label(config: PrecisionConfig) -> str:
-    """Return the label of a config; many fields without a recipe's name are named by the nearest recipe."""
+    """Return the label of a config. Many fields without a recipe are named by the nearest recipe."""
     if get_recipe_name(config) is not None or len(config.stated) <= MAX_LISTED_FIELDS:
         return format_label(config)
     name = find_nearest_recipe(config)
@@ -54,7 +55,7 @@ def format_nearest_label(config: PrecisionConfig) -> str:
 
 
 def format_owner_label(model: Mapping[str, Any]) -> str:
-    """Return the label of a run without a recipe: mode and scheme as the model's config holds them."""
+    """Return the label of a run without a recipe: the mode and the scheme of its model config."""
     mode = "fp32"
     if model["bf16"]:
         mode = "bf16"
@@ -68,9 +69,9 @@ def format_owner_label(model: Mapping[str, Any]) -> str:
 
 
 def find_nearest_recipe(config: PrecisionConfig) -> str | None:
-    """Return the name of the recipe of the same mode, format and scheme with the fewest other differences.
+    """Return the name of the recipe with the fewest differing fields.
 
-    It is None where no recipe has the same mode, format and scheme.
+    It must have the same mode, format and scheme. The result is None if no recipe has.
     """
     nearest: str | None = None
     fewest = 0
@@ -85,14 +86,14 @@ def find_nearest_recipe(config: PrecisionConfig) -> str | None:
 
 
 def list_differing_fields(config: PrecisionConfig, recipe: PrecisionConfig) -> list[str]:
-    """Return the fields whose values differ and act in either run, in order of declaration."""
+    """Return the differing fields that have an effect in one of the two runs, in order of declaration."""
     without_effect = find_inert_fields(config).keys() & find_inert_fields(recipe).keys()
     ignored = {*MODE_SWITCHES, *SECOND_NAMES, *without_effect}
     differing: list[str] = []
     for name in list_field_names(config):
-        if name not in ignored and _get_effective_value(config, name) != _get_effective_value(
-            recipe, name
-        ):
+        if name in ignored:
+            continue
+        if _get_effective_value(config, name) != _get_effective_value(recipe, name):
             differing.append(name)
     return differing
 
@@ -105,9 +106,9 @@ def _get_recipe_quietly(name: str) -> PrecisionConfig:
 
 def has_same_computation(first: PrecisionConfig, second: PrecisionConfig) -> bool:
     """Return whether two configs have the same mode, low-precision format and scaling scheme."""
-    if get_mode(first) != get_mode(second) or get_low_precision_format(
-        first
-    ) != get_low_precision_format(second):
+    if get_mode(first) != get_mode(second):
+        return False
+    if get_low_precision_format(first) != get_low_precision_format(second):
         return False
     return get_scheme(first) == get_scheme(second)
 

@@ -1,7 +1,7 @@
 """Megatron Bridge's `MixedPrecisionConfig`, read into ours.
 
-Recipes and model providers stay with Megatron Bridge, so its class meets ours in one program. Its objects are
-recognised by their class, and read without importing it.
+A program can use recipes and model providers of Megatron Bridge together with this package. Objects
+of Megatron Bridge's class are recognised by the name of their class, and read without importing it.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ from bridge.registry.config import MixedPrecisionConfig
 
 PEER_SOURCE = "Megatron Bridge's config"
 MIRRORED_FIELDS = ("fp8_param", "fp4_param")
-"""Fields that the peer's class keeps equal to the gather of the same family, and leaves None until `finalize`."""
+"""Fields that Megatron Bridge's class fills from the gather field of the same family in `finalize`."""
 
 
 class PeerConfig(Protocol):
@@ -32,13 +32,12 @@ class PeerConfig(Protocol):
 
 
 def is_peer_config(value: object) -> TypeGuard[PeerConfig]:
-    """Return whether `value` is an object of a dataclass `MixedPrecisionConfig` of a module of `megatron.bridge`."""
+    """Return whether an object is of Megatron Bridge's dataclass `MixedPrecisionConfig`."""
     if not dataclasses.is_dataclass(type(value)):
         return False
     for base in type(value).__mro__:
-        if base.__name__ == "MixedPrecisionConfig" and f"{base.__module__}.".startswith(
-            "megatron.bridge."
-        ):
+        is_of_peer = f"{base.__module__}.".startswith("megatron.bridge.")
+        if is_of_peer and base.__name__ == "MixedPrecisionConfig":
             return True
     return False
 
@@ -46,22 +45,22 @@ def is_peer_config(value: object) -> TypeGuard[PeerConfig]:
 def from_peer(config: PeerConfig, recipes: Iterable[PrecisionConfig] = ()) -> MixedPrecisionConfig:
     """Return the config that an object of Megatron Bridge's class describes.
 
-    The object does not say which fields were stated. Stated are:
+    The object does not record which fields were stated. These fields count as stated:
 
     - the mode switches, and the scheme of a format that is on;
-    - both counts of kept layers where either is away from the peer's default;
-    - every other field away from the peer's default;
-    - of an object that was made from a recipe, every field that differs from the recipe.
+    - both counts of kept layers, if one of them differs from its default;
+    - every other field that differs from its default;
+    - every field that differs from the recipe, if the object was made from a recipe.
 
-    In an object that was made from no recipe a default may have been stated: such a field is
-    `untold`.
+    If the object was made from no recipe, a field at its default may have been stated too. Such
+    fields are marked as ambiguous.
 
     Args:
         config: The object.
-        recipes: Recipes that it may have been made from.
+        recipes: Recipes that the object may have been made from.
 
     Raises:
-        UnknownFieldError: A field away from its default that has no counterpart here.
+        UnknownFieldError: A field that differs from its default has no counterpart here.
     """
     values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     stated = _find_non_default_fields(config, values)
@@ -85,7 +84,7 @@ def from_peer(config: PeerConfig, recipes: Iterable[PrecisionConfig] = ()) -> Mi
 
 
 def _find_non_default_fields(config: PeerConfig, values: Mapping[str, Any]) -> set[str]:
-    """Return the fields that count as stated by their values alone."""
+    """Return the fields that count as stated because of their values."""
     stated: set[str] = set()
     for field in dataclasses.fields(config):
         if values[field.name] != get_field_default(field) or field.name in MODE_SWITCHES:
@@ -103,22 +102,22 @@ def _find_changes_to_recipe(
 ) -> list[str] | None:
     """Return the fields that differ from the recipe that an object was made from.
 
-    It is made from the recipe that differs in the fewest fields, and in fewer than half as many as
-    the recipe has away from their defaults. Without such a recipe the answer is None.
+    The recipe is the one with the fewest differing fields. They must be fewer than half of the fields
+    in which the recipe differs from the defaults. The result is None if there is no such recipe.
     """
     nearest: list[str] | None = None
     for recipe in recipes:
-        count = 0
+        recipe_field_count = 0
         for name, value in get_stated_values(recipe).items():
             if value != FIELDS[name].default:
-                count += 1
+                recipe_field_count += 1
         changed: list[str] = []
         for name, value in values.items():
             if name not in FIELDS or name in MIRRORED_FIELDS:
                 continue
             if check_value(recipe, name, value) != get_field_value(recipe, name):
                 changed.append(name)
-        is_alike = 2 * len(changed) < count
+        is_alike = 2 * len(changed) < recipe_field_count
         if is_alike and (nearest is None or len(changed) < len(nearest)):
             nearest = changed
     return nearest

@@ -1,4 +1,4 @@
-"""The registry: recipe names, their functions, and where they come from.
+"""The registry: the names of recipes, and their functions.
 
     @register
     def my_recipe() -> MixedPrecisionConfig:
@@ -7,8 +7,9 @@
 
     get_mixed_precision_config("my_recipe")
 
-Recipes arrive by import of a module that decorates them, by an installed plugin (entry-point group `bridge.recipes`,
-the built-in ones too), or from a module or file named in `BRIDGE_RECIPES` or in a run's `recipes_from`.
+A recipe is registered when its module is imported. The registry imports the modules of installed
+plugins (entry-point group `bridge.recipes`, which the built-in recipes use too) and the modules and
+files that `BRIDGE_RECIPES` or a run's `recipes_from` names.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from bridge.registry.definition import (
 from bridge.registry.peer import PeerConfig, from_peer, is_peer_config
 
 RECIPES_VARIABLE = "BRIDGE_RECIPES"
-"""Modules and files of recipes, separated like PATH (``:``; ``;`` on Windows)."""
+"""The variable with modules and files of recipes, separated like PATH (``:``; ``;`` on Windows)."""
 
 GROUP = "mixed_precision"
 """Hydra's group of recipes, and the key of its node in a composed config."""
@@ -58,16 +59,19 @@ REFUSED_ALIASES = {
     "fp8_cs": "Megatron Bridge's performance scripts mean bf16_with_fp8_current_scaling_mixed with "
     "first_last_layers_bf16=False by it. Choose that recipe, and state that field."
 }
-"""Short name of Megatron Bridge's performance scripts that means a recipe with another field -> the remedy.
+"""Short name of Megatron Bridge's performance scripts that is not an alias here -> the remedy.
 
-Source: scripts/performance/utils/precision.py, 2026-08-22; its other short names are aliases of the recipes they mean.
+The scripts change a field of the recipe that the name stands for. Their other short names are
+aliases here.
+
+Source: scripts/performance/utils/precision.py, 2026-08-22.
 """
 
 log = logging.getLogger(__name__)
 
 RecipeFunctionT = TypeVar("RecipeFunctionT", bound=RecipeFunction)
 NameOrNames: TypeAlias = str | Iterable[str]
-"""One word, or several."""
+"""One name, or several names."""
 
 _recipes_in_progress: ContextVar[tuple[str, ...]] = ContextVar("_being_made", default=())
 """Names of the recipes whose functions are running, the outermost first."""
@@ -84,17 +88,17 @@ class Recipe:
 
     @property
     def summary(self) -> str:
-        """First line of the function's docstring."""
+        """The first line of the function's docstring."""
         return (inspect.getdoc(self.function) or "").partition("\n")[0]
 
     @property
     def place(self) -> str:
-        """``file:line`` of the function."""
+        """The location of the function, ``file:line``."""
         return str(SourceLocation.from_function(self.function))
 
 
 def load_recipes_from(names: str | Iterable[str], *, key: str = "recipes_from") -> None:
-    """Import modules or files, so that the recipes that they register are known.
+    """Import modules or files, which register recipes.
 
     Args:
         names: Dotted names of modules, or paths of ``.py`` files.
@@ -120,7 +124,7 @@ def load_recipes_from(names: str | Iterable[str], *, key: str = "recipes_from") 
             remedy = "Give a module that can be imported, or the path of a .py file."
             raise RecipeSourceError(f"{key}: there is no module {name!r}. {remedy}") from None
         except BridgeError:
-            raise  # its message names the fault and the place
+            raise  # its message already names the fault and the location
         except (Exception, SystemExit) as error:
             why = f"{type(error).__name__}: {error}"
             raise RecipeSourceError(
@@ -129,7 +133,7 @@ def load_recipes_from(names: str | Iterable[str], *, key: str = "recipes_from") 
 
 
 def _import_file(path: Path) -> None:
-    """Import a file under a name of its own; nothing for a file that is imported already."""
+    """Import a file under a unique module name, unless the file is imported already."""
     path = path.resolve()
     for module in list(sys.modules.values()):
         if getattr(module, "__file__", None) == str(path):
@@ -150,20 +154,21 @@ def _import_file(path: Path) -> None:
 class Registry:
     """Recipes by their names. Every lookup makes a fresh config.
 
-    Installed plugins and what `BRIDGE_RECIPES` names are loaded once, on first use. A source that fails is logged and
-    does not stop the others.
+    Installed plugins and the entries of `BRIDGE_RECIPES` are loaded once, on first use. A plugin or
+    entry that fails is logged, and the others are loaded.
     """
 
     def __init__(self, *, plugins: bool = True) -> None:
         self.broken: dict[str, str] = {}
-        """Plugin, or entry of the variable -> why it was not loaded."""
+        """Plugin or entry of `BRIDGE_RECIPES` -> why it was not loaded."""
         self._recipes: dict[str, Recipe] = {}
         self._aliases: dict[str, str] = {}
         self._is_loaded = not plugins
         self._lock = threading.RLock()
 
     def _load(self) -> None:
-        # Other threads wait for the first. A source that is loaded may itself look recipes up.
+        # Other threads wait for the first. The lock is reentrant, because a source may look up
+        # recipes while it is loaded.
         with self._lock:
             if self._is_loaded:
                 return
@@ -176,7 +181,10 @@ class Registry:
                     self._load_source(f"{RECIPES_VARIABLE} entry {name!r}", load)
 
     def _load_source(self, source: str, load: Callable[[], object]) -> None:
-        """Load the recipes of a plugin or of an entry of the variable: all of them or, after an error, none."""
+        """Load the recipes of a plugin or of an entry of `BRIDGE_RECIPES`.
+
+        After an error none of its recipes is registered.
+        """
         recipes, aliases = dict(self._recipes), dict(self._aliases)
         try:
             load()
@@ -185,7 +193,7 @@ class Registry:
             if isinstance(error, BridgeError):
                 why = str(error)
             self.broken[source] = why
-            # The first half of a plugin may need its second.
+            # A recipe of the plugin may need another one that was not registered.
             self._recipes, self._aliases = recipes, aliases
             log.warning("Recipes not loaded: %s: %s", source, why)
 
@@ -210,17 +218,20 @@ class Registry:
         tags: NameOrNames = (),
         aliases: NameOrNames = (),
     ) -> RecipeFunctionT | Callable[[RecipeFunctionT], RecipeFunctionT]:
-        """Register a function that returns a `MixedPrecisionConfig`; use it bare or with arguments.
+        """Register a function that returns a `MixedPrecisionConfig`, as a decorator.
+
+        The decorator can be used with and without arguments.
 
         Args:
-            function: The function; its name becomes the recipe's.
-            name: Another name than the function's.
+            function: The function. The recipe gets its name.
+            name: Another name for the recipe.
             tags: Words to group recipes by.
             aliases: Further names.
 
         Raises:
-            DuplicateRecipeError: Another function already has the name. Running the same definition again, as in a
-                notebook, replaces it.
+            DuplicateRecipeError: Another function already has the name. The same definition that is
+                run again, as in a notebook, replaces the earlier function.
+            RecipeSourceError: The object is no function with a name, or needs arguments.
         """
         if function is None:
             return functools.partial(self.register, name=name, tags=tags, aliases=aliases)
@@ -242,7 +253,12 @@ class Registry:
         return cast("RecipeFunctionT", recipe.function)
 
     def add(self, recipe: Recipe) -> None:
-        """Add a recipe under its name and aliases; all or nothing, also where several threads add recipes."""
+        """Add a recipe under its name and all of its aliases.
+
+        Raises:
+            DuplicateRecipeError: Another function has one of the names. Nothing is added.
+            RecipeSourceError: A name has a forbidden character. Nothing is added.
+        """
         with self._lock:
             for name in (recipe.name, *recipe.aliases):
                 if not name.replace("_", "a").isidentifier():
@@ -257,7 +273,11 @@ class Registry:
                 self._aliases[alias] = recipe.name
 
     def remove(self, name: str) -> None:
-        """Take a recipe and its aliases out again; UnknownRecipeError for an unknown name."""
+        """Remove a recipe and its aliases.
+
+        Raises:
+            UnknownRecipeError: There is no such recipe.
+        """
         with self._lock:
             recipe = self.recipe(name)
             del self._recipes[recipe.name]
@@ -267,7 +287,11 @@ class Registry:
         return {alias: target for alias, target in self._aliases.items() if target != name}
 
     def recipe(self, name: str) -> Recipe:
-        """Return the recipe of a name or alias, in either spelling; UnknownRecipeError for an unknown name."""
+        """Return the recipe of a name or alias, with underscores or hyphens.
+
+        Raises:
+            UnknownRecipeError: There is no such recipe.
+        """
         self._load()
         wanted = canonicalise_name(name)
         recipe = self._recipes.get(self._aliases.get(wanted, wanted))
@@ -276,7 +300,7 @@ class Registry:
         return recipe
 
     def _unknown(self, name: str) -> UnknownRecipeError:
-        """Return the error about a name that no recipe has."""
+        """Return the error about an unknown name, with a remedy or close matches."""
         sentence = f"Unknown mixed-precision recipe {name!r}."
         remedy = REFUSED_ALIASES.get(canonicalise_name(name))
         if remedy is not None:
@@ -289,13 +313,13 @@ class Registry:
         """Return a fresh config of a recipe.
 
         Raises:
-            UnknownRecipeError: No such recipe.
-            RecipeSourceError: The recipe asks for itself, or its function returns no config.
+            UnknownRecipeError: There is no such recipe.
+            RecipeSourceError: The recipe is built on itself, or its function returns no config.
         """
         recipe = self.recipe(name)
-        outer = _recipes_in_progress.get()
-        if recipe.name in outer:
-            between = outer[outer.index(recipe.name) + 1 :]
+        in_progress = _recipes_in_progress.get()
+        if recipe.name in in_progress:
+            between = in_progress[in_progress.index(recipe.name) + 1 :]
             through = ""
             if between:
                 through = f" through {', '.join(map(repr, between))}"
@@ -303,8 +327,9 @@ class Registry:
                 f"Recipe {recipe.name!r} ({recipe.place}): asks for itself{through}. "
                 "Build it on another recipe, or return a MixedPrecisionConfig."
             )
-        token = _recipes_in_progress.set((*outer, recipe.name))
+        token = _recipes_in_progress.set((*in_progress, recipe.name))
         try:
+            # A function that was set through `MIXED_PRECISION_RECIPES` is not wrapped yet.
             config = _wrap_recipe_function(recipe.function, recipe.name)()
         finally:
             _recipes_in_progress.reset(token)
@@ -333,7 +358,7 @@ class Registry:
 
     @property
     def listing_hint(self) -> str:
-        """How to list the recipes and how to add some, as a sentence."""
+        """A sentence that says how to list the recipes and how to add one."""
         count = len(self.names())
         return (
             f"`precision-bridge recipes` lists all {count}; {RECIPES_VARIABLE}=FILE.py adds yours."
@@ -348,9 +373,10 @@ class Registry:
 
 
 class RecipeMapping(MutableMapping[str, RecipeFunction]):
-    """The registry as a mapping from name to function, as Megatron Bridge's module variable is one.
+    """The registry as a mapping from name to function, like the module variable of Megatron Bridge.
 
-    Iteration yields every name as there, once with underscores and once with hyphens; aliases can be looked up too.
+    As in Megatron Bridge, iteration yields every name twice: with underscores and with hyphens.
+    Aliases can be looked up too, but iteration does not yield them.
     """
 
     def __init__(self, registry: Registry) -> None:
@@ -382,29 +408,29 @@ class RecipeMapping(MutableMapping[str, RecipeFunction]):
         return f"{type(self).__name__}({', '.join(self._registry.names())})"
 
     def copy(self) -> dict[str, RecipeFunction]:
-        """Return a plain dictionary of what is registered now, under both spellings."""
+        """Return the registered functions as a dictionary, under both spellings of each name."""
         return dict(self)
 
 
 def canonicalise_name(name: str) -> str:
-    """Return the canonical spelling of a recipe's name: lower case, underscores for hyphens."""
+    """Return the canonical spelling of a recipe's name: lower case, with underscores."""
     return name.strip().lower().replace("-", "_")
 
 
-def _to_tuple(words: NameOrNames) -> tuple[str, ...]:
-    if isinstance(words, str):
-        return (words,)
-    return tuple(words)
+def _to_tuple(names: NameOrNames) -> tuple[str, ...]:
+    if isinstance(names, str):
+        return (names,)
+    return tuple(names)
 
 
 def _wrap_recipe_function(function: RecipeFunction, name: str) -> RecipeFunction:
-    """Return the function with configs that are fresh and know the recipe's name."""
+    """Return a function whose configs are fresh copies and have the recipe's name as their source."""
 
     @functools.wraps(function)
     def recipe(*args: Any, **options: Any) -> MixedPrecisionConfig:
         config = function(*args, **options)
         if isinstance(config, MixedPrecisionConfig):
-            config = copy.copy(config)  # fresh even where the function hands out one object
+            config = copy.copy(config)  # the function may return the same object each time
             mark_recipe(config, name)
         return config
 
@@ -412,7 +438,7 @@ def _wrap_recipe_function(function: RecipeFunction, name: str) -> RecipeFunction
 
 
 BUILT_IN_PREFIX = "precision_bridge_recipes."
-"""Modules of the recipes that Megatron Bridge has too."""
+"""Prefix of the modules with the built-in recipes, which Megatron Bridge has too."""
 REGISTRY = Registry()
 MIXED_PRECISION_RECIPES = RecipeMapping(REGISTRY)
 register = REGISTRY.register
@@ -421,14 +447,16 @@ register = REGISTRY.register
 def get_mixed_precision_config(
     name: str | MixedPrecisionConfig | PeerConfig,
 ) -> MixedPrecisionConfig:
-    """Return a fresh config of the registered recipe `name`; a config is returned as it is.
+    """Return the precision config of a recipe's name, or of a config.
 
     Args:
-        name: A recipe's name, a config, or an object of Megatron Bridge's class, which is read into a new config.
+        name: A recipe's name, for which a fresh config is made. A `MixedPrecisionConfig`, which is
+            returned as it is. Or an object of Megatron Bridge's class, which is read into a new
+            config.
 
     Raises:
-        UnknownRecipeError: No such recipe (a ValueError).
-        PrecisionTypeError: Neither a name nor a config.
+        UnknownRecipeError: There is no such recipe. The error is also a ValueError.
+        PrecisionTypeError: The argument is neither a name nor a config.
     """
     if isinstance(name, MixedPrecisionConfig):
         return name
@@ -447,10 +475,5 @@ def get_mixed_precision_config(
 
 
 def is_auto(name: object) -> bool:
-    """Return whether a recipe's name asks for a choice: auto, auto:fp8, auto:fastest, auto:stable."""
+    """Return whether a name is a request to choose a recipe: auto, auto:fp8, auto:fastest, auto:stable."""
     return isinstance(name, str) and name.partition(":")[0].strip().lower() == "auto"
-
-
-def get_recipe_flag(name: str) -> str:
-    """Return the flag of OmegaConf that the group sets on the node of a recipe; it survives merges and pickles."""
-    return f"recipe:{name}"

@@ -4,9 +4,10 @@
       - until: 0.9           # a share of the steps, or the number of a step
       - recipe: bf16_mixed   # the rest of the run
 
-The first phase trains in the run's own `mixed_precision`. A later phase changes the fields of the model config that
-Megatron reads in every forward pass; everything that is fixed once the model is built has to be equal in all phases.
-Whether it is, is decided before the run: each phase is planned by the synchroniser, and the plans are compared.
+The first phase trains in the run's own `mixed_precision`. A later phase changes the fields of the
+model config that Megatron reads in every forward pass. All other fields are fixed when the model is
+built, and must have the same values in all phases. This is checked before the run: the sync of each
+phase is planned, and the plans are compared.
 """
 
 import copy
@@ -35,22 +36,25 @@ from bridge.sync.owner import Owner, OwnerValues, is_same_value
 from bridge.sync.sync_plan import plan_sync
 
 LIVE_FIELDS = tuple(name for name, field in FIELDS.items() if field.is_live)
-"""Fields of the model config that decide again in every forward pass.
+"""Fields of the model config that Megatron reads in every forward pass.
 
 Source: megatron-core 0.16.1 transformer_block.py:717-758, fp8_utils.py:541-654, fp4_utils.py:85-140. The two settings
 of FP8 attention are fixed: attention layers read them when they are built."""
 
 _UNREAD_ATTRIBUTES = frozenset({("optimizer", "fp8_recipe")})
-"""Read when the optimizer is made, and about weights stored in FP8 only: (role, attribute)."""
+"""(owner name, attribute) that Megatron reads only when it makes the optimizer.
+
+Its value matters only for weights stored in FP8. So it may differ between phases.
+"""
 
 _MODULES_ATTRIBUTE = ("model", "quant_recipe")
-"""The attribute that holds `modules`: (role, attribute)."""
+"""(owner name, attribute) of the attribute that holds `modules`."""
 _MAX_LISTED = 3
-"""Settings that a refusal lists; the others are counted."""
+"""The number of settings that a refusal lists. The others are counted."""
 _PHASE_KEYS = ("until", "recipe")
 _SCHEDULE_PATH = "precision_schedule"
 _ValuesByAttribute = Mapping[tuple[str, str], Any]
-"""(role, attribute) -> value."""
+"""(owner name, attribute) -> value."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +69,7 @@ class Phase:
     """The last step."""
     precision: MixedPrecisionConfig
     values: Mapping[str, Any]
-    """Field of the model config, one of `SWITCHED` -> its value in this phase."""
+    """Field of `LIVE_FIELDS` -> its value in this phase."""
 
     def __str__(self) -> str:
         steps = f"steps {self.first}-{self.last}"
@@ -83,19 +87,20 @@ class PrecisionSchedule:
         train_step(...)
 
     Args:
-        rows: One mapping a phase, with `until` (not in the last one) and `recipe` (a name; in the first phase absent,
-            or equal to the run's). A later phase may state further fields over its recipe.
-        precision: The run's own precision, that of the first phase.
-        train_iters: Steps of the whole run.
-        model: The run's model config, with or without the precision of the first phase in it.
+        rows: One mapping for each phase. It has `until`, except in the last phase, and `recipe`, a
+            name. The first phase has no `recipe`, or that of the run. A later phase may state
+            further fields over its recipe.
+        precision: The precision of the run, which the first phase uses.
+        train_iters: The number of steps of the run.
+        model: The model config of the run, before or after the sync of the first phase.
         optimizer: The optimizer config, or None.
         ddp: The DDP config, or None.
 
     Raises:
-        RunConfigError: Rows that describe no schedule.
-        UnknownRecipeError: No such recipe.
-        PrecisionConfigError: The precision of a phase can never be right.
-        SyncCheckError: A phase needs another value of a field that is fixed once the model is built.
+        RunConfigError: The rows describe no schedule.
+        UnknownRecipeError: There is no such recipe.
+        PrecisionConfigError: The precision of a phase is wrong in any run.
+        SyncCheckError: A phase needs another value of a field that is fixed.
     """
 
     def __init__(
@@ -110,9 +115,9 @@ class PrecisionSchedule:
     ) -> None:
         objects = {"model": model, "optimizer": optimizer, "ddp": ddp}
         owners: list[OwnerValues] = []
-        for role, target in objects.items():
-            if target is not None:
-                owners.append(Owner(role, target).read())
+        for owner_name, config in objects.items():
+            if config is not None:
+                owners.append(Owner(owner_name, config).read())
         first = None
         if precision is not None:
             first = get_mixed_precision_config(precision)
@@ -122,7 +127,7 @@ class PrecisionSchedule:
         self._entered: Phase | None = None
 
     def phase_at(self, step: int) -> Phase:
-        """Return the phase of a step, the last phase for steps beyond the end."""
+        """Return the phase of a step. Steps after the end of the run belong to the last phase."""
         for phase in self.phases:
             if step <= phase.last:
                 return phase
@@ -138,17 +143,21 @@ class PrecisionSchedule:
         return copies
 
     def bind(self, model: Any) -> None:
-        """Write into another model config from now on: the copy that the model was built with, for example."""
+        """Make `apply` write into another model config, for example the copy that the model was built with."""
         self._model, self._entered = model, None
 
     def apply(self, step: int) -> Phase | None:
-        """Write the precision of a step into the model config; call it before the step.
+        """Write the precision of a step into the model config. Call it before the step.
 
         Args:
-            step: Number of the step about to run, from 1 on.
+            step: The number of the next step, from 1.
 
         Returns:
-            The phase that begins or is continued with this call, None where the last call left off in it.
+            The phase of the step if its values were written. None: the last call was in the same
+            phase.
+
+        Raises:
+            PrecisionTypeError: `step` is no step number.
         """
         if not isinstance(step, int) or isinstance(step, bool) or step < 1:
             rule = "must be the number of a step, from 1 on"
@@ -169,7 +178,11 @@ class PrecisionSchedule:
 
 
 def _check_rows(rows: Any) -> list[dict[str, Any]]:
-    """Return the rows of a schedule; RunConfigError where they describe none."""
+    """Return the rows of a schedule after checking them.
+
+    Raises:
+        RunConfigError: The rows describe no schedule.
+    """
     if not isinstance(rows, list | tuple) or len(rows) < 2:
         remedy = "Write [{until: 0.9}, {recipe: bf16_mixed}]."
         raise RunConfigError.of(
@@ -194,7 +207,7 @@ def _check_rows(rows: Any) -> list[dict[str, Any]]:
 
 
 def _require_known_keys(row: Mapping[str, Any], path: str, *, is_first: bool) -> None:
-    """Refuse a key that the phase does not have: fields of a precision stand in later phases alone."""
+    """Refuse a key that a phase does not have. Only later phases state fields of a precision."""
     known: tuple[str, ...] = (*_PHASE_KEYS, *FIELD_DEFAULTS)
     if is_first:
         known = _PHASE_KEYS
@@ -221,19 +234,28 @@ def _require_until(row: Mapping[str, Any], path: str, *, is_last: bool) -> None:
 
 
 def _compute_last_step(until: Any, path: str, *, after: int, train_iters: int) -> int:
-    """Return the last step of a phase by its `until`, a share of the steps or the number of a step."""
+    """Return the last step of a phase.
+
+    Args:
+        until: A share of the steps of the run, or the number of a step.
+        path: The setting, for messages.
+        after: The last step of the phase before.
+        train_iters: The number of steps of the run.
+    """
     is_share = isinstance(until, float) and 0 < until < 1
     if not is_share and (not isinstance(until, int) or isinstance(until, bool)):
         rule = "must be a share of the steps (0 to 1) or a step"
         raise RunConfigError.of(path, rule, until, "Write 0.9 or 900.")
     last = int(until)
-    shown = until
+    value_text = until
     if is_share:
         last = round(until * train_iters)
-        shown = f"{until!r}, which is step {last}"
+        value_text = f"{until!r}, which is step {last}"
     if not after < last < train_iters:
         rule = f"must end after step {after} and before step {train_iters}, the last one (train.train_iters)"
-        raise RunConfigError(f"{path}: {rule}, got {shown}. Choose another step, or drop a phase.")
+        raise RunConfigError(
+            f"{path}: {rule}, got {value_text}. Choose another step, or drop a phase."
+        )
     return last
 
 
@@ -244,17 +266,17 @@ def plan_phases(
     *,
     train_iters: int,
 ) -> tuple[Phase, ...]:
-    """Return the phases, each planned onto the owners and compared with the first.
+    """Return the phases. The sync of each phase is planned and compared with the first phase.
 
     Args:
         rows: As for `PrecisionSchedule`.
-        run_precision: The run's own precision, that of the first phase.
-        owners: The configs of the run.
-        train_iters: Steps of the whole run.
+        run_precision: The precision of the run, which the first phase uses.
+        owners: The values of the configs of the run.
+        train_iters: The number of steps of the run.
 
     Raises:
-        RunConfigError: Rows that describe no schedule.
-        SyncCheckError: A phase needs another value of a field that is fixed once the model is built.
+        RunConfigError: The rows describe no schedule.
+        SyncCheckError: A phase needs another value of a field that is fixed.
     """
     if run_precision is None:
         remedy = "Name the recipe of the first phase with mixed_precision."
@@ -293,7 +315,7 @@ def plan_phases(
 def _plan_present_attributes(
     precision: MixedPrecisionConfig, owners: Sequence[OwnerValues]
 ) -> list[SyncRow]:
-    """Return the rows of a plan whose attribute is there."""
+    """Return the rows of a plan whose attribute the owner has."""
     rows: list[SyncRow] = []
     for row in plan_sync(precision, owners, is_last=True):
         if row.verdict != "absent":
@@ -302,14 +324,15 @@ def _plan_present_attributes(
 
 
 def _select_live_fields(values: _ValuesByAttribute) -> dict[str, Any]:
-    """Return the fields of the model config that decide again in every forward pass, with their values."""
+    """Return field of `LIVE_FIELDS` -> value, for the fields that are planned."""
     return {name: values["model", name] for name in LIVE_FIELDS if ("model", name) in values}
 
 
 def _leaves_modules_open(precision: MixedPrecisionConfig, built: _ValuesByAttribute) -> bool:
-    """Return whether the modules that the model is built with have no effect in a phase.
+    """Return whether the modules of the built model have no effect in a phase.
 
-    They act under FP8 or FP4 alone, unless a matcher chooses a scheme in high precision.
+    They have an effect only under FP8 or FP4, or if a matcher chooses a scheme also for runs without
+    them.
     """
     if get_scheme(precision) or is_stated(precision, "modules"):
         return False
@@ -322,7 +345,7 @@ def _leaves_modules_open(precision: MixedPrecisionConfig, built: _ValuesByAttrib
 def _make_phase_precision(
     row: Mapping[str, Any], run_precision: MixedPrecisionConfig, number: int
 ) -> MixedPrecisionConfig:
-    """Return the precision of a phase: the run's own, or later a recipe with the fields stated over it."""
+    """Return the precision of the run for the first phase, else a recipe with the stated fields."""
     name: Any = row.get("recipe")
     path = f"{_SCHEDULE_PATH}, phase {number}"
     if number == 1:
@@ -342,7 +365,10 @@ def _refuse_fields_without_config(
     *,
     number: int,
 ) -> None:
-    """Refuse a phase with another value of a field that no config of the run has: it cannot be compared."""
+    """Refuse a phase that states another value of a field that no given config has.
+
+    Such a field is in no plan, so that the plans cannot show the difference.
+    """
     for name, value in get_stated_values(precision).items():
         first = getattr(run_precision, name)
         if name not in routed_fields and not is_same_value(value, first):
@@ -359,14 +385,14 @@ def _refuse_fields_without_config(
 def _refuse_fixed_differences(
     built: _ValuesByAttribute, values: _ValuesByAttribute, phase: Phase
 ) -> None:
-    """Refuse a phase that differs from the first in a field that no later step reads.
+    """Refuse a phase that differs from the first phase in a field that is fixed.
 
     Args:
         built: The values that the model, the optimizer and DDP are built with.
         values: Their values in the phase.
         phase: The phase.
     """
-    differing = [place for place in values if not is_same_value(values[place], built.get(place))]
+    differing = [path for path in values if not is_same_value(values[path], built.get(path))]
     if not differing:
         return
     label = format_label(phase.precision)
@@ -380,7 +406,7 @@ def _refuse_fixed_differences(
         findings.append(Finding(path=field, rule=rule, value=True, remedy=remedy))
     fixed = _list_fixed_attributes(differing, stored)
     if fixed:
-        needed = [_describe_needed_value(place, built, values) for place in fixed]
+        needed = [_describe_needed_value(path, built, values) for path in fixed]
         listed = ", ".join(needed[:_MAX_LISTED])
         if len(needed) > _MAX_LISTED:
             listed = f"{listed} and {len(needed) - _MAX_LISTED} more"
@@ -397,32 +423,34 @@ def _refuse_fixed_differences(
 def _list_fixed_attributes(
     differing: Sequence[tuple[str, str]], stored: Sequence[str]
 ) -> list[tuple[str, str]]:
-    """Return the attributes that are fixed once the model is built.
+    """Return the differing attributes that are fixed when the model is built.
 
-    Fields of a family in which weights are stored follow from that, and are reported with it.
+    Fields that store weights in a family are left out if the model stores weights in it. Another
+    finding reports them.
     """
-    following = {*LIVE_FIELDS}
+    not_reported = {*LIVE_FIELDS}
     for name, field in FIELDS.items():
         if field.family in stored and field.stores_weights:
-            following.add(name)
+            not_reported.add(name)
     fixed: list[tuple[str, str]] = []
-    for role, attribute in differing:
-        if (role, attribute) not in _UNREAD_ATTRIBUTES and attribute not in following:
-            fixed.append((role, attribute))
+    for owner_name, attribute in differing:
+        path = (owner_name, attribute)
+        if path not in _UNREAD_ATTRIBUTES and attribute not in not_reported:
+            fixed.append(path)
     return fixed
 
 
 def _describe_needed_value(
     path: tuple[str, str], built: _ValuesByAttribute, values: _ValuesByAttribute
 ) -> str:
-    """Return the value that a phase needs and that of the first phase, in words."""
+    """Return text with the value that a phase needs and the value of the first phase."""
     if path == _MODULES_ATTRIBUTE:
         return "other modules than phase 1"
     return f"{'.'.join(path)}={to_plain_data(values[path])} ({to_plain_data(built.get(path))} in phase 1)"
 
 
 def _format_checkpoint_remedy(phase: Phase) -> str:
-    """Return how to switch at a checkpoint, as the end of a sentence."""
+    """Return the end of a sentence that says how to switch at a checkpoint."""
     step = phase.first - 1
     recipe = get_recipe_name(phase.precision) or "RECIPE"
     return (

@@ -1,4 +1,4 @@
-"""`synchronize`: the precision of a name or config, written into the configs that own it."""
+"""`synchronize`: the public function that writes a precision into Megatron's configs."""
 
 import logging
 
@@ -22,30 +22,31 @@ def synchronize(
     on_conflict: str = "override",
     strict: bool = False,
 ) -> SyncReport:
-    """Write a precision into the configs that own it: all of them, or after an error none.
+    """Write a precision into Megatron's configs. After an error the configs are restored.
 
     Args:
-        precision: A recipe's name or a config, of our class or of Megatron Bridge's.
-        model: A TransformerConfig, a subclass of it, or any object with same-named attributes.
-        optimizer: An OptimizerConfig, likewise.
-        ddp: A DistributedDataParallelConfig, likewise.
-        train: A TrainConfig, for the loss check that FP16's dynamic scale would trip.
-        on_conflict: What happens where an owner's own value (away from Megatron's default) meets another stated one:
-            "override" writes and reports it, "error" raises, "keep" leaves the owner's. The mode switches and the
-            scheme are the recipe's in any case.
-        strict: The run begins after this sync: raise also on what Megatron is known to refuse later, and bring
-            optimizer and DDP in step as Megatron Bridge's runtime does (`bridge.sync.sync_plan`).
+        precision: A recipe's name, or a config of our class or of Megatron Bridge's class.
+        model: A TransformerConfig, a subclass of it, or an object with attributes of these names.
+        optimizer: An OptimizerConfig, or an object with attributes of these names.
+        ddp: A DistributedDataParallelConfig, or an object with attributes of these names.
+        train: A TrainConfig. Its NaN check of the loss is turned off under a dynamic loss scale.
+        on_conflict: The reaction to a value that was set in a config (it differs from Megatron's
+            default) and differs from the stated value. "override" replaces and reports it. "error"
+            raises an error. "keep" keeps it. The precision always decides the mode and the scheme.
+        strict: Whether the run begins after this sync. If so, a setting that Megatron is known to
+            refuse later is an error too, and the sharding switches of optimizer and DDP are aligned
+            as in Megatron Bridge's runtime (`bridge.sync.sync_plan`).
 
     Returns:
-        Every precision field of every owner, with old and new value, verdict, who decided, and why. A warning is
-        logged for each value of an owner's own that was replaced.
+        Every precision field of every config with its old and new value, its verdict, what decided
+        it, and why. A warning is logged for each set value that was replaced.
 
     Raises:
-        PrecisionTypeError: No owner at all, or one that is no config object or plays another role.
-        PrecisionConfigError: The config can never be right.
+        PrecisionTypeError: No config is given; or an object is no config, or of another name.
+        PrecisionConfigError: The precision is wrong in any run.
         SyncConflictError: A conflict under `on_conflict="error"`.
-        SyncCheckError: The result would not pass Megatron's validation or the owners would disagree.
-        UnknownPolicyError: An unknown `on_conflict`.
+        SyncCheckError: Megatron's validation or a rule refuses the result.
+        UnknownPolicyError: `on_conflict` has an unknown value.
     """
     config = get_mixed_precision_config(precision)
     config.finalize()

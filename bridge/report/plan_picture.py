@@ -11,7 +11,8 @@ from matplotlib.axes import Axes
 from matplotlib.colors import ListedColormap
 from matplotlib.patches import Patch
 
-from bridge.plan.precision_plan import PlanLayer, PrecisionPlan
+from bridge.plan.plan_layers import PlanLayer
+from bridge.plan.precision_plan import PrecisionPlan
 from bridge.report.curves import make_figure
 
 FORMAT_COLOURS = {

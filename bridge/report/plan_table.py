@@ -12,15 +12,9 @@ from dataclasses import replace
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from bridge.plan.plan_layers import LOW_FORMATS, PlanModule
 from bridge.plan.plan_rows import PlanRow
-from bridge.plan.precision_plan import (
-    LOW_FORMATS,
-    ROW_COLUMNS,
-    PlanDifference,
-    PlanModule,
-    PrecisionPlan,
-    format_ranges,
-)
+from bridge.plan.precision_plan import ROW_COLUMNS, PlanDifference, PrecisionPlan, format_ranges
 from bridge.report.table import LAYER_COUNT_NOTE, Cell, Row, make_table
 
 HEADINGS = (

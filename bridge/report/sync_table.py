@@ -12,7 +12,7 @@ def render_sync(report: SyncReport) -> str:
     recipe = f"recipe {report.precision.partition(',')[0]}"
     rows = []
     for row in report.rows:
-        by = row.by
+        by = row.by.name
         if by == recipe:
             by = "recipe"
         rows.append(

@@ -1,4 +1,4 @@
-"""Fields without effect: which fields of a precision change nothing in a run, and why."""
+"""`find_inert_fields`: the fields of a precision that have no effect in a run, with the reasons."""
 
 from bridge.precision.config import FIELDS, PrecisionConfig
 from bridge.precision.fields import LAYER_COUNTS
@@ -11,11 +11,11 @@ ROUTER_PADDING = "moe_router_padding_for_quantization"
 LOSS_SCALER_FIELDS = tuple(
     name for name, field in FIELDS.items() if field.subject is SCALER and name != "loss_scale"
 )
-"""Fields that the dynamic loss scale of an FP16 run reads, and no other run."""
+"""Fields that only an FP16 run with a dynamic loss scale reads."""
 SCHEME_SPECIFIC_FIELDS = tuple(sorted(name for name, field in FIELDS.items() if field.schemes))
-"""Fields that some scaling schemes read and others do not."""
+"""Fields that only some scaling schemes read."""
 KEPT_LAYER_FIELDS = (*LAYER_COUNTS, "first_last_layers_bf16")
-"""Fields of the layers that stay in BF16."""
+"""Fields about layers that stay in BF16."""
 
 
 def find_inert_fields(
@@ -25,16 +25,16 @@ def find_inert_fields(
     is_autocast: bool | None = None,
     keeps_layers: bool | None = None,
 ) -> dict[str, str]:
-    """Return each field that changes nothing in a run of `config`, stated or not -> the reason.
+    """Return each field, stated or not, that has no effect in a run of `config` -> the reason.
 
     Args:
         config: The precision.
-        scheme: The scaling scheme of the run; None: that of the config.
-        is_autocast: Whether the run is under autocast; None: as the config states it.
-        keeps_layers: Whether first and last layers stay in BF16; None: as the config states it.
+        scheme: The scaling scheme of the run. None: the scheme of the config.
+        is_autocast: Whether the run is under autocast. None: as the config states it.
+        keeps_layers: Whether first and last layers stay in BF16. None: as the config states it.
 
     Returns:
-        Field -> reason, a clause.
+        Field -> a clause with the reason.
     """
     if get_scheme(config) is None:
         scheme = None
@@ -45,10 +45,12 @@ def find_inert_fields(
     if keeps_layers is None:
         keeps_layers = config.first_last_layers_bf16
     mode = get_mode(config)
-    run = (scheme or mode).upper()
-    reasons = _find_fields_out_of_family(config, scheme, run)
+    run_name = (scheme or mode).upper()
+    reasons = _find_fields_out_of_family(config, scheme, run_name)
     if scheme is None:
-        reasons.update(dict.fromkeys(KEPT_LAYER_FIELDS, f"every layer of this run is in {run}"))
+        reasons.update(
+            dict.fromkeys(KEPT_LAYER_FIELDS, f"every layer of this run is in {run_name}")
+        )
     elif not keeps_layers:
         reasons.update(dict.fromkeys(KEPT_LAYER_FIELDS, "first_last_layers_bf16 is off"))
     if not is_autocast:
@@ -64,16 +66,16 @@ def find_inert_fields(
 
 
 def _find_fields_out_of_family(
-    config: PrecisionConfig, scheme: str | None, run: str
+    config: PrecisionConfig, scheme: str | None, run_name: str
 ) -> dict[str, str]:
-    """Return the fields of a format, or of scaling schemes, that the run is not in."""
+    """Return the fields of families and of scaling schemes that the run does not use."""
     is_known = scheme in FP8_SCHEMES or scheme in FP4_SCHEMES
     reasons = {}
     for name, field in FIELDS.items():
         if field.family in ("fp8", "fp4") and getattr(config, field.family) is None:
-            reasons[name] = f"no {field.family.upper()} in this {run} run"
+            reasons[name] = f"no {field.family.upper()} in this {run_name} run"
         elif field.family == "low" and scheme is None:
-            reasons[name] = f"no FP8 or FP4 in this {run} run"
+            reasons[name] = f"no FP8 or FP4 in this {run_name} run"
         elif field.schemes and is_known and scheme not in field.schemes:
             readers = ", ".join(sorted(field.schemes))
             reasons[name] = f"{scheme} scaling does not read it (only {readers})"

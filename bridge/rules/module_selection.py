@@ -1,6 +1,6 @@
-"""`ModuleSelection`: the modules that each row of `modules`, or each foreign matcher, takes.
+"""`ModuleSelection`: the modules that each row of `modules`, or each foreign matcher, selects.
 
-The plan makes it (`bridge.plan.selection`), and rules ask it.
+`bridge.plan.selection` makes it, and rules read it.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ from bridge.precision.matchers import Matcher
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PlacedModule:
-    """A module of a layer, with its place in the model and its scheme."""
+    """A module of a layer, with its position in the model and its scheme."""
 
     layer: str
     number: int | None
-    """The layer's number from 0 over the whole model; None for embedding, MTP and output."""
+    """The number of the layer in the whole model, from 0. None: it is embedding, MTP or output."""
     module: str
     kind: str
     path: str
     name_in_chunk: str
-    """Its name within its model chunk."""
+    """The path of the module within its model chunk."""
     chunk: int
     is_low_precision: bool
     scheme: str | None
-    """The scaling scheme of its GEMMs in the plan; None: none of them is in FP8 or FP4."""
+    """The scaling scheme of its GEMMs in the plan. None: no GEMM of it is in FP8 or FP4."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,33 +34,33 @@ class RowSelection:
 
     matcher: Matcher
     taken: tuple[PlacedModule, ...]
-    """The linear layers that it takes."""
+    """The linear layers whose precision the row decides."""
     shadowed: tuple[PlacedModule, ...]
-    """Linear layers that it selects and an earlier row or matcher takes."""
+    """Linear layers that the row selects, and whose precision an earlier row or matcher decides."""
     shadowed_by: tuple[str, ...]
     """The names of these earlier rows or matchers."""
     unread: tuple[PlacedModule, ...]
-    """Modules that it selects and that read no per-module recipe."""
+    """Selected modules that read no per-module recipe."""
     similar_names: tuple[str, ...]
-    """Names of modules that look like the pattern, where it selects none."""
+    """Names of modules that are similar to the pattern, if the pattern selects no module."""
     absent_layers: tuple[int, ...]
-    """Layers that it names, as it states them, and that the model does not have."""
+    """Layer numbers of the row that the model does not have, as the row states them."""
     unmatched_layers: tuple[int, ...]
-    """Layers of the model that it names, as it states them, and in which it selects no module."""
+    """Layer numbers of the row in whose layers it selects no module, as the row states them."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether it selects no linear layer at all."""
+        """Whether the row selects no linear layer."""
         return not self.taken and not self.shadowed
 
     @property
     def is_shadowed(self) -> bool:
-        """Whether earlier rows take every linear layer that it selects."""
+        """Whether earlier rows decide every linear layer that the row selects."""
         return not self.taken and bool(self.shadowed)
 
     @property
     def numbers(self) -> tuple[int, ...]:
-        """Numbers of the layers that it selects linear layers of."""
+        """Numbers of the layers in which the row selects a linear layer."""
         numbers: dict[int, None] = {}
         for module in (*self.taken, *self.shadowed):
             if module.number is not None:
@@ -70,24 +70,24 @@ class RowSelection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageDependentMatcher:
-    """A foreign matcher that means other layers under another number of pipeline stages."""
+    """A foreign matcher that selects other layers under another number of pipeline stages."""
 
     row: RowSelection
     stages: int
     """The other number of pipeline stages."""
     numbers: tuple[int, ...]
-    """Numbers of the layers that it selects under that number of stages."""
+    """Numbers of the layers that the matcher selects under that number of stages."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ModuleSelection:
-    """The rows or matchers of a run, in order."""
+    """The rows or matchers of a run in order, with the modules that they select."""
 
     rows: tuple[RowSelection, ...]
     is_foreign: bool
-    """Whether they are of a foreign recipe, whose names are those within a chunk."""
+    """Whether the matchers are of a foreign recipe. They match module paths within a chunk."""
     unselected: tuple[PlacedModule, ...]
     """The linear layers that no row or matcher selects."""
     num_layers: int
     other_stages: tuple[StageDependentMatcher, ...] = ()
-    """The matchers that mean other layers under another number of pipeline stages."""
+    """The matchers that select other layers under another number of pipeline stages."""

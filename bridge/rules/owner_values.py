@@ -1,9 +1,9 @@
 """The types of the fields that rules read: a misspelt field of `run.model` fails mypy.
 
-A context hands out `View`s, which look a field up when it is read. These classes name the fields of
-such a view, and nothing makes an object of them. A view of `finalize` has the fields of a precision
-alone. The type of a field follows from its row in the table of fields: a field without a class
-default, a name and a dtype can be None. A test compares both.
+A context has an `AttributeView` of each config, which looks a field up when it is read. These
+classes exist only for the type checker: `ConfigFacts` casts a view to them. A view of `finalize` has
+only the fields of a precision. A field without a class default, a name and a dtype can be None. A
+test compares the types with the table of fields.
 """
 
 

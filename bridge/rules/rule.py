@@ -1,10 +1,11 @@
-"""`Rule`: one law as a row of named columns, and the findings that the violations of a run make.
+"""`Rule`: one rule as a row of named columns, and the evaluation of rules.
 
-A row reads without its code: `when` yields the places where a run breaks the law, and `message` and
-`remedies` are whole sentences over ``run``, the context, and over the words of a violation.
+A row can be read without its code. `when` yields the places where a run breaks the rule. `message`
+and `remedies` are templates. Their names are ``run``, which is the context, and the words of a
+violation.
 
     contradiction(id="PB204", setting="fp4", when=lambda context: context.is_fp8 and context.is_fp4, ...)
-    error(id="PB264", when=more_layers_than_a_stage_has, ...)    # yields its violations
+    error(id="PB264", when=find_counts_beyond_stage, ...)    # a function that yields violations
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -27,7 +28,7 @@ from bridge.rules.violation import VALUE_OF_PATH, Violation
 from bridge.target.versions import VersionRange
 
 SEVERITIES = ("error", "warning", "info")
-"""Worst first. An error means that the run will not start, or be another than was asked for."""
+"""The worst severity first. An error: the run does not start, or does not do what is stated."""
 
 EVIDENCE = {
     "verified": "read in the source that is named, or executed",
@@ -40,7 +41,8 @@ MODEL_CHECK_SOURCE = "megatron-core 0.16.1 transformer_config.py __post_init__"
 OPTIMIZER_CHECK_SOURCE = "megatron-core 0.16.1 optimizer_config.py __post_init__"
 """Sources of many rules.
 
-The last two run when the config is made; the parser does not for configs built in Python.
+The last two checks run when a config object is made. The parser does not run for configs that are
+built in Python.
 """
 
 SYNC_REACTIONS = {
@@ -48,49 +50,49 @@ SYNC_REACTIONS = {
     "last": "the sync reports it, and the last sync before a run refuses it",
     "refused": "the sync refuses it",
 }
-"""The reaction of a sync to a rule that it asks; it knows the precision and the owners alone."""
+"""The reactions of a sync to a violation. A sync knows only the precision and its owners."""
 
 Context_contra = TypeVar("Context_contra", bound=RuleContext, contravariant=True)
-"""The context that a rule needs: `RuleContext`, or `RunContext` for one that a check alone asks."""
+"""The context that a rule needs: `RuleContext`, or `RunContext` for a rule that only a check uses."""
 
 
-@dataclass(frozen=True, kw_only=True)  # `typing` notes the context on an instance: no slots
+@dataclass(frozen=True, kw_only=True)  # no slots: `typing` sets __orig_class__ on an instance
 class Rule(Generic[Context_contra]):
-    """A law as a row."""
+    """One rule as a row."""
 
     id: str
-    """PB and three digits: the next free number, whatever the topic."""
+    """PB and three digits. A new rule gets the next free number, in every topic."""
     title: str
-    """The fault in a few words."""
+    """A short noun phrase for the fault."""
     setting: str
     """The setting that the rule is about: a field of the precision, or section.field."""
     severity: str
     """One of `SEVERITIES`."""
     is_of_finalize: bool = False
-    """Whether `finalize`, which knows the precision alone, asks it. `check` asks every rule."""
+    """Whether `finalize`, which knows only the precision, evaluates it. A check evaluates every rule."""
     sync: str | None = None
-    """A key of `SYNC`; None: a sync does not ask it."""
+    """A key of `SYNC_REACTIONS`. None: a sync does not evaluate the rule."""
     versions: tuple[VersionRange, ...] = ()
-    """The versions that it holds for.
+    """The versions that the rule holds for.
 
-    Where a version is not known, the finding states that, and is one step milder.
+    If a version is not known, the finding says so, and its severity is one step milder.
     """
     when: Callable[[Context_contra], bool | Iterable[Violation]]
-    """Yields the places where a run breaks the rule, or returns whether `setting` is at fault."""
+    """A function that yields the places where a run breaks the rule, or returns whether it does."""
     message: str
     """The rule as a clause about the setting, without a full stop."""
     remedies: tuple[str, ...]
-    """Imperative clauses without a full stop. A clause that is empty is left out."""
+    """Imperative clauses without a full stop. An empty clause is left out."""
     source: str
-    """File and version, or thread and date."""
+    """The file and version, or the thread and date."""
     evidence: str = "verified"
     """A key of `EVIDENCE`."""
     explanation: str = ""
-    """The effect and its cause, for `explain` and the reference page."""
+    """The effect of the fault and its cause, for `explain` and the reference page."""
 
-    def find_violations(self, run: Context_contra) -> list[Violation]:
+    def find_violations(self, context: Context_contra) -> list[Violation]:
         """Return the places where a run breaks the rule."""
-        answer = self.when(run)
+        answer = self.when(context)
         if answer is False:
             return []
         if answer is True:
@@ -101,21 +103,22 @@ class Rule(Generic[Context_contra]):
 error = partial(Rule[RunContext], severity="error")
 warning = partial(Rule[RunContext], severity="warning")
 info = partial(Rule[RunContext], severity="info")
-"""The rows by severity."""
+"""Rules of a check only, by severity."""
 sync_error = partial(Rule[RuleContext], severity="error")
 sync_warning = partial(Rule[RuleContext], severity="warning")
 sync_info = partial(Rule[RuleContext], severity="info")
-"""The rows that a sync asks too, by severity; `sync` is stated."""
+"""Rules that a sync evaluates too, by severity. Their rows state `sync`."""
 contradiction = partial(Rule[RuleContext], severity="error", is_of_finalize=True)
-"""The row of an error that can never be right about a precision, whatever it is written into."""
+"""Errors of the precision itself, in any run. `finalize` evaluates them."""
 no_effect = partial(Rule[RuleContext], severity="warning", sync="reported")
-"""The row of a setting that changes nothing in a run: a warning, also of the sync."""
+"""Warnings about a setting without effect. A sync reports them too."""
 
 
 def cast_to_precision_rules(rules: Iterable[Rule[RunContext]]) -> tuple[Rule[RuleContext], ...]:
-    """Return rules that are asked about less than a whole run, by `finalize` or a sync for example.
+    """Return rules of `finalize` or of a sync, typed as rules that need only a `RuleContext`.
 
-    A test asks each of them about a `RuleContext`.
+    The table of rules has the type of the widest context. A test evaluates each of these rules with
+    a `RuleContext`.
     """
     return tuple(cast("Rule[RuleContext]", rule) for rule in rules)
 
@@ -137,38 +140,51 @@ te = partial(_make_version_range, "te")
 
 @dataclass(frozen=True, kw_only=True)
 class RuleFinding(Finding):
-    """The finding of a rule about one context."""
+    """A finding of a rule."""
 
     title: str = ""
     source: str = ""
     evidence: str = "verified"
     remedies: tuple[str, ...] = ()
     depends_on: str | None = None
-    """The version that would decide whether it holds, where that is not known."""
+    """The version ranges that the finding holds for, if the version of the run is not known."""
     silenced: str | None = None
+    """The reason for which a user silenced the finding."""
     unknown: Mapping[str, str] = field(default_factory=dict)
-    """Setting that it rests on and that nothing states -> its decider; with any, it is an info."""
+    """Setting that the finding depends on and that is not known -> its decider.
+
+    A finding with unknown settings is an info.
+    """
 
 
 MILDER_SEVERITY = {"error": "warning", "warning": "info", "info": "info"}
+"""Severity -> the severity one step milder."""
 
 
 ContextT = TypeVar("ContextT", bound=RuleContext)
 
 
 def evaluate_rules(rules: Iterable[Rule[ContextT]], context: ContextT) -> list[RuleFinding]:
-    """Return the findings of rules about a context, in the order of the rules."""
+    """Return the findings of rules about a context, in the order of the rules.
+
+    A rule that raises an exception gives a finding that says so.
+    """
     findings: list[RuleFinding] = []
     for rule in rules:
         try:
             findings += evaluate_rule(rule, context)
-        except Exception as error:  # noqa: BLE001  it must not hide the findings of other rules
+        except Exception as error:  # noqa: BLE001  one rule must not hide the findings of the others
             findings.append(_make_crash_finding(rule, context, error))
     return findings
 
 
 def evaluate_rule(rule: Rule[ContextT], context: ContextT) -> list[RuleFinding]:
-    """Return the findings of a rule about a context; none for versions that it is not about."""
+    """Return the findings of a rule about a context.
+
+    The settings that the rule reads are recorded. If one of them is not known, the rule cannot be
+    judged, and its finding becomes an info. A violation can name a smaller set of settings in
+    `rests_on`. A rule has no findings for versions outside its ranges.
+    """
     with track_reads() as paths:
         violations = rule.find_violations(context)
     if context.reads_missing_layers(paths):
@@ -176,13 +192,13 @@ def evaluate_rule(rule: Rule[ContextT], context: ContextT) -> list[RuleFinding]:
         return []
     if not violations:
         return []
-    depends = []
+    undecided_ranges = []
     for versions in rule.versions:
-        holds = _is_in_range(versions, context)
-        if holds is False:
+        is_in_range = _is_in_range(versions, context)
+        if is_in_range is False:
             return []
-        if holds is None:
-            depends.append(versions)
+        if is_in_range is None:
+            undecided_ranges.append(versions)
     findings = []
     for violation in violations:
         if violation.rests_on is None:
@@ -190,14 +206,14 @@ def evaluate_rule(rule: Rule[ContextT], context: ContextT) -> list[RuleFinding]:
         else:
             unknown = context.find_unknown(violation.rests_on)
         if not unknown:
-            findings.append(_make_violation_finding(rule, context, violation, depends))
-        elif rule.severity != "info":  # an info that cannot be judged is not worth a line
+            findings.append(_make_violation_finding(rule, context, violation, undecided_ranges))
+        elif rule.severity != "info":  # an info about an info helps nobody
             findings.append(_make_undecided_finding(rule, context, violation, unknown))
     return findings
 
 
 def _is_in_range(versions: VersionRange, context: RuleContext) -> bool | None:
-    """Return whether a product is in a range; None where its version is not known, or assumed."""
+    """Return whether the version of a product is in a range, or None if it is unknown or assumed."""
     holds = versions.holds(getattr(context.target, versions.product))
     if holds and context.find_unknown([f"target.{versions.product}"]):
         return None
@@ -207,9 +223,9 @@ def _is_in_range(versions: VersionRange, context: RuleContext) -> bool | None:
 def _make_undecided_finding(
     rule: Rule[ContextT], context: RuleContext, violation: Violation, unknown: Mapping[str, str]
 ) -> RuleFinding:
-    """Return the info that a rule cannot be judged, as a setting that it rests on is not known."""
-    path = context.path(violation.path or rule.setting)
-    states = " ".join(f"{name}=VALUE" for name in select_named_settings(unknown, path))
+    """Return the info that a rule cannot be judged, because a setting is not known."""
+    path = context.get_path(violation.path or rule.setting)
+    assignments = " ".join(f"{name}=VALUE" for name in select_named_settings(unknown, path))
     settings = format_unknown_settings(unknown, path)
     deciders = format_deciders(unknown)
     clause = f"cannot be judged: {settings} are not known, since {deciders} may set them"
@@ -220,10 +236,10 @@ def _make_undecided_finding(
         path=path,
         rule=f"{clause}; the rule is about: {rule.title}",
         value=_get_value_at_fault(violation, context, path),
-        where=violation.where or context.where(path),
-        remedy=f"State what is known: {states}.",
+        where=violation.where or context.get_source(path),
+        remedy=f"State what is known: {assignments}.",
         severity="info",
-        remedies=(f"state what is known: {states}",),
+        remedies=(f"state what is known: {assignments}",),
         unknown=unknown,
     )
 
@@ -232,10 +248,10 @@ def _make_violation_finding(
     rule: Rule[ContextT],
     context: RuleContext,
     violation: Violation,
-    depends: Sequence[VersionRange],
+    undecided_ranges: Sequence[VersionRange],
 ) -> RuleFinding:
-    """Return the finding of a violation; it is milder where it depends on an unknown version."""
-    path = context.path(violation.path or rule.setting)
+    """Return the finding of a violation. It is one step milder if it depends on an unknown version."""
+    path = context.get_path(violation.path or rule.setting)
     value = _get_value_at_fault(violation, context, path)
     words = {**violation.words, "run": context, "path": path, "value": value}
     remedies = []
@@ -246,10 +262,10 @@ def _make_violation_finding(
     clause = rule.message.format(**words)
     severity = violation.severity or rule.severity
     ranges = None
-    if depends:
-        ranges = " and ".join(str(versions) for versions in depends)
+    if undecided_ranges:
+        ranges = " and ".join(str(versions) for versions in undecided_ranges)
         severity = MILDER_SEVERITY[severity]
-        clause += f" (holds for {ranges}; {_explain_unknown_version(depends, context)})"
+        clause += f" (holds for {ranges}; {_explain_unknown_version(undecided_ranges, context)})"
     if rule.evidence == "weak":
         clause += " (weak evidence)"
     return _make_finding(
@@ -257,7 +273,7 @@ def _make_violation_finding(
         path=path,
         rule=clause,
         value=value,
-        where=violation.where or context.where(path),
+        where=violation.where or context.get_source(path),
         remedy=format_remedies(remedies),
         severity=severity,
         remedies=tuple(remedies),
@@ -266,15 +282,15 @@ def _make_violation_finding(
 
 
 def _get_value_at_fault(violation: Violation, context: RuleContext, path: str) -> object:
-    """Return the value at fault: that of the violation, or else that of the path."""
+    """Return the value of the violation, or the value of the path if the violation has none."""
     if violation.value is VALUE_OF_PATH:
-        return context.value(path)
+        return context.get_value(path)
     return violation.value
 
 
-def _explain_unknown_version(depends: Sequence[VersionRange], context: RuleContext) -> str:
-    """Return why it is not known whether a version is in its range, as a clause."""
-    for versions in depends:
+def _explain_unknown_version(ranges: Sequence[VersionRange], context: RuleContext) -> str:
+    """Return a clause that says why it is not known whether a version is in its range."""
+    for versions in ranges:
         version = getattr(context.target, versions.product)
         if version is not None and context.find_unknown([f"target.{versions.product}"]):
             return f"the release is not stated, and {version} is assumed"
@@ -291,7 +307,7 @@ def format_remedies(remedies: Sequence[str]) -> str:
     """Return the remedies as one sentence: "Do this.", or "Do this; or do that; or ..."."""
     sentence = "; or ".join(remedies)
     sentence = f"{sentence[:1].upper()}{sentence[1:]}"
-    if sentence.endswith("?"):
+    if sentence.endswith("?"):  # "Did you mean fp8_margin?"
         return sentence
     return f"{sentence}."
 
@@ -299,10 +315,10 @@ def format_remedies(remedies: Sequence[str]) -> str:
 def _make_crash_finding(
     rule: Rule[ContextT], context: RuleContext, error: Exception
 ) -> RuleFinding:
-    path = context.path(rule.setting)
+    path = context.get_path(rule.setting)
     clause = f"could not be judged ({type(error).__name__}: {error})"
     remedy = "Please report this: a rule has to cope with any value."
-    value = context.value(path)
+    value = context.get_value(path)
     return _make_finding(
         rule, path=path, rule=clause, value=value, remedy=remedy, severity="warning"
     )

@@ -1,4 +1,4 @@
-"""All rules: a table per topic, and one of them all."""
+"""All rules, by topic, by id, and in the order of their ids."""
 
 from operator import attrgetter
 
@@ -64,8 +64,8 @@ def _sort_rules_by_id() -> tuple[Rule[RunContext], ...]:
 
 
 RULES = _sort_rules_by_id()
-"""All rules, in the order in which a report lists their findings."""
+"""All rules in the order of their ids, which is the order of findings in a report."""
 RULES_BY_ID = {rule.id: rule for rule in RULES}
 
 FINALIZE_RULES = cast_to_precision_rules(rule for rule in RULES if rule.is_of_finalize)
-"""Errors that the precision alone shows."""
+"""Errors that can be found from the precision without its configs."""

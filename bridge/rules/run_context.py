@@ -1,8 +1,9 @@
-"""`RunContext`: what a rule may ask about a whole run, before anything of it is built.
+"""`RunContext`: the facts that a rule reads of a whole run, before the run is built.
 
-A check makes it. `finalize`, a sync and the table of GPUs know less: a `RuleContext` alone. The
-function of a rule names in its signature the context that it needs, so that mypy refuses a rule of
-theirs that reads more than they know. A rule of both asks whether its context is a `RunContext`.
+A check makes a `RunContext`. `finalize`, a sync and the table of GPUs know less, and make a
+`RuleContext`. The function of a rule names in its signature the context that it needs. So mypy
+refuses a rule of `finalize` or of a sync that reads more than they know. A rule that a check and a
+sync both evaluate tests with `isinstance` whether it has a `RunContext`.
 """
 
 from __future__ import annotations
@@ -28,21 +29,21 @@ if TYPE_CHECKING:
 
 
 class RunContext(RuleContext, ABC):
-    """The facts of a whole run that a rule is asked about.
+    """The facts that a rule reads of a whole run.
 
     Args:
-        precision: The config; None: the owners keep their own settings.
-        sections: Every section of the run as it was given.
+        precision: The precision. None: the configs keep their settings.
+        sections: Every section of the run before the sync.
         views: Section -> its values after the sync, as attributes.
-        rows: The plan that made the values.
+        rows: The plan of the sync that made the values.
         target: The GPUs and versions of the run.
-        program: The program that starts it.
+        program: The program that starts the run.
         unknown: Keys of the precision that are no field -> their values.
         malformed: Values of the precision that are not of their field's type.
         origins: Path of a setting -> its source.
-        weaknesses: Path of a setting -> what decides its value where that is assumed or open.
-        backend: te, emulated or te_cpu: what runs low-precision GEMMs.
-        environment: Environment variables of the run; None: not known.
+        find_decider: As for `RuleContext`.
+        backend: As for `ConfigFacts`.
+        environment: Environment variables of the run. None: they are not known.
     """
 
     def __init__(
@@ -57,18 +58,18 @@ class RunContext(RuleContext, ABC):
         unknown: Mapping[str, Any],
         malformed: Sequence[Finding],
         origins: Callable[[str], str] | None = None,
-        weaknesses: DeciderLookup | None = None,
+        find_decider: DeciderLookup | None = None,
         backend: str | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(
             precision,
             views=views,
-            present=frozenset(role for role, section in sections.items() if section.is_given),
+            present=frozenset(name for name, section in sections.items() if section.is_given),
             rows=rows,
             target=target,
             origins=origins,
-            weaknesses=weaknesses,
+            find_decider=find_decider,
             backend=backend,
             environment=environment,
         )
@@ -82,39 +83,43 @@ class RunContext(RuleContext, ABC):
     @property
     @abstractmethod
     def built_model(self) -> Section:
-        """The model that this Megatron Core builds: a field that it does not have is not set."""
+        """The model that this Megatron Core builds. A field that it lacks counts as not set."""
 
     @property
     @abstractmethod
     def shape(self) -> ModelShape:
-        """The model; a size that is impossible is replaced."""
+        """The shape of the model. An impossible size is replaced by a possible one."""
 
     @property
     @abstractmethod
     def parallel(self) -> ParallelLayout:
-        """The layout; the parts of it that cannot be read are left out."""
+        """The parallel layout. Parts of it that cannot be read are left out."""
 
     @property
     @abstractmethod
     def selection(self) -> ModuleSelection | None:
-        """The modules that each row or matcher takes; None without any, and without a plan."""
+        """The modules that each row or matcher selects. None: there are no rows, or there is no plan."""
 
     @property
     @abstractmethod
     def mtp_schemes(self) -> Sequence[str | None]:
-        """The scheme of each linear layer of multi-token prediction; none without a plan."""
+        """The scheme of each linear layer of multi-token prediction. Empty without a plan."""
 
     @abstractmethod
     def stored_formats(self, module: str) -> frozenset[str]:
-        """Return the formats that the weights of the modules of a name are kept in between steps.
+        """Return the formats in which the weights of modules are stored between steps.
 
-        Without a plan there are none.
+        Args:
+            module: The name of the modules.
+
+        Returns:
+            The formats; empty without a plan.
         """
 
     @property
     @abstractmethod
     def memory_overflow(self) -> Violation | None:
-        """The fullest rank, where it needs more memory than its GPU has; None elsewhere."""
+        """The violation of the fullest rank, or None if its memory fits the GPU."""
 
     @property
     def has_experts(self) -> bool:

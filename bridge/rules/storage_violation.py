@@ -1,4 +1,4 @@
-"""`make_storage_violation`: the setting that stores the weights of a run in low precision."""
+"""`make_storage_violation`: a violation of the setting that stores weights in FP8 or FP4."""
 
 from bridge.precision.statements import is_stated
 from bridge.rules.context import RuleContext
@@ -8,9 +8,9 @@ from bridge.rules.violation import Violation
 def make_storage_violation(
     context: RuleContext, family: str, *, severity: str | None = None
 ) -> Violation:
-    """Return the violation of the setting that stores weights in a family, fp8 or fp4.
+    """Return a violation of the setting that stores weights in a family, fp8 or fp4.
 
-    It is the recipe's, or else that of the config that has it.
+    It is the field of the recipe if the recipe states it, else the attribute of DDP or of the model.
     """
     gather = f"{family}_param_gather"
     if context.precision is None or is_stated(context.precision, gather):
@@ -18,5 +18,5 @@ def make_storage_violation(
     path = f"model.{family}_param"
     if getattr(context.ddp, gather):
         path = f"ddp.{gather}"
-    where = context.where(path) or path.partition(".")[0]
+    where = context.get_source(path) or path.partition(".")[0]
     return Violation(path, value=True, where=where, severity=severity)

@@ -17,27 +17,54 @@ keep: the value that was set in the owner stays. agree: the owner has the value 
 the owner has no such attribute.
 """
 
+DeciderKind = Literal["source", "mode", "default", "owner", "megatron"]
+"""The kind of a decider.
+
+source: a statement of the precision. mode: the mode of the precision. default: the default of the
+precision config. owner: a value of an owner. megatron: Megatron's own code.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Decider:
+    """The decider of a row's new value."""
+
+    kind: DeciderKind
+    name: str
+    """The name in reports: "recipe bf16_mixed", "command line", "mode", "model"."""
+    setting: str | None = None
+    """The setting that decides, if it is not the attribute of the same name in another owner."""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+MODE = Decider("mode", "mode")
+CONFIG_DEFAULT = Decider("default", "default")
+MEGATRON = Decider("megatron", "Megatron")
+MEGATRON_DEFAULT = Decider("megatron", "Megatron's default")
+
 
 @dataclass(frozen=True, kw_only=True)
 class SyncRow:
-    """One field of one owner."""
+    """The value of one attribute of one owner before and after a sync."""
 
     owner: str
     attribute: str
     field: str | None = None
-    """Field of the precision config behind it; None for what Megatron derives."""
+    """The field of the precision config. None: Megatron derives the value from other settings."""
     old: Any
     new: Any
     verdict: Verdict = "derive"
-    by: str
-    """The source that decided: "recipe NAME", "command line", "default", "model", ..."""
+    by: Decider
+    """The decider of the new value."""
     why: str
     is_stated: bool = False
-    """Whether the new value is the one that the precision states."""
-    replaces_own: bool = False
-    """Whether the value that is replaced is an owner's own, not a class default."""
+    """Whether the precision states the new value."""
+    replaces_set_value: bool = False
+    """Whether the sync replaces a value that was set in the owner, not a class default."""
     since: str | None = None
-    """First megatron-core that has the attribute, where the installed one does not have it."""
+    """The first megatron-core that has the attribute, if the installed version does not have it."""
 
     @property
     def path(self) -> str:
@@ -46,20 +73,27 @@ class SyncRow:
 
     @property
     def changes(self) -> bool:
-        """Whether the sync gave the owner another value; the process changes at the start."""
+        """Whether the sync gave the owner another value.
+
+        A row of the process is no change: its value is written when the run starts.
+        """
         if self.verdict == "absent" or self.owner == "process":
             return False
         return repr(self.old) != repr(self.new)
 
     @property
     def replaces(self) -> bool:
-        """Whether the sync replaced a value of the owner's own."""
-        return self.changes and (self.verdict == "override" or self.replaces_own)
+        """Whether the sync replaced a value that was set in the owner."""
+        return self.changes and (self.verdict == "override" or self.replaces_set_value)
 
     @property
     def can_be_kept(self) -> bool:
-        """Whether ``on_conflict="keep"`` keeps the owner's value: no mode, no scheme."""
-        return self.by != "mode" and self.field not in (*MODE_SWITCHES, "fp8_recipe", "fp4_recipe")
+        """Whether ``on_conflict="keep"`` keeps the owner's value.
+
+        The precision always decides the mode and the scheme.
+        """
+        fields_of_mode = (*MODE_SWITCHES, "fp8_recipe", "fp4_recipe")
+        return self.by.kind != "mode" and self.field not in fields_of_mode
 
     def __str__(self) -> str:
         old, new = f"{to_plain_data(self.old)!r}", f"{to_plain_data(self.new)!r}"
@@ -67,6 +101,6 @@ class SyncRow:
         if old != new:
             change = f"{old} -> {new}"
         reason = self.why
-        if self.by != self.why:
+        if self.by.name != self.why:
             reason = f"{self.by}: {self.why}"
         return f"{self.path}: {change} ({self.verdict}, {reason})"

@@ -1,12 +1,12 @@
-"""Settings that nothing states, in words: an answer that rests on them names a few of them.
+"""Text about settings whose values are not known, and about what decides their values.
 
-It names the program or the value that decides them too.
+format_unknown_settings({"model.fp8": "train.py", ...})    # "model.fp8 and 12 more settings"
 """
 
 from collections.abc import Mapping, Sequence
 
 MAX_NAMED = 3
-"""Unknown settings that an answer names; the others are counted."""
+"""The number of unknown settings that a text names. The others are counted."""
 PRIORITY_SETTINGS = (
     "model.tensor_model_parallel_size",
     "model.pipeline_model_parallel_size",
@@ -16,17 +16,20 @@ PRIORITY_SETTINGS = (
     "train.micro_batch_size",
     "model.bf16",
 )
-"""Those that decide most of a run are named first."""
+"""Settings that decide most of a run. They are named first."""
 
 
 def select_named_settings(unknown: Mapping[str, str], path: str = "") -> list[str]:
-    """Return the unknown settings that an answer names: `path`, then those of `PRIORITY_SETTINGS`."""
+    """Return the unknown settings that a text names.
+
+    `path` comes first, then the settings of `PRIORITY_SETTINGS`.
+    """
     ordered = sorted(unknown, key=lambda name: (name != path, name not in PRIORITY_SETTINGS))
     return ordered[:MAX_NAMED]
 
 
 def format_unknown_settings(unknown: Mapping[str, str], path: str = "") -> str:
-    """Return the unknown settings in words: "model.fp8, model.fp4 and 12 more settings"."""
+    """Return the unknown settings as text: "model.fp8, model.fp4 and 12 more settings"."""
     named = select_named_settings(unknown, path)
     others = len(unknown) - len(named)
     if others:
@@ -35,7 +38,7 @@ def format_unknown_settings(unknown: Mapping[str, str], path: str = "") -> str:
 
 
 def format_deciders(unknown: Mapping[str, str]) -> str:
-    """Return what decides unknown settings in words: "train.py and the value $TP"."""
+    """Return the deciders of unknown settings as text: "train.py and the value $TP"."""
     return format_enumeration([*dict.fromkeys(unknown.values())])
 
 

@@ -1,9 +1,10 @@
 """Environment variables that change a Transformer Engine recipe without the config.
 
-Each is a row in variables.yaml. Most of them become defaults of the recipe classes when
-`transformer_engine` is imported, so Megatron, which passes few keywords, gets them into its recipes
-without a message. `format_set_variables` describes those of a run for its report, and `check_environment`
-names those that contradict its config. Nothing here reads the environment by itself.
+Each variable is a row in variables.yaml. When `transformer_engine` is imported, most of them become
+defaults of its recipe classes. Megatron passes few keywords to these classes, so the variables
+change its recipes without a message. `format_set_variables` describes the variables of a run for
+its report. `check_environment` finds the variables that contradict its config. The functions take
+the environment as an argument, and do not read it themselves.
 """
 
 from __future__ import annotations
@@ -21,34 +22,38 @@ from bridge.precision.schemes import find_scheme
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EnvironmentVariable:
-    """One row: an environment variable of Transformer Engine."""
+    """An environment variable of Transformer Engine: a row of variables.yaml."""
 
     name: str
     effect: str
-    """Effect of a value other than the default, as a clause."""
+    """A clause with the effect of a value other than the default."""
     schemes: tuple[str, ...] = ()
-    """Schemes it concerns; empty for every low-precision scheme."""
+    """The schemes that the variable changes. Empty: every low-precision scheme."""
     reads: str = "import"
-    """import: when `transformer_engine` is imported. run: while the run goes on."""
+    """When the variable is read. import: when `transformer_engine` is imported. run: during the run."""
     kind: str = "flag"
-    """flag: only the text 1 switches it on. number: an integer, 0 is off. text: a word."""
+    """flag: only the text 1 switches it on. number: an integer; 0 is off. text: a word."""
     default: str | None = "0"
-    """A value that means the same as unset; None where there is none."""
+    """The value that means the same as unset. None: there is no such value."""
     choices: tuple[str, ...] = ()
-    """Values that Transformer Engine accepts; empty where it does not check."""
+    """The values that Transformer Engine accepts. Empty: it does not check the value."""
     keyword: str | None = None
-    """Keyword of the recipe class whose default it is."""
+    """The keyword of the recipe class whose default the variable sets."""
     contradicts: tuple[str, ...] = ()
-    """Values that contradict the config: an error. Any other change is a warning."""
+    """The values that contradict the config. They are errors, and any other change is a warning."""
     refused_by: tuple[str, ...] = ()
-    """Schemes whose recipe cannot be made while it is set."""
+    """The schemes whose recipe cannot be made while the variable is set."""
     attention: bool = False
-    """Concerns FP8 attention alone, so only recipes with `fp8_dpa`."""
+    """Whether the variable changes only FP8 attention, in recipes with `fp8_dpa`."""
     changes_values: bool = True
-    """False: it picks a kernel or permits something; the recipe stays what it was."""
+    """Whether the variable changes the values of a recipe. False: it only chooses or permits a kernel."""
 
     def parse(self, text: str) -> object:
-        """Return a value as Transformer Engine reads it."""
+        """Return a value as Transformer Engine reads it.
+
+        Raises:
+            ValueError: Transformer Engine refuses the value.
+        """
         if self.kind == "flag":
             return text == "1"
         if self.kind == "number":
@@ -61,7 +66,7 @@ class EnvironmentVariable:
         return word
 
     def is_active(self, text: str) -> bool | None:
-        """Return whether a value changes something, as no value does; None: it is refused."""
+        """Return whether a value has another effect than no value, or None if it is refused."""
         try:
             parsed = self.parse(text)
         except ValueError:
@@ -70,7 +75,7 @@ class EnvironmentVariable:
 
     @property
     def accepted_values(self) -> str:
-        """Values that Transformer Engine accepts, in words."""
+        """The values that Transformer Engine accepts, as text."""
         if self.kind == "number":
             return "a whole number"
         if not self.choices:
@@ -80,8 +85,8 @@ class EnvironmentVariable:
 
 @cache
 def load_nvte_variables() -> Mapping[str, EnvironmentVariable]:
-    """Return the variables by name, in the order of the file, which has their sources."""
-    import yaml  # a plan of a run without such variables does without
+    """Return the variables by name, in the order of the file. The file has their sources."""
+    import yaml  # a run without such variables does not need it
 
     rows = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
     made: dict[str, EnvironmentVariable] = {}
@@ -105,9 +110,12 @@ def list_set_variables(environ: Mapping[str, str]) -> list[tuple[EnvironmentVari
 def list_scheme_variables(
     scheme: str | None, environ: Mapping[str, str], *, attention: bool
 ) -> list[tuple[EnvironmentVariable, str]]:
-    """Return the variables that can change a run under a scheme, with their values.
+    """Return the set variables that can change a run under a scheme, with their values.
 
-    `attention` says whether the run's attention is in FP8.
+    Args:
+        scheme: The scaling scheme of the run.
+        environ: The environment of the run.
+        attention: Whether attention runs in FP8.
     """
     rows_and_values = []
     for row, text in list_set_variables(environ):
@@ -118,7 +126,7 @@ def list_scheme_variables(
 
 
 def collect_recipe_keywords(environ: Mapping[str, str]) -> tuple[tuple[str, object], ...]:
-    """Return the keywords of Transformer Engine's recipe classes that variables change, each with its value.
+    """Return (keyword, value) pairs of Transformer Engine's recipe classes that variables change.
 
     A value that Transformer Engine refuses is left out.
     """
@@ -130,7 +138,7 @@ def collect_recipe_keywords(environ: Mapping[str, str]) -> tuple[tuple[str, obje
 
 
 def format_set_variables(environ: Mapping[str, str]) -> list[str]:
-    """Return one line per variable that is set, for the run report; empty where none is."""
+    """Return one line for each variable that is set, for the report of a run."""
     lines = []
     for row, text in list_set_variables(environ):
         when = "at run time"
@@ -183,31 +191,33 @@ _make_finding = partial(Finding, where="environment")
 
 
 def _check_variable(row: EnvironmentVariable, text: str, scheme: str) -> Iterator[Finding]:
-    """Yield the finding of a variable's value under a scheme, where it has one."""
-    known = find_scheme(scheme)
+    """Yield the findings about the value of a variable under a scheme."""
+    scheme_row = find_scheme(scheme)
     recipe: str | None = scheme
-    if known is not None:
-        recipe = known.te_class
+    if scheme_row is not None:
+        recipe = scheme_row.te_class
 
-    def finding(rule: str, severity: str) -> Finding:
-        before = ""
+    def make_finding(rule: str, severity: str) -> Finding:
+        remedy = "Unset it, so that the config alone says what the run is."
         if row.reads == "import":
-            before = " before transformer_engine is imported"
-        remedy = f"Unset it{before}, so that the config alone says what the run is."
+            remedy = (
+                "Unset it before transformer_engine is imported, so that the config alone says "
+                "what the run is."
+            )
         return _make_finding(path=row.name, rule=rule, remedy=remedy, value=text, severity=severity)
 
-    active = row.is_active(text)
-    if active is None:
-        yield finding(f"must be {row.accepted_values}", "error")
+    is_active = row.is_active(text)
+    if is_active is None:
+        yield make_finding(f"must be {row.accepted_values}", "error")
         return
     if row.kind == "flag" and text not in ("0", "1"):
-        yield finding("is switched on by 1 alone, everything else is off", "warning")
-    if not active or not row.changes_values or text == recipe:
+        yield make_finding("is switched on by 1 alone, everything else is off", "warning")
+    if not is_active or not row.changes_values or text == recipe:
         return
     if scheme in row.refused_by:
-        yield finding(f"{recipe} cannot be made while it is set", "error")
+        yield make_finding(f"{recipe} cannot be made while it is set", "error")
         return
     severity = "warning"
     if text in row.contradicts:
         severity = "error"
-    yield finding(f"{recipe} is not what the config says: it {row.effect}", severity)
+    yield make_finding(f"{recipe} is not what the config says: it {row.effect}", severity)

@@ -1,25 +1,25 @@
-"""`Violation`: one place where a run breaks a rule, with the words of the rule's message."""
+"""`Violation`: one place where a run breaks a rule, with the words for the rule's message."""
 
 from collections.abc import Iterable
 from typing import Final
 
 VALUE_OF_PATH: Final = object()
-"""Stands for the value of the violation's path."""
+"""Stands for the value of the setting at the violation's path."""
 
 
 class Violation:
     """One place where a run breaks a rule.
 
     Args:
-        path: The setting at fault: a field of the precision, or section.field; None: the setting
-            of the row.
-        value: The value at fault; `VALUE_OF_PATH`: that of the path.
-        where: The source of the value; None: the source that set the path.
-        severity: The severity of this violation; None: that of the row.
-        rests_on: The settings that decide whether this place breaks the rule; None: every setting
+        path: The setting at fault: a field of the precision, or section.field. None: the setting of
+            the rule.
+        value: The value at fault. `VALUE_OF_PATH`: the value of the setting at `path`.
+        where: The source of the value. None: the source that set the setting at `path`.
+        severity: The severity of this violation. None: the severity of the rule.
+        rests_on: The settings that decide whether this place breaks the rule. None: every setting
             that the rule reads.
-        **words: Names in the row's message and remedies -> values. ``run``, ``path`` and ``value``
-            are there without a statement.
+        **words: Name in the templates of the rule -> value. The names ``run``, ``path`` and
+            ``value`` are always defined.
     """
 
     __slots__ = ("path", "rests_on", "severity", "value", "where", "words")

@@ -1,13 +1,13 @@
 """Writing a precision into Megatron's configs.
 
-    routes.py          the table: the owner and the attribute of each field of a precision
-    owner.py           a config of Megatron in a role, and its values as a plan reads them
-    plan.py            the value of each attribute after the sync, with the reason; pure
-    prediction.py      a run as the last sync leaves it; pure
+    routes.py          the table: the attributes that each field of a precision sets
+    owner.py           a config object that a sync writes into, and its values
+    sync_plan.py       the value of each attribute after the sync, with the reason; writes nothing
+    prediction.py      a run with the values after its last sync; writes nothing
     module_recipe.py   `modules` as Megatron's per-module recipe
-    trial.py           a plan on copies of the configs, validated by Megatron
-    synchroniser.py    plan, trial, rules, and the writing: all or nothing
-    report.py          what a sync did
+    trial.py           a plan applied to copies of the configs, which Megatron validates
+    synchroniser.py    plan, trial, rules and writing, all or nothing
+    report.py          the result of a sync
 
-To route a field of the precision: a row in routes.py, and its note in routes.yaml.
+To route a field of the precision, add a row to routes.py and its note to routes.yaml.
 """

@@ -1,15 +1,12 @@
 """`build_module_recipe`: the rows of `modules` as `model.quant_recipe`.
 
-There is a recipe for the run, or one for each pipeline stage.
+A run has one recipe, or one recipe for each model chunk if rows name layers by number. An owner of
+Megatron's class gets an object of `RecipeConfig`, the class in the annotation of the field. A
+mapping, or an object of another class, gets plain data.
 
-Stages have different recipes where rows name layers by number. An owner of Megatron's class gets
-an object of the class that its field is annotated with, `RecipeConfig`. A mapping, or an object of
-another class, gets plain data.
-
-All ranks hold the same object. Where stages need different recipes the object asks Megatron for the
-stage when the model is built, which is after Megatron made its process groups. Megatron's matcher
-cannot tell the chunks of a stage apart, so the trainer asks for the recipe of each chunk that it
-builds.
+All ranks hold the same object. If pipeline stages need different recipes, the object asks Megatron
+for the stage when the model is built. At that time Megatron has made its process groups. Megatron's
+matcher cannot tell the chunks of a stage apart, so the trainer asks for the recipe of each chunk.
 """
 
 import functools
@@ -34,10 +31,11 @@ PARALLEL_STATE = "megatron.core.parallel_state"
 def build_module_recipe(config: PrecisionConfig, owner: OwnerValues) -> Any:
     """Return the value of an owner's `quant_recipe` for the rows of `modules`, as plain data.
 
-    A value of the owner that has the same effect is returned as it is.
+    If the owner's value has the same effect, it is returned instead.
 
     Raises:
-        RunConfigError: A row names layers, and the model's layers or its layout are not known.
+        RunConfigError: A row names layers by number, and the number of layers or the layout of the
+            model is not known.
     """
     rows = parse_module_rows(get_field_value(config, "modules"))
     chunks: list[tuple[int, ...]] = [()]
@@ -61,17 +59,23 @@ def _have_same_effect(ours: Sequence[QuantRecipe], theirs: Sequence[QuantRecipe]
 
 
 def build_recipe_object(kind: Any, recipe: Any, model: Any) -> Any:
-    """Return plain data of `build_module_recipe` as an object over Megatron's class for a model."""
+    """Return the plain data of `build_module_recipe` as an object of a class of Megatron.
+
+    Args:
+        kind: Megatron's class, `RecipeConfig`.
+        recipe: A file, or a file for each model chunk.
+        model: The model config, with the layout.
+    """
     if isinstance(recipe, dict):
         return made(kind, [recipe], 1)
     return made(kind, recipe, ParallelLayout.from_model(model).pipeline)
 
 
 def _compute_chunk_layers(owner: OwnerValues, rows: Sequence[ModuleRow]) -> list[tuple[int, ...]]:
-    """Return the numbers of the layers of each chunk, in order of execution.
+    """Return the numbers of the layers of each model chunk, in order of execution.
 
-    A mapping may describe a part of a run. Without its layers there is one chunk, with as many
-    layers as the rows name.
+    A partial description of a run may lack the number of layers. It gets one chunk, with as many
+    layers as the rows need.
     """
     model = owner.section.values
     num_layers = parse_integer(read_field(model, "num_layers", 0)) or 0
@@ -80,7 +84,8 @@ def _compute_chunk_layers(owner: OwnerValues, rows: Sequence[ModuleRow]) -> list
             rule = "a row names layers by number, and the model's number of layers is not known"
             remedy = "State model.num_layers before the recipe is written."
             raise RunConfigError.of("mixed_precision.modules", rule, num_layers, remedy)
-        return [place.layers for place in ParallelLayout.from_model(model).places(num_layers)]
+        chunks = ParallelLayout.from_model(model).places(num_layers)
+        return [chunk.layers for chunk in chunks]
     except RunConfigError:
         if not owner.is_partial:
             raise
@@ -92,14 +97,18 @@ def _compute_chunk_layers(owner: OwnerValues, rows: Sequence[ModuleRow]) -> list
 
 
 class _ModuleRecipe:
-    """The recipe of the stage that asks; `_make_recipe_class` makes a class of it over Megatron's `RecipeConfig`.
+    """A recipe that gives each pipeline stage its own matchers.
+
+    `_make_recipe_class` makes a class that derives from this class and from Megatron's
+    `RecipeConfig`.
 
     Args:
-        files: A file for each model chunk, in order of execution; a single file is every chunk's.
+        files: A file for each model chunk, in order of execution, or a single file for all chunks.
         stages: The number of pipeline stages.
     """
 
     kind: Any
+    """Megatron's class."""
 
     def __init__(self, files: Sequence[dict[str, Any]], stages: int) -> None:
         self.files = tuple(files)
@@ -107,7 +116,7 @@ class _ModuleRecipe:
 
     @property
     def configs(self) -> dict[str, Any]:
-        """Name -> payload, the same in every stage."""
+        """Name -> payload. It is the same in every stage."""
         return dict(self.files[0]["configs"])
 
     @property
@@ -128,7 +137,11 @@ class _ModuleRecipe:
         return list(self.kind.from_config_dict(file).matchers)
 
     def of_chunk(self, number: int) -> Any:
-        """Return the recipe of a model chunk of every stage; `number` counts chunks from 0 within the stage."""
+        """Return the recipe of one model chunk of every stage.
+
+        Args:
+            number: The number of the chunk within its stage, from 0.
+        """
         files = self.files
         if len(files) > 1:
             first = number * self.stages
@@ -136,11 +149,11 @@ class _ModuleRecipe:
         return type(self)(files, len(files))
 
     def to_cfg_dict(self) -> dict[str, Any]:
-        """Return this recipe as Megatron Bridge's container writes it into a run's YAML.
+        """Return the mapping that Megatron Bridge's container writes into the YAML of a run.
 
-        Megatron Bridge refuses a subclass of `RecipeConfig` without this method. A recipe for all
-        stages is written as `RecipeConfig` itself. Several recipes name `made`, which its loader
-        takes once the prefix ``bridge.`` is allowed.
+        Megatron Bridge refuses a subclass of `RecipeConfig` without this method. A single recipe is
+        written as `RecipeConfig` itself. Several recipes are written as a call of `made`. The
+        loader of Megatron Bridge accepts that call if the prefix ``bridge.`` is allowed.
         """
         kind = _get_import_path(self.kind)
         if len(self.files) > 1:
@@ -172,6 +185,7 @@ class _ModuleRecipe:
         for file in self.files:
             rows = file["matchers"].values()
             files.append(", ".join(f"{row['pattern']} -> {row['config']}" for row in rows))
+        # Chunks are separated by a bar: "*fc1 -> mxfp8 | *fc1 -> bf16; mxfp8: ..., bf16: ...".
         return f"ModuleRecipe({' | '.join(files)}; {', '.join(configs)})"
 
 
@@ -185,13 +199,21 @@ def _make_recipe_class(kind: Any) -> Any:
 
 
 def made(kind: Any, files: Sequence[dict[str, Any]], stages: int) -> Any:
-    """Return the recipe over a class of Megatron's; arguments as for `_ModuleRecipe`."""
+    """Return a recipe that is an object of a class of Megatron.
+
+    YAML files and pickles name this function.
+
+    Args:
+        kind: Megatron's class, `RecipeConfig`.
+        files: As for `_ModuleRecipe`.
+        stages: As for `_ModuleRecipe`.
+    """
     return _make_recipe_class(kind)(files, stages)
 
 
 def _get_pipeline_stage() -> int:
-    """Return the pipeline stage of this process, as Megatron's own state has it."""
-    # The caller imported Megatron's module; this room does not.
+    """Return the pipeline stage of this process, from Megatron's own state."""
+    # The code that builds the model has imported Megatron. This room does not import it.
     state: Any = sys.modules.get(PARALLEL_STATE)
     if state is None or not state.model_parallel_is_initialized():
         raise RunConfigError(

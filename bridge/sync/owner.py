@@ -1,10 +1,13 @@
-"""`Owner`: a config object of Megatron, or an object like it, in a role; `OwnerValues`: its values.
+"""`Owner`: a config object that a sync writes into; `OwnerValues`: the values of such an object.
 
     Owner("model", transformer_config).read().value("params_dtype")    # "bf16"
 
-Values have the same form in every plan: dtypes are tokens, enums their values. So an object that is
-written to, a mapping of a file and the run that a check foresees are planned by the same code.
-Neither torch nor Megatron's class is needed for it.
+An owner has one of the names "model", "optimizer", "ddp" and "train". It is an object of Megatron's
+config class, or an object with attributes of the same names.
+
+Values are normalised: a dtype is its token, an enum its value. So the same code plans for an object
+that is written to, for a mapping from a file, and for the run that a check predicts. Planning needs
+neither torch nor Megatron's classes.
 """
 
 import dataclasses
@@ -26,9 +29,9 @@ from bridge.target.fields import OWNER_DEFAULTS, OWNER_FIELDS, SHARED_SWITCHES
 from bridge.target.versions import Version
 
 SYNC_MEMORY_ATTRIBUTE = "_precision_bridge_written"
-"""Name under which an owner remembers what a sync wrote.
+"""The attribute of an owner that records the values that syncs wrote.
 
-Its value is {attribute: (value written, the owner's own value)}.
+Its value is {attribute: (value written, value before the first sync)}.
 """
 
 _ROUTED = {route.attribute for route in ROUTES if route.attribute is not None}
@@ -43,57 +46,59 @@ PLANNED_ATTRIBUTES = PRECISION_ATTRIBUTES | {
 """Every attribute that a plan reads."""
 
 COMPUTED_FROM = {"autocast_dtype": "params_dtype"}
-"""Attribute -> the attribute that Megatron fills it in from where it is None."""
-
+"""Attribute -> the attribute that Megatron computes it from if it is None."""
 
 ABSENT: Any = dataclasses.MISSING
-"""Stands for the value of an attribute that is not there."""
+"""The value of an attribute that an owner does not have."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class OwnerValues:
-    """An owner as a plan reads it; equal owners get equal plans."""
+    """The normalised values of an owner. Equal values get equal plans."""
 
-    role: str
-    """model, optimizer, ddp or train; "config" for an object of which nothing is known."""
+    name: str
+    """model, optimizer, ddp or train; "config" for an object of an unknown class."""
     section: Section
-    """Every value of the owner; its class defaults where it has none."""
+    """Every field of the owner, with the class default of a field that is not set."""
     values: Mapping[str, Any]
-    """Attribute of `PLANNED` that is there -> value."""
+    """Attribute of `PLANNED_ATTRIBUTES` that the owner has -> its value now."""
     before: Mapping[str, Any] = field(default_factory=dict)
-    """Attribute that a sync wrote -> the value before the first sync."""
+    """Attribute that a sync changed -> its value before the first sync."""
     defaults: Mapping[str, Any]
     """Attribute -> Megatron's own class default."""
     is_megatron: bool = True
     """Whether the owner's class is Megatron's, or a subclass of it."""
     class_name: str
-    """The class in messages."""
+    """The name of the class in messages."""
     is_partial: bool = field(default=False, compare=False)
     """Whether the owner is a mapping, which may describe a part of a model."""
 
     @classmethod
-    def from_section(cls, role: str, section: Section, version: Version | None) -> "OwnerValues":
+    def from_section(
+        cls, owner_name: str, section: Section, version: Version | None
+    ) -> "OwnerValues":
         """Return the values of a section of a run.
 
         Args:
-            role: model, optimizer, ddp or train.
+            owner_name: model, optimizer, ddp or train.
             section: The section.
-            version: The megatron-core whose fields it has; None: every known field.
+            version: The version of megatron-core whose fields the owner has. None: it has every
+                known field.
         """
         version_text = None
         if version is not None:
             version_text = str(version)
-        absent = list_absent_fields(role, version_text)
-        names = PLANNED_ATTRIBUTES & OWNER_FIELDS[role].keys() - absent.keys()
+        absent = list_absent_fields(owner_name, version_text)
+        names = PLANNED_ATTRIBUTES & OWNER_FIELDS[owner_name].keys() - absent.keys()
         values = {name: normalise_value(section.values[name]) for name in names}
-        defaults = {name: OWNER_DEFAULTS[role][name] for name in names}
+        defaults = {name: OWNER_DEFAULTS[owner_name][name] for name in names}
         return cls(
-            role=role,
+            name=owner_name,
             section=section,
             values=values,
             defaults=defaults,
-            is_megatron=role != "train",
-            class_name=OWNER_CLASS_NAMES[role],
+            is_megatron=owner_name != "train",
+            class_name=OWNER_CLASS_NAMES[owner_name],
             is_partial=True,
         )
 
@@ -102,73 +107,84 @@ class OwnerValues:
         return attribute in self.values
 
     def value(self, attribute: str) -> Any:
-        """Return the value of an attribute now; None for an attribute that is not there."""
+        """Return the value of an attribute now, or None if the owner does not have it."""
         return self.values.get(attribute)
 
-    def own(self, attribute: str) -> Any:
-        """Return the value of an attribute before any sync wrote to it, or a value that was set since."""
+    def value_before_sync(self, attribute: str) -> Any:
+        """Return the value that an attribute had before the first sync.
+
+        A value that somebody assigned after that sync is returned instead.
+        """
         if attribute in self.before:
             return self.before[attribute]
         return self.value(attribute)
 
-    def is_own(self, attribute: str) -> bool:
-        """Return whether the value was set: it differs from Megatron's class default."""
-        own = self.own(attribute)
-        if attribute not in self.defaults or is_same_value(own, self.defaults[attribute]):
+    def is_set(self, attribute: str) -> bool:
+        """Return whether somebody set the value that an attribute had before the first sync.
+
+        A value counts as set if it differs from the class default.
+        """
+        value = self.value_before_sync(attribute)
+        if attribute not in self.defaults or is_same_value(value, self.defaults[attribute]):
             return False
-        source = COMPUTED_FROM.get(
-            attribute
-        )  # a value that Megatron computed is not the owner's own
-        return source is None or not is_same_value(own, self.own(source))
+        source = COMPUTED_FROM.get(attribute)
+        if source is None:
+            return True
+        # Megatron copied an equal value from the source attribute. Nobody set it.
+        return not is_same_value(value, self.value_before_sync(source))
 
 
 class Owner:
-    """An object in a role of `OwnerValues`.
+    """A config object that a sync writes into.
 
-    An object that holds a config as its `transformer` and hands attributes on to it stands for that
-    config.
+    Args:
+        owner_name: model, optimizer, ddp or train; "config" for an object of an unknown class.
+        config: The object. If it only wraps a config as its `transformer`, the owner is that config.
     """
 
-    def __init__(self, role: str, target: Any) -> None:
-        self.role = role
-        self.target = unwrap_config(target)
-        megatron_classes = _list_megatron_classes(type(self.target))
-        self.defining: Any = type(self.target)
-        """Megatron's class behind a subclass (a model provider, for example), or the class."""
+    def __init__(self, owner_name: str, config: Any) -> None:
+        self.name = owner_name
+        self.config = unwrap_config(config)
+        megatron_classes = _list_megatron_classes(type(self.config))
+        self.megatron_class: Any = type(self.config)
+        """The class of the object, or the class of Megatron that it derives from.
+
+        A model provider of Megatron Bridge is a subclass of Megatron's class, for example.
+        """
         if megatron_classes:
-            self.defining = megatron_classes[0]
+            self.megatron_class = megatron_classes[0]
         self.is_megatron = bool(megatron_classes)
 
     @property
     def is_deferred(self) -> bool:
-        """Whether Megatron's `__post_init__` waits for a call of `finalize`.
+        """Whether Megatron's `__post_init__` does not run before `finalize` is called.
 
-        It does in the classes of Megatron Bridge.
+        The config classes of Megatron Bridge defer it.
         """
-        cls = type(self.target)
+        cls = type(self.config)
         post_init = getattr(cls, "__post_init__", None)
-        waits = post_init is not getattr(self.defining, "__post_init__", None)
-        return self.is_megatron and waits and callable(getattr(cls, "finalize", None))
+        is_replaced = post_init is not getattr(self.megatron_class, "__post_init__", None)
+        return self.is_megatron and is_replaced and callable(getattr(cls, "finalize", None))
 
     def read(self) -> OwnerValues:
-        """Return the object as a plan reads it."""
+        """Return the normalised values of the object."""
         values: dict[str, Any] = {}
         for name in PLANNED_ATTRIBUTES:
             value = self.value(name)
             if value is not ABSENT:
                 values[name] = normalise_value(value)
         defaults: dict[str, Any] = {}
-        for name, default in get_class_defaults(self.defining).items():
+        for name, default in get_class_defaults(self.megatron_class).items():
             if name in values:
                 defaults[name] = normalise_value(default)
-        section = Section(values=TrackedValues(self.role, {}))
-        if self.role in OWNER_FIELDS:
-            section = read_section(self.role, self.target)
-        class_name = type(self.target).__name__
-        if self.is_megatron and self.role in OWNER_CLASS_NAMES:
-            class_name = OWNER_CLASS_NAMES[self.role]
+        section = Section(values=TrackedValues(self.name, {}))
+        if self.name in OWNER_FIELDS:
+            section = read_section(self.name, self.config)
+        class_name = type(self.config).__name__
+        if self.is_megatron and self.name in OWNER_CLASS_NAMES:
+            class_name = OWNER_CLASS_NAMES[self.name]
         return OwnerValues(
-            role=self.role,
+            name=self.name,
             section=section,
             values=values,
             before=self._collect_values_before_sync(values),
@@ -178,104 +194,115 @@ class Owner:
         )
 
     def _collect_values_before_sync(self, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the values before any sync, where they differ from those of now."""
-        before: dict[str, Any] = {}
+        """Return the values before the first sync that differ from the values now."""
+        values_before: dict[str, Any] = {}
         for name in self._written:
             if name in values:
-                own = normalise_value(self.own(name))
-                if not is_same_value(own, values[name]):
-                    before[name] = own
-        return before
+                value_before = normalise_value(self.value_before_sync(name))
+                if not is_same_value(value_before, values[name]):
+                    values_before[name] = value_before
+        return values_before
 
     def value(self, attribute: str) -> Any:
-        """Return the value of an attribute now; `ABSENT` for an attribute that is not there."""
-        return getattr(self.target, attribute, ABSENT)
+        """Return the value of an attribute now, or `ABSENT` if the object does not have it."""
+        return getattr(self.config, attribute, ABSENT)
 
-    def own(self, attribute: str) -> Any:
-        """Return the value of an attribute before any sync wrote to it, or a value that was set since."""
-        written = self._written
-        if attribute in written and is_same_value(written[attribute][0], self.value(attribute)):
-            return written[attribute][1]
+    def value_before_sync(self, attribute: str) -> Any:
+        """Return the value that an attribute had before the first sync.
+
+        A value that somebody assigned after that sync is returned instead.
+        """
+        if attribute in self._written:
+            written, value_before = self._written[attribute]
+            if is_same_value(written, self.value(attribute)):
+                return value_before
         return self.value(attribute)
 
     @property
     def _written(self) -> Mapping[str, Any]:
-        if not hasattr(self.target, "__dict__"):
+        """Attribute -> (value that a sync wrote, value before the first sync)."""
+        if not hasattr(self.config, "__dict__"):
             return {}
-        written = vars(self.target).get(SYNC_MEMORY_ATTRIBUTE)
+        written = vars(self.config).get(SYNC_MEMORY_ATTRIBUTE)
         if isinstance(written, dict):
             return written
         return {}
 
-    def remember(self, written: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-        """Note the values that a sync wrote, so that the next sync starts from the owner's own values.
+    def remember(self, written: Mapping[str, Any], values_before: Mapping[str, Any]) -> None:
+        """Record the values that a sync wrote, so that the next sync starts from the values before.
 
         Args:
             written: Attribute -> the value that the sync wrote.
-            own: Attribute -> the owner's own value.
+            values_before: Attribute -> the value before the first sync.
         """
-        if not hasattr(self.target, "__dict__"):
+        if not hasattr(self.config, "__dict__"):
             return
         record = dict(self._written)
         for attribute, value in written.items():
-            record[attribute] = (value, own[attribute])
+            record[attribute] = (value, values_before[attribute])
         if record:
-            vars(self.target)[SYNC_MEMORY_ATTRIBUTE] = record
+            vars(self.config)[SYNC_MEMORY_ATTRIBUTE] = record
 
 
 NON_CONFIG_TYPES = (type, str, dict, list, tuple, int, float)
-"""Types of objects that are no config."""
+"""Types of objects that cannot be owners."""
 
 
 def has_precision_field(owner: Owner) -> bool:
     """Return whether an object has an attribute that a precision is written into."""
-    return owner.role == "train" or any(
+    return owner.name == "train" or any(
         owner.value(name) is not ABSENT for name in PRECISION_ATTRIBUTES
     )
 
 
 def refuse_non_owners(owners: Collection[Owner]) -> None:
-    """Refuse a sync without owners, and objects that are no owner; PrecisionTypeError.
+    """Refuse a sync without owners, and objects that cannot be owners.
 
-    No owner is a class, plain data, the config of another role, an object that has a role already,
-    and an object without a field of a precision.
+    Raises:
+        PrecisionTypeError: There is no owner; or an object is a class or plain data, is the config
+            of another owner name, is given twice, or has no field of a precision.
     """
     if not owners:
         rule = "a sync writes into at least one of model, optimizer, ddp and train"
         raise PrecisionTypeError.of("model", rule, None, "Give the model's config, for example.")
     seen: dict[int, str] = {}
     for owner in owners:
-        target, role = owner.target, get_owner_name(owner.target)
-        kind = f"{owner.role}: must be a config object in that role, got {target!r:.80}"
-        if isinstance(target, NON_CONFIG_TYPES):
-            cls = OWNER_CLASS_NAMES.get(owner.role, "one of Megatron's config classes")
-            raise PrecisionTypeError(f"{kind}. Give an instance of {cls}.")
-        if role not in ("config", owner.role):
-            raise PrecisionTypeError(f"{kind}. Give it as {role}.")
-        if id(target) in seen:
-            what = f"is the same object as {seen[id(target)]}, and the two hold different things"
-            raise PrecisionTypeError(f"{owner.role}: {what}. Give each role its own object.")
+        config = owner.config
+        rule = "must be a config object in that role"
+        if isinstance(config, NON_CONFIG_TYPES):
+            class_name = OWNER_CLASS_NAMES.get(owner.name, "one of Megatron's config classes")
+            remedy = f"Give an instance of {class_name}."
+            raise PrecisionTypeError(f"{owner.name}: {rule}, got {config!r:.80}. {remedy}")
+        name_by_class = get_owner_name(config)
+        if name_by_class not in ("config", owner.name):
+            remedy = f"Give it as {name_by_class}."
+            raise PrecisionTypeError(f"{owner.name}: {rule}, got {config!r:.80}. {remedy}")
+        if id(config) in seen:
+            raise PrecisionTypeError(
+                f"{owner.name}: is the same object as {seen[id(config)]}, and the two hold "
+                "different things. Give each role its own object."
+            )
         if not has_precision_field(owner):
             remedy = "Give the object that Megatron reads."
-            raise PrecisionTypeError.of(owner.role, "has no field of a precision", target, remedy)
-        seen[id(target)] = owner.role
+            raise PrecisionTypeError.of(owner.name, "has no field of a precision", config, remedy)
+        seen[id(config)] = owner.name
 
 
 def _list_megatron_classes(cls: type) -> list[type]:
     return [base for base in cls.__mro__ if base.__module__.startswith("megatron.core")]
 
 
-def get_owner_name(target: Any) -> str:
-    """Return the role of a config object, by its class; "config" for no class of Megatron's."""
-    names = {base.__name__ for base in _list_megatron_classes(type(unwrap_config(target)))}
-    for role, class_name in OWNER_CLASS_NAMES.items():
+def get_owner_name(config: Any) -> str:
+    """Return the owner name of a config object by its class, or "config" for an unknown class."""
+    names = {base.__name__ for base in _list_megatron_classes(type(unwrap_config(config)))}
+    for owner_name, class_name in OWNER_CLASS_NAMES.items():
         if class_name in names:
-            return role
+            return owner_name
     return "config"
 
 
 def normalise_value(value: Any) -> Any:
-    """Return a value in the form of a plan: a dtype's token, an enum's value, a list for a tuple."""
+    """Return a dtype as its token, an enum as its value, a tuple as a list, other values unchanged."""
     if is_torch_dtype(value):
         return parse_dtype(value)
     if isinstance(value, tuple):
@@ -286,9 +313,9 @@ def normalise_value(value: Any) -> Any:
 
 
 def is_same_value(first: object, second: object) -> bool:
-    """Return whether two values are equal and of the same kind: True is not 1.
+    """Return whether two values are equal, and both or neither are booleans.
 
-    A value whose __eq__ raises is equal to itself alone.
+    A value whose `__eq__` raises is equal only to itself.
     """
     if first is second:
         return True
@@ -300,36 +327,42 @@ def is_same_value(first: object, second: object) -> bool:
         return False
 
 
-def get_values_before_sync(role: str, target: Any) -> Mapping[str, Any]:
-    """Return the attributes of an object as they were before any sync wrote to it."""
-    attributes = get_attributes(role, target)
+def get_values_before_sync(owner_name: str, config: Any) -> Mapping[str, Any]:
+    """Return the attributes of a config object as they were before the first sync."""
+    attributes = get_attributes(owner_name, config)
     if SYNC_MEMORY_ATTRIBUTE not in attributes:
         return attributes
-    owner = Owner(role, target)
-    return {name: owner.own(name) for name in OWNER_FIELDS[role] if name in attributes}
+    owner = Owner(owner_name, config)
+    return {
+        name: owner.value_before_sync(name)
+        for name in OWNER_FIELDS[owner_name]
+        if name in attributes
+    }
 
 
-def unwrap_config(target: Any) -> Any:
-    """Return the Megatron config behind an object that only hands attributes on, or the object itself.
+def unwrap_config(config: Any) -> Any:
+    """Return the Megatron config that an object wraps as its `transformer`, or the object itself.
 
-    The model configs of Megatron-LM's and Megatron Bridge's builders hold a `transformer` and
-    nothing of precision.
+    The model configs of the builders of Megatron-LM and Megatron Bridge wrap a config in this way.
+    They have no precision fields of their own.
     """
-    transformer = getattr(target, "__dict__", {}).get("transformer")
-    if _is_model_config(transformer) and not _is_model_config(target):
+    transformer = getattr(config, "__dict__", {}).get("transformer")
+    if _is_model_config(transformer) and not _is_model_config(config):
         return transformer
-    return target
+    return config
 
 
-def _is_model_config(target: Any) -> bool:
-    return any(
-        base.__name__ == OWNER_CLASS_NAMES["model"] for base in _list_megatron_classes(type(target))
-    )
+def _is_model_config(config: Any) -> bool:
+    names = {base.__name__ for base in _list_megatron_classes(type(config))}
+    return OWNER_CLASS_NAMES["model"] in names
 
 
 @functools.cache
 def find_annotated_class(cls: type, attribute: str) -> type | None:
-    """Return the class of the objects that a field holds, by its annotation; None where it names no single class."""
+    """Return the class in the annotation of a field, or None unless it names exactly one class.
+
+    `None` in the annotation does not count.
+    """
     annotation = typing.get_type_hints(cls).get(attribute)
     alternatives = typing.get_args(annotation) or (annotation,)
     members = [member for member in alternatives if member is not type(None)]
@@ -340,7 +373,7 @@ def find_annotated_class(cls: type, attribute: str) -> type | None:
 
 @functools.cache
 def get_class_defaults(cls: type) -> dict[str, Any]:
-    """Return the defaults of the fields of a dataclass that a plan reads."""
+    """Return the class defaults of the planned attributes of a dataclass."""
     if not dataclasses.is_dataclass(cls):
         return {}
     defaults = {}

@@ -5,8 +5,8 @@
     )
     prediction.values["model"]["bf16"], prediction.shape.kinds, prediction.parallel.tensor
 
-It is pure: nothing is written. A prediction is made once a command. Rules, plan, memory,
-alignment, rehearsal and the run's own sync ask it, and nothing else foresees a sync.
+A prediction writes nothing. A command makes it once. The rules, the plan, the memory report, the
+alignment, the rehearsal and the sync of the run all read it. No other code predicts a sync.
 """
 
 from __future__ import annotations
@@ -40,24 +40,27 @@ class Prediction:
     """A run before it is built, as the last sync leaves it."""
 
     precision: PrecisionConfig | None
-    """The precision that is written into the sections; None: they keep their own settings."""
+    """The precision that is written into the sections. None: they keep their settings."""
     sections: Mapping[str, Section]
-    """Every section of `ROLES`, before the sync."""
+    """Every section of `SECTION_NAMES`, before the sync."""
     target: Target
     owners: tuple[OwnerValues, ...]
-    """The values that the plan starts from."""
+    """The values of the synced sections before the sync."""
     rows: tuple[SyncRow, ...]
     """The plan of the sync."""
     values: Mapping[str, dict[str, Any]]
     """Section -> field -> value after the sync."""
     no_plan_reason: str | None = None
-    """Why the run has no plan, as a sentence: a source of its layers or precision is not read."""
+    """A sentence that says why the run has no plan: a source of its layers or precision is not read.
+
+    None: the run has a plan.
+    """
     uncounted: tuple[str, ...] = ()
-    """Options of the run that are not read, and may bear on its layout, its layers or its bytes."""
+    """Options of the run that are not read and may affect its layout, its layers or its memory."""
     environment: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    """Environment variables of the run, as far as they are known."""
+    """The known environment variables of the run."""
     features: DebugFeatures | None = None
-    """The features of Transformer Engine's debugger; None: it is off."""
+    """The features of Transformer Engine's debugger. None: the debugger is off."""
 
     def with_precision(self, precision: PrecisionConfig | None) -> Prediction:
         """Return the same run in another precision."""
@@ -80,8 +83,9 @@ class Prediction:
         )
 
     def require_plan(self) -> None:
-        """Raise a RunConfigError where a source of the layers or their precision is not read."""
+        """Raise a RunConfigError if a source of the layers or of their precision is not read."""
         if self.no_plan_reason is not None:
+            # A rule that fails here depends on the model. Its finding must say so.
             note_read("model.num_layers")
             raise RunConfigError(self.no_plan_reason)
 
@@ -89,54 +93,58 @@ class Prediction:
         """Return the run with other values of some settings.
 
         Args:
-            changes: section.field -> value in the form of a plan (`normalise_value`).
+            changes: section.field -> value, normalised as by `normalise_value`.
         """
         sections = dict(self.sections)
         for path, value in changes.items():
-            role, _, name = path.partition(".")
-            sections[role] = sections[role].with_values({name: value})
+            section_name, _, name = path.partition(".")
+            sections[section_name] = sections[section_name].with_values({name: value})
         return self._predicted(self.precision, sections, self.target)
 
     @tracked_property
     def absent(self) -> Mapping[str, Mapping[str, str]]:
-        """Section -> fields that are set and that this Megatron Core does not have.
-
-        Each field has the versions that have it.
-        """
+        """Section -> field that is set and that this Megatron Core lacks -> the versions with it."""
         absent = {}
-        for role in SYNCED_SECTIONS:
-            absent[role] = self.sections[role].find_absent_fields(role, self.target.mcore)
+        for section_name in SYNCED_SECTIONS:
+            absent[section_name] = self.sections[section_name].find_absent_fields(
+                section_name, self.target.mcore
+            )
         return absent
 
     @tracked_property
     def model(self) -> Section:
-        """The model that this Megatron Core builds: a field that it lacks counts as not set.
+        """The model that this Megatron Core builds. A field that it lacks counts as not set.
 
-        Vocabulary and sequence length are the model's, or else those of the data.
+        Vocabulary size and sequence length come from the data section if the model does not state
+        them.
         """
         section = self.sections["model"].without("model", self.absent["model"])
         data = self.sections["data"].values
-        of_data = {}
+        data_values = {}
         for name in ("vocab_size", "seq_length"):
             if section.given(name) is None:
                 value = data[name]
                 if value is not None:
-                    of_data[name] = value
-        return section.with_values(of_data)
+                    data_values[name] = value
+        return section.with_values(data_values)
 
     @tracked_property
     def shape_and_faults(self) -> tuple[ModelShape, tuple[Finding, ...]]:
-        """The model, and every reason why it has no plan."""
+        """The shape of the model, and every reason why it has no plan."""
         return read_shape(self.model)
 
     @tracked_property
     def layout_and_faults(self) -> tuple[ParallelLayout, tuple[Finding, ...]]:
-        """The layout on as few GPUs as it needs, and every reason why the settings have no layout."""
+        """The layout on the fewest GPUs, and every reason why the settings have no layout."""
         return read_parallel_layout(self.model)
 
     @property
     def shape(self) -> ModelShape:
-        """The model; RunConfigError with every reason why it has no plan."""
+        """The shape of the model.
+
+        Raises:
+            RunConfigError: The model has no plan. The error has every reason.
+        """
         self.require_plan()
         shape, faults = self.shape_and_faults
         if faults:
@@ -145,7 +153,11 @@ class Prediction:
 
     @property
     def layout(self) -> ParallelLayout:
-        """The layout on as few GPUs as it needs; RunConfigError where the settings have no layout."""
+        """The layout on the fewest GPUs.
+
+        Raises:
+            RunConfigError: The settings have no layout.
+        """
         layout, faults = self.layout_and_faults
         if faults:
             raise RunConfigError(str(faults[0]))
@@ -153,16 +165,20 @@ class Prediction:
 
     @tracked_property
     def parallel(self) -> ParallelLayout:
-        """The layout on the GPUs of the target, or on the next number that it fills; it raises as `layout`."""
+        """The layout on the GPUs of the target, or on the next number of GPUs that it fills.
+
+        Raises:
+            RunConfigError: The settings have no layout.
+        """
         return self.layout.fit_to_world_size(self.target.count)
 
-    def read(self, role: str) -> dict[str, Any]:
-        """Return a section's values after the sync, those of absent fields at their defaults."""
-        if not self.absent[role]:
-            return self.values[role]
-        values = {**self.values[role]}
-        for name in self.absent[role]:
-            values[name] = OWNER_DEFAULTS[role][name]
+    def read(self, section_name: str) -> dict[str, Any]:
+        """Return a section's values after the sync, with absent fields at their defaults."""
+        if not self.absent[section_name]:
+            return self.values[section_name]
+        values = {**self.values[section_name]}
+        for name in self.absent[section_name]:
+            values[name] = OWNER_DEFAULTS[section_name][name]
         return values
 
 
@@ -175,20 +191,22 @@ def predict(
     uncounted: tuple[str, ...] = (),
     environment: Mapping[str, str] | None = None,
 ) -> Prediction:
-    """Return a run as the last sync before it leaves it.
+    """Return a run with the values that it has after its last sync.
 
     Args:
-        precision: The precision that is written into the sections; None: they keep their own
-            settings.
-        sections: Section -> Megatron's object, a mapping of its fields, or a `Section`. An absent
-            section has Megatron's defaults. An object that a sync has written to counts with the
-            values that it had before.
-        target: The GPUs and versions of the run; without a version of megatron-core every field is
-            there.
-        no_plan_reason: Why the run has no plan, as a sentence; None: it has one.
-        uncounted: Options of the run that are not read, and may bear on its layout, its layers or
-            its bytes.
-        environment: Environment variables of the run; None: not known.
+        precision: The precision that is written into the sections. None: they keep their settings.
+        sections: Section -> Megatron's object, a mapping of its fields, or a `Section`. A section
+            that is not given has Megatron's defaults. If a sync has written into an object, its
+            values before that sync are read.
+        target: The GPUs and versions of the run. Without a version of megatron-core every field
+            is known to it.
+        no_plan_reason: A sentence that says why the run has no plan. None: it has one.
+        uncounted: Options of the run that are not read and may affect its layout, its layers or
+            its memory.
+        environment: Environment variables of the run. None: they are not known.
+
+    Raises:
+        TypeError: A section has an unknown name.
     """
     unknown = sections.keys() - {*SECTION_NAMES}
     if unknown:
@@ -196,37 +214,42 @@ def predict(
             f"a run has the sections {', '.join(SECTION_NAMES)}, and not {', '.join(sorted(unknown))}"
         )
     is_synced = precision is not None
-    in_one_form = {}
-    for role in SECTION_NAMES:
-        in_one_form[role] = _read_owner_section(role, sections.get(role), is_synced=is_synced)
+    read_sections = {}
+    for section_name in SECTION_NAMES:
+        read_sections[section_name] = _read_owner_section(
+            section_name, sections.get(section_name), is_synced=is_synced
+        )
     return replace(
-        _predict_sync(precision, in_one_form, target or Target()),
+        _predict_sync(precision, read_sections, target or Target()),
         no_plan_reason=no_plan_reason,
         uncounted=uncounted,
         environment=environment or {},
     )
 
 
-def _read_owner_section(role: str, owner: Any, *, is_synced: bool) -> Section:
-    """Return an owner as a section; under a precision, with its values before any sync."""
+def _read_owner_section(section_name: str, owner: Any, *, is_synced: bool) -> Section:
+    """Return the values of an owner as a section.
+
+    If a precision is to be written, they are the values before the first sync.
+    """
     if owner is None or isinstance(owner, Mapping | Section):
-        return read_section(role, owner)
+        return read_section(section_name, owner)
     config = unwrap_config(owner)
     if is_synced:
-        return read_section(role, config, get_values_before_sync(role, config))
-    return read_section(role, config, None)
+        return read_section(section_name, config, get_values_before_sync(section_name, config))
+    return read_section(section_name, config, None)
 
 
 def _predict_sync(
     precision: PrecisionConfig | None, sections: Mapping[str, Section], target: Target
 ) -> Prediction:
-    """Return the prediction of a run by the plan of its sync."""
+    """Plan the sync of a run, and return the prediction with the values after it."""
     values: dict[str, dict[str, Any]] = {}
-    for role, section in sections.items():
-        values[role] = TrackedValues(role, section.values)
+    for section_name, section in sections.items():
+        values[section_name] = TrackedValues(section_name, section.values)
     owners = []
-    for role in SYNCED_SECTIONS:
-        owners.append(OwnerValues.from_section(role, sections[role], target.mcore))
+    for section_name in SYNCED_SECTIONS:
+        owners.append(OwnerValues.from_section(section_name, sections[section_name], target.mcore))
     rows: list[SyncRow] = []
     if precision is not None:
         rows = plan_sync(precision, owners, is_last=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,7 @@ from bridge.precision.coercion import to_plain_data
 from bridge.rules.sync_row import SyncRow
 
 OVERRIDE_RULE_ID = "PB123"
-"""Id of the rule about a recipe that replaces an owner's own value; a sync reports it in its rows."""
-
-_ROW_KEYS = ("owner", "attribute", "field", "old", "new", "verdict", "by", "why")
-"""Attributes of a row in a report as plain data."""
-_FINDING_KEYS = ("id", "severity", "path", "rule", "value", "where", "remedy")
-"""Attributes of a finding there."""
+"""Id of the rule about a recipe that replaces a set value. A sync reports it as a row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,11 +39,15 @@ class SyncReport:
 
     @property
     def overrides(self) -> tuple[SyncRow, ...]:
-        """Rows in which an owner's own value was replaced."""
+        """Rows in which a set value was replaced."""
         return tuple(row for row in self.rows if row.verdict == "override")
 
     def row(self, path: str) -> SyncRow:
-        """Return the row of ``owner.attribute``; KeyError where there is none."""
+        """Return the row of ``owner.attribute``.
+
+        Raises:
+            KeyError: There is no such row.
+        """
         return {row.path: row for row in self.rows}[path]
 
     def to_dict(self) -> dict[str, Any]:
@@ -56,12 +55,12 @@ class SyncReport:
         return {
             "precision": self.precision,
             "megatron_core": self.megatron_version,
-            "rows": [_to_plain_mapping(row, _ROW_KEYS) for row in self.rows],
-            "findings": [_to_plain_mapping(finding, _FINDING_KEYS) for finding in self.findings],
+            "rows": [_row_to_dict(row) for row in self.rows],
+            "findings": [_finding_to_dict(finding) for finding in self.findings],
         }
 
     def __str__(self) -> str:
-        """Return the changed fields, those that were kept, and the findings, one per line."""
+        """Return the summary, the changed and the kept fields, and the findings, one per line."""
         lines = [self.summary()]
         for row in self.rows:
             if row.changes or row.verdict == "keep":
@@ -74,8 +73,8 @@ class SyncReport:
         """Return (logging level, sentence) pairs: the summary, a warning for each override, and the findings.
 
         Args:
-            known: (id, path) of findings that were reported before. An override has the id of rule
-                PB123.
+            known: (id, path) of findings that were reported before and are left out. An override has
+                the id `OVERRIDE_RULE_ID`.
         """
         lines = [(logging.INFO, self.summary())]
         for row in self.rows:
@@ -88,20 +87,23 @@ class SyncReport:
         return lines
 
     def log_overrides(self, logger: logging.Logger) -> None:
-        """Log a warning for each owner's value that was replaced."""
+        """Log a warning for each set value that was replaced."""
         for row in self.rows:
             if row.replaces:
                 logger.warning("%s", row)
 
     def log_all(self, logger: logging.Logger) -> None:
-        """Log a warning for each replaced value, each kept value and each finding, where nobody reads the report."""
+        """Log a warning for each replaced value, each kept value and each finding.
+
+        For a caller that does not return the report.
+        """
         self.log_overrides(logger)
         self.log_others(logger)
 
     def log_others(self, logger: logging.Logger) -> None:
-        """Log what `log_all` logs beyond the replaced values.
+        """Log a warning for each kept value and each finding, and a debug line for each change.
 
-        Each change is a debug line of the root logger, which is where Megatron Bridge logs it.
+        Megatron Bridge logs each change with the root logger, so the debug lines go there too.
         """
         for row in self.rows:
             if row.verdict == "keep":
@@ -137,7 +139,7 @@ class SyncReport:
 
         Args:
             logger: The logger.
-            file: A file where every field is listed, which the first line names.
+            file: A file that lists every field. The first line names it.
             known: As for `lines`.
         """
         (level, first), *others = self.lines(known)
@@ -148,5 +150,26 @@ class SyncReport:
             logger.log(level, sentence)
 
 
-def _to_plain_mapping(item: SyncRow | Finding, names: Iterable[str]) -> dict[str, Any]:
-    return {name: to_plain_data(getattr(item, name)) for name in names}
+def _row_to_dict(row: SyncRow) -> dict[str, Any]:
+    return {
+        "owner": row.owner,
+        "attribute": row.attribute,
+        "field": row.field,
+        "old": to_plain_data(row.old),
+        "new": to_plain_data(row.new),
+        "verdict": row.verdict,
+        "by": row.by.name,
+        "why": row.why,
+    }
+
+
+def _finding_to_dict(finding: Finding) -> dict[str, Any]:
+    return {
+        "id": finding.id,
+        "severity": finding.severity,
+        "path": finding.path,
+        "rule": finding.rule,
+        "value": to_plain_data(finding.value),
+        "where": finding.where,
+        "remedy": finding.remedy,
+    }

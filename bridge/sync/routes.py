@@ -1,10 +1,10 @@
-"""The table of routes: the owner and attribute of every field of a precision in Megatron Core, with its rule.
+"""The table of routes: the attributes in Megatron's configs that each field of a precision sets.
 
-    routes_of("fp8_recipe")    # a route to the model, and one to the optimizer
+    get_routes("fp8_recipe")    # a route to the model, and one to the optimizer
 
-Read in megatron-core 0.16.1, 0.17.1, 0.18.2, 0.19.2 and Megatron-LM main of 2026-08-22. The plan,
-`explain`, the reference page and the completeness test all read these rows. `routes.yaml` has what
-to know of each, and its source.
+The table was read in megatron-core 0.16.1, 0.17.1, 0.18.2, 0.19.2 and Megatron-LM main of
+2026-08-22. The plan, `explain`, the reference page and the completeness test use its rows.
+`routes.yaml` has a note and the source of each row.
 """
 
 from dataclasses import dataclass
@@ -21,47 +21,50 @@ OWNER_CLASS_NAMES = {
     "train": "TrainConfig",
     "process": "the process",
 }
-"""Role -> Megatron's class in it."""
+"""Owner name -> the class of Megatron."""
 
 OLDEST_VERSION = "0.16.1"
-"""The oldest megatron-core that was read."""
+"""The oldest megatron-core that the table covers."""
 CLASS_DEFAULT = "<Megatron's own default>"
-"""A neutral value: that of Megatron's class."""
+"""Stands for the class default of Megatron as the neutral value."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """A field of the precision, an attribute of an owner, and the rule that decides the value there."""
+    """A field of the precision, an attribute of an owner, and the rule that decides its value."""
 
     field: str
     owner: str
     attribute: str | None
-    """Name in the owner; None where the field has no attribute, and its note says why."""
+    """The name of the attribute. None: the field has no attribute, and its note says why."""
     family: str | None
-    """fp8, fp4 or low (either): the row acts while that family is on, and is neutralised otherwise."""
+    """The row acts only while this family is on: fp8, fp4, or low for either. None: always.
+
+    Otherwise the attribute gets the neutral value.
+    """
     rule: str
-    """The rule of the value:
+    """The rule that decides the value:
 
     - switch: always written;
-    - value: written if stated, else the owner's own value stays, else the default is written;
-    - count: written if stated, else left where Megatron's class has a default;
-    - stated: written if stated, else left;
-    - dtype, autocast dtype: stated, or derived from the mode;
+    - value: written if stated, else a set value of the owner stays, else the default is written;
+    - count: written if stated, else left as it is if Megatron's class has a default;
+    - stated: written if stated, else left as it is;
+    - dtype, autocast dtype: written as stated, or derived from the mode;
     - none: nothing is written.
     """
     scheme: str | None = None
-    """The scaling scheme under which the row acts; it is neutralised under others. None: any scheme."""
+    """The row acts only under this scaling scheme. None: under any scheme."""
     neutral: object = CLASS_DEFAULT
     """The value of the attribute while the row does not act."""
     is_harmless: bool = False
     """Whether a stated value is written even while the row does not act."""
     read_under: str | None = None
-    """Switch of the owner under which the attribute is read although the family is off.
+    """A switch of the owner. While it is on, Megatron reads the attribute even if the family is off.
 
-    No value is neutral there, and the owner's own stays.
+    No value is neutral then, so the value of the owner stays.
     """
     since: str = OLDEST_VERSION
-    """First megatron-core known to have the attribute."""
+    """The first megatron-core that is known to have the attribute."""
 
 
 def _make_route(
@@ -158,12 +161,12 @@ def get_routes(field: str) -> list[Route]:
 
 @cache
 def load_route_notes() -> dict[str, dict[str, Any]]:
-    """Return role -> field -> note and source.
+    """Return owner name -> field -> note and source.
 
-    Under "not_routed" stands role -> field of Megatron -> why no field of a precision states it.
+    The key "not_routed" has owner name -> field of Megatron -> why no field of a precision sets it.
     """
-    import yaml  # a sync does without the notes
+    import yaml  # only reports need the notes, so that a sync does not import it
 
     text = Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8")
-    of_roles: dict[str, dict[str, Any]] = yaml.safe_load(text)
-    return of_roles
+    notes: dict[str, dict[str, Any]] = yaml.safe_load(text)
+    return notes

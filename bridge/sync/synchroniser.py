@@ -1,12 +1,11 @@
 """`write_precision`: a precision written into Megatron's configs, all or nothing.
 
-    write(config, {"model": model, "optimizer": optimizer, "ddp": ddp})
+    write_precision(config, {"model": model, "optimizer": optimizer, "ddp": ddp})
 
-The plan is made, tried on copies, checked by the rules, and then applied. After an error every
-config is as it was.
+A plan is made, tried on copies, checked by the rules, and then applied. After an error every config
+is restored. A value that cannot be restored is named in the error.
 """
 
-import contextlib
 import logging
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -29,7 +28,7 @@ from bridge.precision.statements import get_field_value, get_recipe_name, get_so
 from bridge.rules.context import PRECISION_OWNERS, RuleContext, get_effective_values
 from bridge.rules.rule import RuleFinding, cast_to_precision_rules, evaluate_rules
 from bridge.rules.rulebook import RULES, RULES_BY_ID
-from bridge.rules.sync_row import SyncRow
+from bridge.rules.sync_row import Decider, SyncRow
 from bridge.sync.module_recipe import build_recipe_object
 from bridge.sync.owner import (
     ABSENT,
@@ -53,8 +52,13 @@ BF16_REDUCTION_FIELD = "disable_bf16_reduced_precision_matmul"
 """Field that Megatron turns into a switch of the process."""
 
 CONFLICT_POLICIES = ("override", "error", "keep")
+"""The reactions to a value that was set in an owner and that differs from the precision."""
+DECIDER_NOUNS = {"stated": "the config that states it"}
+"""Name of a decider -> its noun in the message about a conflict, if the name is no noun."""
 
 log = logging.getLogger(__name__)
+
+_SYNC_RULES = cast_to_precision_rules(rule for rule in RULES if rule.sync is not None)
 
 
 def write_precision(
@@ -69,28 +73,35 @@ def write_precision(
 
     Args:
         config: The precision.
-        objects: Role -> object, or None for a role without one.
+        objects: Owner name -> config object, or None if the run has no such config.
         on_conflict: A policy of `CONFLICT_POLICIES`.
-        is_last: The run begins after this sync.
+        is_last: Whether the run begins after this sync.
         prediction: A prediction of this run. Its rows are used if they were made for this precision
             and these values of the owners.
 
     Raises:
-        PrecisionTypeError: An object that is no config, or that plays another role.
-        SyncConflictError: A conflict under the policy "error".
-        SyncCheckError: Megatron's validation or a rule refuses the result.
+        PrecisionTypeError: An object is no config, or is the config of another owner name.
+        SyncConflictError: The policy is "error", and a set value differs from the precision.
+        SyncCheckError: Megatron's validation or a rule refuses the result, or an attribute cannot
+            be set.
     """
     _require_policy(on_conflict)
-    owners = {role: Owner(role, target) for role, target in objects.items() if target is not None}
+    owners = {
+        owner_name: Owner(owner_name, target)
+        for owner_name, target in objects.items()
+        if target is not None
+    }
     refuse_non_owners(owners.values())
-    values = {role: owner.read() for role, owner in owners.items()}
+    values = {owner_name: owner.read() for owner_name, owner in owners.items()}
     planned: Sequence[SyncRow]
     if prediction is not None and _is_prediction_of(prediction, config, values):
         planned = prediction.rows
     else:
-        keep_own = on_conflict == "keep"
         planned = plan_sync(
-            config, list(values.values()), keep_owner_values=keep_own, is_last=is_last
+            config,
+            list(values.values()),
+            keep_owner_values=on_conflict == "keep",
+            is_last=is_last,
         )
     rows = [_convert_row_values(row, owners[row.owner]) for row in planned]
     name = get_recipe_name(config) or "mixed_precision"
@@ -121,12 +132,12 @@ def _refuse_errors(
     name: str, of_megatron: Iterable[Finding], of_rules: Iterable[RuleFinding], *, is_last: bool
 ) -> None:
     """Raise a SyncCheckError with the errors that refuse the sync."""
-    refusing = ["refused"]
+    refusing_reactions = ["refused"]
     if is_last:
-        refusing.append("last")
+        refusing_reactions.append("last")
     fatal = [finding for finding in of_megatron if finding.severity == "error"]
     for finding in of_rules:
-        if finding.severity == "error" and RULES_BY_ID[finding.id].sync in refusing:
+        if finding.severity == "error" and RULES_BY_ID[finding.id].sync in refusing_reactions:
             fatal.append(finding)
     if fatal:
         headline = f"The recipe {name!r} cannot be written into these configs; nothing was changed:"
@@ -145,33 +156,38 @@ def _require_policy(policy: str) -> None:
 
 
 def _convert_row_values(row: SyncRow, owner: Owner) -> SyncRow:
-    """Return a row of the plan with the old and the new value as the object holds them."""
+    """Return a row of the plan with the old and the new value in the types of the object.
+
+    A plan holds normalised values, for example tokens instead of dtypes.
+    """
     if row.verdict == "absent":
         return row
     old = owner.value(row.attribute)
-    default = get_class_defaults(owner.defining).get(row.attribute, ABSENT)
-    for value in (old, owner.own(row.attribute), default):
+    default = get_class_defaults(owner.megatron_class).get(row.attribute, ABSENT)
+    for value in (old, owner.value_before_sync(row.attribute), default):
         if is_same_value(normalise_value(value), row.new):
             return replace(row, old=old, new=value)
     return replace(row, old=old, new=_convert_new_value(row, owner))
 
 
 def _convert_new_value(row: SyncRow, owner: Owner) -> Any:
-    """Return the new value of a row as an object of the type that the owner takes."""
+    """Return the new value of a row in the type that the owner's attribute has."""
     new = row.new
     if row.field == "modules" and owner.is_megatron and new is not None:
-        kind = find_annotated_class(owner.defining, row.attribute)
+        kind = find_annotated_class(owner.megatron_class, row.attribute)
         if kind is not None:
-            return build_recipe_object(kind, new, owner.target)
+            return build_recipe_object(kind, new, owner.config)
     elif row.field in FIELDS and FIELDS[row.field].kind == "dtype" and isinstance(new, str):
         return get_torch_dtype(new)
     return new
 
 
 def _disable_bf16_reduction(config: PrecisionConfig, model: Owner | None) -> None:
-    """Set the switch of the process that Megatron sets where it makes such a model config.
+    """Set the process-wide switch of torch that Megatron sets when a model config is constructed.
 
-    Megatron sets it in BF16 alone, and never for a config that waits for `finalize`.
+    The sync writes into a config that exists already, so Megatron's `__post_init__` does not run
+    again. Megatron sets the switch only in BF16, and not before `finalize` for a config of
+    Megatron Bridge.
     """
     is_made = model is not None and model.is_megatron and not model.is_deferred
     if (
@@ -180,16 +196,13 @@ def _disable_bf16_reduction(config: PrecisionConfig, model: Owner | None) -> Non
         and is_stated(config, BF16_REDUCTION_FIELD)
         and get_field_value(config, BF16_REDUCTION_FIELD)
     ):
+        # The caller has imported torch for Megatron's config. This room does not import it.
         sys.modules["torch"].backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
 
 
 def get_megatron_version() -> str:
     """Return the version of the megatron-core that is installed or on the path, or "unknown"."""
     return get_installed_text("mcore") or "unknown"
-
-
-DECIDER_NOUNS = {"stated": "the config that states it"}
-"""`SyncRow.by` -> its noun in the message about a conflict, where the word is no noun."""
 
 
 def _refuse_conflicts(name: str, rows: list[SyncRow]) -> None:
@@ -203,8 +216,8 @@ def _refuse_conflicts(name: str, rows: list[SyncRow]) -> None:
 
 def _make_conflict_finding(row: SyncRow) -> Finding:
     """Return the finding about an owner's value that differs from the recipe's."""
-    decider = DECIDER_NOUNS.get(row.by, row.by)
-    if row.by == "mode":
+    decider = DECIDER_NOUNS.get(row.by.name, row.by.name)
+    if row.by.kind == "mode":
         decider = f"the recipe ({row.why})"
     policies = "'override'"
     if row.can_be_kept:
@@ -220,7 +233,7 @@ def _make_conflict_finding(row: SyncRow) -> Finding:
 
 
 def _make_process_rows(config: PrecisionConfig) -> list[SyncRow]:
-    """Return the row of the switch of TF32, which is written into the process at the start."""
+    """Return the row of the TF32 switch of the process, which is set when the run starts."""
     if config.tf32 is None:
         return []
     precision = "highest"
@@ -232,13 +245,10 @@ def _make_process_rows(config: PrecisionConfig) -> list[SyncRow]:
         field="tf32",
         old=None,
         new=precision,
-        by=get_source(config, "tf32"),
+        by=Decider("source", get_source(config, "tf32")),
         why="written by torch.set_float32_matmul_precision when the run starts",
     )
     return [row]
-
-
-_SYNC_RULES = cast_to_precision_rules(rule for rule in RULES if rule.sync is not None)
 
 
 def check_sync_rules(
@@ -249,19 +259,21 @@ def check_sync_rules(
     scheme: str | None = None,
     is_last: bool = False,
 ) -> list[RuleFinding]:
-    """Return the findings of the rules about the owners as a plan leaves them.
+    """Return the findings of the rules about the values of the owners after a sync.
 
     Args:
-        config: The precision; None: the owners keep their settings.
-        owners: Role -> the values of the owner before the sync.
+        config: The precision. None: the owners keep their settings.
+        owners: Owner name -> the values of the owner before the sync.
         rows: The plan.
         scheme: The scaling scheme after the sync.
-        is_last: The run begins after this sync.
+        is_last: Whether the run begins after this sync.
     """
     values = _compute_values_after(config, owners, rows)
     context = RuleContext(
         config,
-        views={role: AttributeView(of_role) for role, of_role in values.items()},
+        views={
+            owner_name: AttributeView(owner_values) for owner_name, owner_values in values.items()
+        },
         present=frozenset(owners),
         rows=rows,
         scheme=scheme,
@@ -276,19 +288,20 @@ def _compute_values_after(
     owners: Mapping[str, OwnerValues],
     rows: Sequence[SyncRow],
 ) -> dict[str, dict[str, Any]]:
-    """Return role -> field -> value after the sync.
+    """Return owner name -> field -> value after the sync.
 
-    An owner that is not there has the values that the precision reads as, and Megatron's defaults.
+    An owner that is not given has the values of the precision, and Megatron's defaults for its
+    other fields.
     """
-    reading: Mapping[str, Any] = {}
+    precision_values: Mapping[str, Any] = {}
     if config is not None:
-        reading = get_effective_values(config)
+        precision_values = get_effective_values(config)
     values: dict[str, dict[str, Any]] = {}
-    for role in PRECISION_OWNERS:
-        if role in owners:
-            values[role] = owners[role].section.stated_or_none
+    for owner_name in PRECISION_OWNERS:
+        if owner_name in owners:
+            values[owner_name] = owners[owner_name].section.stated_or_none
         else:
-            values[role] = {**OWNER_DEFAULTS[role], **reading}
+            values[owner_name] = {**OWNER_DEFAULTS[owner_name], **precision_values}
     for row in rows:
         if row.owner in values and row.verdict != "absent":
             values[row.owner][row.attribute] = normalise_value(row.new)
@@ -296,59 +309,94 @@ def _compute_values_after(
 
 
 def apply_values(owners: Mapping[str, Owner], values: Mapping[str, Mapping[str, Any]]) -> None:
-    """Write values into the owners, and remember them; after an error every owner is as it was.
+    """Write values into the owners and record them. After an error the owners are restored.
 
     Args:
-        owners: Role -> the owner.
-        values: Role -> attribute -> the value.
+        owners: Owner name -> the owner.
+        values: Owner name -> attribute -> the value.
 
     Raises:
-        SyncCheckError: An attribute that cannot be set.
+        SyncCheckError: An attribute cannot be set. The error also names each value that could not
+            be restored.
     """
     states = {}
-    for role, owner in owners.items():
-        if hasattr(owner.target, "__dict__"):
-            states[role] = dict(vars(owner.target))
-    written: list[_AttributeWrite] = []
+    for owner_name, owner in owners.items():
+        if hasattr(owner.config, "__dict__"):
+            states[owner_name] = dict(vars(owner.config))
+    writes: list[_AttributeWrite] = []
     try:
-        for role, owner in owners.items():
-            own = {name: owner.own(name) for name in values[role]}
-            for name, value in values[role].items():
-                written.append(_AttributeWrite(owner, name, owner.value(name)))
-                setattr(owner.target, name, value)
-            owner.remember(values[role], own)
+        for owner_name, owner in owners.items():
+            values_before = {}
+            for attribute in values[owner_name]:
+                values_before[attribute] = owner.value_before_sync(attribute)
+            for attribute, value in values[owner_name].items():
+                writes.append(_AttributeWrite(owner, attribute, owner.value(attribute)))
+                setattr(owner.config, attribute, value)
+            owner.remember(values[owner_name], values_before)
     except Exception as error:
-        _restore_owners(owners, states, written)
-        owner, name, _ = written[-1]
+        not_restored = _restore_owners(owners, states, writes)
+        refused = writes[-1]
         finding = Finding(
-            path=f"{owner.role}.{name}",
-            rule=f"cannot be set ({type(error).__name__}: {' '.join(str(error).split())})",
-            value=values[owner.role][name],
-            remedy=f"Make it writable, or give another object as {owner.role}.",
+            path=refused.path,
+            rule=f"cannot be set ({_format_error(error)})",
+            value=values[refused.owner.name][refused.attribute],
+            remedy=f"Make it writable, or give another object as {refused.owner.name}.",
         )
         headline = "The recipe cannot be written into these configs; nothing was changed:"
-        raise SyncCheckError(headline, [finding]) from error
+        if not_restored:
+            headline = "The recipe cannot be written, and these configs are not as they were:"
+        raise SyncCheckError(headline, [finding, *not_restored]) from error
 
 
 class _AttributeWrite(NamedTuple):
     """An attribute that was written, or that could not be set."""
 
     owner: Owner
-    name: str
-    before: Any
+    attribute: str
+    value_before: Any
+
+    @property
+    def path(self) -> str:
+        """The path of the attribute: ``owner.attribute``."""
+        return f"{self.owner.name}.{self.attribute}"
 
 
 def _restore_owners(
     owners: Mapping[str, Owner],
     states: Mapping[str, Mapping[str, Any]],
-    written: Sequence[_AttributeWrite],
-) -> None:
-    """Give every owner the values that it had before."""
-    for owner, name, before in reversed(written):
-        if name not in states.get(owner.role, ()):  # a property or a slot
-            with contextlib.suppress(Exception):  # the attribute that refused refuses again
-                setattr(owner.target, name, before)
-    for role, state in states.items():
-        attributes = vars(owners[role].target)
+    writes: Sequence[_AttributeWrite],
+) -> list[Finding]:
+    """Restore the values of every owner, and return a finding for each value that stays changed.
+
+    Args:
+        owners: Owner name -> the owner.
+        states: Owner name -> the `__dict__` of the object before the first write.
+        writes: The writes in order. The last one was refused.
+    """
+    not_restored = []
+    for write in reversed(writes):
+        if write.attribute in states.get(write.owner.name, ()):
+            continue  # the whole `__dict__` is restored below
+        # The attribute is a property or a slot.
+        try:
+            setattr(write.owner.config, write.attribute, write.value_before)
+        except Exception as error:  # noqa: BLE001  the next attributes are restored all the same
+            if write is writes[-1]:
+                continue  # it refused the new value, so that it still has the old value
+            finding = Finding(
+                path=write.path,
+                rule=f"was changed and cannot be restored ({_format_error(error)})",
+                value=to_plain_data(write.owner.value(write.attribute)),
+                remedy=f"Set it to {to_plain_data(write.value_before)!r}, or make the object again.",
+            )
+            not_restored.append(finding)
+    for owner_name, state in states.items():
+        attributes = vars(owners[owner_name].config)
         attributes.clear()
         attributes.update(state)
+    return not_restored
+
+
+def _format_error(error: Exception) -> str:
+    """Return the class and the message of an error in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

@@ -24,7 +24,7 @@ from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import get_mixed_precision_config
 from bridge.rules.rule import evaluate_rules
 from bridge.rules.rulebook import RULES_BY_ID
-from bridge.rules.sync_row import SyncRow, Verdict
+from bridge.rules.sync_row import Decider, SyncRow, Verdict
 from bridge.sync.report import SyncReport
 from bridge.sync.synchroniser import get_megatron_version
 from bridge.target.fields import OWNER_FIELDS
@@ -170,10 +170,10 @@ def _require_sharded_optimizer(
 def _make_sync_row(config: MixedPrecisionConfig, dest: str, default: Any, value: Any) -> SyncRow:
     """Return the row of the report for an argument."""
     field = None
-    by = "recipe"
+    decider = Decider("source", "recipe")
     if dest in FLAG_OF_NAME:
         field = FLAG_OF_NAME[dest].field
-        by = get_source(config, field)
+        decider = Decider("source", get_source(config, field))
     verdict: Verdict = "set"
     if value == default:
         verdict = "agree"
@@ -184,6 +184,6 @@ def _make_sync_row(config: MixedPrecisionConfig, dest: str, default: Any, value:
         old=default,
         new=value,
         verdict=verdict,
-        by=by,
+        by=decider,
         why="instead of the parser's default",
     )

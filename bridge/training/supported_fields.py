@@ -11,7 +11,7 @@ from bridge.precision.mode import get_scheme
 from bridge.preflight.check_context import CheckContext
 from bridge.preflight.run import Run
 from bridge.registry.config import MixedPrecisionConfig
-from bridge.rules.program import Program
+from bridge.rules.program import Program, ProgramKind
 from bridge.rules.rule import RuleFinding, evaluate_rules
 from bridge.rules.rulebook import RULES_BY_ID
 from bridge.runtime.megatron.te.machine import list_missing_for_te
@@ -71,7 +71,7 @@ def find_rule_errors(
     if model is None:
         model = config.model
     sections = {"model": model, "optimizer": config.optimizer, "ddp": config.ddp}
-    run = Run.from_configs(**sections, target=make_target(None), program=Program(is_own=True))
+    run = Run.from_configs(**sections, target=make_target(None), program=Program(kind=ProgramKind.TRAIN_SCRIPT))
     context = CheckContext(run, backend=backend)
     asked = [RULES_BY_ID[name] for name in rules]
     return [finding for finding in evaluate_rules(asked, context) if finding.severity == "error"]

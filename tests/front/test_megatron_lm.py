@@ -40,7 +40,7 @@ def read(tmp_path: Path, text: str, name: str = "model_config.yaml", words: tupl
 def of_arguments(tmp_path: Path, *more: str, words: tuple[str, ...] = ()) -> Run:
     """Return the run of an argument file with further arguments."""
     given = [*more] if any("bf16" in argument for argument in more) else ["--bf16: true", *more]
-    return read(tmp_path, "\n  ".join(["MODEL_ARGS:", ARGUMENTS, *given]) + "\n", overrides=words)
+    return read(tmp_path, "\n  ".join(["MODEL_ARGS:", ARGUMENTS, *given]) + "\n", words=words)
 
 
 def test_a_launch_script_becomes_the_fields_of_the_configs(tmp_path):
@@ -387,4 +387,4 @@ def test_a_script_with_both_modes_sets_both_fields(tmp_path):
 def test_the_plan_follows_the_variables_of_a_script(tmp_path):
     text = f"export NVTE_BACKWARD_OVERRIDE=dequantized\n{SHORT.strip()} --fp8-format e4m3 --fp8-recipe mxfp8\n"
     plan = read(tmp_path, text, "run.sh").plan
-    assert [plan.get_format(1, "linear_fc1", gemm) for gemm in ("fprop", "dgrad", "wgrad")] == ["e4m3", "bf16", "bf16"]
+    assert [plan.format_of(1, "linear_fc1", gemm) for gemm in ("fprop", "dgrad", "wgrad")] == ["e4m3", "bf16", "bf16"]

@@ -208,8 +208,8 @@ def test_a_published_hybrid_has_its_published_size_and_linear_layers():
     assert plan.linears() == (298, 355)
     decoder = {**NEMOTRON_3_SUPER, "hybrid_layer_pattern": NEMOTRON_3_SUPER["hybrid_layer_pattern"].partition("/")[0]}
     assert build_memory_report(precision_plan(precision, decoder)).parameters == pytest.approx(120.6e9, rel=1e-3)
-    assert plan.get_format(2, "experts.linear_fc1") == "e4m3"
-    assert plan.get_format(88, "experts.linear_fc1") == "bf16"
+    assert plan.format_of(2, "experts.linear_fc1") == "e4m3"
+    assert plan.format_of(88, "experts.linear_fc1") == "bf16"
 
 
 # -- pipeline ---------------------------------------------------------------------------------------------------------
@@ -259,9 +259,9 @@ def test_the_legacy_pattern_of_prediction_layers_is_read_with_their_number():
 @pytest.mark.parametrize(("start", "end"), [(0, 0), (0, 5), (2, 2), (6, 6)])
 def test_prediction_layers_of_a_hybrid_are_in_fp8_whatever_the_counts(start, end):
     plan = precision_plan(kept(FP8, start, end), PREDICTING)
-    assert plan.get_format("mtp 1", "eh_proj") == "e4m3"
-    assert plan.get_format("mtp 1.3", "linear_fc2") == "e4m3"
-    assert plan.get_format("mtp 2.1", "linear_qkv") == "e4m3"
+    assert plan.format_of("mtp 1", "eh_proj") == "e4m3"
+    assert plan.format_of("mtp 1.3", "linear_fc2") == "e4m3"
+    assert plan.format_of("mtp 2.1", "linear_qkv") == "e4m3"
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 0), (0, 3), (1, 0), (2, 2), (0, 6)])
@@ -272,10 +272,10 @@ def test_layers_inside_a_prediction_layer_enter_fp4_by_their_number_there(start,
     config = megatron_owners(num_layers=6, **given)["model"]
     config.first_last_layers_bf16 = True
     config.num_layers_at_start_in_bf16, config.num_layers_at_end_in_bf16 = start, end
-    assert plan.get_format("mtp 1", "eh_proj") == "bf16"
+    assert plan.format_of("mtp 1", "eh_proj") == "bf16"
     for inner, module in enumerate(("linear_qkv", "experts.linear_fc1", "linear_fc1")):
         wanted = "bf16" if is_first_last_bf16_layer(config, inner) else "e2m1"
-        assert plan.get_format(f"mtp 1.{inner + 1}", module) == wanted
+        assert plan.format_of(f"mtp 1.{inner + 1}", module) == wanted
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from megatron.core.quantization.utils import get_quant_config_or_none
 from megatron.core.transformer import TransformerConfig
 
 from bridge import MixedPrecisionConfig, get_mixed_precision_config
-from bridge.model.modules import ModulePaths
+from bridge.model.module_paths import ModulePaths
 from bridge.plan.alignment import build_alignment_report
 from bridge.plan.memory_report import build_memory_report
 from bridge.plan.precision_plan import PrecisionPlan, precision_plan
@@ -185,7 +185,7 @@ def test_the_plan_counts_the_linears_of_each_scheme() -> None:
     ]
     plan = precision_plan(precision, {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4})
     assert plan.schemes() == {"tensorwise": 11, "mxfp8": 1}
-    assert plan.get_format(1, "linear_qkv") == "bf16"
+    assert plan.format_of(1, "linear_qkv") == "bf16"
     assert plan.row(4, "linear_fc2").scale == "1x32 / 32x1"
 
 

@@ -49,11 +49,11 @@ def test_compressors_and_grouped_outputs_stay_out_of_fp8():
     plan = precision_plan(None, MODEL)
     quantised = ("linear_q_down_proj", "linear_q_up_proj", "linear_kv_proj", "indexer.linear_wq_b", "linear_proj")
     for module in quantised:
-        assert plan.get_format(2, module) == "e4m3"
+        assert plan.format_of(2, module) == "e4m3"
     kept = ("compressor.linear_wkv", "indexer.compressor.linear_wgate", "indexer.linear_weights_proj")
     for module in (*kept, "linear_o_group_proj"):
         row = plan.row(2, module)
-        assert (plan.get_format(2, module), row.storage, row.master) == ("bf16", "bf16", "fp32")
+        assert (plan.format_of(2, module), row.storage, row.master) == ("bf16", "bf16", "fp32")
     modules = [module.name for module in plan.by_label["3"].modules]
     assert "compressor.linear_wkv" in modules
     assert not any(name.startswith("indexer") for name in modules)
@@ -67,7 +67,7 @@ def test_what_megatron_keeps_in_fp32_has_no_master():
     for module, item in places:
         row = plan.row(2, module, item)
         assert (row.storage, row.master, row.gradient) == ("fp32", "itself", "fp32")
-    assert plan.get_format("output", "hc_head") == "fp32"
+    assert plan.format_of("output", "hc_head") == "fp32"
 
 
 def test_a_plan_says_which_branch_of_megatron_builds_the_model():

@@ -37,7 +37,7 @@ def custom(factory, **fields):
 
 
 def formats_of(plan, module="linear_fc1"):
-    return tuple(plan.get_format(1, module, gemm) for gemm in GEMMS)
+    return tuple(plan.format_of(1, module, gemm) for gemm in GEMMS)
 
 
 def test_each_gemm_of_a_factory_that_transformer_engine_ships_has_its_own_formats():
@@ -94,7 +94,7 @@ def test_the_factory_of_a_team_stays_custom_with_the_reason():
 
 def test_attention_of_a_factory_stays_in_high_precision_under_megatron():
     plan = precision_plan(custom(f"{ZOO}.nvfp4_linear_fp8_dpa_factory", fp8_dot_product_attention=True), DENSE)
-    assert plan.get_format(1, "core_attention", "qk") == "bf16"
+    assert plan.format_of(1, "core_attention", "qk") == "bf16"
     assert plan.settings.notes == (
         "nvfp4_linear_fp8_dpa_factory quantises no attention: Megatron makes its CustomRecipe without fp8_dpa, so "
         "attention stays in bf16.",

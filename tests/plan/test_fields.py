@@ -205,8 +205,8 @@ def test_a_switch_without_influence_leaves_the_parameters_of_a_real_model_as_the
 def test_a_field_that_the_target_does_not_have_counts_as_not_set():
     mxfp8 = {**DENSE, **LOW, "fp8_output_proj": True, "fp8_dot_product_attention": True}
     old, new = (precision_plan(None, mxfp8, mcore=Version(version)) for version in ("0.16.1", "0.18.2"))
-    assert (old.get_format("output", "output_layer"), new.get_format("output", "output_layer")) == ("bf16", "e4m3")
-    assert (old.get_format(1, "core_attention", "qk"), new.get_format(1, "core_attention", "qk")) == ("bf16", "e4m3")
+    assert (old.format_of("output", "output_layer"), new.format_of("output", "output_layer")) == ("bf16", "e4m3")
+    assert (old.format_of(1, "core_attention", "qk"), new.format_of(1, "core_attention", "qk")) == ("bf16", "e4m3")
     note = "model.fp8_output_proj has no effect: megatron-core 0.16.1 has no such field (megatron-core from 0.18.2)."
     assert (old.settings.notes, new.settings.notes) == ((note,), ())
 
@@ -215,7 +215,7 @@ def test_a_stated_field_that_the_target_does_not_have_is_written_nowhere():
     nvfp4 = REGISTRY.get("bf16_with_nvfp4_mixed")
     with_attention = MixedPrecisionConfig(**{**nvfp4.to_dict(), "fp8_dot_product_attention": True})
     old, new = (precision_plan(with_attention, DENSE, mcore=Version(version)) for version in ("0.16.1", "0.17.1"))
-    assert (old.get_format(1, "core_attention", "qk"), new.get_format(1, "core_attention", "qk")) == ("bf16", "e4m3")
+    assert (old.format_of(1, "core_attention", "qk"), new.format_of(1, "core_attention", "qk")) == ("bf16", "e4m3")
 
 
 def test_a_version_that_does_not_repeat_prediction_layers_builds_each():

@@ -49,9 +49,9 @@ def test_current_scaling_keeps_the_first_and_the_last_of_six_layers():
     found = plan(CURRENT)
     assert found.low_precision_layers() == (2, 3, 4, 5)
     assert found.linears() == (16, 25)
-    assert [found.get_format(2, "linear_qkv", gemm) for gemm in GEMMS] == ["e4m3", "e5m2 x e4m3", "e5m2 x e4m3"]
-    assert [found.get_format(1, "linear_qkv", gemm) for gemm in GEMMS] == ["bf16"] * 3
-    assert found.get_format(2, "self_attention.linear_qkv") == found.get_format("2", "linear_qkv")
+    assert [found.format_of(2, "linear_qkv", gemm) for gemm in GEMMS] == ["e4m3", "e5m2 x e4m3", "e5m2 x e4m3"]
+    assert [found.format_of(1, "linear_qkv", gemm) for gemm in GEMMS] == ["bf16"] * 3
+    assert found.format_of(2, "self_attention.linear_qkv") == found.format_of("2", "linear_qkv")
 
 
 @pytest.mark.parametrize("recipe", [CURRENT, "bf16_with_mxfp8_mixed", "bf16_with_nvfp4_mixed"])
@@ -82,8 +82,8 @@ def test_prediction_layers_are_always_fp8_and_never_fp4():
     everything = REGISTRY.get(CURRENT).override(num_layers_at_start_in_bf16=3, num_layers_at_end_in_bf16=3)
     found = plan(everything, model)
     assert found.low_precision_layers() == ()
-    assert found.get_format("mtp 1", "eh_proj") == "e4m3"
-    assert plan("bf16_with_nvfp4_mixed", model).get_format("mtp 1", "linear_fc1") == "bf16"
+    assert found.format_of("mtp 1", "eh_proj") == "e4m3"
+    assert plan("bf16_with_nvfp4_mixed", model).format_of("mtp 1", "linear_fc1") == "bf16"
 
 
 # -- where ------------------------------------------------------------------------------------------------------------
@@ -183,9 +183,9 @@ def test_only_linears_are_low_whatever_the_scheme(scheme):
         module.kind for layer in found.layers for module in layer.modules for row in module.rows if "e4m3" in row.format
     }
     assert kinds == {"linear"}
-    assert found.get_format(4, "mlp.experts.local_experts.3.linear_fc1") == found.get_format(4, "experts.linear_fc1")
-    assert found.get_format(4, "router") == "fp32"
-    assert found.get_format("output", "output_layer") == "bf16"
+    assert found.format_of(4, "mlp.experts.local_experts.3.linear_fc1") == found.format_of(4, "experts.linear_fc1")
+    assert found.format_of(4, "router") == "fp32"
+    assert found.format_of("output", "output_layer") == "bf16"
     assert (
         found.row(4, "experts.linear_fc1", "input").scale
         == {"tensorwise": "tensor", "delayed": "tensor", "blockwise": "1x128 / 128x1", "mxfp8": "1x32 / 32x1"}[scheme]
@@ -199,22 +199,22 @@ def test_attention_runs_in_fp8_where_the_scheme_knows_it():
 
     both = {"fp8_dot_product_attention": True, "fp8_multi_head_attention": True}
     delayed = core("delayed", **both)
-    assert [delayed.get_format(1, "core_attention", item) for item in ("qk", "softmax", "pv", "output")] == [
+    assert [delayed.format_of(1, "core_attention", item) for item in ("qk", "softmax", "pv", "output")] == [
         "e4m3",
         "fp32",
         "e4m3",
         "e4m3",
     ]
     current = core("tensorwise", **both)
-    assert current.get_format(1, "core_attention", "output") == "bf16"
-    assert core("blockwise", **both).get_format(1, "core_attention", "qk") == "bf16"
+    assert current.format_of(1, "core_attention", "output") == "bf16"
+    assert core("blockwise", **both).format_of(1, "core_attention", "qk") == "bf16"
 
 
 def test_hybrid_layers_count_one_by_one():
     found = plan("nemotron_h_bf16_with_fp8_current_scaling_mixed", HYBRID)
     assert found.low_precision_layers() == (3,)
-    assert found.get_format(3, "in_proj", "dgrad") == "e5m2 x e4m3"
-    assert found.get_format(3, "conv1d", "forward") == "bf16"
+    assert found.format_of(3, "in_proj", "dgrad") == "e5m2 x e4m3"
+    assert found.format_of(3, "conv1d", "forward") == "bf16"
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def test_plans_are_compared_cell_by_cell():
 )
 def test_an_unknown_row_is_answered_with_what_there_is(arguments, message):
     with pytest.raises(UnknownFieldError) as raised:
-        plan(CURRENT).get_format(*arguments)
+        plan(CURRENT).format_of(*arguments)
     assert str(raised.value).startswith(message)
 
 

@@ -126,15 +126,15 @@ def test_the_total_of_a_model_of_sparse_attention_is_the_sum_by_hand():
 def test_only_the_linear_layers_of_a_variant_compute_in_the_scheme(recipe, low):
     delta, sparse = (precision_plan(get_mixed_precision_config(recipe), model) for model in (DELTA, SPARSE))
     for module in ("in_proj", "out_proj"):
-        assert delta.get_format(2, module) == low
+        assert delta.format_of(2, module) == low
     for module in ("conv1d", "delta_rule", "out_norm"):
-        assert delta.get_format(2, module, "forward") == "bf16"
+        assert delta.format_of(2, module, "forward") == "bf16"
     for module in ("linear_wq_b", "linear_wk", "linear_weights_proj"):
-        assert sparse.get_format(2, f"indexer.{module}") == low
-    assert sparse.get_format(2, "indexer.k_norm", "forward") == "bf16"
-    assert sparse.get_format(2, "linear_q_up_proj") == low
-    assert sparse.get_format(2, "linear_kv_up_proj") == "bf16"
-    assert sparse.get_format(2, "core_attention", "qk") == "bf16"
+        assert sparse.format_of(2, f"indexer.{module}") == low
+    assert sparse.format_of(2, "indexer.k_norm", "forward") == "bf16"
+    assert sparse.format_of(2, "linear_q_up_proj") == low
+    assert sparse.format_of(2, "linear_kv_up_proj") == "bf16"
+    assert sparse.format_of(2, "core_attention", "qk") == "bf16"
 
 
 def test_modules_of_the_variants_have_megatrons_names():

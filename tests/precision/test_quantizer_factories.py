@@ -105,7 +105,7 @@ def test_every_row_makes_what_transformer_engines_factory_makes(made):
         for kind in ("linear", "grouped_linear"):
             copies = factory.copies(is_grouped=kind == "grouped_linear")
             for operand in ("input", "weight", "grad_output"):
-                pair = copies.of(operand)
+                pair = copies.get_pair(operand)
                 mine, theirs = [described(pair.row), described(pair.column)], made["pairs"][f"{path} {kind} {operand}"]
                 if mine != theirs:
                     wrong.append((path, kind, operand, mine, theirs))
@@ -124,9 +124,9 @@ def test_a_factory_of_a_team_has_no_row():
 @pytest.mark.parametrize("scheme", [row for row in SCHEMES if row.operands], ids=lambda row: row.name)
 def test_the_copies_of_a_scheme_are_those_of_its_row(scheme):
     copies = make_scheme_copies(scheme, scheme.formats[0])
-    assert {copies.scheme_of(gemm) for gemm in ("fprop", "dgrad", "wgrad")} == {scheme.name}
+    assert {copies.get_gemm_scheme(gemm) for gemm in ("fprop", "dgrad", "wgrad")} == {scheme.name}
     for operand in scheme.operands:
-        pair = copies.of(operand.name)
+        pair = copies.get_pair(operand.name)
         assert (pair.row.tile, pair.column.tile) == (operand.row, operand.column)
     assert (
         tuple(copies.uses_split_accumulator(gemm) for gemm in ("fprop", "dgrad", "wgrad")) == scheme.split_accumulator
@@ -136,7 +136,7 @@ def test_the_copies_of_a_scheme_are_those_of_its_row(scheme):
 def test_a_backward_override_leaves_the_forward_gemm_alone_and_keeps_what_it_multiplied():
     for override, keeps_row in (("high_precision", False), ("dequantized", True)):
         copies = apply_backward_override(make_scheme_copies(find_scheme("mxfp8"), "e4m3"), override)
-        assert [copies.scheme_of(gemm) for gemm in ("fprop", "dgrad", "wgrad")] == ["mxfp8", None, None]
+        assert [copies.get_gemm_scheme(gemm) for gemm in ("fprop", "dgrad", "wgrad")] == ["mxfp8", None, None]
         assert copies.saves_rowwise_input is keeps_row
         assert copies.saved_input.scheme == ("mxfp8" if keeps_row else None)
 

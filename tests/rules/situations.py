@@ -4,7 +4,7 @@ from typing import Any
 
 from bridge.preflight.check_context import CheckContext
 from bridge.preflight.run import Run
-from bridge.rules.program import Program
+from bridge.rules.program import Program, ProgramKind
 from bridge.target.declaration import parse_target
 
 
@@ -13,10 +13,10 @@ def run_of(said: dict[str, Any]) -> Run:
     said = dict(said)
     target = said.pop("target", None)
     known = {}
-    for name in ("is_own", "is_bridge", "is_resumed", "refused", "faulty_options", "dropped_fields"):
+    for name in ("is_resumed", "refused_arguments", "faulty_options", "dropped_fields"):
         if name in said:
             known[name] = said.pop(name)
-    program = Program(**known)
+    program = Program(kind=said.pop("program", ProgramKind.OTHER), **known)
     backend = said.pop("backend", None)
     if backend is not None:
         said["precision_backend"] = backend

@@ -91,7 +91,7 @@ def _places(name: str, finding: RuleFinding, remedy: str, setup: CheckContext) -
 def held_by(setup: CheckContext, step: Step) -> Any:
     """Return what a run has where a step sets something."""
     if step.section == "precision":
-        return setup.value_of(step.name)
+        return setup.get_setting_value(step.name)
     if step.section == "environment":
         return setup.environment.get(step.name)
     if step.section == "target":

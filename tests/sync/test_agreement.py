@@ -19,7 +19,7 @@ def test_weights_that_ddp_gathers_in_fp8_are_stored_so_by_the_model(megatron_own
     assert (owners["model"].fp8_param, owners["ddp"].fp8_param_gather) == (True, True)
     assert report.row("ddp.fp8_param_gather").verdict == "keep"
     row = report.row("model.fp8_param")
-    assert (row.old, row.new, row.verdict, row.by) == (False, True, "derive", "ddp")
+    assert (row.old, row.new, row.verdict, row.by.name) == (False, True, "derive", "ddp")
     assert row.why == "as ddp.fp8_param_gather, which has a value of its own that the recipe does not state"
     assert synchronize(MixedPrecisionConfig(bf16=True, fp8="hybrid"), **owners).changes == ()
     synchronize(MixedPrecisionConfig(bf16=True, fp8="hybrid", fp8_param=False), **owners)
@@ -30,7 +30,7 @@ def test_weights_that_the_model_stores_in_fp8_are_gathered_so_by_ddp(megatron_ow
     owners = megatron_owners(fp8="e4m3", fp8_param=True)
     report = synchronize(MixedPrecisionConfig(bf16=True, fp8="hybrid"), **owners)
     assert owners["ddp"].fp8_param_gather is True
-    assert report.row("ddp.fp8_param_gather").by == "model"
+    assert report.row("ddp.fp8_param_gather").by.name == "model"
 
 
 @pytest.mark.parametrize(("holder", "other"), [("model", "optimizer"), ("optimizer", "model")])
@@ -41,7 +41,7 @@ def test_a_scheme_of_one_owners_own_is_the_scheme_of_the_run(holder: str, other:
     report = synchronize(config, **owners)
     assert (owners["model"].fp8_recipe, owners["optimizer"].fp8_recipe) == ("mxfp8", "mxfp8")
     assert report.row(f"{holder}.fp8_recipe").verdict == "keep"
-    assert report.row(f"{other}.fp8_recipe").by == holder
+    assert report.row(f"{other}.fp8_recipe").by.name == holder
     assert "mxfp8 scaling does not read it" in report.findings[0].rule
     assert synchronize(config, **owners).changes == ()
 
@@ -112,7 +112,7 @@ def test_autocast_lands_under_both_names_of_it() -> None:
     provider = Provider(**shape, enable_autocast=True)
     report = MixedPrecisionConfig(bf16=True).setup(provider)
     assert (provider.autocast_enabled, provider.enable_autocast) == (True, True)
-    assert report.row("model.autocast_enabled").by == "model"
+    assert report.row("model.autocast_enabled").by.name == "model"
     plain = SimpleNamespace(bf16=False, autocast_enabled=False)
     config.setup(plain)
     assert plain.autocast_enabled is True

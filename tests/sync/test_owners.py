@@ -125,3 +125,35 @@ def test_a_dtype_stated_as_none_stays_none_in_an_owner_of_no_class_of_megatrons(
     model = megatron_owners()["model"]
     synchronize(MixedPrecisionConfig(bf16=True, params_dtype=None), model=model)
     assert model.params_dtype is torch.bfloat16, "Megatron's own class needs one"
+
+
+def test_a_value_that_cannot_be_restored_is_named() -> None:
+    class OneWay:
+        """Accepts one new value of bf16, and refuses params_dtype."""
+
+        def __init__(self) -> None:
+            self.inner = {"bf16": False}
+
+        @property
+        def bf16(self) -> bool:
+            return self.inner["bf16"]
+
+        @bf16.setter
+        def bf16(self, value: bool) -> None:
+            if self.inner["bf16"]:
+                raise ValueError("bf16 stays on")
+            self.inner = {"bf16": value}
+
+        @property
+        def params_dtype(self) -> None:
+            return None
+
+    with pytest.raises(SyncCheckError) as caught:
+        synchronize("bf16_mixed", model=OneWay())
+    assert str(caught.value).splitlines()[0] == (
+        "The recipe cannot be written, and these configs are not as they were:"
+    )
+    paths = [finding.path for finding in caught.value.findings]
+    assert paths == ["model.params_dtype", "model.bf16"]
+    assert caught.value.findings[1].rule == ("was changed and cannot be restored (ValueError: bf16 stays on)")
+    assert caught.value.findings[1].remedy == "Set it to False, or make the object again."

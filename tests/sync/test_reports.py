@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::bridge.errors.BridgeWarning")
 def test_the_table_names_old_and_new_verdict_who_and_why(conflicting) -> None:
     report = synchronize("bf16_with_fp8_current_scaling_mixed", **conflicting())
     rows = {f"{row.owner}.{row.attribute}": row for row in report.rows}
-    told = {path: (row.old, row.new, row.verdict, row.by) for path, row in rows.items()}
+    told = {path: (row.old, row.new, row.verdict, row.by.name) for path, row in rows.items()}
     recipe = "recipe bf16_with_fp8_current_scaling_mixed"
     assert told["model.fp16"] == (True, False, "override", "mode")
     assert told["model.bf16"] == (True, True, "agree", recipe)

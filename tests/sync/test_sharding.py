@@ -26,7 +26,7 @@ def test_megatron_fsdp_turns_the_reused_buffer_off_before_a_run(megatron_owners)
     assert (getattr(owners["optimizer"], BUFFER), getattr(owners["ddp"], BUFFER)) == (False, False)
     assert owners["ddp"].fp8_param_gather is True
     row = report.row(f"ddp.{BUFFER}")
-    assert (row.new, row.by, row.why) == (False, "ddp", "Megatron-FSDP does not implement it")
+    assert (row.new, row.by.name, row.why) == (False, "ddp", "Megatron-FSDP does not implement it")
     (finding,) = findings(report)
     assert (finding.severity, str(finding)) == (
         "info",
@@ -50,7 +50,7 @@ def test_a_buffer_of_an_owners_own_goes_off_with_a_warning(megatron_owners) -> N
     delattr(config, BUFFER)
     report = synchronize(config, **owners, strict=True)
     assert (getattr(owners["optimizer"], BUFFER), getattr(owners["ddp"], BUFFER)) == (False, False)
-    assert report.row(f"ddp.{BUFFER}").replaces_own is True
+    assert report.row(f"ddp.{BUFFER}").replaces_set_value is True
 
 
 def test_a_sync_that_is_not_the_last_writes_as_the_peers_setup_and_says_what_comes(megatron_owners) -> None:
@@ -76,7 +76,7 @@ def test_a_switch_that_is_on_in_one_of_the_two_is_turned_on_in_both(
     report = synchronize("bf16_mixed", **owners, strict=True)
     assert (getattr(owners[on], name), getattr(owners[off], name)) == (True, True)
     row = report.row(f"{off}.{name}")
-    assert (row.old, row.new, row.verdict, row.by) == (False, True, "derive", on)
+    assert (row.old, row.new, row.verdict, row.by.name) == (False, True, "derive", on)
     assert [(f.severity, f.path, f.where) for f in report.findings] == [
         ("warning", f"{off}.{name}", "turned on before the run")
     ]
@@ -112,7 +112,7 @@ def test_a_buffer_put_aside_with_the_gather_is_reported(megatron_owners) -> None
     report = synchronize(config, **owners, strict=True)
     assert (owners["model"].fp8_param, owners["ddp"].fp8_param_gather) == (False, False)
     assert (getattr(owners["optimizer"], BUFFER), getattr(owners["ddp"], BUFFER)) == (False, False)
-    assert report.row(f"ddp.{BUFFER}").by == "follows fp8_param_gather"
+    assert report.row(f"ddp.{BUFFER}").by.name == "follows fp8_param_gather"
     (finding,) = report.findings
     assert (finding.severity, finding.path) == ("info", f"mixed_precision.{BUFFER}")
     assert finding.rule == (

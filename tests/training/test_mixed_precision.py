@@ -88,7 +88,7 @@ def test_the_documented_synchronisation_example(megatron_owners) -> None:
     assert report is not None
     for owner in ("model", "optimizer"):
         row = report.row(f"{owner}.bf16")
-        assert (row.old, row.new, row.by) == (False, True, "recipe bf16_mixed")
+        assert (row.old, row.new, row.by.name) == (False, True, "recipe bf16_mixed")
 
 
 def test_the_way_megatron_bridge_derives_a_config_from_a_recipe() -> None:

@@ -21,7 +21,8 @@ from bridge.convert.serving.module_names import (
     parse_module_path,
 )
 from bridge.errors import RunConfigError, listed
-from bridge.plan.precision_plan import LOW_FORMATS, PlanLayer, PlanModule, PrecisionPlan
+from bridge.plan.plan_layers import LOW_FORMATS, PlanLayer, PlanModule
+from bridge.plan.precision_plan import PrecisionPlan
 from bridge.precision import strict_yaml
 from bridge.runtime.audit.record import GemmRow, Record
 

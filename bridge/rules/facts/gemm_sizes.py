@@ -15,14 +15,13 @@ LINEAR_LAYERS_BY_WIDTH = {
     "model.moe_ffn_hidden_size": ("experts.linear_fc1", "experts.linear_fc2"),
     "model.kv_channels": ("linear_qkv", "linear_proj"),
 }
-"""Width -> the linear layers that have it; any other width is one of all linear layers."""
+"""Width -> the linear layers that have it. All linear layers have any other width."""
 
 
 def compute_tokens_per_rank(context: RunContext) -> int | None:
-    """Return the tokens of a micro-batch on a rank (M of its GEMMs); None where they are not known.
+    """Return the tokens of a micro-batch on a rank (M of its GEMMs), or None if they are not known.
 
-    Tokens that do not divide by the ranks are none of an alignment's: that is a fault of its own
-    (PB408).
+    The result is also None if the tokens do not divide by the ranks. PB408 reports that.
     """
     length = context.model.seq_length or context.data.seq_length
     batch = context.train.micro_batch_size
@@ -36,13 +35,13 @@ def compute_tokens_per_rank(context: RunContext) -> int | None:
 
 def get_alignment(context: RunContext) -> tuple[int, ...]:
     """Return the multiples of tokens and of widths that the scheme's GEMMs need."""
-    if context.row is None:
+    if context.scheme_row is None:
         return ()
-    return context.row.alignment or ()
+    return context.scheme_row.alignment or ()
 
 
 def collect_low_precision_modules(context: RunContext) -> set[str] | None:
-    """Return the modules in FP8 or FP4 in a layer under a per-module recipe; None without one."""
+    """Return the modules in FP8 or FP4 under a per-module recipe, or None without such a recipe."""
     if context.model.quant_recipe is None or context.selection is None:
         return None
     modules = [*context.selection.unselected]
@@ -56,7 +55,7 @@ class Width(NamedTuple):
 
     path: str
     formula: str
-    """How it is divided."""
+    """The calculation of the size, as text."""
     size: int
     """Size on one rank."""
 
@@ -68,7 +67,7 @@ class _FullWidth(NamedTuple):
     formula: str
     size: int | None
     ranks: str
-    """The ranks in words."""
+    """The name of the ranks, as text."""
     parts: int
     """Number of the ranks."""
 
@@ -76,20 +75,19 @@ class _FullWidth(NamedTuple):
 def compute_widths_per_rank(context: RunContext) -> Iterator[Width]:
     """Yield the widths that GEMMs contract over or produce.
 
-    A width that does not divide by the ranks is left out: that is a fault of its own (PB408). So is
-    one whose linear layers a per-module recipe keeps in the dtype of the run.
+    A width that does not divide by the ranks is left out; PB408 reports it. A width is also left out
+    if a per-module recipe keeps all of its linear layers in the dtype of the run.
     """
-    whole = [*_list_full_widths(context)]
     low = collect_low_precision_modules(context)
-    for width in whole:
+    for width in _list_full_widths(context):
         if not width.size or width.size % width.parts:
             continue
         if low is not None and low.isdisjoint(LINEAR_LAYERS_BY_WIDTH.get(width.path, low)):
             continue
-        how = width.formula
+        formula = width.formula
         if width.parts > 1:
-            how += f" / {width.ranks} {width.parts}"
-        yield Width(width.path, how, width.size // width.parts)
+            formula += f" / {width.ranks} {width.parts}"
+        yield Width(width.path, formula, width.size // width.parts)
 
 
 def _list_full_widths(context: RunContext) -> Iterator[_FullWidth]:
@@ -105,7 +103,7 @@ def _list_full_widths(context: RunContext) -> Iterator[_FullWidth]:
 
 
 def _compute_qkv_width(context: RunContext, heads: int) -> int:
-    """Return the width of the projection to queries, keys and values; 0 without such a layer."""
+    """Return the width of the projection to queries, keys and values, or 0 without such a layer."""
     model = context.model
     if not model.hidden_size or not heads or heads % context.parallel.tensor:
         return 0

@@ -1,4 +1,4 @@
-"""`find_import_fault`: the reason why an import path leads nowhere; its module is not imported."""
+"""`find_import_fault`: the fault of an import path, found without importing its module."""
 
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec
@@ -7,14 +7,13 @@ from symtable import symtable
 from bridge.errors import close_matches, listed
 
 GPU_ONLY_PACKAGE = "transformer_engine"
-"""The package of factories that are missing on every machine without a GPU."""
+"""The package whose factories are missing on every machine without a GPU."""
 
 
 def find_import_fault(path: str) -> str | None:
-    """Return why an import path, package.module.function, leads nowhere.
+    """Return why an import path, package.module.function, names nothing, or None if it is right.
 
-    None where it leads to a name of a module. A module without Python source counts as having the
-    name.
+    A module without Python source counts as having the name.
     """
     *packages, name = path.split(".")
     if not packages or not all(part.isidentifier() for part in (*packages, name)):
@@ -35,7 +34,7 @@ def find_import_fault(path: str) -> str | None:
 
 
 def _find_module_spec(packages: list[str]) -> ModuleSpec | None:
-    """Return the module of a path, without importing its packages; None where there is none."""
+    """Return the spec of a module without importing its packages, or None if there is none."""
     module = packages[0]
     spec = find_spec(module)
     for part in packages[1:]:
@@ -47,7 +46,7 @@ def _find_module_spec(packages: list[str]) -> ModuleSpec | None:
 
 
 def _list_bound_names(spec: ModuleSpec) -> set[str] | None:
-    """Return the names that a module binds; None where that is not known."""
+    """Return the names that a module binds, or None if they are not known."""
     source = getattr(spec.loader, "get_source", lambda _: None)(spec.name)
     if source is None or "import *" in source:
         return None

@@ -1,4 +1,4 @@
-"""Violations of rows of `modules` and of foreign matchers, by the modules that they take."""
+"""Violations of rows of `modules` and of foreign matchers, by the modules that they select."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -17,7 +17,7 @@ from bridge.target.versions import is_at_least
 
 QUANT_RECIPE_PATH = "model.quant_recipe"
 MAX_LISTED = 6
-"""Names that a message lists."""
+"""The number of names that a message lists."""
 
 
 def make_module_violation(
@@ -50,10 +50,10 @@ def _get_row_selections(context: RunContext) -> Sequence[RowSelection]:
 
 
 def find_empty_rows(context: RuleContext) -> Iterator[Violation]:
-    """Yield the rows and matchers that take no linear layer.
+    """Yield the rows and matchers that select no linear layer.
 
-    Rows of layers beyond the model are PB292's. A file of matchers may serve several models: a
-    warning.
+    PB292 reports rows of layers that the model does not have. A file of matchers may be used for
+    several models, so that its matchers get a warning.
     """
     if not isinstance(context, RunContext):
         yield from _find_rows_of_no_model(context)
@@ -77,7 +77,10 @@ def find_empty_rows(context: RuleContext) -> Iterator[Violation]:
 
 
 def _find_rows_of_no_model(context: RuleContext) -> Iterator[Violation]:
-    """Yield the rows that take no linear layer of any Megatron model; a sync has no plan."""
+    """Yield the rows that select no linear layer of any Megatron model.
+
+    It is the check of a sync, which has no plan of its model.
+    """
     names = dict.fromkeys(name.rpartition(".")[2] for name in LINEAR_NAMES)
     for number, row in enumerate(get_stated_rows(context)):
         if selects_linear_layer(row):
@@ -103,7 +106,7 @@ def _format_module_names(modules: Iterable[PlacedModule]) -> str:
 
 
 def _format_layer_numbers(numbers: Sequence[int]) -> str:
-    """Return the numbers of layers in words, the first `MAX_LISTED` of them."""
+    """Return text with the first `MAX_LISTED` layer numbers."""
     if not numbers:
         return "no layer"
     text = ", ".join(str(number) for number in numbers[:MAX_LISTED])
@@ -115,14 +118,14 @@ def _format_layer_numbers(numbers: Sequence[int]) -> str:
 
 
 def find_unmatched_layers(context: RuleContext) -> Iterator[Violation]:
-    """Yield the rows that name layers in which they take nothing."""
+    """Yield the rows that name layers in which they select no module."""
     if not isinstance(context, RunContext):
         is_hybrid = (
             context.model.is_hybrid_model
             or context.model.hybrid_override_pattern
             or context.model.hybrid_layer_pattern
         )
-        if not is_hybrid:  # a pattern counts a hybrid model's layers
+        if not is_hybrid:  # a pattern decides the number of layers of a hybrid model
             yield from _find_absent_layers(context, parse_integer(context.model.num_layers) or 0)
         return
     if context.selection is None:
@@ -141,32 +144,32 @@ def find_unmatched_layers(context: RuleContext) -> Iterator[Violation]:
 
 
 def _find_absent_layers(context: RuleContext, num_layers: int) -> Iterator[Violation]:
-    """Yield the rows that name layers which the model does not have, where its layers are known."""
+    """Yield the rows that name layers which the model does not have, if its layers are known."""
     if num_layers < 1:
         return
     reason = f"the model's layers are 0 to {num_layers - 1}"
     for number, row in enumerate(get_stated_rows(context)):
-        beyond = find_absent_layers(row.layer_numbers, num_layers)
-        if beyond:
+        absent = find_absent_layers(row.layer_numbers, num_layers)
+        if absent:
             yield make_module_violation(
                 context,
                 str(row),
                 name=number,
-                layers=_format_layer_numbers(beyond),
+                layers=_format_layer_numbers(absent),
                 reason=reason,
                 remedy="correct these numbers",
             )
 
 
 def find_shadowed_rows(context: RunContext) -> Iterator[Violation]:
-    """Yield the rows behind earlier ones that take all of their modules."""
+    """Yield the rows whose modules are all selected by earlier rows."""
     for row in _get_row_selections(context):
         if row.is_shadowed:
             yield _make_row_violation(context, row, by=" and ".join(row.shadowed_by))
 
 
 def find_choices_for_unread_modules(context: RunContext) -> Iterator[Violation]:
-    """Yield the rows that choose FP8 or FP4 for modules too which read no such choice."""
+    """Yield the rows that choose FP8 or FP4 also for modules that read no per-module recipe."""
     for row in _get_row_selections(context):
         precision = row.matcher.precision
         if row.unread and not row.is_empty and precision != HIGH_PRECISION:
@@ -176,7 +179,7 @@ def find_choices_for_unread_modules(context: RunContext) -> Iterator[Violation]:
 
 
 def find_stage_dependent_matchers(context: RunContext) -> Iterator[Violation]:
-    """Yield the foreign matchers that mean other layers under another pipeline size."""
+    """Yield the foreign matchers that select other layers under another pipeline size."""
     if context.selection is None:
         return
     for reach in context.selection.other_stages:
@@ -192,7 +195,7 @@ def find_stage_dependent_matchers(context: RunContext) -> Iterator[Violation]:
 
 
 def find_rows_leaving_no_module(context: RunContext) -> Iterator[Violation]:
-    """Yield the rows of a run in FP8 or FP4 that together leave no linear layer in it."""
+    """Yield all rows of a run in FP8 or FP4, if they leave no linear layer in FP8 or FP4."""
     if context.selection is None or not context.is_low_precision or not context.selection.rows:
         return
     names = []
@@ -207,7 +210,7 @@ def find_rows_leaving_no_module(context: RunContext) -> Iterator[Violation]:
 def find_rows_in_another_stored_scheme(context: RunContext) -> Iterator[Violation]:
     """Yield the rows that multiply weights stored in the run's format in another scheme.
 
-    A hybrid model stores each weight as its payload says, from megatron-core 0.18 on (PB214).
+    From megatron-core 0.18 on a hybrid model stores each weight according to its payload (PB214).
     """
     stored = []
     if context.is_fp8 and context.gathers_fp8:
@@ -225,7 +228,7 @@ def find_rows_in_another_stored_scheme(context: RunContext) -> Iterator[Violatio
 
 
 def _find_other_scheme(context: RunContext, row: RowSelection) -> str | None:
-    """Return the scheme that a row chooses, inside or outside of FP8, where it is not the run's."""
+    """Return the scheme of a row in training or evaluation that differs from the run's, or None."""
     for scheme in (row.matcher.precision, row.matcher.evaluation_label):
         if scheme is not None and scheme not in (HIGH_PRECISION, context.scheme):
             return scheme

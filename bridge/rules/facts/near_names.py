@@ -1,4 +1,4 @@
-"""`find_near_names`: the names that a misspelt name may be meant for, one or two edits away."""
+"""`find_near_names`: the names that are one or two edits away from a misspelt name."""
 
 import functools
 from collections.abc import Iterable
@@ -10,16 +10,13 @@ MAX_EDITS = 2
 
 
 @functools.lru_cache(maxsize=1024)
-def find_near_fields(role: str, name: str) -> tuple[str, ...]:
-    """Return the fields of Megatron's that `name` may be a misspelling of.
-
-    A field of a model provider's own looks like none of them.
-    """
-    return find_near_names(name, OWNER_FIELD_NAMES[role])
+def find_near_fields(owner_name: str, name: str) -> tuple[str, ...]:
+    """Return the fields of Megatron's config that `name` may be a misspelling of."""
+    return find_near_names(name, OWNER_FIELD_NAMES[owner_name])
 
 
 def find_near_names(name: str, names: Iterable[str]) -> tuple[str, ...]:
-    """Return the names that one or two edits turn `name` into, nearest first."""
+    """Return the names that are at most two edits away from `name`, the nearest first."""
     by_length = _group_by_length(frozenset(names))
     letters = set(name)
     near = []
@@ -28,24 +25,24 @@ def find_near_names(name: str, names: Iterable[str]) -> tuple[str, ...]:
             # One edit changes two letters at most; without this a file of 20,000 fields takes 9 s.
             if len(letters ^ known_letters) <= 2 * MAX_EDITS:
                 near.append(known)
-    found = []
+    near_enough = []
     for known in close_matches(name, near):
         if _compute_edit_distance(known, name) <= MAX_EDITS:
-            found.append(known)
-    return tuple(found)
+            near_enough.append(known)
+    return tuple(near_enough)
 
 
 @functools.lru_cache(maxsize=16)
 def _group_by_length(names: frozenset[str]) -> dict[int, list[tuple[str, frozenset[str]]]]:
-    """Return length -> the names of that length, each with its letters."""
-    found: dict[int, list[tuple[str, frozenset[str]]]] = {}
+    """Return length -> the names of that length, each with its set of letters."""
+    by_length: dict[int, list[tuple[str, frozenset[str]]]] = {}
     for name in sorted(names):
-        found.setdefault(len(name), []).append((name, frozenset(name)))
-    return found
+        by_length.setdefault(len(name), []).append((name, frozenset(name)))
+    return by_length
 
 
 def _compute_edit_distance(first: str, second: str) -> int:
-    """Return how many letters are inserted, deleted, replaced or swapped between two names."""
+    """Return the number of inserted, deleted, replaced or swapped letters between two names."""
     rows = [list(range(len(second) + 1))]
     for i, letter in enumerate(first, 1):
         row = [i]

@@ -6,29 +6,37 @@ from typing import Any, NamedTuple
 from bridge.target.fields import SHARED_SWITCHES
 
 SHARDING_OWNERS = ("optimizer", "ddp")
-"""The two configs that hold each switch of `SWITCHES`."""
+"""The two owners that hold each switch of `SHARED_SWITCHES`."""
 
 
 class OffSwitch(NamedTuple):
-    """A switch of `SWITCHES` that is off in one config and has to be on."""
+    """A switch of `SHARED_SWITCHES` that is off in one owner and has to be on."""
 
-    role: str
+    owner_name: str
     attribute: str
+    is_for_fsdp: bool
+    """Whether Megatron-FSDP needs the switch. False: the other owner has the switch on."""
     why: str
-    """Why it has to be on."""
+    """Why the switch has to be on."""
 
 
-def find_off_switches(value: Callable[[str, str], Any]) -> Iterator[OffSwitch]:
-    """Yield each switch that is off in the optimizer or in DDP and has to be on."""
-    is_fsdp = value("ddp", "use_megatron_fsdp") is True
+def find_off_switches(get_value: Callable[[str, str], Any]) -> Iterator[OffSwitch]:
+    """Yield each switch that is off in the optimizer or in DDP and has to be on.
+
+    Args:
+        get_value: A function of an owner name and an attribute. It returns the value of the
+            attribute.
+    """
+    is_fsdp = get_value("ddp", "use_megatron_fsdp") is True
     for name in SHARED_SWITCHES:
-        on = [role for role in SHARDING_OWNERS if value(role, name) is True]
-        if on:
-            why = f"{on[0]}.{name} is"
-        elif name == "use_distributed_optimizer" and is_fsdp:
+        owners_on = [owner for owner in SHARDING_OWNERS if get_value(owner, name) is True]
+        is_for_fsdp = not owners_on and name == "use_distributed_optimizer" and is_fsdp
+        if owners_on:
+            why = f"{owners_on[0]}.{name} is"
+        elif is_for_fsdp:
             why = "Megatron-FSDP always shards the optimizer"
         else:
             continue
-        for role in SHARDING_OWNERS:
-            if value(role, name) is False:
-                yield OffSwitch(role, name, why)
+        for owner_name in SHARDING_OWNERS:
+            if get_value(owner_name, name) is False:
+                yield OffSwitch(owner_name, name, is_for_fsdp, why)

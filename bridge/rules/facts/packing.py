@@ -13,15 +13,15 @@ class Packing(NamedTuple):
     path: str
     """The setting that holds the multiple."""
     multiple: int
-    """Number of tokens that a sample of a batch is a multiple of."""
+    """The length of a sample is a multiple of this number of tokens."""
     samples: int = 1
     """Samples of a micro-batch that are padded to the same length."""
     fixed: str = ""
-    """The setting that pads to a fixed length instead; "" where there is none."""
+    """The setting that pads to a fixed length instead. Empty: there is none."""
 
 
 def get_packing(context: RuleContext) -> Packing | None:
-    """Return the padding of packed batches; None without packing, or to a fixed length."""
+    """Return the padding of packed batches, or None without packing or with a fixed length."""
     data = context.data
     if data.enable_in_batch_packing and not data.defer_in_batch_packing_to_step:
         # The rows of a micro-batch become one.
@@ -43,7 +43,7 @@ def get_packing(context: RuleContext) -> Packing | None:
 
 
 def _packs_sequences(specs: object) -> bool:
-    """Return whether Megatron Bridge before 0.6 packs with these specs; -1 packs nothing."""
+    """Return whether Megatron Bridge before 0.6 packs with these specs. A size of -1 packs nothing."""
     if specs is None:
         return False
     size = 1

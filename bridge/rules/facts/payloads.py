@@ -1,4 +1,4 @@
-"""The payloads of per-module recipes: keys that are refused, and factories that they name."""
+"""The payloads of per-module recipes: refused keys, and the factories that they name."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -15,11 +15,12 @@ from bridge.target.versions import is_at_least
 FACTORIES_SINCE_TE = "2.19"
 """The first release of Transformer Engine with the factories of `quantizer_factories`.
 
-2.16 to 2.18 have others, under other names. The files of 2.19 were not read, and those of 2.20.2 have them."""
+2.16 to 2.18 have other factories. The files of 2.19 were not read. 2.20.2 has these factories.
+"""
 
 
 def list_payloads(context: RuleContext) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield (name.part, recipe) of each payload; the recipes of a run's chunks share them."""
+    """Yield (name.part, recipe) of each payload. All chunks of a run have the same payloads."""
     for recipe in parse_quant_recipes(context.model.quant_recipe)[:1]:
         for name, body in recipe.configs.items():
             if not isinstance(body, Mapping):
@@ -51,7 +52,7 @@ def list_factories(context: RuleContext) -> Iterator[tuple[str | None, str]]:
 
 
 def find_missing_factories(context: RuleContext) -> Iterator[Violation]:
-    """Yield the quantizer factories that are not found on this machine, nor in the target's Transformer Engine.
+    """Yield the quantizer factories that neither this machine nor the target's release has.
 
     The emulated backend refuses every factory.
     """
@@ -67,7 +68,7 @@ def find_missing_factories(context: RuleContext) -> Iterator[Violation]:
 
 
 def find_factories_of_later_te(context: RuleContext) -> Iterator[Violation]:
-    """Yield the factories of Transformer Engine that the target's release has not."""
+    """Yield the factories of Transformer Engine that the target's release does not have."""
     for path, factory in list_factories(context):
         if (
             find_shipped_factory(factory) is not None

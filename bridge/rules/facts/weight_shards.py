@@ -1,13 +1,13 @@
-"""`format_unsharding_settings`: the settings that would end the sharding of weights beyond tensor parallelism."""
+"""`format_unsharding_settings`: the settings that shard weights only for tensor parallelism."""
 
 from bridge.rules.run_context import RunContext
 
 
 def format_unsharding_settings(context: RunContext) -> str:
-    """Return the settings that shard no weight further, joined by "and"; "" where none is sharded.
+    """Return the settings that turn further sharding off, joined by "and", or "" if it is off.
 
-    Megatron's generalised tensor parallelism gathers such weights when they are used. A number of
-    shards counts those of tensor parallelism too.
+    Megatron's generalised tensor parallelism shards a weight further than tensor parallelism, and
+    gathers it when it is used. Its number of shards includes those of tensor parallelism.
     """
     model, ranks = context.model, context.parallel
     shards = model.tensor_parallel_num_weight_shards

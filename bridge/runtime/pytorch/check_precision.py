@@ -19,7 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PrecisionTypeError
-from bridge.model.modules import ModulePaths
+from bridge.model.module_paths import ModulePaths
 from bridge.precision.foreign_names import map_to_megatron_names
 from bridge.precision.mode import get_mode
 from bridge.precision.module_schemes import ModuleSchemes

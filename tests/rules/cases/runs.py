@@ -1,6 +1,10 @@
 """The recipes, targets and models that the cases of several topics share."""
 
 from bridge.registry.registry import REGISTRY
+from bridge.rules.program import ProgramKind
+
+MEGATRON_BRIDGE = ProgramKind.MEGATRON_BRIDGE
+TRAIN_SCRIPT = ProgramKind.TRAIN_SCRIPT
 
 
 def run(precision=None, target=None, **sections):

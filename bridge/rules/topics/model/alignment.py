@@ -1,4 +1,4 @@
-"""Sizes that low-precision GEMMs take: tokens of a rank, widths after sharding, narrow GEMMs."""
+"""Sizes of low-precision GEMMs: tokens of a rank, widths after sharding, and narrow GEMMs."""
 
 import math
 from collections.abc import Iterator
@@ -33,14 +33,14 @@ _PROJECTION_FIELDS = {
 
 
 def find_unaligned_tokens(context: RunContext) -> Iterator[Violation]:
-    """Yield the tokens of a rank that are no multiple of the scheme's alignment."""
+    """Yield the number of tokens of a rank if it is no multiple of the scheme's alignment."""
     number, multiples = compute_tokens_per_rank(context), get_alignment(context)
     if number is None or not multiples or collect_low_precision_modules(context) == set():
         return
     multiple = multiples[0]
     if number % multiple:
         nearest = -(-number // multiple) * multiple
-        yield Violation(tokens=number, multiple=multiple, similar_names=nearest)
+        yield Violation(tokens=number, multiple=multiple, nearest=nearest)
 
 
 def find_unaligned_widths(context: RunContext) -> Iterator[Violation]:
@@ -58,7 +58,7 @@ def _make_width_violation(width: Width, multiple: int) -> Violation:
 
 
 def find_ragged_blocks(context: RunContext) -> Iterator[Violation]:
-    """Yield the sizes that are legal for blockwise GEMMs and no multiple of its blocks."""
+    """Yield the sizes that blockwise GEMMs accept and that leave an incomplete block."""
     if not context.is_blockwise or context.is_emulated:
         return
     for width in compute_widths_per_rank(context):
@@ -72,7 +72,8 @@ def find_ragged_blocks(context: RunContext) -> Iterator[Violation]:
 def find_unaligned_packing(context: RunContext) -> Iterator[Violation]:
     """Yield the setting whose padding of packed batches leaves no aligned size on a rank.
 
-    Blockwise scaling runs ragged blocks, which PB503 is about: a warning; a remedy avoids them too.
+    Blockwise scaling runs incomplete blocks too, so that the violation is a warning there. PB503
+    reports such blocks. The remedy avoids them.
     """
     if not context.is_low_precision or context.is_emulated:
         return
@@ -106,13 +107,13 @@ def find_unaligned_packing(context: RunContext) -> Iterator[Violation]:
         by=_format_token_ranks(context),
         left=left,
         multiple=wanted,
-        min_arguments=f"{packed.path}={needed}",
+        needed=f"{packed.path}={needed}",
         fixed=fixed,
     )
 
 
 def _format_token_ranks(context: RunContext) -> str:
-    """Return the ranks that share the tokens of a batch, in words."""
+    """Return text with the ranks that share the tokens of a batch."""
     parallel = context.parallel
     factors = []
     if parallel.sequence_parallel:
@@ -129,7 +130,7 @@ def find_unaligned_projection(context: RunContext) -> Iterator[Violation]:
     """
     is_mamba = context.shape.delta_net is None
     mixer = context.shape.state_space or context.shape.delta_net
-    if mixer is None or not context.is_fp8 or context.row is None:
+    if mixer is None or not context.is_fp8 or context.scheme_row is None:
         return
     multiple = 16
     if context.is_mxfp8 and not is_mamba:

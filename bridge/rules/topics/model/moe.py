@@ -20,14 +20,14 @@ from bridge.rules.violation import Violation
 _EXPERT_FIELDS = tuple(name for name in MEGATRON_FIELDS if name.startswith("moe_"))
 LARGEST_FP16 = 65_504
 EXACT_BF16 = 256
-"""The largest whole number up to which BF16 has every one."""
+"""The largest N such that BF16 represents every whole number from 0 to N."""
 WRONG_SIGN = "the sign of an update is wrong near balance"
 _UNKNOWN_COUNT_EFFECTS = {
     "bf16": f"{WRONG_SIGN}: at 40,000 tokens, for example, two counts are 256 apart",
     "fp16": "their sum is inf where the tokens of a step x top-k are above "
     f"{LARGEST_FP16:,}, and nothing is balanced",
 }
-"""Mode -> the effect where the tokens of a step are not known."""
+"""Mode -> the effect if the number of tokens of a step is not known."""
 
 
 def _pads_routing_map(context: RuleContext) -> bool:
@@ -39,7 +39,10 @@ def _pads_routing_map(context: RuleContext) -> bool:
 
 
 def find_fused_experts_scheme_mismatch(context: RunContext) -> Iterator[Violation]:
-    """Yield the violation of the fused grouped MLP, which runs MXFP8, or NVFP4 by a variable."""
+    """Yield the violation of the fused grouped MLP in another scheme.
+
+    It runs MXFP8, or NVFP4 if an environment variable says so.
+    """
     if not context.has_experts or not context.model.use_transformer_engine_op_fuser:
         return
     if not context.is_low_precision or context.is_mxfp8:
@@ -81,7 +84,7 @@ def find_settings_of_absent_experts(context: RuleContext) -> Iterator[Violation]
 
 
 def has_conflicting_num_sms(context: RunContext) -> bool:
-    """Return whether Megatron Bridge's two names of one number hold two numbers."""
+    """Return whether Megatron Bridge's two names of one setting have different values."""
     if (
         not context.program.is_megatron_bridge
         or context.model.moe_flex_dispatcher_num_sms is not None
@@ -92,9 +95,9 @@ def has_conflicting_num_sms(context: RunContext) -> bool:
 
 
 def find_inexact_token_counts(context: RunContext) -> Iterator[Violation]:
-    """Yield the violation of token counts that the dtype of the model cannot hold.
+    """Yield the violation of token counts that the dtype of the model cannot represent.
 
-    It is an info where there is no count.
+    It is an info if the number of tokens is not known.
     """
     if not context.has_experts or not context.is_half_precision or not context.has_optimizer:
         return
@@ -130,7 +133,7 @@ def _compute_bf16_spacing(number: int) -> int:
 
 
 def _format_aux_loss_setting(context: RuleContext) -> str:
-    """Return the words that balance a run without a bias; none where a loss balances it already."""
+    """Return the part of a remedy that balances the experts by a loss, or "" if a loss does already."""
     if context.model.moe_router_load_balancing_type in ("none", ["none"], None):
         return " and model.moe_router_load_balancing_type=aux_loss"
     return ""

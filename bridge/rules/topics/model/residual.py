@@ -1,4 +1,4 @@
-"""The residual stream in FP32: layers that refuse it, and releases that cast it down."""
+"""The residual stream in FP32: layers that refuse it, and releases that cast it to half precision."""
 
 from bridge.model.layout import RESIDUAL_DTYPE_SINCE
 from bridge.model.shape import MOE_SUFFIX, TRANSFORMER_KIND, is_moe_kind
@@ -10,11 +10,11 @@ from bridge.target.versions import is_at_least
 _FUSED = ("delta_net", "delta_net_moe", "attention", "mlp")
 """Kinds of layers whose first linear layer normalises its input itself."""
 _FUSED_ATTENTION = (*_FUSED, TRANSFORMER_KIND, f"{TRANSFORMER_KIND}_{MOE_SUFFIX}")
-"""The same without latent attention, in front of which the norm is separate."""
+"""The kinds in a model without latent attention. Before latent attention the norm is separate."""
 
 
 def keeps_fp32_residual(context: RuleContext) -> bool:
-    """Return whether the residual stream of a half-precision run is meant to be FP32."""
+    """Return whether a half-precision run states an FP32 residual stream."""
     return (
         context.has_model and context.model.fp32_residual_connection and context.is_half_precision
     )
@@ -35,9 +35,9 @@ def feeds_fp32_residual_to_fused_norm(context: RunContext) -> bool:
 def _reaches_fused_norm(context: RunContext) -> bool:
     """Return whether a layer whose norm is fused gets the FP32 stream.
 
-    The embedding gives the first layer an FP32 stream in every release. Further layers get one
-    where the sum keeps it. Mamba casts the stream itself. A separate norm, in front of latent
-    attention or experts, takes any dtype.
+    The embedding gives the first layer an FP32 stream in every release. Later layers get an FP32
+    stream from the release on that keeps the dtype of the sum. Mamba casts the stream itself. A
+    separate norm, before latent attention or experts, accepts any dtype.
     """
     shape = context.shape
     fused: tuple[str, ...] = _FUSED_ATTENTION

@@ -1,4 +1,4 @@
-"""MXFP8 and NVFP4, the schemes of Blackwell: the shared gradient buffer, and the reach of FP4."""
+"""MXFP8 and NVFP4, the schemes of Blackwell: the shared gradient buffer, and modules without FP4."""
 
 from collections.abc import Iterator
 
@@ -39,9 +39,9 @@ def find_mxfp8_weights_without_buffer(context: RuleContext) -> Iterator[Violatio
 
 
 def reuses_buffer_without_mxfp8_weights(context: RuleContext) -> bool:
-    """Return whether the buffer is reused where no MXFP8 weights are gathered.
+    """Return whether the buffer is reused although no MXFP8 weights are gathered.
 
-    A recipe that states FP8 off leaves the field without effect, which is no error.
+    If a recipe states that FP8 is off, the field has no effect, and that is no error.
     """
     if not context.stated.get("reuse_grad_buf_for_mxfp8_param_ag") and not context.reuses_buffer:
         return False
@@ -52,7 +52,7 @@ def reuses_buffer_without_mxfp8_weights(context: RuleContext) -> bool:
 
 
 def find_releases_for_fp4_weights(context: RuleContext) -> Iterator[Violation]:
-    """Yield the releases without which weights stored in FP4 come out wrong."""
+    """Yield the releases that weights stored in FP4 need to be correct."""
     if not context.is_fp4 or not context.gathers_fp4 or context.is_emulated:
         return
     missing = []
@@ -66,7 +66,7 @@ def find_releases_for_fp4_weights(context: RuleContext) -> Iterator[Violation]:
 def has_nvfp4_transform_outside_bf16(context: RuleContext) -> bool:
     """Return whether NVFP4's random Hadamard transform gets tensors that are not BF16.
 
-    It is on unless a variable turns it off.
+    The transform is on unless an environment variable turns it off.
     """
     if not context.is_nvfp4 or context.is_bf16:
         return False

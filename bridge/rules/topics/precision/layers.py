@@ -30,7 +30,10 @@ def _count_kept_layers(context: RuleContext) -> int:
 
 
 def has_two_zero_counts(context: RuleContext) -> bool:
-    """Return whether layers are kept in BF16 by two counts of 0; a recipe has to state both."""
+    """Return whether layers are to be kept in BF16, and both counts are 0.
+
+    In a recipe both counts must be stated: unstated counts have Megatron's defaults.
+    """
     if not context.is_low_precision:
         return False
     if not context.stated.get("first_last_layers_bf16", context.model.first_last_layers_bf16):
@@ -44,9 +47,9 @@ def has_two_zero_counts(context: RuleContext) -> bool:
 
 
 def find_count_without_effect(context: RuleContext) -> Iterator[Violation]:
-    """Yield the first of the counts without effect.
+    """Yield the first count without effect.
 
-    Megatron's defaults are an info, since a saved config has them anyway.
+    A count at Megatron's default is an info, because a saved config states it always.
     """
     severity: str | None = "info"
     for name in LAYER_COUNTS:
@@ -62,9 +65,9 @@ def find_count_without_effect(context: RuleContext) -> Iterator[Violation]:
 
 
 def find_counts_beyond_stage(context: RunContext) -> Iterator[Violation]:
-    """Yield the counts that are beyond a pipeline stage's share of the layers.
+    """Yield the counts that are larger than the number of layers of a pipeline stage.
 
-    It is Megatron's own check under FP8, and stricter than needed: the counts are those of the
+    This is Megatron's check under FP8. It is stricter than needed, because the counts are about the
     whole model.
     """
     if context.is_fp8 and context.model.first_last_layers_bf16:
@@ -74,7 +77,7 @@ def find_counts_beyond_stage(context: RunContext) -> Iterator[Violation]:
 
 
 def find_counts_beyond_model(context: RunContext) -> Iterator[Violation]:
-    """Yield the counts that are beyond the layers of a model in FP4."""
+    """Yield the counts that are larger than the number of layers of a model in FP4."""
     if context.is_fp4 and context.model.first_last_layers_bf16:
         yield from _find_counts_beyond(context, context.model.num_layers)
 
@@ -89,7 +92,7 @@ def _find_counts_beyond(context: RuleContext, limit: int) -> Iterator[Violation]
 
 
 def keeps_all_layers_in_bf16(context: RuleContext) -> bool:
-    """Return whether both counts together, each of them possible, keep all layers in BF16."""
+    """Return whether two possible counts together keep all layers in BF16."""
     if (
         not context.is_low_precision
         or not context.model.first_last_layers_bf16

@@ -1,4 +1,4 @@
-"""FP16's loss scale: numbers for the grad scaler, and checks that an overflow would trip."""
+"""The loss scale of FP16: its numbers, and NaN checks that an overflow would trigger."""
 
 from collections.abc import Iterator
 from typing import TypeGuard
@@ -12,7 +12,7 @@ from bridge.rules.without_effect import find_fields_without_effect
 from bridge.target.versions import is_at_least
 
 LARGEST_FP32 = 2**128 - 2**104
-"""Of FP32, in which the grad scaler keeps the scale."""
+"""The largest FP32 number. The grad scaler stores the scale in FP32."""
 POSITIVE_FINITE = "above 0 and finite in FP32"
 
 
@@ -25,7 +25,7 @@ def find_unusable_scales(context: RuleContext) -> Iterator[Violation]:
     """Yield the numbers of the loss scale that the grad scaler cannot work with."""
     optimizer = context.optimizer
     scale, initial = optimizer.loss_scale, optimizer.initial_loss_scale
-    # An owner's 0 is none to Megatron's optimizer.
+    # For Megatron's optimizer a 0 in its config means that there is no loss scale.
     is_unset = scale == 0 and "loss_scale" not in context.stated
     if scale is not None and not _is_valid_scale(scale) and not is_unset:
         what = f"{POSITIVE_FINITE}; Megatron takes 0 for unset"
@@ -42,7 +42,7 @@ def find_unusable_scales(context: RuleContext) -> Iterator[Violation]:
 
 
 def is_initial_scale_below_minimum(context: RuleContext) -> bool:
-    """Return whether the first loss scale is below the least."""
+    """Return whether the initial loss scale is below the minimum."""
     initial, least = context.optimizer.initial_loss_scale, context.optimizer.min_loss_scale
     return _is_valid_scale(initial) and _is_valid_scale(least) and initial < least
 
@@ -59,7 +59,7 @@ def find_scale_settings_without_effect(context: RuleContext) -> Iterator[Violati
 
 
 def find_fatal_nan_checks(context: RunContext) -> Iterator[Violation]:
-    """Yield the NaN checks that take an overflow of a dynamic loss scale for a fault."""
+    """Yield the NaN checks that end a run at an overflow of a dynamic loss scale."""
     if not context.has_dynamic_loss_scale:
         return
     stops_at_loss = context.sections["train"].is_given and context.train.check_for_nan_in_loss
@@ -70,9 +70,10 @@ def find_fatal_nan_checks(context: RunContext) -> Iterator[Violation]:
 
 
 def find_separate_expert_optimizer(context: RunContext) -> Iterator[Violation]:
-    """Yield the layout whose experts lie on other ranks than the layers: two optimizers.
+    """Yield the layout that gives the experts an optimizer of their own.
 
-    Before megatron-core 0.19 expert parallelism alone counts.
+    Megatron makes one if the experts are on other ranks than the other layers. Before megatron-core
+    0.19 only expert parallelism matters for that.
     """
     if not context.has_dynamic_loss_scale or not context.has_optimizer or not context.has_experts:
         return

@@ -1,4 +1,4 @@
-"""FP32, FP16 or BF16: one mode, the dtypes that belong to it, autocast."""
+"""The mode (FP32, FP16 or BF16), the dtypes that belong to it, and autocast."""
 
 from collections.abc import Iterator
 
@@ -24,16 +24,16 @@ MODE_NAMES = ("fp32", "fp16", "bf16")
 
 
 def find_conflicting_modes(context: RuleContext) -> Iterator[Violation]:
-    """Yield the last of several modes that a recipe states, or a config that has both halves on."""
+    """Yield the last of several modes that a recipe states, or a config with FP16 and BF16 on."""
     on = [mode for mode in MODE_NAMES if context.stated.get(mode)]
     if len(on) > 1:
         yield Violation(on[-1], value=on)
         return
     both = []
-    for role in ("model", "optimizer"):
-        owner = context.views[role]
+    for owner_name in ("model", "optimizer"):
+        owner = context.views[owner_name]
         if owner.fp16 and owner.bf16:
-            both.append(role)
+            both.append(owner_name)
     if both:
         yield Violation(f"{both[0]}.bf16", value=["fp16", "bf16"])
 
@@ -57,13 +57,13 @@ def find_dtypes_of_another_mode(context: RuleContext) -> Iterator[Violation]:
         or [*find_conflicting_modes(context)]
     ):
         return
-    of_weights = ["fp32"]
+    weight_dtypes = ["fp32"]
     if context.is_half_precision:
-        of_weights = [context.mode, "fp32"]
-    of_stages = [*of_weights]
+        weight_dtypes = [context.mode, "fp32"]
+    stage_dtypes = [*weight_dtypes]
     if context.model.enable_autocast and context.model.autocast_dtype:
-        of_stages.append(context.model.autocast_dtype)
-    legal = {"params_dtype": of_weights, "pipeline_dtype": [*dict.fromkeys(of_stages)]}
+        stage_dtypes.append(context.model.autocast_dtype)
+    legal = {"params_dtype": weight_dtypes, "pipeline_dtype": [*dict.fromkeys(stage_dtypes)]}
     for name, dtypes in legal.items():
         value = getattr(context.model, name)
         if value is not None and value not in dtypes:
@@ -71,7 +71,7 @@ def find_dtypes_of_another_mode(context: RuleContext) -> Iterator[Violation]:
 
 
 def find_pipeline_dtype_mismatch(context: RunContext) -> Iterator[Violation]:
-    """Yield the dtype that a pipeline stage sends where the next one receives another."""
+    """Yield the dtype that a pipeline stage sends, if the next stage receives another dtype."""
     if (
         not context.has_model
         or context.model.pipeline_dtype is None
@@ -84,7 +84,11 @@ def find_pipeline_dtype_mismatch(context: RunContext) -> Iterator[Violation]:
     ):
         return  # Megatron's __post_init__ makes it FP32
     is_local = context.model.transformer_impl == "local"
-    if context.program.is_own and context.backend not in ("te", "te_cpu") and not context.has_gpu:
+    if (
+        context.program.is_train_script
+        and context.backend not in ("te", "te_cpu")
+        and not context.has_gpu
+    ):
         is_local = True
     sent = get_sent_dtype(context.views["model"].values, context.mcore, is_local=is_local)
     if sent is not None and sent != context.model.pipeline_dtype:
@@ -92,9 +96,9 @@ def find_pipeline_dtype_mismatch(context: RunContext) -> Iterator[Violation]:
 
 
 def has_uncast_half_precision_weights(context: RuleContext) -> bool:
-    """Return whether weights are in half precision without a mode, and so not Megatron's own.
+    """Return whether weights are in half precision and no mode is on.
 
-    FP32 weights under a half-precision mode are Megatron's own: created in FP32 and cast.
+    Megatron then makes neither FP32 masters nor a loss scale for them.
     """
     return (
         context.precision is None
@@ -106,8 +110,8 @@ def has_uncast_half_precision_weights(context: RuleContext) -> bool:
 def find_weights_without_masters(context: RuleContext) -> Iterator[Violation]:
     """Yield the half-precision weights without masters, or without a loss scale.
 
-    The distributed optimizer and Megatron-FSDP make FP32 masters by the dtype of the weights,
-    whatever the mode.
+    The distributed optimizer and Megatron-FSDP make FP32 masters for half-precision weights in every
+    mode.
     """
     if not has_uncast_half_precision_weights(context):
         return
@@ -121,7 +125,7 @@ def find_weights_without_masters(context: RuleContext) -> Iterator[Violation]:
 
 
 def find_low_precision_without_mode(context: RuleContext) -> Iterator[Violation]:
-    """Yield the FP8 or FP4 format of a run whose mode nothing states."""
+    """Yield the FP8 or FP4 format of a run without a stated mode."""
     if not context.is_low_precision or not context.is_fp32:
         return
     family = "fp4"
@@ -142,7 +146,7 @@ def find_low_precision_without_mode(context: RuleContext) -> Iterator[Violation]
 
 
 def find_inert_autocast_dtype(context: RuleContext) -> Iterator[Violation]:
-    """Yield the dtype of an autocast that is off."""
+    """Yield the autocast dtype if autocast is off."""
     return find_fields_without_effect(context, ["autocast_dtype"])
 
 

@@ -1,4 +1,4 @@
-"""Precision of single modules: rows and matchers that select something else, idle payloads."""
+"""Precision of single modules: rows and matchers with wrong selections, and payloads without effect."""
 
 from collections.abc import Iterator, Mapping
 
@@ -33,7 +33,7 @@ PAYLOAD_SOURCE = (
 
 
 def find_rows_without_effect(context: RuleContext) -> Iterator[Violation]:
-    """Yield the rows of a run without FP8 and FP4 where none of them chooses either."""
+    """Yield the rows of a run without FP8 and FP4, if no row chooses one of them."""
     if context.is_low_precision:
         return
     rows = get_stated_rows(context)
@@ -46,22 +46,22 @@ def find_rows_without_effect(context: RuleContext) -> Iterator[Violation]:
 
 
 def _get_training_precisions(context: RuleContext) -> dict[str, ModulePrecision]:
-    """Return row, or foreign matcher that is on -> its effect in training."""
+    """Return row, or foreign matcher that is on -> its precision in training."""
     rows = get_stated_rows(context)
-    found: dict[str, ModulePrecision] = {}
+    precisions: dict[str, ModulePrecision] = {}
     if rows:
         for matcher in make_row_matchers(rows, 0, run=context.fp8 or context.fp4).matchers:
             if matcher.training is not None:
-                found.setdefault(matcher.select, matcher.training)
+                precisions.setdefault(matcher.select, matcher.training)
     else:
         for matcher in list_matchers(context.model.quant_recipe):
             if matcher.training is not None:
-                found.setdefault(matcher.name, matcher.training)
-    return found
+                precisions.setdefault(matcher.name, matcher.training)
+    return precisions
 
 
 def find_schemes_without_effect(context: RuleContext) -> Iterator[Violation]:
-    """Yield the schemes of modules that act nowhere, since the run enters no FP8 or FP4 context."""
+    """Yield the schemes of modules that have no effect, because the run has no FP8 or FP4 context."""
     if context.is_low_precision:
         return
     low = [
@@ -74,7 +74,7 @@ def find_schemes_without_effect(context: RuleContext) -> Iterator[Violation]:
 
 
 def find_stale_weights(context: RuleContext) -> Iterator[Violation]:
-    """Yield the rows in FP8 of a run without it, which keeps the first quantised weights."""
+    """Yield the rows in FP8 of a run without FP8, which keeps the first quantised weights."""
     if (
         context.is_low_precision
         or context.is_emulated
@@ -110,7 +110,7 @@ def find_schemes_unsupported_by_gpu(context: RuleContext) -> Iterator[Violation]
 
 
 def _format_needed_capabilities(row: Scheme, capability: tuple[int, int]) -> list[str]:
-    """Return the compute capabilities that a scheme needs and a GPU does not have, in words."""
+    """Return text with the compute capabilities that a scheme needs and the GPU does not have."""
     least, limit = row.min_compute_capability, row.below_compute_capability
     needs = []
     if least is not None and capability < least:
@@ -155,7 +155,7 @@ def find_stages_with_chunk_recipes(context: RuleContext) -> Iterator[Violation]:
 
 
 def find_disabled_matchers(context: RuleContext) -> Iterator[Violation]:
-    """Yield the matchers of a foreign recipe that do not say whether they are on."""
+    """Yield the matchers of a foreign recipe that do not state `enabled`."""
     recipe = context.model.quant_recipe
     if not isinstance(recipe, Mapping):
         return
@@ -168,7 +168,7 @@ def find_disabled_matchers(context: RuleContext) -> Iterator[Violation]:
 
 
 def is_recipe_text(context: RuleContext) -> bool:
-    """Return whether the per-module recipe is text, the path of its file for example."""
+    """Return whether the per-module recipe is text, for example the path of its file."""
     recipe = context.model.quant_recipe
     return isinstance(recipe, str) and recipe != ""
 

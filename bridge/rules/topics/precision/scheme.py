@@ -27,7 +27,7 @@ _OTHER_FAMILY = {"fp8": "fp4", "fp4": "fp8"}
 """Family -> the other family."""
 _AMAX_ALGORITHMS = ("most_recent", "max")
 HARMLESS_FIELDS = ("tp_only_amax_red", "fp8_wgrad")
-"""Fields that ask for less than the default: without effect the outcome is as asked."""
+"""Fields that turn something off. Without effect they change nothing, which is harmless."""
 
 
 def _format_hint(value: object, known: tuple[str, ...]) -> str:
@@ -35,7 +35,7 @@ def _format_hint(value: object, known: tuple[str, ...]) -> str:
 
 
 def find_unknown_formats(context: RuleContext) -> Iterator[Violation]:
-    """Yield the formats that are none of their family's, with the nearest."""
+    """Yield the formats that their family does not have, with the nearest format."""
     for family, known in _FORMATS_BY_FAMILY.items():
         value = context.get_format(family)
         if not value or value in known:
@@ -49,10 +49,10 @@ def find_unknown_formats(context: RuleContext) -> Iterator[Violation]:
 
 
 def find_unknown_schemes(context: RuleContext) -> Iterator[Violation]:
-    """Yield the schemes, read by the run or stated, that are none of their family's."""
+    """Yield the used or stated schemes that their family does not have."""
     for family, known in _SCHEMES_BY_FAMILY.items():
         name = f"{family}_recipe"
-        scheme = context.value_of(name)
+        scheme = context.get_setting_value(name)
         is_read = context.get_format(family) or (name in context.stated and scheme is not None)
         if is_read and scheme not in known:
             yield Violation(name, known=listed(known), hint=_format_hint(scheme, known))
@@ -60,7 +60,7 @@ def find_unknown_schemes(context: RuleContext) -> Iterator[Violation]:
 
 def find_unknown_amax_algorithm(context: RuleContext) -> Iterator[Violation]:
     """Yield the amax algorithm that delayed scaling does not know."""
-    algorithm = context.value_of("fp8_amax_compute_algo")
+    algorithm = context.get_setting_value("fp8_amax_compute_algo")
     if algorithm not in _AMAX_ALGORITHMS:
         yield Violation(hint=_format_hint(algorithm, _AMAX_ALGORITHMS))
 
@@ -68,7 +68,7 @@ def find_unknown_amax_algorithm(context: RuleContext) -> Iterator[Violation]:
 def find_schemes_without_format(context: RuleContext) -> Iterator[Violation]:
     """Yield the schemes that are stated without the format of their family.
 
-    A family that is stated to be off, or a run in the other one, leaves no doubt.
+    There is no violation if the family is stated to be off, or if the run is in the other family.
     """
     for family in FAMILIES:
         scheme = context.stated.get(f"{family}_recipe")
@@ -83,7 +83,7 @@ def find_schemes_without_format(context: RuleContext) -> Iterator[Violation]:
 
 
 def find_custom_without_factory(context: RuleContext) -> Iterator[Violation]:
-    """Yield the factories of a custom scheme that are no dotted path."""
+    """Yield the fields of a custom scheme that have no import path of a factory."""
     for family in FAMILIES:
         if not context.is_custom or not context.get_format(family):
             continue
@@ -95,7 +95,7 @@ def find_custom_without_factory(context: RuleContext) -> Iterator[Violation]:
 def find_unread_settings(context: RuleContext) -> Iterator[Violation]:
     """Yield the stated settings that no scheme of the run reads.
 
-    A setting that asks for less than the default is an info: nothing of it is done anyway.
+    A setting that turns something off is an info, because that is off anyway.
     """
     for violation in find_fields_without_effect(context, _list_scheme_settings(context)):
         if violation.path in HARMLESS_FIELDS:
@@ -104,7 +104,7 @@ def find_unread_settings(context: RuleContext) -> Iterator[Violation]:
 
 
 def _list_scheme_settings(context: RuleContext) -> list[str]:
-    """Return the settings that are a matter of effect, and not of an error."""
+    """Return the settings whose lack of effect no error reports."""
     settings = []
     for name in (*SCHEME_SPECIFIC_FIELDS, ROUTER_PADDING):
         # A model's own FP8 output head and router padding are errors (PB215, PB423).

@@ -37,7 +37,8 @@ REMEDY_FORMATS = {"fp8": "e4m3", "fp4": "e2m1"}
 def find_unsharded_fp8_weights(context: RuleContext) -> Iterator[Violation]:
     """Yield the setting that stores weights in FP8 under an optimizer that is not sharded.
 
-    Megatron Bridge trains published recipes so by layers; Megatron-LM's parser refuses it.
+    Megatron Bridge trains published recipes with an optimizer that shards whole layers, although
+    Megatron-LM's parser refuses that.
     """
     if not _lacks_sharding(context, "fp8"):
         return
@@ -60,8 +61,10 @@ def find_unsharded_fp4_weights(context: RuleContext) -> Iterator[Violation]:
 def _lacks_sharding(context: RuleContext, family: str) -> bool:
     """Return whether weights are stored in a family, and no optimizer is known to be sharded."""
     is_known = False
-    for role in ("optimizer", "ddp"):
-        if role in context.present and context.views[role].use_distributed_optimizer is not None:
+    for owner_name in ("optimizer", "ddp"):
+        if owner_name not in context.present:
+            continue
+        if context.views[owner_name].use_distributed_optimizer is not None:
             is_known = True
             break
     is_sharded = context.is_sharded or context.has_fsdp
@@ -77,7 +80,7 @@ def _shards_by_layer(context: RuleContext) -> bool:
 
 
 def find_one_sided_storage(context: RuleContext) -> Iterator[Violation]:
-    """Yield the families in which weights are stored by the model alone, or by DDP alone."""
+    """Yield the families in which only the model or only DDP stores weights."""
     if not context.has_model or not context.has_ddp:
         return
     gathers = {"fp8": context.ddp.fp8_param_gather, "fp4": context.ddp.fp4_param_gather}
@@ -102,7 +105,7 @@ def find_conflicting_storage_names(context: RuleContext) -> Iterator[Violation]:
 def find_storage_without_format(context: RuleContext) -> Iterator[Violation]:
     """Yield the families in which weights are stored and that the run is not in.
 
-    A family that is stated to be off leaves no doubt about the run.
+    There is no violation if the family is stated to be off.
     """
     for family, chosen in REMEDY_FORMATS.items():
         if context.get_format(family) or family in context.stated:
@@ -116,9 +119,9 @@ def find_storage_without_format(context: RuleContext) -> Iterator[Violation]:
 
 
 def find_unsavable_projections(context: RunContext) -> Iterator[Violation]:
-    """Yield the setting that stores input projections in NVFP4, which no checkpoint can split.
+    """Yield the setting that stores input projections in NVFP4, which a checkpoint cannot split.
 
-    A checkpoint of Megatron-FSDP does not split them.
+    Only Megatron-FSDP writes checkpoints that do not split them.
     """
     if not context.gathers_fp4 or not context.calls_te or context.has_fsdp or not context.has_model:
         return

@@ -1,1 +1,1 @@
-"""Rules about what is stated: values and keys as they are written, and a recipe against configs."""
+"""Rules about statements: values and keys as they are written, and a recipe against configs."""

@@ -21,29 +21,35 @@ NAME_TOKENS = {
     "blockwise": "blockwise",
     "nvfp4": "nvfp4",
 }
-"""Part of a recipe's name -> the scheme that it promises."""
+"""Part of a recipe's name -> the scheme that the name stands for."""
 
 
 def find_replaced_values(context: RunContext) -> Iterator[Violation]:
-    """Yield the values of owners that the recipe replaces and that somebody set or wrote down."""
+    """Yield the values of owners that the recipe replaces and that somebody set or stated."""
     for row in context.rows:
-        is_overridden = row.verdict == "override" and row.replaces_own
+        is_overridden = row.verdict == "override" and row.replaces_set_value
         is_replaced = is_overridden or (row.changes and _is_stated_by_hand(context, row))
         if not is_replaced or not context.is_value_before_sync_known(row.path):
             continue
-        recipe = f"the recipe states {row.new!r}"
+        rule = f"the recipe states {row.new!r} and wins over the owner's own value"
         if row.verdict not in ("override", "set"):
-            recipe = f"the recipe makes it {row.new!r} ({row.why})"
-        keep = ""
+            rule = (
+                f"the recipe makes it {row.new!r} ({row.why}) and wins over the owner's own value"
+            )
+        keeping_call = ""
         if row.can_be_kept:
-            keep = "call synchronize(on_conflict='keep')"
+            keeping_call = "call synchronize(on_conflict='keep')"
         yield Violation(
-            row.path, value=row.old, recipe=recipe, stated=_format_keeping_remedy(row), keep=keep
+            row.path,
+            value=row.old,
+            rule=rule,
+            statement=_format_keeping_remedy(row),
+            keeping_call=keeping_call,
         )
 
 
 def _format_keeping_remedy(row: SyncRow) -> str:
-    """Return the remedy that keeps the old value of a row."""
+    """Return a statement that keeps the old value of a row, as a remedy."""
     if row.field == "modules":
         return "drop mixed_precision.modules to keep it"
     if row.field in MODE_NAMES:
@@ -56,11 +62,11 @@ def _format_keeping_remedy(row: SyncRow) -> str:
 
 
 def _is_stated_by_hand(context: RunContext, row: SyncRow) -> bool:
-    """Return whether the command line states the value of a row, or a file that is written by hand.
+    """Return whether the command line or a hand-written file states the value of a row.
 
-    A file that lists most fields was saved by a program.
+    A file that lists at least half of the fields was saved by a program.
     """
-    where = context.where(row.path) or ""
+    where = context.get_source(row.path) or ""
     if where == COMMAND_LINE:
         return True
     if row.verdict != "set" or not where.endswith((".yaml", ".yml")):
@@ -70,42 +76,42 @@ def _is_stated_by_hand(context: RunContext, row: SyncRow) -> bool:
 
 
 def find_disagreeing_owners(context: RuleContext) -> Iterator[Violation]:
-    """Yield the settings that two configs hold with two values.
+    """Yield the settings that have different values in two configs.
 
-    The optimizer's fp8_recipe is None in a run without FP8, and the model's is Megatron's default.
-    It may be None too where weights are stored in BF16: the distributed optimizer asks for it of
-    FP8 weights alone.
+    `fp8_recipe` is compared only if it matters. Without FP8 the optimizer's value is None, and the
+    model's is Megatron's default. With weights in BF16 the optimizer's value may be None, because
+    the distributed optimizer reads it only for FP8 weights.
     """
     is_check = isinstance(context, RunContext)
     for pair in SHARED_SETTINGS:
         if not _is_compared(context, pair, is_check=is_check):
             continue
-        role, name = pair.first
-        other_role, other_name = pair.second
-        first = getattr(context.views[role], name)
-        second = getattr(context.views[other_role], other_name)
+        owner_name, name = pair.first
+        other_owner, other_name = pair.second
+        first = getattr(context.views[owner_name], name)
+        second = getattr(context.views[other_owner], other_name)
         is_known = is_check or (first is not None and second is not None)
         if first != second and is_known:
-            other = f"{other_role}.{other_name}"
-            yield Violation(f"{role}.{name}", value=first, other=other, theirs=second)
+            other = f"{other_owner}.{other_name}"
+            yield Violation(f"{owner_name}.{name}", value=first, other=other, theirs=second)
 
 
 def _is_compared(context: RuleContext, pair: SharedSetting, *, is_check: bool) -> bool:
-    """Return whether both configs of a pair are there, and this asker compares them."""
-    role, name = pair.first
-    other_role, _ = pair.second
-    if role == other_role or role not in context.present or other_role not in context.present:
+    """Return whether the run has both configs of a pair, and their values have to agree."""
+    owner_name, name = pair.first
+    other_owner, _ = pair.second
+    if owner_name == other_owner or not context.present.issuperset((owner_name, other_owner)):
         return False
     if is_check and not pair.is_checked:
         return False
     if name != "fp8_recipe":
         return True
-    is_asked = context.optimizer.fp8_recipe is not None or context.gathers_fp8
-    return context.is_fp8 and is_asked
+    is_read = context.optimizer.fp8_recipe is not None or context.gathers_fp8
+    return context.is_fp8 and is_read
 
 
 def find_misnamed_recipe(context: RuleContext) -> Iterator[Violation]:
-    """Yield the scheme of a recipe whose name promises another."""
+    """Yield the scheme of a recipe whose name stands for another scheme."""
     if context.precision is None:
         return
     name = get_recipe_name(context.precision) or ""
@@ -118,7 +124,7 @@ def find_misnamed_recipe(context: RuleContext) -> Iterator[Violation]:
 
 
 def find_fields_absent_in_megatron(context: RuleContext) -> Iterator[Violation]:
-    """Yield the stated fields whose home this Megatron Core does not have."""
+    """Yield the stated fields whose attribute this Megatron Core does not have."""
     for row in context.rows:
         if row.since is None or row.owner not in context.present:
             continue
@@ -127,13 +133,13 @@ def find_fields_absent_in_megatron(context: RuleContext) -> Iterator[Violation]:
 
 
 def find_switches_put_aside(context: RuleContext) -> Iterator[Violation]:
-    """Yield the switches that a later statement turned off, together with the switch they need."""
+    """Yield the switches that are off because a later statement turned off a switch that they need."""
     for name, by in context.put_aside.items():
         yield Violation(name, by=by)
 
 
 def find_fields_of_no_config(context: RuleContext) -> Iterator[Violation]:
-    """Yield the stated fields, of a recipe's own class, that no config has."""
+    """Yield the stated fields of a subclass of the precision config that no owner has."""
     known = {*FIELD_DEFAULTS}
     for row in context.rows:
         if row.field is not None:
@@ -144,12 +150,12 @@ def find_fields_of_no_config(context: RuleContext) -> Iterator[Violation]:
 
 
 def find_ambiguous_values(context: RuleContext) -> Iterator[Violation]:
-    """Yield the values that owners keep where a foreign precision holds a class default."""
+    """Yield the values that owners keep although Megatron Bridge's object may state a default."""
     if context.precision is None:
         return
-    left_open = get_ambiguous_fields(context.precision)
+    ambiguous = get_ambiguous_fields(context.precision)
     for row in context.rows:
-        if row.verdict != "keep" or row.field not in left_open:
+        if row.verdict != "keep" or row.field not in ambiguous:
             continue
         is_changed = row.new != OWNER_DEFAULTS[row.owner][row.attribute]
         if is_changed and context.is_value_before_sync_known(row.path):
@@ -162,8 +168,8 @@ RULES = (
         title="recipe replaces an owner's value",
         setting="model",
         when=find_replaced_values,
-        message="{recipe} and wins over the owner's own value",
-        remedies=("{stated}", "drop it to go with the recipe", "{keep}"),
+        message="{rule}",
+        remedies=("{statement}", "drop it to go with the recipe", "{keeping_call}"),
         source="NVIDIA-NeMo/Megatron-Bridge issues 2763 (2026-03-11) and 2844 (2026-03-17): the "
         "peer does it silently",
     ),

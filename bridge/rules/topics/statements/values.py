@@ -1,4 +1,4 @@
-"""Values and keys as they are written: types, spelling, least values, refused words."""
+"""Values and keys as they are written: types, spelling, minimum values, refused arguments."""
 
 from collections.abc import Iterator
 
@@ -19,7 +19,7 @@ MINIMUM_COUNTS = {
     **dict.fromkeys(LAYER_COUNTS, 0),
     "hysteresis": 1,
 }
-"""Count -> its least value."""
+"""Count -> its minimum value."""
 
 
 def find_wrong_types(context: RunContext) -> Iterator[Violation]:
@@ -29,19 +29,20 @@ def find_wrong_types(context: RunContext) -> Iterator[Violation]:
 
 
 def find_misspelt_fields(context: RunContext) -> Iterator[Violation]:
-    """Yield the keys that are no field: all of the precision, of a config those near to a field.
+    """Yield the misspelt keys.
 
-    A key that is near to a field stated together with it is a model provider's own.
+    In the precision every unknown key is one. A config may have fields of a model provider. So an
+    unknown key of a config counts only if it is similar to a field of Megatron that is not stated.
     """
     for name, value in context.unknown.items():
         hint = did_you_mean(close_matches(name, FIELD_DEFAULTS)) or "drop it"
         yield Violation(f"mixed_precision.{name}", value=value, hint=hint)
-    for role in OWNER_FIELD_NAMES:
-        section = context.sections[role]
+    for owner_name in OWNER_FIELD_NAMES:
+        section = context.sections[owner_name]
         for name, value in section.unknown.items():
-            nearest = find_near_fields(role, name)
+            nearest = find_near_fields(owner_name, name)
             if nearest and nearest[0] not in section.stated:
-                path = f"{role}.{name}"
+                path = f"{owner_name}.{name}"
                 yield Violation(path, value=value, hint=did_you_mean(nearest), rests_on=[path])
 
 
@@ -60,14 +61,14 @@ def find_sizes_below_one(context: RuleContext) -> Iterator[Violation]:
 
 
 def find_counts_below_minimum(context: RuleContext) -> Iterator[Violation]:
-    """Yield the counts of a precision that are below their least value."""
+    """Yield the counts of a precision that are below their minimum value."""
     for name, least in MINIMUM_COUNTS.items():
-        if context.value_of(name) < least:
+        if context.get_setting_value(name) < least:
             yield Violation(name, least=least)
 
 
 def find_default_dropouts(context: RunContext) -> Iterator[Violation]:
-    """Yield the dropouts of a model with layers that nothing states."""
+    """Yield the dropouts that are not stated, in a model with layers."""
     if not context.has_model or context.model.num_layers <= 0:
         return
     for name in ("hidden_dropout", "attention_dropout"):
@@ -76,8 +77,8 @@ def find_default_dropouts(context: RunContext) -> Iterator[Violation]:
 
 
 def find_refused_arguments(context: RunContext) -> Iterator[Violation]:
-    """Yield the words of the command line that the program's parser refuses."""
-    for fault in context.program.refused:
+    """Yield the arguments of the command line that the program's parser refuses."""
+    for fault in context.program.refused_arguments:
         yield Violation(
             fault.path,
             value=fault.value,

@@ -1,4 +1,4 @@
-"""Environment variables that change a precision behind the config's back.
+"""Environment variables that change a precision without a change of the config.
 
 Transformer Engine reads its variables when it is imported.
 """
@@ -21,7 +21,7 @@ ATTENTION_BACKEND_FLAGS = {
     "fused": "010",
     "unfused": "001",
 }
-"""Attention backend -> the values that Megatron asserts for the variables of `ATTENTION`."""
+"""Attention backend -> the values that Megatron asserts for `ATTENTION_VARIABLES`."""
 
 
 def _is_on(context: RuleContext, name: str) -> bool:
@@ -64,7 +64,7 @@ def find_attention_variable_conflicts(context: RuleContext) -> Iterator[Violatio
         return
     for name, on in zip(ATTENTION_VARIABLES, ATTENTION_BACKEND_FLAGS[chosen], strict=True):
         if context.environment.get(name, on) != on:
-            yield Violation(f"environment.{name}", with_target=on, chosen=chosen)
+            yield Violation(f"environment.{name}", on=on, chosen=chosen)
 
 
 def has_one_sided_query_key_scaling(context: RuleContext) -> bool:

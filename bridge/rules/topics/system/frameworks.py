@@ -1,4 +1,4 @@
-"""Frameworks on top of Megatron Core that do not hand over what their files state, by their tables."""
+"""Settings of files that the frameworks on top of Megatron Core do not forward to it."""
 
 from collections.abc import Iterator
 
@@ -9,11 +9,11 @@ from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
 
 LAYER_COUNT_FIELDS = frozenset(f"model.{name}" for name in LAYER_COUNTS)
-"""Fields that act with model.first_last_layers_bf16."""
+"""Fields that have an effect only with model.first_last_layers_bf16."""
 LOW_PRECISION_FIELDS = frozenset({"model.quant_recipe", "model.first_last_layers_bf16"})
-"""Fields that change nothing in a run without FP8 and FP4."""
+"""Fields without effect in a run without FP8 and FP4."""
 JUDGED_BY_OTHER_RULES = frozenset({"optimizer.fp8_recipe"})
-"""Fields whose rule compares the owners: PB124."""
+"""Fields that another rule reports. PB124 compares the owners."""
 
 
 def find_dropped_settings(context: RunContext) -> Iterator[Violation]:
@@ -23,13 +23,16 @@ def find_dropped_settings(context: RunContext) -> Iterator[Violation]:
             fault.path, value=fault.value, why=fault.rule, remedy=fault.remedy, rests_on=()
         )
     for dropped in context.program.dropped_fields:
-        role, _, name = dropped.path.partition(".")
-        if _is_fault(dropped, context) and getattr(context.views[role], name) != dropped.value:
+        owner_name, _, name = dropped.path.partition(".")
+        if (
+            _is_fault(dropped, context)
+            and getattr(context.views[owner_name], name) != dropped.value
+        ):
             yield _make_violation(dropped)
 
 
 def _is_fault(dropped: DroppedField, context: RunContext) -> bool:
-    """Return whether a field would act in the run, and no other rule speaks of it."""
+    """Return whether a field would have an effect in the run, and no other rule reports it."""
     if (
         dropped.path in JUDGED_BY_OTHER_RULES
         or dropped.path in LAYER_COUNT_FIELDS

@@ -30,19 +30,19 @@ def is_blockwise_on_blackwell(context: RuleContext) -> bool:
 
 
 def find_gpu_too_old(context: RuleContext) -> Iterator[Violation]:
-    """Yield the least compute capability of the scheme where the GPU is below it."""
-    if not context.needs_gpu_formats or context.row is None or context.capability is None:
+    """Yield the minimum compute capability of the scheme, if the GPU is below it."""
+    if not context.needs_gpu_formats or context.scheme_row is None or context.capability is None:
         return
-    least = context.row.min_compute_capability
+    least = context.scheme_row.min_compute_capability
     if least is not None and context.capability < least:
         yield Violation(limit=format_dotted(least), has=format_dotted(context.capability))
 
 
 def find_gpu_too_new(context: RuleContext) -> Iterator[Violation]:
-    """Yield the compute capability that the scheme ends before where the GPU is at it or above."""
-    if not context.needs_gpu_formats or context.row is None or context.capability is None:
+    """Yield the compute capability below which the scheme runs, if the GPU is not below it."""
+    if not context.needs_gpu_formats or context.scheme_row is None or context.capability is None:
         return
-    limit = context.row.below_compute_capability
+    limit = context.scheme_row.below_compute_capability
     if limit is not None and context.capability >= limit:
         yield Violation(limit=format_dotted(limit), has=format_dotted(context.capability))
 
@@ -55,15 +55,15 @@ def runs_nvfp4_on_rtx(context: RuleContext) -> bool:
 
 
 def find_cuda_too_old(context: RuleContext) -> Iterator[Violation]:
-    """Yield the least CUDA of the scheme where the target's is below it."""
-    if context.needs_gpu_formats and context.row is not None:
-        yield from _find_version_below(context.cuda, context.row.min_cuda)
+    """Yield the oldest CUDA of the scheme, if that of the target is older."""
+    if context.needs_gpu_formats and context.scheme_row is not None:
+        yield from _find_version_below(context.cuda, context.scheme_row.min_cuda)
 
 
 def find_te_too_old(context: RuleContext) -> Iterator[Violation]:
-    """Yield the least Transformer Engine of the scheme where the target's is below it."""
-    if context.needs_gpu_formats and context.row is not None:
-        yield from _find_version_below(context.te, context.row.min_transformer_engine)
+    """Yield the oldest Transformer Engine of the scheme, if that of the target is older."""
+    if context.needs_gpu_formats and context.scheme_row is not None:
+        yield from _find_version_below(context.te, context.scheme_row.min_transformer_engine)
 
 
 def _find_version_below(version: Version | None, floor: str | None) -> Iterator[Violation]:
@@ -72,7 +72,7 @@ def _find_version_below(version: Version | None, floor: str | None) -> Iterator[
 
 
 def is_te_older_than_rules(context: RuleContext) -> bool:
-    """Return whether Transformer Engine is older than the rules know, and not named already."""
+    """Return whether Transformer Engine is older than the rules know, and PB606 does not report it."""
     if (
         not context.is_low_precision
         or context.is_emulated
@@ -83,8 +83,8 @@ def is_te_older_than_rules(context: RuleContext) -> bool:
 
 
 def find_unknown_versions(context: RuleContext) -> Iterator[Violation]:
-    """Yield the least versions of the scheme whose products the target does not name."""
-    row = context.row
+    """Yield the oldest versions of the scheme for products that the target does not state."""
+    row = context.scheme_row
     if not context.needs_gpu_formats or row is None or context.capability is None:
         return
     if context.target.has_te is False:
@@ -99,7 +99,7 @@ def find_unknown_versions(context: RuleContext) -> Iterator[Violation]:
 
 
 def find_formats_of_other_gpu(context: RuleContext) -> Iterator[Violation]:
-    """Yield the formats of a GPU that is not NVIDIA's, where the scheme's is none of them."""
+    """Yield the formats of a GPU of another vendor, if it does not have the scheme's format."""
     gpu = context.target.gpu
     needed = GPU_FORMAT_BY_SCHEME.get(context.scheme or "")
     if (
@@ -151,7 +151,7 @@ def is_other_vendor_unverified(context: RuleContext) -> bool:
 
 
 def find_te_without_gpu(context: RuleContext) -> Iterator[Violation]:
-    """Yield the violation of Transformer Engine asked for on a machine without a GPU."""
+    """Yield the violation of the Transformer Engine backend on a machine without a GPU."""
     if not context.is_low_precision or context.backend != "te":
         return
     if context.target.gpu is None or context.target.gpu.is_gpu:
@@ -177,7 +177,7 @@ def find_settings_not_emulated(context: RuleContext) -> Iterator[Violation]:
 
 
 def find_memory_overflow(context: RunContext) -> Iterator[Violation]:
-    """Yield the fullest rank, where it does not fit."""
+    """Yield the fullest rank, if its memory does not fit the GPU."""
     if context.memory_overflow is not None:
         yield context.memory_overflow
 

@@ -1,10 +1,10 @@
-"""The rules of scripts/train.py: fields that its build does not honour, and wrong values.
+"""The rules of scripts/train.py: fields and values that its build does not support.
 
-`check` asks them of the whole run, and the build asks them of its configs before it makes a model.
-Both get the same sentence and the same id. `train_script_fields.py` lists the fields that a run honours;
-every other field is refused where it differs from Megatron's default. The values and layouts below
-are refused because Megatron would train a wrong model with them in silence, or because another
-backend of ours has what this one lacks.
+A check evaluates them for the whole run. The build evaluates them for its configs before it makes a
+model. Both report the same sentence and the same id. `train_script_fields.py` lists the supported
+fields. Every other field is refused if it differs from Megatron's default. The values and layouts
+below are refused because Megatron would silently train a wrong model, or because only another
+backend supports them.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -47,7 +47,7 @@ SUPPORTED_VALUES: Mapping[str, AllowedValues] = {
     "ddp": {},
 }
 SUPPORTED_VALUES_WITHOUT_TE: AllowedValues = {"attention_backend": ("auto", "local", "unfused")}
-"""The same of a model whose layers are not Transformer Engine's."""
+"""Further restrictions of a model whose layers are not Transformer Engine's."""
 
 CONTEXT_PARALLEL_TE_CPU: AllowedValues = {
     "cp_comm_type": ("all_gather", "a2a"),
@@ -61,7 +61,7 @@ CONTEXT_PARALLEL_WITHOUT_TE: AllowedValues = {
     "apply_query_key_layer_scaling": (False,),
     "attention_softmax_in_fp32": (True,),
 }
-"""The same of a model under context parallelism, without a GPU."""
+"""The restrictions of a model under context parallelism without a GPU."""
 
 NOT_HONOURED, WRONG_VALUE, WRONG_LAYOUT = "PB701", "PB702", "PB703"
 _REMOVE = "Remove it, or run it in Megatron-LM or Megatron Bridge"
@@ -70,13 +70,13 @@ _REMOVE = "Remove it, or run it in Megatron-LM or Megatron Bridge"
 def find_unsupported_fields(
     section: str, values: Mapping[str, Any], *, backend: str | None
 ) -> Iterator[Violation]:
-    """Yield the fields of a section that are not at their default and that no run honours.
+    """Yield the fields of a section that differ from their default and are not supported.
 
     Args:
         section: model, optimizer or ddp.
-        values: Field -> value; fields that are not there have their default.
-        backend: te, te_cpu, emulated or local; None: not known, and a field counts that any of
-            them honours.
+        values: Field -> value. A missing field has its default.
+        backend: te, te_cpu, emulated or local. None: it is not known, and a field that any backend
+            supports is accepted.
     """
     for name, value in values.items():
         if name not in OWNER_DEFAULTS[section] or not is_different(
@@ -109,7 +109,13 @@ def find_unsupported_fields(
 def find_unsupported_values(
     section: str, values: Mapping[str, Any], *, backend: str | None
 ) -> Iterator[Violation]:
-    """Yield the values of a section that no run can have, for the arguments of `find_unsupported_fields`."""
+    """Yield the values of a section that no run can have.
+
+    Args:
+        section: As for `find_unsupported_fields`.
+        values: As for `find_unsupported_fields`.
+        backend: As for `find_unsupported_fields`.
+    """
     accepted = dict(SUPPORTED_VALUES[section])
     if section == "model" and backend not in (*TE_BACKENDS, None):
         accepted |= SUPPORTED_VALUES_WITHOUT_TE
@@ -128,7 +134,7 @@ def find_unsupported_values(
 def find_context_parallel_faults(
     model: Mapping[str, Any], *, backend: str | None
 ) -> Iterator[Violation]:
-    """Yield the reasons why the attention of a model has no context parallelism with a backend."""
+    """Yield the reasons why a backend has no context parallelism for the attention of a model."""
     model = {**OWNER_DEFAULTS["model"], **model}
     path, size = "model.context_parallel_size", model["context_parallel_size"]
     if size == 1:
@@ -142,11 +148,14 @@ def find_context_parallel_faults(
         return
     if backend in ("te", None):
         return
-    accepted = CONTEXT_PARALLEL_TE_CPU if backend == "te_cpu" else CONTEXT_PARALLEL_WITHOUT_TE
+    accepted = CONTEXT_PARALLEL_WITHOUT_TE
+    if backend == "te_cpu":
+        accepted = CONTEXT_PARALLEL_TE_CPU
     for name, known in accepted.items():
-        value = model[name]
-        values = value if name == "cp_comm_type" and isinstance(value, list) else [value]
-        if any(getattr(one, "name", one) not in known for one in values):
+        values = [model[name]]
+        if name == "cp_comm_type" and isinstance(model[name], list):
+            values = model[name]  # a value for each layer
+        if any(getattr(value, "name", value) not in known for value in values):
             setting = f"model.{name}={' or '.join(map(str, known))}"
             yield _make_violation(
                 path,
@@ -169,9 +178,8 @@ def _find_dropped_fields(context: RunContext, backend: str | None) -> Iterator[V
         return
     for name in sorted(UNSUPPORTED_IN_HYBRIDS["model"]):
         value = getattr(context.model, name)
-        if (
-            value and value != "selective"
-        ):  # the recomputation of a part of a layer, which is the layer's
+        # Selective recomputation is done within a layer, so that hybrid models have it too.
+        if value and value != "selective":
             clause = "scripts/train.py does not honour it in a hybrid model"
             yield _make_violation(f"model.{name}", value, clause, _REMOVE)
 
@@ -222,7 +230,7 @@ def _can_build_layers(pattern: HybridPattern) -> bool:
 
 
 def _find_refused_layouts(context: RunContext, backend: str | None) -> Iterator[Violation]:
-    """Yield the fields of a layout that no backend here has, or that trains another model."""
+    """Yield the fields of a layout that no backend supports, or with which another model is trained."""
     model, parallel = context.model, context.parallel
     if model.virtual_pipeline_model_parallel_size is not None and parallel.pipeline < 2:
         rule = (
@@ -299,17 +307,17 @@ def _make_violation(path: str, value: object, clause: str, remedy: str) -> Viola
 
 
 def _restrict_to_our_script(
-    law: Callable[[RunContext, str | None], Iterator[Violation]],
+    find: Callable[[RunContext, str | None], Iterator[Violation]],
 ) -> Callable[[RunContext], list[Violation]]:
-    def found(context: RunContext) -> list[Violation]:
-        if not context.program.is_own:
+    def find_violations(context: RunContext) -> list[Violation]:
+        if not context.program.is_train_script:
             return []
         backend = context.backend
         if backend is None and context.target.gpu is not None:
             backend = "te" if context.has_gpu else "emulated"
-        return list(law(context, backend))
+        return list(find(context, backend))
 
-    return found
+    return find_violations
 
 
 _SOURCE = "bridge/rules/topics/system/train_script_fields.py: megatron-core 0.16.1, its readers of each field"

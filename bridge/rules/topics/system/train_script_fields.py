@@ -1,13 +1,13 @@
-"""The fields of Megatron's configs that scripts/train.py honours: the allow list of a run.
+"""The fields of Megatron's configs that scripts/train.py supports.
 
-A run honours a field where its build or its step reads it: another value changes a measured number,
-a module that runs, or the messages between processes. A second list has the fields that change no
+A run supports a field if its build or its step reads it: another value changes a measured number, a
+module that runs, or the messages between processes. A second list has the fields that change no
 number of a run. Two lists need Transformer Engine: its layers, or its kernels on a GPU. A field on
-no list is refused where it differs from Megatron's default, so that no run silently trains another
-model than the one in its config.
+no list is refused if it differs from Megatron's default. So no run silently trains another model
+than the model in its config.
 
 Source: megatron-core 0.16.1, its readers of each field. tests/runtime/megatron/test_run_fields.py
-changes each field of the model alone and compares two steps.
+changes one field of the model at a time and compares two steps.
 """
 
 from collections.abc import Mapping
@@ -86,9 +86,9 @@ SUPPORTED_FIELDS = _make_table(
         average_in_collective fp8_param_gather fp4_param_gather reuse_grad_buf_for_mxfp8_param_ag
     """,
 )
-"""Fields that every run honours.
+"""Fields that every run supports.
 
-`choose_backend` refuses precision fields that a backend has not.
+`choose_backend` refuses precision fields that a backend does not have.
 """
 
 FIELDS_WITHOUT_NUMERIC_EFFECT = _make_table(
@@ -121,7 +121,7 @@ NEED_TE_LAYERS = _make_table(
     optimizer="",
     ddp="",
 )
-"""Fields that only Transformer Engine's layers honour: precision_backend=te or te_cpu."""
+"""Fields that only Transformer Engine's layers support: precision_backend=te or te_cpu."""
 
 NEED_TE_ON_A_GPU = _make_table(
     model="""
@@ -136,7 +136,7 @@ NEED_TE_ON_A_GPU = _make_table(
     """,
     ddp="nccl_ub",
 )
-"""Fields that only Transformer Engine's and NCCL's kernels honour: precision_backend=te.
+"""Fields that only Transformer Engine's and NCCL's kernels support: precision_backend=te.
 
 No test here has such a GPU."""
 
@@ -148,4 +148,4 @@ UNSUPPORTED_IN_HYBRIDS = _make_table(
         experimental_attention_variant
     """,
 )
-"""Honoured fields of the model that Megatron Core's hybrid models (Mamba layers) do not read."""
+"""Supported fields of the model that Megatron Core's hybrid models (Mamba layers) do not read."""

@@ -24,7 +24,7 @@ TRAINING_SOURCE = (
 
 
 def is_flash_attention(context: RuleContext) -> bool:
-    """Return whether the attention backend is FlashAttention, as a member of Megatron's enum or as its name."""
+    """Return whether the attention backend is FlashAttention, by enum member or by name."""
     stated = context.model.attention_backend
     name = str(getattr(stated, "name", stated))
     return name.rpartition(".")[2].lower() == "flash"
@@ -41,7 +41,10 @@ def find_split_or_random_attention(context: RuleContext) -> Iterator[Violation]:
 
 
 def is_batch_invariant_in_low_precision(context: RuleContext) -> bool:
-    """Return whether batch-invariant GEMMs are in FP8 or FP4, apart from experts that Megatron refuses (PB432)."""
+    """Return whether batch-invariant GEMMs are in FP8 or FP4.
+
+    PB432 reports experts, which Megatron refuses.
+    """
     is_refused = (
         bool(context.model.num_moe_experts) and is_at_least(context.target.mcore, "0.20") is True
     )
@@ -50,7 +53,7 @@ def is_batch_invariant_in_low_precision(context: RuleContext) -> bool:
 
 def find_nondeterministic_kernels(context: RunContext) -> Iterator[Violation]:
     """Yield the kernels that Megatron's training refuses under deterministic mode."""
-    if not context.model.deterministic_mode or context.program.is_own:
+    if not context.model.deterministic_mode or context.program.is_train_script:
         return
     if context.model.cross_entropy_loss_fusion:
         yield Violation("model.cross_entropy_loss_fusion")
@@ -59,7 +62,7 @@ def find_nondeterministic_kernels(context: RunContext) -> Iterator[Violation]:
 
 
 def find_refused_nccl_algorithm(context: RunContext) -> Iterator[Violation]:
-    """Yield NCCL's algorithm where Megatron Bridge refuses it under deterministic mode."""
+    """Yield NCCL's algorithm if Megatron Bridge refuses it under deterministic mode."""
     if not (
         context.has_environment
         and context.program.is_megatron_bridge

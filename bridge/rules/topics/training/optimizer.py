@@ -1,4 +1,4 @@
-"""The optimizer's own dtypes, and the settings that it can be combined with."""
+"""The dtypes of the optimizer, and the settings that they can be combined with."""
 
 from collections.abc import Iterator
 
@@ -23,7 +23,7 @@ _DTYPE_FIELDS = ("main_grads_dtype", *_STATE_DTYPE_FIELDS)
 
 
 def find_states_without_precision_aware(context: RuleContext) -> Iterator[Violation]:
-    """Yield the state dtypes that an optimizer which is not precision-aware does not take."""
+    """Yield the state dtypes that need the precision-aware optimizer, if it is off."""
     if not context.has_optimizer or context.has_precision_aware_optimizer:
         return
     for name in _DTYPE_FIELDS:
@@ -39,20 +39,22 @@ def find_offload_not_precision_aware(context: RunContext) -> Iterator[Violation]
 
 
 def find_offload_with_fp8_weights(context: RunContext) -> Iterator[Violation]:
-    """Yield an offloaded optimizer whose weights are stored in FP8 with scales of the present."""
+    """Yield an offloaded optimizer whose weights are stored in FP8 with another scheme than delayed."""
     if context.gathers_fp8 and context.optimizer.optimizer_cpu_offload and not context.is_delayed:
         yield Violation(severity=_get_parser_severity(context))
 
 
 def _get_parser_severity(context: RunContext) -> str | None:
-    """Return "warning" where no parser of Megatron-LM checks the run, and the row's elsewhere.
+    """Return "warning" if no parser of Megatron-LM checks the run, or None for the rule's severity.
 
-    Neither Megatron Core 0.19.2 (optimizer/__init__.py, optimizer_config.py) nor Megatron Bridge
-    0.6.2 (training/config.py, ConfigContainer.validate) has a check of its own for it.
+    Without that parser nothing refuses the setting.
+
+    Source: Megatron Core 0.19.2, optimizer/__init__.py and optimizer_config.py; Megatron Bridge
+    0.6.2, training/config.py, ConfigContainer.validate.
     """
-    if context.program.has_no_argument_parser:
-        return "warning"
-    return None
+    if context.program.has_argument_parser:
+        return None
+    return "warning"
 
 
 def find_unread_states(context: RuleContext) -> Iterator[Violation]:
@@ -65,7 +67,7 @@ def find_unread_states(context: RuleContext) -> Iterator[Violation]:
 
 
 def find_impossible_states(context: RuleContext) -> Iterator[Violation]:
-    """Yield the state dtypes of the optimizer's own config that no optimizer has."""
+    """Yield the dtypes in the optimizer config that no optimizer has."""
     if not context.has_precision_aware_optimizer:
         return
     for name in _DTYPE_FIELDS:
@@ -87,9 +89,9 @@ def _leaves_fused_path(context: RuleContext) -> bool:
 
 
 def find_masters_outside_fused_adam(context: RunContext) -> Iterator[Violation]:
-    """Yield the scheme that stands in the optimizer's config of a run without FP8.
+    """Yield the FP8 scheme in the optimizer config of a run without FP8.
 
-    Megatron Bridge writes it in every mode, so that nobody chose it: an info.
+    Megatron Bridge writes it in every mode. Nobody chose it there, so that it is an info.
     """
     if (
         not context.has_precision_aware_optimizer
@@ -109,7 +111,7 @@ def find_masters_outside_fused_adam(context: RunContext) -> Iterator[Violation]:
 
 
 def find_masters_in_blocks(context: RuleContext) -> Iterator[Violation]:
-    """Yield the setting by which the fused Adam would hold the masters of weights in blocks."""
+    """Yield the setting under which the fused Adam would hold the masters of blockwise weights."""
     if not context.has_precision_aware_optimizer or context.has_megatron_fsdp:
         return
     optimizer = context.optimizer
@@ -151,8 +153,8 @@ def find_remainders_without_effect(context: RuleContext) -> Iterator[Violation]:
 def find_gather_inside_step(context: RuleContext) -> Iterator[Violation]:
     """Yield the violation of gathering inside the step without its conditions.
 
-    Without overlap_param_gather the optimizer gathers the first chunk after its step: nothing is
-    wrong with it, a warning.
+    Without overlap_param_gather the optimizer gathers the first chunk after its step. The result is
+    right, so that it is a warning.
     """
     if not context.has_optimizer or not context.optimizer.overlap_param_gather_with_optimizer_step:
         return

@@ -1,4 +1,4 @@
-"""Tensor, pipeline, context and sequence parallelism, as far as they meet a precision."""
+"""Tensor, pipeline, context and sequence parallelism, together with a precision."""
 
 from collections.abc import Iterator
 
@@ -27,7 +27,7 @@ def has_unaligned_user_buffers(context: RunContext) -> bool:
 
 
 def _has_unaligned_size(*sizes: int | None) -> bool:
-    """Return whether a size that is known is no multiple of 128."""
+    """Return whether a known size is no multiple of 128."""
     return any(size % 128 for size in sizes if size)
 
 
@@ -38,7 +38,7 @@ def find_overlap_without_sequence(context: RunContext) -> Iterator[Violation]:
     needed = "set sequence_parallel=True"
     if context.parallel.tensor == 1:
         needed = "use tensor_model_parallel_size=2 or more with sequence_parallel=True"
-    yield Violation(min_arguments=needed)
+    yield Violation(needed=needed)
 
 
 def find_sharded_without_fp4_weights(context: RunContext) -> Iterator[Violation]:
@@ -64,7 +64,7 @@ def find_sharded_without_mxfp8_weights(context: RunContext) -> Iterator[Violatio
         missing.append("reuse_grad_buf_for_mxfp8_param_ag")
     if missing:
         needed = " and ".join(f"{name}=True" for name in missing)
-        yield Violation(missing[0], min_arguments=needed, unsharded=settings)
+        yield Violation(missing[0], needed=needed, unsharded=settings)
 
 
 def find_sharded_under_megatron_fsdp(context: RunContext) -> Iterator[Violation]:
@@ -77,7 +77,7 @@ def find_sharded_under_megatron_fsdp(context: RunContext) -> Iterator[Violation]
 
 
 def find_incomplete_replicas(context: RunContext) -> Iterator[Violation]:
-    """Yield the number of GPUs that holds no whole number of replicas of model or experts."""
+    """Yield the number of GPUs if it is no whole number of replicas of the model or of the experts."""
     if not context.has_model or not context.target.count:
         return
     count, ranks = context.target.count, context.parallel
@@ -97,43 +97,42 @@ def find_incomplete_replicas(context: RunContext) -> Iterator[Violation]:
 def find_indivisible_batch(context: RunContext) -> Iterator[Violation]:
     """Yield the global batch that is no whole number of micro-batches on every replica.
 
-    A run of scripts/train.py is judged by its launch, which knows the ranks. Configs whose model
-    has no sequence length are not yet a run, and their batch is a class default.
+    The launch of scripts/train.py knows the ranks and checks the batch itself. Configs whose model
+    has no sequence length are not a run yet, and their batch is a class default.
     """
-    whole, micro, count = (
-        context.train.global_batch_size,
-        context.train.micro_batch_size,
-        context.target.count,
-    )
-    replica = context.parallel.replica_size
-    if not context.has_model or not context.model.seq_length or context.program.is_own:
+    global_batch, micro = context.train.global_batch_size, context.train.micro_batch_size
+    count, replica = context.target.count, context.parallel.replica_size
+    if not context.has_model or not context.model.seq_length or context.program.is_train_script:
         return
-    if not whole or not micro or not count or count % replica:
+    if not global_batch or not micro or not count or count % replica:
         return
     data = count // replica
     step = micro * data
-    if micro > 0 and whole % step:
+    if micro > 0 and global_batch % step:
         yield Violation(micro=micro, data=data, step=step)
 
 
 def find_length_mismatch(context: RunContext) -> Iterator[Violation]:
-    """Yield the data's sequence length that is not the model's, outside of Megatron Bridge."""
+    """Yield a sequence length of the data that differs from the model's, outside of Megatron Bridge."""
     if not context.program.is_megatron_bridge:
         yield from _find_length_mismatch(context)
 
 
 def find_length_mismatch_in_bridge(context: RunContext) -> Iterator[Violation]:
-    """Yield the data's sequence length that is not the model's, in a run of Megatron Bridge."""
+    """Yield a sequence length of the data that differs from the model's, in Megatron Bridge."""
     if context.program.is_megatron_bridge:
         yield from _find_length_mismatch(context)
 
 
 def _find_length_mismatch(context: RunContext) -> Iterator[Violation]:
-    of_data, length = context.data.seq_length, context.model.seq_length
-    if not of_data or not length or of_data == length:
+    data_length, length = context.data.seq_length, context.model.seq_length
+    if not data_length or not length or data_length == length:
         return
     where = None
-    if COMMAND_LINE in (context.where("data.seq_length"), context.where("model.seq_length")):
+    if COMMAND_LINE in (
+        context.get_source("data.seq_length"),
+        context.get_source("model.seq_length"),
+    ):
         where = COMMAND_LINE
     yield Violation(where=where, length=length)
 
@@ -154,7 +153,7 @@ _SIZE_BY_RANKS = {
     "CP": "model.context_parallel_size",
     " x TP": "model.sequence_parallel",
 }
-"""Words for the ranks of a layout -> the setting that decides their number."""
+"""Name of ranks in a text -> the setting that decides their number."""
 
 
 def _list_named_sizes(text: str) -> list[str]:

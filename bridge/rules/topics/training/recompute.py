@@ -12,7 +12,7 @@ from bridge.target.versions import is_at_least
 def recomputes_fp8_attention(context: RuleContext) -> bool:
     """Return whether attention in FP8 is recomputed by itself, outside of the FP8 context.
 
-    It is where nothing says which modules are recomputed. An empty list says that none is.
+    By default selective recomputation recomputes it. An empty list of modules turns that off.
     """
     if not context.is_fp8 or not context.model.fp8_dot_product_attention:
         return False
@@ -27,7 +27,7 @@ def recomputes_fp8_attention(context: RuleContext) -> bool:
 def find_captured_experts(context: RunContext) -> Iterator[Violation]:
     """Yield the setting that has Transformer Engine capture grouped experts in FP8.
 
-    Layers are captured as a whole where no part is named.
+    If no part of a layer is named, the whole layer is captured.
     """
     if (
         not context.is_fp8
@@ -49,7 +49,7 @@ def find_captured_experts(context: RunContext) -> Iterator[Violation]:
 
 
 def _parse_parts(stated: object) -> set[str]:
-    """Return the parts of a layer that a setting of CUDA graphs names, as text or as enums."""
+    """Return the parts of a layer that a setting of CUDA graphs names, by text or by enum member."""
     if stated is None:
         return set()
     if not isinstance(stated, list | tuple | set | frozenset):

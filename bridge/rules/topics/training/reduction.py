@@ -1,4 +1,4 @@
-"""In which dtype gradients are accumulated, reduced and applied."""
+"""The dtypes in which gradients are accumulated, reduced and applied."""
 
 from collections.abc import Iterator
 
@@ -104,7 +104,7 @@ RULES = (
             and context.has_ddp
             and not context.has_megatron_fsdp
         ),
-        message="gradients go {run.flow}",
+        message="gradients go {run.gradient_flow}",
         remedies=("state grad_reduce_in_fp32=True for FP32 sums",),
         source="megatron-core 0.16.1 distributed/distributed_data_parallel.py",
     ),

@@ -38,26 +38,27 @@ def find_refused_by_fsdp_v2(context: RuleContext) -> Iterator[Violation]:
 
 
 def find_one_sided_switches(context: RuleContext) -> Iterator[Violation]:
-    """Yield the switches of sharding that the last sync turns on, or that it would."""
+    """Yield the switches of sharding that the last sync before a run turns on or would turn on."""
     planned = [row for row in context.rows if row.attribute in SHARED_SWITCHES and row.changes]
     if not planned and context.present.issuperset(SHARDING_OWNERS):
-        for switch in find_off_switches(lambda role, name: getattr(context.views[role], name)):
-            yield Violation(f"{switch.role}.{switch.attribute}", value=False, why=switch.why)
+        for switch in find_off_switches(lambda owner, name: getattr(context.views[owner], name)):
+            yield Violation(f"{switch.owner_name}.{switch.attribute}", value=False, why=switch.why)
         return
     where = None
     if not isinstance(context, RunContext):
         where = "turned on before the run"
     for row in planned:
         rests_on = [row.path]
-        if "FSDP" in row.why:
-            rests_on.append("ddp.use_megatron_fsdp")
+        if row.by.setting is not None:
+            rests_on.append(row.by.setting)
         yield Violation(row.path, value=False, where=where, why=row.why, rests_on=rests_on)
 
 
 def find_buffer_under_megatron_fsdp(context: RuleContext) -> Iterator[Violation]:
     """Yield the violation of a shared buffer under Megatron-FSDP.
 
-    A recipe states it for runs without FSDP, and the last sync before a run turns it off: an info.
+    A recipe states the buffer for runs without FSDP, and the last sync before a run turns it off. Then
+    it is an info.
     """
     if not context.has_megatron_fsdp:
         return
@@ -65,7 +66,7 @@ def find_buffer_under_megatron_fsdp(context: RuleContext) -> Iterator[Violation]
         context.is_mxfp8 and context.stated.get(GRAD_BUFFER_REUSE)
     ):
         return
-    source = context.where(f"mixed_precision.{GRAD_BUFFER_REUSE}") or ""
+    source = context.get_source(f"mixed_precision.{GRAD_BUFFER_REUSE}") or ""
     begins = context.is_last or isinstance(context, RunContext)
     if source.startswith("recipe ") and begins:
         yield Violation(severity="info")
@@ -74,35 +75,42 @@ def find_buffer_under_megatron_fsdp(context: RuleContext) -> Iterator[Violation]
 
 
 def find_unread_reduction_dtype(context: RuleContext) -> Iterator[Violation]:
-    """Yield the reduction dtype that Megatron-FSDP does not read; an info where it holds anyway."""
+    """Yield the reduction dtype that Megatron-FSDP does not read.
+
+    It is an info if Megatron-FSDP reduces in this dtype anyway.
+    """
     if not context.has_megatron_fsdp or "grad_reduce_in_fp32" not in context.stated:
         return
     main = context.ddp.megatron_fsdp_main_grads_dtype or context.mode
     sent = context.ddp.megatron_fsdp_grad_comm_dtype or main
     wanted = context.mode
-    if context.value_of("grad_reduce_in_fp32"):
+    if context.get_setting_value("grad_reduce_in_fp32"):
         wanted = "fp32"
-    but = f"; main gradients are {main} and sent in {sent}"
+    caveat = f"; main gradients are {main} and sent in {sent}"
     steps = []
     if main != wanted:
         steps.append(f"ddp.megatron_fsdp_main_grads_dtype={wanted}")
     if sent != wanted:
         steps.append(f"ddp.megatron_fsdp_grad_comm_dtype={wanted}")
     if steps:
-        yield Violation(but=but, remedy=f"set {' and '.join(steps)} instead")
+        yield Violation(caveat=caveat, remedy=f"set {' and '.join(steps)} instead")
     else:
-        yield Violation(but=f"{but}, as it asks", remedy="leave it, or drop it", severity="info")
+        yield Violation(
+            caveat=f"{caveat}, as it asks", remedy="leave it, or drop it", severity="info"
+        )
 
 
 def find_half_precision_main_grads(context: RuleContext) -> Iterator[Violation]:
-    """Yield the violation of main gradients in half precision; an info where that was asked for."""
+    """Yield the violation of main gradients in half precision. It is an info if that is stated."""
     if (
         not context.has_megatron_fsdp
         or not context.is_half_precision
         or context.ddp.megatron_fsdp_main_grads_dtype
     ):
         return
-    if "grad_reduce_in_fp32" in context.stated and not context.value_of("grad_reduce_in_fp32"):
+    if "grad_reduce_in_fp32" in context.stated and not context.get_setting_value(
+        "grad_reduce_in_fp32"
+    ):
         yield Violation(severity="info")
     else:
         yield Violation()
@@ -156,10 +164,10 @@ def find_unreplicated_experts(context: RunContext) -> Iterator[Violation]:
 
 def _has_several_micro_batches(context: RunContext, count: int) -> bool:
     """Return whether a step is known to have more than one micro-batch."""
-    whole, each = context.train.global_batch_size, context.train.micro_batch_size
-    if not whole or not each:
+    global_batch, micro_batch = context.train.global_batch_size, context.train.micro_batch_size
+    if not global_batch or not micro_batch:
         return False
-    return whole > each * context.parallel.fit_to_world_size(count).data
+    return global_batch > micro_batch * context.parallel.fit_to_world_size(count).data
 
 
 RULES = (
@@ -215,7 +223,7 @@ RULES = (
         setting="grad_reduce_in_fp32",
         versions=(mcore(since="0.19"),),
         when=find_unread_reduction_dtype,
-        message="has no effect under Megatron-FSDP of megatron-core 0.19 and later{but}",
+        message="has no effect under Megatron-FSDP of megatron-core 0.19 and later{caveat}",
         remedies=("{remedy}",),
         source="megatron-core 0.19.2 distributed/fsdp/mcore_fsdp_adapter.py",
     ),

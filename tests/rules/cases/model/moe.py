@@ -6,6 +6,7 @@ from tests.rules.cases.runs import (
     CURRENT,
     DENSE,
     H100,
+    MEGATRON_BRIDGE,
     MOE,
     MXFP8,
     NVFP4,
@@ -81,8 +82,13 @@ CASES = {
         full(CURRENT, "h100x8,te2.18,cuda12.9,mcore0.19", dict(PADDED_MOE, moe_grouped_gemm=True)),
     ),
     "PB437": (
-        run("bf16_mixed", "mcore0.20", model=dict(MOE, moe_deepep_num_sms=20, moe_hybridep_num_sms=16), is_bridge=True),
-        run("bf16_mixed", "mcore0.20", model=dict(MOE, moe_hybridep_num_sms=16), is_bridge=True),
+        run(
+            "bf16_mixed",
+            "mcore0.20",
+            model=dict(MOE, moe_deepep_num_sms=20, moe_hybridep_num_sms=16),
+            program=MEGATRON_BRIDGE,
+        ),
+        run("bf16_mixed", "mcore0.20", model=dict(MOE, moe_hybridep_num_sms=16), program=MEGATRON_BRIDGE),
     ),
     "PB438": (
         run("bf16_mixed", "mcore0.18.2", model=dict(MOE, **UNSPLIT)),

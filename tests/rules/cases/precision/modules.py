@@ -97,7 +97,7 @@ CASES = {
         run("bf16_mixed", H100, model=DENSE),
     ),
     "PB295": (
-        full(with_row(CURRENT_PLAIN, select="*.linear_qkv", **custom("bridge.rules.rule.remedy")), H100),
+        full(with_row(CURRENT_PLAIN, select="*.linear_qkv", **custom("bridge.rules.violation.Violations")), H100),
         full(with_row(CURRENT_PLAIN, select="*.linear_qkv", **custom("bridge.rules.rule.format_remedies")), H100),
     ),
     "PB298": (

@@ -32,5 +32,5 @@ CASES = {
         run("bf16_mixed", model={name: value for name, value in DENSE.items() if "dropout" not in name}),
         run("bf16_mixed", model=DENSE),
     ),
-    "PB134": (run("bf16_mixed", model=DENSE, refused=(REFUSED,)), run("bf16_mixed", model=DENSE)),
+    "PB134": (run("bf16_mixed", model=DENSE, refused_arguments=(REFUSED,)), run("bf16_mixed", model=DENSE)),
 }

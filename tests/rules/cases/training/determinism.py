@@ -1,6 +1,6 @@
 """Runs that break and that keep the rules of `bridge.rules.topics.training.determinism`."""
 
-from tests.rules.cases.runs import CURRENT, DENSE, H100, OVERLAPPED, full, run
+from tests.rules.cases.runs import CURRENT, DENSE, H100, MEGATRON_BRIDGE, OVERLAPPED, full, run
 
 NEW, OLD = "mcore0.19.2", "mcore0.18.2"
 INVARIANT = {
@@ -36,7 +36,7 @@ CASES = {
         run("bf16_mixed", NEW, model=dict(DENSE, cross_entropy_loss_fusion=True)),
     ),
     "PB537": (
-        full("bf16_mixed", NEW, DETERMINISTIC, environment={**RING, "NCCL_ALGO": "NVLS"}, is_bridge=True),
-        full("bf16_mixed", NEW, DETERMINISTIC, environment=RING, is_bridge=True),
+        full("bf16_mixed", NEW, DETERMINISTIC, environment={**RING, "NCCL_ALGO": "NVLS"}, program=MEGATRON_BRIDGE),
+        full("bf16_mixed", NEW, DETERMINISTIC, environment=RING, program=MEGATRON_BRIDGE),
     ),
 }

@@ -6,6 +6,7 @@ from tests.rules.cases.runs import (
     DENSE,
     H100,
     INTERLEAVED,
+    MEGATRON_BRIDGE,
     MEGATRON_FSDP,
     MXFP8,
     MXFP8_FSDP,
@@ -69,8 +70,8 @@ CASES = {
         run("bf16_mixed", model=dict(DENSE, seq_length=4096), data={"seq_length": 4096}),
     ),
     "PB411": (
-        run("bf16_mixed", model=dict(DENSE, seq_length=4096), data={"seq_length": 1000}, is_bridge=True),
-        run("bf16_mixed", model=dict(DENSE, seq_length=4096), data={"seq_length": 4096}, is_bridge=True),
+        run("bf16_mixed", model=dict(DENSE, seq_length=4096), data={"seq_length": 1000}, program=MEGATRON_BRIDGE),
+        run("bf16_mixed", model=dict(DENSE, seq_length=4096), data={"seq_length": 4096}, program=MEGATRON_BRIDGE),
     ),
     "PB412": (
         run(
