@@ -168,7 +168,7 @@ def _kind_of(table: FrameworkTable, file: Path) -> str:
         return "refused" if error.kind in OF_A_RUN else "named"
     except BridgeError:
         return "named"
-    is_part = reading.mode_decided_by == "the script that uses these arguments"
+    is_part = reading.uncertainty.mode_decider == "the script that uses these arguments"
     return "refused" if reading.framework == table.title and not is_part else "named"
 
 

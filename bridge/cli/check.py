@@ -1,4 +1,19 @@
-"""`precision-bridge check [FILE ...] [OVERRIDES]`: what is known to go wrong with a run."""
+"""`precision-bridge check [FILE ...] [OVERRIDES]`: the known faults of a run.
+
+`precision-bridge check train.sh` goes through these stages. Each one takes the type that the stage
+before it returns:
+
+    argparse.Namespace  -> FileReading     bridge.read         the file as its framework's reader has it
+    FileReading         -> RunInput        bridge.front        overrides, and values set at start
+    RunInput            -> Run             bridge.front        `auto` resolved, fields stated
+    Run                 -> Prediction      bridge.sync         every owner's values after the sync
+    Prediction          -> CheckContext    bridge.preflight    the facts that rules read
+    CheckContext        -> Report          bridge.preflight    findings of every rule
+    Report              -> text, JSON      bridge.report       what this command prints
+
+A script may start the same launch on several branches. Then there is a `Run` and a `Report` for
+each. Several files, or a folder, get a line for each run.
+"""
 
 from __future__ import annotations
 
@@ -50,9 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend", choices=("te", "emulated"), help="what runs FP8 and FP4 matrix multiplications"
     )
-    parser.add_argument(
-        "--strict", action="store_true", help="exit with 1 where there are warnings"
-    )
+    parser.add_argument("--strict", action="store_true", help="exit with 1 if there are warnings")
     parser.add_argument(
         "--silence", action="append", default=[], metavar="RULE=REASON", help="leave a rule out"
     )
@@ -63,7 +76,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print every finding; return 2 with errors, 1 with warnings under --strict, else 0."""
+    """Print the findings of a run, or of several.
+
+    Returns:
+        2 with errors, 1 with warnings under ``--strict``, else 0.
+    """
     silenced = dict(map(_parse_silence, args.silence))
     paths = get_many_paths(args)
     if paths:
@@ -75,10 +92,8 @@ def run(args: argparse.Namespace) -> int:
     if args.sarif:
         from bridge.report.sarif import make_sarif
 
-        _write_sarif(
-            args.sarif,
-            make_sarif(reports, file=_make_relative(_get_main_file(args)), version=_get_version()),
-        )
+        file = _make_relative(_get_main_file(args))
+        _write_sarif(args.sarif, make_sarif(reports, file=file, version=_get_version()))
     if args.json:
         _print_json(runs, reports, args)
     else:
@@ -87,7 +102,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _print_json(runs: Sequence[Run], reports: Sequence[Report], args: argparse.Namespace) -> None:
-    """Print the answer as JSON; the same launch on other branches stands below `branches`."""
+    """Print the report as JSON, with the reports of other branches below `branches`."""
     from bridge.report.findings import report_to_dict
 
     answers = []
@@ -97,7 +112,7 @@ def _print_json(runs: Sequence[Run], reports: Sequence[Report], args: argparse.N
 
 
 def _print_text(runs: Sequence[Run], reports: Sequence[Report], args: argparse.Namespace) -> None:
-    """Print the answer for people, one run after the other."""
+    """Print the report of each run as text."""
     from bridge.report.findings import format_findings
 
     for run, report in zip(runs, reports, strict=True):
@@ -108,7 +123,7 @@ def _print_text(runs: Sequence[Run], reports: Sequence[Report], args: argparse.N
 
 
 def _print_lines(lines: Sequence[Line]) -> None:
-    """Print lines: with styles on a terminal, as they are into a file or a pipe."""
+    """Print lines, with styles if the output is a terminal."""
     if not (sys.stdout.isatty() or "FORCE_COLOR" in os.environ):
         plain = []
         for line in lines:
@@ -130,7 +145,8 @@ def _check_many(args: argparse.Namespace, paths: Sequence[str], silenced: dict[s
 
     checked: list[tuple[str, Report]] = []
 
-    def answer_of(run: Run) -> RunAnswer:
+    def answer_run(run: Run) -> RunAnswer:
+        """Check a run, keep its report for SARIF, and return the answer about it."""
         report = check(run, silenced=silenced, backend=args.backend)
         checked.append((_make_relative(Path(run.name)), report))
         content = {
@@ -140,23 +156,28 @@ def _check_many(args: argparse.Namespace, paths: Sequence[str], silenced: dict[s
         text = f"{format_precision(report.context)}; {format_brief(report)}"
         return RunAnswer(text=text, content=content, code=report.exit_code(strict=args.strict))
 
-    code = answer_many_runs(args, paths, answer_of)
+    code = answer_many_runs(args, paths, answer_run)
     if args.sarif:
         _write_sarif(args.sarif, make_sarif_of_files(checked, version=_get_version()))
     return code
 
 
-def _parse_silence(word: str) -> tuple[str, str]:
-    name, _, reason = word.partition("=")
+def _parse_silence(argument: str) -> tuple[str, str]:
+    """Return the rule and the reason of ``--silence RULE=REASON``.
+
+    Raises:
+        RunConfigError: It has no reason.
+    """
+    name, _, reason = argument.partition("=")
     if not reason.strip():
         raise RunConfigError(
-            f"--silence: needs a reason, got {word!r}. Write {name or 'PB306'}=why it is all right."
+            f"--silence: needs a reason, got {argument!r}. Write {name or 'PB306'}=why it is all right."
         )
     return name.strip(), reason.strip()
 
 
 def _get_main_file(args: argparse.Namespace) -> Path:
-    """Return the file of the run: the one of the command line, or the tree's primary config."""
+    """Return the file that the command line names, or else the primary config of the tree."""
     from bridge.front.folders import find_config_folder
 
     file = get_file_argument(args)
@@ -166,17 +187,22 @@ def _get_main_file(args: argparse.Namespace) -> Path:
 
 
 def _make_relative(file: Path) -> str:
-    """Return a file as code review names it: below the folder of this process, if it is there."""
+    """Return the path of a file as code review names it.
+
+    It is relative to the working directory if the file is below that.
+    """
     with contextlib.suppress(ValueError):
         file = file.resolve().relative_to(Path.cwd())
     return file.as_posix()
 
 
 def _write_sarif(path: str, log: dict[str, Any]) -> None:
+    """Write the file of ``--sarif``."""
     write_file(path, json.dumps(log, indent=2) + "\n", "--sarif")
 
 
 def _get_version() -> str:
+    """Return the version of this package."""
     from importlib.metadata import version
 
     return version("precision-bridge")

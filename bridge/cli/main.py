@@ -22,44 +22,51 @@ from bridge.errors import BridgeError, bounded, close_matches, did_you_mean
 PROGRAM = "precision-bridge"
 DESCRIPTION = "Named mixed-precision recipes for Megatron Core: what they are and what they do."
 BROKEN_PIPE_EXIT_CODE = 128 + signal.SIGPIPE
+"""Exit code if the reader of the output ends before the command, as in a shell."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command and return its exit code: its own, or 2 where it cannot answer as asked."""
-    words = arguments
-    if words is None:
-        words = sys.argv[1:]
+    """Run one command.
+
+    Args:
+        arguments: The arguments after the program's name; None: those of this process.
+
+    Returns:
+        The exit code of the command; 2 for a request that is refused.
+    """
     is_process = arguments is None
+    if arguments is None:
+        arguments = sys.argv[1:]
     if is_process:
-        # The imports and the parsed files stay: looking for garbage finds none.
+        # Imports and parsed files stay until the end, so collecting garbage finds nothing.
         gc.set_threshold(50_000, 20)
-    command, words = _split_command(words)
+    command, arguments = _split_command(arguments)
     module = command.load()
-    if command.is_parsed_by_hydra(words):
-        module.run_hydra_arguments(words)
+    if command.is_parsed_by_hydra(arguments):
+        module.run_hydra_arguments(arguments)
         return 0
     parser = Parser(prog=f"{PROGRAM} {command.name}", description=f"{command.text}.")
     module.add_arguments(parser)
-    chosen = parser.parsed(words)
+    args = parser.parsed(arguments)
     warnings.showwarning = lambda message, *_: print(f"warning: {message}", file=sys.stderr)
-    return _run_command(lambda: module.run(chosen) or 0, is_process=is_process)
+    return _run_command(lambda: module.run(args) or 0, is_process=is_process)
 
 
-def _split_command(words: list[str]) -> tuple[Command, list[str]]:
-    """Return the command of a command line and the words behind it.
+def _split_command(arguments: list[str]) -> tuple[Command, list[str]]:
+    """Return the command of a command line, and the arguments after its name.
 
-    Help, a version or a mistake ends the process.
+    The process ends here if the first argument is not the name of a command.
     """
     name = ""
-    if words:
-        name = words[0]
+    if arguments:
+        name = arguments[0]
     if name not in COMMANDS:
-        _end_without_command(name, words[1:])
-    return COMMANDS[name], words[1:]
+        _end_without_command(name, arguments[1:])
+    return COMMANDS[name], arguments[1:]
 
 
-def _end_without_command(name: str, words: list[str]) -> NoReturn:
-    """Print the help or the version, or refuse a line that begins with no command's name."""
+def _end_without_command(name: str, arguments: list[str]) -> NoReturn:
+    """Print the help or the version, or refuse a first argument that is not a command."""
     parser = Parser(
         prog=PROGRAM,
         usage=f"{PROGRAM} [-h] [--version] COMMAND ...",
@@ -72,7 +79,7 @@ def _end_without_command(name: str, words: list[str]) -> NoReturn:
     if name.startswith("-"):
         parser.parse_args([name])
     if name in RENAMED_COMMANDS:
-        parser.exit(2, f"{describe_renamed_command(name, words)}\n")
+        parser.exit(2, f"{describe_renamed_command(name, arguments)}\n")
     if not name:
         parser.error("the following arguments are required: COMMAND")
     near = close_matches(name, [*COMMANDS, *RENAMED_COMMANDS])
@@ -81,18 +88,26 @@ def _end_without_command(name: str, words: list[str]) -> NoReturn:
 
 
 def _run_command(work: Callable[[], int], *, is_process: bool) -> int:
-    """Do the work of a command and return its exit code; an error is one line and exit code 2."""
+    """Run the work of a command. An error of ours is one line on stderr.
+
+    Args:
+        work: Runs the command and returns its exit code.
+        is_process: Whether the process ends after the command.
+
+    Returns:
+        The exit code of the work, or that of the error.
+    """
     code: int = BROKEN_PIPE_EXIT_CODE
     try:
         code = work()
         sys.stdout.flush()
         if is_process:
-            # The process ends here: collecting what it holds takes a tenth of a command's time.
+            # The process ends here. Collecting its objects would take a tenth of the time.
             gc.freeze()
     except BridgeError as error:
         print(error, file=sys.stderr)
         return error.exit_code
-    except BrokenPipeError:  # the reader, `head` for example, has seen enough
+    except BrokenPipeError:  # the reader ended first, `head` for example
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return code
     except OSError as error:
@@ -102,11 +117,11 @@ def _run_command(work: Callable[[], int], *, is_process: bool) -> int:
 
 
 def _describe_os_error(error: OSError) -> str:
-    """Return the sentence about a path that cannot be used, or about standard output.
+    """Return a sentence about the path of an error, or else about standard output.
 
-    Standard output is closed then.
+    Standard output is redirected to the null device, so that the end of the process does not fail.
     """
-    # A path that the command was given may be too long, or closed to this user.
+    # A path of the command line may be too long, or closed to this user.
     if error.filename is not None:
         reason = (error.strerror or "an error").lower()
         return f"{error.filename}: cannot be used: {reason}. Give another path."

@@ -150,7 +150,7 @@ def _file_run_to_dict(file_run: FileRun, answer: RunAnswer) -> dict[str, Any]:
 
 def format_precision(context: CheckContext) -> str:
     """Return the mode and the scaling scheme of a run: "bf16 with delayed scaling"."""
-    if context.mode_decided_by is not None:
+    if context.mode_decider is not None:
         return context.label
     if not context.scheme:
         return str(context.mode)
@@ -163,13 +163,13 @@ def precision_to_dict(context: CheckContext) -> dict[str, Any]:
     Both are null where nothing states the mode.
     """
     mode, scheme = None, None
-    if context.mode_decided_by is None:
+    if context.mode_decider is None:
         mode, scheme = context.mode, context.scheme
     return {
         "precision": context.label,
         "mode": mode,
         "scheme": scheme,
-        "mode_decided_by": context.mode_decided_by,
+        "mode_decided_by": context.mode_decider,
     }
 
 

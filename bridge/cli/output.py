@@ -1,4 +1,4 @@
-"""What a command prints: plain data as JSON, tables, and files that an option names."""
+"""The output of a command: plain data as JSON, tables, and files that an option names."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def print_answer(args: argparse.Namespace, content: object, table: RenderableTyp
 
 
 def print_report(content: RenderableType) -> None:
-    """Print what a report renders."""
+    """Print a table or another renderable of a report."""
     from bridge.report import table  # rich is heavy
 
     table.print_renderable(content)
@@ -36,14 +36,18 @@ def print_json(content: object) -> None:
 
 
 def format_value(value: object) -> str:
-    """Return a setting's value as text: a string as it is."""
+    """Return the value of a setting as text, a string without quotes."""
     if isinstance(value, str):
         return value
     return repr(value)
 
 
 def write_file(path: Path | str, text: str, option: str) -> None:
-    """Write a file that an option names; RunConfigError where it cannot be written."""
+    """Write a file that an option names.
+
+    Raises:
+        RunConfigError: The file cannot be written.
+    """
     try:
         Path(path).write_text(text, encoding="utf-8")
     except OSError as error:
@@ -51,29 +55,35 @@ def write_file(path: Path | str, text: str, option: str) -> None:
 
 
 def resolve_links(path: Path | str) -> Path:
-    """Return the absolute path behind links; a loop of links stays as it is, and raises nothing."""
+    """Return the absolute path without symbolic links. A loop of links is kept and does not raise."""
     return Path(os.path.realpath(path))
 
 
 def refuse_input_files(path: Path | str, option: str, inputs: Iterable[Path | str]) -> None:
-    """Raise RunConfigError where a file to be written is one of the files that are read.
+    """Refuse to write a file that is also read, or that a run wrote into its folder.
 
-    A file of a run's folder that the run wrote is one too.
+    Args:
+        path: The file to be written.
+        option: The option that names it.
+        inputs: The files and the folders of runs that are read.
+
+    Raises:
+        RunConfigError: The file would be overwritten.
     """
     from bridge.runtime.audit.run_folder import RUN_FILES
 
-    place = resolve_links(path)
-    for each in inputs:
-        read = resolve_links(each)
-        is_of_run = place.parent == read and place.name in RUN_FILES
-        if place == read or is_of_run:
+    output = resolve_links(path)
+    for input_path in inputs:
+        resolved = resolve_links(input_path)
+        is_of_run = output.parent == resolved and output.name in RUN_FILES
+        if output == resolved or is_of_run:
             rule = "must not be a file that is read, as it would be overwritten"
             raise RunConfigError.of(option, rule, str(path), "Give another file.")
 
 
 def make_unwritable_error(path: Path | str, option: str, error: OSError) -> RunConfigError:
     """Return the error for a file that an option names and that cannot be written."""
-    why = (error.strerror or "an error").lower()
+    reason = (error.strerror or "an error").lower()
     return RunConfigError(
-        f"{option}: cannot be written ({why}), got {str(path)!r}. Give another file."
+        f"{option}: cannot be written ({reason}), got {str(path)!r}. Give another file."
     )

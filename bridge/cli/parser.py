@@ -1,4 +1,4 @@
-"""`Parser`, the parser of a command line, which answers a mistake in one line."""
+"""`Parser`: the parser of a command line, which reports a mistake in one line."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from bridge.errors import CONTROL_CHARACTERS, RunConfigError, bounded, close_mat
 
 
 class Parser(argparse.ArgumentParser):
-    """Answers a misspelt command or option with the nearest, in one line.
+    """Reports a misspelt command or option in one line, with the nearest one.
 
-    An option is written whole.
+    Abbreviations of an option are refused.
     """
 
     def __init__(self, **settings: Any) -> None:
@@ -29,7 +29,7 @@ class Parser(argparse.ArgumentParser):
         self.exit(2, bounded(f"{self.prog}: {message}") + "\n")
 
     def parsed(self, words: list[str]) -> argparse.Namespace:
-        """Return the parsed words of a command; a mistake ends the process in one line."""
+        """Return the parsed arguments of a command. A mistake ends the process with one line."""
         for word in words:
             if CONTROL_CHARACTERS.search(word) or "\n" in word:
                 self.error(
@@ -40,12 +40,12 @@ class Parser(argparse.ArgumentParser):
         has_options = any(word.startswith("-") for word in more)
         if more and (has_options or not takes_overrides):
             self._refuse(words, more)
-        if more:  # overrides may stand behind an option too
+        if more:  # overrides may come after an option too
             chosen.overrides = [*chosen.overrides, *more]
         return chosen
 
     def _refuse(self, words: list[str], unknown: list[str]) -> NoReturn:
-        """End with the words that a command does not know, and the nearest option."""
+        """End the process with the arguments that a command does not know."""
         part = self._parts().get(words[0], self)
         sentence = f"unrecognized arguments: {' '.join(unknown)}"
         flags = [word.partition("=")[0] for word in unknown if word.startswith("-")]
@@ -75,7 +75,12 @@ def add_json_option(parser: argparse.ArgumentParser, text: str = "print JSON") -
 
 
 def refuse_options_without(args: argparse.Namespace, needed: str, options: tuple[str, ...]) -> None:
-    """Refuse options that act together with the option `needed` alone, where that is absent.
+    """Refuse options that have an effect only together with another option, if that is absent.
+
+    Args:
+        args: The parsed command line.
+        needed: The other option.
+        options: The options that need it.
 
     Raises:
         RunConfigError: One of them is on the command line.

@@ -11,6 +11,9 @@ from bridge.errors import RunConfigError
 from bridge.extras import require_extra
 
 MAX_PROCESSES = 4
+"""The most processes of a rehearsal, since a small machine has to run them all."""
+DEFAULT_LAYERS = 8
+"""The most layers that are kept by default."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -28,42 +31,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--processes",
         type=int,
         default=MAX_PROCESSES,
-        help="the most processes of a launch, 1 to 4",
+        help=f"the most processes of a launch, 1 to {MAX_PROCESSES}",
     )
-    parser.add_argument("--layers", type=int, default=8, help="the most layers that are kept")
     parser.add_argument(
-        "--strict", action="store_true", help="exit with 1 where something was left out"
+        "--layers", type=int, default=DEFAULT_LAYERS, help="the most layers that are kept"
+    )
+    parser.add_argument(
+        "--strict", action="store_true", help="exit with 1 if something was left out"
     )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Print the answer.
+    """Rehearse the run and print how the rehearsal ended.
 
-    Return 2 where something went wrong, 1 with warnings under --strict, else 0.
+    Returns:
+        2 if something went wrong, 1 with warnings under ``--strict``, else 0.
     """
     if not 1 <= args.processes <= MAX_PROCESSES:
-        raise RunConfigError.of(
-            "--processes", f"must be from 1 to {MAX_PROCESSES}", args.processes, "Use 4."
-        )
+        rule = f"must be from 1 to {MAX_PROCESSES}"
+        raise RunConfigError.of("--processes", rule, args.processes, f"Use {MAX_PROCESSES}.")
     if args.layers < 1:
-        raise RunConfigError.of("--layers", "must be at least 1", args.layers, "Use 8.")
+        remedy = f"Use {DEFAULT_LAYERS}."
+        raise RunConfigError.of("--layers", "must be at least 1", args.layers, remedy)
     require_extra("train", "precision-bridge rehearse")
-    from bridge.rehearse.rehearsal_table import (  # rich is heavy
-        make_rehearsal_table,
-        rehearsal_to_dict,
-    )
+    from bridge.rehearse.rehearsal_table import make_rehearsal_table, rehearsal_to_dict
     from bridge.rehearse.rehearse import rehearse
 
-    values = read_run(args)
+    run = read_run(args)
     rehearsal = rehearse(
-        values, backend=args.backend, processes=args.processes, max_layers=args.layers
+        run, backend=args.backend, processes=args.processes, max_layers=args.layers
     )
-    values = replace(
-        values, reading=values.reading.with_rehearsed_release(rehearsal.versions["mcore"])
-    )
+    reading = run.reading.with_rehearsed_release(rehearsal.versions["mcore"])
+    run = replace(run, reading=reading)
     if args.json:
-        print_json(answer_to_dict(values, rehearsal_to_dict(rehearsal, strict=args.strict)))
+        print_json(answer_to_dict(run, rehearsal_to_dict(rehearsal, strict=args.strict)))
     else:
         print_report(make_rehearsal_table(rehearsal))
-        print_reading(values)
+        print_reading(run)
     return rehearsal.exit_code(strict=args.strict)

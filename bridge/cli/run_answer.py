@@ -1,4 +1,7 @@
-"""Answers that foresee a run: with the decisive findings of its check, and notes on its file."""
+"""Answers about a run that has not begun: each with the decisive findings and notes on its file.
+
+A finding is decisive if it is an error, or about an override of the command line.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
 def plan_run(run: Run, precision: PrecisionConfig | None = None) -> PrecisionPlan:
     """Return the precision plan of a run, or of the same run in another precision.
 
-    The number of its GPUs does not matter.
+    The plan does not depend on the number of GPUs, so a run whose GPUs do not suffice has one too.
     """
     from bridge.plan.precision_plan import make_plan
 
@@ -33,7 +36,7 @@ def plan_run(run: Run, precision: PrecisionConfig | None = None) -> PrecisionPla
 
 
 def collect_decisive_findings(run: Run) -> list[RuleFinding]:
-    """Return the findings that every answer about a run has: errors, and those of overrides."""
+    """Return the decisive findings of a run's check: errors, and findings about overrides."""
     from bridge.precision.fields import COMMAND_LINE
     from bridge.preflight.check import get_report
 
@@ -45,7 +48,7 @@ def collect_decisive_findings(run: Run) -> list[RuleFinding]:
 
 
 def compute_exit_code(run: Run) -> int:
-    """Return the exit code of an answer with decisive findings: 2 with an error, else 0."""
+    """Return the exit code of an answer about a run: 2 if its check has an error, else 0."""
     if any(finding.severity == "error" for finding in collect_decisive_findings(run)):
         return 2
     return 0
@@ -63,15 +66,20 @@ def answer_run(args: argparse.Namespace, run: Run, content: Any, table: Renderab
 
 def answer_branches(
     args: argparse.Namespace,
-    answer_of: Callable[[Run], Mapping[str, Any]],
-    show_run: Callable[[Run], None],
+    make_content: Callable[[Run], Mapping[str, Any]],
+    print_text: Callable[[Run], None],
 ) -> int:
-    """Print the answer about a run and about its other branches, and return the exit code.
+    """Print the answers about a run and its other branches, as JSON or as text.
 
-    The answer is JSON, or a text for people.
+    A branch whose mode is not stated has the refusal instead of its answer.
 
-    A branch whose mode is not stated has the refusal in the place of its answer. The other branches
-    stand below `branches` in the JSON of the first.
+    Args:
+        args: The parsed command line.
+        make_content: Returns the answer about a run as plain data.
+        print_text: Prints the answer about a run as text.
+
+    Returns:
+        The largest exit code.
     """
     answers, codes = [], [0]
     runs = read_branches(args)
@@ -81,9 +89,9 @@ def answer_branches(
         try:
             run.require_mode()
             if args.json:
-                answers.append(checked_answer_to_dict(run, answer_of(run)))
+                answers.append(checked_answer_to_dict(run, make_content(run)))
             else:
-                show_run(run)
+                print_text(run)
             codes.append(compute_exit_code(run))
         except RunConfigError as error:
             if len(runs) == 1:
@@ -97,9 +105,9 @@ def answer_branches(
 
 
 def print_branches_json(answers: list[dict[str, Any]]) -> None:
-    """Print the answers about a run and about its other branches as JSON.
+    """Print the answers about a run and its other branches as one JSON document.
 
-    The other branches stand below `branches`.
+    The answers about the other branches are below `branches` of the first.
     """
     first, *branches = answers
     content = first
@@ -109,12 +117,12 @@ def print_branches_json(answers: list[dict[str, Any]]) -> None:
 
 
 def answer_to_dict(run: Run, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an answer about a run as plain data, with the notes on its file and its release."""
+    """Return an answer about a run as plain data, with the notes on its file."""
     return {**content, "read": run.reading.to_dict()}
 
 
 def checked_answer_to_dict(run: Run, content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return an answer that foresees a run as plain data, with the decisive findings."""
+    """Return an answer about a run as plain data, with the decisive findings of its check."""
     from bridge.report.findings import finding_to_dict
 
     findings = list(map(finding_to_dict, collect_decisive_findings(run)))
@@ -122,19 +130,21 @@ def checked_answer_to_dict(run: Run, content: Mapping[str, Any]) -> dict[str, An
 
 
 def print_checked_json(run: Run, content: Mapping[str, Any]) -> None:
-    """Print an answer that foresees a run as JSON, with the decisive findings of its check too."""
+    """Print an answer about a run as JSON, with the decisive findings of its check."""
     print_json(checked_answer_to_dict(run, content))
 
 
 def print_branch_title(run: Run) -> None:
-    """Print which run of its file the following answer is about."""
-    print(f"run {run.reading.number}: {run.reading.runs[run.reading.number - 1]}")
+    """Print the number and the label of the run that the next answer is about."""
+    print(f"run {run.reading.launches.number}: {run.reading.launches.label}")
 
 
 def print_check_notes(run: Run, shown: Collection[str] = ()) -> None:
     """Print the decisive findings of a run's check and the notes on its file, a line for each.
 
-    Findings of the rules `shown` stand in the answer already.
+    Args:
+        run: The run.
+        shown: Ids of the rules whose findings the answer has already.
     """
     for finding in collect_decisive_findings(run):
         if finding.id not in shown:
@@ -143,9 +153,10 @@ def print_check_notes(run: Run, shown: Collection[str] = ()) -> None:
 
 
 def print_assumptions(unknown: Mapping[str, str]) -> None:
-    """Print the settings that an answer rests on and that nothing states.
+    """Print the settings that an answer rests on and that nothing states, if there are any.
 
-    Nothing where all of them are known.
+    Args:
+        unknown: Setting -> what decides it.
     """
     if unknown:
         from bridge.rules.unknown_settings import format_deciders, format_unknown_settings
@@ -156,8 +167,8 @@ def print_assumptions(unknown: Mapping[str, str]) -> None:
 
 
 def print_reading(run: Run) -> None:
-    """Print what has to be said of a run's file and its release, a sentence on each line."""
+    """Print the notes on a run's file and its release, a sentence on each line."""
     for line in run.reading.lines:
         print(f"  {line}")
-    if run.reading.mode_decided_by is not None:
+    if run.reading.uncertainty.mode_decider is not None:
         print(f"  The mode is not stated. {'; or '.join(run.mode_remedies)}.")

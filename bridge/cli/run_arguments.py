@@ -1,20 +1,21 @@
 """The arguments with which a command line describes a run, and the run that they describe.
 
-Hydra is imported when a run is read, not before: commands about recipes do without it.
+Hydra is imported when a run is read with overrides. Commands about recipes do not need it.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from bridge.errors import RunConfigError, UnreadFileError
 
 if TYPE_CHECKING:
-    from bridge.preflight.file_reading import RunChoice
     from bridge.preflight.run import Run
+    from bridge.preflight.run_choice import RunChoice
 
 FILE_SUFFIXES = (
     ".yaml",
@@ -30,20 +31,21 @@ FILE_SUFFIXES = (
     ".txt",
     ".log",
 )
-"""Ends of a word that is a file's name, also where no such file is there."""
+"""Ends of an argument that is the name of a file, even if no such file exists."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunArguments:
-    """The words of a command line about a run that are no options."""
+    """The arguments of a command line about a run that are not options."""
 
     files: tuple[str, ...]
-    """Files and folders, that of ``--config`` first."""
+    """Files and folders, the one of ``--config`` first."""
     overrides: tuple[str, ...]
+    """Overrides and recipe names, in their order."""
 
     @classmethod
     def from_args(cls, args: argparse.Namespace) -> RunArguments:
-        """Return the words of a parsed command line."""
+        """Return the arguments of a parsed command line."""
         files: list[str] = []
         if args.config is not None:
             files.append(args.config)
@@ -57,9 +59,9 @@ class RunArguments:
 
 
 def _is_path(word: str) -> bool:
-    """Return whether a word is a file or a folder.
+    """Return whether an argument is a file or a folder, and not an override.
 
-    It is by its end, by a slash, or because it is there and names no recipe.
+    It is one if it ends like a file, has a slash, or exists and is not the name of a recipe.
     """
     key, is_override, _ = word.partition("=")
     if word.startswith(("~", "+")):
@@ -77,7 +79,7 @@ def _is_path(word: str) -> bool:
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the arguments that say which run is meant."""
+    """Add the arguments that describe a run."""
     text = (
         "a run's file or folder, ours, Megatron Bridge's or Megatron-LM's; or an override as for "
         "scripts/train.py, mixed_precision=NAME or model.num_layers=8 for example; "
@@ -94,7 +96,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
         "--config-dir", metavar="FOLDER", help="another folder, of a team's own groups and recipes"
     )
     parser.add_argument("--config", metavar="FILE", help="a run's file or folder")
-    text = "the run that is meant, by its number, where the file is a script that starts several"
+    text = "the number of the run, if the file is a script that starts several"
     parser.add_argument("--launch", type=int, dest="number", metavar="N", help=text)
     text = (
         "what the file leaves open: variables='NAME=value NAME=value' of a launch script's "
@@ -122,10 +124,10 @@ def add_debug_features_option(parser: argparse.ArgumentParser) -> None:
 def get_file_argument(args: argparse.Namespace) -> str | None:
     """Return the file or folder that the command line names.
 
-    None: the config tree describes the run.
+    None if it names none. Then the config tree describes the run.
 
     Raises:
-        RunConfigError: It names several.
+        RunConfigError: The command line names several.
     """
     files = RunArguments.from_args(args).files
     if len(files) > 1:
@@ -145,14 +147,17 @@ def read_run(
 ) -> Run:
     """Return the run that the arguments describe.
 
-    A word without ``=`` or ``~`` that is no key is a recipe's name. Of a file with several runs it
-    is the run `number`, or else the one that the arguments choose.
+    Args:
+        args: The parsed command line.
+        recipe: A recipe that replaces the run's own; None: the run's own recipe.
+        strict: Whether to refuse a run that cannot be planned.
+        number: The number of the run in its file; None: the number of the command line.
     """
     return read_file_run(args, get_file_argument(args), recipe=recipe, strict=strict, number=number)
 
 
 def read_without_overrides(args: argparse.Namespace, file: str, *, strict: bool = True) -> Run:
-    """Return the run of a file as it stands: no word of the command line is written over it."""
+    """Return the run of a file without the overrides of the command line."""
     from bridge.front.loader import load_run
 
     return load_run((), config_file=file, trust=args.trust, strict=strict)
@@ -166,7 +171,15 @@ def read_file_run(
     strict: bool = True,
     number: int | None = None,
 ) -> Run:
-    """Return the run of one file, or of the config tree, with overrides written over it."""
+    """Return the run of one file, or of the config tree, with overrides written over it.
+
+    Args:
+        args: The parsed command line.
+        file: The file; None: the config tree.
+        recipe: A recipe that replaces the run's own; None: the run's own recipe.
+        strict: Whether to refuse a run that cannot be planned.
+        number: The number of the run in its file; None: the number of the command line.
+    """
     from bridge.front.loader import load_run
 
     run = load_run(
@@ -188,87 +201,117 @@ def read_file_run(
 
 
 def read_branches(args: argparse.Namespace, *, strict: bool = True) -> list[Run]:
-    """Return the run that the arguments describe, and the launch on its script's other branches.
+    """Return the run that the arguments describe, and the same launch on other branches.
 
-    The command line may choose one of them with ``--launch``, or state the mode, which is one for
-    all. A branch that is no run of Megatron Core is left out.
+    A script may start one launch on several branches of its conditions. Other branches are left
+    out if the command line chooses a run with ``--launch``, or states the mode, which is then the
+    same on every branch. A branch that does not run Megatron Core is left out too.
+
+    Args:
+        args: The parsed command line.
+        strict: Whether to refuse a run that cannot be planned. If a branch states the mode, the
+            branches that state none are not judged.
 
     Raises:
-        RunConfigError: A strict reading of a run that cannot be planned, or of a script none of
-            whose branches states a mode.
+        RunConfigError: `strict` refuses a run.
     """
     first = read_run(args, strict=False)
-    numbers: tuple[int, ...] = ()
-    if args.number is None:
-        numbers = first.reading.branches
     runs = [first]
-    answered = [first.reading.number]
-    refused = []
-    for number in numbers:
-        try:
-            runs.append(read_run(args, strict=False, number=number))
-        except UnreadFileError:  # the branch trains without Megatron Core; --launch says so
-            refused.append(number)
-            continue
-        answered.append(number)
+    refused_numbers = []
+    if args.number is None:
+        for number in first.reading.launches.branches:
+            try:
+                runs.append(read_run(args, strict=False, number=number))
+            except UnreadFileError:  # --launch NUMBER shows the reason
+                refused_numbers.append(number)
     if strict:
-        from bridge.front.loader import require_plannable
+        _require_plannable_branches(runs)
+    return _mark_answered(runs, refused_numbers)
 
-        stated = [run for run in runs if run.reading.mode_decided_by is None]
-        for run in stated or runs[:1]:
-            require_plannable(run)
-    known = [number for number in first.reading.branches if number not in refused]
-    branches = []
-    for run in runs:
-        reading = replace(run.reading, answered_numbers=tuple(answered))
-        if run is first:
-            reading = replace(reading, branches=tuple(known))
-        branches.append(replace(run, reading=reading))
-    return branches
+
+def _require_plannable_branches(runs: Sequence[Run]) -> None:
+    """Refuse the branches that state the mode, or else the first, if they cannot be planned."""
+    from bridge.front.loader import require_plannable
+
+    with_mode = [run for run in runs if run.reading.uncertainty.mode_decider is None]
+    for run in with_mode or runs[:1]:
+        require_plannable(run)
+
+
+def _mark_answered(runs: Sequence[Run], refused_numbers: Sequence[int]) -> list[Run]:
+    """Return runs that know the numbers of each other, so that no note names them as unanswered.
+
+    Args:
+        runs: The run of the arguments, and the same launch on other branches.
+        refused_numbers: Numbers of the branches that were not read. No remedy names them.
+    """
+    answered_numbers = tuple(run.reading.launches.number for run in runs)
+    marked = []
+    for index, run in enumerate(runs):
+        launches = replace(run.reading.launches, answered_numbers=answered_numbers)
+        if index == 0:
+            branches = [number for number in launches.branches if number not in refused_numbers]
+            launches = replace(launches, branches=tuple(branches))
+        marked.append(replace(run, reading=replace(run.reading, launches=launches)))
+    return marked
 
 
 def _collect_overrides(args: argparse.Namespace, recipe: str | None) -> list[str]:
-    """Return the overrides of a command line in Hydra's words, with another recipe if named."""
-    from bridge.read.run_keys import RUN_CONFIG_KEYS
+    """Return the overrides of a command line in Hydra's spelling.
 
-    words = []
-    for word in RunArguments.from_args(args).overrides:
+    An argument without ``=`` or ``~`` that is not a key is the name of a recipe.
+
+    Args:
+        args: The parsed command line.
+        recipe: A recipe that replaces the one of the command line. Overrides of single fields
+            (``mixed_precision.fp8_param=true``) stay: they are written over this recipe.
+    """
+    from bridge.read.run_keys import PRECISION_KEY, RUN_CONFIG_KEYS
+
+    overrides = []
+    for argument in RunArguments.from_args(args).overrides:
         is_override = (
-            "=" in word or word.startswith("~") or word.partition(".")[0] in RUN_CONFIG_KEYS
+            "=" in argument
+            or argument.startswith("~")
+            or argument.partition(".")[0] in RUN_CONFIG_KEYS
         )
-        override = word
+        override = argument
         if not is_override:
-            override = f"mixed_precision={word}"
-        is_replaced = recipe is not None and override.lstrip("+~").startswith("mixed_precision")
+            override = f"{PRECISION_KEY}={argument}"
+        key = override.lstrip("+~").partition("=")[0]
+        is_replaced = recipe is not None and key == PRECISION_KEY
         if not is_replaced:
-            words.append(_quote_target(override))
+            overrides.append(_quote_target(override))
     if recipe is not None:
-        words.append(_quote_target(f"mixed_precision={recipe}"))
+        overrides.append(f"{PRECISION_KEY}={recipe}")
     if args.target is not None:
-        words.append(_quote_target(f"target={args.target}"))
-    return words
+        overrides.append(_quote_target(f"target={args.target}"))
+    return overrides
 
 
-def _quote_target(word: str) -> str:
-    """Return ``target=h100x8,te2.8`` with quotes: Hydra takes a comma for a sweep."""
-    key, _, value = word.partition("=")
+def _quote_target(override: str) -> str:
+    """Return ``target=h100x8,te2.8`` with quotes, since Hydra reads a comma as a sweep."""
+    key, _, value = override.partition("=")
     if key == "target" and "," in value and value[0] not in "['\"":
         return f"{key}='{value}'"
-    return word
+    return override
 
 
 def _parse_run_choice(
     args: argparse.Namespace, file: str | None, number: int | None
 ) -> RunChoice | None:
-    """Return the run that is meant and the variables of its script.
+    """Return the run of the file that the command line chooses, and its script's variables.
 
-    None where the command line says neither.
+    None if the command line chooses nothing.
+
+    Raises:
+        RunConfigError: There is no file to choose from, or ``--context`` cannot be read.
     """
     if number is None:
         number = args.number
     if number is None and not args.context and not args.ask_megatron_bridge:
         return None
-    from bridge.preflight.file_reading import RunChoice
+    from bridge.preflight.run_choice import RunChoice
     from bridge.read.megatron_lm.importer import parse_variables  # few command lines have any
 
     if file is None:

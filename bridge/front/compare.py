@@ -73,7 +73,7 @@ def main_compare(words: Sequence[str] | None = None, *, config_path: Path | None
         prepare_arm,
         config_path=config_path or find_config_folder(),
         name="train",
-        words=rest,
+        arguments=rest,
         around=around,
     )
     code = get_exit_code(made)

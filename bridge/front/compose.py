@@ -1,20 +1,22 @@
-"""Composition: Hydra makes one config of YAML files, recipes and overrides.
+"""`compose`: one config of YAML files, recipes and overrides, and the origin of each key.
 
-The layer that set each key is found out from the composed config.
+Hydra composes the config. The origins follow from its defaults list: each entry is a layer, and a
+later layer overrides an earlier one. Registered recipes are options of the Hydra group
+`mixed_precision` (`bridge.registry.hydra_group`).
 
-Of Hydra only public parts are used: `hydra.compose`, the interface of its config loader, and its
-parser of overrides. Registered recipes are options of the Hydra group `mixed_precision`
-(`bridge.registry.hydra_group`).
+Only public parts of Hydra are used: `hydra.compose`, the interface of its config loader, and its
+parser of overrides.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import enum
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Any
+from typing import Any, NamedTuple
 
 import hydra
 from hydra.core.config_loader import ConfigLoader
@@ -55,6 +57,24 @@ Recipes = Mapping[str, MixedPrecisionConfig]
 """Canonical name -> the recipe as the registry made it."""
 
 
+class Sweeps(enum.Enum):
+    """Whether overrides with several values are legal."""
+
+    REFUSED = "refused"
+    ALLOWED = "allowed"
+    BY_MODE = "by mode"
+    """They are legal if ``hydra.mode`` of the config is MULTIRUN."""
+
+
+class Composition(NamedTuple):
+    """A composed config."""
+
+    run_input: RunInput
+    """The sections of the run, without the values that are swept over."""
+    hydra_settings: Any
+    """Hydra's own node of the config, with the folders of the job resolved."""
+
+
 def compose(
     search: Search,
     overrides: Sequence[str],
@@ -62,69 +82,71 @@ def compose(
     job_name: str = DEFAULT_JOB_NAME,
     trust: bool = True,
     is_complete: bool = False,
-    may_sweep: bool | None = False,
-) -> tuple[RunInput, Any]:
-    """Compose a run once, and return it with Hydra's own node of the config.
-
-    The folders in that node are resolved.
+    sweeps: Sweeps = Sweeps.REFUSED,
+) -> Composition:
+    """Compose the config of a run.
 
     Args:
         search: The folders of the tree.
-        overrides: The words of a command line that are no flags.
+        overrides: The arguments of a command line that are not flags.
         job_name: Hydra's name of the job and of its log.
-        trust: Run the Python that `recipes_from` of the primary config names; else it is a
-            `BridgeWarning`.
-        is_complete: Refuse values that are missing (``???``); else they are left out.
-        may_sweep: Leave overrides with several values out; None: where ``hydra.mode`` is MULTIRUN.
-            Else they are refused.
+        trust: Whether to run the Python that `recipes_from` of the primary config names. If not,
+            a `BridgeWarning` says that it was left out.
+        is_complete: Whether to refuse missing values (``???``). If not, they are left out.
+        sweeps: Whether overrides with several values are legal. Legal ones are left out.
 
     Raises:
-        RunConfigError: Everything that has no value, no such section, or would be instantiated.
+        RunConfigError: A key has no value, there is no such section, or an object would be
+            instantiated.
     """
     register_with_hydra()
     with search.start_hydra_over_folders(job_name) as loader, translate_errors(overrides, loader):
         parsed = _parse_and_load(search, overrides, loader, trust=trust)
         swept: list[Override] = []
-        words: list[str] = []
+        single: list[str] = []
         for override in parsed:
             if override.is_sweep_override():
                 swept.append(override)
             else:
-                words.append(str(override.input_line))
-        whole = hydra.compose(search.config_name, words, return_hydra_config=True)
-        is_sweep = may_sweep or (may_sweep is None and whole.hydra.mode == RunMode.MULTIRUN)
+                single.append(str(override.input_line))
+        config = hydra.compose(search.config_name, single, return_hydra_config=True)
+        is_multirun = config.hydra.mode == RunMode.MULTIRUN
+        is_sweep = sweeps is Sweeps.ALLOWED or (sweeps is Sweeps.BY_MODE and is_multirun)
         _refuse_sweeps(swept, is_sweep=is_sweep)
-        origins, recipes = _collect_origins(whole.hydra, loader)
-        plain: Any = OmegaConf.to_container(whole)
+        origins, recipes = _collect_origins(config.hydra, loader)
+        plain: Any = OmegaConf.to_container(config)
         refuse_expanding_references(plain, origins)
-        # Hydra would instantiate the callbacks of its own node, besides its plugins.
+        # Hydra instantiates the callbacks of its own node.
         problems = Problems(Origins())
         problems.refuse_targets(plain["hydra"]["callbacks"], "hydra.callbacks")
         problems.raise_any()
-        _resolve_folders(whole, plain, is_sweep=is_sweep)
-        with _use_hydra_config(whole):
-            kept = [str(key) for key in whole if key != "hydra"]
-            config = OmegaConf.masked_copy(whole, kept)
-            given = _make_given_run(config, whole.hydra, origins, recipes, is_complete=is_complete)
-            return given, whole.hydra
+        _resolve_folders(config, plain, is_sweep=is_sweep)
+        with _use_hydra_config(config):
+            keys = [str(key) for key in config if key != "hydra"]
+            run_config = OmegaConf.masked_copy(config, keys)
+            run_input = _make_run_input(
+                run_config, config.hydra, origins, recipes, is_complete=is_complete
+            )
+            return Composition(run_input=run_input, hydra_settings=config.hydra)
 
 
 def read_job_config(config: DictConfig) -> RunInput:
-    """Return the run of a job's config, which Hydra composed; called within the job.
+    """Return the sections of a job's config, which Hydra composed.
 
-    The job may run in the process of a sweep.
+    It is called within the job, which may run in the process of a sweep.
     """
     settings: Any = HydraConfig.get()
     origins, recipes = _collect_origins(settings, GlobalHydra.instance().config_loader())
     plain: Any = OmegaConf.to_container(config)
     refuse_expanding_references(plain, origins)
-    return _make_given_run(config, settings, origins, recipes, is_complete=True)
+    return _make_run_input(config, settings, origins, recipes, is_complete=True)
 
 
 def load_named_recipes(search: Search, overrides: Sequence[str]) -> None:
     """Load the recipes that a command line or its primary config names.
 
-    Overrides of unknown sections are refused.
+    Raises:
+        RunConfigError: An override is of an unknown section.
     """
     register_with_hydra()
     with search.start_hydra_over_folders() as loader, translate_errors(overrides, loader):
@@ -132,49 +154,53 @@ def load_named_recipes(search: Search, overrides: Sequence[str]) -> None:
 
 
 def register_with_hydra() -> None:
-    """Make the registry, the sections and ``${launched:FORMAT}`` known to every composition.
+    """Register the recipes, the sections and the resolver ``${launched:FORMAT}`` with Hydra.
 
-    The sections are open nodes for a primary config to begin with. Hydra closes the composed
-    config, so that ``mixed_precision.fp8_margin=2`` would be refused unless the recipe states that
-    field already. In an open section any key can be set; whether there is such a field is judged
-    against the real class when the config is decoded.
+    The sections are open nodes, which a primary config begins with. Hydra closes the composed
+    config: ``mixed_precision.fp8_margin=2`` would be refused unless the recipe states that field.
+    In an open section any key can be set. Its field is looked up in the real class when the config
+    is decoded.
     """
     register_group()
-    opened = (PRECISION_KEY, "silence", *OWNER_SECTIONS)
+    open_sections = (PRECISION_KEY, "silence", *OWNER_SECTIONS)
     nodes: dict[str, Any] = dict.fromkeys((RECIPES_KEY, *NON_SECTION_KEYS))
     nodes["precision_backend"] = "auto"
-    for name in opened:
+    for name in open_sections:
         nodes[name] = {}
     for name, section in SECTION_CLASSES.items():
         nodes[name] = dataclasses.asdict(section())
     sections = OmegaConf.create(nodes)
-    for name in (*opened, *SECTION_CLASSES):
+    for name in (*open_sections, *SECTION_CLASSES):
         OmegaConf.set_struct(sections[name], False)
     ConfigStore.instance().store(name="sections", node=sections, provider="bridge.front")
     OmegaConf.register_new_resolver("launched", _format_launch_time, use_cache=True, replace=True)
 
 
 def _format_launch_time(pattern: str) -> str:
-    """Return the time of the launch.
+    """Return the time of the launch, which is the same in every process of a ``torchrun``.
 
-    Every process of a ``torchrun`` reads the clock of their common parent.
+    The time is the start of their common parent process.
     """
     if "RANK" not in os.environ:
         return datetime.now().astimezone().strftime(pattern)
-    import psutil  # for a launch of several processes alone
+    import psutil  # only a launch of several processes needs it
 
     started: float = psutil.Process(os.getppid()).create_time()
     return datetime.fromtimestamp(started).astimezone().strftime(pattern)
 
 
 def parse_overrides(overrides: Sequence[str]) -> list[Override]:
-    """Return the overrides as Hydra parses them; RunConfigError for a word that is none."""
+    """Return the overrides as Hydra parses them.
+
+    Raises:
+        RunConfigError: An argument is not an override.
+    """
     with translate_errors(overrides):
         return OverridesParser.create().parse_overrides(rewrite_null_groups(overrides))
 
 
 def rewrite_null_groups(overrides: Sequence[str]) -> list[str]:
-    """Return overrides with ``SECTION=null`` as ``~SECTION``: Hydra takes no null for a group."""
+    """Return overrides with ``SECTION=null`` as ``~SECTION``, since Hydra has no null for a group."""
     nulls = {f"{key}=null": f"~{key}" for key in RUN_CONFIG_KEYS if key not in NON_SECTION_KEYS}
     return [nulls.get(word, word) for word in overrides]
 
@@ -182,30 +208,27 @@ def rewrite_null_groups(overrides: Sequence[str]) -> list[str]:
 def _parse_and_load(
     search: Search, overrides: Sequence[str], loader: ConfigLoader, *, trust: bool
 ) -> list[Override]:
-    """Return the parsed overrides, with the recipes loaded that they or the primary config name."""
+    """Load the recipes that overrides or the primary config name, and return the parsed overrides."""
     parsed = parse_overrides(overrides)
-    naming = None
+    recipes_override = None
     for override in parsed:
         if override.key_or_group == RECIPES_KEY:
-            naming = override
-    if naming is not None:
+            recipes_override = override
+    if recipes_override is not None:
         named = None
-        if not naming.is_delete():
-            named = naming.value()
+        if not recipes_override.is_delete():
+            named = recipes_override.value()
         sources = parse_recipe_sources(named)
     else:
         named = _read_primary_value(search.config_name, RECIPES_KEY, loader)
         sources = get_trusted_sources(search.config_name, named, trust=trust)
     register_group(*sources)
-    _refuse_unknown(parsed, loader)
+    _refuse_unknown_keys(parsed, loader)
     return parsed
 
 
 def _read_primary_value(config_name: str, key: str, loader: ConfigLoader) -> Any:
-    """Return what the primary config itself has under `key`, as plain data.
-
-    None where it has nothing.
-    """
+    """Return the value of a key of the primary config itself, as plain data; None if it has none."""
     for source in loader.get_sources():
         if source.is_config(config_name):
             config = source.load_config(config_name).config
@@ -220,7 +243,12 @@ def _read_primary_value(config_name: str, key: str, loader: ConfigLoader) -> Any
     return None
 
 
-def _refuse_unknown(overrides: Sequence[Override], loader: ConfigLoader) -> None:
+def _refuse_unknown_keys(overrides: Sequence[Override], loader: ConfigLoader) -> None:
+    """Refuse overrides of unknown sections, and groups whose option is not a name.
+
+    Raises:
+        RunConfigError: All of them.
+    """
     keys = [override.key_or_group for override in overrides]
     problems = Problems(Origins.from_keys(keys, COMMAND_LINE))
     sources = loader.get_sources()
@@ -246,9 +274,10 @@ def _refuse_unknown(overrides: Sequence[Override], loader: ConfigLoader) -> None
 
 
 def _refuse_sweeps(overrides: Sequence[Override], *, is_sweep: bool) -> None:
-    """Refuse overrides with several values.
+    """Refuse overrides with several values, except for those of the run's settings in a sweep.
 
-    They are legal in a sweep, except for Hydra's own settings.
+    Raises:
+        RunConfigError: The first of them.
     """
     for override in overrides:
         key, _, value = str(override.input_line).partition("=")
@@ -260,35 +289,42 @@ def _refuse_sweeps(overrides: Sequence[Override], *, is_sweep: bool) -> None:
             raise RunConfigError(f"{key}: takes one value, {got}. {remedy}")
 
 
-def _resolve_folders(whole: DictConfig, plain: Mapping[str, Any], *, is_sweep: bool) -> None:
-    """Give a value to each folder of a job, as its interpolations are resolved before it starts."""
-    settings = whole.hydra
+def _resolve_folders(config: DictConfig, plain: Mapping[str, Any], *, is_sweep: bool) -> None:
+    """Resolve the folder of a run or of a sweep in Hydra's node.
+
+    The name of the folder may have the time. It is resolved once, so that the folder that is
+    checked here is the folder that Hydra makes.
+    """
+    settings = config.hydra
     logging = plain.get("logging")
     run_dir = None
     if isinstance(logging, dict):
         run_dir = logging.get("run_dir")
-    hydra_words = plain["hydra"]["overrides"]["hydra"]
-    is_asked = any(word.startswith("hydra.run.dir=") for word in hydra_words)
+    hydra_overrides = plain["hydra"]["overrides"]["hydra"]
+    is_stated = any(text.startswith("hydra.run.dir=") for text in hydra_overrides)
     with read_write(settings), open_dict(settings):
         if is_sweep:
+            # A sweep has no job yet. The interpolations of its folder may name the job.
             settings.job.num, settings.job.id = 0, "0"
-        elif isinstance(run_dir, str) and "${" not in run_dir and not is_asked:
-            # The log goes with the run: the folder of the launch may be read-only.
+        elif isinstance(run_dir, str) and "${" not in run_dir and not is_stated:
+            # The log is in the run folder: the folder of the launch may be read-only.
             settings.run.dir = run_dir
-    place = settings.sweep if is_sweep else settings.run
-    with _use_hydra_config(whole):
-        folder = str(place.dir)  # reads the clock, once
+    node = settings.run
+    if is_sweep:
+        node = settings.sweep
+    with _use_hydra_config(config):
+        folder = str(node.dir)  # reads the clock, once
     with read_write(settings), open_dict(settings):
-        place.dir = folder
+        node.dir = folder
         settings.runtime.output_dir = os.path.abspath(folder)  # noqa: PTH100  as Hydra does
 
 
 @contextmanager
-def _use_hydra_config(whole: DictConfig) -> Iterator[None]:
-    """Let ``${hydra:...}`` mean this config's node in a ``with`` block."""
+def _use_hydra_config(config: DictConfig) -> Iterator[None]:
+    """Let ``${hydra:...}`` refer to the node of this config in a ``with`` block."""
     singleton = HydraConfig.instance()
     before = singleton.cfg
-    singleton.set_config(whole)
+    singleton.set_config(config)
     try:
         yield
     finally:
@@ -296,15 +332,20 @@ def _use_hydra_config(whole: DictConfig) -> Iterator[None]:
 
 
 def _collect_origins(settings: Any, loader: ConfigLoader) -> tuple[Origins, Recipes]:
-    """Return who set the keys of a composed config, and the recipes in it.
+    """Return the origins of the keys of a composed config, and its registered recipes.
 
-    `settings` is Hydra's node of the config.
+    The command line overrides the layers of the defaults list.
 
-    The command line is over the layers of the defaults list.
+    Args:
+        settings: Hydra's node of the config.
+        loader: Hydra's loader of configs.
     """
-    words: Any = OmegaConf.to_container(settings.overrides)  # a word may hold a ${reference}
-    every = [*words["hydra"], *words["task"]]
-    defaults = loader.compute_defaults_list(settings.job.config_name, every, RunMode.RUN).defaults
+    # Not resolved: an override may have a ${reference}.
+    overrides: Any = OmegaConf.to_container(settings.overrides)
+    all_overrides = [*overrides["hydra"], *overrides["task"]]
+    defaults = loader.compute_defaults_list(
+        settings.job.config_name, all_overrides, RunMode.RUN
+    ).defaults
     sources = _list_sources(settings, loader)
     (registered,) = [source for source in sources if isinstance(source, RecipeSource)]
     layers = []
@@ -317,8 +358,8 @@ def _collect_origins(settings: Any, loader: ConfigLoader) -> tuple[Origins, Reci
         if layer is not None:
             layers.append(layer)
     origins = Origins.from_layers(layers)
-    values = {key: dict(of_key) for key, of_key in origins.values.items()}
-    for override in OverridesParser.create().parse_overrides(words["task"]):
+    values = {key: dict(setters) for key, setters in origins.values.items()}
+    for override in OverridesParser.create().parse_overrides(overrides["task"]):
         if override.key_or_group in settings.runtime.choices or override.is_sweep_override():
             continue
         if override.is_delete():
@@ -330,7 +371,8 @@ def _collect_origins(settings: Any, loader: ConfigLoader) -> tuple[Origins, Reci
 
 
 def _list_sources(settings: Any, loader: ConfigLoader) -> list[ConfigSource]:
-    """Return the sources of configs in Hydra's order, those of ``hydra.searchpath`` too."""
+    """Return the sources of configs in Hydra's order, with those of ``hydra.searchpath``."""
+    # The last source has the configs that code defines.
     *sources, structured = loader.get_sources()
     kinds: dict[str, Any] = {}
     for kind in Plugins.instance().discover(ConfigSource):
@@ -345,12 +387,11 @@ def _list_sources(settings: Any, loader: ConfigLoader) -> list[ConfigSource]:
 def _make_layer(
     default: ResultDefault, sources: Sequence[ConfigSource], recipes: Recipes
 ) -> ConfigLayer | None:
-    """Return an entry of a defaults list with the keys that it sets.
+    """Return the layer of an entry of a defaults list; None for nodes of Hydra and of code.
 
-    None for the nodes of Hydra and of code.
-
-    RunConfigError for a YAML file with the name of a registered recipe: one of the two would be
-    ignored.
+    Raises:
+        RunConfigError: The entry is both a registered recipe and a YAML file. Hydra would ignore
+            one of the two.
     """
     path = default.config_path or ""
     holders, others = [], []
@@ -384,12 +425,14 @@ def _make_layer(
     )
 
 
-def _make_given_run(
+def _make_run_input(
     config: DictConfig, settings: Any, origins: Origins, recipes: Recipes, *, is_complete: bool
 ) -> RunInput:
-    """Return a composed config as plain data with its references resolved.
+    """Return the sections of a composed config, with its references resolved.
 
-    RunConfigError with everything that has no value, no such section, or would be instantiated.
+    Raises:
+        RunConfigError: A key has no value, there is no such section, or an object would be
+            instantiated.
     """
     if is_complete:
         _require_complete(config, origins)
@@ -416,6 +459,11 @@ def _make_given_run(
 
 
 def _require_complete(config: DictConfig, origins: Origins) -> None:
+    """Refuse a config with missing values (``???``).
+
+    Raises:
+        RunConfigError: It names all of them.
+    """
     values = flatten_leaves(OmegaConf.to_container(config, resolve=False), "")
     absent = sorted(path for path, value in values.items() if value == "???")
     if not absent:
@@ -423,12 +471,13 @@ def _require_complete(config: DictConfig, origins: Origins) -> None:
     needs = "need values"
     if len(absent) == 1:
         needs = "needs a value"
-    places = ", ".join(sorted(set(map(origins.get_origin, absent))))
+    sources = ", ".join(sorted(set(map(origins.get_origin, absent))))
     remedy = " ".join(f"{path}=VALUE" for path in absent)
-    raise RunConfigError(f"{', '.join(absent)}: {needs}, got ??? ({places}). Give {remedy}.")
+    raise RunConfigError(f"{', '.join(absent)}: {needs}, got ??? ({sources}). Give {remedy}.")
 
 
 def _drop_missing(value: Any) -> Any:
+    """Return plain data without the keys whose values are missing (``???``)."""
     if not isinstance(value, dict):
         return value
     kept = {}

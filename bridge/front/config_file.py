@@ -1,22 +1,33 @@
-"""One YAML file that holds a run's sections, read with the overrides of a command line over it."""
+"""`read_config_file`: a file that describes a run, with the overrides of a command line over it.
+
+    file = read_config_file(Path("train.sh"), ["model.num_layers=8"], trust=False)
+    file.to_run_input("train.sh"), file.reading
+
+The file is read first. Then the overrides are written over its sections, and last the values that
+its framework sets when the run starts.
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Sequence
+from dataclasses import fields as fields_of
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bridge.precision.fields import COMMAND_LINE
 from bridge.precision.statements import get_recipe_name
-from bridge.preflight.file_reading import MEGATRON_LM, PRECISION_BRIDGE, FileReading, RunChoice
+from bridge.preflight.file_reading import MEGATRON_LM, PRECISION_BRIDGE, FileReading
+from bridge.preflight.megatron_release import MegatronRelease
 from bridge.preflight.origins import Origins, flatten_leaves
 from bridge.preflight.problems import Problems
+from bridge.preflight.run_choice import RunChoice
 from bridge.read.recipe_sources import get_trusted_sources, parse_recipe_sources
 from bridge.read.run_file import MAPPING_SECTIONS, read_run_file
 from bridge.read.run_input import RunInput
 from bridge.read.run_keys import (
+    MAPPING_REMEDY,
     NON_SECTION_KEYS,
     OWNER_SECTIONS,
     PRECISION_KEY,
@@ -39,110 +50,152 @@ if TYPE_CHECKING:
 ENVIRONMENT_SECTION = "environment"
 """Section of an override that sets a variable of the run: `environment.NVTE_FUSED_ATTN=1`."""
 VARIABLE_PATTERN = re.compile(r"[A-Za-z_]\w*")
+"""The name of an environment variable."""
 
 
 def read_config_file(
     path: Path, overrides: Sequence[str], *, trust: bool, choice: RunChoice | None = None
 ) -> ConfigFile:
-    """Read a file of sections and write overrides over it.
+    """Read a file that describes a run, and write overrides over its sections.
 
-    Only with `trust`, or among the overrides, the names in `recipes_from` are run; else they are a
-    `BridgeWarning`.
+    Args:
+        path: The file.
+        overrides: Overrides in Hydra's spelling.
+        trust: Whether to run the Python that `recipes_from` of the file names. If not, a
+            `BridgeWarning` says that it was left out. Python that an override names is run.
+        choice: The run of a file that has several, and the variables of a script.
+
+    Raises:
+        UnreadFileError: The file cannot be read, or describes no run.
+        RunConfigError: A section or an override cannot be used.
     """
     file = ConfigFile(read_run_file(path, choice), path.name, trust=trust)
     if overrides:
         file.write_overrides(overrides)
-    file.start()
+    file.apply_start()
     return file
 
 
 class ConfigFile:
-    """A file's sections while overrides are written over them."""
+    """The sections of a file, while overrides are written over them.
+
+    Args:
+        reading: The file as it was read.
+        name: The name of the file, as an origin of its values.
+        trust: Whether to run the Python that `recipes_from` of the file names.
+    """
 
     def __init__(self, reading: FileReading, name: str, *, trust: bool) -> None:
         self.reading = reading
-        self.whole: dict[str, Any] = {}
-        for key, value in reading.sections.items():
-            self.whole[key] = value
-            if isinstance(value, dict):
-                self.whole[key] = dict(value)
         self.name = name
-        self.by_key = dict.fromkeys(flatten_leaves(self.whole, ""), name)
+        self.sections: dict[str, Any] = {}
+        """Key of the run -> its value, with the overrides so far."""
+        for key, value in reading.sections.items():
+            self.sections[key] = value
+            if isinstance(value, dict):
+                self.sections[key] = dict(value)
+        self.origins = dict.fromkeys(flatten_leaves(self.sections, ""), name)
+        """Dotted key -> the origin of its value."""
         for path, file in reading.origins.items():
-            if path in self.by_key:
-                self.by_key[path] = file
+            if path in self.origins:
+                self.origins[path] = file
         self.choice: str | None = None
-        """The recipe's name, or the request for a choice, where one is given for
-        `mixed_precision`."""
+        """The recipe's name, or the request such as ``auto``, that `mixed_precision` states."""
         self.recipe: MixedPrecisionConfig | None = None
-        """That recipe as the registry made it."""
-        load_recipes_from(get_trusted_sources(name, self.whole.pop(RECIPES_KEY, None), trust=trust))
-        self._choose_recipe()
+        """The recipe of that name, as the registry made it."""
+        sources = self.sections.pop(RECIPES_KEY, None)
+        load_recipes_from(get_trusted_sources(name, sources, trust=trust))
+        self._replace_recipe_name()
 
-    def given(self, name: str) -> RunInput:
-        """Return the run as it was read; `name` is the file's in messages."""
-        named = []
+    def to_run_input(self, name: str) -> RunInput:
+        """Return the sections, the recipe and the origins.
+
+        Args:
+            name: The name of the file in messages.
+        """
+        recipe_origins = []
         if self.recipe is not None:
-            named.append(f"recipe {get_recipe_name(self.recipe)}")
-        values = {key: {origin: None} for key, origin in self.by_key.items()}
-        origins = Origins(values=values, order=(*named, self.name), recipe_origins=frozenset(named))
+            recipe_origins.append(f"recipe {get_recipe_name(self.recipe)}")
+        values = {key: {origin: None} for key, origin in self.origins.items()}
+        origins = Origins(
+            values=values,
+            order=(*recipe_origins, self.name),
+            recipe_origins=frozenset(recipe_origins),
+        )
         return RunInput(
-            sections=self.whole, choice=self.choice, recipe=self.recipe, origins=origins, name=name
+            sections=self.sections,
+            choice=self.choice,
+            recipe=self.recipe,
+            origins=origins,
+            name=name,
         )
 
     def write_overrides(self, overrides: Sequence[str]) -> None:
         """Write overrides over the sections.
 
-        RunConfigError with everything that is wrong with them.
+        Raises:
+            RunConfigError: All overrides that cannot be used.
         """
         from bridge.front.compose import parse_overrides  # Hydra is heavy
 
         parsed = parse_overrides(overrides)
         keys = [self.reading.translate_key(override.key_or_group) for override in parsed]
         problems = Problems(Origins.from_keys(keys, COMMAND_LINE))
-        # The overrides of whole groups are written first, as Hydra does.
+        # Overrides of whole groups come before overrides of their fields, as in Hydra.
         for override in sorted(parsed, key=lambda override: "." in override.key_or_group):
-            self.write(override, problems)
+            self.write_override(override, problems)
         problems.raise_any()
 
-    def write(self, override: Override, problems: Problems) -> None:
-        """Write one override over the sections, or add to the problems what is wrong with it."""
+    def write_override(self, override: Override, problems: Problems) -> None:
+        """Write one override over the sections, or add its faults to the problems."""
         key = self.reading.translate_key(override.key_or_group)
         section, _, field = key.partition(".")
         text = (override.input_line or "").partition("=")[2]
         if section == ENVIRONMENT_SECTION and section not in self.reading.sections:
             self._write_variable(field, text, problems, is_delete=override.is_delete())
             return
+        value = None
+        if not override.is_delete() and not override.is_sweep_override():
+            value = override.value()
+        if self._has_override_fault(override, key, value, problems):
+            return
+        for path in self._list_fields_of_argument(key):
+            self._set(path, value, delete=override.is_delete())
+        if section == RECIPES_KEY:
+            load_recipes_from(parse_recipe_sources(self.sections.pop(RECIPES_KEY, None)))
+        if key == PRECISION_KEY:
+            self.choice = self.recipe = None
+            self._replace_recipe_name()
+
+    def _has_override_fault(
+        self, override: Override, key: str, value: object, problems: Problems
+    ) -> bool:
+        """Add the fault of an override to the problems, and return whether it has one."""
+        section, _, field = key.partition(".")
+        text = (override.input_line or "").partition("=")[2]
         if section not in RUN_CONFIG_KEYS and section not in self.reading.sections:
             sections = (*RUN_CONFIG_KEYS, *self.reading.sections)
             problems.unknown(key, text, "no such section", sections, word=section)
-            return
+            return True
         if override.is_sweep_override():
             problems.add(key, "takes one value", text)
-            return
-        value = None
-        if not override.is_delete():
-            value = override.value()
+            return True
         if not field and section in MAPPING_SECTIONS and not isinstance(value, dict | None):
             rule = "a file has no options to choose from"
-            problems.add(key, rule, value, f"Write {key}.FIELD=VALUE.")
-            return
-        known = self._known(section)
-        if field and field.partition(".")[0] not in known:
-            near = find_near_names(field, known)
-            if near or (self.reading.framework == PRECISION_BRIDGE and section in SECTION_CLASSES):
-                problems.unknown(key, text, "no such field", near or known)
-                return
-        for path in self._together(key):
-            self._set(path, value, delete=override.is_delete())
-        if section == RECIPES_KEY:
-            load_recipes_from(parse_recipe_sources(self.whole.pop(RECIPES_KEY, None)))
-        if key == PRECISION_KEY:
-            self.choice = self.recipe = None
-            self._choose_recipe()
+            problems.add(key, rule, value, MAPPING_REMEDY.format(section=key))
+            return True
+        known_fields = self._list_known_fields(section)
+        if not field or field.partition(".")[0] in known_fields:
+            return False
+        near = find_near_names(field, known_fields)
+        is_own_section = self.reading.framework == PRECISION_BRIDGE and section in SECTION_CLASSES
+        if near or is_own_section:
+            problems.unknown(key, text, "no such field", near or known_fields)
+            return True
+        return False
 
     def _write_variable(self, name: str, text: str, problems: Problems, *, is_delete: bool) -> None:
-        """Set an environment variable of the run, or take it away."""
+        """Set or remove an environment variable of the run, or add a fault to the problems."""
         key = f"{ENVIRONMENT_SECTION}.{name}".removesuffix(".")
         variables = dict(self.reading.environment)
         if not VARIABLE_PATTERN.fullmatch(name):
@@ -156,28 +209,39 @@ class ConfigFile:
             variables.pop(name, None)
             if not is_delete:
                 variables[name] = text.strip("'\"")
-            self.reading = dataclasses.replace(self.reading, environment=variables)
+            self.reading = replace(self.reading, environment=variables)
 
-    def start(self) -> None:
-        """Write what the file's framework sets at start.
+    def apply_start(self) -> None:
+        """Write the values that the file's framework sets at the start of the run.
 
-        The file's release is written into a target that states none.
+        The release of the file is written into a target that states none. A release that the
+        target states replaces that of the file.
         """
-        target = self.whole.get("target")
-        if isinstance(target, list):  # target=[h100x8,te2.8], which Hydra takes without quotes
-            target = ",".join(map(str, target))
-        place = Target()
-        if target is not None:
-            place = parse_target(str(target))
-        self.reading = apply_startup_values(self.reading, self.whole, place)
+        stated = self.sections.get("target")
+        if isinstance(stated, list):  # target=[h100x8,te2.8], which Hydra takes without quotes
+            stated = ",".join(map(str, stated))
+        target = Target()
+        if stated is not None:
+            target = parse_target(str(stated))
+        self.reading = apply_startup_values(self.reading, self.sections, target)
         for row in self.reading.derived:
-            self.by_key[row.path] = f"{row.set_by or self.reading.settings_of} at start"
-        if self._is_mode_overridden():  # on every branch of a script
-            self.reading = dataclasses.replace(self.reading, mode_decided_by=None, branches=())
-        if place.mcore is None and self.reading.release is not None:
-            self.whole["target"] = f"{target or ''},mcore{self.reading.release}".lstrip(",")
-        elif place.mcore is not None:
-            self.reading = dataclasses.replace(self.reading, release=None)
+            self.origins[row.path] = f"{row.set_by or self.reading.settings_of} at start"
+        if self._is_mode_overridden():
+            self._drop_open_mode()
+        release = self.reading.release.version
+        if target.mcore is None and release is not None:
+            self.sections["target"] = f"{stated or ''},mcore{release}".lstrip(",")
+        elif target.mcore is not None:
+            self.reading = replace(self.reading, release=MegatronRelease())
+
+    def _drop_open_mode(self) -> None:
+        """Note that the mode is known.
+
+        The command line states it for every branch of a script, so one branch is answered.
+        """
+        uncertainty = replace(self.reading.uncertainty, mode_decider=None)
+        launches = replace(self.reading.launches, branches=())
+        self.reading = replace(self.reading, uncertainty=uncertainty, launches=launches)
 
     def _is_mode_overridden(self) -> bool:
         """Return whether the command line states the mode."""
@@ -185,34 +249,32 @@ class ConfigFile:
             return True
         stated = {}
         for section, modes in ((PRECISION_KEY, MODE_NAMES), ("model", MODE_NAMES[1:])):
-            fields = self.whole.get(section)
+            fields = self.sections.get(section)
             if not isinstance(fields, dict):
                 continue
             for name in modes:
-                if self.by_key.get(f"{section}.{name}") == COMMAND_LINE:
+                if self.origins.get(f"{section}.{name}") == COMMAND_LINE:
                     stated[f"{section}.{name}"] = fields.get(name)
         return True in stated.values() or stated == {"model.fp16": False, "model.bf16": False}
 
-    def _known(self, section: str) -> set[str]:
-        """Return the fields that a section is known to have.
+    def _list_known_fields(self, section: str) -> set[str]:
+        """Return the fields that a section can have.
 
-        The set is empty for a section whose fields are judged with the file's.
+        Empty for a section whose fields are judged later, together with those of the file.
         """
-        fields = self.whole.get(section) or {}
-        if section in (PRECISION_KEY, *OWNER_SECTIONS, *NON_SECTION_KEYS) or not isinstance(
-            fields, dict
-        ):
+        fields = self.sections.get(section) or {}
+        is_judged_later = section in (PRECISION_KEY, *OWNER_SECTIONS, *NON_SECTION_KEYS)
+        if is_judged_later or not isinstance(fields, dict):
             return set()
-        known = {*map(str, fields), *OWNER_FIELDS.get(section, ())}
+        known_fields = {*map(str, fields), *OWNER_FIELDS.get(section, ())}
         if section in SECTION_CLASSES:
-            for field in dataclasses.fields(SECTION_CLASSES[section]):
-                known.add(field.name)
-        return known
+            known_fields.update(field.name for field in fields_of(SECTION_CLASSES[section]))
+        return known_fields
 
-    def _together(self, key: str) -> tuple[str, ...]:
-        """Return the settings that an override of one of them states.
+    def _list_fields_of_argument(self, key: str) -> tuple[str, ...]:
+        """Return the settings that an override states.
 
-        One argument of Megatron-LM is several fields.
+        An argument of Megatron-LM sets several fields, so an override of one field sets all.
         """
         if self.reading.settings_of != MEGATRON_LM:
             return (key,)
@@ -227,33 +289,34 @@ class ConfigFile:
         return tuple(paths)
 
     def _set(self, key: str, value: Any, *, delete: bool) -> None:
+        """Write a value, with its origin, or delete a key."""
         *parents, last = key.split(".")
-        holder = self.whole
+        parent = self.sections
         for name in parents:
-            if not isinstance(holder.get(name), dict):
-                holder[name] = {}
-            holder = holder[name]
-        for known in list(self.by_key):
-            if f"{known}.".startswith(f"{key}."):
-                del self.by_key[known]
+            if not isinstance(parent.get(name), dict):
+                parent[name] = {}
+            parent = parent[name]
+        for path in list(self.origins):
+            if f"{path}.".startswith(f"{key}."):
+                del self.origins[path]
         if delete:
-            holder.pop(last, None)
+            parent.pop(last, None)
             return
-        holder[last] = value
-        self.by_key.update(dict.fromkeys(flatten_leaves(value, key), COMMAND_LINE))
+        parent[last] = value
+        self.origins.update(dict.fromkeys(flatten_leaves(value, key), COMMAND_LINE))
 
-    def _choose_recipe(self) -> None:
-        """Put the fields that a recipe states in the place of its name, as Hydra's group does."""
-        name = self.whole.get(PRECISION_KEY)
+    def _replace_recipe_name(self) -> None:
+        """Replace the name of a recipe by the fields that the recipe states, as Hydra does."""
+        name = self.sections.get(PRECISION_KEY)
         if not isinstance(name, str):
             return
+        self.choice = name
         if is_auto(name):
-            self.whole[PRECISION_KEY], self.choice = {}, name
+            self.sections[PRECISION_KEY] = {}
             return
-        self.recipe, self.choice = REGISTRY.get(name), name
-        self.whole[PRECISION_KEY] = self.recipe.to_dict()
-        self.by_key.pop(PRECISION_KEY, None)
-        source = f"recipe {get_recipe_name(self.recipe)}"
-        self.by_key.update(
-            dict.fromkeys(flatten_leaves(self.whole[PRECISION_KEY], PRECISION_KEY), source)
-        )
+        self.recipe = REGISTRY.get(name)
+        fields = self.recipe.to_dict()
+        self.sections[PRECISION_KEY] = fields
+        self.origins.pop(PRECISION_KEY, None)
+        origin = f"recipe {get_recipe_name(self.recipe)}"
+        self.origins.update(dict.fromkeys(flatten_leaves(fields, PRECISION_KEY), origin))

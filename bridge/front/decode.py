@@ -46,14 +46,21 @@ PADDING_FIELDS = frozenset({"moe_router_padding_for_quantization", "moe_router_p
 
 
 def build_container(run: Run, problems: Problems | None = None) -> ConfigContainer:
-    """Return the container of a run, its precision finalized and not yet written.
+    """Return the configs of a run as objects, before the precision is written into them.
 
-    Megatron Core is imported. RunConfigError has the `problems` that were found before too.
+    The precision is finalized, and Megatron Core is imported. Afterwards `require_startable` checks
+    whether the run can begin.
 
-    `require_startable` says whether such a run can begin.
+    Args:
+        run: The run.
+        problems: The faults found before, which are raised together with those found here.
+
+    Raises:
+        RunConfigError: A value does not fit its field, or Megatron Core refuses the settings.
+        PrecisionConfigError: The precision can never be right.
     """
     problems = problems or Problems(run.origins)
-    _refuse_foreign(run)
+    _refuse_other_framework(run)
     require_extra("train", "A training run")
     _declare_gpu(run)
     from bridge.runtime.megatron.deferred_configs import (
@@ -62,27 +69,33 @@ def build_container(run: Run, problems: Problems | None = None) -> ConfigContain
     )  # heavy
     from bridge.runtime.megatron.model.gpt import ACTIVATIONS, GPTConfig
 
-    owners = {
+    owner_classes = {
         "model": GPTConfig,
         "optimizer": MegatronOptimizerConfig,
         "ddp": MegatronDistributedDataParallelConfig,
     }
-    ours = decode_sections(run, SECTION_CLASSES, problems)
-    arguments = decode_sections(run, owners, problems, {"activation_func": ACTIVATIONS})
+    own_arguments = decode_sections(run, SECTION_CLASSES, problems)
+    functions = {"activation_func": ACTIVATIONS}
+    owner_arguments = decode_sections(run, owner_classes, problems, functions)
     problems.raise_any()
     if run.precision is not None:
         run.precision.finalize()
-    needed = _collect_constructor_fields(run.precision, arguments["model"])
+    needed = _collect_constructor_fields(run.precision, owner_arguments["model"])
+    owners = {}
     try:
-        made = {}
-        for name, owner in owners.items():
-            made[name] = _build_config(name, owner, arguments[name], needed.get(name, {}))
+        for name, owner_class in owner_classes.items():
+            owners[name] = _build_config(
+                name, owner_class, owner_arguments[name], needed.get(name, {})
+            )
     except RunConfigError:
-        refuse_impossible_sizes(run, problems)  # says what Megatron stumbled over
+        # An impossible size explains the error of Megatron better than its own message.
+        refuse_impossible_sizes(run, problems)
         raise
-    sections = {name: cls(**ours[name]) for name, cls in SECTION_CLASSES.items()}
+    sections = {}
+    for name, section_class in SECTION_CLASSES.items():
+        sections[name] = section_class(**own_arguments[name])
     return ConfigContainer(
-        **made,
+        **owners,
         **sections,
         **_collect_run_values(run),
         mixed_precision=run.precision,
@@ -91,8 +104,12 @@ def build_container(run: Run, problems: Problems | None = None) -> ConfigContain
     )
 
 
-def _refuse_foreign(run: Run) -> None:
-    """Refuse a run of another framework, which only a rehearsal can start here."""
+def _refuse_other_framework(run: Run) -> None:
+    """Refuse a run of another framework, which only a rehearsal can start here.
+
+    Raises:
+        RunConfigError: The file of the run is another framework's.
+    """
     if run.reading.framework != PRECISION_BRIDGE:
         rule = f"describes a run of {run.reading.framework}, which cannot be started here"
         raise RunConfigError(
@@ -101,7 +118,7 @@ def _refuse_foreign(run: Run) -> None:
 
 
 def _collect_run_values(run: Run) -> dict[str, Any]:
-    """Return the stated values of a run that are no sections: its target, its backend, ..."""
+    """Return the stated values of a run that are not sections, such as its target and backend."""
     values = {}
     for key in NON_SECTION_KEYS:
         value = run.sections.get(key)
@@ -111,7 +128,7 @@ def _collect_run_values(run: Run) -> dict[str, Any]:
 
 
 def _choice_to_dict(run: Run) -> dict[str, object] | None:
-    """Return the choice that was made for `auto` as plain data."""
+    """Return the choice of a recipe for `auto` as plain data; None without `auto`."""
     if run.choice is None:
         return None
     return run.choice.to_dict()
@@ -120,11 +137,20 @@ def _choice_to_dict(run: Run) -> dict[str, object] | None:
 def _origins_to_dict(run: Run) -> dict[str, dict[str, Any]]:
     """Return key -> origin -> the value that the origin set."""
     origins = run.origins or Origins()
-    return {key: dict(of_key) for key, of_key in origins.values.items()}
+    return {key: dict(setters) for key, setters in origins.values.items()}
 
 
 def require_startable(config: ConfigContainer, run: Run, problems: Problems | None = None) -> None:
-    """Refuse what shows before data and model are built."""
+    """Refuse a run whose faults show before its data and model are built.
+
+    Args:
+        config: The container of the run.
+        run: The run, for the origins of its values.
+        problems: The faults found before, which are raised together with those found here.
+
+    Raises:
+        RunConfigError: All faults.
+    """
     from bridge.training.early_faults import find_early_faults  # heavy
 
     problems = problems or Problems(run.origins)
@@ -134,12 +160,17 @@ def require_startable(config: ConfigContainer, run: Run, problems: Problems | No
 
 
 def refuse_impossible_sizes(run: Run, problems: Problems) -> None:
-    """Refuse numbers that no model can be built with, together with the problems found so far."""
+    """Refuse sizes with which no model can be built, together with the problems found before.
+
+    Raises:
+        RunConfigError: All faults.
+    """
     problems.add_all(find_impossible_sizes(run.model))
     problems.raise_any()
 
 
 def _declare_gpu(run: Run) -> None:
+    """Declare the GPU of a run whose backend is te_cpu, before Megatron Core is imported."""
     if run.sections.get("precision_backend") != declared_gpu.TE_CPU_BACKEND:
         return
     scheme = run.model.get("fp8_recipe")
@@ -160,24 +191,34 @@ def decode_sections(
 ) -> dict[str, dict[str, Any]]:
     """Return the constructor arguments of each section's class.
 
-    The problems take what does not fit.
+    Args:
+        run: The run.
+        classes: Section -> its class.
+        problems: It gets the values that do not fit their fields.
+        functions: Field -> name -> function, for fields that hold a function.
     """
     decoded = {}
-    for name, owner in classes.items():
+    for name, section_class in classes.items():
         values = run.section(name)
         decoded[name] = decode_fields(
-            values, owner, section=name, problems=problems, functions=functions
+            values, section_class, section=name, problems=problems, functions=functions
         )
     return decoded
+
+
+def add_decoding_faults(run: Run, classes: Mapping[str, type[Any]], problems: Problems) -> None:
+    """Add a fault for each value of some sections that does not fit its field."""
+    decode_sections(run, classes, problems)
 
 
 def _collect_constructor_fields(
     precision: MixedPrecisionConfig | None, model: Mapping[str, Any]
 ) -> dict[str, dict[str, Any]]:
-    """Return the fields of the precision without which Megatron refuses the configs, by section.
+    """Return section -> the fields of the precision without which Megatron refuses the config.
 
-    Its checks run in the constructors, before the sync writes the precision: pipeline stages ask
-    for their dtype, padding for FP8 or FP4, and reused gradient buffers for weights in FP8.
+    Megatron checks a config in its constructor, before the sync writes the precision. It requires
+    a dtype for pipeline stages, FP8 or FP4 for padding, and FP8 weights for reused gradient
+    buffers.
     """
     if precision is None:
         return {}
@@ -197,29 +238,39 @@ def _collect_constructor_fields(
 
 
 def _build_config(
-    name: str, owner: type[Any], arguments: dict[str, Any], needed: Mapping[str, Any]
+    name: str, owner_class: type[Any], arguments: dict[str, Any], needed: Mapping[str, Any]
 ) -> Any:
-    """Return the config of Megatron's class.
+    """Return the config of a class of Megatron's, with the stated values.
 
-    It was checked with the fields `needed`, and holds what was stated.
+    Megatron checks it with the fields `needed`, which get their stated values afterwards: the sync
+    compares its own values with the stated ones.
+
+    Args:
+        name: The section of the config.
+        owner_class: The class of Megatron's.
+        arguments: The stated fields -> their values.
+        needed: The fields of the precision that the check of the constructor requires.
+
+    Raises:
+        RunConfigError: Megatron Core refuses the settings.
     """
     try:
-        config = owner(**{**arguments, **needed})
+        config = owner_class(**{**arguments, **needed})
     except BridgeError:
         raise
     except Exception as error:  # Megatron's checks raise exceptions of any class
-        why = f"{type(error).__name__}: {error}".rstrip(": .")
+        reason = f"{type(error).__name__}: {error}".rstrip(": .")
         remedy = "Correct the fields it is about."
-        rule = f"Megatron Core refuses these settings ({why})"
+        rule = f"Megatron Core refuses these settings ({reason})"
         raise RunConfigError(f"{name}: {rule}. {remedy}") from error
-    defaults = {field.name: get_field_default(field) for field in dataclasses.fields(owner)}
+    defaults = {field.name: get_field_default(field) for field in dataclasses.fields(owner_class)}
     for field in needed:
         setattr(config, field, arguments.get(field, defaults[field]))
     return config
 
 
 class _NotDataError(WrongValueError):
-    """The annotation is of something that plain data cannot describe."""
+    """The annotation is a type whose values plain data cannot describe, such as a function."""
 
 
 def decode_fields(
@@ -230,10 +281,14 @@ def decode_fields(
     problems: Problems,
     functions: Mapping[str, Mapping[str, Callable[..., Any]]] | None = None,
 ) -> dict[str, Any]:
-    """Return the constructor arguments of the dataclass `owner` that `values` describe.
+    """Return the constructor arguments of a dataclass, decoded by its annotations.
 
-    `problems` takes every key that is no field and every value that does not fit; `functions` is
-    field -> name -> function.
+    Args:
+        values: Field -> its value as plain data.
+        owner: The dataclass.
+        section: The section, in messages.
+        problems: It gets the keys that are not fields and the values that do not fit.
+        functions: Field -> name -> function, for fields that hold a function.
     """
     hints = typing.get_type_hints(owner)
     fields = {}
@@ -264,11 +319,15 @@ def decode_fields(
 def decode_value(value: Any, annotation: Any, *, optional: bool = False) -> Any:
     """Return plain data as a value of the annotated type.
 
-    WrongValueError where it cannot be read as that.
+    Args:
+        value: The plain data.
+        annotation: bool, int, float, str, torch.dtype, an Enum, Literal, list, tuple, or an
+            Optional or Union of these.
+        optional: Whether None is legal. Then an unquoted ``off`` or ``no``, which YAML reads as
+            False, means None for a field that holds a name.
 
-    `annotation` is bool, int, float, str, torch.dtype, an Enum, Literal, list, tuple, or an
-    Optional or Union of these. With `optional` None is legal, and an unquoted ``off`` or ``no``
-    means None where a name is expected.
+    Raises:
+        WrongValueError: The value does not fit the annotation.
     """
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin in (Union, types.UnionType):
@@ -294,6 +353,7 @@ def decode_value(value: Any, annotation: Any, *, optional: bool = False) -> Any:
 
 
 def _decode_recipe(value: Mapping[str, Any] | str, annotation: Any) -> Any:
+    """Return Megatron's object of a per-module recipe: the content of a file of matchers."""
     if isinstance(value, str):
         rule = "is the content of a file of configs and matchers, not its path"
         raise WrongValueError(rule, value, "Write the content.")
@@ -306,25 +366,26 @@ def _decode_recipe(value: Mapping[str, Any] | str, annotation: Any) -> Any:
 
 
 def _decode_union(value: Any, members: tuple[Any, ...]) -> Any:
-    """Return the value as the first member it fits.
+    """Return the value as the first member of a union that it fits.
 
-    A member of the value's own type comes before a member it can be turned into.
+    Members of the value's own type are tried before members that it can be converted to.
     """
     optional = type(None) in members
     if value is None and optional:
         return None
-    of_its_type, of_another = [], []
+    same_type, other_types = [], []
     for member in members:
         if type(value) in (member, typing.get_origin(member)):
-            of_its_type.append(member)
+            same_type.append(member)
         elif member is not type(None):
-            of_another.append(member)
+            other_types.append(member)
     refusals: list[WrongValueError] = []
-    for member in (*of_its_type, *of_another):
+    for member in (*same_type, *other_types):
         try:
             return decode_value(value, member, optional=optional)
         except WrongValueError as error:
             refusals.append(error)
+    # A refusal of plain data tells the user more than a type that no data can describe.
     for refusal in refusals:
         if not isinstance(refusal, _NotDataError):
             raise refusal
@@ -332,6 +393,7 @@ def _decode_union(value: Any, members: tuple[Any, ...]) -> Any:
 
 
 def _decode_choice(value: Any, known: tuple[Any, ...], *, optional: bool = False) -> Any:
+    """Return the known value that equals a value, or is written like it."""
     for name in known:
         if name == value and isinstance(name, bool) == isinstance(value, bool):
             return name
@@ -345,6 +407,7 @@ def _decode_choice(value: Any, known: tuple[Any, ...], *, optional: bool = False
 
 
 def _decode_text(value: Any, *, optional: bool) -> str | None:
+    """Return a name. A number or a switch is refused: YAML may have misread the text."""
     if isinstance(value, str) or (optional and value is False):
         return coerce(value, "name", switch=optional)  # type: ignore[no-any-return]
     remedy = "Give a single value"
@@ -356,6 +419,7 @@ def _decode_text(value: Any, *, optional: bool) -> str | None:
 
 
 def _decode_sequence(value: Any, kind: type[Any], arguments: tuple[Any, ...]) -> Any:
+    """Return a list or a tuple with each item decoded by its annotation."""
     if not isinstance(value, list | tuple):
         raise WrongValueError("must be a list", value, "Write [a, b].")
     is_fixed = kind is tuple and arguments and Ellipsis not in arguments
@@ -374,7 +438,7 @@ def _decode_sequence(value: Any, kind: type[Any], arguments: tuple[Any, ...]) ->
 
 
 def _decode_enum(value: Any, kind: type[enum.Enum]) -> enum.Enum:
-    """Return the member of a name or a value, which is what a YAML of Megatron Bridge holds."""
+    """Return the member with a name or a value. A YAML of Megatron Bridge may have either."""
     is_plain = isinstance(value, str | int) and not isinstance(value, bool)
     for member in kind:
         if is_plain and str(value).lower() in (member.name.lower(), str(member.value).lower()):
@@ -383,11 +447,13 @@ def _decode_enum(value: Any, kind: type[enum.Enum]) -> enum.Enum:
 
 
 def _make_choice_error(value: Any, names: list[str]) -> WrongValueError:
+    """Return the error of a value that is none of some names, with the nearest names."""
     hint = did_you_mean(close_matches(str(value), names)) or f"Use {listed(names)}."
     return WrongValueError(f"must be one of {', '.join(names)}", value, hint)
 
 
 def _describe_annotation(annotation: Any) -> str:
+    """Return a type that plain data cannot describe, with its article."""
     if typing.get_origin(annotation) is Callable or annotation in (Callable, typing.Callable):
         return "a function"
     return f"a {getattr(annotation, '__name__', str(annotation))} object"

@@ -108,7 +108,7 @@ def read_file_runs(
         except BridgeError as error:
             yield FileRun(file=file, number=1, labels=(), values=None, refusal=str(error))
             continue
-        labels = first.reading.runs
+        labels = first.reading.launches.labels
         yield FileRun(file=file, number=1, labels=labels, values=first)
         for number in range(2, len(labels) + 1):
             yield _read_further_run(file, number, labels, read)

@@ -25,13 +25,15 @@ from bridge.registry.hydra_group import restore_environment
 from bridge.training.config import ConfigContainer
 
 StartRun = Callable[[Path], None]
-"""Starts a run that was checked, in its folder."""
+"""Starts a run that was checked, in the run folder that it is given."""
 PrepareRun = Callable[[ConfigContainer], StartRun]
-"""Checks a run, writes its precision into the configs in memory, and returns the function that
-starts it. It writes no file."""
+"""Checks a run, writes its precision into the configs in memory, and returns what starts it.
+
+It writes no file.
+"""
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EIO)
-"""The errors of a disk that takes no more."""
+"""Errors of a disk that cannot be written to, because it is full for example."""
 
 log = logging.getLogger(__name__)
 
@@ -42,10 +44,16 @@ class PreparedRun:
 
     config: ConfigContainer
     start: StartRun
+    """Starts the run in its folder."""
 
 
 class Job:
-    """The run of a script as Hydra calls it, in the run folder that Hydra made."""
+    """The function that Hydra calls in the run folder that it made, for a run or for each job.
+
+    Args:
+        prepare: Checks a run and returns the function that starts it.
+        name: Hydra's name of the job and of its log.
+    """
 
     def __init__(self, prepare: PrepareRun, name: str) -> None:
         # Hydra names the job after the last part of its function's module.
@@ -54,10 +62,13 @@ class Job:
         self.run: PreparedRun | None = None
         """The run that was prepared before Hydra started.
 
-        A job of a sweep has none: its run is that of the config which Hydra composed for it.
+        None for a job of a sweep, which prepares the run of the config that Hydra composed for it.
         """
         self.refused: BridgeError | None = None
-        """The error that ended the run which was prepared before Hydra started."""
+        """The error that ended the prepared run.
+
+        It is kept and not raised, because Hydra would add a line of its own.
+        """
 
     def __call__(self, config: DictConfig) -> None:
         """Start the run of a config that Hydra composed."""
@@ -105,10 +116,10 @@ def _remove_empty_folder(run_dir: Path, job_name: str) -> None:
 
 
 def _choose_error(error: Exception, run_dir: Path) -> Exception:
-    """Return the error to show: one sentence where a file of the run could not be written.
+    """Return the error to show.
 
-    On a full disk the end of a run fails too: the error that ended the run is shown where it is one
-    of ours.
+    An error of the disk becomes a sentence. On a full disk the end of a failed run fails too. Then
+    the error of ours that ended the run is shown.
     """
     if not isinstance(error, OSError) or error.errno not in DISK_ERRORS:
         return error
@@ -117,18 +128,18 @@ def _choose_error(error: Exception, run_dir: Path) -> Exception:
         if isinstance(earlier, BridgeError):
             return earlier
         earlier = earlier.__context__
-    place = str(error.filename or run_dir)
-    rule = f"the files of the run must be written, got {place!r} ({error.strerror})"
+    path = str(error.filename or run_dir)
+    rule = f"the files of the run must be written, got {path!r} ({error.strerror})"
     return TrainingError(f"logging.run_dir: {rule}. Make room, or choose another folder.")
 
 
 def is_first_process() -> bool:
-    """Return whether this process is the one that writes about the run."""
+    """Return whether this process is the first of its launch, which writes the files of the run."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def prepare_run(composed: RunInput, prepare: PrepareRun) -> PreparedRun:
-    """Prepare a composed run, which passes every check, and make its folder where one is named.
+    """Check a composed run, write its precision into its configs, and make the folder that it names.
 
     Raises:
         BridgeError: The run cannot begin.
@@ -136,6 +147,7 @@ def prepare_run(composed: RunInput, prepare: PrepareRun) -> PreparedRun:
     run, problems = make_run(composed)
     config = build_container(run, problems)
     start = prepare(config)
+    # After the sync: some faults are about values that the precision decides.
     require_startable(config, run, problems)
     folder = config.logging.run_dir
     if folder is not None and is_first_process():
@@ -144,7 +156,11 @@ def prepare_run(composed: RunInput, prepare: PrepareRun) -> PreparedRun:
 
 
 def make_run_dir(folder: str) -> None:
-    """Make the folder of a run; RunConfigError where that is refused, or it takes no file."""
+    """Make the folder of a run.
+
+    Raises:
+        RunConfigError: The folder cannot be made, or no file can be written into it.
+    """
     rule = None
     try:
         Path(folder).mkdir(parents=True, exist_ok=True)

@@ -1,8 +1,10 @@
-"""`load_run`: a `Run` of the Hydra tree of the training script, or of a file that describes a run.
+"""`load_run`: the `Run` of a file that describes a run, or of the training script's Hydra tree.
 
 Such a file is one of `docs/showcase`, the ``config.yaml`` of a run folder, the YAML of a Megatron
-Bridge `ConfigContainer`, or another that `bridge.read` reads. Overrides are the training script's
-in either case. Neither torch nor Megatron Core is imported.
+Bridge `ConfigContainer`, or another file that `bridge.read` reads. The overrides are those of the
+training script in both cases. Neither torch nor Megatron Core is imported.
+
+`make_run` makes the `Run` of both. Its precision is the recipe with the stated fields over it.
 """
 
 from __future__ import annotations
@@ -13,17 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from bridge.errors import RunConfigError
-from bridge.front.decode import decode_sections, refuse_impossible_sizes
+from bridge.front.decode import add_decoding_faults, refuse_impossible_sizes
 from bridge.front.folders import find_config_folder, find_run_file
 from bridge.front.stated_precision import apply_over_recipe, build_stated_precision
 from bridge.model.section import SECTION_NAMES, read_section
-from bridge.preflight.file_reading import RunChoice
 from bridge.preflight.problems import Problems
 from bridge.preflight.run import Run, resolve_precision
+from bridge.preflight.run_choice import RunChoice
 from bridge.preflight.silence import refuse_unknown_names
 from bridge.read.model_sizes import refuse_without_sizes
 from bridge.read.run_input import RunInput
-from bridge.read.run_keys import PRECISION_KEY, SECTION_CLASSES
+from bridge.read.run_keys import PRECISION_KEY, SECTION_CLASSES, add_malformed_sections
 from bridge.registry.registry import is_auto
 from bridge.rules.facts.near_names import find_near_fields
 from bridge.target.declaration import make_target
@@ -41,30 +43,29 @@ def load_run(
     trust: bool = False,
     choice: RunChoice | None = None,
 ) -> Run:
-    """Return a run: of a file that describes it, or of the training script's tree of configs.
+    """Return the run of a file, or of the training script's tree of configs.
 
         run = load_run(config_file="run_config.yaml")
         run = load_run(["mixed_precision=fp8_current", "model.num_layers=32", "target=h100x8"])
 
     Args:
         overrides: Settings as on the training script's command line:
-            ``mixed_precision=bf16_mixed``, ``target=h100x8``. They are written over those of the
+            ``mixed_precision=bf16_mixed``, ``target=h100x8``. They override the settings of the
             file or the tree.
-        config_path: Folder of the Hydra tree; None: what `find_config_folder` finds.
-        config_file: A file that describes a run, which is read instead of the tree: what
-            `read_file` reads, or a folder with such a file; a relative path is looked up here, then
-            in the repository.
+        config_path: Folder of the Hydra tree; None: the one that `find_config_folder` finds.
+        config_file: A file that describes a run, or a folder with such a file. It is read instead
+            of the tree. A relative path is looked up here, then in the repository.
         config_name: The tree's primary config, without ``.yaml``.
         config_dir: Another folder, of a team's own groups.
-        strict: Refuse a precision that can never be right, a mode that nothing states, and misspelt
-            fields of Megatron's. A check, which reports all three, does without.
+        strict: Whether to refuse a run that cannot be planned: a precision that can never be right,
+            a mode that nothing states, misspelt fields. A check passes False, since it reports
+            all of these itself.
         trust: Run the Python that `recipes_from` names in `config_file` or in the primary config.
         choice: The run of a `config_file` that has several, and the variables of a script.
 
     Returns:
-        The precision and the sections of the run with the source of each value. `bridge.check`
-        reports what is known to go wrong with it, and its `plan` has the format of every GEMM and
-        tensor.
+        The precision and the sections of the run, with the origin of each value. `bridge.check`
+        reports its known faults. Its `plan` has the format of every GEMM and tensor.
 
     Raises:
         RunConfigError: A file, section, key or override that cannot be used.
@@ -74,17 +75,16 @@ def load_run(
     if config_file is not None:
         from bridge.front.config_file import read_config_file
 
-        read = read_config_file(find_run_file(config_file), overrides, trust=trust, choice=choice)
-        run, problems = make_run(read.given(str(config_file)))
-        run = replace(run, reading=read.reading)
+        file = read_config_file(find_run_file(config_file), overrides, trust=trust, choice=choice)
+        run, problems = make_run(file.to_run_input(str(config_file)))
+        run = replace(run, reading=file.reading)
     else:
         folder = find_config_folder(config_path)
         run, problems = _compose_tree_run(
             folder, config_name, overrides, config_dir=config_dir, trust=trust
         )
-    run = replace(
-        run, reading=run.reading.with_target_release(run.target, is_stated=run.states_target)
-    )
+    reading = run.reading.with_target_release(run.target, is_stated=run.states_target)
+    run = replace(run, reading=reading)
     refuse_impossible_sizes(run, problems)
     if strict:
         require_plannable(run, problems)
@@ -95,27 +95,31 @@ def load_run(
 def _compose_tree_run(
     folder: Path, name: str, overrides: Sequence[str], *, config_dir: Path | str | None, trust: bool
 ) -> tuple[Run, Problems]:
-    """Return the run of a Hydra tree, its sections decoded, and its problems."""
+    """Return the run of a Hydra tree, and its problems with those of our own sections."""
     from bridge.front.compose import compose  # Hydra is heavy
     from bridge.front.search import Search
 
-    source, _ = compose(Search(str(folder), name, config_dir), overrides, trust=trust)
-    run, problems = make_run(source)
-    decode_sections(run, SECTION_CLASSES, problems)
+    composition = compose(Search(str(folder), name, config_dir), overrides, trust=trust)
+    run, problems = make_run(composition.run_input)
+    add_decoding_faults(run, SECTION_CLASSES, problems)
     return run, problems
 
 
 def require_plannable(run: Run, problems: Problems | None = None) -> None:
     """Refuse a run that cannot be planned.
 
-    Those are a mode that nothing states, values of a wrong type, fields that resemble one of
-    Megatron's (a model provider's own fields resemble none), sizes that are not stated, and a
-    precision that can never be right. So is a model with other layers than a language model's.
-    RunConfigError has the `problems` that were found before too.
+    Args:
+        run: The run.
+        problems: The faults found before, which are raised together with those found here.
+
+    Raises:
+        RunConfigError: The model has other layers than a language model, nothing states the mode,
+            a value is of a wrong type, a field is misspelt, or a size is not stated.
+        PrecisionConfigError: The precision can never be right.
     """
     problems = problems or Problems(run.origins)
-    if run.reading.other_layers is not None:
-        raise RunConfigError(str(run.reading.no_plan_reason))
+    if run.reading.uncertainty.other_model_kind is not None:
+        raise RunConfigError(str(run.reading.uncertainty.no_plan_reason))
     run.require_mode()
     for key in SECTION_NAMES:
         section = read_section(key, run.section(key))
@@ -125,6 +129,7 @@ def require_plannable(run: Run, problems: Problems | None = None) -> None:
             continue
         for name, value in section.unknown.items():
             near = find_near_fields(key, name)
+            # A model provider has fields of its own, which resemble none of Megatron's.
             if near:
                 problems.unknown(f"{key}.{name}", value, "no such field", near)
     refuse_without_sizes(run.reading, run.model, run.name)
@@ -133,41 +138,45 @@ def require_plannable(run: Run, problems: Problems | None = None) -> None:
         run.precision.finalize()
 
 
-def make_run(source: RunInput, *, resolve: bool = True) -> tuple[Run, Problems]:
-    """Return a run with its precision stated, and its problems, which are not raised yet.
+def make_run(run_input: RunInput, *, resolves_auto: bool = True) -> tuple[Run, Problems]:
+    """Return the run of the sections that were read, and its problems, which are not raised yet.
 
-    Without `resolve` a run with ``mixed_precision=auto`` has no precision.
+    Args:
+        run_input: The sections, the chosen recipe and the origin of each value.
+        resolves_auto: Whether ``mixed_precision=auto`` is resolved. If not, such a run has no
+            precision.
     """
-    stated_target = _get_stated_target(source)
+    stated_target = _get_stated_target(run_input)
     target = make_target(stated_target)
-    source = _resolve_named_recipe(source)
+    run_input = _resolve_named_recipe(run_input)
     choice = None
-    if is_auto(source.choice) and not resolve:
-        source = replace(source, choice=None, sections={**source.sections, PRECISION_KEY: None})
-    elif is_auto(source.choice):
-        model = source.sections.get("model") or {}
-        name, choice = resolve_precision(source.choice, model, target)
-        source = apply_over_recipe(source, name)
-    problems = Problems(source.origins)
-    precision = build_stated_precision(source, problems)
-    sections = dict(source.sections)
+    if is_auto(run_input.choice) and not resolves_auto:
+        sections = {**run_input.sections, PRECISION_KEY: None}
+        run_input = replace(run_input, choice=None, sections=sections)
+    elif is_auto(run_input.choice):
+        model = run_input.sections.get("model") or {}
+        name, choice = resolve_precision(run_input.choice, model, target)
+        run_input = apply_over_recipe(run_input, name)
+    problems = Problems(run_input.origins)
+    precision = build_stated_precision(run_input, problems)
+    sections = dict(run_input.sections)
     sections.pop(PRECISION_KEY, None)
     sections["target"] = stated_target
-    _check_sections(sections, problems)
+    _add_section_faults(sections, problems)
     run = Run(
         precision=precision,
         choice=choice,
         sections=sections,
         target=target,
-        origins=source.origins,
-        name=source.name,
+        origins=run_input.origins,
+        name=run_input.name,
     )
     return run, problems
 
 
-def _get_stated_target(source: RunInput) -> str | None:
-    """Return the target that a run states, as text."""
-    target = source.sections.get("target")
+def _get_stated_target(run_input: RunInput) -> str | None:
+    """Return the text of the target that a run states; None if it states none."""
+    target = run_input.sections.get("target")
     if target is None:
         return None
     if isinstance(target, list):  # target=[h100x8,te2.8] is what Hydra takes without quotes
@@ -175,23 +184,28 @@ def _get_stated_target(source: RunInput) -> str | None:
     return str(target)
 
 
-def _resolve_named_recipe(source: RunInput) -> RunInput:
-    """Return a run with the recipe that its precision names, where no option of a group does."""
-    name = source.sections.get(PRECISION_KEY)
+def _resolve_named_recipe(run_input: RunInput) -> RunInput:
+    """Return the sections with the recipe that ``mixed_precision: NAME`` names.
+
+    Hydra resolves an option of its group `mixed_precision` itself. Other sources have the name.
+    """
+    name = run_input.sections.get(PRECISION_KEY)
     if not isinstance(name, str):
-        return source
-    source = replace(source, choice=name, sections={**source.sections, PRECISION_KEY: None})
+        return run_input
+    sections = {**run_input.sections, PRECISION_KEY: None}
+    run_input = replace(run_input, choice=name, sections=sections)
     if is_auto(name):
-        return source
-    return apply_over_recipe(source, name)
+        return run_input
+    return apply_over_recipe(run_input, name)
 
 
-def _check_sections(sections: Mapping[str, Any], problems: Problems) -> None:
-    """Note the sections that are no mappings; refuse rules of `silence` that do not exist."""
-    for key in dict.fromkeys((*SECTION_NAMES, *SECTION_CLASSES)):
-        section = sections.get(key) or {}
-        if not isinstance(section, dict):
-            problems.add(key, "must be a mapping of fields", section, f"Write {key}.FIELD=VALUE.")
+def _add_section_faults(sections: Mapping[str, Any], problems: Problems) -> None:
+    """Add the faults of sections that are not mappings.
+
+    Raises:
+        RunConfigError: `silence` names a rule that does not exist.
+    """
+    add_malformed_sections(sections, dict.fromkeys((*SECTION_NAMES, *SECTION_CLASSES)), problems)
     silence = sections.get("silence") or {}
     if isinstance(silence, Mapping):
         refuse_unknown_names({str(rule): reason for rule, reason in silence.items()})

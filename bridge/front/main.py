@@ -1,11 +1,11 @@
-"""A script's command line under Hydra: what is refused, what is run, and the exit code.
+"""`main`: a script's command line under Hydra, from its arguments to the exit code.
 
-A run is composed and checked before Hydra starts, so that a run that is refused leaves no run
-folder. `hydra.main` then makes the run folder and the log, and starts the run in it (`job.py`). A
-sweep is Hydra's: each of its jobs is checked on the config that Hydra composed for it.
+A run is composed and checked before Hydra starts, so that a refused run leaves no run folder. Then
+`hydra.main` makes the run folder and the log, and calls the `Job` in it. Hydra runs a sweep: each
+of its jobs is checked on the config that Hydra composed for it.
 
-Exit codes: 0; 2 for what cannot be done as asked (`BridgeError.exit_code`); 1 for a crash, with its
-traceback. With ``HYDRA_FULL_ERROR=1`` every error comes with its traceback.
+The exit code is 0 for success, 2 for a request that is refused (`BridgeError.exit_code`), and 1 for
+a crash, with its traceback. With ``HYDRA_FULL_ERROR=1`` every error has its traceback.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from omegaconf import OmegaConf
 
 from bridge.errors import BridgeError
 from bridge.front.command_line import FULL_ERROR_VARIABLE, CommandLine
-from bridge.front.compose import compose, load_named_recipes, register_with_hydra
+from bridge.front.compose import Sweeps, compose, load_named_recipes, register_with_hydra
 from bridge.front.decode import decode_sections
 from bridge.front.errors import translate_errors
 from bridge.front.job import Job, PrepareRun, is_first_process, prepare_run
@@ -36,7 +36,7 @@ from bridge.registry.hydra_group import restore_environment
 from bridge.runtime.checkpoint.lock import require_unlocked
 
 CLOCK_SECONDS = 1
-"""The clock of a file system may be behind this machine's by that much."""
+"""Seconds by which the clock of a file system may be behind the clock of this machine."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,10 +46,10 @@ class AroundSweep:
     before: Callable[[Mapping[str, Mapping[str, Any]]], object] | None = None
     """Called with the sections of the config, without the values that are swept over.
 
-    An error of it refuses the sweep.
+    If it raises, the sweep is refused.
     """
     after: Callable[[Path, Sequence[Path]], object] | None = None
-    """Called with the folders of the sweep and of its runs, in order, also when a run failed."""
+    """Called with the folder of the sweep and the folders of its runs, also if a run failed."""
 
 
 def main(
@@ -57,23 +57,23 @@ def main(
     *,
     config_path: Path,
     name: str = DEFAULT_JOB_NAME,
-    words: Sequence[str] | None = None,
+    arguments: Sequence[str] | None = None,
     around: AroundSweep = AroundSweep(),
 ) -> None:
-    """Start the runs of a command line; end the process with an exit code on failure.
+    """Start the run or the sweep of a command line. A failure ends the process with an exit code.
 
     Args:
         prepare: Checks a run, writes its precision into the configs, and returns the function that
             starts it.
-        config_path: The folder of the Hydra tree, where the command line names no other.
+        config_path: The folder of the Hydra tree, if the command line names no other.
         name: Hydra's name of the job and of its log.
-        words: The words of the command line; those of the process where they are None.
+        arguments: The arguments of the command line; None: those of this process.
         around: The script's work before and after a sweep.
     """
-    if words is None:
-        words = sys.argv[1:]
+    if arguments is None:
+        arguments = sys.argv[1:]
     try:
-        line = CommandLine.from_arguments(words, config_path=config_path, name=name)
+        line = CommandLine.from_arguments(arguments, config_path=config_path, name=name)
         with translate_errors(line.overrides):
             _run_command_line(prepare, line, around)
     except BridgeError as error:
@@ -84,6 +84,7 @@ def main(
 
 
 def _run_command_line(prepare: PrepareRun, line: CommandLine, around: AroundSweep) -> None:
+    """Let Hydra answer flags such as ``--help`` itself; else compose, and run or sweep."""
     flags, job = line.flags, Job(prepare, line.name)
     if flags.version or flags.shell_completion:
         register_with_hydra()
@@ -100,24 +101,25 @@ def _run_command_line(prepare: PrepareRun, line: CommandLine, around: AroundSwee
 
 
 def _run_composed(line: CommandLine, job: Job, around: AroundSweep) -> None:
-    """Refuse what can be refused before Hydra starts; then show the config, run, or sweep."""
+    """Compose and check the config before Hydra starts; then show the config, run, or sweep."""
     flags = line.flags
-    may_sweep = None
+    sweeps = Sweeps.BY_MODE
     if flags.multirun:
-        may_sweep = True
-    with restore_environment():  # the variables that a recipe sets are those of its own run
-        composed, settings = compose(
+        sweeps = Sweeps.ALLOWED
+    with restore_environment():  # a recipe may set environment variables for its own run
+        composition = compose(
             line.search,
             line.overrides,
             job_name=line.name,
             is_complete=not flags.cfg,
-            may_sweep=may_sweep,
+            sweeps=sweeps,
         )
+        settings = composition.hydra_settings
         is_sweep = flags.multirun or settings.mode == RunMode.MULTIRUN
         if not flags.cfg and not is_sweep:
-            _run_once(line, job, composed, settings)
+            _run_once(line, job, composition.run_input, settings)
             return
-        sections = _check_sections(composed)
+        sections = _decode_own_sections(composition.run_input)
         if not flags.cfg and around.before is not None:
             around.before(sections)
     if flags.cfg:
@@ -127,19 +129,21 @@ def _run_composed(line: CommandLine, job: Job, around: AroundSweep) -> None:
 
 
 def _run_once(line: CommandLine, job: Job, composed: RunInput, settings: Any) -> None:
-    """Prepare the run; then have Hydra make the run folder and the log, and start the run."""
+    """Prepare the run; then let Hydra make the run folder and the log, and start the run in it."""
     job.run = prepare_run(composed, job.prepare)
     checkpoint = job.run.config.checkpoint
-    if is_first_process():  # before Hydra makes a folder, or writes into that of another run
+    # Before Hydra makes a folder, or writes into the folder of another run.
+    if is_first_process():
         require_unlocked(Path(settings.runtime.output_dir), "logging.run_dir")
         if checkpoint.save is not None:
             require_unlocked(Path(checkpoint.save), "checkpoint.save")
     line.start_hydra(job, _format_override("hydra.run.dir", settings.run.dir))
     if job.refused is not None:
-        raise job.refused  # after Hydra's end, which would add a line of its own
+        raise job.refused
 
 
 def _run_sweep(line: CommandLine, job: Job, settings: Any, around: AroundSweep) -> None:
+    """Let Hydra run the sweep, and do the script's work after it, also if a job failed."""
     folder = Path(settings.runtime.output_dir)
     began = time.time() - CLOCK_SECONDS
     try:
@@ -163,12 +167,15 @@ def _format_override(key: str, value: str) -> str:
     return f"{key}={QuotedString(text=value, quote=Quote.single).with_quotes()}"
 
 
-def _check_sections(composed: RunInput) -> dict[str, dict[str, Any]]:
-    """Return the decoded sections, after every check that can do without Megatron Core.
+def _decode_own_sections(composed: RunInput) -> dict[str, dict[str, Any]]:
+    """Return the decoded sections of our own classes, and check the precision.
 
-    The fields of Megatron's classes are not looked at.
+    The sections of Megatron's classes would need Megatron Core, so they are not decoded.
+
+    Raises:
+        BridgeError: A value of these sections, or the precision, is refused.
     """
-    run, problems = make_run(composed, resolve=False)
+    run, problems = make_run(composed, resolves_auto=False)
     sections = decode_sections(run, SECTION_CLASSES, problems)
     problems.raise_any()
     if run.precision is not None:

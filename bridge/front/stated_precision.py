@@ -1,4 +1,4 @@
-"""`build_stated_precision`: the precision of a run, its recipe with the fields that other layers state over it."""
+"""`build_stated_precision`: the recipe of a run, with the fields that other layers state over it."""
 
 from __future__ import annotations
 
@@ -23,53 +23,61 @@ from bridge.registry.config import MixedPrecisionConfig
 from bridge.registry.registry import REGISTRY
 
 
-def apply_over_recipe(source: RunInput, name: str) -> RunInput:
-    """Return the run with a recipe of the registry below the fields that the run states."""
+def apply_over_recipe(run_input: RunInput, name: str) -> RunInput:
+    """Return the sections of a run with the fields of a recipe; stated fields override them.
+
+    Raises:
+        UnknownRecipeError: The registry has no such recipe.
+    """
     recipe = REGISTRY.get(name)
     stated = recipe.to_dict()
     origin = f"recipe {get_recipe_name(recipe)}"
     layer = ConfigLayer(
         origin=origin, values=flatten_leaves({PRECISION_KEY: stated}, ""), is_recipe=True
     )
-    fields = {**stated, **(source.sections.get(PRECISION_KEY) or {})}
-    sections = {**source.sections, PRECISION_KEY: fields}
-    origins = source.origins.over(layer, instead_of=PRECISION_KEY)
-    return replace(source, choice=name, recipe=recipe, sections=sections, origins=origins)
+    fields = {**stated, **(run_input.sections.get(PRECISION_KEY) or {})}
+    sections = {**run_input.sections, PRECISION_KEY: fields}
+    origins = run_input.origins.over(layer, instead_of=PRECISION_KEY)
+    return replace(run_input, choice=name, recipe=recipe, sections=sections, origins=origins)
 
 
-def build_stated_precision(source: RunInput, problems: Problems) -> MixedPrecisionConfig | None:
+def build_stated_precision(run_input: RunInput, problems: Problems) -> MixedPrecisionConfig | None:
     """Return the recipe of a run with the fields that other layers state over it.
 
-    It is None where no recipe is chosen and no field is stated. Fields that do not exist and values
-    that do not fit become `problems`.
+    Args:
+        run_input: The sections of the run, its recipe and the origin of each value.
+        problems: It gets the fields that do not exist, and the values of a wrong type.
+
+    Returns:
+        The config; None if no recipe is chosen and no field is stated.
     """
-    fields = source.sections.get(PRECISION_KEY)
-    if not fields and source.choice is None:
+    fields = run_input.sections.get(PRECISION_KEY)
+    if not fields and run_input.choice is None:
         return None
     if not isinstance(fields, dict):
         problems.add(PRECISION_KEY, "must be a recipe's name or a mapping of fields", fields)
         return None
-    if source.recipe is not None:
-        config = copy_with_only(source.recipe, fields)
+    if run_input.recipe is not None:
+        config = copy_with_only(run_input.recipe, fields)
     else:
         config = MixedPrecisionConfig()
     layers = _collect_layers(config, fields, problems)
-    of_recipe: list[str] = []
-    over_it: list[str] = []
-    for origin in dict.fromkeys((*source.origins.order, *layers)):
+    recipe_origins: list[str] = []
+    other_origins: list[str] = []
+    for origin in dict.fromkeys((*run_input.origins.order, *layers)):
         if origin not in layers:
             continue
-        if origin in source.origins.recipe_origins:
-            of_recipe.append(origin)
+        if origin in run_input.origins.recipe_origins:
+            recipe_origins.append(origin)
         else:
-            over_it.append(origin)
-    # `mark_recipe` takes every statement so far as the recipe's. So the layers of a recipe in YAML
-    # come before it, and those that change the recipe after it.
-    for origin in of_recipe:
+            other_origins.append(origin)
+    # `mark_recipe` attributes every statement so far to the recipe. So the layers of a recipe in
+    # YAML are written before it, and the layers that change the recipe after it.
+    for origin in recipe_origins:
         config.override(origin, **layers[origin])
-    if source.choice is not None and source.recipe is None:
-        mark_recipe(config, source.choice)
-    for origin in over_it:
+    if run_input.choice is not None and run_input.recipe is None:
+        mark_recipe(config, run_input.choice)
+    for origin in other_origins:
         config.override(origin, **layers[origin])
     recipe = fields.get(RECIPE_NAME_KEY)
     if recipe is not None:
@@ -80,25 +88,28 @@ def build_stated_precision(source: RunInput, problems: Problems) -> MixedPrecisi
 def _mark_saved_recipe(config: MixedPrecisionConfig, recipe: str) -> None:
     """Mark the recipe that a saved config names, and the fields that differ from that recipe."""
     stated = get_stated_values(config)
-    of_recipe = stated
+    recipe_values = stated
     if recipe in REGISTRY:
-        of_recipe = REGISTRY.get(recipe).to_dict()
-    over = [name for name, value in stated.items() if of_recipe.get(name) != value]
-    mark_recipe(config, recipe, over=over)
+        recipe_values = REGISTRY.get(recipe).to_dict()
+    differing = [name for name, value in stated.items() if recipe_values.get(name) != value]
+    mark_recipe(config, recipe, over=differing)
 
 
 def _collect_layers(
     config: MixedPrecisionConfig, fields: Mapping[str, Any], problems: Problems
 ) -> dict[str, dict[str, Any]]:
-    """Return origin -> the fields that it set, without those that the recipe itself states."""
+    """Return origin -> the fields that it set, without the fields that the recipe itself states.
+
+    Fields that do not exist and values of a wrong type are added to `problems`.
+    """
     stated = config.to_dict()
     origins = problems.origins
     layers: dict[str, dict[str, Any]] = {}
     for name, value in fields.items():
         path = f"{PRECISION_KEY}.{name}"
         origin = origins.get_origin(path)
-        is_recipes = name in stated and stated[name] == value and origin in origins.recipe_origins
-        if name == RECIPE_NAME_KEY or is_recipes:
+        is_of_recipe = name in stated and stated[name] == value and origin in origins.recipe_origins
+        if name == RECIPE_NAME_KEY or is_of_recipe:
             continue
         if name not in list_field_names(config):
             problems.unknown(path, value, "no such field", list_field_names(config))

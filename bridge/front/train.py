@@ -1,4 +1,21 @@
-"""The training command: check the run, write its precision into the configs, record, and train."""
+"""The training command: check a run, write its precision into the configs, record it, and train.
+
+`train.py mixed_precision=bf16_mixed` goes through these stages. Each one takes the type that the
+stage before it returns:
+
+    arguments               -> CommandLine          command_line.py    flags and overrides
+    CommandLine             -> Composition          compose.py         YAML files and recipes
+      .run_input: RunInput                                             sections, recipe, origins
+    RunInput                -> Run                  loader.py          `auto` resolved, fields stated
+    Run                     -> ConfigContainer      decode.py          Megatron's config objects
+    ConfigContainer         -> Report               check_and_sync     findings of every rule
+    ConfigContainer         -> SyncReport           check_and_sync     the precision is written
+    ConfigContainer         -> StartRun             check_and_sync     what `Job` calls in its folder
+    StartRun                -> the trained run      train              records, then the loop
+
+The stages up to the last one run in memory before Hydra starts, so that a refused run leaves no
+folder.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +45,7 @@ from bridge.preflight.run import Run
 from bridge.report.findings import format_verdict, report_to_dict
 from bridge.report.sync_table import render_sync
 from bridge.rules.topics.system.train_script import RULES
-from bridge.runtime.audit.setting import ORIGINS_FILE as ORIGINS
+from bridge.runtime.audit.setting import ORIGINS_FILE
 from bridge.sync.report import SyncReport
 from bridge.training.config import ConfigContainer
 
@@ -43,25 +60,27 @@ BUILD_RULE_IDS = frozenset(rule.id for rule in RULES)
 log = logging.getLogger("train")
 
 
-def main_train(words: Sequence[str] | None = None, *, config_path: Path | None = None) -> None:
-    """Train as the command line says."""
+def main_train(arguments: Sequence[str] | None = None, *, config_path: Path | None = None) -> None:
+    """Train the run of a command line.
+
+    Args:
+        arguments: The arguments of the command line; None: those of this process.
+        config_path: The folder of the Hydra tree; None: the one that `find_config_folder` finds.
+    """
     exit_on_signals()
     logging.raiseExceptions = False  # a full disk would print a traceback for each line of the log
     folder = config_path or find_config_folder()
     around = AroundSweep(
         before=lambda _sections: require_extra("train", "A training run"), after=report_sweep
     )
-    main(check_and_sync, config_path=folder, name="train", words=words, around=around)
+    main(check_and_sync, config_path=folder, name="train", arguments=arguments, around=around)
 
 
 def exit_on_signals() -> None:
-    """End the process with 128 + the number of a signal, without a traceback.
+    """Let SIGINT (Ctrl-C) and SIGTERM end the process with 128 + the signal, without a traceback.
 
-    The signals are Ctrl-C's and a scheduler's SIGTERM.
-
-    Elsewhere than in the main thread nothing changes, and a signal that the caller's shell ignores
-    stays ignored. While it trains, the loop takes the signals over: it ends after the running step,
-    with everything written.
+    Nothing changes outside the main thread, and a signal that the caller's shell ignores stays
+    ignored. The training loop replaces these handlers: it ends after the running step, and saves.
     """
     if threading.current_thread() is not threading.main_thread():
         return
@@ -71,6 +90,7 @@ def exit_on_signals() -> None:
 
 
 def _exit_with_signal(number: int, _frame: FrameType | None) -> None:
+    """Handle a signal."""
     sys.stderr.write("Stopped on request.\n")
     sys.exit(128 + number)
 
@@ -78,9 +98,17 @@ def _exit_with_signal(number: int, _frame: FrameType | None) -> None:
 def report_sweep(
     folder: Path, runs: Sequence[Path], *, gate: float | None = None
 ) -> list[Comparison]:
-    """Print what each set of twins of a sweep says about its recipes.
+    """Compare the recipes of a sweep, write the comparisons to its folder, and print them.
 
-    The comparisons are written to the folder, and returned.
+    Each set of twins is one comparison. Only the first process of a launch does it.
+
+    Args:
+        folder: The folder of the sweep.
+        runs: The folders of its runs. A folder whose run cannot be compared is left out.
+        gate: The largest gap of the losses that passes; None: the default of `compare_arms`.
+
+    Returns:
+        The comparisons; empty for fewer than two runs.
     """
     from bridge.report.comparison import print_comparisons, write_comparisons
     from bridge.runtime.compare.arm import read_arm
@@ -108,59 +136,74 @@ def check_and_sync(config: ConfigContainer) -> StartRun:
     """Check a run, and write its precision into the configs in memory.
 
     Returns:
-        The function that trains. It records the check and the sync in the run's folder first.
+        The function that trains in a run folder. It records the check and the sync there first.
 
     Raises:
-        CheckError: The check has errors. Those of the rules about scripts/train.py are left to
-            `require_startable`, which asks them next.
+        CheckError: The check has errors. Errors of the rules about scripts/train.py are left to
+            `require_startable`, which evaluates these rules next.
     """
     run = Run.from_container(config, target=config.target or "auto")
-    checked = check(run)
-    errors = [finding for finding in checked.of("error") if finding.id not in BUILD_RULE_IDS]
-    if errors:
-        first, verdict = errors[0].id, format_verdict(checked)
-        shown = []
-        for finding in errors:
-            shown.append(dataclasses.replace(finding, path=f"{finding.id} {finding.path}"))
-        raise CheckError(
-            f"The check stops this run ({verdict}). `precision-bridge explain {first}` explains "
-            f"the rule; 'silence.{first}=why it is all right here' lets the run pass:",
-            shown,
-        )
-    # `container` of front/decode.py resolved the name.
+    check_report = check(run)
+    _require_no_errors(check_report)
+    # `build_container` resolved a recipe's name to its config.
     precision = cast("MixedPrecisionConfig | None", config.mixed_precision)
     sync_report = apply_last_sync(config, precision, run.prediction)
-    return partial(train, config, checked, sync_report)
+    return partial(train, config, check_report, sync_report)
+
+
+def _require_no_errors(check_report: Report) -> None:
+    """Refuse a run whose check has errors that `require_startable` does not report."""
+    shown = []
+    for finding in check_report.of("error"):
+        if finding.id not in BUILD_RULE_IDS:
+            shown.append(dataclasses.replace(finding, path=f"{finding.id} {finding.path}"))
+    if not shown:
+        return
+    first, verdict = shown[0].id, format_verdict(check_report)
+    raise CheckError(
+        f"The check stops this run ({verdict}). `precision-bridge explain {first}` explains "
+        f"the rule; 'silence.{first}=why it is all right here' lets the run pass:",
+        shown,
+    )
 
 
 def train(
-    config: ConfigContainer, checked: Report, report: SyncReport | None, run_dir: Path
+    config: ConfigContainer, check_report: Report, sync_report: SyncReport | None, run_dir: Path
 ) -> None:
-    """Record in the run's folder what was checked and written, and train."""
-    for finding in checked.of("warning"):
+    """Record the check and the sync in the run's folder, and train.
+
+    Raises:
+        TrainingError: The run ended with a failure.
+        SystemExit: A signal stopped the run. The exit code is 128 + the signal.
+    """
+    warnings = check_report.of("warning")
+    for finding in warnings:
         log.warning("%s %s", finding.id, finding)
-    if report is not None:
-        logged = {(finding.id, finding.path) for finding in checked.of("warning")}
-        report.log(log, file=run_dir / "sync.txt", known=logged)
-    write_run_files(run_dir, config, report, checked)
-    # The loop imports torch and Megatron, which `--help` and `--cfg` can do without.
+    if sync_report is not None:
+        logged = {(finding.id, finding.path) for finding in warnings}
+        sync_report.log(log, file=run_dir / "sync.txt", known=logged)
+    write_run_files(run_dir, config, sync_report, check_report)
+    # The loop imports torch and Megatron, which `--help` and `--cfg` do not need.
     from bridge.training.loop import pretrain
 
     summary = pretrain(config, run_dir=run_dir)
     if summary.failure is not None:
         raise TrainingError(summary.failure)
     if summary.stop_signal is not None:
-        # Not 0: the scheduler that waits for the run has to see that it is not done.
+        # Not 0: the scheduler that waits for the run must see that the run is not finished.
         sys.exit(128 + summary.stop_signal)
 
 
 def write_run_files(
-    run_dir: Path, config: ConfigContainer, report: SyncReport | None, checked: Report | None = None
+    run_dir: Path,
+    config: ConfigContainer,
+    sync_report: SyncReport | None,
+    check_report: Report | None = None,
 ) -> None:
-    """Write what a run is into its folder; only the first process of a launch writes.
+    """Write the records of a run into its folder, in the first process of a launch.
 
-    ``config.yaml`` and ``origins.json``; after a check ``findings.json``, with the choice made for
-    `auto`; after a sync ``sync.txt`` and ``sync.json``.
+    The files are ``config.yaml`` and ``origins.json``; after a check ``findings.json``, with the
+    choice made for `auto`; after a sync ``sync.txt`` and ``sync.json``.
     """
     if not is_first_process():
         return
@@ -168,12 +211,12 @@ def write_run_files(
     text = "# The run as it was: every field, after the precision was written into it.\n"
     text += yaml.safe_dump(container_to_dict(config), sort_keys=False)
     (run_dir / "config.yaml").write_text(text)
-    (run_dir / ORIGINS).write_text(json.dumps(origins_to_dict(config), indent=2) + "\n")
-    if checked is not None:
-        content = report_to_dict(checked)
+    (run_dir / ORIGINS_FILE).write_text(json.dumps(origins_to_dict(config), indent=2) + "\n")
+    if check_report is not None:
+        content = report_to_dict(check_report)
         if config.precision_choice:
             content["auto"] = config.precision_choice
         (run_dir / FINDINGS_FILE).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    if report is not None:
-        (run_dir / "sync.txt").write_text(render_sync(report))
-        (run_dir / "sync.json").write_text(json.dumps(report.to_dict(), indent=2) + "\n")
+    if sync_report is not None:
+        (run_dir / "sync.txt").write_text(render_sync(sync_report))
+        (run_dir / "sync.json").write_text(json.dumps(sync_report.to_dict(), indent=2) + "\n")

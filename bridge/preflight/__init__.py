@@ -1,15 +1,21 @@
 """The checks before a GPU is held.
 
-    Run            a run before it starts: sections, precision, target, sources    run.py
-      Origins        the sources that set each key                                 origins.py
-      FileReading    what its file says besides its sections                       file_reading.py
-      Problems       the faults found while it is read                             problems.py
-    CheckContext   the run as rules see it, after the sync                         context.py
-    check          every rule asked about it -> Report: findings, exit code        check.py
-    last_sync      the sync that a run begins after                                last_sync.py
-    resolve_auto   `auto`: a recipe by target and model -> Choice                  auto.py
-    support        whether a target runs a recipe; `matrix` of all of them         auto.py
-    declare        a GPU for a process that runs on the CPU                        declared_gpu.py
+    Run                a run before it starts: sections, precision, target, origins      run.py
+      Origins            the sources that set each key                                   origins.py
+      Deciders           the deciders of values that are assumed or open                 deciders.py
+      Problems           the faults found while a run is read                            problems.py
+    FileReading        the facts of a run's file besides its sections                    file_reading.py
+      MegatronRelease    the release of Megatron Core, and the reason for it             megatron_release.py
+      Uncertainty        the settings that the file does not decide                      uncertainty.py
+      Launches           the runs of the file                                            launches.py
+    RunChoice          the run of a file that the caller asks for                        run_choice.py
+    check              every rule evaluated about a run -> Report                        check.py
+      CheckContext       the run after the sync, as rules read it                        check_context.py
+      silence.py         the names that `silence` may have
+    apply_last_sync    the last sync before a run begins                                 last_sync.py
+    resolve_auto       `auto`: the recipe for a target and a model -> Choice             recipe_choice.py
+    check_support      whether a target runs a recipe -> Support                         recipe_support.py
+    declare            the GPU whose branches Transformer Engine takes on the CPU        declared_gpu.py
 
 The rules themselves are in `bridge.rules`.
 """

@@ -1,10 +1,10 @@
-"""`check`: every rule asked about one run, all findings at once.
+"""`check`: every rule evaluated about one run, with all findings in one report.
 
     model = {"num_layers": 80, "hidden_size": 8192}
-    run = Run.of("bf16_mixed", model=model, target=parse_target("h100x8"))
-    check(run).exit_code(strict=False)      # 0, 1 (warnings, where they count) or 2 (errors)
+    run = Run.from_configs("bf16_mixed", model=model, target=parse_target("h100x8"))
+    check(run).exit_code(strict=False)      # 2 with errors; 1 with warnings, if strict; else 0
 
-Nothing heavy is imported.
+Neither torch nor Megatron is imported.
 """
 
 from __future__ import annotations
@@ -28,17 +28,20 @@ class Report:
     """The outcome of a check."""
 
     findings: tuple[RuleFinding, ...]
+    """The findings that count, the worst first."""
     silenced: tuple[RuleFinding, ...] = ()
+    """The findings of rules that the run silences."""
     context: CheckContext
+    """The run as the rules read it."""
 
     @property
     def precision(self) -> str:
-        """The precision in a few words."""
+        """The label of the precision."""
         return self.context.label
 
     @property
     def target(self) -> str:
-        """The target as text, with a release that nothing states as assumed."""
+        """The target as text; a release that nothing states is marked as assumed."""
         return self.context.target_text
 
     def of(self, severity: str) -> tuple[RuleFinding, ...]:
@@ -47,9 +50,9 @@ class Report:
 
     @property
     def not_asked(self) -> str | None:
-        """Which rules were not asked, and why, as a sentence; None where all were."""
-        rules = sorted(self.context.not_asked)
-        kind = self.context.run.reading.other_layers
+        """A sentence about the rules that were not evaluated; None if all were."""
+        rules = sorted(self.context.unevaluated_rules)
+        kind = self.context.run.reading.uncertainty.other_model_kind
         if kind is None or not rules:
             return None
         noun = "1 rule that reads its layers was"
@@ -68,14 +71,14 @@ class Report:
     def with_phase(self, number: int, later: Report) -> Report:
         """Return the report with the findings that a later phase of a precision schedule adds."""
         findings = [*self.findings, *self.silenced]
-        known = {(finding.id, finding.path) for finding in findings}
+        reported = {(finding.id, finding.path) for finding in findings}
         for finding in (*later.findings, *later.silenced):
-            if (finding.id, finding.path) not in known:
+            if (finding.id, finding.path) not in reported:
                 findings.append(replace(finding, where=f"phase {number}"))
         return _make_report(self.context, findings)
 
     def exit_code(self, *, strict: bool = False) -> int:
-        """Return 2 with errors, 1 with warnings where they count, else 0."""
+        """Return 2 with errors, 1 with warnings if `strict`, and else 0."""
         if self.of("error"):
             return 2
         if strict and self.of("warning"):
@@ -93,11 +96,14 @@ def check(
     """Check a run, in every phase of its precision schedule, before anything of it is built.
 
     Args:
-        run: The run; what it silences itself is silenced.
-        silenced: Id of a rule -> why it is silenced. Its findings are kept apart.
-        backend: te, emulated or te_cpu: what will run low-precision
-            GEMMs; None: what the run states.
-        prediction: The run with changed settings, after the sync; None: the run as it is.
+        run: The run. The rules that it silences itself are silenced too.
+        silenced: Id of a rule -> the reason why it is silenced.
+        backend: te, emulated or te_cpu, which runs low-precision GEMMs; None: the backend that the
+            run states.
+        prediction: The run after the sync with changed settings; None: the run's own prediction.
+
+    Returns:
+        The findings of every phase. A finding that only a later phase has names that phase.
 
     Raises:
         RunConfigError: An unknown rule, or a schedule without a number of steps.
@@ -114,12 +120,12 @@ def check(
 
 @lru_cache(maxsize=8)
 def get_report(run: Run) -> Report:
-    """Return the check of a run, which is asked once."""
+    """Return the check of a run. A command checks a run once, however many answers need it."""
     return check(run)
 
 
 def _evaluate_rules(context: CheckContext, reasons: Mapping[str, str]) -> Report:
-    """Return the report of every rule, asked about a run."""
+    """Return the report of every rule about a run, with the findings that are silenced marked."""
     findings = []
     for finding in evaluate_rules(RULES, context):
         findings.append(replace(finding, silenced=reasons.get(finding.id)))
@@ -143,6 +149,7 @@ def _get_sort_key(finding: RuleFinding) -> tuple[int, str]:
 
 
 def _parse_reasons(silence: Any) -> dict[str, str]:
+    """Return the section `silence` of a run: id of a rule -> the reason why it is silenced."""
     if silence is None:
         return {}
     if not isinstance(silence, Mapping):

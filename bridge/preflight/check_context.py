@@ -1,6 +1,6 @@
-"""`CheckContext`: a run as the rules of a check see it.
+"""`CheckContext`: a run as the rules of a check read it.
 
-The precision has been written into the owners there.
+Its values are those that the owners have after the last sync.
 """
 
 from __future__ import annotations
@@ -31,18 +31,20 @@ if TYPE_CHECKING:
     from bridge.plan.precision_plan import PrecisionPlan
 
 LAYER_COUNT_SETTINGS = frozenset({"model.num_layers"})
-"""Settings that say how many layers a language model has; who reads its shape reads them too."""
+"""Settings that say how many layers a language model has.
+
+A rule that reads the shape of a model reads them too.
+"""
 
 
 class CheckContext(RunContext):
-    """The facts of a run that its check asks about. Made again for each check.
+    """The facts of a run that the rules of one check read.
 
     Args:
         run: The run.
-        prediction: The run after the sync, where it is another than the run's own: with
-            changed settings, for example.
-        backend: te, emulated or te_cpu: what runs low-precision GEMMs; None: what the run states,
-            or else Transformer Engine where the target has a GPU.
+        prediction: The run after the sync with changed settings; None: the run's own prediction.
+        backend: te, emulated or te_cpu, which runs low-precision GEMMs; None: the backend that the
+            run states, or else Transformer Engine if the target has a GPU.
     """
 
     def __init__(
@@ -56,10 +58,13 @@ class CheckContext(RunContext):
         find_decider = None
         if run.has_unsettled_values:
             find_decider = run.find_decider_after_sync
+        views = {}
+        for section, values in self.prediction.values.items():
+            views[section] = AttributeView(values)
         super().__init__(
             self.prediction.precision,
             sections=self.prediction.sections,
-            views={role: AttributeView(values) for role, values in self.prediction.values.items()},
+            views=views,
             rows=self.prediction.rows,
             target=self.prediction.target,
             program=run.program,
@@ -70,17 +75,17 @@ class CheckContext(RunContext):
             backend=backend or run.backend,
             environment=_collect_environment(run),
         )
-        self.not_asked: list[str] = []
+        self.unevaluated_rules: list[str] = []
+        """Ids of the rules that read layers of a language model, which this model does not have."""
 
-    def skips_rule(self, rule: str, paths: Collection[str]) -> bool:
-        """Return whether a rule is not asked, and note it.
+    def reads_missing_layers(self, paths: Collection[str]) -> bool:
+        """Return whether settings are about layers of a language model, and the model has none."""
+        is_other_model = self.run.reading.uncertainty.other_model_kind is not None
+        return is_other_model and not LAYER_COUNT_SETTINGS.isdisjoint(paths)
 
-        A rule that reads the layers of a language model is not asked about a model that has others.
-        """
-        if self.run.reading.other_layers is None or LAYER_COUNT_SETTINGS.isdisjoint(paths):
-            return False
-        self.not_asked.append(rule)
-        return True
+    def note_unevaluated(self, rule: str) -> None:
+        """Record a rule that reads layers which the model does not have."""
+        self.unevaluated_rules.append(rule)
 
     def is_value_before_sync_known(self, path: str) -> bool:
         """Return whether an owner's value before the sync is stated, or a known default."""
@@ -95,24 +100,28 @@ class CheckContext(RunContext):
 
     @tracked_property
     def shape(self) -> ModelShape:
-        """The model; a size that is impossible is replaced."""
+        """The shape of the model, with each impossible size replaced by a possible one."""
         return self.prediction.shape_and_faults[0]
 
     @tracked_property
     def parallel(self) -> ParallelLayout:
-        """The layout; the parts of it that cannot be read are left out."""
+        """The parallel layout, without the sizes that cannot be read."""
         return self.prediction.layout_and_faults[0]
 
     @tracked_property
     def plan(self) -> PrecisionPlan:
-        """The precision plan of the run; RunConfigError for a model that cannot be planned."""
-        from bridge.plan.precision_plan import make_plan  # most checks do without it
+        """The precision plan of the run.
+
+        Raises:
+            RunConfigError: The model cannot be planned.
+        """
+        from bridge.plan.precision_plan import make_plan  # most checks do not need it
 
         return make_plan(self.prediction)
 
     @tracked_property
     def planned(self) -> PlannedRun:
-        """The run as the calculators take it."""
+        """The planned run, which counts memory and alignment."""
         from bridge.plan.planned_run import PlannedRun  # heavy for an import of the config classes
 
         return PlannedRun(prediction=self.prediction)
@@ -121,7 +130,7 @@ class CheckContext(RunContext):
     def mtp_schemes(self) -> Sequence[str | None]:
         """The scheme of each linear layer of multi-token prediction.
 
-        None of them for a model that cannot be planned.
+        Empty for a model that cannot be planned.
         """
         try:
             layers = self.plan.layers
@@ -138,9 +147,9 @@ class CheckContext(RunContext):
 
     @tracked_property
     def selection(self) -> ModuleSelection | None:
-        """The modules that each row of `modules`, or each matcher of a foreign recipe, takes.
+        """The modules that each row of `modules`, or each matcher of a foreign recipe, selects.
 
-        None without any, and for a model that cannot be planned, which other findings name.
+        None if there is no such row, or if the model cannot be planned, which other findings name.
         """
         if self.model.quant_recipe is not None:
             with suppress(RunConfigError):
@@ -148,9 +157,13 @@ class CheckContext(RunContext):
         return None
 
     def stored_formats(self, module: str) -> frozenset[str]:
-        """Return the formats that the weights of the modules of a name are kept in between steps.
+        """Return the formats in which the weights of modules are stored between steps.
 
-        There are none for a model that cannot be planned.
+        Args:
+            module: The name of the modules.
+
+        Returns:
+            The formats; empty for a model that cannot be planned.
         """
         try:
             layers = self.plan.layers
@@ -168,26 +181,26 @@ class CheckContext(RunContext):
 
     @tracked_property
     def memory_overflow(self) -> Violation | None:
-        """The fullest rank, where it needs more memory than its GPU has.
+        """The violation of the fullest rank if it needs more memory than its GPU has.
 
-        Nothing is known of runs without an optimizer, which train nothing, of emulated ones, and of
-        models that cannot be planned.
+        None is computed for a run without an optimizer, which trains nothing, for an emulated run,
+        and for a model that cannot be planned.
         """
         if self.has_model and self.has_optimizer and self.has_gpu and not self.is_emulated:
             with suppress(BridgeError):
                 return self.planned.memory_overflow
         return None
 
-    # -- in a few words ----------------------------------------------------------------------------
+    # -- texts -------------------------------------------------------------------------------------
 
     @property
-    def mode_decided_by(self) -> str | None:
-        """What decides the mode where nothing states it, as a noun."""
-        return self.run.reading.mode_decided_by
+    def mode_decider(self) -> str | None:
+        """What decides the mode if nothing states it; None: the mode is known."""
+        return self.run.reading.uncertainty.mode_decider
 
     @property
     def target_text(self) -> str:
-        """The target as text, with a release that nothing states as assumed."""
+        """The target as text; a release that nothing states is marked as assumed."""
         if self.target.mcore is None or not self.find_unknown(["target.mcore"]):
             return str(self.target)
         others = replace(self.target, mcore=None)
@@ -198,9 +211,9 @@ class CheckContext(RunContext):
 
     @property
     def label(self) -> str:
-        """The precision in a few words; one without a recipe's name is named by the nearest."""
-        if self.mode_decided_by is not None:
-            return f"mode not stated ({self.mode_decided_by} decides)"
+        """The label of the precision: its recipe, or the nearest recipe if it has no name."""
+        if self.mode_decider is not None:
+            return f"mode not stated ({self.mode_decider} decides)"
         if self.precision is None:
             return format_owner_label(self.prediction.values["model"])
         return format_nearest_label(self.precision)
@@ -209,9 +222,9 @@ class CheckContext(RunContext):
     def gradient_flow(self) -> str | None:
         """The dtypes of a gradient, from the weight gradient to the master weight.
 
-        None where no mode is stated.
+        None if no mode is stated.
         """
-        if self.mode_decided_by is not None:
+        if self.mode_decider is not None:
             return None
         with track_reads() as paths:
             text = self._describe_gradient_flow()
@@ -224,6 +237,7 @@ class CheckContext(RunContext):
         return text
 
     def _describe_gradient_flow(self) -> str:
+        """Return the dtypes of a gradient, without the settings that are assumed."""
         weights = self.mode
         main, sent = get_gradient_dtypes(self.prediction.values["ddp"], weights, self.mcore)
         master: str | None = "fp32"
@@ -239,9 +253,12 @@ class CheckContext(RunContext):
 
 
 def _collect_environment(run: Run) -> Mapping[str, str] | None:
-    """Return the variables that the run sets itself, under those of this machine where it runs.
+    """Return the environment variables of the run.
 
-    None: nothing is known of them.
+    A run on this machine has the machine's variables, which win over those that the run states.
+
+    Returns:
+        The variables; None if nothing is known of them.
     """
     variables = dict(run.environment_at_start)
     if run.target.is_detected:

@@ -1,8 +1,8 @@
 """The GPU declared for a process that runs Transformer Engine's Python on its CPU.
 
 Such a process runs `precision_backend=te_cpu`, and Transformer Engine takes its branches for the
-declared GPU. Megatron decides at import whether there is Transformer Engine. So the declaration
-comes first, and the first import of `bridge.runtime.megatron` acts on it.
+declared GPU. Megatron looks for Transformer Engine when it is imported. So the GPU is declared
+before the first import of `bridge.runtime.megatron`, which applies the declaration.
 
     from bridge.preflight.declared_gpu import declare
 
@@ -20,11 +20,12 @@ from bridge.target.versions import format_dotted
 TE_CPU_BACKEND = "te_cpu"
 """The value of `precision_backend`."""
 _OLDEST_CAPABILITY = (9, 0)
-"""Compute capability of the oldest GPU that stands for one that nobody named.
+"""Compute capability of the GPU that is declared at least, if the target names none.
 
-It is Hopper, which runs every older scheme.
+It is that of Hopper, which runs every older scheme.
 """
 _declared_capabilities: list[tuple[int, int]] = []
+"""The compute capability of the declared GPU; empty until `declare` is called."""
 
 
 def get_declared_capability() -> tuple[int, int] | None:
@@ -35,19 +36,26 @@ def get_declared_capability() -> tuple[int, int] | None:
 
 
 def declare(target: str | None = None, *, schemes: Iterable[object] = ()) -> tuple[int, int]:
-    """Declare that this process runs Transformer Engine on its CPU.
+    """Declare the GPU whose branches Transformer Engine takes on the CPU of this process.
 
-    Return the compute capability of the GPU. Without a GPU in the target, the GPU whose branches
-    Transformer Engine takes is the oldest that runs the schemes. BackendUnavailableError where
-    another one was declared.
+    Args:
+        target: The target; without a GPU in it, the oldest GPU that runs the schemes is declared.
+        schemes: The scaling schemes of the run.
+
+    Returns:
+        The compute capability of the declared GPU.
+
+    Raises:
+        RunConfigError: The target's GPU has no compute capability.
+        BackendUnavailableError: The process declared another GPU before.
     """
-    place = Target()
+    parsed_target = Target()
     if target is not None:
-        place = parse_target(target)
-    if place.gpu is None:
+        parsed_target = parse_target(target)
+    if parsed_target.gpu is None:
         capability = _find_oldest_capability(schemes)
-    elif place.capability is not None:
-        capability = place.capability
+    elif parsed_target.capability is not None:
+        capability = parsed_target.capability
     else:
         rule = "must name a GPU for precision_backend=te_cpu"
         raise RunConfigError.of("target", rule, target, "Name an NVIDIA GPU, h100 or b200 say.")
@@ -64,6 +72,7 @@ def declare(target: str | None = None, *, schemes: Iterable[object] = ()) -> tup
 
 
 def _find_oldest_capability(schemes: Iterable[object]) -> tuple[int, int]:
+    """Return the compute capability of the oldest GPU that runs every scheme."""
     capability = _OLDEST_CAPABILITY
     for scheme in schemes:
         row = find_scheme(str(scheme))

@@ -56,7 +56,7 @@ def apply_last_sync(
     Raises:
         SyncCheckError: Megatron's validation or a rule refuses the result.
     """
-    owners: dict[str, Any] = {role: getattr(container, role) for role in PRECISION_OWNERS}
+    owners: dict[str, Any] = {name: getattr(container, name) for name in PRECISION_OWNERS}
     schedule = _plan_schedule(container, precision, owners)
     if any(owner is not None for owner in owners.values()):
         # The train config has no field of a precision, so it is written only next to another owner.
@@ -91,7 +91,10 @@ def _plan_schedule(
 def _require_agreement(owners: Mapping[str, Any]) -> None:
     """Refuse a model and an optimizer of different precision.
 
-    Without a recipe no other check would notice.
+    Without a recipe no other check compares them.
+
+    Raises:
+        SyncCheckError: They differ in a switch of the mode.
     """
     for name in ("fp16", "bf16"):
         of_model = getattr(owners["model"], name, None)
@@ -108,21 +111,23 @@ def _require_agreement(owners: Mapping[str, Any]) -> None:
 
 
 def _synchronize_sharding(configs: Mapping[str, Any]) -> None:
-    """Bring the sharding of optimizer and DDP in step, as the sync of a recipe does."""
+    """Give the optimizer and DDP configs the same sharding, as the sync of a recipe does."""
     owners = {}
-    for role in ("optimizer", "ddp"):
-        if configs[role] is not None:
-            owners[role] = Owner(role, configs[role])
-    values = {role: owner.read() for role, owner in owners.items()}
+    for owner_name in ("optimizer", "ddp"):
+        if configs[owner_name] is not None:
+            owners[owner_name] = Owner(owner_name, configs[owner_name])
+    values = {owner_name: owner.read() for owner_name, owner in owners.items()}
     rows = make_sharding_rows(values)
     for finding in check_sync_rules(None, values, rows, is_last=True):
         log.warning("%s", finding)
     for row in rows:
         setattr(owners[row.owner].config, row.attribute, row.new)
-    for role, owner in owners.items():
-        if is_under_megatron_fsdp(values) and values[role].value(GRAD_BUFFER_REUSE) is True:
+    for owner_name, owner in owners.items():
+        if is_under_megatron_fsdp(values) and values[owner_name].value(GRAD_BUFFER_REUSE) is True:
             log.warning(
-                "%s.%s: turned off, Megatron-FSDP does not implement it", role, GRAD_BUFFER_REUSE
+                "%s.%s: turned off, Megatron-FSDP does not implement it",
+                owner_name,
+                GRAD_BUFFER_REUSE,
             )
             setattr(owner.config, GRAD_BUFFER_REUSE, False)
 
@@ -130,19 +135,22 @@ def _synchronize_sharding(configs: Mapping[str, Any]) -> None:
 def _finalize_configs(owners: Mapping[str, Any]) -> None:
     """Run Megatron's checks on an optimizer and a DDP config that put them off.
 
-    A library that only this machine lacks is no fault of the configs; the
-    run reports it where it needs it.
+    A library that only this machine lacks is no fault of the configs. The run reports it when it
+    needs the library.
+
+    Raises:
+        SyncCheckError: Megatron refuses a config.
     """
-    for role in ("optimizer", "ddp"):
-        target = owners[role]
-        if target is None or not Owner(role, target).is_deferred:
+    for owner_name in ("optimizer", "ddp"):
+        config = owners[owner_name]
+        if config is None or not Owner(owner_name, config).is_deferred:
             continue
         try:
-            target.finalize()
-        except Exception as error:  # Megatron's checks raise whatever comes to hand
+            config.finalize()
+        except Exception as error:  # Megatron's checks raise exceptions of any class
             if format_validation_error(error) == NO_TRANSFORMER_ENGINE:
                 continue
             finding = make_refusal_finding(
-                role, target, error, remedy="Change the setting it names."
+                owner_name, config, error, remedy="Change the setting it names."
             )
             raise SyncCheckError("These configs cannot be run:", [finding]) from error

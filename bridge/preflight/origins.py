@@ -12,7 +12,7 @@ UNKNOWN_ORIGIN = "configuration"
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigLayer:
-    """One of the configs that a run is composed of."""
+    """One of the configs that a run is composed of, such as a recipe or a YAML file."""
 
     origin: str
     """Its name in messages: "recipe bf16_mixed", "model/gpt_5m.yaml"."""
@@ -24,12 +24,12 @@ class ConfigLayer:
 
 @dataclass(frozen=True, kw_only=True)
 class Origins:
-    """Who set each key of a config."""
+    """The sources that set each key of a run's config."""
 
     values: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """Key -> each origin that set it, the one in effect last -> the value.
+    """Key -> origin -> the value that the origin set; the last origin is in effect.
 
-    The value is None where only the origin is known.
+    The value is None if only the origin is known.
     """
     order: tuple[str, ...] = ()
     """Origins in the order of composition; a later one overrides an earlier one."""
@@ -38,19 +38,25 @@ class Origins:
 
     @classmethod
     def from_layers(cls, layers: Iterable[ConfigLayer]) -> Origins:
-        """Return the origins that layers leave, the later over the earlier."""
+        """Return the origins of a config that is composed of layers.
+
+        Args:
+            layers: The layers in the order of composition; a later one overrides an earlier one.
+        """
         values: dict[str, dict[str, Any]] = {}
-        order: dict[str, None] = {}
-        of_recipe = set()
+        order = []
+        recipe_origins = set()
         for layer in layers:
-            order[layer.origin] = None
+            if layer.origin not in order:
+                order.append(layer.origin)
             if layer.is_recipe:
-                of_recipe.add(layer.origin)
+                recipe_origins.add(layer.origin)
             for key, value in layer.values.items():
                 setters = values.setdefault(key, {})
+                # The origin in effect is the last one, also if the layer set the key before.
                 setters.pop(layer.origin, None)
                 setters[layer.origin] = value
-        return cls(values=values, order=tuple(order), recipe_origins=frozenset(of_recipe))
+        return cls(values=values, order=tuple(order), recipe_origins=frozenset(recipe_origins))
 
     @classmethod
     def from_keys(cls, keys: Iterable[str], origin: str) -> Origins:
@@ -58,13 +64,15 @@ class Origins:
         return cls(values={key: {origin: None} for key in keys})
 
     def get_origin(self, key: str) -> str:
-        """Return who set `key`, or what is around it or in it; "configuration" for nobody."""
-        around = key
-        while around and around not in self.values:
-            around = around.rpartition(".")[0]
-        setters: Mapping[str, Any] = {}
-        if around:
-            setters = self.values[around]
+        """Return the origin of a key, or else of a key around it, or else of a key inside it.
+
+        It is "configuration" if nobody set any of them.
+        """
+        set_key = key
+        while set_key and set_key not in self.values:
+            set_key = set_key.rpartition(".")[0]
+        if set_key:
+            setters = self.values[set_key]
         else:
             setters = self._find_setters_inside(key)
         if setters:
@@ -79,9 +87,12 @@ class Origins:
         return {}
 
     def over(self, layer: ConfigLayer, *, instead_of: str) -> Origins:
-        """Return these origins over another layer.
+        """Return these origins with one more layer below them.
 
-        The layer stands in the place of the key `instead_of` itself.
+        Args:
+            layer: The layer that these origins override.
+            instead_of: The key whose own value the layer replaces: a recipe's fields replace the
+                recipe's name.
         """
         values: dict[str, Mapping[str, Any]] = {}
         for key, value in layer.values.items():
@@ -99,7 +110,7 @@ class Origins:
 def flatten_leaves(value: Any, prefix: str) -> dict[str, Any]:
     """Return dotted key -> value of plain data below `prefix`.
 
-    A value that is no mapping, or an empty one, has the prefix itself as its key.
+    The key of a value that is not a mapping, or of an empty mapping, is the prefix itself.
     """
     if not isinstance(value, dict) or not value:
         if prefix:

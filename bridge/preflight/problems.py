@@ -1,4 +1,4 @@
-"""`Problems`: the faults that are found while a run is read, raised together."""
+"""`Problems`: the faults found while a run is read, raised together in one error."""
 
 from __future__ import annotations
 
@@ -11,7 +11,11 @@ from bridge.target.fields import OWNER_FIELD_NAMES
 
 
 class Problems:
-    """Collects sentences; each names who set the value."""
+    """Collects the faults of a run as sentences, each with the origin of its value.
+
+    Args:
+        origins: The sources of each key; None: a sentence names no source.
+    """
 
     def __init__(self, origins: Origins | None = None) -> None:
         self.origins = origins or Origins()
@@ -28,9 +32,15 @@ class Problems:
         *,
         rule_id: str = "",
     ) -> None:
-        """Add one fault, with the remedy "Give one." where there is none.
+        """Add one fault.
 
-        `rule_id` is the id of its rule of the check.
+        Args:
+            path: The dotted key of the setting.
+            rule: The rule that its value breaks, as a clause.
+            value: The value.
+            remedy: What to do, as a sentence; empty: "Give one."
+            matches: Names that may have been meant.
+            rule_id: The id of a rule of the check, if the fault is one of its findings.
         """
         remedy = remedy or "Give one."
         if not remedy.endswith((".", "?")):
@@ -43,24 +53,30 @@ class Problems:
         self._matches.extend(matches)
 
     def add_all(self, faults: Iterable[Finding]) -> None:
-        """Add findings, each as it would be added by itself."""
+        """Add a fault for each finding."""
         for fault in faults:
             self.add(fault.path, fault.rule, fault.value, fault.remedy, rule_id=fault.id)
 
     def unknown(
         self, path: str, value: Any, rule: str, known: Iterable[str], *, word: str | None = None
     ) -> None:
-        """Add a key that does not exist, with the nearest ones that do.
+        """Add the fault of a key that does not exist, with the nearest known keys.
 
-        `word` is the wrong part of the key; None: its last part.
+        Args:
+            path: The key.
+            value: The value that it was given.
+            rule: The rule that it breaks, as a clause: "no such field".
+            known: The keys that exist.
+            word: The wrong part of the key; None: its last part.
         """
         known = list(known)
         matches: list[str] = []
-        if len(self._sentences) < MAX_LINES:  # of a file of 40,000 fields, for example
+        # Only MAX_LINES lines are shown, and a file may have 40,000 unknown fields.
+        if len(self._sentences) < MAX_LINES:
             matches = close_matches(word or path.rpartition(".")[2], known)
-        for role, names in OWNER_FIELD_NAMES.items():
+        for owner_name, names in OWNER_FIELD_NAMES.items():
             if path in names:  # num_layers for model.num_layers
-                matches = [f"{role}.{path}"]
+                matches = [f"{owner_name}.{path}"]
                 break
         if matches:
             hint = did_you_mean(matches)
@@ -71,24 +87,33 @@ class Problems:
         self.add(path, rule, value, hint, matches)
 
     def refuse_targets(self, value: Any, path: str = "") -> None:
-        """Add every ``_target_`` in plain data below `path`."""
+        """Add a fault for each ``_target_``, with which a config would instantiate an object.
+
+        Args:
+            value: Plain data.
+            path: The dotted key of the data; empty: the whole config.
+        """
         items = value
         if isinstance(value, list):
             items = dict(enumerate(value))
         if not isinstance(items, dict):
             return
         for key, inner in items.items():
-            where = str(key)
+            inner_path = str(key)
             if path:
-                where = f"{path}.{key}"
+                inner_path = f"{path}.{key}"
             if key == "_target_":
                 rule = "configurations are data, and nothing in them is instantiated"
                 remedy = "Register a recipe with recipes_from, or set the field's value."
-                self.add(where, rule, inner, remedy)
-            self.refuse_targets(inner, where)
+                self.add(inner_path, rule, inner, remedy)
+            self.refuse_targets(inner, inner_path)
 
     def raise_any(self) -> None:
-        """Raise RunConfigError with everything collected so far, or do nothing."""
+        """Raise the faults that were collected, if any.
+
+        Raises:
+            RunConfigError: It has a line for each fault.
+        """
         if not self._sentences:
             return
         lines = self._sentences

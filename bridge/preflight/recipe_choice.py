@@ -3,36 +3,23 @@
     target = parse_target("h100x8,te2.8,cuda12.9,mcore0.18")
     resolve_auto("auto:fp8", target=target, parameters=70_000_000_000)
 
-The policy is a table: per compute capability what is safe ("auto"), what an FP8 ask gets, and what
-is fastest. Nothing is chosen for a machine without a visible GPU unless a target says so: what a
-driver or a login node sees is not what the run will find.
-
-`check_support` says which recipe runs on which target, and `build_support_matrix` of all of them: for FP8 and FP4 the
-rules decide.
+`POLICIES` is a table. For each compute capability it has the safe recipe ("auto"), the recipes of an
+FP8 request, and the fastest recipes. Without a target, a machine with no visible GPU is refused:
+the GPUs of a login node are not those of the run.
 """
 
-from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from bridge.errors import BackendUnavailableError, RunConfigError, close_matches, did_you_mean
 from bridge.model.modules import list_embedding_modules, list_layer_modules, list_output_modules
-from bridge.model.read_tracking import AttributeView
 from bridge.model.shape import ModelShape
-from bridge.precision.grouping import group_pairs
-from bridge.precision.mode import get_mode, get_scheme
-from bridge.registry.config import MixedPrecisionConfig
-from bridge.registry.registry import get_mixed_precision_config
-from bridge.rules.context import PRECISION_OWNERS, RuleContext, get_effective_values
-from bridge.rules.rule import RuleFinding, cast_to_precision_rules, evaluate_rules
-from bridge.rules.rulebook import RULES_BY_ID
-from bridge.rules.topics.system.target import BLOCKWISE_ON_BLACKWELL, is_blockwise_on_blackwell
+from bridge.preflight.recipe_support import check_support
 from bridge.target.declaration import TARGET_EXAMPLE
-from bridge.target.fields import OWNER_DEFAULTS
-from bridge.target.gpus import GPUS, Gpu
+from bridge.target.gpus import Gpu
 from bridge.target.machine import detect_target
 from bridge.target.target import Target
-from bridge.target.versions import PRODUCT_TITLES, format_dotted, is_at_least
+from bridge.target.versions import PRODUCT_TITLES, is_at_least
 
 SMALL_MODEL_PARAMETERS = 100_000_000
 """Parameters below which a model is trained in FP32."""
@@ -50,18 +37,19 @@ class Policy:
     """One row: compute capabilities, and the recipes to try, best first."""
 
     since: tuple[int, int]
-    """First compute capability of the row; the row holds up to the next one."""
+    """First compute capability of the row, which counts up to that of the next row."""
     title: str
+    """The generation of GPUs, in messages."""
     safe: str = "bf16_mixed"
-    """For "auto"."""
+    """The recipe for "auto"."""
     fp8: tuple[str, ...] = ()
-    """For "auto:fp8"; empty: there is none."""
+    """The recipes for "auto:fp8", best first; empty: FP8 is refused."""
     fastest: tuple[str, ...] = ()
-    """For "auto:fastest", before what is safe."""
+    """The recipes for "auto:fastest", best first; then comes the safe one."""
     why: str = "BF16 is native, and FP8 is taken on ask"
     """The reason for the safe choice."""
     no_fp8_reason: str = "no FP8 matrix units"
-    """Why an FP8 ask is refused where there is no recipe for it."""
+    """Why an FP8 request is refused if there is no recipe for it."""
 
 
 _CURRENT = "bf16_with_fp8_current_scaling_mixed"
@@ -126,14 +114,18 @@ _ROCM = Policy(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """The recipe that was chosen, and the reason; kept with the run."""
+    """The recipe that was chosen for a request, and the reason. The run folder records it."""
 
     request: str
+    """A key of `REQUESTS`."""
     recipe: str
+    """The name of the chosen recipe."""
     reason: str
+    """Why it was chosen, as a clause."""
     rejected: tuple[tuple[str, str], ...] = ()
-    """(recipe, why not) of those that came before it."""
+    """(recipe, why not) pairs of the recipes that would have been better."""
     target: str = ""
+    """The target as text."""
 
     def to_dict(self) -> dict[str, object]:
         """Return the choice as plain data."""
@@ -148,9 +140,9 @@ class Choice:
 
 
 def count_parameters(model: Any) -> int | None:
-    """Return the parameters of the model that a config describes, without MTP layers.
+    """Return the number of parameters of a model, without its MTP layers.
 
-    None where it cannot be read.
+    None if the model's config cannot be read.
     """
     try:
         shape = ModelShape.from_model(model)
@@ -168,40 +160,46 @@ def count_parameters(model: Any) -> int | None:
 def resolve_auto(
     request: str, *, target: Target | None = None, parameters: int | None = None
 ) -> Choice:
-    """Choose a recipe for a request, a key of `REQUESTS`.
+    """Choose a recipe for a request.
 
-    Without a target it is for this machine, which has to show a GPU; a model of unknown size is not
-    taken for small. BackendUnavailableError where FP8 was asked for, and no FP8 recipe runs there.
+    Args:
+        request: A key of `REQUESTS`.
+        target: The target; without a GPU in it, this machine, which must have one.
+        parameters: The number of parameters of the model. A model of unknown size is not small.
+
+    Raises:
+        RunConfigError: An unknown request, or no GPU is known.
+        BackendUnavailableError: FP8 is requested, and no FP8 recipe runs on the target.
     """
     wanted = request.strip().lower()
     if wanted not in REQUESTS:
         matches = close_matches(wanted, REQUESTS)
         hint = did_you_mean(matches) or f"There are {', '.join(REQUESTS)}."
         raise RunConfigError(f"mixed_precision: no such request, got {request!r}. {hint}", matches)
-    place = target
-    if place is None or place.gpu is None:
-        place = detect_target()
-    if place.gpu is None or (place.is_detected and not place.gpu.is_gpu):
+    if target is None or target.gpu is None:
+        target = detect_target()
+    if target.gpu is None or (target.is_detected and not target.gpu.is_gpu):
         raise RunConfigError(
             f"mixed_precision: {wanted} is chosen by the GPUs of the run, "
             f"and no GPU is visible here, got {request!r}. "
             f"Resolve it on the worker, or declare the target: target={TARGET_EXAMPLE}."
         )
-    policy = _get_policy(place.gpu)
+    policy = _get_policy(target.gpu)
     if wanted == "auto:fp8":
-        return _choose_fp8(wanted, policy, place)
+        return _choose_fp8(wanted, policy, target)
     if parameters is not None and parameters < SMALL_MODEL_PARAMETERS:
         why = (
             f"{parameters / 1e6:.1f} million parameters gain nothing from less than FP32 "
             "(the line is at 100 million)"
         )
-        return Choice(request=wanted, recipe="fp32", reason=why, target=str(place))
+        return Choice(request=wanted, recipe="fp32", reason=why, target=str(target))
     if wanted == "auto:fastest" and policy.fastest:
-        return _choose_fastest(wanted, policy, place)
-    return _choose_safe(wanted, policy, place)
+        return _choose_fastest(wanted, policy, target)
+    return _choose_safe(wanted, policy, target)
 
 
 def _choose_fastest(request: str, policy: Policy, target: Target) -> Choice:
+    """Choose the fastest recipe that runs well, or else the safe one."""
     recipe, rejected = _find_first_supported(policy.fastest, target)
     reason = f"it is the fastest that trains well on {policy.title}"
     if recipe is None:
@@ -217,6 +215,7 @@ def _choose_fastest(request: str, policy: Policy, target: Target) -> Choice:
 
 
 def _choose_safe(request: str, policy: Policy, target: Target) -> Choice:
+    """Choose the safe recipe."""
     recipe = policy.safe
     rejected = []
     if policy.fp8:
@@ -234,6 +233,11 @@ def _choose_safe(request: str, policy: Policy, target: Target) -> Choice:
 
 
 def _choose_fp8(request: str, policy: Policy, target: Target) -> Choice:
+    """Choose the best FP8 recipe that runs on the target.
+
+    Raises:
+        BackendUnavailableError: None does.
+    """
     recipe, rejected = _find_first_supported(policy.fp8, target)
     if recipe is None:
         why = "; ".join(f"{name}: {reason}" for name, reason in rejected)
@@ -253,6 +257,7 @@ def _choose_fp8(request: str, policy: Policy, target: Target) -> Choice:
 
 
 def _get_policy(gpu: Gpu) -> Policy:
+    """Return the row of a GPU: the last one that begins at or below its compute capability."""
     if not gpu.is_gpu:
         return _NO_GPU
     if gpu.capability is None:
@@ -264,26 +269,32 @@ def _get_policy(gpu: Gpu) -> Policy:
     return policy
 
 
-def _find_first_supported(
-    candidates: tuple[str, ...], target: Target
-) -> tuple[str | None, list[tuple[str, str]]]:
-    """Return the first recipe that runs well on the target, and those before it with the reason."""
+class _Candidates(NamedTuple):
+    """The first of some recipes that runs well on a target, and the rejected ones before it."""
+
+    recipe: str | None
+    rejected: list[tuple[str, str]]
+
+
+def _find_first_supported(candidates: tuple[str, ...], target: Target) -> _Candidates:
+    """Return the first recipe that runs well on the target, and the rejected ones before it."""
     rejected: list[tuple[str, str]] = []
     for name in candidates:
         supported = check_support(name, target)
+        # An emulated recipe is no gain in NVFP4 and blockwise FP8, so another one is better.
         is_worse = supported.verdict == "emulated" and name in (_NVFP4, _BLOCKWISE)
         if supported.verdict == "no" or is_worse:
             why: str | None = supported.reason
         else:
             why = _find_version_fault(name, target)
         if why is None:
-            return name, rejected
+            return _Candidates(recipe=name, rejected=rejected)
         rejected.append((name, why))
-    return None, rejected
+    return _Candidates(recipe=None, rejected=rejected)
 
 
 def _find_version_fault(name: str, target: Target) -> str | None:
-    """Return why a recipe that would run is not trained with yet, or None."""
+    """Return why a recipe that runs is rejected for the versions of the target; None if it is not."""
     if name != _NVFP4:
         return None
     for product, least in (("te", "2.14"), ("mcore", "0.18")):
@@ -296,127 +307,3 @@ def _find_version_fault(name: str, target: Target) -> str | None:
                 f"its FP4 weights are right from {PRODUCT_TITLES[product]} {least} on, and {known}"
             )
     return None
-
-
-_RULE_VERDICTS = {
-    **dict.fromkeys(("PB602", "PB603", "PB621", "PB622", "PB608", "PB606", "PB610", "PB605"), "no"),
-    **dict.fromkeys(("PB611", "PB609", "PB617", "PB604", "PB623"), "emulated"),
-    **dict.fromkeys(("PB614", "PB607"), "unknown"),
-}
-"""Rule -> the verdict where it speaks; the first verdict counts."""
-_VERSION_INDEPENDENT_RULES = (
-    "PB602",
-    "PB603",
-    "PB608",
-    "PB611",
-    "PB614",
-    "PB621",
-    "PB622",
-    "PB623",
-)
-"""Rules whose verdict no version changes."""
-_SUPPORT_RULES = cast_to_precision_rules(RULES_BY_ID[name] for name in _RULE_VERDICTS)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Support:
-    """Whether a target runs a recipe."""
-
-    verdict: str
-    """native, emulated, unknown or no.
-
-    native: in hardware. emulated: runs, but not in hardware of that format. unknown: depends on
-    versions that the target does not state. no: does not run.
-    """
-    reason: str
-    needs: tuple[tuple[str, str], ...] = ()
-    """(product, least version) pairs that the recipe needs there."""
-
-
-def check_support(recipe: str | MixedPrecisionConfig, target: Target) -> Support:
-    """Return whether `target` runs `recipe`, as far as GPU, CUDA and Transformer Engine decide."""
-    config = get_mixed_precision_config(recipe)
-    if target.gpu is None:
-        return Support(verdict="unknown", reason="the target names no GPU")
-    if get_scheme(config) is not None:
-        return _check_low_precision(config, target)
-    mode = get_mode(config)
-    if config.autocast_enabled:
-        mode = "bf16"
-    if mode == "bf16" and not target.gpu.has_native_bf16:
-        return Support(verdict="emulated", reason="BF16 is native from compute capability 8.0 on")
-    if mode == "fp16" and not target.gpu.is_gpu:
-        return Support(verdict="emulated", reason="CPUs convert FP16 for most operators")
-    return Support(verdict="native", reason=f"{mode.upper()} is native")
-
-
-def _check_low_precision(config: MixedPrecisionConfig, target: Target) -> Support:
-    views = {
-        role: AttributeView({**OWNER_DEFAULTS[role], **get_effective_values(config)})
-        for role in PRECISION_OWNERS
-    }
-    context = RuleContext(config, views=views, target=target)
-    findings = evaluate_rules(_SUPPORT_RULES, context)
-    verdict = _find_verdict(findings)
-    reasons = []
-    for finding in findings:
-        if _RULE_VERDICTS[finding.id] == verdict:
-            reasons.append(finding.rule + _format_version(finding))
-    reason = "; ".join(reasons) or f"{get_scheme(config)} is native"
-    needs: tuple[tuple[str, str], ...] = ()
-    if not any(finding.id in _VERSION_INDEPENDENT_RULES for finding in findings):
-        needs = _list_least_versions(context)
-    return Support(verdict=verdict, reason=reason, needs=needs)
-
-
-def _find_verdict(findings: Collection[RuleFinding]) -> str:
-    ids = {finding.id for finding in findings}
-    for rule_id, verdict in _RULE_VERDICTS.items():
-        if rule_id in ids:
-            return verdict
-    return "native"
-
-
-def _format_version(finding: RuleFinding) -> str:
-    """Return the version that a rule speaks about, as the end of its sentence."""
-    # PB608: there is no Transformer Engine, hence no version to name.
-    if finding.path not in ("target.te", "target.cuda") or finding.id == "PB608":
-        return ""
-    return f", this is {finding.value}"
-
-
-def _list_least_versions(context: RuleContext) -> tuple[tuple[str, str], ...]:
-    """Return (product, least version) pairs that the scheme needs on the target."""
-    if context.row is None:
-        return ()
-    te = context.row.min_transformer_engine
-    if is_blockwise_on_blackwell(context):
-        te = BLOCKWISE_ON_BLACKWELL
-    needs = []
-    for product, least in (("te", te), ("cuda", context.row.min_cuda)):
-        if least is not None:
-            needs.append((product, least))
-    return tuple(needs)
-
-
-def group_gpus() -> dict[str, list[Gpu]]:
-    """Return the columns of the matrix: architecture and compute capability -> its GPUs.
-
-    The GPUs of a column run the same recipes.
-    """
-    titles = []
-    for gpu in GPUS.values():
-        capability = format_dotted(gpu.capability or ())
-        titles.append((f"{gpu.generation} {capability}".rstrip(), gpu))
-    return group_pairs(titles)
-
-
-def build_support_matrix(recipes: Iterable[str]) -> dict[str, dict[str, Support]]:
-    """Return recipe -> generation's title -> support, with no versions assumed."""
-    columns = group_gpus()
-    rows: dict[str, dict[str, Support]] = {}
-    for name in recipes:
-        rows[name] = {}
-        for title, gpus in columns.items():
-            rows[name][title] = check_support(name, Target(gpu=gpus[0]))
-    return rows

@@ -1,30 +1,29 @@
 """`Run`: a run before it starts, as every command asks about it.
 
     run = load_run(config_file="run_config.yaml")      # of a file, by `bridge.front.loader`
-    run = Run.of("bf16_mixed", model={"num_layers": 80}, target=parse_target("h100x8"))
+    run = Run.from_configs("bf16_mixed", model={"num_layers": 80}, target=parse_target("h100x8"))
     run.prediction.values["model"]["bf16"]             # as the last sync before it leaves it
     run.plan, run.planned.memory                       # what follows from that
 
-It has the sections as they are stated, the precision, the target and the source of each value.
-Nothing is written into it. Its check is `bridge.preflight.check.check`.
+A run has the sections as they are stated, the precision, the target and the source of each value.
+It is never written to. A command makes a run once, of the values of a file or of the config tree:
+`Run.from_configs`. A run that is about to begin is made once more, of the container that holds
+Megatron's objects: `Run.from_container`. `bridge.preflight.check.check` checks a run.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from bridge.errors import Finding, PrecisionTypeError, RunConfigError
 from bridge.model.read_tracking import track_reads
 from bridge.model.section import SECTION_NAMES
-from bridge.precision.fields import COMMAND_LINE
 from bridge.precision.statements import list_field_names
+from bridge.preflight.deciders import Deciders
 from bridge.preflight.file_reading import (
-    DETERMINISM_RELEASE,
-    DETERMINISM_VARIABLES,
     MEGATRON_BRIDGE,
     MEGATRON_CORE,
     MEGATRON_LM,
@@ -47,23 +46,6 @@ if TYPE_CHECKING:
     from bridge.preflight.recipe_choice import Choice
     from bridge.registry.schedule import Phase
 
-MODE_SWITCHES = ("model.bf16", "model.fp16", "optimizer.bf16", "optimizer.fp16")
-EQUIVALENT_SETTINGS = {
-    "model.hybrid_override_pattern": "model.hybrid_layer_pattern",
-    "data.vocab_size": "model.vocab_size",
-    "data.seq_length": "model.seq_length",
-    "ddp.use_custom_fsdp": "ddp.use_megatron_fsdp",
-}
-"""Setting that has another name of the same meaning -> that name.
-
-Where one of them is stated, both are known.
-"""
-SIZE_OPTION = re.compile(r"--[\w-]+-size")
-"""An option of a size that is not read.
-
-A fork may have it in the place of a setting that the file states too: `--moe-expert-parallel-size`
-of Megatron-DeepSpeed next to `--expert-model-parallel-size`. Then the statement decides nothing.
-"""
 BYTE_VOCABULARY_SIZE = 256
 """Vocabulary of text that is tokenised to bytes."""
 LAYER_SETTINGS = (
@@ -73,9 +55,24 @@ LAYER_SETTINGS = (
     "model.virtual_pipeline_model_parallel_size",
     "model.pipeline_model_parallel_layout",
 )
-"""Settings that say which layers there are, and on which stage."""
+"""Settings that say which layers a model has, and on which pipeline stage each is."""
 STATED_BACKENDS = ("te", "emulated", "te_cpu")
-"""What runs low-precision GEMMs, where a run states it; with "auto" the place decides."""
+"""Values of `precision_backend` that name a backend; with "auto" the machine decides."""
+DETERMINISM_VARIABLES = {
+    "NCCL_ALGO": "Ring",
+    "NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0",
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+}
+"""Variables that Megatron-LM sets at the start of a run with ``--deterministic-mode``.
+
+It leaves a variable that is set. Source: megatron-core 0.19.2 training/determinism.py
+apply_determinism_env.
+"""
+DETERMINISM_RELEASE = "0.19"
+"""First release of megatron-core whose training sets these variables.
+
+Source: Megatron-LM core_v0.18.2 training/arguments.py sets none.
+"""
 RUN_ONLY_KEYS = (
     "mixed_precision",
     "precision_backend",
@@ -92,31 +89,31 @@ class Run:
     """A run before it starts."""
 
     sections: Mapping[str, Any] = field(default_factory=dict)
-    """Every key but the precision.
+    """Every key of the run but the precision -> its value.
 
-    They are the sections, each a mapping of Megatron's fields, Megatron's object or None, and
-    `target`, `silence`, `precision_backend` and `precision_schedule`.
+    A section such as `model` is a mapping of Megatron's fields, an object of Megatron's class, or
+    None. The other keys are `target`, `silence`, `precision_backend` and `precision_schedule`.
     """
     precision: MixedPrecisionConfig | None = None
-    """The precision with what was stated and by whom; None: the owners keep their own settings."""
+    """The precision, with the origin of each stated field; None: the owners keep their settings."""
     target: Target = field(default_factory=Target)
-    """The machines and releases of the run; empty where nothing states them."""
+    """The machines and releases of the run; empty if nothing states them."""
     choice: Choice | None = None
-    """The choice that ``mixed_precision=auto`` was resolved to."""
+    """The recipe that ``mixed_precision=auto`` was resolved to, with the reason; None without auto."""
     origins: Origins | None = None
     """The sources of each key; None: a finding names no source."""
     reading: FileReading = field(default_factory=FileReading)
-    """What a file says besides its sections: its framework, its release, what it leaves open."""
+    """The facts of the file besides its sections: framework, release, open settings."""
     environment: Mapping[str, str] | None = None
-    """Environment variables of the run; None: those of the file, if any."""
+    """Environment variables of the run; None: the variables that the file sets, if any."""
     starting_program: Program | None = None
-    """The program that starts it; None: what the sections and the file show of it."""
+    """The program that starts the run; None: it is inferred from the sections and the file."""
     name: str = "config"
     """The file, or the primary config, that was read."""
     unknown: Mapping[str, Any] = field(default_factory=dict)
-    """Keys of the precision that are no field -> their values."""
+    """Keys of the precision that are not fields -> their values."""
     malformed: Sequence[Finding] = ()
-    """Values of the precision that are not of their field's type."""
+    """A finding for each value of the precision that is not of its field's type."""
 
     @classmethod
     def from_configs(
@@ -136,28 +133,29 @@ class Run:
             target: The machines and releases; None: nothing is known of them.
             environment: Environment variables of the run; None: not known.
             origins: The sources of each key; None: not known.
-            program: The program that starts it; None: what the sections show of it.
-            **sections: model, optimizer, ddp, train, data, peft,
-                checkpoint and the other keys of a run.
+            program: The program that starts the run; None: it is inferred from the sections.
+            **sections: model, optimizer, ddp, train, data, peft, checkpoint and the other keys of
+                a run.
 
         Raises:
             RunConfigError: ``auto`` without a GPU.
             UnknownRecipeError: No such recipe.
         """
-        place = target or Target()
-        unknown: dict[str, Any] = {}
-        malformed: list[Finding] = []
+        target = target or Target()
+        unknown: Mapping[str, Any] = {}
+        malformed: Sequence[Finding] = ()
         config, choice = precision, None
         if is_auto(config):
-            config, choice = resolve_precision(config, sections.get("model"), place)
+            config, choice = resolve_precision(config, sections.get("model"), target)
         if isinstance(config, Mapping):
-            config = _make_stated_config(config, unknown, malformed)
+            fields = _parse_precision_fields(config)
+            config, unknown, malformed = fields.config, fields.unknown, fields.malformed
         if config is not None:
             config = get_mixed_precision_config(config)
         return cls(
             sections=sections,
             precision=config,
-            target=place,
+            target=target,
             choice=choice,
             origins=origins,
             environment=environment,
@@ -171,8 +169,8 @@ class Run:
         """Return the run of a `ConfigContainer`, or of a mapping of its sections.
 
         Args:
-            container: Its `target` counts where the argument says nothing.
-            target: What `parse_target` reads, "auto" for this machine, or None.
+            container: The container.
+            target: A target's text, "auto" for this machine, or None: the container's own.
 
         Raises:
             RunConfigError: An unreadable target, or ``auto`` without a GPU.
@@ -193,7 +191,11 @@ class Run:
     # -- its settings ------------------------------------------------------------------------------
 
     def section(self, name: str) -> dict[str, Any]:
-        """Return the values of a section that is a mapping; none for an absent one or an object."""
+        """Return the values of a section that is a mapping.
+
+        Empty for an absent section, and for an object of Megatron's class, which a container holds.
+        `prediction.values` has the values of both.
+        """
         values = self.sections.get(name)
         if isinstance(values, dict):
             return values
@@ -227,37 +229,43 @@ class Run:
         elif self.reading.settings_of == MEGATRON_CORE:
             kind = ProgramKind.OWN_CONFIGS
         loads = get_section(self.sections.get("checkpoint"), "load") is not None
+        faults = self.reading.option_faults
         return Program(
             kind=kind,
-            # scripts/train.py reads its own checkpoints, and needs no environment variable for them.
+            # The variables that a resumed run needs are for Megatron's loader. scripts/train.py
+            # reads its checkpoints itself and needs none.
             is_resumed=loads and kind is not ProgramKind.TRAIN_SCRIPT,
-            refused_arguments=self.reading.refused,
-            faulty_options=self.reading.faulty_options,
-            dropped_fields=self.reading.dropped_fields,
+            refused_arguments=faults.refused,
+            faulty_options=faults.misdirected,
+            dropped_fields=faults.dropped_fields,
         )
 
     @property
     def stated_environment(self) -> Mapping[str, str]:
-        """The environment variables of the run, as far as they are stated."""
+        """The environment variables that the caller or the file states."""
         if self.environment is None:
             return self.reading.environment
         return self.environment
 
     @property
     def environment_at_start(self) -> Mapping[str, str]:
-        """The variables of the run, with those that Megatron-LM sets where any are stated."""
+        """The variables of the run, with those that Megatron-LM sets in a deterministic run.
+
+        Without a stated variable nothing is known of the environment, so none is added.
+        """
         stated = self.stated_environment
-        is_of_megatron_lm = self.reading.framework == MEGATRON_LM
-        sets_them = (
-            is_of_megatron_lm and is_at_least(self.target.mcore, DETERMINISM_RELEASE) is not False
+        is_deterministic = (
+            self.reading.framework == MEGATRON_LM
+            and is_at_least(self.target.mcore, DETERMINISM_RELEASE) is not False
+            and bool(self.model.get("deterministic_mode"))
         )
-        if stated and sets_them and self.model.get("deterministic_mode"):
+        if stated and is_deterministic:
             return {**DETERMINISM_VARIABLES, **stated}
         return stated
 
     @property
     def backend(self) -> str | None:
-        """The backend of low-precision GEMMs that the run states; None: the place decides."""
+        """The backend of low-precision GEMMs that the run states; None: the machine decides."""
         backend: str | None = self.sections.get("precision_backend")
         if backend in STATED_BACKENDS:
             return backend
@@ -267,50 +275,64 @@ class Run:
 
     @cached_property
     def prediction(self) -> Prediction:
-        """The run as the last sync before it leaves it."""
-        sections = {name: self.sections.get(name) for name in SECTION_NAMES}
-        data = self.section("data")
-        if data and self.sections.get("precision_backend") is not None:  # text of our own runs
-            sections["data"] = {
-                **data,
-                "vocab_size": data.get("vocab_size") or BYTE_VOCABULARY_SIZE,
-            }
-        predicted = predict(
+        """The run with the values that its owners have after the last sync."""
+        uncertainty = self.reading.uncertainty
+        prediction = predict(
             self.precision,
-            sections,
+            self._predicted_sections,
             target=self.target,
-            no_plan_reason=self.reading.no_plan_reason,
-            uncounted=self.reading.uncounted,
+            no_plan_reason=uncertainty.no_plan_reason,
+            uncounted=uncertainty.uncounted_options,
             environment=self.stated_environment,
         )
         debugger = self.sections.get("tensor_inspect")
         if not isinstance(debugger, Mapping) or not debugger.get("enabled"):
-            return predicted
-        if self.reading.no_plan_reason is not None:
-            return predicted
+            return prediction
+        if uncertainty.no_plan_reason is not None:
+            return prediction
         from bridge.precision.debug_features import DebugFeatures  # few runs have a debugger
 
-        return replace(predicted, features=DebugFeatures.from_content(debugger.get("features")))
+        return replace(prediction, features=DebugFeatures.from_content(debugger.get("features")))
+
+    @property
+    def _predicted_sections(self) -> dict[str, Any]:
+        """The sections of the prediction, with the vocabulary of the data.
+
+        Only runs of scripts/train.py state a backend, and their data are text as bytes by default.
+        """
+        sections = {name: self.sections.get(name) for name in SECTION_NAMES}
+        data = self.section("data")
+        if data and self.sections.get("precision_backend") is not None:
+            vocab_size = data.get("vocab_size") or BYTE_VOCABULARY_SIZE
+            sections["data"] = {**data, "vocab_size": vocab_size}
+        return sections
 
     @cached_property
     def planned(self) -> PlannedRun:
-        """The run as the calculators take it."""
-        from bridge.plan.planned_run import PlannedRun  # most checks do without it
+        """The planned run, which counts memory and alignment."""
+        from bridge.plan.planned_run import PlannedRun  # most checks do not need it
 
         return PlannedRun(prediction=self.prediction)
 
     @cached_property
     def plan(self) -> PrecisionPlan:
-        """The precision plan of the run; RunConfigError for a model that cannot be planned."""
-        from bridge.plan.precision_plan import make_plan  # most checks do without it
+        """The precision plan of the run.
+
+        Raises:
+            RunConfigError: The model cannot be planned.
+        """
+        from bridge.plan.precision_plan import make_plan  # most checks do not need it
 
         return make_plan(self.prediction)
 
     @property
     def phases(self) -> Sequence[Phase]:
-        """The phases of the precision schedule; none without one.
+        """The phases of the precision schedule, the run's own precision first.
 
-        The first phase is the run's own precision.
+        Empty if the run has no schedule.
+
+        Raises:
+            RunConfigError: The run has a schedule and does not state its number of steps.
         """
         rows = self.sections.get("precision_schedule")
         if rows is None:
@@ -326,7 +348,7 @@ class Run:
         return plan_phases(getattr(rows, "rows", rows), precision, owners, train_iters=train_iters)
 
     def with_precision(self, precision: MixedPrecisionConfig | None) -> Run:
-        """Return the same run in another precision."""
+        """Return this run in another precision."""
         return replace(self, precision=precision)
 
     # -- where its values come from ----------------------------------------------------------------
@@ -334,10 +356,10 @@ class Run:
     def origin_of(self, path: str) -> str:
         """Return who set a setting ("model.hidden_size").
 
-        Where nobody set it, it is "default", "assumed" or "open".
+        If nobody set it, the origin is "default", "assumed" or "open".
         """
         if self.find_decider(path) is not None:
-            if path in self.reading.opened or path in self.reading.open_values:
+            if self._deciders.is_open(path):
                 return "open"
             return "assumed"
         origin = UNKNOWN_ORIGIN
@@ -347,82 +369,25 @@ class Run:
             return "default"
         return origin
 
+    @cached_property
+    def _deciders(self) -> Deciders:
+        """The deciders of the settings whose values are assumed or open."""
+        return Deciders(reading=self.reading, origins=self.origins, model=self.model)
+
     @property
     def has_unsettled_values(self) -> bool:
         """Whether values of the run are assumed, or decided when it starts."""
-        reading = self.reading
-        if reading.unstated_by is not None or reading.mode_decided_by is not None:
-            return True
-        return bool(reading.open_values) or bool(reading.opened) or reading.is_release_assumed
+        return self.reading.uncertainty.is_any_value_open or self.reading.release.is_assumed
 
     def find_decider(self, path: str) -> str | None:
-        """Return what decides a setting where its value is assumed or open.
-
-        None where it is stated or known.
-        """
-        if path == "target.mcore":
-            return self._find_release_decider()
-        origin = self._get_origins(path)
-        is_of_command_line = origin is not None and COMMAND_LINE in origin
-        if is_of_command_line or self._is_stated(EQUIVALENT_SETTINGS.get(path, "")):
-            return None
-        if path in MODE_SWITCHES:
-            return self._find_mode_decider()
-        return self._find_unread_source(path) or self._find_value_decider(path)
-
-    def _find_release_decider(self) -> str | None:
-        """Return why the release of Megatron Core is assumed; None where it is known."""
-        if self.reading.is_release_assumed:
-            return "the file names no release"
-        return None
-
-    def _find_unread_source(self, path: str) -> str | None:
-        """Return the source that is not read and may change a setting, where it outdoes the file.
-
-        It does so where the file does not state the setting or cannot be planned, or where the
-        source is an option of a size.
-        """
-        opener = self.reading.opened.get(path)
-        if opener is None:
-            return None
-        is_size = SIZE_OPTION.fullmatch(opener) is not None
-        if is_size or self.reading.no_plan_reason is not None or not self._is_stated(path):
-            return opener
-        return None
-
-    def _find_value_decider(self, path: str) -> str | None:
-        """Return what decides a value that the file leaves to the start, or does not state."""
-        reading = self.reading
-        if path in reading.open_values:
-            return f"the value {reading.open_values[path]}"
-        if path in reading.settled_at_start:
-            return self._mode_decider
-        if self._is_stated(path):
-            return None
-        return reading.unstated_by
-
-    @property
-    def _mode_decider(self) -> str | None:
-        """What decides the mode where nothing states it, as a noun."""
-        decider = self.reading.mode_decided_by
-        if decider is None:
-            return None
-        return self.reading.unstated_by or decider.rstrip(",")
-
-    def _find_mode_decider(self) -> str | None:
-        """Return what decides a switch of the mode; None where it is known."""
-        decider = self._mode_decider
-        if decider is not None:
-            return decider
-        if self.model.get("bf16") is True or self.model.get("fp16") is True:
-            return None
-        return self.reading.unstated_by
+        """Return the decider of a setting that is assumed or open; None if its value is known."""
+        return self._deciders.find(path)
 
     def find_decider_after_sync(self, path: str) -> str | None:
-        """Return what decides the value of a setting after the sync, where it is assumed or open.
+        """Return the decider of a setting's value after the sync; None if that value is known.
 
-        None for a setting that a recipe writes. But a recipe's rows about modules are written as
-        the model's layers ask, and a switch of sharding as the other owner has it.
+        A setting that a recipe writes is known, with two exceptions: the rows of a recipe about
+        modules follow the layers of the model, and a switch of sharding follows another owner.
         """
         section, _, name = path.partition(".")
         if section == "mixed_precision":
@@ -444,7 +409,11 @@ class Run:
         return None
 
     def rests_on(self, compute: Callable[[], object]) -> dict[str, str]:
-        """Return the assumed and open settings that an answer rests on -> what decides each."""
+        """Return the assumed and open settings that an answer rests on -> the decider of each.
+
+        Args:
+            compute: Computes the answer. The settings that it reads are recorded.
+        """
         with track_reads() as paths:
             compute()
         if not self.has_unsettled_values:
@@ -457,11 +426,12 @@ class Run:
         return deciders
 
     def require_mode(self) -> None:
-        """Raise RunConfigError where nothing states the mode.
+        """Refuse a run whose mode nothing states.
 
-        The message says what decides the mode and how to state it.
+        Raises:
+            RunConfigError: It names the decider of the mode, and the ways to state the mode.
         """
-        decider = self.reading.mode_decided_by
+        decider = self.reading.uncertainty.mode_decider
         if decider is None:
             return
         remedies = "; or ".join(self.mode_remedies)
@@ -469,39 +439,40 @@ class Run:
 
     @property
     def mode_remedies(self) -> tuple[str, ...]:
-        """How to state the mode that a file leaves open, each an imperative clause."""
-        reading = self.reading
-        ways = ["Add mixed_precision=bf16_mixed, or another recipe", "add model.bf16=true"]
-        for number in reading.branches:
-            ways.append(f"add --launch {number} ({reading.runs[number - 1]})")
-        if reading.variables:
-            ways.append(f"add --context variables='{reading.variables[0]}=VALUE'")
-        return tuple(ways)
-
-    def _get_origins(self, path: str) -> Mapping[str, Any] | None:
-        if self.origins is None:
-            return None
-        return self.origins.values.get(path)
-
-    def _is_stated(self, path: str) -> bool:
-        """Return whether a file or the command line states a value that is known at once."""
-        if self._get_origins(path) is None or path in self.reading.open_values:
-            return False
-        return not any(derived.path == path for derived in self.reading.derived)
+        """The ways to state a mode that the file leaves open, each an imperative clause."""
+        launches = self.reading.launches
+        remedies = ["Add mixed_precision=bf16_mixed, or another recipe", "add model.bf16=true"]
+        for number in launches.branches:
+            remedies.append(f"add --launch {number} ({launches.labels[number - 1]})")
+        if launches.variables:
+            remedies.append(f"add --context variables='{launches.variables[0]}=VALUE'")
+        return tuple(remedies)
 
 
-def get_section(run: Any, name: str) -> Any:
-    """Return a section of a mapping or an object; None where there is none."""
-    if isinstance(run, Mapping):
-        return run.get(name)
-    return getattr(run, name, None)
+def get_section(container: Any, name: str) -> Any:
+    """Return an item of a mapping, or an attribute of an object; None if it has none."""
+    if isinstance(container, Mapping):
+        return container.get(name)
+    return getattr(container, name, None)
 
 
 def resolve_precision(precision: Any, model: Any, target: Target) -> tuple[Any, Choice | None]:
-    """Return the precision, with `auto` resolved, and the choice that was made for it."""
+    """Return the precision with `auto` resolved, and the choice of its recipe.
+
+    Args:
+        precision: A recipe's name, ``auto``, or any other form of a precision.
+        model: The model's config or its values, whose size `auto` may depend on; None: not known.
+        target: The machines and releases, which `auto` depends on.
+
+    Returns:
+        The recipe's name and the choice for ``auto``; else the precision itself and None.
+
+    Raises:
+        RunConfigError: ``auto`` without a GPU.
+    """
     if not is_auto(precision):
         return precision, None
-    # It reads shapes, for a rare request.
+    # The module reads shapes of models, and `auto` is a rare request.
     from bridge.preflight.recipe_choice import count_parameters, resolve_auto
 
     parameters = None
@@ -511,14 +482,19 @@ def resolve_precision(precision: Any, model: Any, target: Target) -> tuple[Any, 
     return choice.recipe, choice
 
 
-def _make_stated_config(
-    fields: Mapping[str, Any], unknown: dict[str, Any], malformed: list[Finding]
-) -> MixedPrecisionConfig:
-    """Return the config of plain fields.
+class _PrecisionFields(NamedTuple):
+    """The stated fields of a precision, and the keys and values that are not fields of it."""
 
-    Keys that are no field are added to `unknown`, and values of a wrong type to `malformed`.
-    """
+    config: MixedPrecisionConfig
+    unknown: Mapping[str, Any]
+    malformed: Sequence[Finding]
+
+
+def _parse_precision_fields(fields: Mapping[str, Any]) -> _PrecisionFields:
+    """Return the config of plain fields, the unknown keys, and a finding for each wrong type."""
     stated: dict[str, Any] = {}
+    unknown: dict[str, Any] = {}
+    malformed: list[Finding] = []
     for name, value in fields.items():
         if name not in list_field_names(MixedPrecisionConfig):
             unknown[str(name)] = value
@@ -528,4 +504,5 @@ def _make_stated_config(
         except PrecisionTypeError as error:
             finding = Finding(path=error.path, rule=error.rule, remedy="Correct it.", value=value)
             malformed.append(finding)
-    return MixedPrecisionConfig.from_dict(stated)
+    config = MixedPrecisionConfig.from_dict(stated)
+    return _PrecisionFields(config=config, unknown=unknown, malformed=malformed)

@@ -1,4 +1,4 @@
-"""What `silence.NAME=REASON` may name: a rule, or an early warning of a run in progress."""
+"""The names of `silence.NAME=REASON`: rules, and early warnings of a run in progress."""
 
 from collections.abc import Mapping
 
@@ -19,14 +19,18 @@ EARLY_WARNINGS = (
 )
 """The names of the rows in `bridge.runtime.audit.early_warnings`.
 
-The rows say when each warning stands.
+The rows say when each warning is given.
 """
 
 
 def refuse_unknown_names(reasons: Mapping[str, str]) -> None:
-    """Refuse to silence a name that is neither a rule nor an early warning.
+    """Refuse a name that is neither a rule nor an early warning, and a name without a reason.
 
-    A name without a reason is refused too.
+    Args:
+        reasons: Name -> the reason why it is silenced.
+
+    Raises:
+        RunConfigError: The first such name.
     """
     if not reasons:
         return

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from bridge.preflight.file_reading import INSTALLED_FOR_OPEN_FILE, get_installed_reason
+from bridge.preflight.megatron_release import INSTALLED_FOR_OPEN_FILE, get_installed_reason
 from bridge.target.fields import OWNER_FIELDS, list_known_releases
 from bridge.target.versions import Version, get_installed_version
 

@@ -26,22 +26,23 @@ def refuse_without_sizes(reading: FileReading, model: Mapping[str, Any], path: s
     Raises:
         RunConfigError: A size is not stated, or the layers are not those that the file describes.
     """
-    if reading.other_layers is not None:
-        raise RunConfigError(str(reading.no_plan_reason))
+    if reading.uncertainty.other_model_kind is not None:
+        raise RunConfigError(str(reading.uncertainty.no_plan_reason))
     absent = [f"model.{name}" for name in REQUIRED_SIZES if model.get(name) is None]
     if not absent:
         return
     names = ", ".join(absent)
     overrides = " ".join(f"{name}=VALUE" for name in absent)
-    decider = reading.opened.get(f"model.{REQUIRED_SIZES[0]}")
+    decider = reading.uncertainty.unread_sources.get(f"model.{REQUIRED_SIZES[0]}")
     if reading.settings_of == MEGATRON_LM:
         raise RunConfigError(
             f"{path}: does not state {names}, or only when it runs. Add {overrides}."
         )
     if decider is not None:
         remedy = f"Add {overrides}."
-        if reading.not_followed is not None:
-            remedy = f"{reading.not_followed} {remedy}"
-        elif reading.is_of_checkpoint:
+        no_sizes_reason = reading.checkpoint_model.no_sizes_reason
+        if no_sizes_reason is not None:
+            remedy = f"{no_sizes_reason} {remedy}"
+        elif reading.checkpoint_model.may_be_stated:
             remedy = f"Add --context checkpoint=FOLDER, which has its config.json; or {overrides}."
         raise RunConfigError(f"{path}: does not state {names}, which {decider} decides. {remedy}")

@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import UnreadFileError
 from bridge.precision import strict_yaml
-from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading, RunChoice
+from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading
 from bridge.preflight.origins import Origins
 from bridge.preflight.problems import Problems
+from bridge.preflight.run_choice import RunChoice
 from bridge.read.megatron_bridge import saved_container as megatron_bridge
 from bridge.read.run_keys import (
     NON_SECTION_KEYS,
@@ -27,6 +28,7 @@ from bridge.read.run_keys import (
     PRECISION_KEY,
     RUN_CONFIG_KEYS,
     SECTION_CLASSES,
+    add_malformed_sections,
     get_section_fields,
     refuse_unknown_sections,
 )
@@ -175,10 +177,7 @@ def _require_valid_sections(config: Mapping[str, Any], name: str) -> None:
     """
     problems = Problems(Origins.from_keys(map(str, config), name))
     refuse_unknown_sections(config, problems)
-    for key in MAPPING_SECTIONS:
-        if not isinstance(config.get(key), dict | None):
-            remedy = f"Write {key}.FIELD=VALUE."
-            problems.add(key, "must be a mapping of fields", config[key], remedy)
+    add_malformed_sections(config, MAPPING_SECTIONS, problems)
     problems.raise_any()
 
 

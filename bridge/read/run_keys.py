@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from bridge.preflight.problems import Problems
@@ -36,6 +36,9 @@ OWNER_SECTIONS = ("model", "optimizer", "ddp")
 NON_SECTION_KEYS = ("precision_backend", "precision_schedule", "target", "silence")
 """Keys of a run that are no sections."""
 RUN_CONFIG_KEYS = (PRECISION_KEY, *NON_SECTION_KEYS, *OWNER_SECTIONS, *SECTION_CLASSES, RECIPES_KEY)
+MAPPING_RULE = "must be a mapping of fields"
+"""Rule of a section that is not a mapping."""
+MAPPING_REMEDY = "Write {section}.FIELD=VALUE."
 
 
 @functools.cache
@@ -45,6 +48,22 @@ def get_section_fields(section: str) -> frozenset[str]:
     if section in SECTION_CLASSES:
         names.update(field.name for field in dataclasses.fields(SECTION_CLASSES[section]))
     return frozenset(names)
+
+
+def add_malformed_sections(
+    sections: Mapping[str, Any], keys: Iterable[str], problems: Problems
+) -> None:
+    """Add a fault for each section that is stated and is not a mapping of fields.
+
+    Args:
+        sections: Key of the run -> its value.
+        keys: The keys whose values are mappings of fields.
+        problems: It gets the faults.
+    """
+    for key in keys:
+        section = sections.get(key)
+        if section is not None and not isinstance(section, dict):
+            problems.add(key, MAPPING_RULE, section, MAPPING_REMEDY.format(section=key))
 
 
 def refuse_unknown_sections(sections: Mapping[str, Any], problems: Problems) -> None:

@@ -46,7 +46,7 @@ def apply_startup_values(
     for sentence in _list_unknown_values(reading, target):
         if not _is_about_stated_setting(sentence, settings):
             unknown.append(sentence)
-    no_plan_reason = reading.no_plan_reason
+    no_plan_reason = reading.uncertainty.no_plan_reason
     if no_plan_reason is not None and _is_about_stated_setting(no_plan_reason, settings):
         no_plan_reason = None
     no_plan_reason = (
@@ -54,7 +54,10 @@ def apply_startup_values(
         or find_debugger_no_plan_reason(sections)
         or find_kitchen_no_plan_reason(sections)
     )
-    return replace(reading, derived=values, unknown=tuple(unknown), no_plan_reason=no_plan_reason)
+    uncertainty = replace(
+        reading.uncertainty, open_points=tuple(unknown), no_plan_reason=no_plan_reason
+    )
+    return replace(reading, derived=values, uncertainty=uncertainty)
 
 
 def _get_startup_rows(reading: FileReading, sections: dict[str, Any]) -> list[StartupRow]:
@@ -73,11 +76,11 @@ def _get_startup_rows(reading: FileReading, sections: dict[str, Any]) -> list[St
 def _list_unknown_values(reading: FileReading, target: Target) -> Sequence[str]:
     """Return the sentences about values that only the run decides."""
     if reading.settings_of != MEGATRON_LM:
-        return reading.unknown
+        return reading.uncertainty.open_points
     from bridge.read.megatron_lm import start_rows as megatron_lm_start
 
     return [
-        *reading.unknown,
+        *reading.uncertainty.open_points,
         *megatron_lm_start.describe_open_settings(reading.own_fields, target.count),
     ]
 

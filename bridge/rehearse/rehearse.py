@@ -59,7 +59,7 @@ def rehearse(
     """
     run.prediction.require_plan()
     target = run.prediction.target
-    if not run.states_target or run.reading.is_release_installed:
+    if not run.states_target or run.reading.release.is_installed:
         # The release is that of this machine; no target states one.
         target = replace(target, mcore=None)
     release = find_release(target.mcore)
@@ -119,8 +119,8 @@ def _format_declared_target(run: Run) -> str:
     That release is written into the target of a file.
     """
     declared = str(run.sections.get("target") or "")
-    if run.reading.is_release_installed:
-        declared = declared.removesuffix(f"mcore{run.reading.release}").rstrip(",")
+    if run.reading.release.is_installed:
+        declared = declared.removesuffix(f"mcore{run.reading.release.version}").rstrip(",")
     return declared or "no declared target"
 
 

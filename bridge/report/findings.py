@@ -69,10 +69,10 @@ def format_brief(report: Report) -> str:
             unknown += 1
     if unknown:
         parts.append(f"{unknown} cannot be judged")
-    not_asked = report.context.not_asked
+    not_asked = report.context.unevaluated_rules
     if not_asked:
-        other_layers = report.context.run.reading.other_layers
-        parts.append(f"{len(not_asked)} not asked of {other_layers}")
+        other_model_kind = report.context.run.reading.uncertainty.other_model_kind
+        parts.append(f"{len(not_asked)} not asked of {other_model_kind}")
     return ", ".join(parts) or "nothing found"
 
 

@@ -103,12 +103,12 @@ class RuleContext(ConfigFacts):
             views=dict.fromkeys(PRECISION_OWNERS, AttributeView(get_effective_values(config))),
         )
 
-    def skips_rule(self, rule: str, paths: Collection[str]) -> bool:  # noqa: ARG002  of a check
-        """Return whether the finding of a rule that read these settings is left out.
-
-        Only a check leaves findings out.
-        """
+    def reads_missing_layers(self, paths: Collection[str]) -> bool:  # noqa: ARG002  of a check
+        """Return whether these settings are about layers that the model does not have."""
         return False
+
+    def note_unevaluated(self, rule: str) -> None:
+        """Record a rule that reads layers which the model does not have."""
 
     def find_unknown(self, paths: Iterable[str]) -> dict[str, str]:
         """Return those of some settings whose values are assumed or open -> the decider of each."""

@@ -187,7 +187,10 @@ def evaluate_rule(rule: Rule[ContextT], context: ContextT) -> list[RuleFinding]:
     """
     with track_reads() as paths:
         violations = rule.find_violations(context)
-    if context.skips_rule(rule.id, paths) or not violations:
+    if context.reads_missing_layers(paths):
+        context.note_unevaluated(rule.id)
+        return []
+    if not violations:
         return []
     undecided_ranges = []
     for versions in rule.versions:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from bridge.preflight.file_reading import INSTALLED_HERE, get_installed_reason
+from bridge.preflight.megatron_release import INSTALLED_HERE, get_installed_reason
 from bridge.target.versions import get_installed_text
 from tests import warm
 

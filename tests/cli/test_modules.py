@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from bridge.cli.main import main
-from bridge.preflight.file_reading import INSTALLED_HERE, get_installed_reason
+from bridge.preflight.megatron_release import INSTALLED_HERE, get_installed_reason
 from bridge.target.versions import get_installed_text
 
 RECIPE = "bf16_with_fp8_current_scaling_mixed"

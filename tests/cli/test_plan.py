@@ -61,6 +61,13 @@ def test_plan_compares_with_another_recipe_and_with_a_file(tmp_path):
     assert "fp16" in run("plan", CURRENT, *CONF, "--against", str(other)).stdout
 
 
+def test_plan_keeps_stated_fields_over_the_recipe_that_it_compares_with():
+    stated = "mixed_precision.fp8_dot_product_attention=true"
+    told = json.loads(run("plan", CURRENT, stated, *CONF, "--against", CURRENT, "--json").stdout)
+    assert told["a"] == told["b"]
+    assert "fp8_dot_product_attention" in told["b"]
+
+
 def test_plan_lists_what_later_phases_change():
     words = ("plan", "nvfp4", "mixed_precision.fp4_param_gather=false", *CONF)
     schedule = "precision_schedule=[{until: 0.9}, {recipe: bf16_mixed}]"

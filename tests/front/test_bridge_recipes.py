@@ -11,8 +11,8 @@ from bridge.convert.conversion import import_runs
 from bridge.errors import RunConfigError, UnreadFileError
 from bridge.front.loader import load_run
 from bridge.precision.mode import get_mode
-from bridge.preflight.file_reading import RunChoice
 from bridge.preflight.run import Run
+from bridge.preflight.run_choice import RunChoice
 from bridge.read.text.document import Document
 
 CONFIG = """\
@@ -188,7 +188,7 @@ def test_branches_that_agree_and_branches_that_raise_leave_nothing_open(recipe: 
         "if not wide:\n    raise ValueError\nelse:\n    cfg.train.micro_batch_size = 8"
     )
     run = of_function(recipe, statements, parameters="wide")
-    assert run.reading.open_values == {}
+    assert run.reading.uncertainty.late_values == {}
     assert (run.model["ffn_hidden_size"], run.section("train")["micro_batch_size"]) == (512, 8)
 
 
@@ -227,8 +227,10 @@ def test_a_function_of_elsewhere_that_gets_the_container_may_change_its_precisio
 
 def test_rows_of_single_modules_that_are_not_read_leave_the_run_without_a_plan(recipe: Recipe) -> None:
     run = of_function(recipe, "cfg.model.quant_recipe = tuned('modules.yaml')")
-    assert run.reading.no_plan_reason is not None
-    assert run.reading.no_plan_reason.startswith("model.quant_recipe: `tuned('modules.yaml')` makes the rows")
+    assert run.reading.uncertainty.no_plan_reason is not None
+    assert run.reading.uncertainty.no_plan_reason.startswith(
+        "model.quant_recipe: `tuned('modules.yaml')` makes the rows"
+    )
 
 
 def test_without_the_source_the_function_that_makes_the_container_decides(tmp_path: Path) -> None:
@@ -245,7 +247,7 @@ def test_without_the_source_the_function_that_makes_the_container_decides(tmp_pa
 def test_each_recipe_of_a_file_is_a_run(recipe: Recipe) -> None:
     body = TINY + TINY.replace("tiny_pretrain", "low_pretrain").replace("_base()", "_base('fp16_mixed')")
     run = load_run(config_file=recipe(body), choice=RunChoice(number=2))
-    assert run.reading.runs == ("line 8, tiny_pretrain_config", "line 13, low_pretrain_config")
+    assert run.reading.launches.labels == ("line 8, tiny_pretrain_config", "line 13, low_pretrain_config")
     assert get_mode(run.precision) == "fp16"
 
 
@@ -315,8 +317,8 @@ def test_a_precision_on_the_command_line_states_the_mode_of_an_absent_recipe(rec
 
 def test_a_word_that_may_hold_any_override_is_named_and_leaves_the_bytes_open(recipe: Recipe) -> None:
     run = launched(recipe, "$MORE")
-    assert "$MORE: may hold further overrides, which are not read." in run.reading.unknown
-    assert run.reading.uncounted == ("$MORE",)
+    assert "$MORE: may hold further overrides, which are not read." in run.reading.uncertainty.open_points
+    assert run.reading.uncertainty.uncounted_options == ("$MORE",)
 
 
 def test_check_plan_and_memory_answer_a_recipe(recipe: Recipe, capsys: pytest.CaptureFixture[str]) -> None:
@@ -356,7 +358,7 @@ def test_megatron_bridge_itself_makes_the_container_on_request(recipe: Recipe) -
     run = load_run(config_file=path, strict=False, choice=RunChoice(asks_megatron_bridge=True))
     assert run.model["num_layers"] == 3
     assert run.precision.to_dict()["fp8_recipe"] == "mxfp8"
-    assert run.reading.read_too == (
+    assert run.reading.notes == (
         f"Megatron Bridge itself made the container: saved_config of {path}, in a process of its own.",
     )
 
@@ -436,7 +438,7 @@ def test_the_checkpoint_of_a_recipe_is_found_by_its_name(recipe: Recipe) -> None
     checkpoint_in(path.parent / "org" / "model-1b")
     run = load_run(config_file=path)
     assert run.model["num_layers"] == 6
-    assert any("org/model-1b/config.json decides the model's sizes" in line for line in run.reading.read_too)
+    assert any("org/model-1b/config.json decides the model's sizes" in line for line in run.reading.notes)
 
 
 def test_the_vocabulary_of_the_tokenizer_is_padded_as_the_checkpoint_says(recipe: Recipe) -> None:

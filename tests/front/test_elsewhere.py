@@ -56,13 +56,13 @@ class TestPerModuleFile:
         place_as_written = name.replace("{}", str(tmp_path))
         script = f"{FP8} {OPTION} {place_as_written}"
         run = read(tmp_path, script)
-        assert run.plan.format_of(1, "linear_qkv", "fprop") == "bf16"
-        assert run.plan.format_of(1, "linear_fc1", "fprop") == "e4m3"
-        assert run.reading.no_plan_reason is None
-        (sentence,) = run.reading.read_too
+        assert run.plan.get_format(1, "linear_qkv", "fprop") == "bf16"
+        assert run.plan.get_format(1, "linear_fc1", "fprop") == "e4m3"
+        assert run.reading.uncertainty.no_plan_reason is None
+        (sentence,) = run.reading.notes
         assert sentence.startswith(OPTION)
         assert sentence.endswith("te.yaml.")
-        assert not [one for one in run.reading.unknown if OPTION in one]
+        assert not [one for one in run.reading.uncertainty.open_points if OPTION in one]
         code, printed = answered(tmp_path, script, "plan", capsys=capsys)
         assert (code, "8 of 17 linear layers compute in FP8" in printed) == (0, True)
         code, printed = answered(tmp_path, script, "manifest", "--for", "vllm", "--model-type", "llama", capsys=capsys)
@@ -83,7 +83,7 @@ class TestPerModuleFile:
         assert code == 0
         assert "names gone.yaml, which is not found" in printed
         reading = read(tmp_path, f"{FP8} {OPTION} gone.yaml").reading
-        assert reading.opened["model.quant_recipe"] == f"{OPTION} gone.yaml"
+        assert reading.uncertainty.unread_sources["model.quant_recipe"] == f"{OPTION} gone.yaml"
         assert reading.to_dict()["unplanned"] in reading.to_dict()["open"]
 
     def test_a_file_that_is_given_takes_its_place(self, tmp_path, capsys):
@@ -101,7 +101,9 @@ class TestPerModuleFile:
 
     def test_a_file_of_the_same_name_that_is_no_recipe_is_another_file(self, tmp_path):
         (tmp_path / "te.yaml").write_text("bf16: true\n")
-        assert "which is not found" in str(read(tmp_path, f"{FP8} {OPTION} /opt/te.yaml").reading.no_plan_reason)
+        assert "which is not found" in str(
+            read(tmp_path, f"{FP8} {OPTION} /opt/te.yaml").reading.uncertainty.no_plan_reason
+        )
 
     def test_a_matcher_without_enabled_is_dead_and_check_and_modules_say_so(self, tmp_path, capsys):
         for content in (RECIPE.replace(", enabled: true", ""), RECIPE.replace("enabled: true", "enabled: null")):
@@ -172,7 +174,7 @@ class TestLayerSource:
     )
     def test_layers_of_megatron_core_are_planned(self, tmp_path, option):
         run = read(tmp_path, f"{RUN} {option}")
-        assert run.reading.no_plan_reason is None
+        assert run.reading.uncertainty.no_plan_reason is None
         assert run.plan.layers
 
     def test_the_local_spec_is_the_local_implementation(self, tmp_path):
@@ -190,7 +192,7 @@ class TestLayerSource:
         ],
     )
     def test_a_library_that_changes_the_layers_leaves_no_plan(self, tmp_path, option, sentence):
-        assert read(tmp_path, f"{RUN} {option}").reading.no_plan_reason == f"{option}: {sentence}"
+        assert read(tmp_path, f"{RUN} {option}").reading.uncertainty.no_plan_reason == f"{option}: {sentence}"
 
 
 class TestUnreadOptions:
@@ -206,11 +208,11 @@ class TestUnreadOptions:
         named = "--ds-sequence-parallel-size, --pad-vocab-size-to, --zero-stage"
         assert (
             f"{named}: not read here; the layout, the layers or the bytes may be others than those that are counted."
-            in (reading.unknown)
+            in (reading.uncertainty.open_points)
         )
-        assert reading.uncounted == tuple(named.split(", "))
-        assert reading.opened["model.vocab_size"] == "--pad-vocab-size-to"
-        assert reading.opened["optimizer.use_distributed_optimizer"] == "--zero-stage"
+        assert reading.uncertainty.uncounted_options == tuple(named.split(", "))
+        assert reading.uncertainty.unread_sources["model.vocab_size"] == "--pad-vocab-size-to"
+        assert reading.uncertainty.unread_sources["optimizer.use_distributed_optimizer"] == "--zero-stage"
         code, printed = answered(tmp_path, script, "memory", "--target", "h100x8", capsys=capsys)
         assert code == 0
         assert f"no verdict, since {named} may change what is counted." in printed
@@ -223,23 +225,23 @@ class TestUnreadOptions:
 
     def test_the_same_run_without_them_has_a_verdict(self, tmp_path, capsys):
         script = f"{RUN.replace('--num-layers 4', '--num-layers 400')} --hidden-size 16384 --rollout-batch-size 4"
-        assert read(tmp_path, script).reading.uncounted == ()
+        assert read(tmp_path, script).reading.uncertainty.uncounted_options == ()
         _, printed = answered(tmp_path, script, "check", "--target", "h100x8", capsys=capsys)
         assert "error PB618" in printed
 
     def test_the_split_of_deepspeed_is_named_once(self, tmp_path):
         reading = read(tmp_path, f"{RUN} --pp-partition-method type:transformer").reading
-        assert reading.uncounted == ("--pp-partition-method",)
-        assert [one for one in reading.unknown if "partition" in one] == [
+        assert reading.uncertainty.uncounted_options == ("--pp-partition-method",)
+        assert [one for one in reading.uncertainty.open_points if "partition" in one] == [
             "--pp-partition-method: DeepSpeed splits the layers by it; Megatron-LM's even split counts here."
         ]
-        assert reading.opened["model.num_layers_in_first_pipeline_stage"] == "--pp-partition-method"
+        assert reading.uncertainty.unread_sources["model.num_layers_in_first_pipeline_stage"] == "--pp-partition-method"
 
     def test_a_misspelt_argument_may_change_the_field_that_is_meant(self, tmp_path):
         reading = read(tmp_path, f"{RUN} --tensor-model-paralel-size 4").reading
-        assert reading.opened["model.tensor_model_parallel_size"] == "--tensor-model-paralel-size"
-        assert reading.uncounted == ("--tensor-model-paralel-size",)
-        assert [one for one in reading.unknown if "paralel" in one] == [
+        assert reading.uncertainty.unread_sources["model.tensor_model_parallel_size"] == "--tensor-model-paralel-size"
+        assert reading.uncertainty.uncounted_options == ("--tensor-model-paralel-size",)
+        assert [one for one in reading.uncertainty.open_points if "paralel" in one] == [
             "--tensor-model-paralel-size: no argument of Megatron-LM that is known, and it is not read. "
             "Did you mean --tensor-model-parallel-size?"
         ]
@@ -293,9 +295,9 @@ class TestDeepSpeed:
         for kind, each in {"weights": 2, "gradients": 2, "master weights": 4 / 64, "optimizer state": 8 / 64}.items():
             assert rank.bytes_of[kind] == pytest.approx(each * parameters, rel=0.01), kind
         assert run.model["recompute_granularity"] == "full"
-        assert run.reading.uncounted == ("--deepspeed",)
+        assert run.reading.uncertainty.uncounted_options == ("--deepspeed",)
         place = str(tmp_path / "ds.json") if is_beside else "the script, which writes it"
-        assert run.reading.read_too == (f"--deepspeed_config ds.json: read from {place}.",)
+        assert run.reading.notes == (f"--deepspeed_config ds.json: read from {place}.",)
         _, printed = answered(tmp_path, script, "memory", "--target", "h100x64", capsys=capsys)
         assert "no verdict, since --deepspeed, " in printed
 
@@ -312,10 +314,10 @@ class TestDeepSpeed:
     def test_a_json_that_is_not_known_is_named_and_nothing_is_said_of_its_shards(self, tmp_path, script):
         run = read(tmp_path, f"{script} --fp16")
         assert "--deepspeed: the engine does what its JSON says about formats and shards; ds.json is not read." in (
-            run.reading.unknown
+            run.reading.uncertainty.open_points
         )
-        assert run.reading.read_too == ()
-        assert run.reading.opened["optimizer.use_distributed_optimizer"] == "DeepSpeed's engine"
+        assert run.reading.notes == ()
+        assert run.reading.uncertainty.unread_sources["optimizer.use_distributed_optimizer"] == "DeepSpeed's engine"
         assert run.plan.settings.grad_reduce == "fp16"
 
     @pytest.mark.parametrize(("stage", "reduced"), [(0, "fp32"), (1, "bf16")])
@@ -336,13 +338,13 @@ class TestDeepSpeed:
         ],
     )
     def test_a_block_that_changes_formats_leaves_no_plan(self, tmp_path, block, setting):
-        unplanned = read(tmp_path, f"{heredoc(f'{{{block}}}')}{ENGINE} --fp16").reading.no_plan_reason
+        unplanned = read(tmp_path, f"{heredoc(f'{{{block}}}')}{ENGINE} --fp16").reading.uncertainty.no_plan_reason
         rule = f"{setting} changes formats, and the plan does not follow it."
         assert unplanned == f"--deepspeed_config ds.json: {rule}"
 
     @pytest.mark.parametrize(("stage", "sharded"), [("2", "gradients"), ("3", "gradients and weights")])
     def test_a_higher_stage_is_named(self, tmp_path, stage, sharded):
-        unknown = read(tmp_path, f"{heredoc(stage=stage)}{ENGINE} --fp16").reading.unknown
+        unknown = read(tmp_path, f"{heredoc(stage=stage)}{ENGINE} --fp16").reading.uncertainty.open_points
         assert f"--deepspeed: ZeRO stage {stage} shards {sharded} too, and is counted as stage 1." in unknown
 
     def test_without_zero_the_masters_of_fp16_are_whole(self, tmp_path):
@@ -364,7 +366,7 @@ class TestEngineOfDeepSpeed:
         assert get_report(run).precision == "fp16_mixed, but initial_loss_scale=65536"
         assert (
             "--loss-scale: without effect under --deepspeed, whose engine scales the loss and reduces gradients by its "
-            "JSON." in run.reading.unknown
+            "JSON." in run.reading.uncertainty.open_points
         )
         (converted,) = import_all(Document.load(tmp_path / "run.sh"))
         assert run.precision is not None
@@ -373,18 +375,18 @@ class TestEngineOfDeepSpeed:
     def test_a_fork_decides_which_layers_have_experts(self, tmp_path):
         script = RUN.replace("--bf16", "--fp16") + "--num-experts 64 --deepspeed --deepspeed_config ds.json\n"
         reading = read(tmp_path, script).reading
-        assert {"model.moe_layer_freq", "model.moe_router_topk"} <= {*reading.opened}
-        assert [one for one in reading.unknown if one.startswith("--num-experts: ")]
+        assert {"model.moe_layer_freq", "model.moe_router_topk"} <= {*reading.uncertainty.unread_sources}
+        assert [one for one in reading.uncertainty.open_points if one.startswith("--num-experts: ")]
         dense = read(tmp_path, script.replace("--num-experts 64", "")).reading
-        assert "model.moe_layer_freq" not in dense.opened
-        assert [one for one in dense.unknown if one.startswith("--num-experts: ")] == []
+        assert "model.moe_layer_freq" not in dense.uncertainty.unread_sources
+        assert [one for one in dense.uncertainty.open_points if one.startswith("--num-experts: ")] == []
 
 
 def test_an_activation_of_a_fork_is_named_and_opens_the_width_of_the_layers(tmp_path):
     reading = read(tmp_path, f"{RUN} --glu-activation swiglu\n").reading
-    assert reading.uncounted == ("--glu-activation",)
-    assert reading.opened["model.gated_linear_unit"] == "--glu-activation"
-    assert [one for one in reading.unknown if one.startswith("--glu-activation: not read here")]
+    assert reading.uncertainty.uncounted_options == ("--glu-activation",)
+    assert reading.uncertainty.unread_sources["model.gated_linear_unit"] == "--glu-activation"
+    assert [one for one in reading.uncertainty.open_points if one.startswith("--glu-activation: not read here")]
 
 
 @pytest.mark.parametrize(("pattern", "has_effect"), [("M-M-", False), ("M-ME", True)])
@@ -392,7 +394,7 @@ def test_experts_that_a_pattern_does_not_have_are_not_counted(tmp_path, pattern,
     script = f"{RUN} --is-hybrid-model --hybrid-override-pattern {pattern} --num-experts 6 --moe-ffn-hidden-size 64\n"
     run = read(tmp_path, script, "target=h100x3")
     setup = get_report(run).context
-    said = [one for one in run.reading.unknown if one.startswith("--num-experts 6: has no effect")]
+    said = [one for one in run.reading.uncertainty.open_points if one.startswith("--num-experts 6: has no effect")]
     assert (said == []) is has_effect
     assert setup.shape.is_moe is has_effect
     assert [one for one in setup.planned.memory.notes if "experts" in one] == [] or has_effect
@@ -433,7 +435,7 @@ def test_only_a_value_that_has_a_default_is_said_to_have_one(tmp_path):
 def read_open(folder: Path, script: str) -> tuple[str, ...]:
     """Return what the file of a run leaves open, which need not have sizes."""
     (folder / "run.sh").write_text(script)
-    return load_run((), config_file=folder / "run.sh", strict=False).reading.unknown
+    return load_run((), config_file=folder / "run.sh", strict=False).reading.uncertainty.open_points
 
 
 @pytest.mark.parametrize(("written", "given"), [("[--bf16]", "['--bf16']"), ("'--bf16'", "'--bf16'"), ("{}", "{}")])

@@ -11,8 +11,8 @@ from bridge.errors import RunConfigError
 from bridge.front.loader import load_run
 from bridge.precision.mode import get_mode
 from bridge.preflight.check import check
-from bridge.preflight.file_reading import RunChoice
 from bridge.preflight.run import Run
+from bridge.preflight.run_choice import RunChoice
 from bridge.read.text.document import Document
 
 MODEL = """\
@@ -139,7 +139,7 @@ def test_a_sourced_file_sources_the_file_next_to_itself(tmp_path: Path) -> None:
     (tmp_path / "run.sh").write_text(SCRIPT.replace("MORE", ""))
     run = load_run(config_file=tmp_path / "run.sh")
     assert run.model["num_layers"] == 4
-    assert run.reading.mode_decided_by is None
+    assert run.reading.uncertainty.mode_decider is None
 
 
 def test_a_sourced_file_that_is_not_there_may_state_the_mode(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_a_sourced_file_that_is_not_there_may_state_the_mode(tmp_path: Path) -> 
     (tmp_path / "models" / "tiny.sh").write_text(f'source "${{ROOT}}/gone.sh"\n{MODEL}')
     (tmp_path / "run.sh").write_text(SCRIPT.replace("MORE", ""))
     run = load_run(config_file=tmp_path / "run.sh", strict=False)
-    assert str(run.reading.mode_decided_by).endswith("gone.sh, which the script sources,")
+    assert str(run.reading.uncertainty.mode_decider).endswith("gone.sh, which the script sources,")
 
 
 def test_fp16_is_fp16_for_slime_too(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_lengths_of_samples_that_no_file_states_are_not_counted(tmp_path: Path) 
     (tmp_path / "models" / "tiny.sh").write_text(MODEL)
     (tmp_path / "run.sh").write_text(SCRIPT.replace("--use-dynamic-batch-size", "").replace("MORE", ""))
     run = load_run(config_file=tmp_path / "run.sh")
-    assert "the lengths of the samples" in run.reading.uncounted
+    assert "the lengths of the samples" in run.reading.uncertainty.uncounted_options
     assert run.origin_of("model.seq_length") == "open"
 
 
@@ -235,8 +235,8 @@ def test_int4_weights_of_slime_are_not_planned(tmp_path: Path) -> None:
     script = SCRIPT.replace('\\"PYTHONPATH\\"', '\\"OPEN_TRAINING_INT4_FAKE_QAT_FLAG\\": \\"1\\", \\"PYTHONPATH\\"')
     (tmp_path / "run.sh").write_text(script.replace("MORE", ""))
     run = load_run(config_file=tmp_path / "run.sh")
-    assert run.reading.no_plan_reason is not None
-    assert run.reading.no_plan_reason.startswith("OPEN_TRAINING_INT4_FAKE_QAT_FLAG=1")
+    assert run.reading.uncertainty.no_plan_reason is not None
+    assert run.reading.uncertainty.no_plan_reason.startswith("OPEN_TRAINING_INT4_FAKE_QAT_FLAG=1")
     with pytest.raises(RunConfigError, match="rounds the weights of experts to INT4"):
         _ = run.plan
 
@@ -268,7 +268,7 @@ def test_model_arguments_of_a_clone_of_miles_are_read_and_not_run(tmp_path: Path
     assert run.reading.framework == "miles"
     assert run.model["num_layers"] == 3
     assert run.model["moe_layer_freq"] == "[0,1,1]"
-    assert "MODEL_ARGS: read from scripts/models/tiny.py." in run.reading.read_too
+    assert "MODEL_ARGS: read from scripts/models/tiny.py." in run.reading.notes
     assert not (tmp_path / "ran").exists()
 
 
@@ -315,8 +315,8 @@ def test_experts_of_primus_turbo_do_not_compute_in_delayed_fp8(tmp_path: Path) -
 
 def test_mxfp4_of_primus_is_named_and_not_planned(tmp_path: Path) -> None:
     run = primus(tmp_path, "fp4: e2m1", "fp4_recipe: mxfp4")
-    assert run.reading.no_plan_reason is not None
-    assert run.reading.no_plan_reason.startswith("fp4_recipe mxfp4: Primus adds this recipe")
+    assert run.reading.uncertainty.no_plan_reason is not None
+    assert run.reading.uncertainty.no_plan_reason.startswith("fp4_recipe mxfp4: Primus adds this recipe")
     (found,) = [one for one in check(run).findings if one.id == "PB202"]
     assert (found.severity, "cannot be judged" in found.rule) == ("info", True)
 
@@ -326,7 +326,7 @@ def test_an_experiment_outside_of_a_clone_rests_on_assumptions(tmp_path: Path) -
     sizes = ("model.num_layers=2", "model.hidden_size=256", "model.num_attention_heads=4")
     run = load_run(sizes, config_file=tmp_path / "exp.yaml")
     assert run.origin_of("ddp.use_distributed_optimizer") == "assumed"
-    assert any(one.startswith("pre_trainer.yaml: not there") for one in run.reading.unknown)
+    assert any(one.startswith("pre_trainer.yaml: not there") for one in run.reading.uncertainty.open_points)
 
 
 def test_an_array_that_the_script_does_not_set_may_be_stated(tmp_path: Path) -> None:
@@ -334,4 +334,4 @@ def test_an_array_that_the_script_does_not_set_may_be_stated(tmp_path: Path) -> 
         slime(tmp_path, "${EVAL_ARGS[@]}")
     run = load_run(config_file=tmp_path / "run.sh", choice=RunChoice(variables={"EVAL_ARGS": ""}))
     assert run.origin_of("model.bf16") == "slime at start"
-    assert run.reading.unstated_by is None
+    assert run.reading.uncertainty.default_decider is None

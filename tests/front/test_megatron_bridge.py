@@ -14,7 +14,8 @@ from bridge.errors import RunConfigError
 from bridge.front.loader import load_run
 from bridge.precision.statements import is_stated
 from bridge.preflight.check import get_report
-from bridge.preflight.file_reading import INSTALLED_FOR_OPEN_FILE, MEGATRON_BRIDGE, get_installed_reason
+from bridge.preflight.file_reading import MEGATRON_BRIDGE
+from bridge.preflight.megatron_release import INSTALLED_FOR_OPEN_FILE, get_installed_reason
 from bridge.preflight.run import Run
 from bridge.read.foreign.effective_fields import compute_effective_fields
 from bridge.read.megatron_bridge import importer as megatron_bridge
@@ -144,7 +145,7 @@ def test_enums_partials_sets_and_lost_objects_are_plain_data(tmp_path: Path) -> 
     assert run.model["init_method"] == "torch.nn.init.normal_"
     assert run.sections["peft"] == {"type": "LoRA", "dim": 16, "params_to_save": ["a", "b"]}
     lost = "model.pipeline_model_parallel_layout: the file names a PipelineParallelLayerLayout without its content."
-    assert run.reading.unknown == (lost,)
+    assert run.reading.uncertainty.open_points == (lost,)
 
 
 def test_a_checkpoint_is_read_by_the_config_of_its_newest_iteration(tmp_path: Path) -> None:
@@ -208,7 +209,7 @@ def test_a_saved_run_may_have_fields_that_no_known_release_has(tmp_path: Path) -
     newest = list_known_releases()[-1]
     saved = saved_model(newest)
     run = read(tmp_path, container(saved | {"p_lora_rank": 4}))
-    assert run.reading.unknown == (
+    assert run.reading.uncertainty.open_points == (
         "model.p_lora_rank: no known release of Megatron Core has these fields, and nothing here reads them.",
     )
     del saved["q_lora_rank"]
@@ -231,7 +232,7 @@ def test_the_release_is_that_of_the_newest_field_unless_the_target_states_one(tm
     *_, before, newest = list_known_releases()
     saved = container(saved_model(newest))
     run = read(tmp_path, saved)
-    assert run.reading.release == newest
+    assert run.reading.release.version == newest
     assert run.sections["target"] == f"mcore{newest}"
     assert re.fullmatch(
         rf"megatron-core {newest} \(model\.\w+ stands in the file, and {before} does not have it\)\.",
@@ -240,11 +241,11 @@ def test_the_release_is_that_of_the_newest_field_unless_the_target_states_one(tm
     run = read(tmp_path, saved, "target='b200x8,mcore0.18'")
     assert run.reading.lines[0] == "megatron-core 0.18 (stated by the target)."
     oldest = list_known_releases()[0]
-    assert read(tmp_path, container(saved_model(oldest))).reading.release == oldest
+    assert read(tmp_path, container(saved_model(oldest))).reading.release.version == oldest
     written = read(tmp_path, container())
-    assert written.reading.release == get_installed_version("mcore")
-    assert written.reading.release_reason == get_installed_reason(INSTALLED_FOR_OPEN_FILE)
-    assert written.reading.is_release_installed
+    assert written.reading.release.version == get_installed_version("mcore")
+    assert written.reading.release.reason == get_installed_reason(INSTALLED_FOR_OPEN_FILE)
+    assert written.reading.release.is_installed
 
 
 def test_megatron_fsdp_turns_the_shared_buffer_off_in_the_precision_too(tmp_path: Path) -> None:
@@ -377,7 +378,7 @@ def test_an_unknown_feature_of_the_debugger_leaves_no_plan(
         "Set tensor_inspect.enabled=false to plan the run without it."
     )
     run = read(tmp_path, content)
-    assert run.reading.no_plan_reason == sentence
+    assert run.reading.uncertainty.no_plan_reason == sentence
     for command in ("plan", "manifest", "memory"):
         assert main([command, "--config", str(tmp_path / "run.yaml")]) == 2
         assert capsys.readouterr().err == f"{sentence}\n"
@@ -399,20 +400,22 @@ def test_an_unknown_feature_of_the_debugger_leaves_no_plan(
 )
 def test_a_debugger_that_only_looks_leaves_the_plan(tmp_path: Path, section: dict[str, Any]) -> None:
     run = read(tmp_path, container(**section))
-    assert run.reading.no_plan_reason is None
+    assert run.reading.uncertainty.no_plan_reason is None
     assert run.plan.layers
 
 
 def test_the_features_of_the_debugger_are_read_from_their_file(tmp_path: Path) -> None:
     (tmp_path / "stats.yaml").write_text(yaml.safe_dump(LOGGED))
     reading = read(tmp_path, container(**inspect("stats.yaml"))).reading
-    assert (reading.no_plan_reason, reading.read_too) == (
+    assert (reading.uncertainty.no_plan_reason, reading.notes) == (
         None,
         (f"tensor_inspect.features: read from {tmp_path / 'stats.yaml'}.",),
     )
     (tmp_path / "stats.yaml").write_text(yaml.safe_dump(LOGGED).replace("LogFp8TensorStats", "MyFeature"))
-    assert "MyFeature changes" in str(read(tmp_path, container(**inspect("stats.yaml"))).reading.no_plan_reason)
-    unplanned = read(tmp_path, container(**inspect("gone.yaml"))).reading.no_plan_reason
+    assert "MyFeature changes" in str(
+        read(tmp_path, container(**inspect("stats.yaml"))).reading.uncertainty.no_plan_reason
+    )
+    unplanned = read(tmp_path, container(**inspect("gone.yaml"))).reading.uncertainty.no_plan_reason
     assert str(unplanned).startswith("tensor_inspect.features names gone.yaml, which is not found; the layers")
 
 
@@ -426,12 +429,12 @@ def test_the_features_of_the_debugger_are_read_from_their_file(tmp_path: Path) -
 )
 def test_layers_of_a_spec_of_somebody_else_have_no_plan(tmp_path: Path, spec: str, is_planned: bool) -> None:
     model = {"transformer_layer_spec": {"_target_": spec, "_call_": False}}
-    unplanned = read(tmp_path, container(model)).reading.no_plan_reason
+    unplanned = read(tmp_path, container(model)).reading.uncertainty.no_plan_reason
     sentence = f"model.transformer_layer_spec: {spec} builds the layers, and they cannot be planned."
     assert unplanned == (None if is_planned else sentence)
-    kitchen = read(tmp_path, container({"use_kitchen": True})).reading.no_plan_reason
+    kitchen = read(tmp_path, container({"use_kitchen": True})).reading.uncertainty.no_plan_reason
     assert (
         kitchen == "model.use_kitchen: Kitchen computes its layers by a recipe of its own, and they cannot be planned."
     )
-    restored = read(tmp_path, container({"restore_modelopt_state": True})).reading.no_plan_reason
+    restored = read(tmp_path, container({"restore_modelopt_state": True})).reading.uncertainty.no_plan_reason
     assert str(restored).startswith("model.restore_modelopt_state: ModelOpt changes the layers")

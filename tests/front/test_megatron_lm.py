@@ -57,7 +57,7 @@ def test_a_launch_script_becomes_the_fields_of_the_configs(tmp_path):
     assert run.section("train") == {"micro_batch_size": 1, "global_batch_size": 64}
     assert run.precision is None
     assert run.reading.environment == {"NVTE_ALLOW_NONDETERMINISTIC_ALGO": "0"}
-    assert run.reading.unknown == (
+    assert run.reading.uncertainty.open_points == (
         "model.rotary_base: the value $BASE is decided when the run starts; the default counts here.",
         "model.vocab_size: the tokenizer decides it. Add model.vocab_size=VALUE.",
         "The number of GPUs: the file does not state it; the least that the parallel sizes need is assumed.",
@@ -115,14 +115,16 @@ def test_an_override_closes_what_the_file_leaves_open(tmp_path):
     run = of_arguments(
         tmp_path, "--rotary-base: ${BASE}", words=("model.rotary_base=10", "model.vocab_size=8", "target=h100x8")
     )
-    assert run.reading.unknown == ("The program: the file does not name it; pretrain_gpt.py is assumed.",)
+    assert run.reading.uncertainty.open_points == (
+        "The program: the file does not name it; pretrain_gpt.py is assumed.",
+    )
 
 
 def test_inference_has_no_optimizer_and_no_gradients(tmp_path):
     run = read(tmp_path, f"MODE: inference\nMODEL_ARGS:\n  {ARGUMENTS}\n  --bf16: true\n  --fp8-param-gather: true\n")
     assert (run.section("optimizer"), run.section("ddp")) == ({}, {})
     assert "The run trains nothing: it has no optimizer and no gradients, which a plan and memory count." in (
-        run.reading.unknown
+        run.reading.uncertainty.open_points
     )
 
 
@@ -160,8 +162,8 @@ def test_the_newest_iteration_of_a_checkpoint_is_read(tmp_path):
 
 def test_the_newest_release_is_assumed_where_the_file_names_none(tmp_path):
     reading = of_arguments(tmp_path).reading
-    assert str(reading.release) == "0.20"
-    assert reading.release_reason == "assumed: no release is read from the file, and this is the newest known one"
+    assert str(reading.release.version) == "0.20"
+    assert reading.release.reason == "assumed: no release is read from the file, and this is the newest known one"
 
 
 DEEPSPEED = """
@@ -184,7 +186,7 @@ def test_a_job_of_ray_has_the_environment_of_its_cluster(tmp_path):
     assert read(tmp_path, start.format(""), "train.sh").reading.environment == {"NVTE_FUSED_ATTN": "0"}
     reading = read(tmp_path, start.format("ray job submit -- "), "train.sh").reading
     assert reading.environment == {}
-    assert reading.unknown[0] == (
+    assert reading.uncertainty.open_points[0] == (
         "train.py: a program whose own defaults are not known; those of Megatron-LM are assumed here."
     )
 
@@ -226,12 +228,12 @@ def test_the_variables_that_a_job_of_ray_is_given_are_those_of_the_run(tmp_path,
 def test_the_variables_of_a_job_that_cannot_be_read_are_named(tmp_path, option, named):
     reading = read(tmp_path, f"ray job submit {option} {JOB}", "train.sh").reading
     assert reading.environment == {}
-    assert f"{named}: it may set variables of the run, and could not be read." in reading.unknown
+    assert f"{named}: it may set variables of the run, and could not be read." in reading.uncertainty.open_points
 
 
 def test_a_program_of_megatron_lm_without_bf16_is_a_run_in_fp32(tmp_path):
     run = read(tmp_path, SCRIPT.replace("--bf16 --fp8-format hybrid --fp8-recipe tensorwise", ""), "train.sh")
-    assert run.reading.mode_decided_by is None
+    assert run.reading.uncertainty.mode_decider is None
     assert not {"bf16", "fp16", "params_dtype"} & run.model.keys()
     assert "grad_reduce_in_fp32" not in run.section("ddp")
 
@@ -260,7 +262,7 @@ def test_a_file_without_a_language_model_is_refused_with_its_reason(tmp_path, te
 
 
 def test_a_misspelt_argument_is_named_with_the_one_that_was_meant(tmp_path):
-    found = of_arguments(tmp_path, "--fp8-formt: hybrid", "--eval-global-batch-size: 4").reading.unknown
+    found = of_arguments(tmp_path, "--fp8-formt: hybrid", "--eval-global-batch-size: 4").reading.uncertainty.open_points
     assert (
         "--fp8-formt: no argument of Megatron-LM that is known, and it is not read. Did you mean --fp8-format?" in found
     )

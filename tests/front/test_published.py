@@ -70,7 +70,7 @@ def without_findings(answered: Any) -> Any:
 def is_cut(path: Path) -> bool:
     """Return whether a file names an object without its content: Megatron Bridge saves a pipeline layout like that."""
     try:
-        return any("without its content" in line for line in read_run_file(path).unknown)
+        return any("without its content" in line for line in read_run_file(path).uncertainty.open_points)
     except RunConfigError:
         return False
 

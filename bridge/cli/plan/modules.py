@@ -100,10 +100,13 @@ def _replace_recipe(run: Run, path: str) -> Run:
         rule, remedy = "takes the place of mixed_precision.modules", "Give the file or the rows."
         raise RunConfigError.of("--file", rule, list(map(str, rows)), remedy)
     reading = run.reading
-    if reading.no_plan_reason is not None and reading.no_plan_reason.startswith(QUANT_RECIPE_FIELD):
-        reading = replace(reading, no_plan_reason=None)
+    reason = reading.uncertainty.no_plan_reason
+    if reason is not None and reason.startswith(QUANT_RECIPE_FIELD):
+        uncertainty = replace(reading.uncertainty, no_plan_reason=None)
+        reading = replace(reading, uncertainty=uncertainty)
     sections = {**run.sections, "model": {**run.model, "quant_recipe": read(path)}}
-    return replace(run, sections=sections, reading=replace(reading, read_too=()))
+    # The notes are about the recipe of the run, which the file replaces.
+    return replace(run, sections=sections, reading=replace(reading, notes=()))
 
 
 def _format_layout(plan: PrecisionPlan) -> str:

@@ -26,13 +26,18 @@ PICTURE_SUFFIXES = (".png", ".svg", ".pdf")
 def print_plan(args: argparse.Namespace) -> int:
     """Print the plan of a run.
 
-    Return 2 where it is shown with an error of the run's check, else 0.
+    Returns:
+        2 if the check of the run has an error, else 0.
     """
     return answer_branches(args, _plan_to_dict, _print_run_plan)
 
 
 def draw_plan(args: argparse.Namespace) -> None:
-    """Draw the plan of a run into a file."""
+    """Draw the plan of a run into a file.
+
+    Raises:
+        RunConfigError: The file is not a picture, or cannot be written.
+    """
     plan = _plan_first_phase(read_run(args))
     path = Path(args.picture)
     if path.suffix not in PICTURE_SUFFIXES:
@@ -57,7 +62,7 @@ def print_csv(args: argparse.Namespace) -> None:
 
 
 def print_difference(args: argparse.Namespace) -> None:
-    """Print where the plan of a run differs from that of another recipe, or of a YAML file."""
+    """Print the differences between the plan of a run and that of another recipe or YAML file."""
     from bridge.report.plan_table import make_difference_table  # rich is heavy
 
     plan = _plan_first_phase(read_run(args))
@@ -73,10 +78,11 @@ def print_difference(args: argparse.Namespace) -> None:
 def _plan_first_phase(run: Run) -> PrecisionPlan:
     """Return the plan of a run.
 
-    The plan of a precision schedule is that of its first phase, which a line on stderr says.
+    It is that of the first phase if the run has a precision schedule. Then a line on stderr says
+    so.
     """
     plan = plan_run(run)
-    if _plan_later_phases(run):
+    if len(run.phases) > 1:
         print("Phase 1 of the precision schedule.", file=sys.stderr)
     return plan
 

@@ -11,7 +11,7 @@ from bridge.errors import RunConfigError
 from bridge.registry.registry import REGISTRY
 
 if TYPE_CHECKING:
-    from bridge.preflight.recipe_choice import Support
+    from bridge.preflight.recipe_support import Support
 
 PRODUCT_TITLES = {"te": "TE", "cuda": "CUDA"}
 VERDICT_WORDS = {"native": "yes", "emulated": "emulated", "unknown": "?", "no": "no"}
@@ -19,7 +19,7 @@ VERDICT_WORDS = {"native": "yes", "emulated": "emulated", "unknown": "?", "no": 
 
 def print_support(args: argparse.Namespace) -> None:
     """Print the matrix of recipes and GPUs, or a target's column with the reasons."""
-    from bridge.preflight.recipe_choice import build_support_matrix, check_support
+    from bridge.preflight.recipe_support import build_support_matrix, check_support
     from bridge.target.declaration import parse_target
 
     if args.json and args.markdown:

@@ -193,7 +193,7 @@ class _Judgement(NamedTuple):
 
 def _describe_storage(run: Run, training: TrainingSide) -> list[str]:
     """Return the sentence about the dtype in which training stores quantised weights; none without."""
-    if not training.manifest.schemes or run.reading.mode_decided_by is not None:
+    if not training.manifest.schemes or run.reading.uncertainty.mode_decider is not None:
         return []
     if training.plan.settings.low_parameters:
         return [STORED_QUANTISED_MESSAGE]
@@ -357,7 +357,7 @@ def _find_scheme_decider(run: Run, trained: str | None) -> str:
 
 def _judge_dtype(run: Run, rollout: Rollout) -> _Judgement:
     """Return the judgement about the dtype of modules that neither side quantises."""
-    decider = run.reading.mode_decided_by
+    decider = run.reading.uncertainty.mode_decider
     if decider is not None:
         return _Judgement(UNKNOWN, decider.rstrip(","))
     if rollout.dtype is None:
@@ -369,7 +369,7 @@ def _judge_dtype(run: Run, rollout: Rollout) -> _Judgement:
 
 def _get_mode_or_not_known(run: Run, training: TrainingSide) -> str:
     """Return the dtype of high precision in training, or `NOT_KNOWN`."""
-    if run.reading.mode_decided_by is not None:
+    if run.reading.uncertainty.mode_decider is not None:
         return NOT_KNOWN
     return training.manifest.mode
 

@@ -104,8 +104,8 @@ def compute_training_side(
         plan = make_plan(run.prediction)
         manifest = Manifest.from_plan(plan, model_type=model_type)
         return _make_from_plan(manifest, plan, is_substitute=False)
-    if run.reading.no_plan_reason is not None:
-        raise RunConfigError(f"{run.name}: {run.reading.no_plan_reason}")
+    if run.reading.uncertainty.no_plan_reason is not None:
+        raise RunConfigError(f"{run.name}: {run.reading.uncertainty.no_plan_reason}")
     return _make_from_substitutes(run, rollout, model_type)
 
 
@@ -221,5 +221,6 @@ def _plan_substitute(
     precision = {name: run.model[name] for name in PRECISION_FIELDS if name in run.model}
     model = {**precision, **SUBSTITUTE_SIZES, **extra_fields, "num_layers": num_layers}
     sections = {**run.sections, "model": model, "peft": None}
-    reading = replace(run.reading, uncounted=())
+    uncertainty = replace(run.reading.uncertainty, uncounted_options=())
+    reading = replace(run.reading, uncertainty=uncertainty)
     return make_plan(replace(run, sections=sections, reading=reading).prediction)

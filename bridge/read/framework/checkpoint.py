@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bridge.errors import PayloadError, RunConfigError, UnreadFileError
-from bridge.preflight.file_reading import RunChoice
+from bridge.preflight.run_choice import RunChoice
 from bridge.read.framework.hf_config import (
     MBRIDGE,
     BridgedModel,

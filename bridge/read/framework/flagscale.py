@@ -15,7 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from bridge.preflight.file_reading import FileReading, RunChoice
+from bridge.preflight.file_reading import FileReading
+from bridge.preflight.run_choice import RunChoice
 from bridge.read.framework.framework_table import load_framework_table
 from bridge.read.framework.reading_from_arguments import build_reading_from_arguments
 from bridge.read.megatron_lm.written_arguments import parse_runs

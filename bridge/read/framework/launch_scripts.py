@@ -11,7 +11,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from bridge.errors import PayloadError, RunConfigError, UnreadFileError
-from bridge.preflight.file_reading import FileReading, RunChoice
+from bridge.preflight.file_reading import FileReading
+from bridge.preflight.run_choice import RunChoice
 from bridge.read import framework_signs
 from bridge.read.framework import ms_swift, nemo_rl, verl
 from bridge.read.launch.launch import Launch
@@ -61,7 +62,9 @@ def maybe_read_script(document: Document, choice: RunChoice) -> FileReading | No
     labels = (
         tuple(one.label for one, _ in framework_launches) if len(framework_launches) > 1 else ()
     )
-    return replace(reading, runs=labels, number=number)
+    # A reader of a launch gives the variables; the labels are of the whole script.
+    launches = replace(reading.launches, labels=labels, number=number)
+    return replace(reading, launches=launches)
 
 
 def _collect_framework_launches(launches_of_script: Sequence[Launch]) -> list[tuple[Launch, str]]:

@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from bridge.errors import PayloadError, UnreadFileError
-from bridge.preflight.file_reading import MEGATRON_CORE, FileReading, RunChoice
+from bridge.preflight.file_reading import MEGATRON_CORE, FileReading
+from bridge.preflight.run_choice import RunChoice
 from bridge.read.framework.checkpoint import Checkpoint, read_checkpoint
 from bridge.read.framework.framework_options import GENERATION_PURPOSE
 from bridge.read.framework.framework_table import FrameworkTable, load_framework_table
@@ -120,11 +121,9 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
         for word in tokens
         if word.startswith("$")
     ]
-    return replace(
-        reading,
-        read_too=(*reading.read_too, *read_too),
-        unknown=(*reading.unknown, *dict.fromkeys(late)),
-    )
+    open_points = (*reading.uncertainty.open_points, *dict.fromkeys(late))
+    uncertainty = replace(reading.uncertainty, open_points=open_points)
+    return replace(reading, uncertainty=uncertainty).with_notes(*read_too)
 
 
 def _load_arguments_file(path: Path) -> tuple[dict[str, object], dict[str, str]]:
@@ -223,13 +222,18 @@ def _build_reading(
     known = ("moe_router_dtype", "moe_grouped_gemm")
     reading = build_reading_from_tree(table, tree, checkpoint, known=known)
     granularity = str(arguments.get("recompute_granularity"))
+    open_settings = _describe_open_settings(arguments, environment, checkpoint)
+    uncertainty = replace(
+        reading.uncertainty,
+        open_points=(*open_settings, *reading.uncertainty.open_points),
+        mode_decider=decider,
+    )
     return replace(
         reading,
         base=MEGATRON_CORE,
         own_fields={"argument.recompute_granularity": granularity},
         environment=environment,
-        unknown=(*_describe_open_settings(arguments, environment, checkpoint), *reading.unknown),
-        mode_decided_by=decider,
+        uncertainty=uncertainty,
     )
 
 

@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
 from bridge.errors import Finding, PayloadError, UnreadFileError
-from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading, RunChoice
+from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading
+from bridge.preflight.run_choice import RunChoice
 from bridge.read import framework_signs
 from bridge.read.framework import hf_config
 from bridge.read.framework.checkpoint import read_checkpoint
@@ -130,17 +131,25 @@ def read_config(
     if config.missing:
         missing = ", ".join(config.missing)
         decider = f"{missing}, which `defaults` names and which is not found"
-    first, *others = reading.read_too
+    first, *others = reading.notes
     bases = [f"defaults: {name} is read below the file." for name in config.read]
+    open_settings = _describe_open_settings(tree, values)
+    uncertainty = replace(
+        reading.uncertainty,
+        open_points=(*open_settings, *reading.uncertainty.open_points),
+        default_decider=decider,
+    )
+    option_faults = replace(
+        reading.option_faults, refused=(*refused, *_find_refused_settings(values))
+    )
     return replace(
         reading,
         base=MEGATRON_BRIDGE,
         origins=origins,
         environment=_collect_environment(values),
-        unknown=(*_describe_open_settings(tree, values), *reading.unknown),
-        read_too=(first, *bases, *others),
-        unstated_by=decider,
-        refused=(*refused, *_find_refused_settings(values)),
+        notes=(first, *bases, *others),
+        uncertainty=uncertainty,
+        option_faults=option_faults,
     )
 
 
@@ -334,18 +343,16 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
         raise UnreadFileError(str(error)) from None
     reading = read_config(whole, path, choice, parse_hydra_overrides(launch.arguments))
     late = [word for word in launch.arguments if word.startswith("$") and word != config]
+    open_points = [*reading.uncertainty.open_points]
+    for word in late:
+        open_points.append(f"{word}: may hold further overrides, which are not read.")
+    # The first note names the framework; the file of the run comes next.
+    first, *others = reading.notes
     return replace(
         reading,
         environment={**_collect_exported_variables(launch), **reading.environment},
-        read_too=(
-            reading.read_too[0],
-            f"--config {name}: read from {path}.",
-            *reading.read_too[1:],
-        ),
-        unknown=(
-            *reading.unknown,
-            *(f"{word}: may hold further overrides, which are not read." for word in late),
-        ),
+        notes=(first, f"--config {name}: read from {path}.", *others),
+        uncertainty=replace(reading.uncertainty, open_points=tuple(open_points)),
     )
 
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from bridge.errors import RunConfigError
-from bridge.preflight.file_reading import MEGATRON_LM, NEWEST_ASSUMED, FileReading
+from bridge.preflight.file_reading import MEGATRON_LM, FileReading, OptionFaults
+from bridge.preflight.launches import Launches
+from bridge.preflight.megatron_release import NEWEST_ASSUMED, MegatronRelease
+from bridge.preflight.uncertainty import Uncertainty
 from bridge.read.framework.framework_options import read_framework_options, write_framework_effects
 from bridge.read.framework.framework_table import FrameworkTable
 from bridge.read.megatron_lm.argument_values import parse_argument_values
@@ -68,23 +71,29 @@ def build_reading_from_arguments(
             setting: file for name, file in origins.items() for setting in get_argument_fields(name)
         },
         own_fields=collect_fields_of_no_config(values),
-        unknown=(*unknown, *_describe_late_arguments(values.late), *other.unknown, *own.unknown),
-        no_plan_reason=own.no_plan_reason or other.no_plan_reason,
-        uncounted=(*other.uncounted, *own.uncounted),
-        opened={**other.opened, **own.opened},
         generation=own.generation,
-        read_too=(
+        notes=(
             f"Read as a run of {table.title}, by its code ({table.code}).",
             *read_too,
             *other.read_too,
         ),
-        release=release,
-        release_reason=reason,
-        mode_decided_by=report.decided_by if written.mode_decider else None,
-        unstated_by=written.mode_decider or None,
-        open_values=collect_late_fields(values),
-        variables=tuple(variables),
-        faulty_options=own.faulty_options,
+        release=MegatronRelease(version=release, reason=reason),
+        uncertainty=Uncertainty(
+            open_points=(
+                *unknown,
+                *_describe_late_arguments(values.late),
+                *other.unknown,
+                *own.unknown,
+            ),
+            mode_decider=report.decided_by if written.mode_decider else None,
+            default_decider=written.mode_decider or None,
+            late_values=collect_late_fields(values),
+            unread_sources={**other.opened, **own.opened},
+            uncounted_options=(*other.uncounted, *own.uncounted),
+            no_plan_reason=own.no_plan_reason or other.no_plan_reason,
+        ),
+        launches=Launches(variables=tuple(variables)),
+        option_faults=OptionFaults(misdirected=own.faulty_options),
     )
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from bridge.preflight.file_reading import FileReading
+from bridge.preflight.file_reading import CheckpointModel, FileReading, OptionFaults
+from bridge.preflight.megatron_release import MegatronRelease
+from bridge.preflight.uncertainty import Uncertainty
 from bridge.read.framework.checkpoint import Checkpoint
 from bridge.read.framework.framework_table import FrameworkTable
 from bridge.read.framework.tree import TreeReading
@@ -38,19 +40,24 @@ def build_reading_from_tree(
         sections=tree.sections,
         names=tree.names,
         origins={f"model.{name}": checkpoint.source for name in added},
-        unknown=(*tree.unknown, *checkpoint.unknown),
-        no_plan_reason=tree.no_plan_reason,
-        uncounted=(*tree.uncounted, *checkpoint.uncounted),
-        is_of_checkpoint=True,
-        not_followed=checkpoint.not_followed,
-        opened={**checkpoint.opened(model, known=known), **tree.opened},
-        open_values=tree.open_values,
         generation=tree.generation,
-        dropped_fields=tuple(tree.dropped),
-        read_too=(
+        notes=(
             f"Read as a run of {table.title}, by its code ({table.code}).",
             *checkpoint.read_too,
         ),
-        release=parse_version(table.release["megatron_core"]),
-        release_reason=table.release["because"],
+        release=MegatronRelease(
+            version=parse_version(table.release["megatron_core"]),
+            reason=table.release["because"],
+        ),
+        uncertainty=Uncertainty(
+            open_points=(*tree.unknown, *checkpoint.unknown),
+            late_values=tree.open_values,
+            unread_sources={**checkpoint.opened(model, known=known), **tree.opened},
+            uncounted_options=(*tree.uncounted, *checkpoint.uncounted),
+            no_plan_reason=tree.no_plan_reason,
+        ),
+        checkpoint_model=CheckpointModel(
+            may_be_stated=True, no_sizes_reason=checkpoint.not_followed
+        ),
+        option_faults=OptionFaults(dropped_fields=tuple(tree.dropped)),
     )

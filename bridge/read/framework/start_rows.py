@@ -56,7 +56,7 @@ def add_framework_variables(reading: FileReading, target: Target) -> FileReading
         environment[name] = row.value
         facts = {"name": name, "value": row.value, "source": row.source}
         sentences.append(VARIABLE_IS_SET.format(framework=reading.framework, **facts))
-    return replace(reading, environment=environment, read_too=(*reading.read_too, *sentences))
+    return replace(reading, environment=environment).with_notes(*sentences)
 
 
 def build_start_rows(table: FrameworkTable, *, is_after: bool) -> Iterator[StartupRow]:

@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from bridge.errors import Finding, UnreadFileError
-from bridge.preflight.file_reading import MEGATRON_CORE, FileReading, RunChoice
+from bridge.preflight.file_reading import MEGATRON_CORE, FileReading
+from bridge.preflight.run_choice import RunChoice
 from bridge.read import framework_signs
 from bridge.read.framework.checkpoint import Checkpoint, read_checkpoint
 from bridge.read.framework.framework_table import load_framework_table
@@ -136,7 +137,9 @@ def read_launch(launch: Launch, script: Path, choice: RunChoice) -> FileReading:
     exported = {
         name: str(value) for name, value in launch.environment.items() if not value.is_unknown
     }
-    return replace(reading, environment=exported, unknown=(*reading.unknown, *sources))
+    open_points = (*reading.uncertainty.open_points, *sources)
+    uncertainty = replace(reading.uncertainty, open_points=open_points)
+    return replace(reading, environment=exported, uncertainty=uncertainty)
 
 
 def _find_strategy(launch: Launch, overrides: Sequence[HydraOverride]) -> str:
@@ -197,13 +200,19 @@ def _build_reading(values: ConfigTree, path: Path, choice: RunChoice) -> FileRea
     dtype = get_dotted_value(values, DTYPE_KEY)
     if is_late(dtype):
         mode_decider = f"{DTYPE_KEY}={dtype}"
+    open_settings = _describe_open_settings(tree, values)
+    uncertainty = replace(
+        reading.uncertainty,
+        open_points=(*open_settings, *reading.uncertainty.open_points),
+        mode_decider=mode_decider,
+    )
+    option_faults = replace(reading.option_faults, refused=tuple(_find_refused_settings(values)))
     return replace(
         reading,
         base=MEGATRON_CORE,
         own_fields=own_fields,
-        unknown=(*_describe_open_settings(tree, values), *reading.unknown),
-        mode_decided_by=mode_decider,
-        refused=tuple(_find_refused_settings(values)),
+        uncertainty=uncertainty,
+        option_faults=option_faults,
     )
 
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from bridge.errors import PayloadError, UnreadFileError
-from bridge.preflight.file_reading import FileReading, RunChoice
+from bridge.preflight.file_reading import FileReading
+from bridge.preflight.run_choice import RunChoice
 from bridge.read import framework_signs
 from bridge.read.framework import flagscale, ms_swift, nemo_rl, primus, verl
 from bridge.read.text.document import Document

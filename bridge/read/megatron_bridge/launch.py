@@ -14,7 +14,9 @@ from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 
-from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading, RunChoice
+from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading
+from bridge.preflight.run_choice import RunChoice
+from bridge.preflight.uncertainty import Uncertainty
 from bridge.read.framework.framework_table import load_framework_table
 from bridge.read.launch.launch import Launch
 from bridge.read.launch.shell_word import ShellWord
@@ -116,12 +118,12 @@ def _add_launch_notes(
     for key, value in launch.environment.items():
         if not value.is_unknown:
             environment[key] = str(value)
-    return replace(
-        reading,
-        environment=environment,
-        unknown=(*reading.unknown, *dict.fromkeys(sentences)),
-        uncounted=(*reading.uncounted, *late_words),
+    uncertainty = replace(
+        reading.uncertainty,
+        open_points=(*reading.uncertainty.open_points, *dict.fromkeys(sentences)),
+        uncounted_options=(*reading.uncertainty.uncounted_options, *late_words),
     )
+    return replace(reading, environment=environment, uncertainty=uncertainty)
 
 
 def _build_reading_without_recipe(name: str) -> FileReading:
@@ -130,9 +132,11 @@ def _build_reading_without_recipe(name: str) -> FileReading:
     return FileReading(
         framework=MEGATRON_BRIDGE,
         sections={owner: {} for owner in OWNER_SECTIONS},
-        unknown=(RECIPE_NOT_FOUND.format(name=name),),
-        mode_decided_by=decider,
-        unstated_by=decider,
+        uncertainty=Uncertainty(
+            open_points=(RECIPE_NOT_FOUND.format(name=name),),
+            mode_decider=decider,
+            default_decider=decider,
+        ),
     )
 
 
@@ -170,7 +174,7 @@ def _read_recipe(
             break
     reading = read_function(library, function, script, choice, arguments)
     sentence = RECIPE_IS_FOUND.format(name=function.node.name, module=function.module.name)
-    return replace(reading, read_too=(sentence, *reading.read_too))
+    return reading.with_first_note(sentence)
 
 
 def _collect_option_overrides(tokens: Sequence[ShellWord]) -> list[HydraOverride]:
@@ -222,34 +226,29 @@ def apply_overrides(
     """
     sections = deepcopy(dict(reading.sections))
     origins = dict(reading.origins)
-    open_values = dict(reading.open_values)
+    late_values = dict(reading.uncertainty.late_values)
     states_mode = False
     for override in overrides:
         key = reading.translate_key(override.key)
         section = key.partition(".")[0]
         if override.is_late:
             if section in REPORTED_SECTIONS:
-                open_values[key] = str(override.value)
+                late_values[key] = str(override.value)
             continue
         _write_override(sections, override, key)
-        _close_settings(open_values, key)
+        _close_settings(late_values, key)
         origins[key] = f"{location}, {override.key}"
         if section == PRECISION_KEY and _states_mode(key, override.value):
             states_mode = True
-    mode_decided_by = reading.mode_decided_by
+    mode_decider = reading.uncertainty.mode_decider
     if states_mode:
-        mode_decided_by = None
-    late_recipe = open_values.get(PRECISION_KEY)
+        mode_decider = None
+    late_recipe = late_values.get(PRECISION_KEY)
     if late_recipe is not None:
         sections.pop(PRECISION_KEY, None)
-        mode_decided_by = f"mixed_precision={late_recipe}"
-    return replace(
-        reading,
-        sections=sections,
-        origins=origins,
-        open_values=open_values,
-        mode_decided_by=mode_decided_by,
-    )
+        mode_decider = f"mixed_precision={late_recipe}"
+    uncertainty = replace(reading.uncertainty, late_values=late_values, mode_decider=mode_decider)
+    return replace(reading, sections=sections, origins=origins, uncertainty=uncertainty)
 
 
 def _write_override(sections: dict[str, object], override: HydraOverride, key: str) -> None:
@@ -263,11 +262,11 @@ def _write_override(sections: dict[str, object], override: HydraOverride, key: s
     apply_hydra_overrides(sections, [replace(override, key=key)], is_complete=False)
 
 
-def _close_settings(open_values: dict[str, str], key: str) -> None:
-    """Remove a setting, and those below it, from the open ones."""
-    for open_key in list(open_values):
+def _close_settings(late_values: dict[str, str], key: str) -> None:
+    """Remove a setting, and those below it, from the late values."""
+    for open_key in list(late_values):
         if f"{open_key}.".startswith(f"{key}."):
-            del open_values[open_key]
+            del late_values[open_key]
 
 
 def _states_mode(key: str, value: object) -> bool:

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bridge.errors import RunConfigError
-from bridge.preflight.file_reading import FileReading, RunChoice
+from bridge.preflight.file_reading import CheckpointModel, FileReading
+from bridge.preflight.run_choice import RunChoice
 from bridge.read.framework.checkpoint import Checkpoint, read_checkpoint
 from bridge.read.framework.hf_config import MEGATRON_BRIDGE
 from bridge.read.megatron_bridge import saved_container
@@ -131,22 +132,25 @@ def build_reading_from_container(
     sections = _build_sections(container, evaluator, _read_model_checkpoint(model, path, choice))
     reading = saved_container.read_saved_container(sections.container, path)
     reading = _apply_defaults(reading, sections.defaults)
-    no_plan_reason = reading.no_plan_reason
+    no_plan_reason = reading.uncertainty.no_plan_reason
     if MODULE_ROWS in sections.open_values:
         decider = sections.open_values[MODULE_ROWS]
         no_plan_reason = UNREAD_ROWS.format(path=MODULE_ROWS, decider=decider)
     origins = {reading.translate_key(key): origin for key, origin in sections.origins.items()}
-    open_values = {reading.translate_key(key): text for key, text in sections.open_values.items()}
-    reading = replace(
-        reading,
-        origins=origins,
-        open_values=open_values,
-        opened={**sections.opened, **reading.opened},
-        unknown=(*_describe_open_settings(container, evaluator, name), *reading.unknown),
+    late_values = {reading.translate_key(key): text for key, text in sections.open_values.items()}
+    open_settings = _describe_open_settings(container, evaluator, name)
+    uncertainty = replace(
+        reading.uncertainty,
+        open_points=(*open_settings, *reading.uncertainty.open_points),
+        mode_decider=sections.mode_decided_by,
+        default_decider=container.decider or None,
+        late_values=late_values,
+        unread_sources={**sections.opened, **reading.uncertainty.unread_sources},
         no_plan_reason=no_plan_reason,
-        is_of_checkpoint=model is not None,
-        mode_decided_by=sections.mode_decided_by,
-        unstated_by=container.decider or None,
+    )
+    checkpoint_model = CheckpointModel(may_be_stated=model is not None)
+    reading = replace(
+        reading, origins=origins, uncertainty=uncertainty, checkpoint_model=checkpoint_model
     )
     if sections.checkpoint is None:
         return reading
@@ -172,13 +176,15 @@ def _build_sections(
 
 def _add_checkpoint_notes(reading: FileReading, checkpoint: Checkpoint) -> FileReading:
     """Return a reading with the sentences and the uncounted options of its model's checkpoint."""
-    return replace(
-        reading,
-        unknown=(*reading.unknown, *checkpoint.unknown),
-        uncounted=(*reading.uncounted, *checkpoint.uncounted),
-        not_followed=checkpoint.not_followed,
-        read_too=(*reading.read_too, *checkpoint.read_too),
+    uncertainty = reading.uncertainty
+    uncertainty = replace(
+        uncertainty,
+        open_points=(*uncertainty.open_points, *checkpoint.unknown),
+        uncounted_options=(*uncertainty.uncounted_options, *checkpoint.uncounted),
     )
+    checkpoint_model = replace(reading.checkpoint_model, no_sizes_reason=checkpoint.not_followed)
+    reading = replace(reading, uncertainty=uncertainty, checkpoint_model=checkpoint_model)
+    return reading.with_notes(*checkpoint.read_too)
 
 
 def refuse_checkpoint(choice: RunChoice, path: Path) -> None:

@@ -12,7 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from bridge.errors import PayloadError, RunConfigError, UnreadFileError
-from bridge.preflight.file_reading import FileReading, RunChoice
+from bridge.preflight.file_reading import FileReading
+from bridge.preflight.launches import Launches
+from bridge.preflight.run_choice import RunChoice
 from bridge.read.megatron_bridge.evaluator import TOO_LONG, Evaluator
 from bridge.read.megatron_bridge.program_container import (
     build_reading_from_container,
@@ -71,7 +73,7 @@ def read_program(document: Document, choice: RunChoice) -> FileReading:
     labels: tuple[str, ...] = ()
     if len(functions) > 1:
         labels = tuple(map(format_label, functions))
-    return replace(reading, runs=labels, number=number)
+    return replace(reading, launches=Launches(labels=labels, number=number))
 
 
 def _load_run_functions(document: Document, library: Library, path: Path) -> Sequence[Function]:
@@ -130,7 +132,7 @@ def read_function(
     sentence = READ_WITH_SOURCE
     if library.root is None:
         sentence = READ_WITHOUT_SOURCE
-    return replace(reading, read_too=(sentence.format(label=label), *reading.read_too))
+    return reading.with_first_note(sentence.format(label=label))
 
 
 def _is_container(value: Object) -> bool:

@@ -64,7 +64,7 @@ def read_container_from_process(library: Library, function: Function, path: Path
     if not isinstance(container, Mapping):
         container = {}
     reading = saved_container.read_saved_container(container, path)
-    return replace(reading, read_too=(CONTAINER_MADE.format(**facts), *reading.read_too))
+    return reading.with_first_note(CONTAINER_MADE.format(**facts))
 
 
 def _run_process(library: Library, arguments: list[str]) -> str:

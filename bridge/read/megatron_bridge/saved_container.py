@@ -16,6 +16,8 @@ from typing import Any
 from bridge.errors import RunConfigError
 from bridge.precision import strict_yaml
 from bridge.preflight.file_reading import MEGATRON_BRIDGE, FileReading
+from bridge.preflight.megatron_release import MegatronRelease
+from bridge.preflight.uncertainty import Uncertainty
 from bridge.read.assumed_release import infer_release
 from bridge.read.debug_features import FEATURES, SECTION
 from bridge.read.framework_fields import (
@@ -25,7 +27,13 @@ from bridge.read.framework_fields import (
     list_newer_fields,
 )
 from bridge.read.layer_source import find_spec_no_plan_reason, get_layer_settings
-from bridge.read.run_keys import OWNER_SECTIONS, PRECISION_KEY, SECTION_CLASSES
+from bridge.read.run_keys import (
+    MAPPING_REMEDY,
+    MAPPING_RULE,
+    OWNER_SECTIONS,
+    PRECISION_KEY,
+    SECTION_CLASSES,
+)
 from bridge.registry.config import drop_references
 from bridge.target.fields import ENCODERS, OWNER_DEFAULTS, OWNER_FIELDS
 
@@ -130,12 +138,11 @@ def read_saved_container(config: Mapping[str, object], path: Path) -> FileReadin
         names=container.names,
         environment=_build_environment(environment),
         own_fields=own_fields,
-        unknown=tuple(unknown),
-        no_plan_reason=no_plan_reason,
-        opened=opened,
-        read_too=read_too,
-        release=release,
-        release_reason=reason,
+        notes=read_too,
+        release=MegatronRelease(version=release, reason=reason),
+        uncertainty=Uncertainty(
+            open_points=tuple(unknown), no_plan_reason=no_plan_reason, unread_sources=opened
+        ),
     )
 
 

@@ -14,7 +14,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bridge.errors import Finding, PayloadError, RunConfigError, UnreadFileError
-from bridge.preflight.file_reading import MEGATRON_LM, NEWEST_ASSUMED, FileReading, RunChoice
+from bridge.preflight.file_reading import MEGATRON_LM, FileReading, OptionFaults
+from bridge.preflight.launches import Launches
+from bridge.preflight.megatron_release import NEWEST_ASSUMED, MegatronRelease
+from bridge.preflight.run_choice import RunChoice
+from bridge.preflight.uncertainty import Uncertainty
 from bridge.read.assumed_release import AssumedRelease, infer_release
 from bridge.read.foreign.reports import ImportReport
 from bridge.read.framework.framework_options import (
@@ -102,23 +106,27 @@ def read_run(document: Document, choice: RunChoice) -> FileReading:
         sections=sections,
         environment=framework.environment,
         own_fields=own_fields,
-        unknown=(*describe_open_points(parsed), *other.unknown, *effects.unknown),
-        no_plan_reason=effects.no_plan_reason or other.no_plan_reason,
-        uncounted=(*other.uncounted, *effects.uncounted),
-        opened={**other.opened, **effects.opened},
         generation=effects.generation,
-        read_too=(*_describe_framework(written), *other.read_too),
-        release=assumed.release,
-        release_reason=assumed.reason,
-        mode_decided_by=report.decided_by,
-        unstated_by=_find_decider(parsed, document),
-        open_values=collect_late_fields(parsed.values),
-        variables=_collect_mode_variables(runs, written),
-        refused=_make_refusal_findings(written),
-        faulty_options=effects.faulty_options,
-        runs=_list_labels(runs),
-        number=number,
-        branches=_list_branches(runs, number),
+        notes=(*_describe_framework(written), *other.read_too),
+        release=MegatronRelease(version=assumed.release, reason=assumed.reason),
+        uncertainty=Uncertainty(
+            open_points=(*describe_open_points(parsed), *other.unknown, *effects.unknown),
+            mode_decider=report.decided_by,
+            default_decider=_find_decider(parsed, document),
+            late_values=collect_late_fields(parsed.values),
+            unread_sources={**other.opened, **effects.opened},
+            uncounted_options=(*other.uncounted, *effects.uncounted),
+            no_plan_reason=effects.no_plan_reason or other.no_plan_reason,
+        ),
+        launches=Launches(
+            labels=_list_labels(runs),
+            number=number,
+            branches=_list_branches(runs, number),
+            variables=_collect_mode_variables(runs, written),
+        ),
+        option_faults=OptionFaults(
+            refused=_make_refusal_findings(written), misdirected=effects.faulty_options
+        ),
     )
     return _replace_framework_and_kind(reading, parsed, document.path)
 
@@ -131,7 +139,10 @@ def _replace_framework_and_kind(reading: FileReading, parsed: ParsedRun, path: s
     kind = find_other_model_kind(parsed.written, parsed.values)
     if kind is not None:
         no_plan_reason = kind.format_no_plan_reason(path)
-        reading = replace(reading, no_plan_reason=no_plan_reason, other_layers=kind.title)
+        uncertainty = replace(
+            reading.uncertainty, no_plan_reason=no_plan_reason, other_model_kind=kind.title
+        )
+        reading = replace(reading, uncertainty=uncertainty)
     return reading
 
 

@@ -12,8 +12,8 @@ import pytest
 from bridge.cli.main import main
 from bridge.errors import RunConfigError
 from bridge.front.loader import load_run
-from bridge.preflight.file_reading import RunChoice
 from bridge.preflight.run import Run
+from bridge.preflight.run_choice import RunChoice
 from bridge.read.framework.hf_config import MBRIDGE, MCORE_BRIDGE, MEGATRON_BRIDGE, build_bridged_model
 from bridge.target.fields import OWNER_DEFAULTS
 
@@ -87,10 +87,10 @@ def test_a_stated_checkpoint_has_the_sizes_and_the_mode(tmp_path) -> None:
     assert run.plan.shape.padded_vocab_size() == 32001
     assert run.origin_of("model.num_layers") == "config.json of org/a-model"
     assert run.model["bf16"] is True
-    assert run.reading.mode_decided_by is None
+    assert run.reading.uncertainty.mode_decider is None
     assert any(
         "The mode is bf16, since config.json of org/a-model has torch_dtype=bfloat16" in line
-        for line in run.reading.unknown
+        for line in run.reading.uncertainty.open_points
     )
 
 
@@ -106,7 +106,7 @@ def test_memory_rests_on_no_value_that_is_open(tmp_path, capsys, text: str) -> N
 def test_a_checkpoint_of_fp32_trains_in_fp16_and_that_is_reported(tmp_path) -> None:
     run = read(tmp_path / "run.sh", SWIFT, write(tmp_path / "here", torch_dtype="float32"))
     assert run.model["fp16"] is True
-    assert any("ms-swift trains in fp16 with it" in line for line in run.reading.unknown)
+    assert any("ms-swift trains in fp16 with it" in line for line in run.reading.uncertainty.open_points)
 
 
 @pytest.mark.parametrize("place", ["org/a-model", "hub/models--org--a-model/snapshots/5c1"])
@@ -115,7 +115,7 @@ def test_a_checkpoint_is_found_next_to_the_script_and_among_downloads(tmp_path, 
     write(tmp_path / place)
     run = read(tmp_path / "run.sh", SWIFT)
     assert run.model["num_layers"] == 4
-    assert any(str(tmp_path / place / "config.json") in line for line in run.reading.read_too)
+    assert any(str(tmp_path / place / "config.json") in line for line in run.reading.notes)
 
 
 def test_a_size_that_the_script_states_stays(tmp_path, monkeypatch) -> None:
@@ -131,8 +131,11 @@ def test_a_vision_tower_leaves_memory_without_a_verdict(tmp_path) -> None:
     folder = write(tmp_path / "here", model_type="qwen3_vl", text_config=QWEN3)
     run = read(tmp_path / "run.sh", VERL, folder)
     assert run.plan.shape.num_layers == 4
-    assert run.reading.uncounted
-    assert any("such as a vision tower, are neither planned nor counted" in line for line in run.reading.unknown)
+    assert run.reading.uncertainty.uncounted_options
+    assert any(
+        "such as a vision tower, are neither planned nor counted" in line
+        for line in run.reading.uncertainty.open_points
+    )
 
 
 def test_without_the_file_the_answer_says_which_one_decides(tmp_path, capsys) -> None:

@@ -53,5 +53,5 @@ def test_the_width_of_swiglu_is_rounded_up(run_of) -> None:
 )
 def test_a_name_of_its_own_leaves_memory_without_a_verdict(run_of, line: str, path: str) -> None:
     run = run_of(TRAINING.replace("MORE", line), "7b.yaml")
-    assert run.reading.uncounted
-    assert path in run.reading.opened
+    assert run.reading.uncertainty.uncounted_options
+    assert path in run.reading.uncertainty.unread_sources

@@ -12,7 +12,7 @@ FP8 = "--fp8_format e4m3 --fp8_recipe blockwise --fp8_param_gather true"
 
 def test_a_mode_that_nothing_states_is_the_checkpoints(run_of, capsys, tmp_path) -> None:
     run = run_of(f"#!/bin/bash\n{COMMAND} {FP8}\n", "run.sh")
-    assert run.reading.mode_decided_by == "the torch_dtype of org/a-model"
+    assert run.reading.uncertainty.mode_decider == "the torch_dtype of org/a-model"
     assert "bf16" not in run.model
     assert [one for one in check(run).findings if one.severity == "error"] == []
     assert main(["plan", "--config", str(tmp_path / "run.sh")]) == 2
@@ -34,7 +34,7 @@ def test_the_mode_is_stated_or_follows_from_the_dtype(run_of, words: str, mode: 
     run = run_of(f"#!/bin/bash\n{COMMAND} {words}\n", "run.sh")
     assert [name for name in ("bf16", "fp16") if run.model.get(name)] == [mode]
     assert run.section("optimizer")[mode] is True
-    assert run.reading.mode_decided_by is None
+    assert run.reading.uncertainty.mode_decider is None
 
 
 def test_names_of_fp8_reach_the_model_the_optimizer_and_ddp(run_of) -> None:
@@ -74,7 +74,7 @@ def test_a_file_of_arguments_is_read_with_the_words_behind_it(run_of, tmp_path) 
     run = run_of(text, "conf/sft.yaml")
     assert (run.model["bf16"], run.model.get("recompute_granularity")) == (True, None)
     assert run.reading.environment == {"NVTE_FUSED_ATTN": "1"}
-    assert "tuner_type" in run.reading.uncounted
+    assert "tuner_type" in run.reading.uncertainty.uncounted_options
     assert "loss_scale" not in run.section("optimizer")
     run = run_of("#!/bin/bash\nmegatron sft conf/sft.yaml --bf16 false --fp16 true\n", "run.sh")
     assert (run.model["bf16"], run.model["fp16"]) == (False, True)

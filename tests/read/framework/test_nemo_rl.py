@@ -78,7 +78,7 @@ def test_a_file_is_read_with_those_that_it_inherits_from(child: Path) -> None:
     assert run.reading.framework == "NeMo-RL"
     assert run.reading.environment == {"NVTE_FP8_BLOCK_SCALING_FP32_SCALES": "1"}
     assert run.reading.generation["policy.generation.vllm_cfg.precision"] == "fp8"
-    assert "defaults: base.yaml is read below the file." in run.reading.read_too
+    assert "defaults: base.yaml is read below the file." in run.reading.notes
 
 
 def test_values_set_at_start_have_nemo_rl_as_their_origin(child: Path) -> None:
@@ -222,7 +222,7 @@ def test_a_script_is_read_with_its_file_and_its_overrides(child: Path) -> None:
     assert (run.model["fp16"], run.model["bf16"]) == (True, False)
     assert "fp8" not in run.model
     assert [one for one in check(run).findings if one.id == "PB134"] == []
-    assert "$@: may hold further overrides, which are not read." in run.reading.unknown
+    assert "$@: may hold further overrides, which are not read." in run.reading.uncertainty.open_points
 
 
 def test_an_override_without_a_key_in_the_configuration_is_refused_as_hydra_does(child: Path) -> None:

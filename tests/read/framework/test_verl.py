@@ -119,7 +119,7 @@ def test_other_engines_are_named_as_none_of_megatron_core(run_of, words: str, se
 
 
 def test_a_variable_states_the_engine(tmp_path: Path) -> None:
-    from bridge.preflight.file_reading import RunChoice
+    from bridge.preflight.run_choice import RunChoice
 
     path = tmp_path / "run.sh"
     path.write_text("python3 -m verl.trainer.main_ppo model_engine=$ENGINE data.x=1\n")
@@ -152,4 +152,4 @@ def test_a_whole_configuration_is_read_and_a_part_of_one_is_not(run_of) -> None:
 
 def test_quantisation_aware_training_has_no_plan(run_of) -> None:
     run = run_of(script("actor_rollout_ref.actor.megatron.qat.enable=True"), "run.sh")
-    assert "ModelOpt rounds the weights of layers to FP4" in str(run.reading.no_plan_reason)
+    assert "ModelOpt rounds the weights of layers to FP4" in str(run.reading.uncertainty.no_plan_reason)
