@@ -28,8 +28,6 @@ from bridge.read.framework_fields import (
 )
 from bridge.read.layer_source import find_spec_no_plan_reason, get_layer_settings
 from bridge.read.run_keys import (
-    MAPPING_REMEDY,
-    MAPPING_RULE,
     OWNER_SECTIONS,
     PRECISION_KEY,
     SECTION_CLASSES,
