@@ -13,14 +13,14 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from bridge.precision.coercion import FALSE_WORDS
+from bridge.precision.coercion import FALSE_WORDS, Kind
 from bridge.read.launch.shell_word import ShellWord, join_words
 from bridge.read.megatron_lm import flags
 from bridge.read.megatron_lm.written_arguments import Option, is_late
 
 REDUCE_IN_FP32 = "grad_reduce_in_fp32"
 REDUCE_IN_BF16 = "grad_reduce_in_bf16"
-LIST_TYPES: Mapping[str, str] = flags.TABLE.data["lists"]
+LIST_TYPES: Mapping[str, Kind] = flags.TABLE.data["lists"]
 """Argument that takes several values -> the type of each value."""
 ENUM_MEMBERS: Mapping[str, list[str]] = flags.TABLE.data["members"]
 """Argument that is an enum in Megatron-LM -> the names of its members, in order of their numbers."""

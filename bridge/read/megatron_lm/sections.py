@@ -9,9 +9,10 @@ Source: Megatron-LM of 2026-08-22, training/arguments.py, argument_utils.py and 
 
 import re
 from collections.abc import Sequence
+from typing import cast
 
 from bridge.errors import WrongValueError
-from bridge.precision.coercion import coerce, parse_number
+from bridge.precision.coercion import Kind, coerce, parse_number
 from bridge.read.launch.shell_word import ShellWord
 from bridge.read.megatron_lm import flags
 from bridge.read.megatron_lm.argument_values import LIST_TYPES, ArgumentValues, is_on
@@ -59,7 +60,8 @@ def _convert_value(owner_name: str, name: str, value: object) -> object:
         return _convert_list(name, value)
     kind = OWNER_FIELDS[owner_name][name].kind
     if kind not in ("any", "dtype"):
-        return coerce(value, kind)
+        # Every other kind of an owner's field is one of a precision's field, too.
+        return coerce(value, cast("Kind", kind))
     if isinstance(value, str):
         return parse_number(value)
     return value
