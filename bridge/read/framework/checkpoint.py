@@ -17,13 +17,7 @@ from pathlib import Path
 
 from bridge.errors import PayloadError, RunConfigError, UnreadFileError
 from bridge.preflight.file_reading import RunChoice
-from bridge.read.framework.hf_config import (
-    MBRIDGE,
-    BridgedModel,
-    decided_fields,
-    model_of,
-    read_config,
-)
+from bridge.read.framework.hf_config import BridgedModel, decided_fields, model_of, read_config
 from bridge.read.text.neighbours import found_above
 
 CONFIG = "config.json"
@@ -71,11 +65,8 @@ class Checkpoint:
             section: The fields of the model that are known.
             known: Other fields, whose values the framework sets itself.
         """
-        fields = decided_fields(is_read=bool(self.model.fields))
-        if self.bridge == MBRIDGE:
-            fields.append("moe_router_dtype")
         opened = {}
-        for name in fields:
+        for name in decided_fields(is_read=bool(self.model.fields)):
             if name not in section and name not in known:
                 opened[f"model.{name}"] = self.source
         return opened

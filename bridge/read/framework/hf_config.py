@@ -27,17 +27,35 @@ MEGATRON_BRIDGE, MBRIDGE, MCORE_BRIDGE = "Megatron Bridge", "mbridge", "mcore-br
 DTYPES = ("torch_dtype", "dtype")
 """Keys with the dtype of the weights: before transformers 4.56, and since."""
 DENSE_FIRST = "first_k_dense_replace"
-SHARED = "n_shared_experts"
-LINEAR = "linear_attention"
-"""A kind of `layer_types`."""
+SHARED = ("n_shared_experts", "num_shared_experts")
+LINEAR, SLIDING, DENSE = "linear_attention", "sliding_attention", "dense"
+"""Kinds of `layer_types`, and the one of `mlp_layer_types` that has no experts."""
+LAYERS = "num_hidden_layers"
+TIED, INNER = "tie_word_embeddings", "inner"
+PATTERN = "hybrid_override_pattern"
 MOST_DIVISOR = 128
 """Source: Megatron Bridge 067f987d models/conversion/model_bridge.py: make_vocab_size_divisible_by."""
 MTP_PATTERN = "mtp_hybrid_override_pattern"
 REPEATED = "mtp_use_repeated_layer"
+BLOCKS = {PATTERN: "layers_block_type", MTP_PATTERN: "mtp_layers_block_type"}
+"""A pattern of letters -> the list of kinds of layers that takes its place since transformers 5."""
+LETTERS = {
+    "mamba": "M",
+    LINEAR: "M",
+    "attention": "*",
+    "full_attention": "*",
+    "moe": "E",
+    "mlp": "-",
+}
+"""Kind of a layer in `BLOCKS` -> its letter."""
+RATIOS, RATES = "compress_ratios", "compress_rates"
+"""Tokens of a compressed key: those of each layer, and those of each kind of layer."""
 UNKNOWN_FAMILY = "its model_type {family} is none whose layers are known here"
+UNPLANNED_FAMILY = "a model of its model_type {family} has {parts}, which are not planned"
 NO_LAYERS = "it states no {key}"
 OTHER_BRIDGE = "{bridge} makes no model of its model_type {family}"
 TWO_PARTS = "{inner}: the other parts of the model, such as a vision tower, are neither planned nor counted."
+FURTHER_PARTS = "model_type {family}: {parts} are neither planned nor counted."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +71,7 @@ class BridgedModel:
     vocab_divisor: int = 1
     """The divisor to which Megatron Bridge pads a vocabulary that is the tokenizer's, not the checkpoint's."""
     other_parts: str | None = None
-    """What stands in front of the language model, as a sentence; None: nothing does."""
+    """The parts of the model that are neither planned nor counted, as a sentence; None: it has none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,7 +83,10 @@ class _Family:
     sets: Mapping[str, object] = field(default_factory=dict)
     absent: Mapping[str, object] = field(default_factory=dict)
     inner: str = ""
-    adds: Mapping[str, object] = field(default_factory=dict)
+    adds: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    ties: str = ""
+    further: str = ""
+    unplanned: str = ""
     needs: str = ""
     vocab_divisor: int | None = None
     made_by: Sequence[str] = (MEGATRON_BRIDGE, MBRIDGE, MCORE_BRIDGE)
@@ -108,32 +129,75 @@ def model_of(config: Mapping[str, object], bridge: str) -> BridgedModel:
     family = _families().get(name)
     inner = config
     if family is not None:
-        inner = _block(config, family.inner)
+        inner = _with_patterns(_block(config, family.inner))
     dtype = _dtype(config) or _dtype(inner)
-    if family is None:
-        return BridgedModel(dtype=dtype, unread=UNKNOWN_FAMILY.format(family=name))
-    if bridge not in family.made_by:
-        return BridgedModel(dtype=dtype, unread=OTHER_BRIDGE.format(bridge=bridge, family=name))
-    if family.needs and not inner.get(family.needs):
-        return BridgedModel(dtype=dtype, unread=NO_LAYERS.format(key=family.needs))
-    other_parts = None
-    if family.inner:
-        other_parts = TWO_PARTS.format(inner=family.inner)
-        tied = "tie_word_embeddings"
-        inner = {**inner, tied: config.get(tied, inner.get(tied, False))}
-    fields = _fields(inner, family)
-    if not family.inner:
-        fields = {**_table()["bridges"][bridge], **fields}
-    if bridge == MEGATRON_BRIDGE:
-        fields |= family.adds
+    unread = _unread(name, family, inner, bridge)
+    if family is None or unread is not None:
+        return BridgedModel(dtype=dtype, unread=unread)
+    if family.inner and family.ties != INNER:
+        inner = {**inner, TIED: config.get(TIED, inner.get(TIED, False))}
+    fields = {
+        **_table()["bridges"][bridge],
+        **_fields(inner, family),
+        **family.adds.get(bridge, {}),
+    }
     if bridge == MCORE_BRIDGE:
         fields.pop("mtp_num_layers", None)
     return BridgedModel(
         fields=fields,
         dtype=dtype,
         vocab_divisor=family.vocab_divisor or _power_of_two(fields.get("vocab_size")),
-        other_parts=other_parts,
+        other_parts=_other_parts(name, family),
     )
+
+
+def _unread(
+    name: str, family: _Family | None, config: Mapping[str, object], bridge: str
+) -> str | None:
+    """Return why the fields of a family's model are not known, as a clause; None: they are."""
+    if family is None:
+        return UNKNOWN_FAMILY.format(family=name)
+    if bridge not in family.made_by:
+        return OTHER_BRIDGE.format(bridge=bridge, family=name)
+    if family.unplanned:
+        return UNPLANNED_FAMILY.format(family=name, parts=family.unplanned)
+    if family.needs and not config.get(family.needs):
+        return NO_LAYERS.format(key=family.needs)
+    return None
+
+
+def _other_parts(name: str, family: _Family) -> str | None:
+    """Return the parts of a family's model that are neither planned nor counted; None: it has none."""
+    sentences = []
+    if family.inner:
+        sentences.append(TWO_PARTS.format(inner=family.inner))
+    if family.further:
+        sentences.append(FURTHER_PARTS.format(family=name, parts=family.further))
+    return " ".join(sentences) or None
+
+
+def _with_patterns(config: Mapping[str, object]) -> Mapping[str, object]:
+    """Return a mapping of keys with the patterns and numbers that its lists of layers stand for."""
+    found = dict(config)
+    for pattern, key in BLOCKS.items():
+        blocks = config.get(key)
+        if pattern in config or not isinstance(blocks, list):
+            continue
+        if any(kind not in LETTERS for kind in blocks):
+            continue
+        found[pattern] = "".join(LETTERS[kind] for kind in blocks)
+        if pattern == PATTERN:
+            found[LAYERS] = len(blocks)
+    kinds, rates = config.get("layer_types"), config.get(RATES)
+    if RATIOS not in config and isinstance(kinds, list) and isinstance(rates, Mapping):
+        ratios = []
+        for kind in kinds:
+            if kind == SLIDING:
+                ratios.append(0)
+            else:
+                ratios.append(rates.get(kind))
+        found[RATIOS] = ratios
+    return found
 
 
 def _power_of_two(vocab_size: object) -> int:
@@ -158,12 +222,16 @@ def _fields(config: Mapping[str, object], family: _Family) -> dict[str, object]:
     for name in family.without:
         found.pop(name, None)
     kinds = config.get("layer_types")
+    ratios = found.get("csa_compress_ratios")
+    predicted = whole_number(found.get("mtp_num_layers")) or 0
+    if isinstance(ratios, list) and len(ratios) == found.get("num_layers"):
+        found["csa_compress_ratios"] = [*ratios, *[0] * predicted]
     if "linear_attention_freq" in found and isinstance(kinds, list):
         found["linear_attention_freq"] = [int(kind == LINEAR) for kind in kinds]
     _put_experts(found, config)
     if not found.get("mtp_num_layers"):
         found.pop("mtp_num_layers", None)
-    if config.get(MTP_PATTERN):
+    elif config.get(MTP_PATTERN):
         found["mtp_hybrid_override_pattern"] = config[MTP_PATTERN]
         found["mtp_use_repeated_layer"] = config.get(REPEATED, True)
     # No bridge pads the vocabulary.
@@ -178,14 +246,16 @@ def _put_experts(found: dict[str, object], config: Mapping[str, object]) -> None
             found.pop(name, None)
         return
     layers, dense = whole_number(found.get("num_layers")), whole_number(config.get(DENSE_FIRST))
+    kinds = config.get("mlp_layer_types")
     if layers is not None and dense is not None:
         found["moe_layer_freq"] = [0] * min(dense, layers) + [1] * (layers - dense)
-    shared, width = (
-        whole_number(config.get(SHARED)),
-        whole_number(found.get("moe_ffn_hidden_size")),
-    )
-    if shared and width is not None:
-        found.setdefault("moe_shared_expert_intermediate_size", shared * width)
+    elif isinstance(kinds, list):
+        found["moe_layer_freq"] = [int(kind != DENSE) for kind in kinds]
+    width = whole_number(found.get("moe_ffn_hidden_size"))
+    for key in SHARED:
+        shared = whole_number(config.get(key))
+        if shared and width is not None:
+            found.setdefault("moe_shared_expert_intermediate_size", shared * width)
 
 
 def _dtype(config: Mapping[str, object]) -> str | None:
@@ -226,6 +296,9 @@ def _families() -> dict[str, _Family]:
             absent=columns.get("absent", below.absent),
             inner=columns.get("inner", ""),
             adds=columns.get("adds", {}),
+            ties=columns.get("ties", ""),
+            further=columns.get("further", ""),
+            unplanned=columns.get("unplanned", ""),
             needs=columns.get("needs", ""),
             vocab_divisor=columns.get("vocab_divisor"),
             made_by=columns.get("made_by", base.made_by),

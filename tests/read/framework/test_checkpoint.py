@@ -1,7 +1,7 @@
 """The `config.json` of a checkpoint as the source of a model's sizes, where it is at hand.
 
-`megatron_bridge_0_6_2.json` holds, for each family, the keys of a config of transformers 5.23 and the values that
-Megatron Bridge 0.6.2 gave its provider of them, with megatron-core 0.19.2.
+`megatron_bridge_0_7_0.json` holds, for each family, the keys of a config of transformers 5.23 and the values that
+Megatron Bridge 067f987d (0.7.0) gave its provider of them, with Megatron Core 0.20.
 """
 
 import json
@@ -17,7 +17,7 @@ from bridge.preflight.run import Run
 from bridge.read.framework.hf_config import MBRIDGE, MCORE_BRIDGE, MEGATRON_BRIDGE, model_of
 from bridge.target.fields import DEFAULTS
 
-MADE = json.loads(Path(__file__).with_name("megatron_bridge_0_6_2.json").read_text(encoding="utf-8"))
+MADE = json.loads(Path(__file__).with_name("megatron_bridge_0_7_0.json").read_text(encoding="utf-8"))
 QWEN3 = {
     "model_type": "qwen3",
     "num_hidden_layers": 4,
@@ -50,15 +50,28 @@ def read(script: Path, text: str, checkpoint: Path | None = None) -> Run:
     return load_run(config_file=script, strict=False, choice=choice)
 
 
+def without_effect(provider: dict[str, object]) -> set[str]:
+    """Return the fields of a provider that no layer of it reads."""
+    found: set[str] = set()
+    if provider.get("multi_latent_attention"):
+        found |= {"kv_channels", "num_query_groups"}
+    if not provider.get("num_moe_experts"):
+        found |= {"moe_layer_freq", "moe_router_topk"}
+    return found
+
+
 @pytest.mark.parametrize("family", MADE)
 def test_a_family_has_the_values_that_megatron_bridge_gives_it(family: str) -> None:
-    made = model_of(MADE[family]["config"], MEGATRON_BRIDGE)
-    for name, value in MADE[family]["provider"].items():
-        default = DEFAULTS["model"].get(name)
+    config, provider = MADE[family]["config"], MADE[family]["provider"]
+    made = model_of(config, MEGATRON_BRIDGE)
+    width = int(made.fields["hidden_size"]) // int(made.fields["num_attention_heads"])
+    derived = {"kv_channels": width}
+    for name in sorted(set(provider) - without_effect(provider)):
+        value, default = provider[name], DEFAULTS["model"].get(name) or derived.get(name)
         read = made.fields.get(name, default)
-        is_of_no_layer = name in ("kv_channels", "num_query_groups") and family == "deepseek_v3"
-        assert is_of_no_layer or read == value or (not read and not value), f"{name}: {read} and not {value}"
-    assert (made.other_parts is not None) == ("text_config" in str(MADE[family]["config"]))
+        assert read == value or (not read and not value), f"{name}: {read} and not {value}"
+    assert made.vocab_divisor == MADE[family]["divisor"]
+    assert ("text_config" in str(made.other_parts)) == ("text_config" in str(config))
 
 
 def test_the_bridges_differ_where_their_code_does() -> None:
@@ -67,6 +80,12 @@ def test_the_bridges_differ_where_their_code_does() -> None:
     assert "mtp_num_layers" not in model_of(predicts, MCORE_BRIDGE).fields
     assert model_of(MADE["nemotron_h"]["config"], MEGATRON_BRIDGE).fields["first_last_layers_bf16"] is True
     assert "first_last_layers_bf16" not in model_of(MADE["nemotron_h"]["config"], MCORE_BRIDGE).fields
+    experts = {**QWEN3, "model_type": "qwen2_moe", "num_experts": 60, "shared_expert_intermediate_size": 5632}
+    assert model_of(experts, MCORE_BRIDGE).fields["moe_shared_expert_gate"] is True
+    assert "moe_shared_expert_gate" not in model_of(experts, MBRIDGE).fields
+    assert model_of(experts, MEGATRON_BRIDGE).unread == "Megatron Bridge makes no model of its model_type qwen2_moe"
+    assert model_of(MADE["qwen3_moe"]["config"], MEGATRON_BRIDGE).fields["bias_activation_fusion"] is False
+    assert model_of(MADE["qwen3_moe"]["config"], MBRIDGE).fields["bias_activation_fusion"] is True
     assert model_of(MADE["gpt_oss"]["config"], MBRIDGE).unread == "mbridge makes no model of its model_type gpt_oss"
 
 
@@ -76,6 +95,21 @@ def test_a_family_that_is_not_known_has_no_sizes() -> None:
     assert made.unread == "its model_type new_one is none whose layers are known here"
     hybrid = {**QWEN3, "model_type": "nemotron_h"}
     assert model_of(hybrid, MEGATRON_BRIDGE).unread == "it states no hybrid_override_pattern"
+    unplanned = model_of({**QWEN3, "model_type": "mimo_v2_flash"}, MEGATRON_BRIDGE)
+    layers = "layers with other numbers of key-value heads than the rest"
+    assert unplanned.unread == f"a model of its model_type mimo_v2_flash has {layers}, which are not planned"
+
+
+def test_lists_of_layers_stand_for_the_patterns_that_they_replace() -> None:
+    saved = MADE["nemotron_h"]["config"]
+    assert "hybrid_override_pattern" not in saved
+    older = {**saved, "hybrid_override_pattern": "ME*-", "mtp_hybrid_override_pattern": "*E", "num_hidden_layers": 4}
+    assert model_of(older, MEGATRON_BRIDGE).fields == model_of(saved, MEGATRON_BRIDGE).fields
+    without = {**older, "num_nextn_predict_layers": 0}
+    assert "mtp_hybrid_override_pattern" not in model_of(without, MEGATRON_BRIDGE).fields
+    compressed = MADE["deepseek_v4"]["config"]
+    listed = {**compressed, "compress_ratios": MADE["deepseek_v4"]["provider"]["csa_compress_ratios"]}
+    assert model_of(listed, MEGATRON_BRIDGE).fields == model_of(compressed, MEGATRON_BRIDGE).fields
 
 
 def test_a_stated_checkpoint_has_the_sizes_and_the_mode(tmp_path) -> None:
