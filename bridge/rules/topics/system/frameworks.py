@@ -10,8 +10,14 @@ from bridge.rules.violation import Violation
 
 LAYER_COUNT_FIELDS = frozenset(f"model.{name}" for name in LAYER_COUNTS)
 """Fields that act with model.first_last_layers_bf16."""
-LOW_PRECISION_FIELDS = frozenset({"model.quant_recipe", "model.first_last_layers_bf16"})
-"""Fields that change nothing in a run without FP8 and FP4."""
+EDGES = "model.first_last_layers_bf16"
+"""A field that changes nothing in a run without FP8 and FP4."""
+PRECISION_FIELDS = frozenset({"model.quant_recipe", EDGES})
+"""Fields that decide the precision of modules.
+
+The file of a `quant_recipe` can turn FP8 on in a run without it, by
+`override_nonquantized_autocast`.
+"""
 JUDGED_BY_OTHER_RULES = frozenset({"optimizer.fp8_recipe"})
 """Fields whose rule compares the owners: PB124."""
 
@@ -36,7 +42,7 @@ def _is_fault(dropped: DroppedField, run: RunContext) -> bool:
         or not dropped.value
     ):
         return False
-    return dropped.path not in LOW_PRECISION_FIELDS or run.is_low
+    return dropped.path != EDGES or run.is_low
 
 
 def _violation(dropped: DroppedField) -> Violation:
@@ -46,7 +52,7 @@ def _violation(dropped: DroppedField) -> Violation:
     if dropped.instead:
         remedies.insert(0, f"state {dropped.instead}")
     severity = "info"
-    if dropped.path in LOW_PRECISION_FIELDS:
+    if dropped.path in PRECISION_FIELDS:
         severity = "warning"
     return Violation(
         dropped.path,
