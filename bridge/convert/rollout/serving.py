@@ -24,10 +24,16 @@ FLAGS = {
     "--dtype": "dtype",
 }
 """Flags of both engines that bear on the precision."""
-ONLINE = {"quant_method": "fp8", "activation_scheme": "dynamic"}
-"""Weights that vLLM quantises while it loads a checkpoint in BF16 (--quantization fp8): a scale per tensor.
+PER_TENSOR = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+ONLINE: Mapping[str, Mapping[str, Any]] = {
+    "fp8": PER_TENSOR,
+    "fp8_per_tensor": PER_TENSOR,
+    "fp8_per_block": {**PER_TENSOR, "weight_block_size": [128, 128]},
+}
+"""`--quantization` of vLLM for a checkpoint in BF16 -> the form in which it quantises its weights while it loads them.
 
-Source: vLLM 0071b24b model_executor/layers/quantization/fp8.py (Fp8LinearMethod.process_weights_after_loading).
+Source: vLLM 0071b24b model_executor/layers/quantization/fp8.py (Fp8LinearMethod.process_weights_after_loading), and
+0.33.0 config/quantization.py (_ONLINE_SHORTHANDS), which refuses `fp8` for such a checkpoint.
 """
 NOT_READ = "--quantization {method} of {engine}, which is not read,"
 NO_ENGINE = "an engine"
@@ -106,8 +112,8 @@ def of_flags(words: str, engine: str | None) -> Rollout:
     method = stated.get("quantization")
     if method is None:
         return rollout
-    if method == "fp8" and name == VLLM:
-        return replace(rollout, quantization=ONLINE)
+    if method in ONLINE and name == VLLM:
+        return replace(rollout, quantization=ONLINE[method])
     return replace(rollout, quantization_decided_by=NOT_READ.format(method=method, engine=name))
 
 

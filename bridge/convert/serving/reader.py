@@ -31,7 +31,7 @@ from bridge.precision import strict_yaml
 from bridge.read.text import strict_json
 
 READERS: Mapping[str, list[str]] = ROWS["readers"]
-"""Dialect -> the systems that read it, each by its own rule; one empty name where the rule is one."""
+"""Dialect -> the systems that read it, each by its own rule."""
 FP8_DIALECT = ("fp8", "mxfp8")
 LINEAR = "Linear"
 """The class that compressed-tensors takes every linear layer for, in any system."""
@@ -114,7 +114,7 @@ class ServingConfig:
 
     @property
     def readers(self) -> list[str]:
-        """The systems whose rules for its list differ; one empty name where all read it alike."""
+        """The systems that read it, each by its own rule for its list."""
         return READERS[self.method]
 
     @property
