@@ -20,7 +20,7 @@ policy:
   dtensor_cfg: {{enabled: false}}
   megatron_cfg:
     enabled: true
-    optimizer: {{optimizer: adam, bf16: true, fp16: false, params_dtype: float32, use_distributed_optimizer: true{more}}}
+    optimizer: {{optimizer: adam, bf16: true, params_dtype: float32, use_distributed_optimizer: true{more}}}
     {setting}
 cluster: {{num_nodes: 1, gpus_per_node: 8}}
 """
