@@ -34,6 +34,10 @@ TABLE_NAME = "verl"
 ACTOR = "actor_rollout_ref.actor"
 MODEL = "actor_rollout_ref.model"
 DTYPE = f"{ACTOR}.megatron.dtype"
+ADAPTER = f"{MODEL}.lora"
+RANK = f"{ADAPTER}.rank"
+REFERENCE = (f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward")
+"""Switches of a reference model."""
 
 # Words of its command lines.
 HYDRA_GROUPS = frozenset({"model_engine", "engine", "optim", "actor", "model", "critic", "data"})
@@ -53,6 +57,15 @@ GENERATING_PROGRAM = re.compile(r"\bmain_(?:generation|eval)")
 # Values.
 MODES = {"bfloat16": "bf16", "float16": "fp16"}
 """Value of `megatron.dtype` -> the switch of the model that is on."""
+ADAPTERS = {
+    "lora": "LoRA",
+    "vlm_lora": "VLMLoRA",
+    "canonical_lora": "CanonicalLoRA",
+    "dora": "DoRA",
+}
+"""Value of `lora.type` -> the class of Megatron Bridge."""
+ADAPTER_FIELDS = ("target_modules", "exclude_modules", "dropout")
+"""Keys of `lora` that are fields of that class."""
 OPTIMIZER_DTYPES = {
     "optim.main_grads_dtype": "fp32",
     "optim.exp_avg_dtype": "fp32",
@@ -79,6 +92,13 @@ NUMBER_OF_GPUS = (
     "Add --target h100x{all}, for example."
 )
 CRITIC_NOT_COUNTED = "algorithm.adv_estimator=gae: a critic trains too, and is not counted."
+ADAPTER_NOT_KNOWN = (
+    "{key}={value}: where it is above 0 the model is frozen and adapters train; "
+    "all weights are counted as trained."
+)
+REFERENCE_NOT_COUNTED = (
+    "{key}=True: the reference model's weights lie on GPUs too, and are not counted."
+)
 ROLLOUT_IS_QUANTISED = (
     "{key}={value}: the engine of the rollout quantises its weights by it, and trains nothing."
 )
@@ -177,6 +197,7 @@ def _reading(values: Tree, path: Path, choice: RunChoice) -> FileReading:
     found = read_tree(table, values)
     _read_mode(found, values)
     _read_batch(found, values)
+    _read_adapter(found, values)
     for role in ("model", "optimizer", "ddp"):
         found.sections.setdefault(role, {})
     absent: list[str] = []
@@ -244,9 +265,35 @@ def _read_batch(found: TreeReading, values: Tree) -> None:
         found.put("train.micro_batch_size", samples)
 
 
+def _read_adapter(found: TreeReading, values: Tree) -> None:
+    """Write the adapter of Megatron Bridge that trains in the place of the model's weights.
+
+    Source: verl/workers/config/megatron_peft.py get_peft_cls.
+    """
+    rank = value_at(values, RANK)
+    if is_late(rank):
+        found.unknown.append(ADAPTER_NOT_KNOWN.format(key=RANK, value=rank))
+        found.uncounted.append(RANK)
+        found.opened.setdefault("optimizer.use_distributed_optimizer", RANK)
+        return
+    if not isinstance(rank, int) or rank <= 0:
+        return
+    kind = str(value_at(values, f"{ADAPTER}.type") or "lora")
+    adapter: dict[str, object] = {"type": ADAPTERS.get(kind, kind), "dim": rank}
+    for name in ADAPTER_FIELDS:
+        value = value_at(values, f"{ADAPTER}.{name}")
+        if value is not None and not is_late(value):
+            adapter[name] = value
+    found.sections["peft"] = adapter
+
+
 def _unknown(found: TreeReading, values: Tree) -> list[str]:
     """Return what the run leaves open, as sentences."""
     sentences = []
+    if "peft" not in found.sections:  # with an adapter the frozen model is the reference
+        for key in REFERENCE:
+            if value_at(values, key) is True:
+                sentences.append(REFERENCE_NOT_COUNTED.format(key=key))
     nodes, each = value_at(values, "trainer.nnodes"), value_at(values, "trainer.n_gpus_per_node")
     if isinstance(nodes, int) and isinstance(each, int):
         sentences.append(NUMBER_OF_GPUS.format(nodes=nodes, each=each, all=nodes * each))
