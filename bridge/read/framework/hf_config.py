@@ -190,7 +190,7 @@ def _with_patterns(config: Mapping[str, object]) -> Mapping[str, object]:
             found[LAYERS] = len(blocks)
     kinds, rates = config.get("layer_types"), config.get(RATES)
     if RATIOS not in config and isinstance(kinds, list) and isinstance(rates, Mapping):
-        ratios = []
+        ratios: list[object] = []
         for kind in kinds:
             if kind == SLIDING:
                 ratios.append(0)
