@@ -57,6 +57,8 @@ GENERATING_PROGRAM = re.compile(r"\bmain_(?:generation|eval)")
 # Values.
 MODES = {"bfloat16": "bf16", "float16": "fp16"}
 """Value of `megatron.dtype` -> the switch of the model that is on."""
+SET_OVER_THE_BRIDGE = ("attention_backend", "moe_token_dispatcher_type")
+"""Fields that a bridge gives a model and that verl sets itself, by a row of the table."""
 ADAPTERS = {
     "lora": "LoRA",
     "vlm_lora": "VLMLoRA",
@@ -200,7 +202,7 @@ def _reading(values: Tree, path: Path, choice: RunChoice) -> FileReading:
     _read_adapter(found, values)
     for role in ("model", "optimizer", "ddp"):
         found.sections.setdefault(role, {})
-    absent: list[str] = []
+    absent = [*SET_OVER_THE_BRIDGE]
     if value_at(values, f"{MODEL}.mtp.enable") is not True:
         absent.append("mtp_num_layers")
     checkpoint = _checkpoint(values, path, choice)

@@ -125,6 +125,16 @@ def test_a_stated_checkpoint_has_the_sizes_and_the_mode(tmp_path) -> None:
     )
 
 
+@pytest.mark.parametrize("bridge", ["", " actor_rollout_ref.actor.megatron.vanilla_mbridge=True"])
+def test_verl_sets_some_fields_over_those_of_either_bridge(tmp_path, bridge: str) -> None:
+    folder = write(tmp_path / "here", model_type="qwen3_moe", num_experts=8, moe_intermediate_size=64)
+    run = read(tmp_path / "run.sh", f"{VERL.rstrip()}{bridge}\n", folder)
+    assert (run.model["attention_backend"], run.model["moe_token_dispatcher_type"]) == ("flash", "alltoall")
+    assert run.origin_of("model.attention_backend") == "verl at start"
+    assert run.model.get("bias_activation_fusion") is bool(bridge)
+    assert run.reading.uncounted == ()
+
+
 @pytest.mark.parametrize("text", [SWIFT, VERL], ids=["ms-swift", "verl"])
 def test_memory_rests_on_no_value_that_is_open(tmp_path, capsys, text: str) -> None:
     script = tmp_path / "run.sh"
