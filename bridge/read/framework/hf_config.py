@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,7 @@ class _Family:
     absent: Mapping[str, object] = field(default_factory=dict)
     inner: str = ""
     adds: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    of_inner: bool = False
     ties: str = ""
     further: str = ""
     unplanned: str = ""
@@ -126,7 +127,7 @@ def decided_fields(*, is_read: bool) -> list[str]:
 def model_of(config: Mapping[str, object], bridge: str) -> BridgedModel:
     """Return the model that a bridge makes of the contents of a `config.json`."""
     name = str(config.get("model_type"))
-    family = _families().get(name)
+    family = _family_of(config)
     inner = config
     if family is not None:
         inner = _with_patterns(_block(config, family.inner))
@@ -148,6 +149,20 @@ def model_of(config: Mapping[str, object], bridge: str) -> BridgedModel:
         dtype=dtype,
         vocab_divisor=family.vocab_divisor or _power_of_two(fields.get("vocab_size")),
         other_parts=_other_parts(name, family),
+    )
+
+
+def _family_of(config: Mapping[str, object]) -> _Family | None:
+    """Return the family of a model; with `of_inner`, that of its language model in the place of the whole."""
+    outer = _families().get(str(config.get("model_type")))
+    if outer is None or not outer.of_inner:
+        return outer
+    language_model = _block(config, outer.inner)
+    family = _families().get(str(language_model.get("model_type")))
+    if family is None:
+        return None
+    return replace(
+        family, inner=outer.inner, ties=outer.ties, made_by=outer.made_by, adds=outer.adds
     )
 
 
@@ -296,6 +311,7 @@ def _families() -> dict[str, _Family]:
             absent=columns.get("absent", below.absent),
             inner=columns.get("inner", ""),
             adds=columns.get("adds", {}),
+            of_inner=columns.get("of_inner", False),
             ties=columns.get("ties", ""),
             further=columns.get("further", ""),
             unplanned=columns.get("unplanned", ""),

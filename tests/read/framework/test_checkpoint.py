@@ -112,6 +112,16 @@ def test_lists_of_layers_stand_for_the_patterns_that_they_replace() -> None:
     assert model_of(listed, MEGATRON_BRIDGE).fields == model_of(compressed, MEGATRON_BRIDGE).fields
 
 
+def test_the_language_model_inside_another_one_has_a_family_of_its_own() -> None:
+    outer = {"model_type": "internvl", "tie_word_embeddings": True, "vision_config": {}}
+    made = model_of({**outer, "text_config": {**QWEN3, "tie_word_embeddings": False}}, MCORE_BRIDGE)
+    assert made.fields == model_of({**QWEN3, "tie_word_embeddings": False}, MCORE_BRIDGE).fields
+    assert "text_config: the other parts of the model" in str(made.other_parts)
+    unknown = {**outer, "text_config": {**QWEN3, "model_type": "new_one"}}
+    assert "is none whose layers are known here" in str(model_of(unknown, MCORE_BRIDGE).unread)
+    assert model_of({**outer, "text_config": QWEN3}, MEGATRON_BRIDGE).unread is not None
+
+
 def test_a_stated_checkpoint_has_the_sizes_and_the_mode(tmp_path) -> None:
     run = read(tmp_path / "run.sh", SWIFT, write(tmp_path / "here"))
     assert run.plan.shape.kinds == ("transformer",) * 4
