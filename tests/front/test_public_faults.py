@@ -45,7 +45,7 @@ class Fault(NamedTuple):
 
     name: str
     text: str
-    mended: str
+    fixed_in: str
     target: str
     rule: str
     path: str
@@ -120,4 +120,4 @@ def test_a_public_fault_is_named_and_its_mended_file_is_not(
     found = findings(file, fault.text, fault, capsys)
     assert len(found) == 1
     assert fault.words in json.dumps(found[0])
-    assert findings(file, fault.mended, fault, capsys) == []
+    assert findings(file, fault.fixed_in, fault, capsys) == []

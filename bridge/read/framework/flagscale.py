@@ -16,59 +16,63 @@ from pathlib import Path
 from typing import Any
 
 from bridge.preflight.file_reading import FileReading, RunChoice
-from bridge.read.framework.arguments import reading_of_arguments
-from bridge.read.framework.table import framework_table
-from bridge.read.megatron_lm.arguments import runs_of
-from bridge.target.fields import whole_number
+from bridge.read.framework.framework_table import load_framework_table
+from bridge.read.framework.reading_from_arguments import build_reading_from_arguments
+from bridge.read.megatron_lm.written_arguments import parse_runs
+from bridge.target.fields import parse_integer
 
-BLOCKS = ("system", "model", "data")
+ARGUMENT_BLOCKS = ("system", "model", "data")
 """Blocks of arguments, of which a later one goes over an earlier one."""
-ROUNDED = "ffn_hidden_size is {width}: the width of SwiGLU, rounded up to multiple_of={multiple}."
-OVER_IT = "The experiment's file, which names this one in its defaults, may set further arguments."
+WIDTH_IS_ROUNDED = (
+    "ffn_hidden_size is {width}: the width of SwiGLU, rounded up to multiple_of={multiple}."
+)
+EXPERIMENT_FILE_NOT_READ = (
+    "The experiment's file, which names this one in its defaults, may set further arguments."
+)
 
 
-def is_of(whole: Mapping[str, Any]) -> bool:
+def is_of(config: Mapping[str, Any]) -> bool:
     """Return whether a file of these contents has the arguments of a training."""
-    model = whole.get("model")
+    model = config.get("model")
     is_sized = isinstance(model, Mapping) and "num_layers" in model
-    return is_sized and isinstance(whole.get("system"), Mapping)
+    return is_sized and isinstance(config.get("system"), Mapping)
 
 
-def read(whole: Mapping[str, Any], path: Path, choice: RunChoice) -> FileReading:
+def read(config: Mapping[str, Any], path: Path, choice: RunChoice) -> FileReading:
     """Return what a file says of its run; RunConfigError for one that has no arguments of a training."""
     choice.refuse_for(path)
     arguments: dict[str, Any] = {}
-    for block in BLOCKS:
-        content = whole.get(block)
+    for block in ARGUMENT_BLOCKS:
+        content = config.get(block)
         if isinstance(content, Mapping):
-            arguments |= dict(_flat(content))
+            arguments |= dict(_flatten_block(content))
     read_too = []
-    width = _rounded_width(arguments)
+    width = _compute_rounded_width(arguments)
     if width is not None:
         arguments["ffn_hidden_size"] = width
-        read_too.append(ROUNDED.format(width=width, multiple=arguments["multiple_of"]))
-    (run,) = runs_of([*_words(arguments)])
-    run.framework = framework_table("flagscale")
-    return reading_of_arguments(
+        read_too.append(WIDTH_IS_ROUNDED.format(width=width, multiple=arguments["multiple_of"]))
+    (run,) = parse_runs([*_format_command_line(arguments)])
+    run.framework = load_framework_table("flagscale")
+    return build_reading_from_arguments(
         run,
         run.framework,
         str(path),
         origins=dict.fromkeys(arguments, path.name),
         read_too=read_too,
-        unknown=[OVER_IT],
+        unknown=[EXPERIMENT_FILE_NOT_READ],
     )
 
 
-def _flat(block: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _flatten_block(block: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Yield each argument of a block with its value; those of a mapping within it too, without its name."""
     for name, value in block.items():
         if isinstance(value, Mapping):
-            yield from _flat(value)
+            yield from _flatten_block(value)
         elif value is not None:
             yield str(name), value
 
 
-def _words(arguments: Mapping[str, Any]) -> Iterator[str]:
+def _format_command_line(arguments: Mapping[str, Any]) -> Iterator[str]:
     """Yield the words of a command line with these arguments."""
     for name, value in arguments.items():
         if value is False:
@@ -80,13 +84,13 @@ def _words(arguments: Mapping[str, Any]) -> Iterator[str]:
             yield str(value)
 
 
-def _rounded_width(arguments: Mapping[str, Any]) -> int | None:
+def _compute_rounded_width(arguments: Mapping[str, Any]) -> int | None:
     """Return the width of an MLP that `multiple_of` rounds up; None where it does not decide it.
 
     Source: flagscale/backends/Megatron-LM/megatron/training/arguments.py.patch validate_args.
     """
-    multiple = whole_number(arguments.get("multiple_of"))
-    hidden = whole_number(arguments.get("hidden_size"))
+    multiple = parse_integer(arguments.get("multiple_of"))
+    hidden = parse_integer(arguments.get("hidden_size"))
     if "ffn_hidden_size" in arguments or arguments.get("swiglu") is not True:
         return None
     if not multiple or hidden is None:

@@ -1,4 +1,4 @@
-"""`model_of`: the model's config that a framework's bridge makes of a Hugging Face `config.json`.
+"""`build_bridged_model`: the model's config that a framework's bridge makes of a Hugging Face `config.json`.
 
     made = model_of({"model_type": "qwen3", "num_hidden_layers": 36, ...}, bridge=MEGATRON_BRIDGE)
     made.fields["num_layers"]    # 36
@@ -18,30 +18,30 @@ from typing import Any
 
 from bridge.errors import PayloadError
 from bridge.precision import strict_yaml
-from bridge.read.foreign.row_files import rows
-from bridge.read.text.dotted import value_at
-from bridge.target.fields import whole_number
+from bridge.read.foreign.row_files import load_rows
+from bridge.read.text.dotted import get_dotted_value
+from bridge.target.fields import parse_integer
 
 MEGATRON_BRIDGE, MBRIDGE, MCORE_BRIDGE = "Megatron Bridge", "mbridge", "mcore-bridge"
 """The bridges: those of NeMo-RL and verl, of verl with `vanilla_mbridge`, and of ms-swift."""
-DTYPES = ("torch_dtype", "dtype")
+DTYPE_KEYS = ("torch_dtype", "dtype")
 """Keys with the dtype of the weights: before transformers 4.56, and since."""
-DENSE_FIRST = "first_k_dense_replace"
-SHARED = ("n_shared_experts", "num_shared_experts")
-LINEAR, SLIDING, DENSE = "linear_attention", "sliding_attention", "dense"
+DENSE_LAYERS_KEY = "first_k_dense_replace"
+SHARED_EXPERTS_KEY = ("n_shared_experts", "num_shared_experts")
+LINEAR_ATTENTION, SLIDING, DENSE = "linear_attention", "sliding_attention", "dense"
 """Kinds of `layer_types`, and the one of `mlp_layer_types` that has no experts."""
 LAYERS = "num_hidden_layers"
 TIED, INNER = "tie_word_embeddings", "inner"
 PATTERN = "hybrid_override_pattern"
-MOST_DIVISOR = 128
+MAX_VOCAB_DIVISOR = 128
 """Source: Megatron Bridge 067f987d models/conversion/model_bridge.py: make_vocab_size_divisible_by."""
-MTP_PATTERN = "mtp_hybrid_override_pattern"
-REPEATED = "mtp_use_repeated_layer"
-BLOCKS = {PATTERN: "layers_block_type", MTP_PATTERN: "mtp_layers_block_type"}
+MTP_PATTERN_KEY = "mtp_hybrid_override_pattern"
+MTP_REPEATED_LAYER_KEY = "mtp_use_repeated_layer"
+BLOCKS = {PATTERN: "layers_block_type", MTP_PATTERN_KEY: "mtp_layers_block_type"}
 """A pattern of letters -> the list of kinds of layers that takes its place since transformers 5."""
 LETTERS = {
     "mamba": "M",
-    LINEAR: "M",
+    LINEAR_ATTENTION: "M",
     "attention": "*",
     "full_attention": "*",
     "moe": "E",
@@ -53,8 +53,8 @@ RATIOS, RATES = "compress_ratios", "compress_rates"
 UNKNOWN_FAMILY = "its model_type {family} is none whose layers are known here"
 UNPLANNED_FAMILY = "a model of its model_type {family} has {parts}, which are not planned"
 NO_LAYERS = "it states no {key}"
-OTHER_BRIDGE = "{bridge} makes no model of its model_type {family}"
-TWO_PARTS = "{inner}: the other parts of the model, such as a vision tower, are neither planned nor counted."
+UNSUPPORTED_BY_BRIDGE = "{bridge} makes no model of its model_type {family}"
+OTHER_PARTS_NOT_COUNTED = "{inner}: the other parts of the model, such as a vision tower, are neither planned nor counted."
 FURTHER_PARTS = "model_type {family}: {parts} are neither planned nor counted."
 
 
@@ -83,23 +83,23 @@ class _Family:
     sets: Mapping[str, object] = field(default_factory=dict)
     absent: Mapping[str, object] = field(default_factory=dict)
     inner: str = ""
-    adds: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    megatron_bridge_fields: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     of_inner: bool = False
     ties: str = ""
     further: str = ""
     unplanned: str = ""
     needs: str = ""
     vocab_divisor: int | None = None
-    made_by: Sequence[str] = (MEGATRON_BRIDGE, MBRIDGE, MCORE_BRIDGE)
+    bridges: Sequence[str] = (MEGATRON_BRIDGE, MBRIDGE, MCORE_BRIDGE)
 
 
-def read_config(path: Path) -> Mapping[str, object]:
+def load_hf_config(path: Path) -> Mapping[str, object]:
     """Return what a `config.json` holds.
 
     Raises:
         PayloadError: It cannot be read, or holds no mapping.
     """
-    text = strict_yaml.decoded(
+    text = strict_yaml.decode_text(
         strict_yaml.read_bytes(path, error=PayloadError), str(path), error=PayloadError
     )
     try:
@@ -111,58 +111,62 @@ def read_config(path: Path) -> Mapping[str, object]:
     return content
 
 
-def decided_fields(*, is_read: bool) -> list[str]:
+def list_unknown_fields(*, is_read: bool) -> list[str]:
     """Return the fields of a model that its checkpoint decides and that are not known.
 
     Args:
         is_read: Whether its `config.json` is read.
     """
-    table = _table()
+    table = _load_table()
     names: list[str] = table["unread"].split()
     if not is_read:
         names = [*table["decided"].split(), *names]
     return names
 
 
-def model_of(config: Mapping[str, object], bridge: str) -> BridgedModel:
+def build_bridged_model(config: Mapping[str, object], bridge: str) -> BridgedModel:
     """Return the model that a bridge makes of the contents of a `config.json`."""
     name = str(config.get("model_type"))
     family = _family_of(config)
     inner = config
     if family is not None:
-        inner = _with_patterns(_block(config, family.inner))
-    dtype = _dtype(config) or _dtype(inner)
+        inner = _with_patterns(_get_block(config, family.inner))
+    dtype = _find_dtype(config) or _find_dtype(inner)
     unread = _unread(name, family, inner, bridge)
     if family is None or unread is not None:
         return BridgedModel(dtype=dtype, unread=unread)
     if family.inner and family.ties != INNER:
         inner = {**inner, TIED: config.get(TIED, inner.get(TIED, False))}
     fields = {
-        **_table()["bridges"][bridge],
-        **_fields(inner, family),
-        **family.adds.get(bridge, {}),
+        **_load_table()["bridges"][bridge],
+        **_build_fields(inner, family),
+        **family.megatron_bridge_fields.get(bridge, {}),
     }
     if bridge == MCORE_BRIDGE:
         fields.pop("mtp_num_layers", None)
     return BridgedModel(
         fields=fields,
         dtype=dtype,
-        vocab_divisor=family.vocab_divisor or _power_of_two(fields.get("vocab_size")),
+        vocab_divisor=family.vocab_divisor or _compute_vocab_divisor(fields.get("vocab_size")),
         other_parts=_other_parts(name, family),
     )
 
 
 def _family_of(config: Mapping[str, object]) -> _Family | None:
     """Return the family of a model; with `of_inner`, that of its language model in the place of the whole."""
-    outer = _families().get(str(config.get("model_type")))
+    outer = _load_families().get(str(config.get("model_type")))
     if outer is None or not outer.of_inner:
         return outer
-    language_model = _block(config, outer.inner)
-    family = _families().get(str(language_model.get("model_type")))
+    language_model = _get_block(config, outer.inner)
+    family = _load_families().get(str(language_model.get("model_type")))
     if family is None:
         return None
     return replace(
-        family, inner=outer.inner, ties=outer.ties, made_by=outer.made_by, adds=outer.adds
+        family,
+        inner=outer.inner,
+        ties=outer.ties,
+        bridges=outer.bridges,
+        megatron_bridge_fields=outer.megatron_bridge_fields,
     )
 
 
@@ -172,8 +176,8 @@ def _unread(
     """Return why the fields of a family's model are not known, as a clause; None: they are."""
     if family is None:
         return UNKNOWN_FAMILY.format(family=name)
-    if bridge not in family.made_by:
-        return OTHER_BRIDGE.format(bridge=bridge, family=name)
+    if bridge not in family.bridges:
+        return UNSUPPORTED_BY_BRIDGE.format(bridge=bridge, family=name)
     if family.unplanned:
         return UNPLANNED_FAMILY.format(family=name, parts=family.unplanned)
     if family.needs and not config.get(family.needs):
@@ -185,7 +189,7 @@ def _other_parts(name: str, family: _Family) -> str | None:
     """Return the parts of a family's model that are neither planned nor counted; None: it has none."""
     sentences = []
     if family.inner:
-        sentences.append(TWO_PARTS.format(inner=family.inner))
+        sentences.append(OTHER_PARTS_NOT_COUNTED.format(inner=family.inner))
     if family.further:
         sentences.append(FURTHER_PARTS.format(family=name, parts=family.further))
     return " ".join(sentences) or None
@@ -215,114 +219,117 @@ def _with_patterns(config: Mapping[str, object]) -> Mapping[str, object]:
     return found
 
 
-def _power_of_two(vocab_size: object) -> int:
-    """Return the largest power of two that divides a vocabulary, up to `MOST_DIVISOR`."""
-    size = whole_number(vocab_size)
+def _compute_vocab_divisor(vocab_size: object) -> int:
+    """Return the largest power of two that divides a vocabulary, up to `MAX_VOCAB_DIVISOR`."""
+    size = parse_integer(vocab_size)
     divisor = 1
-    while size and divisor < MOST_DIVISOR and size % (2 * divisor) == 0:
+    while size and divisor < MAX_VOCAB_DIVISOR and size % (2 * divisor) == 0:
         divisor *= 2
     return divisor
 
 
-def _fields(config: Mapping[str, object], family: _Family) -> dict[str, object]:
+def _build_fields(config: Mapping[str, object], family: _Family) -> dict[str, object]:
     """Return the fields of the language model that a mapping of keys describes."""
-    found: dict[str, object] = {}
+    model_fields: dict[str, object] = {}
     for name, keys in family.fields.items():
         stated = [config[key] for key in keys if config.get(key) is not None]
         if stated:
-            found[name] = stated[0]
+            model_fields[name] = stated[0]
         elif name in family.absent:
-            found[name] = family.absent[name]
-    found |= family.sets
+            model_fields[name] = family.absent[name]
+    model_fields |= family.sets
     for name in family.without:
-        found.pop(name, None)
+        model_fields.pop(name, None)
     kinds = config.get("layer_types")
-    ratios = found.get("csa_compress_ratios")
-    predicted = whole_number(found.get("mtp_num_layers")) or 0
-    if isinstance(ratios, list) and len(ratios) == found.get("num_layers"):
-        found["csa_compress_ratios"] = [*ratios, *[0] * predicted]
-    if "linear_attention_freq" in found and isinstance(kinds, list):
-        found["linear_attention_freq"] = [int(kind == LINEAR) for kind in kinds]
-    _put_experts(found, config)
-    if not found.get("mtp_num_layers"):
-        found.pop("mtp_num_layers", None)
-    elif config.get(MTP_PATTERN):
-        found["mtp_hybrid_override_pattern"] = config[MTP_PATTERN]
-        found["mtp_use_repeated_layer"] = config.get(REPEATED, True)
+    ratios = model_fields.get("csa_compress_ratios")
+    predicted = parse_integer(model_fields.get("mtp_num_layers")) or 0
+    if isinstance(ratios, list) and len(ratios) == model_fields.get("num_layers"):
+        model_fields["csa_compress_ratios"] = [*ratios, *[0] * predicted]
+    if "linear_attention_freq" in model_fields and isinstance(kinds, list):
+        model_fields["linear_attention_freq"] = [int(kind == LINEAR_ATTENTION) for kind in kinds]
+    _write_expert_fields(model_fields, config)
+    if not model_fields.get("mtp_num_layers"):
+        model_fields.pop("mtp_num_layers", None)
+    elif config.get(MTP_PATTERN_KEY):
+        model_fields["mtp_hybrid_override_pattern"] = config[MTP_PATTERN_KEY]
+        model_fields["mtp_use_repeated_layer"] = config.get(MTP_REPEATED_LAYER_KEY, True)
     # No bridge pads the vocabulary.
-    found["make_vocab_size_divisible_by"] = 1
-    return found
+    model_fields["make_vocab_size_divisible_by"] = 1
+    return model_fields
 
 
-def _put_experts(found: dict[str, object], config: Mapping[str, object]) -> None:
+def _write_expert_fields(model_fields: dict[str, object], config: Mapping[str, object]) -> None:
     """Write which layers have experts, and the width of those that are shared; without experts, nothing."""
-    if found.get("num_moe_experts") is None:
+    if model_fields.get("num_moe_experts") is None:
         for name in ("num_moe_experts", "moe_ffn_hidden_size", "moe_router_topk"):
-            found.pop(name, None)
+            model_fields.pop(name, None)
         return
-    layers, dense = whole_number(found.get("num_layers")), whole_number(config.get(DENSE_FIRST))
+    layers, dense = (
+        parse_integer(model_fields.get("num_layers")),
+        parse_integer(config.get(DENSE_LAYERS_KEY)),
+    )
     kinds = config.get("mlp_layer_types")
     if layers is not None and dense is not None:
-        found["moe_layer_freq"] = [0] * min(dense, layers) + [1] * (layers - dense)
+        model_fields["moe_layer_freq"] = [0] * min(dense, layers) + [1] * (layers - dense)
     elif isinstance(kinds, list):
-        found["moe_layer_freq"] = [int(kind != DENSE) for kind in kinds]
-    width = whole_number(found.get("moe_ffn_hidden_size"))
-    for key in SHARED:
-        shared = whole_number(config.get(key))
+        model_fields["moe_layer_freq"] = [int(kind != DENSE) for kind in kinds]
+    width = parse_integer(model_fields.get("moe_ffn_hidden_size"))
+    for key in SHARED_EXPERTS_KEY:
+        shared = parse_integer(config.get(key))
         if shared and width is not None:
-            found.setdefault("moe_shared_expert_intermediate_size", shared * width)
+            model_fields.setdefault("moe_shared_expert_intermediate_size", shared * width)
 
 
-def _dtype(config: Mapping[str, object]) -> str | None:
-    for key in DTYPES:
+def _find_dtype(config: Mapping[str, object]) -> str | None:
+    for key in DTYPE_KEYS:
         if config.get(key) is not None:
             return str(config[key]).removeprefix("torch.")
     return None
 
 
-def _block(config: Mapping[str, object], path: str) -> Mapping[str, object]:
+def _get_block(config: Mapping[str, object], path: str) -> Mapping[str, object]:
     """Return the mapping at a path with dots; the whole one at an empty path, an empty one where there is none."""
     if not path:
         return config
-    block = value_at(config, path)
+    block = get_dotted_value(config, path)
     if not isinstance(block, Mapping):
         return {}
     return block
 
 
 @cache
-def _table() -> Mapping[str, Any]:
-    return rows("hf_config")
+def _load_table() -> Mapping[str, Any]:
+    return load_rows("hf_config")
 
 
 @cache
-def _families() -> dict[str, _Family]:
-    table = _table()
-    everywhere = {name: _listed(keys) for name, keys in table["fields"].items()}
+def _load_families() -> dict[str, _Family]:
+    table = _load_table()
+    everywhere = {name: _as_tuple(keys) for name, keys in table["fields"].items()}
     base = _Family(fields=everywhere)
     families: dict[str, _Family] = {}
     for name, columns in table["families"].items():
         below = families.get(columns.get("like", ""), base)
-        fields = {key: _listed(keys) for key, keys in columns.get("fields", {}).items()}
+        fields = {key: _as_tuple(keys) for key, keys in columns.get("fields", {}).items()}
         families[name] = _Family(
             fields={**below.fields, **fields},
             without=columns.get("without", ()),
             sets=columns.get("sets", below.sets),
             absent=columns.get("absent", below.absent),
             inner=columns.get("inner", ""),
-            adds=columns.get("adds", {}),
+            megatron_bridge_fields=columns.get("adds", {}),
             of_inner=columns.get("of_inner", False),
             ties=columns.get("ties", ""),
             further=columns.get("further", ""),
             unplanned=columns.get("unplanned", ""),
             needs=columns.get("needs", ""),
             vocab_divisor=columns.get("vocab_divisor"),
-            made_by=columns.get("made_by", base.made_by),
+            bridges=columns.get("made_by", base.bridges),
         )
     return families
 
 
-def _listed(keys: str | Sequence[str]) -> tuple[str, ...]:
+def _as_tuple(keys: str | Sequence[str]) -> tuple[str, ...]:
     if isinstance(keys, str):
         return (keys,)
     return tuple(keys)

@@ -18,8 +18,8 @@ from typing import Any, Literal, Optional
 
 import pytest
 
-from bridge.convert.serving.formats import COMPRESSED, FUSED, MODELOPT, SGLANG, VLLM
-from bridge.convert.serving.kept_modules import SGLANG_NAMES, is_kept
+from bridge.convert.serving.formats import COMPRESSED_TENSORS, FUSED_MODULES, MODELOPT, SGLANG, VLLM
+from bridge.convert.serving.kept_modules import SGLANG_LAYER_NAMES, is_kept
 
 ROUNDS = 4000
 """Lists that are drawn for each kind of config."""
@@ -161,7 +161,7 @@ def differing(ask: Asked, entries: Sequence[str], *, dialect: str, system: str) 
     layers = {}
     for layer, parts in LAYERS.items():
         layers[layer] = [f"{layer.rpartition('.')[0]}.{part}" for part in parts] or [layer]
-    if dialect != COMPRESSED:
+    if dialect != COMPRESSED_TENSORS:
         layers[EXPERTS] = [f"{EXPERTS}.3.gate_proj", f"{EXPERTS}.3.up_proj"]
     draw = random.Random(0)  # noqa: S311  lists for a test
     found = []
@@ -181,7 +181,7 @@ def differing(ask: Asked, entries: Sequence[str], *, dialect: str, system: str) 
 
 
 def packed(names: Mapping[str, str]) -> dict[str, list[str]]:
-    return {names.get(layer, layer): parts for layer, parts in FUSED.items()}
+    return {names.get(layer, layer): parts for layer, parts in FUSED_MODULES.items()}
 
 
 def test_vllm_reads_a_list_of_the_fp8_dialect_so(vllm: dict[str, Any]) -> None:
@@ -203,7 +203,7 @@ def test_vllm_reads_a_list_of_compressed_tensors_so(vllm: dict[str, Any]) -> Non
     def ask(entries: list[str], layer: str) -> bool:
         return vllm["should_ignore_layer"](layer, entries, packed({}))
 
-    assert differing(ask, [*ENTRIES, *EXPRESSIONS], dialect=COMPRESSED, system=VLLM)[:5] == []
+    assert differing(ask, [*ENTRIES, *EXPRESSIONS], dialect=COMPRESSED_TENSORS, system=VLLM)[:5] == []
 
 
 def test_sglang_reads_a_list_of_the_fp8_dialect_so(sglang: dict[str, Any]) -> None:
@@ -223,13 +223,13 @@ def test_sglang_reads_a_list_of_modelopt_so(sglang: dict[str, Any]) -> None:
         excluded = sglang["is_layer_excluded"](config, layer)
         if layer == EXPERTS:
             return excluded
-        return sglang["is_layer_skipped"](layer, entries, packed(SGLANG_NAMES)) or excluded
+        return sglang["is_layer_skipped"](layer, entries, packed(SGLANG_LAYER_NAMES)) or excluded
 
     assert differing(ask, [*ENTRIES, *PATTERNS], dialect=MODELOPT, system=SGLANG)[:5] == []
 
 
 def test_sglang_reads_a_list_of_compressed_tensors_so(sglang: dict[str, Any]) -> None:
     def ask(entries: list[str], layer: str) -> bool:
-        return sglang["should_ignore_layer"](layer, entries, packed(SGLANG_NAMES))
+        return sglang["should_ignore_layer"](layer, entries, packed(SGLANG_LAYER_NAMES))
 
-    assert differing(ask, [*ENTRIES, *EXPRESSIONS], dialect=COMPRESSED, system=SGLANG)[:5] == []
+    assert differing(ask, [*ENTRIES, *EXPRESSIONS], dialect=COMPRESSED_TENSORS, system=SGLANG)[:5] == []

@@ -1,7 +1,7 @@
 """The modules that an entry of a list keeps, by each system's rule."""
 
 from bridge.convert.serving.kept_modules import is_kept
-from bridge.convert.serving.reader import READERS
+from bridge.convert.serving.serving_config import DIALECT_READERS
 
 GATE = "model.layers.0.mlp.gate_proj"
 UP = "model.layers.0.mlp.up_proj"
@@ -12,7 +12,7 @@ LATENT_DOWN = "model.layers.0.self_attn.kv_a_proj_with_mqa"
 
 
 def systems_that_keep(name: str, *entries: str, dialect: str = "modelopt") -> set[str]:
-    systems = READERS[dialect]
+    systems = DIALECT_READERS[dialect]
     return {system for system in systems if is_kept(entries, name, dialect=dialect, system=system)}
 
 
@@ -56,7 +56,9 @@ def test_the_name_of_merged_projections_keeps_them_in_vllm() -> None:
 
 def test_sglang_takes_the_end_of_a_name_for_it_in_compressed_tensors() -> None:
     assert systems_that_keep(QUERY_DOWN, "self_attn.q_a_proj", dialect="compressed-tensors") == {"sglang"}
-    assert systems_that_keep(QUERY_DOWN, QUERY_DOWN, dialect="compressed-tensors") == set(READERS["compressed-tensors"])
+    assert systems_that_keep(QUERY_DOWN, QUERY_DOWN, dialect="compressed-tensors") == set(
+        DIALECT_READERS["compressed-tensors"]
+    )
 
 
 def test_a_short_name_is_enough_in_some_systems_of_the_fp8_dialect() -> None:

@@ -14,8 +14,8 @@ from bridge.errors import RunConfigError
 from bridge.front.loader import load_run
 from bridge.preflight.file_reading import RunChoice
 from bridge.preflight.run import Run
-from bridge.read.framework.hf_config import MBRIDGE, MCORE_BRIDGE, MEGATRON_BRIDGE, model_of
-from bridge.target.fields import DEFAULTS
+from bridge.read.framework.hf_config import MBRIDGE, MCORE_BRIDGE, MEGATRON_BRIDGE, build_bridged_model
+from bridge.target.fields import OWNER_DEFAULTS
 
 MADE = json.loads(Path(__file__).with_name("megatron_bridge_0_7_0.json").read_text(encoding="utf-8"))
 QWEN3 = {
@@ -63,11 +63,11 @@ def without_effect(provider: dict[str, object]) -> set[str]:
 @pytest.mark.parametrize("family", MADE)
 def test_a_family_has_the_values_that_megatron_bridge_gives_it(family: str) -> None:
     config, provider = MADE[family]["config"], MADE[family]["provider"]
-    made = model_of(config, MEGATRON_BRIDGE)
+    made = build_bridged_model(config, MEGATRON_BRIDGE)
     width = int(made.fields["hidden_size"]) // int(made.fields["num_attention_heads"])
     derived = {"kv_channels": width}
     for name in sorted(set(provider) - without_effect(provider)):
-        value, default = provider[name], DEFAULTS["model"].get(name) or derived.get(name)
+        value, default = provider[name], OWNER_DEFAULTS["model"].get(name) or derived.get(name)
         read = made.fields.get(name, default)
         assert read == value or (not read and not value), f"{name}: {read} and not {value}"
     assert made.vocab_divisor == MADE[family]["divisor"]
@@ -76,26 +76,32 @@ def test_a_family_has_the_values_that_megatron_bridge_gives_it(family: str) -> N
 
 def test_the_bridges_differ_where_their_code_does() -> None:
     predicts = MADE["deepseek_v3"]["config"]
-    assert model_of(predicts, MEGATRON_BRIDGE).fields["mtp_num_layers"] == 1
-    assert "mtp_num_layers" not in model_of(predicts, MCORE_BRIDGE).fields
-    assert model_of(MADE["nemotron_h"]["config"], MEGATRON_BRIDGE).fields["first_last_layers_bf16"] is True
-    assert "first_last_layers_bf16" not in model_of(MADE["nemotron_h"]["config"], MCORE_BRIDGE).fields
+    assert build_bridged_model(predicts, MEGATRON_BRIDGE).fields["mtp_num_layers"] == 1
+    assert "mtp_num_layers" not in build_bridged_model(predicts, MCORE_BRIDGE).fields
+    assert build_bridged_model(MADE["nemotron_h"]["config"], MEGATRON_BRIDGE).fields["first_last_layers_bf16"] is True
+    assert "first_last_layers_bf16" not in build_bridged_model(MADE["nemotron_h"]["config"], MCORE_BRIDGE).fields
     experts = {**QWEN3, "model_type": "qwen2_moe", "num_experts": 60, "shared_expert_intermediate_size": 5632}
-    assert model_of(experts, MCORE_BRIDGE).fields["moe_shared_expert_gate"] is True
-    assert "moe_shared_expert_gate" not in model_of(experts, MBRIDGE).fields
-    assert model_of(experts, MEGATRON_BRIDGE).unread == "Megatron Bridge makes no model of its model_type qwen2_moe"
-    assert model_of(MADE["qwen3_moe"]["config"], MEGATRON_BRIDGE).fields["bias_activation_fusion"] is False
-    assert model_of(MADE["qwen3_moe"]["config"], MBRIDGE).fields["bias_activation_fusion"] is True
-    assert model_of(MADE["gpt_oss"]["config"], MBRIDGE).unread == "mbridge makes no model of its model_type gpt_oss"
+    assert build_bridged_model(experts, MCORE_BRIDGE).fields["moe_shared_expert_gate"] is True
+    assert "moe_shared_expert_gate" not in build_bridged_model(experts, MBRIDGE).fields
+    assert (
+        build_bridged_model(experts, MEGATRON_BRIDGE).unread
+        == "Megatron Bridge makes no model of its model_type qwen2_moe"
+    )
+    assert build_bridged_model(MADE["qwen3_moe"]["config"], MEGATRON_BRIDGE).fields["bias_activation_fusion"] is False
+    assert build_bridged_model(MADE["qwen3_moe"]["config"], MBRIDGE).fields["bias_activation_fusion"] is True
+    assert (
+        build_bridged_model(MADE["gpt_oss"]["config"], MBRIDGE).unread
+        == "mbridge makes no model of its model_type gpt_oss"
+    )
 
 
 def test_a_family_that_is_not_known_has_no_sizes() -> None:
-    made = model_of({**QWEN3, "model_type": "new_one"}, MEGATRON_BRIDGE)
+    made = build_bridged_model({**QWEN3, "model_type": "new_one"}, MEGATRON_BRIDGE)
     assert (made.fields, made.dtype) == ({}, "bfloat16")
     assert made.unread == "its model_type new_one is none whose layers are known here"
     hybrid = {**QWEN3, "model_type": "nemotron_h"}
-    assert model_of(hybrid, MEGATRON_BRIDGE).unread == "it states no hybrid_override_pattern"
-    unplanned = model_of({**QWEN3, "model_type": "mimo_v2_flash"}, MEGATRON_BRIDGE)
+    assert build_bridged_model(hybrid, MEGATRON_BRIDGE).unread == "it states no hybrid_override_pattern"
+    unplanned = build_bridged_model({**QWEN3, "model_type": "mimo_v2_flash"}, MEGATRON_BRIDGE)
     layers = "layers with other numbers of key-value heads than the rest"
     assert unplanned.unread == f"a model of its model_type mimo_v2_flash has {layers}, which are not planned"
 
@@ -104,22 +110,24 @@ def test_lists_of_layers_stand_for_the_patterns_that_they_replace() -> None:
     saved = MADE["nemotron_h"]["config"]
     assert "hybrid_override_pattern" not in saved
     older = {**saved, "hybrid_override_pattern": "ME*-", "mtp_hybrid_override_pattern": "*E", "num_hidden_layers": 4}
-    assert model_of(older, MEGATRON_BRIDGE).fields == model_of(saved, MEGATRON_BRIDGE).fields
+    assert build_bridged_model(older, MEGATRON_BRIDGE).fields == build_bridged_model(saved, MEGATRON_BRIDGE).fields
     without = {**older, "num_nextn_predict_layers": 0}
-    assert "mtp_hybrid_override_pattern" not in model_of(without, MEGATRON_BRIDGE).fields
+    assert "mtp_hybrid_override_pattern" not in build_bridged_model(without, MEGATRON_BRIDGE).fields
     compressed = MADE["deepseek_v4"]["config"]
     listed = {**compressed, "compress_ratios": MADE["deepseek_v4"]["provider"]["csa_compress_ratios"]}
-    assert model_of(listed, MEGATRON_BRIDGE).fields == model_of(compressed, MEGATRON_BRIDGE).fields
+    assert (
+        build_bridged_model(listed, MEGATRON_BRIDGE).fields == build_bridged_model(compressed, MEGATRON_BRIDGE).fields
+    )
 
 
 def test_the_language_model_inside_another_one_has_a_family_of_its_own() -> None:
     outer = {"model_type": "internvl", "tie_word_embeddings": True, "vision_config": {}}
-    made = model_of({**outer, "text_config": {**QWEN3, "tie_word_embeddings": False}}, MCORE_BRIDGE)
-    assert made.fields == model_of({**QWEN3, "tie_word_embeddings": False}, MCORE_BRIDGE).fields
+    made = build_bridged_model({**outer, "text_config": {**QWEN3, "tie_word_embeddings": False}}, MCORE_BRIDGE)
+    assert made.fields == build_bridged_model({**QWEN3, "tie_word_embeddings": False}, MCORE_BRIDGE).fields
     assert "text_config: the other parts of the model" in str(made.other_parts)
     unknown = {**outer, "text_config": {**QWEN3, "model_type": "new_one"}}
-    assert "is none whose layers are known here" in str(model_of(unknown, MCORE_BRIDGE).unread)
-    assert model_of({**outer, "text_config": QWEN3}, MEGATRON_BRIDGE).unread is not None
+    assert "is none whose layers are known here" in str(build_bridged_model(unknown, MCORE_BRIDGE).unread)
+    assert build_bridged_model({**outer, "text_config": QWEN3}, MEGATRON_BRIDGE).unread is not None
 
 
 def test_a_stated_checkpoint_has_the_sizes_and_the_mode(tmp_path) -> None:
