@@ -11,7 +11,7 @@ from bridge.plan.precision_plan import precision_plan
 from bridge.registry.registry import REGISTRY
 from bridge.target.versions import get_installed_version, parse_version
 from tests import warm
-from tests.plan.test_memory import EXACT, EXPERTS, ROOT, SHAPE
+from tests.plan.test_memory_report import EXACT, EXPERTS, ROOT, SHAPE
 
 RANKS = 4
 NUM_LAYERS = 2

@@ -34,6 +34,7 @@ __all__ = [
     "QuantSpec",
     "Quantised",
     "WeightCache",
+    "compute_what_if_sqnr",
     "make_operand",
     "pad_scales",
     "measure_quantisation_error",
