@@ -58,7 +58,10 @@ BY_READER = (
     "the engine: vLLM, SGLang and transformers read this list of modules differently (--for NAME)"
 )
 BY_CUTLASS = "the GPU and the engine's release: where CUTLASS runs, inputs have a scale per token"
-BY_HEAD = "the engine's release: with a config of ModelOpt's form it may quantise the output layer"
+BY_HEAD = (
+    "the engine's release: with a config of ModelOpt's form it may quantise the output layer, "
+    "as vLLM 0.33.0 does"
+)
 BY_SENT_VALUES = (
     "the engine: its config keeps the module, and training sends FP8 values for it, "
     "since {framework} does not read the list of modules"

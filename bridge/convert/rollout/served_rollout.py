@@ -24,10 +24,16 @@ SETTING_BY_FLAG = {
     "--dtype": "dtype",
 }
 """Flag of both engines that affects the precision -> the setting that it states."""
-ONLINE_QUANTIZATION = {"quant_method": "fp8", "activation_scheme": "dynamic"}
-"""The config of `--quantization fp8`, with which vLLM quantises the weights of a BF16 checkpoint.
+PER_TENSOR = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+ONLINE_QUANTIZATION: Mapping[str, Mapping[str, Any]] = {
+    "fp8": PER_TENSOR,
+    "fp8_per_tensor": PER_TENSOR,
+    "fp8_per_block": {**PER_TENSOR, "weight_block_size": [128, 128]},
+}
+"""`--quantization` of vLLM for a BF16 checkpoint -> the config by which it quantises the weights.
 
-Source: vLLM 0071b24b model_executor/layers/quantization/fp8.py (Fp8LinearMethod.process_weights_after_loading).
+Source: vLLM 0071b24b model_executor/layers/quantization/fp8.py
+(Fp8LinearMethod.process_weights_after_loading), and 0.33.0 config/quantization.py (_ONLINE_SHORTHANDS), which refuses `fp8` for such a checkpoint.
 """
 UNREAD_METHOD = "--quantization {method} of {engine}, which is not read,"
 UNNAMED_ENGINE = "an engine"
@@ -126,8 +132,8 @@ def parse_engine_flags(command_line: str, engine: str | None) -> Rollout:
     method = stated.get("quantization")
     if method is None:
         return rollout
-    if method == "fp8" and name == VLLM:
-        return replace(rollout, quantization=ONLINE_QUANTIZATION)
+    if method in ONLINE_QUANTIZATION and name == VLLM:
+        return replace(rollout, quantization=ONLINE_QUANTIZATION[method])
     return replace(
         rollout, quantization_decided_by=UNREAD_METHOD.format(method=method, engine=name)
     )

@@ -121,16 +121,13 @@ def _list_vllm_refusals(manifest: Manifest, config: ServingConfig) -> Iterator[s
 
     Of ModelOpt's list vLLM compares the whole names of the group first, and refuses a part of them.
     """
-    reader = VLLM
-    if reader not in config.readers:
-        reader = ""
-    if reader not in config.readers:  # vLLM reads no such config
+    if VLLM not in config.readers:
         return
     schemes: dict[str, str | None] = {}
     for row in manifest.rows:
         for name in row.iterate_served_names():
             if config.method != MODELOPT:
-                schemes[name] = config.scheme_of(name, reader)
+                schemes[name] = config.scheme_of(name, VLLM)
             elif name in config.kept:
                 schemes[name] = None
             else:

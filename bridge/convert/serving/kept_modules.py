@@ -6,10 +6,12 @@ The same entry means different modules in different systems. A part of a name is
 vLLM and SGLang compare ModelOpt's entries with names of layers that they load several modules as.
 All experts of a layer are one module to the systems: its name ends in ``experts``.
 
-Source: vLLM 4de0dd6 layers/quantization/utils/quant_utils.py (is_layer_skipped) and 00155cd
-modelopt.py (is_layer_excluded); SGLang pull request 23467 layers/quantization/utils.py, and
-modelopt_quant.py (_get_quant_method, is_layer_excluded); transformers 5.23.0 quantizers/quantizers_utils.py
-(should_convert_module) and quantizers/base.py; compressed-tensors 0.20.0 utils/match.py.
+Source: vLLM 0.33.0 layers/quantization/utils/quant_utils.py (is_layer_skipped), modelopt.py
+(is_layer_excluded) and compressed_tensors/utils.py (should_ignore_layer); SGLang 0.5.23
+layers/quantization/utils.py (is_layer_skipped), fp8.py (from_config), modelopt_quant.py
+(_get_quant_method, is_layer_excluded) and compressed_tensors/utils.py (should_ignore_layer);
+transformers 5.23.0 quantizers/quantizers_utils.py (should_convert_module) and quantizers/base.py;
+compressed-tensors 0.20.0 utils/match.py. `tests/convert/serving/test_engines.py` asks the engines.
 """
 
 import re
@@ -49,7 +51,7 @@ def is_kept(entries: Sequence[str], name: str, *, dialect: str, system: str) -> 
         entries: The list.
         name: The module's name in the checkpoint.
         dialect: The `quant_method` of the config, `MODELOPT` for every one of ModelOpt's.
-        system: The system that reads the config; empty if all systems read the dialect alike.
+        system: The system that reads the config, one of its dialect's in `KEEP_RULES`.
     """
     module = ServedModule(name=name, layer_name=get_layer_name(name))
     if dialect == MODELOPT and system == VLLM:
@@ -79,14 +81,44 @@ def _is_kept_by_compressed_tensors(entry: str, module: ServedModule) -> bool:
     return is_match(entry, module.name)
 
 
+def _vllm_of_compressed_tensors(entry: str, module: ServedModule) -> bool:
+    return is_match(entry, module.name) or is_match(entry, _get_loaded_name(module, {}))
+
+
+def _sglang_of_compressed_tensors(entry: str, module: ServedModule) -> bool:
+    """Return whether an entry keeps a module: the end of its name, behind a dot, is enough."""
+    if entry == _get_loaded_name(module, SGLANG_LAYER_NAMES):
+        return True
+    is_end = not entry.startswith(EXPRESSION_PREFIX) and module.name.endswith(f".{entry}")
+    return is_end or is_match(entry, module.name)
+
+
 def _is_kept_by_vllm(entry: str, module: ServedModule) -> bool:
-    if module.is_expert:
-        return module.layer_name in entry
+    loaded = _get_loaded_name(module, {})
+    if loaded != module.layer_name:
+        return entry in {loaded, module.name}
+    if _has_experts(loaded):
+        return loaded in entry
     return entry == module.name
 
 
 def _is_kept_by_sglang(entry: str, module: ServedModule) -> bool:
-    return f".{entry}." in f".{module.layer_name}."
+    """Return whether an entry keeps a module: a part of its name between dots is enough."""
+    if f".{entry}." in f".{module.layer_name}.":
+        return True
+    is_loaded_alone = _get_loaded_name(module, SGLANG_LAYER_NAMES) == module.layer_name
+    return is_loaded_alone and _has_experts(module.layer_name) and module.layer_name in entry
+
+
+def _sglang_of_fp8(entry: str, module: ServedModule) -> bool:
+    """Return whether an entry keeps a module, with ``model.`` in front of it or without."""
+    bare = entry.removeprefix("model.")
+    return _is_kept_by_sglang(bare, module) or _is_kept_by_sglang(f"model.{bare}", module)
+
+
+def _has_experts(name: str) -> bool:
+    """Return whether the engines take a layer for one of experts, by its name."""
+    return "experts" in name
 
 
 def _is_kept_by_transformers(entry: str, module: ServedModule) -> bool:
@@ -96,11 +128,14 @@ def _is_kept_by_transformers(entry: str, module: ServedModule) -> bool:
 
 
 KEEP_RULES: Mapping[tuple[str, str], Callable[[str, ServedModule], bool]] = {
-    (COMPRESSED_TENSORS, ""): _is_kept_by_compressed_tensors,
+    (COMPRESSED_TENSORS, COMPRESSED_TENSORS): _is_kept_by_compressed_tensors,
+    (COMPRESSED_TENSORS, "hf"): _is_kept_by_compressed_tensors,
+    (COMPRESSED_TENSORS, VLLM): _vllm_of_compressed_tensors,
+    (COMPRESSED_TENSORS, SGLANG): _sglang_of_compressed_tensors,
     ("fp8", VLLM): _is_kept_by_vllm,
-    ("fp8", SGLANG): _is_kept_by_sglang,
+    ("fp8", SGLANG): _sglang_of_fp8,
     ("fp8", "hf"): _is_kept_by_transformers,
-    ("mxfp8", SGLANG): _is_kept_by_sglang,
+    ("mxfp8", SGLANG): _sglang_of_fp8,
     ("mxfp8", "hf"): _is_kept_by_transformers,
 }
 """Dialect and system -> whether an entry keeps a module; ModelOpt's lists have functions below."""
@@ -141,10 +176,11 @@ def _is_kept_by_vllm_of_modelopt(entries: Sequence[str], module: ServedModule) -
 def _is_kept_by_sglang_of_modelopt(entry: str, module: ServedModule) -> bool:
     """Return whether SGLang leaves a module out by an entry of ModelOpt's list.
 
-    The entry is a part of the module's name between dots, an expression with ``*`` for SGLang's
-    name or for a part of it, or it ends in a projection of low rank which SGLang's name contains.
+    The entry is a part of the module's name between dots, unless the module is an expert; an
+    expression with ``*`` for SGLang's name or for a part of it; or it ends in a projection of low
+    rank which SGLang's name contains.
     """
-    if _is_kept_by_sglang(entry, module):
+    if not module.is_expert and _is_kept_by_sglang(entry, module):
         return True
     loaded = _get_loaded_name(module, SGLANG_LAYER_NAMES)
     parts = loaded.split(".")

@@ -31,7 +31,7 @@ from bridge.precision import strict_yaml
 from bridge.read.text import strict_json
 
 DIALECT_READERS: Mapping[str, list[str]] = SERVING_ROWS["readers"]
-"""Dialect -> the systems that read it, each by its own rule; one empty name if the rule is one."""
+"""Dialect -> the systems that read it, each by its own rule."""
 FP8_METHODS = ("fp8", "mxfp8")
 LINEAR_CLASS = "Linear"
 """The class that compressed-tensors takes every linear layer for, in any system."""
@@ -116,7 +116,7 @@ class ServingConfig:
 
     @property
     def readers(self) -> list[str]:
-        """The systems whose rules for its list differ; one empty name if all read it alike."""
+        """The systems that read it, each by its own rule for its list."""
         return DIALECT_READERS[self.method]
 
     @property

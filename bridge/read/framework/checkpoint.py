@@ -18,7 +18,6 @@ from pathlib import Path
 from bridge.errors import PayloadError, RunConfigError, UnreadFileError
 from bridge.preflight.run_choice import RunChoice
 from bridge.read.framework.hf_config import (
-    MBRIDGE,
     BridgedModel,
     build_bridged_model,
     list_unknown_fields,
@@ -71,11 +70,8 @@ class Checkpoint:
             section: The fields of the model that are known.
             known: Other fields, whose values the framework sets itself.
         """
-        fields = list_unknown_fields(is_read=bool(self.model.fields))
-        if self.bridge == MBRIDGE:
-            fields.append("moe_router_dtype")
         opened = {}
-        for name in fields:
+        for name in list_unknown_fields(is_read=bool(self.model.fields)):
             if name not in section and name not in known:
                 opened[f"model.{name}"] = self.source
         return opened

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,20 +27,35 @@ MEGATRON_BRIDGE, MBRIDGE, MCORE_BRIDGE = "Megatron Bridge", "mbridge", "mcore-br
 DTYPE_KEYS = ("torch_dtype", "dtype")
 """Keys with the dtype of the weights: before transformers 4.56, and since."""
 DENSE_LAYERS_KEY = "first_k_dense_replace"
-SHARED_EXPERTS_KEY = "n_shared_experts"
-LINEAR_ATTENTION = "linear_attention"
-"""A kind of `layer_types`."""
+SHARED_EXPERTS_KEY = ("n_shared_experts", "num_shared_experts")
+LINEAR_ATTENTION, SLIDING, DENSE = "linear_attention", "sliding_attention", "dense"
+"""Kinds of `layer_types`, and the one of `mlp_layer_types` that has no experts."""
+LAYERS = "num_hidden_layers"
+TIED, INNER = "tie_word_embeddings", "inner"
+PATTERN = "hybrid_override_pattern"
 MAX_VOCAB_DIVISOR = 128
 """Source: Megatron Bridge 067f987d models/conversion/model_bridge.py: make_vocab_size_divisible_by."""
 MTP_PATTERN_KEY = "mtp_hybrid_override_pattern"
 MTP_REPEATED_LAYER_KEY = "mtp_use_repeated_layer"
+BLOCKS = {PATTERN: "layers_block_type", MTP_PATTERN_KEY: "mtp_layers_block_type"}
+"""A pattern of letters -> the list of kinds of layers that takes its place since transformers 5."""
+LETTERS = {
+    "mamba": "M",
+    LINEAR_ATTENTION: "M",
+    "attention": "*",
+    "full_attention": "*",
+    "moe": "E",
+    "mlp": "-",
+}
+"""Kind of a layer in `BLOCKS` -> its letter."""
+RATIOS, RATES = "compress_ratios", "compress_rates"
+"""Tokens of a compressed key: those of each layer, and those of each kind of layer."""
 UNKNOWN_FAMILY = "its model_type {family} is none whose layers are known here"
+UNPLANNED_FAMILY = "a model of its model_type {family} has {parts}, which are not planned"
 NO_LAYERS = "it states no {key}"
 UNSUPPORTED_BY_BRIDGE = "{bridge} makes no model of its model_type {family}"
-OTHER_PARTS_NOT_COUNTED = (
-    "{inner}: the other parts of the model, such as a vision tower, are neither planned "
-    "nor counted."
-)
+OTHER_PARTS_NOT_COUNTED = "{inner}: the other parts of the model, such as a vision tower, are neither planned nor counted."
+FURTHER_PARTS = "model_type {family}: {parts} are neither planned nor counted."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +71,7 @@ class BridgedModel:
     vocab_divisor: int = 1
     """The divisor to which Megatron Bridge pads a vocabulary that is the tokenizer's, not the checkpoint's."""
     other_parts: str | None = None
-    """What stands in front of the language model, as a sentence; None: nothing does."""
+    """The parts of the model that are neither planned nor counted, as a sentence; None: it has none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,7 +83,11 @@ class _Family:
     sets: Mapping[str, object] = field(default_factory=dict)
     absent: Mapping[str, object] = field(default_factory=dict)
     inner: str = ""
-    megatron_bridge_fields: Mapping[str, object] = field(default_factory=dict)
+    megatron_bridge_fields: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    of_inner: bool = False
+    ties: str = ""
+    further: str = ""
+    unplanned: str = ""
     needs: str = ""
     vocab_divisor: int | None = None
     bridges: Sequence[str] = (MEGATRON_BRIDGE, MBRIDGE, MCORE_BRIDGE)
@@ -108,37 +127,96 @@ def list_unknown_fields(*, is_read: bool) -> list[str]:
 def build_bridged_model(config: Mapping[str, object], bridge: str) -> BridgedModel:
     """Return the model that a bridge makes of the contents of a `config.json`."""
     name = str(config.get("model_type"))
-    family = _load_families().get(name)
+    family = _family_of(config)
     inner = config
     if family is not None:
-        inner = _get_block(config, family.inner)
+        inner = _with_patterns(_get_block(config, family.inner))
     dtype = _find_dtype(config) or _find_dtype(inner)
-    if family is None:
-        return BridgedModel(dtype=dtype, unread=UNKNOWN_FAMILY.format(family=name))
-    if bridge not in family.bridges:
-        return BridgedModel(
-            dtype=dtype, unread=UNSUPPORTED_BY_BRIDGE.format(bridge=bridge, family=name)
-        )
-    if family.needs and not inner.get(family.needs):
-        return BridgedModel(dtype=dtype, unread=NO_LAYERS.format(key=family.needs))
-    other_parts = None
-    if family.inner:
-        other_parts = OTHER_PARTS_NOT_COUNTED.format(inner=family.inner)
-        tied = "tie_word_embeddings"
-        inner = {**inner, tied: config.get(tied, inner.get(tied, False))}
-    fields = _build_fields(inner, family)
-    if not family.inner:
-        fields = {**_load_table()["bridges"][bridge], **fields}
-    if bridge == MEGATRON_BRIDGE:
-        fields |= family.megatron_bridge_fields
+    unread = _unread(name, family, inner, bridge)
+    if family is None or unread is not None:
+        return BridgedModel(dtype=dtype, unread=unread)
+    if family.inner and family.ties != INNER:
+        inner = {**inner, TIED: config.get(TIED, inner.get(TIED, False))}
+    fields = {
+        **_load_table()["bridges"][bridge],
+        **_build_fields(inner, family),
+        **family.megatron_bridge_fields.get(bridge, {}),
+    }
     if bridge == MCORE_BRIDGE:
         fields.pop("mtp_num_layers", None)
     return BridgedModel(
         fields=fields,
         dtype=dtype,
         vocab_divisor=family.vocab_divisor or _compute_vocab_divisor(fields.get("vocab_size")),
-        other_parts=other_parts,
+        other_parts=_other_parts(name, family),
     )
+
+
+def _family_of(config: Mapping[str, object]) -> _Family | None:
+    """Return the family of a model; with `of_inner`, that of its language model in the place of the whole."""
+    outer = _load_families().get(str(config.get("model_type")))
+    if outer is None or not outer.of_inner:
+        return outer
+    language_model = _get_block(config, outer.inner)
+    family = _load_families().get(str(language_model.get("model_type")))
+    if family is None:
+        return None
+    return replace(
+        family,
+        inner=outer.inner,
+        ties=outer.ties,
+        bridges=outer.bridges,
+        megatron_bridge_fields=outer.megatron_bridge_fields,
+    )
+
+
+def _unread(
+    name: str, family: _Family | None, config: Mapping[str, object], bridge: str
+) -> str | None:
+    """Return why the fields of a family's model are not known, as a clause; None: they are."""
+    if family is None:
+        return UNKNOWN_FAMILY.format(family=name)
+    if bridge not in family.bridges:
+        return UNSUPPORTED_BY_BRIDGE.format(bridge=bridge, family=name)
+    if family.unplanned:
+        return UNPLANNED_FAMILY.format(family=name, parts=family.unplanned)
+    if family.needs and not config.get(family.needs):
+        return NO_LAYERS.format(key=family.needs)
+    return None
+
+
+def _other_parts(name: str, family: _Family) -> str | None:
+    """Return the parts of a family's model that are neither planned nor counted; None: it has none."""
+    sentences = []
+    if family.inner:
+        sentences.append(OTHER_PARTS_NOT_COUNTED.format(inner=family.inner))
+    if family.further:
+        sentences.append(FURTHER_PARTS.format(family=name, parts=family.further))
+    return " ".join(sentences) or None
+
+
+def _with_patterns(config: Mapping[str, object]) -> Mapping[str, object]:
+    """Return a mapping of keys with the patterns and numbers that its lists of layers stand for."""
+    found = dict(config)
+    for pattern, key in BLOCKS.items():
+        blocks = config.get(key)
+        if pattern in config or not isinstance(blocks, list):
+            continue
+        if any(kind not in LETTERS for kind in blocks):
+            continue
+        found[pattern] = "".join(LETTERS[kind] for kind in blocks)
+        if pattern == PATTERN:
+            found[LAYERS] = len(blocks)
+    kinds, rates = config.get("layer_types"), config.get(RATES)
+    if RATIOS not in config and isinstance(kinds, list) and isinstance(rates, Mapping):
+        ratios: list[object] = []
+        for kind in kinds:
+            if kind == SLIDING:
+                ratios.append(0)
+            else:
+                ratios.append(rates.get(kind))
+        found[RATIOS] = ratios
+    return found
 
 
 def _compute_vocab_divisor(vocab_size: object) -> int:
@@ -163,12 +241,16 @@ def _build_fields(config: Mapping[str, object], family: _Family) -> dict[str, ob
     for name in family.without:
         model_fields.pop(name, None)
     kinds = config.get("layer_types")
+    ratios = model_fields.get("csa_compress_ratios")
+    predicted = parse_integer(model_fields.get("mtp_num_layers")) or 0
+    if isinstance(ratios, list) and len(ratios) == model_fields.get("num_layers"):
+        model_fields["csa_compress_ratios"] = [*ratios, *[0] * predicted]
     if "linear_attention_freq" in model_fields and isinstance(kinds, list):
         model_fields["linear_attention_freq"] = [int(kind == LINEAR_ATTENTION) for kind in kinds]
     _write_expert_fields(model_fields, config)
     if not model_fields.get("mtp_num_layers"):
         model_fields.pop("mtp_num_layers", None)
-    if config.get(MTP_PATTERN_KEY):
+    elif config.get(MTP_PATTERN_KEY):
         model_fields["mtp_hybrid_override_pattern"] = config[MTP_PATTERN_KEY]
         model_fields["mtp_use_repeated_layer"] = config.get(MTP_REPEATED_LAYER_KEY, True)
     # No bridge pads the vocabulary.
@@ -186,14 +268,16 @@ def _write_expert_fields(model_fields: dict[str, object], config: Mapping[str, o
         parse_integer(model_fields.get("num_layers")),
         parse_integer(config.get(DENSE_LAYERS_KEY)),
     )
+    kinds = config.get("mlp_layer_types")
     if layers is not None and dense is not None:
         model_fields["moe_layer_freq"] = [0] * min(dense, layers) + [1] * (layers - dense)
-    shared, width = (
-        parse_integer(config.get(SHARED_EXPERTS_KEY)),
-        parse_integer(model_fields.get("moe_ffn_hidden_size")),
-    )
-    if shared and width is not None:
-        model_fields.setdefault("moe_shared_expert_intermediate_size", shared * width)
+    elif isinstance(kinds, list):
+        model_fields["moe_layer_freq"] = [int(kind != DENSE) for kind in kinds]
+    width = parse_integer(model_fields.get("moe_ffn_hidden_size"))
+    for key in SHARED_EXPERTS_KEY:
+        shared = parse_integer(config.get(key))
+        if shared and width is not None:
+            model_fields.setdefault("moe_shared_expert_intermediate_size", shared * width)
 
 
 def _find_dtype(config: Mapping[str, object]) -> str | None:
@@ -234,6 +318,10 @@ def _load_families() -> dict[str, _Family]:
             absent=columns.get("absent", below.absent),
             inner=columns.get("inner", ""),
             megatron_bridge_fields=columns.get("adds", {}),
+            of_inner=columns.get("of_inner", False),
+            ties=columns.get("ties", ""),
+            further=columns.get("further", ""),
+            unplanned=columns.get("unplanned", ""),
             needs=columns.get("needs", ""),
             vocab_divisor=columns.get("vocab_divisor"),
             bridges=columns.get("made_by", base.bridges),

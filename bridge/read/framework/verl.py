@@ -39,6 +39,10 @@ TABLE_NAME = "verl"
 ACTOR_BLOCK = "actor_rollout_ref.actor"
 MODEL_BLOCK = "actor_rollout_ref.model"
 DTYPE_KEY = f"{ACTOR_BLOCK}.megatron.dtype"
+ADAPTER = f"{MODEL_BLOCK}.lora"
+RANK = f"{ADAPTER}.rank"
+REFERENCE = (f"{ACTOR_BLOCK}.use_kl_loss", "algorithm.use_kl_in_reward")
+"""Switches of a reference model."""
 
 # Words of its command lines.
 HYDRA_GROUPS = frozenset({"model_engine", "engine", "optim", "actor", "model", "critic", "data"})
@@ -58,6 +62,17 @@ GENERATING_PROGRAM = re.compile(r"\bmain_(?:generation|eval)")
 # Values.
 MODE_OF_DTYPE = {"bfloat16": "bf16", "float16": "fp16"}
 """Value of `megatron.dtype` -> the switch of the model that is on."""
+SET_OVER_THE_BRIDGE = ("attention_backend", "moe_token_dispatcher_type")
+"""Fields that a bridge gives a model and that verl sets itself, by a row of the table."""
+ADAPTERS = {
+    "lora": "LoRA",
+    "vlm_lora": "VLMLoRA",
+    "canonical_lora": "CanonicalLoRA",
+    "dora": "DoRA",
+}
+"""Value of `lora.type` -> the class of Megatron Bridge."""
+ADAPTER_FIELDS = ("target_modules", "exclude_modules", "dropout")
+"""Keys of `lora` that are fields of that class."""
 OPTIMIZER_DTYPES = {
     "optim.main_grads_dtype": "fp32",
     "optim.exp_avg_dtype": "fp32",
@@ -84,6 +99,13 @@ NUMBER_OF_GPUS = (
     "Add --target h100x{all}, for example."
 )
 CRITIC_NOT_COUNTED = "algorithm.adv_estimator=gae: a critic trains too, and is not counted."
+ADAPTER_NOT_KNOWN = (
+    "{key}={value}: where it is above 0 the model is frozen and adapters train; "
+    "all weights are counted as trained."
+)
+REFERENCE_NOT_COUNTED = (
+    "{key}=True: the reference model's weights lie on GPUs too, and are not counted."
+)
 ROLLOUT_IS_QUANTISED = (
     "{key}={value}: the engine of the rollout quantises its weights by it, and trains nothing."
 )
@@ -184,9 +206,10 @@ def _build_reading(values: ConfigTree, path: Path, choice: RunChoice) -> FileRea
     tree = read_tree(table, values)
     _write_mode(tree, values)
     _write_batch_sizes(tree, values)
+    _read_adapter(tree, values)
     for owner_name in ("model", "optimizer", "ddp"):
         tree.sections.setdefault(owner_name, {})
-    absent: list[str] = []
+    absent = [*SET_OVER_THE_BRIDGE]
     if get_dotted_value(values, f"{MODEL_BLOCK}.mtp.enable") is not True:
         absent.append("mtp_num_layers")
     checkpoint = _read_actor_checkpoint(values, path, choice)
@@ -259,9 +282,35 @@ def _write_batch_sizes(tree: TreeReading, values: ConfigTree) -> None:
         tree.put("train.micro_batch_size", samples)
 
 
+def _read_adapter(found: TreeReading, values: ConfigTree) -> None:
+    """Write the adapter of Megatron Bridge that trains in the place of the model's weights.
+
+    Source: verl/workers/config/megatron_peft.py get_peft_cls.
+    """
+    rank = get_dotted_value(values, RANK)
+    if is_late(rank):
+        found.unknown.append(ADAPTER_NOT_KNOWN.format(key=RANK, value=rank))
+        found.uncounted.append(RANK)
+        found.opened.setdefault("optimizer.use_distributed_optimizer", RANK)
+        return
+    if not isinstance(rank, int) or rank <= 0:
+        return
+    kind = str(get_dotted_value(values, f"{ADAPTER}.type") or "lora")
+    adapter: dict[str, object] = {"type": ADAPTERS.get(kind, kind), "dim": rank}
+    for name in ADAPTER_FIELDS:
+        value = get_dotted_value(values, f"{ADAPTER}.{name}")
+        if value is not None and not is_late(value):
+            adapter[name] = value
+    found.sections["peft"] = adapter
+
+
 def _describe_open_settings(tree: TreeReading, values: ConfigTree) -> list[str]:
     """Return what the run leaves open, as sentences."""
     sentences = []
+    if "peft" not in tree.sections:  # with an adapter the frozen model is the reference
+        for key in REFERENCE:
+            if get_dotted_value(values, key) is True:
+                sentences.append(REFERENCE_NOT_COUNTED.format(key=key))
     nodes, each = (
         get_dotted_value(values, "trainer.nnodes"),
         get_dotted_value(values, "trainer.n_gpus_per_node"),

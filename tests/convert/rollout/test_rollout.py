@@ -380,6 +380,11 @@ def test_flags_of_vllm_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[st
     found = verdicts(answer)
     assert found[ATTENTION] == found["keys and values (cache)"] == {"differs"}
     assert found["output_layer"] == {"equal"}
+    tensors = [row["rollout"] for row in answer["rows"]]
+    code, answer = asked(capsys, str(run), "--rollout", flags.replace(" fp8 ", " fp8_per_tensor "))
+    assert [row["rollout"] for row in answer["rows"]] == tensors
+    code, answer = asked(capsys, str(run), "--rollout", flags.replace(" fp8 ", " fp8_per_block "))
+    assert "FP8, weights in 128x128 blocks, inputs in 1x128" in [row["rollout"] for row in answer["rows"]]
     online = "python -m sglang.launch_server --quantization fp8"
     code, answer = asked(capsys, str(run), "--rollout", online, "--model-type", "qwen3")
     assert code == 0

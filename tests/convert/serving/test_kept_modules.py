@@ -1,6 +1,7 @@
 """The modules that an entry of a list keeps, by each system's rule."""
 
 from bridge.convert.serving.kept_modules import is_kept
+from bridge.convert.serving.serving_config import DIALECT_READERS
 
 GATE = "model.layers.0.mlp.gate_proj"
 UP = "model.layers.0.mlp.up_proj"
@@ -11,7 +12,7 @@ LATENT_DOWN = "model.layers.0.self_attn.kv_a_proj_with_mqa"
 
 
 def systems_that_keep(name: str, *entries: str, dialect: str = "modelopt") -> set[str]:
-    systems = {"modelopt": ("vllm", "sglang"), "fp8": ("vllm", "sglang", "hf")}[dialect]
+    systems = DIALECT_READERS[dialect]
     return {system for system in systems if is_kept(entries, name, dialect=dialect, system=system)}
 
 
@@ -35,7 +36,29 @@ def test_sglang_keeps_both_projections_of_low_rank_by_one_name() -> None:
 
 def test_the_experts_of_a_layer_are_one_module() -> None:
     assert systems_that_keep(EXPERT, "model.layers.1.mlp.experts") == {"vllm", "sglang"}
-    assert systems_that_keep(EXPERT, "model.layers.1.mlp.experts.3.down_proj", dialect="fp8") == {"vllm"}
+    other = "model.layers.1.mlp.experts.3.down_proj"
+    assert systems_that_keep(EXPERT, other, dialect="fp8") == {"vllm", "sglang"}
+    assert systems_that_keep(EXPERT, other, dialect="compressed-tensors") == set()
+
+
+def test_the_entry_of_a_whole_layer_leaves_its_experts_quantised_in_sglang() -> None:
+    """SGLang compares ModelOpt's entries with experts as a whole name or as one part of it."""
+    assert systems_that_keep(EXPERT, "model.layers.1") == {"vllm"}
+    assert systems_that_keep("model.layers.1.self_attn.o_proj", "model.layers.1") == {"vllm", "sglang"}
+
+
+def test_the_name_of_merged_projections_keeps_them_in_vllm() -> None:
+    merged = "model.layers.0.mlp.gate_up_proj"
+    assert systems_that_keep(UP, merged, dialect="fp8") == {"vllm"}
+    assert systems_that_keep(UP, merged, dialect="compressed-tensors") == {"vllm", "sglang"}
+    assert systems_that_keep(UP, "re:.*gate_up_proj", dialect="compressed-tensors") == {"vllm"}
+
+
+def test_sglang_takes_the_end_of_a_name_for_it_in_compressed_tensors() -> None:
+    assert systems_that_keep(QUERY_DOWN, "self_attn.q_a_proj", dialect="compressed-tensors") == {"sglang"}
+    assert systems_that_keep(QUERY_DOWN, QUERY_DOWN, dialect="compressed-tensors") == set(
+        DIALECT_READERS["compressed-tensors"]
+    )
 
 
 def test_a_short_name_is_enough_in_some_systems_of_the_fp8_dialect() -> None:

@@ -1,7 +1,7 @@
 """The `config.json` of a checkpoint as the source of a model's sizes, where it is at hand.
 
-`megatron_bridge_0_6_2.json` holds, for each family, the keys of a config of transformers 5.23 and the values that
-Megatron Bridge 0.6.2 gave its provider of them, with megatron-core 0.19.2.
+`megatron_bridge_0_7_0.json` holds, for each family, the keys of a config of transformers 5.23 and the values that
+Megatron Bridge 067f987d (0.7.0) gave its provider of them, with Megatron Core 0.20.
 """
 
 import json
@@ -17,7 +17,7 @@ from bridge.preflight.run_choice import RunChoice
 from bridge.read.framework.hf_config import MBRIDGE, MCORE_BRIDGE, MEGATRON_BRIDGE, build_bridged_model
 from bridge.target.fields import OWNER_DEFAULTS
 
-MADE = json.loads(Path(__file__).with_name("megatron_bridge_0_6_2.json").read_text(encoding="utf-8"))
+MADE = json.loads(Path(__file__).with_name("megatron_bridge_0_7_0.json").read_text(encoding="utf-8"))
 QWEN3 = {
     "model_type": "qwen3",
     "num_hidden_layers": 4,
@@ -50,15 +50,28 @@ def read(script: Path, text: str, checkpoint: Path | None = None) -> Run:
     return load_run(config_file=script, strict=False, choice=choice)
 
 
+def without_effect(provider: dict[str, object]) -> set[str]:
+    """Return the fields of a provider that no layer of it reads."""
+    found: set[str] = set()
+    if provider.get("multi_latent_attention"):
+        found |= {"kv_channels", "num_query_groups"}
+    if not provider.get("num_moe_experts"):
+        found |= {"moe_layer_freq", "moe_router_topk"}
+    return found
+
+
 @pytest.mark.parametrize("family", MADE)
 def test_a_family_has_the_values_that_megatron_bridge_gives_it(family: str) -> None:
-    made = build_bridged_model(MADE[family]["config"], MEGATRON_BRIDGE)
-    for name, value in MADE[family]["provider"].items():
-        default = OWNER_DEFAULTS["model"].get(name)
+    config, provider = MADE[family]["config"], MADE[family]["provider"]
+    made = build_bridged_model(config, MEGATRON_BRIDGE)
+    width = int(made.fields["hidden_size"]) // int(made.fields["num_attention_heads"])
+    derived = {"kv_channels": width}
+    for name in sorted(set(provider) - without_effect(provider)):
+        value, default = provider[name], OWNER_DEFAULTS["model"].get(name) or derived.get(name)
         read = made.fields.get(name, default)
-        is_of_no_layer = name in ("kv_channels", "num_query_groups") and family == "deepseek_v3"
-        assert is_of_no_layer or read == value or (not read and not value), f"{name}: {read} and not {value}"
-    assert (made.other_parts is not None) == ("text_config" in str(MADE[family]["config"]))
+        assert read == value or (not read and not value), f"{name}: {read} and not {value}"
+    assert made.vocab_divisor == MADE[family]["divisor"]
+    assert ("text_config" in str(made.other_parts)) == ("text_config" in str(config))
 
 
 def test_the_bridges_differ_where_their_code_does() -> None:
@@ -67,6 +80,15 @@ def test_the_bridges_differ_where_their_code_does() -> None:
     assert "mtp_num_layers" not in build_bridged_model(predicts, MCORE_BRIDGE).fields
     assert build_bridged_model(MADE["nemotron_h"]["config"], MEGATRON_BRIDGE).fields["first_last_layers_bf16"] is True
     assert "first_last_layers_bf16" not in build_bridged_model(MADE["nemotron_h"]["config"], MCORE_BRIDGE).fields
+    experts = {**QWEN3, "model_type": "qwen2_moe", "num_experts": 60, "shared_expert_intermediate_size": 5632}
+    assert build_bridged_model(experts, MCORE_BRIDGE).fields["moe_shared_expert_gate"] is True
+    assert "moe_shared_expert_gate" not in build_bridged_model(experts, MBRIDGE).fields
+    assert (
+        build_bridged_model(experts, MEGATRON_BRIDGE).unread
+        == "Megatron Bridge makes no model of its model_type qwen2_moe"
+    )
+    assert build_bridged_model(MADE["qwen3_moe"]["config"], MEGATRON_BRIDGE).fields["bias_activation_fusion"] is False
+    assert build_bridged_model(MADE["qwen3_moe"]["config"], MBRIDGE).fields["bias_activation_fusion"] is True
     assert (
         build_bridged_model(MADE["gpt_oss"]["config"], MBRIDGE).unread
         == "mbridge makes no model of its model_type gpt_oss"
@@ -79,6 +101,33 @@ def test_a_family_that_is_not_known_has_no_sizes() -> None:
     assert made.unread == "its model_type new_one is none whose layers are known here"
     hybrid = {**QWEN3, "model_type": "nemotron_h"}
     assert build_bridged_model(hybrid, MEGATRON_BRIDGE).unread == "it states no hybrid_override_pattern"
+    unplanned = build_bridged_model({**QWEN3, "model_type": "mimo_v2_flash"}, MEGATRON_BRIDGE)
+    layers = "layers with other numbers of key-value heads than the rest"
+    assert unplanned.unread == f"a model of its model_type mimo_v2_flash has {layers}, which are not planned"
+
+
+def test_lists_of_layers_stand_for_the_patterns_that_they_replace() -> None:
+    saved = MADE["nemotron_h"]["config"]
+    assert "hybrid_override_pattern" not in saved
+    older = {**saved, "hybrid_override_pattern": "ME*-", "mtp_hybrid_override_pattern": "*E", "num_hidden_layers": 4}
+    assert build_bridged_model(older, MEGATRON_BRIDGE).fields == build_bridged_model(saved, MEGATRON_BRIDGE).fields
+    without = {**older, "num_nextn_predict_layers": 0}
+    assert "mtp_hybrid_override_pattern" not in build_bridged_model(without, MEGATRON_BRIDGE).fields
+    compressed = MADE["deepseek_v4"]["config"]
+    listed = {**compressed, "compress_ratios": MADE["deepseek_v4"]["provider"]["csa_compress_ratios"]}
+    assert (
+        build_bridged_model(listed, MEGATRON_BRIDGE).fields == build_bridged_model(compressed, MEGATRON_BRIDGE).fields
+    )
+
+
+def test_the_language_model_inside_another_one_has_a_family_of_its_own() -> None:
+    outer = {"model_type": "internvl", "tie_word_embeddings": True, "vision_config": {}}
+    made = build_bridged_model({**outer, "text_config": {**QWEN3, "tie_word_embeddings": False}}, MCORE_BRIDGE)
+    assert made.fields == build_bridged_model({**QWEN3, "tie_word_embeddings": False}, MCORE_BRIDGE).fields
+    assert "text_config: the other parts of the model" in str(made.other_parts)
+    unknown = {**outer, "text_config": {**QWEN3, "model_type": "new_one"}}
+    assert "is none whose layers are known here" in str(build_bridged_model(unknown, MCORE_BRIDGE).unread)
+    assert build_bridged_model({**outer, "text_config": QWEN3}, MEGATRON_BRIDGE).unread is not None
 
 
 def test_a_stated_checkpoint_has_the_sizes_and_the_mode(tmp_path) -> None:
@@ -92,6 +141,16 @@ def test_a_stated_checkpoint_has_the_sizes_and_the_mode(tmp_path) -> None:
         "The mode is bf16, since config.json of org/a-model has torch_dtype=bfloat16" in line
         for line in run.reading.uncertainty.open_points
     )
+
+
+@pytest.mark.parametrize("bridge", ["", " actor_rollout_ref.actor.megatron.vanilla_mbridge=True"])
+def test_verl_sets_some_fields_over_those_of_either_bridge(tmp_path, bridge: str) -> None:
+    folder = write(tmp_path / "here", model_type="qwen3_moe", num_experts=8, moe_intermediate_size=64)
+    run = read(tmp_path / "run.sh", f"{VERL.rstrip()}{bridge}\n", folder)
+    assert (run.model["attention_backend"], run.model["moe_token_dispatcher_type"]) == ("flash", "alltoall")
+    assert run.origin_of("model.attention_backend") == "verl at start"
+    assert run.model.get("bias_activation_fusion") is bool(bridge)
+    assert run.reading.uncounted == ()
 
 
 @pytest.mark.parametrize("text", [SWIFT, VERL], ids=["ms-swift", "verl"])

@@ -137,11 +137,13 @@ def test_the_place_that_a_remedy_names_is_forwarded(child: Path) -> None:
     assert "model.first_last_layers_bf16" not in {one.path for one in check(run).findings if one.id == "PB801"}
 
 
-def test_a_dropped_setting_of_fp8_is_no_finding_in_a_run_without_it(child: Path) -> None:
+def test_dropped_first_and_last_layers_are_no_finding_in_a_run_without_fp8(child: Path) -> None:
+    """A dropped file of rows for single modules is one: it can turn FP8 on in such a run."""
     child.write_text(CHILD.replace("fp8_cfg: {enabled: true", "fp8_cfg: {enabled: false"))
     run = load_run(config_file=child, strict=False)
     assert run.model.get("fp8") is None
-    assert {one.path for one in check(run).findings if one.id == "PB801"} == {"model.moe_router_enable_expert_bias"}
+    found = {one.path for one in check(run).findings if one.id == "PB801"}
+    assert found == {"model.moe_router_enable_expert_bias", "model.quant_recipe"}
 
 
 def test_sizes_are_the_checkpoints_and_the_plan_rests_on_it(child: Path, capsys) -> None:

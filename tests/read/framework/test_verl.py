@@ -153,3 +153,28 @@ def test_a_whole_configuration_is_read_and_a_part_of_one_is_not(run_of) -> None:
 def test_quantisation_aware_training_has_no_plan(run_of) -> None:
     run = run_of(script("actor_rollout_ref.actor.megatron.qat.enable=True"), "run.sh")
     assert "ModelOpt rounds the weights of layers to FP4" in str(run.reading.uncertainty.no_plan_reason)
+
+
+def test_an_adapter_trains_in_the_place_of_the_model_and_needs_no_reference(run_of) -> None:
+    kl = "actor_rollout_ref.actor.use_kl_loss=True"
+    reference = "the reference model's weights lie on GPUs too"
+    whole = run_of(script(kl), "whole.sh")
+    assert any(reference in line for line in whole.reading.uncertainty.open_points)
+    words = f"{kl} actor_rollout_ref.model.lora.rank=16 actor_rollout_ref.model.lora.target_modules=['linear_proj']"
+    run = run_of(script(words), "run.sh")
+    assert run.section("peft")["dim"] == 16
+    assert run.section("peft")["target_modules"] == ["linear_proj"]
+    assert run.reading.uncertainty.uncounted_options == ()
+    assert not any(reference in line for line in run.reading.uncertainty.open_points)
+    sizes = {"num_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "vocab_size": 512}
+    planned = load_run(config_file=Path(run.name), overrides=[f"model.{name}={size}" for name, size in sizes.items()])
+    adapters = [module.name for layer in planned.plan.layers for module in layer.modules if "adapter" in module.name]
+    assert set(adapters) == {"linear_proj.adapter.linear_in", "linear_proj.adapter.linear_out"}
+
+
+@pytest.mark.parametrize(("rank", "is_open"), [("0", False), ("$RANK_OF_THE_ADAPTER", True)])
+def test_a_rank_that_only_the_run_knows_leaves_the_trained_weights_open(run_of, rank: str, is_open: bool) -> None:
+    run = run_of(script(f"actor_rollout_ref.model.lora.rank={rank}"), "run.sh")
+    assert not run.section("peft")
+    assert bool(run.reading.uncertainty.uncounted_options) == is_open
+    assert any("adapters train; all weights are counted as trained" in line for line in run.reading.uncertainty.open_points) == is_open

@@ -9,9 +9,15 @@ from bridge.rules.run_context import RunContext
 from bridge.rules.violation import Violation
 
 LAYER_COUNT_FIELDS = frozenset(f"model.{name}" for name in LAYER_COUNTS)
-"""Fields that have an effect only with model.first_last_layers_bf16."""
-LOW_PRECISION_FIELDS = frozenset({"model.quant_recipe", "model.first_last_layers_bf16"})
-"""Fields without effect in a run without FP8 and FP4."""
+"""Fields that act with model.first_last_layers_bf16."""
+EDGES = "model.first_last_layers_bf16"
+"""A field that changes nothing in a run without FP8 and FP4."""
+PRECISION_FIELDS = frozenset({"model.quant_recipe", EDGES})
+"""Fields that decide the precision of modules.
+
+The file of a `quant_recipe` can turn FP8 on in a run without it, by
+`override_nonquantized_autocast`.
+"""
 JUDGED_BY_OTHER_RULES = frozenset({"optimizer.fp8_recipe"})
 """Fields that another rule reports. PB124 compares the owners."""
 
@@ -39,7 +45,7 @@ def _is_fault(dropped: DroppedField, context: RunContext) -> bool:
         or not dropped.value
     ):
         return False
-    return dropped.path not in LOW_PRECISION_FIELDS or context.is_low_precision
+    return dropped.path != EDGES or context.is_low_precision
 
 
 def _make_violation(dropped: DroppedField) -> Violation:
@@ -49,7 +55,7 @@ def _make_violation(dropped: DroppedField) -> Violation:
     if dropped.instead:
         remedies.insert(0, f"state {dropped.instead}")
     severity = "info"
-    if dropped.path in LOW_PRECISION_FIELDS:
+    if dropped.path in PRECISION_FIELDS:
         severity = "warning"
     return Violation(
         dropped.path,
