@@ -7,9 +7,9 @@ autocast over them. Other settings decide which values are in FP32:
 - an adapter is trained in FP32 over a frozen BF16 model;
 - without any of these nothing is in FP32.
 
-`bf16: auto` depends on the GPU. For a stated GPU it is resolved in the three steps of Axolotl: by the
-capabilities of the GPU (cli/config.py), by `resolve_dtype` (utils/config), and by the arguments for
-transformers (core/builders/base.py).
+`bf16: auto` depends on the GPU. For a stated GPU it is resolved in the three steps of Axolotl: by
+the capabilities of the GPU (cli/config.py), by `resolve_dtype` (utils/config), and by the arguments
+for transformers (core/builders/base.py).
 
 Source: Axolotl 0.19.0, also utils/schemas, loaders/model.py and integrations/kernels/args.py.
 """
@@ -63,8 +63,8 @@ def import_(payload: object, *, gpu: object = None) -> ImportReport:
 
     Args:
         payload: The configuration, a mapping.
-        gpu: The GPU of the run, as in a target. None: "auto" is read as on a GPU with BF16, and this
-            is reported.
+        gpu: The GPU of the run, as in a target. None: "auto" is read as on a GPU with BF16, and
+            this is reported.
 
     Raises:
         PayloadError: Axolotl refuses the configuration too, or the GPU is not known.

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 RECIPE_TARGET = "recipe"
 """The name in `--to` of our own YAML."""
 LOSS_REASONS = ("unsupported", "semantics")
-"""Reasons of records that change the precision. The other reasons are a near value, a default, and a
-setting without effect."""
+"""Reasons of records that change the precision. The other reasons are a near value, a default, and
+a setting without effect."""
 LOSSLESS_FIELDS = ("pipeline_dtype", "reuse_grad_buf_for_mxfp8_param_ag")
 """Fields that change no weight, GEMM, loss scale or sum. A record about them is only information."""
 

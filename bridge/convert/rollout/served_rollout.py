@@ -27,7 +27,8 @@ SETTING_BY_FLAG = {
 ONLINE_QUANTIZATION = {"quant_method": "fp8", "activation_scheme": "dynamic"}
 """The config of `--quantization fp8`, with which vLLM quantises the weights of a BF16 checkpoint.
 
-Source: vLLM 0071b24b model_executor/layers/quantization/fp8.py (Fp8LinearMethod.process_weights_after_loading).
+Source: vLLM 0071b24b model_executor/layers/quantization/fp8.py
+(Fp8LinearMethod.process_weights_after_loading).
 """
 UNREAD_METHOD = "--quantization {method} of {engine}, which is not read,"
 UNNAMED_ENGINE = "an engine"

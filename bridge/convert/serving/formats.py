@@ -1,8 +1,8 @@
 """The scaling schemes in the dialects of serving systems, rows of `rows/serving.yaml`.
 
-The same rows serve to write a config and to read one. Serving has only forward GEMMs, so of a hybrid
-recipe only E4M3, the format of inputs and weights, counts. A scheme without a row, such as a team's
-own quantizer factory, has no form in any dialect.
+The same rows serve to write a config and to read one. Serving has only forward GEMMs, so of a
+hybrid recipe only E4M3, the format of inputs and weights, counts. A scheme without a row, such as a
+team's own quantizer factory, has no form in any dialect.
 """
 
 from collections.abc import Callable, Mapping

@@ -4,13 +4,14 @@
 
 Each system has a rule of its own, so that an entry means different modules in different systems. In
 some of them a part of a name is enough. vLLM and SGLang load several modules as one layer, and
-compare ModelOpt's entries with the name of this layer. To all systems the experts of a layer are one
-module, whose name ends in `experts`.
+compare ModelOpt's entries with the name of this layer. To all systems the experts of a layer are
+one module, whose name ends in `experts`.
 
 Source: vLLM 4de0dd6 layers/quantization/utils/quant_utils.py (is_layer_skipped) and 00155cd
 modelopt.py (is_layer_excluded); SGLang pull request 23467 layers/quantization/utils.py, and
-modelopt_quant.py (_get_quant_method, is_layer_excluded); transformers 5.23.0 quantizers/quantizers_utils.py
-(should_convert_module) and quantizers/base.py; compressed-tensors 0.20.0 utils/match.py.
+modelopt_quant.py (_get_quant_method, is_layer_excluded); transformers 5.23.0
+quantizers/quantizers_utils.py (should_convert_module) and quantizers/base.py; compressed-tensors
+0.20.0 utils/match.py.
 """
 
 import re
@@ -148,8 +149,8 @@ def _is_kept_by_modelopt_in_sglang(entry: str, module: ServedModule) -> bool:
     """Return whether SGLang keeps a module in high precision by an entry of ModelOpt's list.
 
     There are three ways: the entry is a part of the module's name between dots; it is an expression
-    with `*` for SGLang's name of the layer, or for a part of it; or it ends in a low-rank projection
-    that is in SGLang's name.
+    with `*` for SGLang's name of the layer, or for a part of it; or it ends in a low-rank
+    projection that is in SGLang's name.
     """
     if _is_kept_by_sglang(entry, module):
         return True

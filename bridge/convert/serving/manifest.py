@@ -3,7 +3,8 @@
     manifest = Manifest.from_plan(plan, model_type="qwen3_moe")
     manifest.rows[0].served          # ('model.layers.0.self_attn.q_proj', ...)
 
-It is made from the plan. If there is a record of the run, its formats count, since the run used them.
+It is made from the plan. If there is a record of the run, its formats count, since the run used
+them.
 """
 
 import json

@@ -4,8 +4,8 @@
     config.scheme_of("model.layers.0.mlp.gate_proj", "vllm")    # "blockwise"
 
 Three files are read: a `config.json` with a `quantization_config`, a file with only this block, and
-ModelOpt's `hf_quant_config.json`. Each has a list of modules that stay in high precision, and targets
-with their schemes.
+ModelOpt's `hf_quant_config.json`. Each has a list of modules that stay in high precision, and
+targets with their schemes.
 """
 
 import re
@@ -64,8 +64,9 @@ class ServingConfig:
     kept: tuple[str, ...] = ()
     """Entries of the list of modules that stay in high precision."""
     targets: tuple[tuple[str, str | None], ...] = ()
-    """Targets with their schemes. A target is the name of a module, an expression, or `LINEAR_CLASS`,
-    which is last. A scheme is a key of `SERVED_SCHEMES` or a description; None: not quantised."""
+    """Targets with their schemes. A target is the name of a module, an expression, or
+    `LINEAR_CLASS`, which is last. A scheme is a key of `SERVED_SCHEMES` or a description; None: not
+    quantised."""
     kv_cache: str | None = None
     """The format of stored keys and values in words; None: they are not quantised."""
 
@@ -165,8 +166,8 @@ class ServingConfig:
     def _kept_by(self, reader: str) -> tuple[str, ...]:
         """Return the list of modules with the output layer, which the fp8 dialect never quantises.
 
-        In transformers the output layer is the default of the list, so a stated list replaces it. To
-        the other systems it is no linear layer.
+        In transformers the output layer is the default of the list, so a stated list replaces it.
+        To the other systems it is no linear layer.
         """
         is_replaced = bool(self.kept) and reader == "hf"
         if not self.is_fp8 or is_replaced:
