@@ -7,7 +7,8 @@
     serving/          the precision of a trained model for the system that serves it
     rollout/          compares training with the engine that generates its samples
 
-The systems that run Megatron Core, and DeepSpeed, are in `bridge/read/`, since `check` reads them too.
+The systems that run Megatron Core, and DeepSpeed, are in `bridge/read/`, since `check` reads them
+too.
 
 To add a system (`docs/howto/add-a-system.md`): a module here with `import_`, `export` and `SYSTEM`;
 its table in `bridge/read/rows/`; its kinds of document in `DOCUMENT_KINDS` of

@@ -1,14 +1,17 @@
 """Axolotl's YAML as a system of `convert`: `SYSTEM`.
 
 `bf16: true` decides two things at once: the weights are loaded in BF16, and the trainer runs
-autocast over them. Four settings around it decide which values are in FP32. DeepSpeed and FSDP keep
-FP32 masters. An adapter is trained in FP32 over a frozen BF16 model. Without any of these nothing
-is in FP32.
+autocast over them. Other settings decide which values are in FP32:
 
-`bf16: auto` is resolved as Axolotl does, for a stated GPU: by its capabilities first
-(cli/config.py), then by `resolve_dtype` (utils/config), then by the arguments that the builder hands
-to transformers (core/builders/base.py). Source: Axolotl 0.19.0, with utils/schemas, loaders/model.py and
-integrations/kernels/args.py.
+- DeepSpeed and FSDP keep FP32 master weights;
+- an adapter is trained in FP32 over a frozen BF16 model;
+- without any of these nothing is in FP32.
+
+`bf16: auto` depends on the GPU. For a stated GPU it is resolved in the three steps of Axolotl: by
+the capabilities of the GPU (cli/config.py), by `resolve_dtype` (utils/config), and by the arguments
+for transformers (core/builders/base.py).
+
+Source: Axolotl 0.19.0, also utils/schemas, loaders/model.py and integrations/kernels/args.py.
 """
 
 from contextlib import suppress
@@ -37,7 +40,7 @@ DTYPE_BY_SWITCH = {
     "float16": "fp16",
     "float32": "fp32",
 }
-"""Setting -> dtype; `bf16` may be "auto" too."""
+"""Switch -> its dtype. `bf16` may also be "auto"."""
 FLOAT8_RECIPES = ("tensorwise", "rowwise", "rowwise_with_gw_hp")
 """torchao's names of its recipes."""
 DECIDERS_BY_SEMANTICS = {
@@ -48,7 +51,7 @@ DECIDERS_BY_SEMANTICS = {
         ("adapter", "bf16", "bfloat16", "fp16", "float16", "load_in_8bit"),
     ),
 }
-"""Semantics of the mode -> the record of it, and the settings that decide it, the strongest first."""
+"""Semantics of the mode -> the sentence about it, and the settings that decide it in their order."""
 DTYPE_DECIDERS = ("deepspeed", "fsdp_config", "fsdp", "adapter")
 """Settings around the mode that decide the dtypes of the weights and their gradients."""
 TRAINER_NAME = "transformers' Trainer"
@@ -60,7 +63,11 @@ def import_(payload: object, *, gpu: object = None) -> ImportReport:
 
     Args:
         payload: The configuration, a mapping.
-        gpu: The card that it will run on; without it "auto" is a guess that is reported.
+        gpu: The GPU of the run, as in a target. None: "auto" is read as on a GPU with BF16, and
+            this is reported.
+
+    Raises:
+        PayloadError: Axolotl refuses the configuration too, or the GPU is not known.
     """
     top = Settings(payload, TABLE.title, lenient=True)
     card = _parse_gpu(gpu)
@@ -98,8 +105,17 @@ def _has_kernels(top: Settings) -> bool:
 
 
 def export(config: MixedPrecisionConfig, *, sharding: str | None = None) -> ExportReport:
-    """Return the precision settings of an Axolotl YAML, all of them: its defaults are "auto"."""
-    around = Settings({"sharding": sharding}, TABLE.title).word("sharding", ("fsdp", "deepspeed"))
+    """Return the precision settings of an Axolotl YAML.
+
+    All of them are written, since the default of an absent one is "auto".
+
+    Args:
+        config: The precision.
+        sharding: "fsdp" or "deepspeed" if the run will use one of them.
+    """
+    sharded_by = Settings({"sharding": sharding}, TABLE.title).word(
+        "sharding", ("fsdp", "deepspeed")
+    )
     builder = ExportBuilder(config, TABLE.title)
     mode = get_mode(config)
     settings: tuple[str, ...] = (mode,)
@@ -107,7 +123,8 @@ def export(config: MixedPrecisionConfig, *, sharding: str | None = None) -> Expo
         settings = ("bf16", "fp16")
     compute = export_as_cast(builder, "axolotl.autocast-over-half-weights", *settings)
     payload: dict[str, Any] = {"bf16": compute == "bf16", "fp16": compute == "fp16"}
-    if mode != "fp32" and get_semantics(config) != "amp_o1" and around is None:
+    has_half_weights = mode != "fp32" and get_semantics(config) != "amp_o1"
+    if has_half_weights and sharded_by is None:
         builder.record("axolotl.no-fp32-weights-without-sharding", "params_dtype", mode=mode)
     if (config.fp8, config.fp8_recipe, mode) == ("hybrid", "tensorwise", "bf16"):
         payload.update(_make_fp8_settings(builder))
@@ -122,8 +139,8 @@ def export(config: MixedPrecisionConfig, *, sharding: str | None = None) -> Expo
 
 
 def _make_fp8_settings(builder: ExportBuilder) -> dict[str, Any]:
-    """Return the settings of FP8 with a scale per tensor, which torchao computes."""
-    # Compiling is what makes FP8 faster than BF16 there.
+    """Return the settings of FP8 with a scale for each tensor, which torchao computes."""
+    # torchao's FP8 is faster than BF16 only if it is compiled.
     payload: dict[str, Any] = {"fp8": True, "torch_compile": True}
     for field in ("fp8", "fp8_recipe"):
         builder.map(field, "fp8")
@@ -132,17 +149,19 @@ def _make_fp8_settings(builder: ExportBuilder) -> dict[str, Any]:
         builder.record_if_stated(
             "axolotl.gathered-in-fp8-under-fsdp", "fp8_param_gather", "fp8_param"
         )
-    for field, row in (
-        ("first_last_layers_bf16", "torchao-keeps-no-layers"),
-        ("modules", "no-choice-of-modules"),
-    ):
-        if builder.values[field]:
-            builder.record(f"axolotl.{row}", field)
+    if builder.values["first_last_layers_bf16"]:
+        builder.record("axolotl.torchao-keeps-no-layers", "first_last_layers_bf16")
+    if builder.values["modules"]:
+        builder.record("axolotl.no-choice-of-modules", "modules")
     return payload
 
 
 def _parse_gpu(gpu: object) -> Gpu | None:
-    """Return the GPU of a target's word; PayloadError for a word that names none."""
+    """Return the GPU that a word of a target names; None for None.
+
+    Raises:
+        PayloadError: The word names no GPU.
+    """
     if gpu is None:
         return None
     card = None
@@ -168,18 +187,25 @@ class _PrecisionSwitches(NamedTuple):
     """The half-precision switches, with "auto" resolved."""
 
     is_auto: bool
-    """`bf16` is "auto", which is its default."""
+    """Whether `bf16` is "auto", which is its default."""
     bf16: bool
+    """Whether `bf16` is on, if "auto" is resolved."""
     bfloat16: bool
     fp16: bool
+    """Whether `fp16` is on, if "auto" is resolved."""
     mode: str
     """The dtype of the weights: fp32, bf16 or fp16."""
 
 
 def _read_switches(top: Settings, card: Gpu | None) -> _PrecisionSwitches:
-    """Return the switches; without a stated GPU, "auto" is taken for a GPU with BF16.
+    """Return the switches, with "auto" resolved for a GPU.
 
-    torch.cuda.is_bf16_supported, which Axolotl asks, includes emulation by default.
+    On any GPU "auto" turns BF16 on: Axolotl calls torch.cuda.is_bf16_supported, which by default is
+    true for a GPU that emulates BF16.
+
+    Args:
+        top: The configuration.
+        card: The GPU; None: not known, and a GPU is assumed.
     """
     fp16 = top.switch("fp16")
     float16 = bool(top.switch("float16"))
@@ -198,32 +224,45 @@ def _read_switches(top: Settings, card: Gpu | None) -> _PrecisionSwitches:
 
 
 def _map_mode(builder: ImportBuilder, top: Settings, card: Gpu | None) -> str:
-    """State the dtype that Axolotl loads and computes in, and return its semantics."""
-    compute = _read_switches(top, card)
-    mode = compute.mode
-    state: dict[str, Any] = {mode: True}
+    """Map the switches of the mode; return the semantics of the mode, a key of `SEMANTICS`.
+
+    Args:
+        builder: The report of the import.
+        top: The configuration.
+        card: The GPU; None: not known.
+    """
+    switches = _read_switches(top, card)
+    mode = switches.mode
+    fields: dict[str, Any] = {mode: True}
     if mode != "fp32":
-        state["params_dtype"] = mode
-    builder.fields |= state
-    if compute.is_auto and compute.bf16 and card is None:
+        fields["params_dtype"] = mode
+    builder.fields |= fields
+    if switches.is_auto and switches.bf16 and card is None:
         builder.record("axolotl.bf16-auto-without-a-gpu", "bf16", "auto")
     elif "bf16" in top:
-        builder.map("bf16", **state)
+        builder.map("bf16", **fields)
     elif card is None:
         builder.record("axolotl.fp16-turns-auto-off", "bf16", "auto")
     else:
         builder.record("axolotl.bf16-auto-on-a-gpu", "bf16", "auto", gpu=card.name, mode=mode)
-    _map_switches(builder, top, mode, state)
-    if compute.bfloat16:
+    _map_switches(builder, top, mode, fields)
+    if switches.bfloat16:
         builder.record("axolotl.bfloat16-runs-autocast", "bfloat16", True)
-    is_bf16 = compute.bf16 or compute.bfloat16
-    if compute.fp16 and not is_bf16:
+    is_bf16 = switches.bf16 or switches.bfloat16
+    if switches.fp16 and not is_bf16:
         assume_torch_scaler(builder, TRAINER_NAME)
-    return _get_semantics(top, mode, is_cast=is_bf16 or compute.fp16)
+    return _get_semantics(top, mode, has_autocast=is_bf16 or switches.fp16)
 
 
-def _map_switches(builder: ImportBuilder, top: Settings, mode: str, state: dict[str, Any]) -> None:
-    """Map the switches other than `bf16`, and report those that another setting overrules."""
+def _map_switches(builder: ImportBuilder, top: Settings, mode: str, fields: dict[str, Any]) -> None:
+    """Map the switches other than `bf16`, and report those that another setting overrules.
+
+    Args:
+        builder: The report of the import.
+        top: The configuration.
+        mode: The mode that the switches amount to.
+        fields: The fields of the mode.
+    """
     for name, dtype in DTYPE_BY_SWITCH.items():
         if name not in top or name == "bf16":
             continue
@@ -232,11 +271,17 @@ def _map_switches(builder: ImportBuilder, top: Settings, mode: str, state: dict[
         elif dtype != mode:
             builder.record("axolotl.another-setting-wins", name, top[name], mode=mode)
         else:
-            builder.map(name, **state)
+            builder.map(name, **fields)
 
 
-def _get_semantics(top: Settings, mode: str, *, is_cast: bool) -> str:
-    """Return the semantics of a mode, a key of `semantics.SEMANTICS`; `is_cast`: the trainer runs autocast."""
+def _get_semantics(top: Settings, mode: str, *, has_autocast: bool) -> str:
+    """Return the semantics of the mode, a key of `SEMANTICS`.
+
+    Args:
+        top: The configuration.
+        mode: The dtype of the weights.
+        has_autocast: Whether the trainer runs autocast.
+    """
     if mode == "fp32":
         return "fp32"
     if top.values.get("deepspeed"):
@@ -246,13 +291,13 @@ def _get_semantics(top: Settings, mode: str, *, is_cast: bool) -> str:
     has_adapter = bool(top.values.get("adapter"))
     if top.values.get("peft_autocast_adapter_dtype") is False:
         has_adapter = False
-    if has_adapter and is_cast:
+    if has_adapter and has_autocast:
         return "amp_o1"
     return "true"
 
 
 def _map_tf32(builder: ImportBuilder, top: Settings, card: Gpu | None) -> None:
-    """State TF32; "auto" turns it on from compute capability 8.0 on."""
+    """Map TF32. "auto" turns it on for a GPU of compute capability 8.0 or more."""
     if top.values.get("tf32", "auto") != "auto":
         builder.map("tf32", tf32=bool(top.switch("tf32")))
     elif card is None:
@@ -264,7 +309,10 @@ def _map_tf32(builder: ImportBuilder, top: Settings, card: Gpu | None) -> None:
 
 
 def _report_weights(builder: ImportBuilder, top: Settings, semantics: str) -> None:
-    """Report the dtypes of the weights and gradients, which no setting states, by the settings that decide them."""
+    """Report the settings that decide the dtypes of weights and gradients.
+
+    No setting of Axolotl states these dtypes.
+    """
     mode = _get_stated_mode(builder)
     decider = ""
     if semantics in DECIDERS_BY_SEMANTICS:
@@ -295,7 +343,7 @@ def _get_stated_mode(builder: ImportBuilder) -> str:
 
 
 def _get_decider(top: Settings, settings: tuple[str, ...], mode: str) -> str:
-    """Return the first setting that is on and fits the mode; bf16 if there is none."""
+    """Return the first of several settings that is on and fits the mode; `bf16` if none does."""
     for name in settings:
         if top.values.get(name) and DTYPE_BY_SWITCH.get(name, mode) == mode:
             return name

@@ -1,8 +1,8 @@
-"""The work of `convert`: a file into a recipe, and on into another system's words.
+"""The work of the command `convert`: reads a file as recipes, and writes a recipe for another system.
 
-run, *others = runs_of(Document.load("train.sh"))
+run, *others = import_runs(Document.load("train.sh"))
 exported = convert(run, "axolotl")
-lost(run, exported)
+collect_losses(run, exported)
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from bridge.convert.systems import detect_system, get_system
 from bridge.errors import PayloadError, close_matches, did_you_mean
@@ -30,27 +30,31 @@ if TYPE_CHECKING:
     from bridge.read.text.document import Document
 
 RECIPE_TARGET = "recipe"
-"""The name that `--to` has for our own YAML."""
+"""The name in `--to` of our own YAML."""
 LOSS_REASONS = ("unsupported", "semantics")
-"""Reasons of a record that loses precision; records of other reasons name a near value, a default or
+"""Reasons of records that change the precision. The other reasons are a near value, a default, and
 a setting without effect."""
 LOSSLESS_FIELDS = ("pipeline_dtype", "reuse_grad_buf_for_mxfp8_param_ag")
-"""Fields that change neither weights nor GEMMs, loss scale or sums: their loss is information."""
+"""Fields that change no weight, GEMM, loss scale or sum. A record about them is only information."""
 
 MAX_LAUNCHES = 2_000
-"""Launches of a script that are read; 10,000 take 9 s."""
+"""Launches of a script that are read. To read 10,000 takes 9 s."""
 MAX_SHOWN_LAUNCHES = 2
-"""Launches that the refusal of a script describes; further launches are counted."""
+"""Launches that the refusal of a script describes. Further launches are counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ImportedRun:
-    """A run that a file asks for."""
+    """A run that a file describes."""
 
     document: Document
+    """The file, or its part with the run."""
     system: System
+    """The system that the run is written for."""
     evidence: str
+    """The evidence for the system, as a clause after "it"."""
     imported: ImportReport
+    """The precision of the run."""
 
     @property
     def source(self) -> dict[str, Any]:
@@ -75,46 +79,46 @@ def import_runs(
     context: Mapping[str, Any] | None = None,
     targets: Sequence[System] = (),
 ) -> list[ImportedRun]:
-    """Return every run that a document asks for, in the order of the document.
+    """Return every run that a document describes, in the order of the document.
 
     Args:
         document: The file.
         system_name: The system that the file is written for; None: it is detected.
         context: Facts that no file states.
-        targets: Systems that are written for, whose keys the context may have too.
+        targets: The systems to write for. The context may have their keys too.
 
     Raises:
-        PayloadError: The file asks for no run that can be read.
+        PayloadError: The file describes no run that can be read, or the context has another key.
     """
+    context = context or {}
     if document.kind == "python" and system_name is not None:
         kinds = DOCUMENT_KINDS[get_system(system_name).name]
         if "python" not in kinds:
             rule = f"{system_name} takes {' or '.join(kinds)}, and this is a Python program"
             raise PayloadError(f"{document.path}: {rule}. Give its configuration.")
     if document.kind == "shell":
-        return _import_script(document, system_name, context or {}, targets)
+        return _import_script(document, system_name, context, targets)
     if system_name is None:
         _refuse_unconverted(framework_signs.recognise_file(document), document)
-    detected = []
-    systems: list[System] = []
-    for part in document.parts:
-        source, evidence = detect_system(part, system_name)
-        detected.append((part, source, evidence))
-        systems.append(source)
-    _require_known_keys(context or {}, [*systems, *targets])
+    detected = [detect_system(part, system_name) for part in document.parts]
+    _require_known_keys(context, [*(system for system, _ in detected), *targets])
     runs: list[ImportedRun] = []
-    for part, source, evidence in detected:
+    for part, (system, evidence) in zip(document.parts, detected, strict=True):
         repeated = _report_repeated_keys(part)
-        for imported in _import_part(document, part, source, context or {}):
+        for imported in _import_part(document, part, system, context):
             complete = replace(imported, unmapped=(*imported.unmapped, *repeated))
             runs.append(
-                ImportedRun(document=part, system=source, evidence=evidence, imported=complete)
+                ImportedRun(document=part, system=system, evidence=evidence, imported=complete)
             )
     return runs
 
 
 def _refuse_unconverted(framework: framework_signs.Framework | None, document: Document) -> None:
-    """Refuse a file of a framework that `convert` does not read."""
+    """Refuse a file of a framework that `convert` does not read.
+
+    Raises:
+        PayloadError: There is such a framework.
+    """
     if framework is not None and not framework.is_converted:
         raise PayloadError(framework.refusal(document.path))
 
@@ -122,7 +126,14 @@ def _refuse_unconverted(framework: framework_signs.Framework | None, document: D
 def _import_part(
     document: Document, part: Document, source: System, context: Mapping[str, Any]
 ) -> Sequence[ImportReport]:
-    """Return the imports of a part of a document by the system that it is written for."""
+    """Return the imports of a part of a document.
+
+    Args:
+        document: The file, which errors name.
+        part: The part.
+        source: The system that it is written for.
+        context: Facts that no file states.
+    """
     payload = part.content
     if source.read is not None:
         payload = source.read(part)
@@ -149,59 +160,100 @@ def _import_script(
     context: Mapping[str, Any],
     targets: Sequence[System],
 ) -> list[ImportedRun]:
-    """Return the runs of a launch script, each read by the system whose command line it is."""
+    """Return the runs of a launch script, each read by the system of its command line.
+
+    The launches that are not read are recorded in the report of the first run.
+
+    Args:
+        document: The script.
+        system_name: The system that --from names; None: it is detected for each launch.
+        context: Facts that no file states.
+        targets: The systems to write for.
+
+    Raises:
+        PayloadError: No launch is read.
+    """
     from bridge.read import command_lines
-    from bridge.read.launch.script_launches import read_launches
     from bridge.read.megatron_lm import importer as megatron_lm
     from bridge.read.megatron_lm.recognition import is_megatron_launch
 
-    ours = megatron_lm.SYSTEM
-    variables = megatron_lm.parse_variables(context.get("variables"))
-    started = read_launches(document.text, document.path, variables)
-    if len(started) > MAX_LAUNCHES:
-        rule = f"a launch script must not start more than {MAX_LAUNCHES} programs"
-        raise PayloadError(f"{document.path}: {rule}, got {len(started)}. Give a part of it.")
-    lines: list[CommandLine | None] = [None] * len(started)
-    if system_name != ours.name:
-        lines = [command_lines.read_command_line(launch, system_name) for launch in started]
-    known = [get_system(line.system) for line in lines if line is not None and line.system]
-    _require_known_keys(context, [ours, *known, *targets])
-    evidence = _describe_evidence(document, started, system_name)
+    launches = _read_script(document, megatron_lm.parse_variables(context.get("variables")))
+    lines: list[CommandLine | None] = [None] * len(launches)
+    if system_name != megatron_lm.SYSTEM.name:
+        lines = [command_lines.read_command_line(launch, system_name) for launch in launches]
+    systems = [get_system(line.system) for line in lines if line is not None and line.system]
+    _require_known_keys(context, [megatron_lm.SYSTEM, *systems, *targets])
+    evidence = _describe_evidence(document, launches, system_name)
     runs: list[ImportedRun] = []
-    left: list[Unmapped] = []
-    for launch, line in zip(started, lines, strict=True):
-        if line is None and (
-            system_name == ours.name or (system_name is None and is_megatron_launch(launch))
-        ):
-            with _add_path_to_errors(document, launch.label):
-                (imported,) = megatron_lm.import_all([launch], **_select_facts(ours, context))
-            runs.append(
-                ImportedRun(document=document, system=ours, evidence=evidence, imported=imported)
-            )
+    skipped: list[Unmapped] = []
+    for launch, line in zip(launches, lines, strict=True):
+        is_of_megatron = system_name == megatron_lm.SYSTEM.name
+        if system_name is None and line is None:
+            is_of_megatron = is_megatron_launch(launch)
+        if is_of_megatron:
+            runs.append(_import_megatron_launch(document, launch, evidence, context))
         elif line is None or line.elsewhere:
-            left += command_lines.report_skipped_launch(launch, line)
+            skipped += command_lines.report_skipped_launch(launch, line)
         else:
             runs.append(_import_command_line(document, launch, line, context))
     if not runs:
         if system_name is None:
-            _refuse_unconverted(framework_signs.recognise_first_launch(started), document)
-        raise _make_no_launch_error(document, started, system_name, left)
+            _refuse_unconverted(framework_signs.recognise_first_launch(launches), document)
+        raise _make_no_launch_error(document, launches, system_name, skipped)
     first = runs[0].imported
-    first = replace(first, unmapped=(*first.unmapped, *left))
+    first = replace(first, unmapped=(*first.unmapped, *skipped))
     runs[0] = replace(runs[0], imported=first)
     return runs
 
 
+def _read_script(document: Document, variables: Mapping[str, str]) -> tuple[Launch, ...]:
+    """Return the launches of a script.
+
+    Args:
+        document: The script.
+        variables: Variables that its environment sets.
+
+    Raises:
+        PayloadError: It starts more than `MAX_LAUNCHES` programs.
+    """
+    from bridge.read.launch.script_launches import read_launches
+
+    launches = read_launches(document.text, document.path, variables)
+    if len(launches) > MAX_LAUNCHES:
+        rule = f"a launch script must not start more than {MAX_LAUNCHES} programs"
+        raise PayloadError(f"{document.path}: {rule}, got {len(launches)}. Give a part of it.")
+    return launches
+
+
+def _import_megatron_launch(
+    document: Document, launch: Launch, evidence: str, context: Mapping[str, Any]
+) -> ImportedRun:
+    """Return the run of a launch of Megatron-LM.
+
+    Args:
+        document: The script.
+        launch: The launch.
+        evidence: The evidence for Megatron-LM, as a clause after "it".
+        context: Facts that no file states.
+    """
+    from bridge.read.megatron_lm import importer as megatron_lm
+
+    system = megatron_lm.SYSTEM
+    with _add_path_to_errors(document, launch.label):
+        (imported,) = megatron_lm.import_all([launch], **_select_facts(system, context))
+    return ImportedRun(document=document, system=system, evidence=evidence, imported=imported)
+
+
 def _describe_evidence(
-    document: Document, started: Sequence[Launch], system_name: str | None
+    document: Document, launches: Sequence[Launch], system_name: str | None
 ) -> str:
-    """Return how it is known that a script is Megatron-LM's."""
+    """Return the evidence that a script is for Megatron-LM, as a clause after "it"."""
     if system_name is not None:
         return "was named with --from"
-    looks = list_candidates(document)
-    if looks:
-        return looks[0].evidence
-    if any(launch.line for launch in started):
+    candidates = list_candidates(document)
+    if candidates:
+        return candidates[0].evidence
+    if any(launch.line for launch in launches):
         return "starts a program of Megatron-LM's"
     return "holds arguments, and starts no program"
 
@@ -209,28 +261,42 @@ def _describe_evidence(
 def _import_command_line(
     document: Document, launch: Launch, line: CommandLine, context: Mapping[str, Any]
 ) -> ImportedRun:
-    """Return the run of a launch whose command line is another system's than Megatron-LM."""
-    source = get_system(line.system)
-    facts = {**line.context, **_select_facts(source, context)}
+    """Return the run of a launch of another system than Megatron-LM.
+
+    Args:
+        document: The script.
+        launch: The launch.
+        line: Its command line, which has the system and the payload.
+        context: Facts that no file states.
+    """
+    system = get_system(line.system)
+    facts = {**line.context, **_select_facts(system, context)}
     with _add_path_to_errors(document, launch.label):
-        imported = source.import_(line.payload, **facts)
+        imported = system.import_(line.payload, **facts)
     imported = replace(imported, unmapped=(*imported.unmapped, *line.unread), label=launch.label)
-    return ImportedRun(document=document, system=source, evidence=line.evidence, imported=imported)
+    return ImportedRun(document=document, system=system, evidence=line.evidence, imported=imported)
 
 
 def _make_no_launch_error(
     document: Document,
-    started: Sequence[Launch],
+    launches: Sequence[Launch],
     system_name: str | None,
-    left: Sequence[Unmapped] = (),
+    skipped: Sequence[Unmapped] = (),
 ) -> PayloadError:
-    """Return the error for a script without a launch that a system reads; `left`: the launches left out."""
-    if left:
-        launches = [f"{loss.field}: {loss.detail}" for loss in left[:MAX_SHOWN_LAUNCHES]]
-        if len(left) > MAX_SHOWN_LAUNCHES:
-            launches.append(f"and {len(left) - MAX_SHOWN_LAUNCHES} more launches")
-        return PayloadError(f"{document.path}: {'; '.join(launches)}. {left[0].remedy}")
-    programs = ", ".join(dict.fromkeys(launch.program for launch in started if launch.line))
+    """Return the error about a script without a launch that is read.
+
+    Args:
+        document: The script.
+        launches: Its launches.
+        system_name: The system that --from names; None: it was detected.
+        skipped: The records of the launches.
+    """
+    if skipped:
+        shown = [f"{record.field}: {record.detail}" for record in skipped[:MAX_SHOWN_LAUNCHES]]
+        if len(skipped) > MAX_SHOWN_LAUNCHES:
+            shown.append(f"and {len(skipped) - MAX_SHOWN_LAUNCHES} more launches")
+        return PayloadError(f"{document.path}: {'; '.join(shown)}. {skipped[0].remedy}")
+    programs = ", ".join(dict.fromkeys(launch.program for launch in launches if launch.line))
     starts = "it starts no training program"
     if programs and system_name is not None:
         starts = f"it starts {programs}, whose arguments {system_name} does not know"
@@ -242,7 +308,7 @@ def _make_no_launch_error(
 
 @contextmanager
 def _add_path_to_errors(document: Document, label: str = "") -> Iterator[None]:
-    """Put the file in front of the message of an import's error."""
+    """Put the name of the file, and of the run, in front of the message of an import's error."""
     try:
         yield
     except PayloadError as error:
@@ -255,7 +321,15 @@ def _add_path_to_errors(document: Document, label: str = "") -> Iterator[None]:
 def convert(
     run: ImportedRun, to: str, context: Mapping[str, Any] | None = None
 ) -> ExportReport | None:
-    """Return the run as a configuration of a system; None for `RECIPE_TARGET`, whose text `format_payload` writes.
+    """Return the run as a configuration of a system.
+
+    Args:
+        run: The run.
+        to: The name of the system, or `RECIPE_TARGET`.
+        context: Facts that no file states.
+
+    Returns:
+        None for `RECIPE_TARGET`: the recipe itself is the result.
 
     Raises:
         PayloadError: The run does not state its mode.
@@ -268,7 +342,11 @@ def convert(
 
 
 def _require_mode(run: ImportedRun) -> None:
-    """Refuse a run whose mode another source decides."""
+    """Refuse a run whose mode another source decides.
+
+    Raises:
+        PayloadError: The mode is not stated.
+    """
     imported = run.imported
     if imported.decided_by is None:
         return
@@ -286,21 +364,30 @@ def _require_mode(run: ImportedRun) -> None:
 
 
 def collect_losses(run: ImportedRun, exported: ExportReport | None) -> list[Unmapped]:
-    """Return the records of a conversion that lose a format, a scheme, a loss scale or the dtype of sums."""
-    kept: tuple[str, ...] = LOSSLESS_FIELDS
+    """Return the records of a conversion that change a format, a scheme, a loss scale or a sum.
+
+    Args:
+        run: The run as it was read.
+        exported: The run as it was written; None if it was only read.
+    """
+    lossless: tuple[str, ...] = LOSSLESS_FIELDS
     if get_semantics(run.imported.config) != "fp32":
-        kept += ("tf32",)  # it decides about only GEMMs in FP32
-    entries = list(run.imported.unmapped)
+        lossless += ("tf32",)  # it affects only GEMMs in FP32
+    records = list(run.imported.unmapped)
     if exported is not None:
-        entries += [entry for entry in exported.unmapped if entry.field not in kept]
-    return [entry for entry in entries if entry.reason in LOSS_REASONS]
+        records += [record for record in exported.unmapped if record.field not in lossless]
+    return [record for record in records if record.reason in LOSS_REASONS]
 
 
-def _require_known_keys(context: Mapping[str, Any], systems: list[System]) -> None:
-    """Refuse a key of the context that no system of the conversion has."""
+def _require_known_keys(context: Mapping[str, Any], systems: Sequence[System]) -> None:
+    """Refuse a key of the context that no system of the conversion has.
+
+    Raises:
+        PayloadError: There is such a key.
+    """
     known: dict[str, None] = {}
-    for reader in systems:
-        for key in reader.context:
+    for system in systems:
+        for key in system.context:
             known[key.name] = None
     for name in context:
         if name in known:
@@ -308,21 +395,27 @@ def _require_known_keys(context: Mapping[str, Any], systems: list[System]) -> No
         hint = did_you_mean(close_matches(name, known))
         if not hint and known:
             hint = f"Keys: {', '.join(known)}."
-        names = " and ".join(dict.fromkeys(reader.name for reader in systems))
+        names = " and ".join(dict.fromkeys(system.name for system in systems))
         remedy = hint or "There are none."
         raise PayloadError(f"--context: {name!r} is no key of {names}. {remedy}")
 
 
 def _select_facts(
-    reader: System, context: Mapping[str, Any], use: str = "import"
+    system: System, context: Mapping[str, Any], use: Literal["import", "export"] = "import"
 ) -> dict[str, Any]:
     """Return the facts of the context that a system takes for an import or an export."""
-    keys = {key.name for key in reader.context if use in key.use}
+    keys = {key.name for key in system.context if use in key.use}
     return {name: value for name, value in context.items() if name in keys}
 
 
 def format_payload(run: ImportedRun, to: str, exported: ExportReport | None) -> str:
-    """Return the payload as the text of a file; empty if there is nothing to write."""
+    """Return the result of a conversion as the text of a file; empty if there is nothing to write.
+
+    Args:
+        run: The run.
+        to: The name of the system, or `RECIPE_TARGET`.
+        exported: The result of `convert`.
+    """
     if exported is None:
         return to_yaml(run.imported.config)
     if exported.payload is None:
@@ -331,7 +424,7 @@ def format_payload(run: ImportedRun, to: str, exported: ExportReport | None) -> 
 
 
 def to_plain_data(value: Any) -> Any:
-    """Return a value as plain data of JSON; the text of a value of another type."""
+    """Return a value as plain data of JSON. A value of another type becomes its text."""
     if isinstance(value, dict):
         return {str(key): to_plain_data(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -343,6 +436,8 @@ def to_plain_data(value: Any) -> Any:
     return str(value)
 
 
-def format_records(unmapped: tuple[Unmapped, ...], direction: str) -> list[dict[str, Any]]:
-    """Return unmapped settings as plain data; `direction` is "import" or "export"."""
-    return [{**to_plain_data(vars(entry)), "on": direction} for entry in unmapped]
+def format_records(
+    unmapped: Sequence[Unmapped], direction: Literal["import", "export"]
+) -> list[dict[str, Any]]:
+    """Return the records of an import or an export as plain data."""
+    return [{**to_plain_data(vars(record)), "on": direction} for record in unmapped]

@@ -1,11 +1,16 @@
 """Hugging Face `TrainingArguments` as a system of `convert`: `SYSTEM`.
 
-`bf16=True` means autocast over the weights in the dtype in which they were loaded. No argument of
-the Trainer states that dtype. FP32 weights make the run AMP. BF16 weights, which transformers 5
-takes from the checkpoint by default, leave nothing in FP32. TRL, ms-swift and other trainers write
-arguments of the model into the same file, and those decide: AMP over FP32 weights, an FP32 adapter
-over frozen BF16 weights, or BF16 throughout. With both switches off the environment's
-ACCELERATE_MIXED_PRECISION counts. Without the variable nothing is cast.
+`bf16=True` means autocast over the weights, in the dtype in which they were loaded. No argument of
+the Trainer states that dtype:
+
+- with FP32 weights the run is AMP;
+- with BF16 weights, which transformers 5 takes from the checkpoint by default, nothing is in FP32.
+
+TRL, ms-swift and other trainers write arguments of the model into the same file, and those decide:
+AMP over FP32 weights, an FP32 adapter over frozen BF16 weights, or BF16 throughout.
+
+With both switches off the environment's ACCELERATE_MIXED_PRECISION counts. Without this variable
+nothing is cast.
 
 Settings and sentences, with their sources, are rows of `rows/huggingface.yaml`.
 """
@@ -33,12 +38,13 @@ TABLE = load_table("huggingface")
 TRAINING_DTYPES = ("fp32", "bf16", "fp16")
 MODE_VARIABLE = "ACCELERATE_MIXED_PRECISION"
 MODE_DECIDERS = TABLE.data["decides"]
-"""The source that decides if both switches are off, as a noun."""
+"""Case -> the source that decides the mode if both switches are off, as a noun."""
 DTYPE_NAMES = ("torch_dtype", "dtype", "model_dtype")
 """Settings that name the dtype of the weights."""
 DTYPE_SETTINGS = (*DTYPE_NAMES, *(f"model_init_kwargs.{name}" for name in DTYPE_NAMES))
+"""The same settings, also within the block of arguments for the model."""
 SEMANTICS_BY_SHARDING = {"deepspeed": "megatron_o2", "fsdp": "fsdp_policy"}
-"""Setting of a sharding -> its semantics."""
+"""Setting that shards the model -> the semantics of a half-precision mode with it."""
 
 
 class LoadedWeights(NamedTuple):
@@ -47,11 +53,11 @@ class LoadedWeights(NamedTuple):
     dtype: str | None
     """fp32, bf16 or fp16; None: not known."""
     setting: str = "weights_dtype"
-    """The setting that states the dtype, or leaves it open."""
+    """The setting of the dtype. `weights_dtype` is the key of the context."""
     value: object = None
     """The value of the setting as it is written."""
     adapter: str | None = None
-    """The setting that has an adapter trained over frozen weights."""
+    """The setting with which only an adapter is trained, over frozen weights; None without one."""
 
 
 class ArgumentsPrecision(NamedTuple):
@@ -61,7 +67,7 @@ class ArgumentsPrecision(NamedTuple):
     """Fields of the recipe."""
     semantics: str
     decider: str = ""
-    """The source that decides instead, as a noun; empty if the arguments do."""
+    """The source that decides the mode, as a noun; empty if the arguments do."""
 
 
 def import_(
@@ -75,35 +81,43 @@ def import_(
 
     Args:
         payload: The arguments.
-        weights_dtype: The dtype in which the weights are loaded; without it, and without a
-            `torch_dtype` in the file, FP32 is assumed and reported.
+        weights_dtype: The dtype in which the weights are loaded. Without it, and without a
+            `torch_dtype` in the file, FP32 is assumed, and this is reported.
         accelerate_mixed_precision: The environment's ACCELERATE_MIXED_PRECISION.
         program: The program that reads the file, as a noun.
+
+    Raises:
+        PayloadError: The Trainer refuses the arguments too.
     """
     top = Settings(payload, TABLE.title)
-    outside = Settings(
+    facts = Settings(
         {"weights_dtype": weights_dtype, "env": accelerate_mixed_precision}, TABLE.title
     )
-    stated = outside.word("weights_dtype", TRAINING_DTYPES)
-    environment = outside.word("env", ("no", "fp16", "bf16", "fp8"))
+    stated_dtype = facts.word("weights_dtype", TRAINING_DTYPES)
+    environment = facts.word("env", ("no", "fp16", "bf16", "fp8"))
     builder = ImportBuilder(TABLE.title)
     compute = _get_switched_mode(top)
     if environment is not None:
         compute = _map_environment(builder, environment, compute)
-    model = _read_loaded_weights(builder, top, stated)
+    weights = _read_loaded_weights(builder, top, stated_dtype)
     sharding = _find_sharding(top)
-    semantics = _map_mode(builder, top, compute, model, sharding=sharding, program=program)
+    semantics = _map_mode(builder, top, compute, weights, sharding=sharding, program=program)
     if top.values.get("torch_compile") and compute != "fp16" and not top.is_written("tf32"):
         builder.record("huggingface.compile-turns-tf32-on", "tf32", None, {"tf32": True})
-    facts = {"fp16": compute == "fp16", "fsdp": bool(top.values.get("fsdp"))}
+    row_facts = {"fp16": compute == "fp16", "fsdp": bool(top.values.get("fsdp"))}
     for name in SEMANTICS_BY_SHARDING:
-        facts[f"{name}_launched"] = name == sharding and not top.values.get(name)
-    TABLE.read(builder, top, **facts)
+        row_facts[f"{name}_launched"] = name == sharding and not top.values.get(name)
+    TABLE.read(builder, top, **row_facts)
+    # With DeepSpeed its own file decides the rest of the precision.
     return builder.finish(semantics, is_whole=sharding != "deepspeed")
 
 
 def _get_switched_mode(top: Settings) -> str:
-    """Return the mode of the switches; PayloadError for a switch of another type, or for two that are on."""
+    """Return the mode of the switches.
+
+    Raises:
+        PayloadError: A switch is neither true nor false, or two of them are on.
+    """
     for name in TRAINER_SWITCHES:
         top.switch(name)
     for first, second in (("bf16", "fp16"), ("bf16_full_eval", "fp16_full_eval")):
@@ -116,7 +130,7 @@ def _get_switched_mode(top: Settings) -> str:
 
 
 def export(config: MixedPrecisionConfig) -> ExportReport:
-    """Return the arguments as a mapping; FP8 has no argument."""
+    """Return the arguments for a precision as a mapping. The Trainer has no argument for FP8."""
     builder = ExportBuilder(config, TABLE.title)
     compute = export_as_amp(builder, "bf16", "fp16")
     payload: dict[str, Any] = {"bf16": compute == "bf16", "fp16": compute == "fp16"}
@@ -129,7 +143,13 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
 
 
 def _map_environment(builder: ImportBuilder, environment: str, compute: str) -> str:
-    """Return the mode with the environment's precision, which counts if both switches are off."""
+    """Map the environment's precision, which counts if both switches are off; return the mode.
+
+    Args:
+        builder: The report of the import.
+        environment: The value of ACCELERATE_MIXED_PRECISION.
+        compute: The mode of the switches.
+    """
     if compute not in ("fp32", environment):
         builder.record(
             "huggingface.true-overrides-the-environment",
@@ -152,7 +172,7 @@ def _map_environment(builder: ImportBuilder, environment: str, compute: str) -> 
 
 
 def _find_sharding(top: Settings) -> str | None:
-    """Return "deepspeed" or "fsdp" if the Trainer, or its launch block, shards so."""
+    """Return "deepspeed" or "fsdp" if the Trainer, or Accelerate's launcher, shards by it; else None."""
     for name in SEMANTICS_BY_SHARDING:
         is_launched = get_dotted_value(top.values, f"accelerate_launch_args.use_{name}") is True
         if top.values.get(name) or is_launched:
@@ -161,47 +181,56 @@ def _find_sharding(top: Settings) -> str | None:
 
 
 def _read_loaded_weights(
-    builder: ImportBuilder, top: Settings, stated: str | None
+    builder: ImportBuilder, top: Settings, stated_dtype: str | None
 ) -> LoadedWeights:
     """Return the dtype in which the weights are loaded, and report each dtype that does not decide.
 
+    The dtype of the context counts, otherwise the first setting with a dtype.
+
     Args:
-        builder: The report.
+        builder: The report of the import.
         top: The arguments.
-        stated: The dtype that the context states.
+        stated_dtype: The dtype that the context states.
     """
     adapter = _find_adapter_setting(top)
-    dtypes: dict[str, Any] = {}
+    dtypes: dict[str, object] = {}
     for name in DTYPE_SETTINGS:
         value = get_dotted_value(top.values, name)
         if value is not None:
             dtypes[name] = value
-    setting: str = "weights_dtype"
-    value, dtype = stated, stated
+    weights = LoadedWeights(stated_dtype, value=stated_dtype, adapter=adapter)
+    first_setting = ""
     if dtypes:
-        setting, value = next(iter(dtypes.items()))
+        first_setting, value = next(iter(dtypes.items()))
         dtype = parse_mode_dtype(value)
-    model = LoadedWeights(dtype, setting, value, adapter)
-    if stated not in (None, dtype):
-        builder.record("huggingface.passed-weights-dtype-decides", setting, value, stated=stated)
-        model = LoadedWeights(stated, value=stated, adapter=adapter)
-    elif dtype is None and value is not None:
-        sentence = "huggingface.dtype-is-not-known"
-        if value == "auto":
-            sentence = "huggingface.checkpoint-decides-the-dtype"
-        builder.record(sentence, setting, str(value))
-    for name, other in dtypes.items():
-        if name == setting:
+        if stated_dtype not in (None, dtype):
+            sentence = "huggingface.passed-weights-dtype-decides"
+            builder.record(sentence, first_setting, value, stated=stated_dtype)
+        else:
+            weights = LoadedWeights(dtype, first_setting, value, adapter)
+            if dtype is None:
+                _report_unknown_dtype(builder, first_setting, value)
+    for name, value in dtypes.items():
+        if name == first_setting:
             continue
-        if parse_mode_dtype(other) == model.dtype:
+        if parse_mode_dtype(value) == weights.dtype:
             builder.map(name)
         else:
-            builder.record("huggingface.another-dtype-decides", name, other, setting=model.setting)
-    return model
+            sentence = "huggingface.another-dtype-decides"
+            builder.record(sentence, name, value, setting=weights.setting)
+    return weights
+
+
+def _report_unknown_dtype(builder: ImportBuilder, setting: str, value: object) -> None:
+    """Report a dtype of the weights that is not read, or that the checkpoint decides."""
+    sentence = "huggingface.dtype-is-not-known"
+    if value == "auto":
+        sentence = "huggingface.checkpoint-decides-the-dtype"
+    builder.record(sentence, setting, str(value))
 
 
 def _find_adapter_setting(top: Settings) -> str | None:
-    """Return the setting that has an adapter trained over frozen weights; None without one."""
+    """Return the setting with which only an adapter is trained, over frozen weights; None without."""
     if top.values.get("use_peft") is True:
         return "use_peft"
     for name in ("tuner_type", "train_type"):
@@ -214,97 +243,132 @@ def _map_mode(
     builder: ImportBuilder,
     top: Settings,
     compute: str,
-    model: LoadedWeights,
+    weights: LoadedWeights,
     *,
     sharding: str | None,
     program: str | None,
 ) -> str:
-    """State the mode, and return its semantics, a key of `semantics.SEMANTICS`."""
-    names = [name for name in ("bf16", "fp16") if name in top]
-    outcome = _compute_precision(builder, names, compute, model, sharding=sharding, program=program)
-    fields, semantics = outcome.fields, outcome.semantics
-    if outcome.decider:
-        builder.leave_mode(outcome.decider)
-    builder.fields |= fields
-    if semantics in ("fsdp_policy", "true"):
+    """Map the switches of the mode; return the semantics of the mode, a key of `SEMANTICS`.
+
+    Args:
+        builder: The report of the import.
+        top: The arguments.
+        compute: The mode of the switches and the environment.
+        weights: The loaded weights.
+        sharding: "deepspeed" or "fsdp"; None without sharding.
+        program: The program that reads the arguments, as a noun.
+    """
+    switches = [name for name in ("bf16", "fp16") if name in top]
+    precision = _compute_precision(
+        compute,
+        weights,
+        sharding=sharding,
+        program=program,
+        has_switches=bool(switches),
+        has_environment=MODE_VARIABLE in builder.mapped,
+    )
+    if precision.decider:
+        builder.leave_mode(precision.decider)
+    builder.fields |= precision.fields
+    if precision.semantics in ("fsdp_policy", "true"):
         builder.fields["grad_reduce_in_fp32"] = False
-    for name in names:
+    for name in switches:
         if name == compute:
-            builder.map(name, **fields)
+            builder.map(name, **precision.fields)
         else:
             builder.map(name)
     if compute == "fp16" and sharding != "deepspeed":
         assume_torch_scaler(builder, "the Trainer")
-    _report_weights(builder, top, model, compute, semantics)
-    return semantics
+    _report_weights(builder, weights, compute, precision.semantics)
+    _report_adapter(builder, top, weights)
+    return precision.semantics
 
 
 def _compute_precision(
-    builder: ImportBuilder,
-    names: list[str],
     compute: str,
-    model: LoadedWeights,
+    weights: LoadedWeights,
     *,
     sharding: str | None,
     program: str | None,
+    has_switches: bool,
+    has_environment: bool,
 ) -> ArgumentsPrecision:
-    """Return the precision that the switches, the weights and the sharding amount to."""
+    """Return the precision that the switches, the weights and the sharding amount to.
+
+    Args:
+        compute: The mode of the switches and the environment.
+        weights: The loaded weights.
+        sharding: "deepspeed" or "fsdp"; None without sharding.
+        program: The program that reads the arguments, as a noun.
+        has_switches: Whether the file has a switch, on or off.
+        has_environment: Whether ACCELERATE_MIXED_PRECISION is known.
+    """
     if sharding is not None and compute != "fp32":
-        return ArgumentsPrecision(
-            {compute: True, "params_dtype": compute}, SEMANTICS_BY_SHARDING[sharding]
-        )
+        fields = {compute: True, "params_dtype": compute}
+        return ArgumentsPrecision(fields, SEMANTICS_BY_SHARDING[sharding])
     if sharding == "deepspeed":
         decider = MODE_DECIDERS["deepspeed"]
-        if not names and program is not None:
+        if not has_switches and program is not None:
             decider = f"{program} or {decider}"
         return ArgumentsPrecision({}, "unstated", decider)
-    is_kept = model.dtype in ("bf16", "fp16") and compute in (model.dtype, "fp32")
-    if is_kept and (not model.adapter or compute == "fp32"):
-        return ArgumentsPrecision({str(model.dtype): True, "params_dtype": model.dtype}, "true")
+    # Half-precision weights that no autocast changes: nothing is in FP32.
+    is_half = weights.dtype in ("bf16", "fp16") and compute in (weights.dtype, "fp32")
+    if is_half and (not weights.adapter or compute == "fp32"):
+        fields = {str(weights.dtype): True, "params_dtype": weights.dtype}
+        return ArgumentsPrecision(fields, "true")
     if compute != "fp32":
         return ArgumentsPrecision(make_amp_fields(compute), "amp_o1")
-    if MODE_VARIABLE in builder.mapped:
-        if model.dtype != "fp32":
-            return ArgumentsPrecision({}, "unstated", MODE_DECIDERS["model"])
-    elif names and model.dtype != "fp32":
-        return ArgumentsPrecision({}, "unstated", MODE_DECIDERS["environment"])
-    elif not names:
-        return ArgumentsPrecision({}, "unstated", program or MODE_DECIDERS["program"])
-    return ArgumentsPrecision(make_amp_fields(compute), "fp32")
+    decider = ""
+    if not (has_switches or has_environment):
+        decider = program or MODE_DECIDERS["program"]
+    elif weights.dtype != "fp32" and has_environment:
+        decider = MODE_DECIDERS["model"]
+    elif weights.dtype != "fp32":
+        decider = MODE_DECIDERS["environment"]
+    if decider:
+        return ArgumentsPrecision({}, "unstated", decider)
+    return ArgumentsPrecision(make_amp_fields("fp32"), "fp32")
 
 
 def _report_weights(
-    builder: ImportBuilder, top: Settings, model: LoadedWeights, compute: str, semantics: str
+    builder: ImportBuilder, weights: LoadedWeights, compute: str, semantics: str
 ) -> None:
-    """Report the dtype of the weights, and map the setting that states it."""
-    name = model.setting
-    value = model.dtype
-    written_as = model.value
-    written = name != "weights_dtype" and value is not None
+    """Report the dtype of the weights, and map the setting that states it.
+
+    Args:
+        builder: The report of the import.
+        weights: The loaded weights.
+        compute: The mode of the switches and the environment.
+        semantics: The semantics of the mode.
+    """
+    setting = weights.setting
+    dtype = weights.dtype
+    value = weights.value
+    is_in_file = setting != "weights_dtype" and dtype is not None
     if semantics == "true":
-        builder.record("huggingface.no-fp32-copy-of-the-weights", name, written_as, value=value)
-        if value == "fp16" == compute:
-            builder.record("huggingface.scaler-refuses-fp16-gradients", name, written_as)
-        if written:
-            builder.map(name, params_dtype=value)
-    elif value not in (None, "fp32", compute) and semantics != "unstated":
-        builder.record(
-            "huggingface.autocast-over-weights-of-another-dtype",
-            name,
-            written_as,
-            compute=compute,
-            value=value,
-        )
-    elif written:
-        builder.map(name)
-    elif value is None and written_as is None and semantics in ("amp_o1", "fp32"):
-        builder.record("huggingface.fp32-weights-assumed", name, None)
-    if model.adapter is not None:
-        frozen = "frozen weights"
-        if value:
-            frozen = f"frozen {value} weights"
-        sentence = "huggingface.adapter-alone-is-trained"
-        builder.record(sentence, model.adapter, top[model.adapter], frozen=frozen)
+        builder.record("huggingface.no-fp32-copy-of-the-weights", setting, value, value=dtype)
+        if dtype == compute == "fp16":
+            builder.record("huggingface.scaler-refuses-fp16-gradients", setting, value)
+        if is_in_file:
+            builder.map(setting, params_dtype=dtype)
+    elif dtype not in (None, "fp32", compute) and semantics != "unstated":
+        sentence = "huggingface.autocast-over-weights-of-another-dtype"
+        builder.record(sentence, setting, value, compute=compute, value=dtype)
+    elif is_in_file:
+        builder.map(setting)
+    elif dtype is None and value is None and semantics in ("amp_o1", "fp32"):
+        builder.record("huggingface.fp32-weights-assumed", setting, None)
+
+
+def _report_adapter(builder: ImportBuilder, top: Settings, weights: LoadedWeights) -> None:
+    """Report the setting with which only an adapter is trained, over frozen weights."""
+    if weights.adapter is None:
+        return
+    frozen = "frozen weights"
+    if weights.dtype:
+        frozen = f"frozen {weights.dtype} weights"
+    sentence = "huggingface.adapter-alone-is-trained"
+    builder.record(sentence, weights.adapter, top[weights.adapter], frozen=frozen)
 
 
 CONTEXT = (

@@ -1,6 +1,6 @@
-"""The foreign systems that `convert` reads and writes, by name, and the one that a document was written for.
+"""The foreign systems that `convert` reads and writes, by name; `detect_system` finds that of a document.
 
-Importing this imports none of them.
+The module of a system is imported only when it is needed.
 """
 
 from __future__ import annotations
@@ -29,24 +29,23 @@ SYSTEM_MODULES = MappingProxyType(
 )
 """Name of a system -> its module, which ends with its `SYSTEM`."""
 TIE_MARGIN = 0.05
-"""Certainties this close are a tie."""
+"""Two systems whose certainties differ by less are a tie."""
 
 
 def get_system(name: str) -> System:
-    """Return a system by its name, in either spelling.
+    """Return a system by its name, with hyphens or underscores.
 
     Raises:
-        PayloadError: No system has the name; the nearest names are shown.
+        PayloadError: No system has the name. The message has the nearest names.
     """
     wanted = name.strip().lower().replace("_", "-")
     if wanted not in SYSTEM_MODULES:
-        hint = (
-            did_you_mean(close_matches(wanted, SYSTEM_MODULES))
-            or f"Systems: {', '.join(SYSTEM_MODULES)}."
-        )
+        hint = did_you_mean(close_matches(wanted, SYSTEM_MODULES))
+        if not hint:
+            hint = f"Systems: {', '.join(SYSTEM_MODULES)}."
         raise PayloadError(f"no system is called {name!r}. {hint}")
-    imported: System = import_module(SYSTEM_MODULES[wanted]).SYSTEM
-    return imported
+    system: System = import_module(SYSTEM_MODULES[wanted]).SYSTEM
+    return system
 
 
 def list_systems() -> list[System]:
@@ -62,19 +61,19 @@ def detect_system(document: Document, system_name: str | None = None) -> tuple[S
         system_name: The system that --from names, which overrules detection.
 
     Raises:
-        PayloadError: No system has its signs, or two have them alike.
+        PayloadError: No system is recognised, or two with the same certainty.
     """
     if system_name is not None:
         return get_system(system_name), "was named with --from"
-    candidates_found = list_candidates(document)
-    if not candidates_found:
+    candidates = list_candidates(document)
+    if not candidates:
         remedy = f"Name the system with --from: {', '.join(SYSTEM_MODULES)}."
         if document.kind == "python":
             remedy = "Give a configuration."
         rule = f"no system is recognised in this {document.kind} file"
         raise PayloadError(f"{document.path}: {rule}. {remedy}")
-    first = candidates_found[0]
-    tied = [other for other in candidates_found if first.certainty - other.certainty < TIE_MARGIN]
+    first = candidates[0]
+    tied = [other for other in candidates if first.certainty - other.certainty < TIE_MARGIN]
     if len(tied) > 1:
         names = listed([candidate.system for candidate in tied])
         reasons = "; ".join(f"{candidate.system}: it {candidate.evidence}" for candidate in tied)

@@ -1,9 +1,9 @@
 """`find_debugger_no_plan_reason`: why a run with Transformer Engine's debugger has no plan.
 
 The debugger has features that change the precision of layers. Megatron Bridge takes them in the
-section `tensor_inspect` of a run, as a mapping or as the name of a file. The plan applies those that
-`bridge.precision.debug_features` knows. With any other such feature there is no plan. Features that
-only log or save are ignored.
+section `tensor_inspect` of a run, as a mapping or as the name of a file. The plan applies those
+that `bridge.precision.debug_features` knows. With any other such feature there is no plan. Features
+that only log or save are ignored.
 
 Source: Megatron Bridge 0.6.2 training/config.py, TensorInspectConfig.
 """

@@ -7,8 +7,8 @@ There is a file for each rank. A line is one statistic of one tensor of one laye
 rows are those that a run of Precision Bridge writes itself.
 
 Values have four decimals. An amax, a scale or a squared error below `MIN_KNOWN_VALUE` has lost more
-than a tenth of itself, and counts as unknown. The inverse scales of MXFP8 are logged as the codes of
-their exponents. The experts of a grouped layer are one row, with the worst value of any expert.
+than a tenth of itself, and counts as unknown. The inverse scales of MXFP8 are logged as the codes
+of their exponents. The experts of a grouped layer are one row, with the worst value of any expert.
 
 Source: nvdlfw-inspect 0.2.2 logging.py, FileLogger.log_scalar; Transformer Engine 2.20.2
 debug/features/utils/stats_buffer.py and stats_computation.py.

@@ -32,8 +32,8 @@ from bridge.registry.config import MixedPrecisionConfig
 
 TABLE = load_table("deepspeed")
 DTYPE_NAMES: dict[str, str] = TABLE.data["dtypes"]
-"""DeepSpeed's spelling of a dtype, in exactly this case -> ours. `communication_data_type` takes only
-the spellings of `MODES`, in any case."""
+"""DeepSpeed's spelling of a dtype, in exactly this case -> ours. `communication_data_type` takes
+only the spellings of `MODES`, in any case."""
 DEFAULT_SCALE_POWER = 16
 """The default of `initial_scale_power`: the loss scale begins at 2**16."""
 MAX_SCALE_POWER = 1000

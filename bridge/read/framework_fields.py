@@ -28,8 +28,9 @@ def list_framework_fields(
 ) -> list[str]:
     """Return the names in a section that are fields of the framework and not of Megatron Core.
 
-    A name that neither has is not returned: the check of misspelt fields reports it. A class that is
-    not in the table may have any field, so that all names which Megatron Core lacks are returned.
+    A name that neither has is not returned: the check of misspelt fields reports it. A class that
+    is not in the table may have any field, so that all names which Megatron Core lacks are
+    returned.
 
     Args:
         framework: The name of the framework.

@@ -9,8 +9,8 @@ A refusal is one sentence, which names the system that the file looks like:
     make_no_megatron_run_error(path, launches)
     # "a.sh: must start a run of Megatron-LM, got 'train.py'. ..."
 
-The signs of frameworks are in `bridge.read.framework_signs`, and those of the systems that `convert`
-reads in `bridge.read.system_signs`.
+The signs of frameworks are in `bridge.read.framework_signs`, and those of the systems that
+`convert` reads in `bridge.read.system_signs`.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ FRAMEWORK_KEY_PATTERN = re.compile(
 )
 """A top-level key that every YAML file of a framework in `framework/yaml_files.py` has.
 
-A file without such a key is not compared with the signs in `rows/frameworks.yaml`: to load them takes
-longer than to read a file of ours. So the keys of a new framework belong here too."""
+A file without such a key is not compared with the signs in `rows/frameworks.yaml`: to load them
+takes longer than to read a file of ours. So the keys of a new framework belong here too."""
 RUN_FILE_NAMES = ("config.yaml", "run_config.yaml", "common.pt")
 """Files of a folder that describe its run: ours, Megatron Bridge's and Megatron-LM's."""
 ITERATION_FOLDER_GLOB = "iter_*"
@@ -184,9 +184,9 @@ def _require_valid_sections(config: Mapping[str, Any], name: str) -> None:
 def locate_run_file(folder: Path) -> Path:
     """Return the file in a folder that describes its run; the folder itself if there is none.
 
-    The file is the `config.yaml` of a run of ours, the `run_config.yaml` of a checkpoint of Megatron
-    Bridge, or the `common.pt` of a checkpoint of Megatron-LM. In a folder of checkpoints it is that
-    of the newest one.
+    The file is the `config.yaml` of a run of ours, the `run_config.yaml` of a checkpoint of
+    Megatron Bridge, or the `common.pt` of a checkpoint of Megatron-LM. In a folder of checkpoints
+    it is that of the newest one.
     """
     for location in (folder, *sorted(folder.glob(ITERATION_FOLDER_GLOB), reverse=True)):
         for name in RUN_FILE_NAMES:

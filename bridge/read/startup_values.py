@@ -29,8 +29,8 @@ def apply_startup_values(
         target: The GPUs and packages of the run.
 
     Returns:
-        The reading with these values. Sentences about unknown values, and the reason against a plan,
-        are dropped if an override now states their setting.
+        The reading with these values. Sentences about unknown values, and the reason against a
+        plan, are dropped if an override now states their setting.
     """
     if reading.framework == PRECISION_BRIDGE:
         return reading

@@ -5,8 +5,8 @@
     #            evidence="has `fp16` as a block together with `zero_optimization`")]
 
 The signs are the rows of `recognised` in the table of a system. Systems that run Megatron Core have
-further signs, in the function `recognise` of their module. `bridge.convert.systems` reads and writes
-their precisions.
+further signs, in the function `recognise` of their module. `bridge.convert.systems` reads and
+writes their precisions.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """`compare_rollout`: compares training and rollout, for each kind of module and tensor.
 
-A row is equal, differs, or cannot be known. A row that cannot be known names the source that decides
-it: a setting that the file does not state, the checkpoint, the release of the engine, or the GPU.
+A row is equal, differs, or cannot be known. A row that cannot be known names the source that
+decides it: a setting that the file does not state, the checkpoint, the release of the engine, or
+the GPU.
 """
 
 from __future__ import annotations

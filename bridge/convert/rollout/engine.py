@@ -113,8 +113,8 @@ def get_module_schemes(config: ServingConfig, name: str, engine: str) -> set[str
     Args:
         config: The quantization config.
         name: The module's name in the checkpoint.
-        engine: The engine. If it is empty, or does not read the dialect, every system that reads the
-            dialect counts.
+        engine: The engine. If it is empty, or does not read the dialect, every system that reads
+            the dialect counts.
     """
     readers = config.readers
     if engine in readers:

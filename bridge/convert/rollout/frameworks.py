@@ -44,7 +44,8 @@ def read_rollout(run: Run) -> Rollout:
     """Return the rollout of a run of reinforcement learning.
 
     Raises:
-        RunConfigError: The run is none of NeMo-RL, verl, slime or miles, or its file has no rollout.
+        RunConfigError: The run is none of NeMo-RL, verl, slime or miles, or its file has no
+            rollout.
     """
     framework = run.reading.framework
     options = run.reading.generation

@@ -1,10 +1,10 @@
 """`compute_training_side`: the training side of a comparison with rollout, also without sizes.
 
-A run may state no sizes of its model, since the checkpoint has them. The precision does not depend on
-the sizes, except for the number of layers, from which the last layers are counted. So small models
-replace the unknown model: a dense model, a model with experts, and, if the rollout names modules of
-it, a model with multi-latent attention. They have just enough layers for first, last and other
-layers. Their numbers of layers and modules are never shown.
+A run may state no sizes of its model, since the checkpoint has them. The precision does not depend
+on the sizes, except for the number of layers, from which the last layers are counted. So small
+models replace the unknown model: a dense model, a model with experts, and, if the rollout names
+modules of it, a model with multi-latent attention. They have just enough layers for first, last and
+other layers. Their numbers of layers and modules are never shown.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`compare_with_serving`: the scheme of each linear layer in training and in a serving config."""
+"""`compare_with_serving`: compares the scheme of each linear layer in training and in a serving config."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -13,12 +13,12 @@ from bridge.plan.precision_plan import format_ranges
 from bridge.precision.foreign_names import PROJ
 
 CACHE_SUBJECT = "key-value cache"
-"""Role of the keys and values that serving stores, which training has in high precision."""
+"""The role of the row about stored keys and values. Training does not store them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServedRow:
-    """Modules of one kind with one scheme in training and one in serving."""
+    """Modules with the same name within their layers and the same schemes on either side."""
 
     role: str
     """Megatron's name within a layer."""
@@ -29,24 +29,30 @@ class ServedRow:
     modules: int
     """Modules of the checkpoint, each expert counted."""
     layers: tuple[str, ...]
+    """The labels of their layers."""
     readers: tuple[str, ...]
     """The systems that read the config so; empty if every system does."""
     differs: bool
     """Whether serving has another scheme than training."""
 
     def sentence(self, mode: str) -> str:
-        """Return the row as a sentence."""
+        """Return a row that differs as a sentence.
+
+        Args:
+            mode: The dtype of high precision in training.
+        """
         noun = "modules"
         if self.modules == 1:
             noun = "module"
-        where = f"{self.role} ({self.modules} {noun}, layers {format_ranges(self.layers)})"
-        who = " and ".join(self.readers) or "Serving"
-        training, serving = format_scheme(self.training), format_scheme(self.serving)
+        subject = f"{self.role} ({self.modules} {noun}, layers {format_ranges(self.layers)})"
+        reader = " and ".join(self.readers) or "Serving"
+        training = format_scheme(self.training)
+        serving = format_scheme(self.serving)
         if self.serving is None:
-            return f"{who} does not quantise {where}; training does: {training}."
+            return f"{reader} does not quantise {subject}; training does: {training}."
         if self.training is None:
-            return f"{who} quantises {where}: {serving}; training has it in {mode}."
-        return f"{who} has {where} in another scheme: {serving}; training: {training}."
+            return f"{reader} quantises {subject}: {serving}; training has it in {mode}."
+        return f"{reader} has {subject} in another scheme: {serving}; training: {training}."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,9 +60,10 @@ class ServingComparison:
     """A manifest of training and a serving config, module by module."""
 
     mode: str
+    """The dtype of high precision in training."""
     rows: tuple[ServedRow, ...]
     refused: tuple[str, ...] = ()
-    """Sentences: modules that vLLM fuses, and to which the config gives different schemes."""
+    """Sentences about modules that vLLM fuses, and that have different schemes in the config."""
 
     @property
     def differences(self) -> tuple[ServedRow, ...]:
@@ -117,9 +124,10 @@ def _make_cache_row(manifest: Manifest, kv_cache: str) -> ServedRow:
 
 
 def _list_vllm_refusals(manifest: Manifest, config: ServingConfig) -> Iterator[str]:
-    """Yield a sentence for each group of modules that vLLM loads as one, with several schemes.
+    """Yield a sentence for each group of modules that vLLM loads as one and that has several schemes.
 
-    Of ModelOpt's list vLLM compares the whole names of the group first, and refuses a part of them.
+    In ModelOpt's list vLLM looks for the complete names of the group first. It refuses a list with
+    only some of them.
     """
     if VLLM not in config.readers:
         return
@@ -136,7 +144,7 @@ def _list_vllm_refusals(manifest: Manifest, config: ServingConfig) -> Iterator[s
 
 
 class _ModuleKind(NamedTuple):
-    """Modules of one name within their layers that have one scheme on either side."""
+    """The key of a row."""
 
     role: str
     training: str | None
@@ -145,7 +153,7 @@ class _ModuleKind(NamedTuple):
 
 @dataclass(kw_only=True, slots=True)
 class _Members:
-    """The modules of a kind, in the order of the model, and the systems that read the config so."""
+    """The modules of a row and their layers, in the order of the model, and the reading systems."""
 
     names: dict[str, None] = field(default_factory=dict)
     layers: dict[str, None] = field(default_factory=dict)
@@ -155,8 +163,14 @@ class _Members:
 def _make_rows(
     manifest: Manifest, config: ServingConfig, readers: Sequence[str]
 ) -> Iterator[ServedRow]:
-    """Yield a row for each kind of module."""
-    members_of: dict[_ModuleKind, _Members] = {}
+    """Yield a row for each kind of module.
+
+    Args:
+        manifest: The linear layers of the trained model.
+        config: The serving config.
+        readers: The systems that read the config.
+    """
+    members_by_kind: dict[_ModuleKind, _Members] = {}
     for row in manifest.rows:
         for name in row.iterate_served_names():
             for reader in readers:
@@ -164,11 +178,11 @@ def _make_rows(
                 if row.role not in manifest.plain:
                     serving = config.scheme_of(name, reader)
                 kind = _ModuleKind(row.role, row.scheme, serving)
-                members = members_of.setdefault(kind, _Members())
+                members = members_by_kind.setdefault(kind, _Members())
                 members.names[name] = None
                 members.layers[row.layer] = None
                 members.readers[reader] = None
-    for kind, members in members_of.items():
+    for kind, members in members_by_kind.items():
         named_readers = tuple(members.readers)
         if named_readers == tuple(config.readers):
             named_readers = ()

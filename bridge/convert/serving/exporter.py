@@ -1,11 +1,12 @@
-"""`export`: a manifest as the `quantization_config` of a serving system.
+"""`export`: writes a manifest as the `quantization_config` of a serving system.
 
     export(manifest, "vllm").payload       # {"quant_method": "fp8", ...}
 
-A model with one scheme is written in the fp8 dialect if the system reads it there. Other models
-are written in compressed-tensors, with a group for each scheme. Lists of modules hold whole names:
-a shorter name, ``mlp.gate`` for example, also keeps ``mlp.gate_proj`` in a system that looks for
-parts of names. The experts of a layer are one entry.
+A model with one scheme is written in the fp8 dialect, if the system reads the scheme in it. Other
+models are written in compressed-tensors, with a group for each scheme.
+
+Lists of modules have complete names. A part of a name, such as `mlp.gate`, would also keep
+`mlp.gate_proj` in a system that looks for parts. The experts of a layer are one entry.
 """
 
 import re
@@ -23,7 +24,7 @@ def export(manifest: Manifest, system: str) -> ExportReport:
 
     Args:
         manifest: The linear layers of the trained model.
-        system: The system that serves it, a key of `SYSTEMS`.
+        system: The system that serves it, a key of `SERVING_SYSTEMS`.
 
     Raises:
         RunConfigError: The names of modules are not known.
@@ -65,7 +66,13 @@ def _list_statable_schemes(manifest: Manifest, target: Mapping[str, Any]) -> lis
 def _list_differences(
     manifest: Manifest, target: Mapping[str, Any], schemes: Sequence[str]
 ) -> Iterator[Unmapped]:
-    """Yield the schemes and modules that the config cannot state, and those with other values."""
+    """Yield the records of schemes and modules that the config cannot state exactly.
+
+    Args:
+        manifest: The linear layers of the trained model.
+        target: The row of the serving system.
+        schemes: The schemes that the config states.
+    """
     for scheme in manifest.schemes:
         if scheme not in schemes:
             yield _make_unwritten_record(manifest, target, scheme)
@@ -76,8 +83,10 @@ def _list_differences(
         if row.scheme in schemes and row.role in manifest.plain:
             roles[row.role] = None
     for role in roles:
-        never = f"the code of serving systems never quantises {role}, which training does"
-        detail = f"{never}; it is listed as such"
+        detail = (
+            f"the code of serving systems never quantises {role}, which training does; "
+            "it is listed as such"
+        )
         remedy = "Keep it in high precision in training."
         yield Unmapped("module", role, "semantics", detail, remedy)
 
@@ -85,11 +94,10 @@ def _list_differences(
 def _make_unwritten_record(manifest: Manifest, target: Mapping[str, Any], scheme: str) -> Unmapped:
     """Return the record of a scheme that the config does not state."""
     count = sum(row.scheme == scheme for row in manifest.rows)
-    why = "has no form for it"
+    reason = "has no form for it"
     if scheme in SERVED_SCHEMES:
-        why = "reads it where the model has no other scheme"
-    listed = f"{count} rows of the manifest are listed as not quantised"
-    detail = f"{target['title']} {why}; {listed}"
+        reason = "reads it where the model has no other scheme"
+    detail = f"{target['title']} {reason}; {count} rows of the manifest are listed as not quantised"
     remedy = "Serve these modules in high precision."
     return Unmapped("scheme", scheme, "unsupported", detail, remedy)
 
@@ -100,7 +108,7 @@ def _is_quantised(row: ManifestRow, manifest: Manifest, schemes: Sequence[str]) 
 
 
 def _list_vllm_refusals(manifest: Manifest, schemes: Sequence[str]) -> Iterator[Unmapped]:
-    """Yield the groups of modules that vLLM loads as one, and to which the config gives several schemes."""
+    """Yield the records of groups of modules that vLLM loads as one and that have several schemes."""
     scheme_of: dict[str, str | None] = {}
     for row in manifest.rows:
         scheme = None
@@ -116,7 +124,13 @@ def _list_vllm_refusals(manifest: Manifest, schemes: Sequence[str]) -> Iterator[
 def _make_fp8_config(
     scheme: str, target: Mapping[str, Any], kept: Iterable[ManifestRow]
 ) -> dict[str, Any]:
-    """Return a config of the fp8 dialect, which has one scheme."""
+    """Return a config of the fp8 dialect, which has one scheme.
+
+    Args:
+        scheme: The scheme.
+        target: The row of the serving system.
+        kept: The rows that stay in high precision.
+    """
     names: dict[str, None] = {}
     for row in kept:
         for name in row.served:
@@ -133,11 +147,17 @@ def _make_fp8_config(
 def _make_compressed_config(
     schemes: Sequence[str], quantised: Sequence[ManifestRow], kept: Sequence[ManifestRow]
 ) -> dict[str, Any]:
-    """Return a config of compressed-tensors, with a group for each scheme."""
+    """Return a config of compressed-tensors, with a group for each scheme.
+
+    Args:
+        schemes: The schemes.
+        quantised: The rows that are quantised.
+        kept: The rows that stay in high precision.
+    """
     groups: dict[str, Any] = {}
     for number, scheme in enumerate(schemes):
         form = SERVED_SCHEMES[scheme]
-        targets = ["Linear"]
+        targets = ["Linear"]  # every linear layer; with several schemes each group has its modules
         if len(schemes) > 1:
             targets = _make_patterns(row for row in quantised if row.scheme == scheme)
         groups[f"group_{number}"] = {
@@ -146,12 +166,12 @@ def _make_compressed_config(
             "input_activations": dict(form["inputs"]),
             "format": form["format"],
         }
-    whole_format = "mixed-precision"
+    config_format = "mixed-precision"
     if len(schemes) == 1:
-        whole_format = SERVED_SCHEMES[schemes[0]]["format"]
+        config_format = SERVED_SCHEMES[schemes[0]]["format"]
     return {
         "quant_method": COMPRESSED_TENSORS,
-        "format": whole_format,
+        "format": config_format,
         "quantization_status": "compressed",
         "config_groups": groups,
         "ignore": _make_patterns(kept),

@@ -1,7 +1,8 @@
-"""Scaling schemes in the dialects of serving systems: rows of `rows/serving.yaml`, both ways.
+"""The scaling schemes in the dialects of serving systems, rows of `rows/serving.yaml`.
 
-Serving has only forward GEMMs: of a hybrid recipe the E4M3 of inputs and weights counts. A scheme
-without a row, a team's own quantizer factory, has no form in any dialect.
+The same rows serve to write a config and to read one. Serving has only forward GEMMs, so of a
+hybrid recipe only E4M3, the format of inputs and weights, counts. A scheme without a row, such as a
+team's own quantizer factory, has no form in any dialect.
 """
 
 from collections.abc import Callable, Mapping
@@ -10,32 +11,38 @@ from typing import Any
 from bridge.read.foreign.row_files import load_rows
 
 SERVING_ROWS = load_rows("serving")
-"""Schemes, families of models, fused modules and systems; the file describes their columns."""
+"""Schemes, families of models, fused modules and systems. The file describes their columns."""
 COMPRESSED_TENSORS = "compressed-tensors"
 """`quant_method` of that dialect."""
 MODELOPT = "modelopt"
-"""`quant_method` of ModelOpt's dialect; those of its formats begin with it."""
+"""`quant_method` of ModelOpt's dialect. The methods of its formats begin with this word."""
 VLLM = "vllm"
 SGLANG = "sglang"
 COMPARED_DEFAULTS: dict[str, object] = SERVING_ROWS["compared"]
+"""Argument of compressed-tensors that decides the quantised values -> its default."""
 SERVED_SCHEMES: dict[str, dict[str, Any]] = SERVING_ROWS["schemes"]
 """Megatron's name of a scheme -> its form in each dialect."""
 SERVING_SYSTEMS: dict[str, dict[str, Any]] = SERVING_ROWS["systems"]
-"""Name of a system, as in `--for NAME` -> what it reads."""
+"""Name of a system, as in `--for NAME` -> its row, with the schemes that it reads."""
 FUSED_MODULES: dict[str, list[str]] = SERVING_ROWS["fused"]
 """vLLM's name of modules that it loads as one -> their names in the checkpoint, within one parent."""
 
 
-def find_scheme(fits: Callable[[Mapping[str, Any]], object], words: str) -> str:
-    """Return the scheme of the first row that fits, a key of `SERVED_SCHEMES`; the words if no row fits."""
+def find_scheme(fits: Callable[[Mapping[str, Any]], bool], description: str) -> str:
+    """Return the scheme of the first row that fits, a key of `SERVED_SCHEMES`.
+
+    Args:
+        fits: Whether a row fits.
+        description: A description of the scheme, which is returned if no row fits.
+    """
     for name, row in SERVED_SCHEMES.items():
         if fits(row):
             return name
-    return words
+    return description
 
 
 def format_scheme(scheme: str | None, mode: str = "") -> str:
-    """Return a scheme in words: the title of its row, or the words instead of a scheme without a row.
+    """Return a scheme in words: the title of its row. A scheme without a row is a description itself.
 
     Args:
         scheme: The scheme; None: high precision.
@@ -49,26 +56,28 @@ def format_scheme(scheme: str | None, mode: str = "") -> str:
 
 
 def select_compared_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the keys of compressed-tensors' arguments that decide the values; empty without arguments."""
+    """Return the arguments of compressed-tensors that decide the quantised values, with defaults.
+
+    It is empty without arguments: nothing is quantised.
+    """
     if not arguments:
         return {}
-    values: dict[str, Any] = {}
+    selected: dict[str, Any] = {}
     for name, default in COMPARED_DEFAULTS.items():
-        value = arguments.get(name)
-        values[name] = value
-        if value is None:
-            values[name] = default
-    return values
+        selected[name] = arguments.get(name)
+        if selected[name] is None:
+            selected[name] = default
+    return selected
 
 
 def format_arguments(arguments: Mapping[str, Any]) -> str:
-    """Return compressed-tensors' arguments in words: "dynamic 8-bit float per token"."""
-    values = select_compared_arguments(arguments)
-    per = values["strategy"] or "tensor"
-    size = values["group_size"] or values["block_structure"]
+    """Return the arguments of compressed-tensors in words: "dynamic 8-bit float per token"."""
+    selected = select_compared_arguments(arguments)
+    scaled_part = selected["strategy"] or "tensor"
+    size = selected["group_size"] or selected["block_structure"]
     if size:
-        per = f"{per} {size}"
-    words = f"{values['num_bits']}-bit {values['type']} per {per}"
-    if values["dynamic"]:
-        words = f"dynamic {words}"
-    return words
+        scaled_part = f"{scaled_part} {size}"
+    description = f"{selected['num_bits']}-bit {selected['type']} per {scaled_part}"
+    if selected["dynamic"]:
+        description = f"dynamic {description}"
+    return description

@@ -1,10 +1,11 @@
-"""`is_kept`: whether a serving config's list keeps a module in high precision, by each system's rule.
+"""`is_kept`: whether the list of a serving config keeps a module in high precision.
 
     is_kept(["mlp.gate"], "model.layers.0.mlp.gate_proj", dialect="modelopt", system="vllm")   # True
 
-The same entry means different modules in different systems. A part of a name is enough in some.
-vLLM and SGLang compare ModelOpt's entries with names of layers that they load several modules as.
-All experts of a layer are one module to the systems: its name ends in ``experts``.
+Each system has a rule of its own, so that an entry means different modules in different systems. In
+some of them a part of a name is enough. vLLM and SGLang load several modules as one layer, and
+compare ModelOpt's entries with the name of this layer. To all systems the experts of a layer are
+one module, whose name ends in `experts`.
 
 Source: vLLM 0.33.0 layers/quantization/utils/quant_utils.py (is_layer_skipped), modelopt.py
 (is_layer_excluded) and compressed_tensors/utils.py (should_ignore_layer); SGLang 0.5.23
@@ -25,9 +26,9 @@ EXPRESSION_PREFIX = "re:"
 """Beginning of an entry that is a regular expression, in compressed-tensors."""
 _EXPERTS = ".experts."
 SGLANG_LAYER_NAMES = {"fused_qkv_a_proj": "fused_qkv_a_proj_with_mqa"}
-"""vLLM's name of a layer that is loaded as one -> SGLang's, if the two differ."""
+"""vLLM's name of a layer that is loaded for several modules -> SGLang's, if the two differ."""
 LOW_RANK_PROJECTIONS = ("q_a_proj", "q_b_proj", "kv_a_proj_with_mqa", "kv_b_proj")
-"""Projections of multi-latent attention whose names SGLang looks for within its names of layers."""
+"""Projections of multi-latent attention. SGLang looks for their names within its names of layers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,8 +36,9 @@ class ServedModule:
     """A module under its name in the checkpoint, and under the name by which a system quantises it."""
 
     name: str
+    """The name in the checkpoint."""
     layer_name: str
-    """The name, or for an expert the name of all experts of its layer."""
+    """The same name, or for an expert the name of all experts of its layer."""
 
     @property
     def is_expert(self) -> bool:
@@ -55,15 +57,15 @@ def is_kept(entries: Sequence[str], name: str, *, dialect: str, system: str) -> 
     """
     module = ServedModule(name=name, layer_name=get_layer_name(name))
     if dialect == MODELOPT and system == VLLM:
-        return _is_kept_by_vllm_of_modelopt(entries, module)
+        return _is_kept_by_modelopt_in_vllm(entries, module)
     if dialect == MODELOPT:
-        return any(_is_kept_by_sglang_of_modelopt(entry, module) for entry in entries)
+        return any(_is_kept_by_modelopt_in_sglang(entry, module) for entry in entries)
     keeps = KEEP_RULES[dialect, system]
     return any(keeps(entry, module) for entry in entries)
 
 
 def is_match(entry: str, name: str) -> bool:
-    """Return whether an entry of compressed-tensors names a module: by its whole name, or by an expression."""
+    """Return whether an entry of compressed-tensors names a module: its complete name or an expression."""
     if entry.startswith(EXPRESSION_PREFIX):
         return re.match(entry.removeprefix(EXPRESSION_PREFIX), name) is not None
     return entry == name
@@ -78,6 +80,7 @@ def get_layer_name(name: str) -> str:
 
 
 def _is_kept_by_compressed_tensors(entry: str, module: ServedModule) -> bool:
+    """Return whether the entry is the complete name of the module, or an expression that fits it."""
     return is_match(entry, module.name)
 
 
@@ -122,6 +125,7 @@ def _has_experts(name: str) -> bool:
 
 
 def _is_kept_by_transformers(entry: str, module: ServedModule) -> bool:
+    """Return whether the entry is an end of the name, or an expression for its beginning."""
     if module.layer_name.endswith(entry):
         return True
     return re.match(rf"(?:{entry})(?:(?<=\.)|(?=\.|$))", module.layer_name) is not None
@@ -138,43 +142,43 @@ KEEP_RULES: Mapping[tuple[str, str], Callable[[str, ServedModule], bool]] = {
     ("mxfp8", SGLANG): _sglang_of_fp8,
     ("mxfp8", "hf"): _is_kept_by_transformers,
 }
-"""Dialect and system -> whether an entry keeps a module; ModelOpt's lists have functions below."""
+"""Dialect and system -> whether an entry keeps a module. ModelOpt's lists have functions below."""
 
 
-def _get_loaded_name(module: ServedModule, name_of: Mapping[str, str]) -> str:
-    """Return the name under which a system loads a module: that of the layer which it is a part of.
+def _get_loaded_name(module: ServedModule, layer_names: Mapping[str, str]) -> str:
+    """Return the name of the layer as which a system loads a module.
 
     Args:
         module: The module.
-        name_of: vLLM's name of a layer -> the system's, if the two differ.
+        layer_names: vLLM's name of a layer -> the system's, if the two differ.
     """
     parent, _, last = module.name.rpartition(".")
     for layer, parts in FUSED_MODULES.items():
         if last in parts and not module.is_expert:
-            return f"{parent}.{name_of.get(layer, layer)}"
+            return f"{parent}.{layer_names.get(layer, layer)}"
     return module.layer_name
 
 
-def _is_kept_by_vllm_of_modelopt(entries: Sequence[str], module: ServedModule) -> bool:
-    """Return whether vLLM leaves a module out by ModelOpt's list.
+def _is_kept_by_modelopt_in_vllm(entries: Sequence[str], module: ServedModule) -> bool:
+    """Return whether vLLM keeps a module in high precision by ModelOpt's list.
 
-    Modules that are loaded as one are left out if the list has the name of each, or an entry
-    that is a part of vLLM's name for them.
+    Modules that are loaded as one layer are kept if the list has the name of each, or an entry that
+    is a part of vLLM's name of the layer.
     """
-    loaded = _get_loaded_name(module, {})
-    parent, _, layer = loaded.rpartition(".")
+    loaded_name = _get_loaded_name(module, {})
+    parent, _, layer = loaded_name.rpartition(".")
     parts = FUSED_MODULES.get(layer, [])
     if parts and all(f"{parent}.{part}" in entries for part in parts):
         return True
     for entry in entries:
-        is_an_expert = _EXPERTS in entry and entry.startswith(f"{loaded}.")
-        if entry in loaded or fnmatchcase(loaded, entry) or is_an_expert:
+        names_an_expert = _EXPERTS in entry and entry.startswith(f"{loaded_name}.")
+        if entry in loaded_name or fnmatchcase(loaded_name, entry) or names_an_expert:
             return True
     return False
 
 
-def _is_kept_by_sglang_of_modelopt(entry: str, module: ServedModule) -> bool:
-    """Return whether SGLang leaves a module out by an entry of ModelOpt's list.
+def _is_kept_by_modelopt_in_sglang(entry: str, module: ServedModule) -> bool:
+    """Return whether SGLang keeps a module in high precision by an entry of ModelOpt's list.
 
     The entry is a part of the module's name between dots, unless the module is an expert; an
     expression with ``*`` for SGLang's name or for a part of it; or it ends in a projection of low
@@ -182,9 +186,9 @@ def _is_kept_by_sglang_of_modelopt(entry: str, module: ServedModule) -> bool:
     """
     if not module.is_expert and _is_kept_by_sglang(entry, module):
         return True
-    loaded = _get_loaded_name(module, SGLANG_LAYER_NAMES)
-    parts = loaded.split(".")
-    if any(fnmatchcase(name, entry) for name in (loaded, *parts)):
+    loaded_name = _get_loaded_name(module, SGLANG_LAYER_NAMES)
+    parts = loaded_name.split(".")
+    if any(fnmatchcase(name, entry) for name in (loaded_name, *parts)):
         return True
-    tail = entry.rpartition(".")[-1]
-    return tail in LOW_RANK_PROJECTIONS and tail in parts[-1]
+    last_part = entry.rpartition(".")[-1]
+    return last_part in LOW_RANK_PROJECTIONS and last_part in parts[-1]

@@ -1,10 +1,10 @@
-"""`Manifest`: the linear layers of a trained model, each with its forward format and its served name.
+"""`Manifest`: the linear layers of a trained model, with their forward formats and served names.
 
-    manifest = Manifest.of(plan, model_type="qwen3_moe")
+    manifest = Manifest.from_plan(plan, model_type="qwen3_moe")
     manifest.rows[0].served          # ('model.layers.0.self_attn.q_proj', ...)
 
-It is derived from the plan. The record of a run overrules the plan: it has the formats that the run
-multiplied.
+It is made from the plan. If there is a record of the run, its formats count, since the run used
+them.
 """
 
 import json
@@ -27,11 +27,13 @@ from bridge.precision import strict_yaml
 from bridge.runtime.audit.record import GemmRow, Record
 
 LINEAR_KINDS = frozenset({"linear", "router", "gate", "head"})
-"""Kinds of modules that a quantisation config could take: they multiply an input by a weight."""
+"""Kinds of modules that multiply an input by a weight, so that serving could quantise them."""
 FP8_ATTENTION_NOTE = (
     "The attention core runs in FP8 in training, "
     "which no quantisation config of weights and inputs states."
 )
+MAX_SHOWN_ROLES = 4
+"""Modules without a known name that an error names."""
 MAX_FILE_BYTES = 64 * 2**20
 """Bytes of the largest manifest or serving config that is read."""
 
@@ -53,7 +55,7 @@ class ManifestRow:
     copies: int = 1
     """Copies in the layer: one per expert."""
     served: tuple[str, ...] = ()
-    """Names in the Hugging Face checkpoint, every expert written ``*``; empty: none is known."""
+    """Names in the Hugging Face checkpoint, with `*` for the number of an expert; empty: not known."""
 
     @property
     def role(self) -> str:
@@ -79,9 +81,9 @@ class Manifest:
     mode: str
     """Dtype of high precision: bf16, fp16 or fp32."""
     family: str | None
-    """Family of models that names the modules; None: not known."""
+    """Family of models by which the modules are named; None: not known."""
     plain: tuple[str, ...] = ()
-    """Roles that no serving system quantises, as `Family.plain`."""
+    """Roles that no serving system quantises, as in `ModelFamily.plain`."""
     rows: tuple[ManifestRow, ...]
     notes: tuple[str, ...] = ()
     """Facts that the rows do not show, as sentences."""
@@ -94,8 +96,8 @@ class Manifest:
 
         Args:
             plan: The plan of the training.
-            record: The record of a run, which overrules the plan.
-            model_type: The `model_type` of the Hugging Face config; without it the names are those
+            record: The record of the run, whose formats count over those of the plan.
+            model_type: The `model_type` of the Hugging Face config. Without it the names are those
                 of the only family that fits the shape.
 
         Raises:
@@ -104,22 +106,24 @@ class Manifest:
         family = get_family(plan.shape, model_type)
         gemms = _collect_forward_gemms(record)
         rows: list[ManifestRow] = []
-        overruled = 0
+        overruled_count = 0
         for layer in plan.layers:
             for module in layer.modules:
                 if module.kind not in LINEAR_KINDS:
                     continue
                 planned = _make_planned_row(plan, family, layer, module)
                 row = _apply_gemm_record(planned, gemms.get((layer.label, module.name)))
-                overruled += row != planned
+                if row != planned:
+                    overruled_count += 1
                 rows.append(row)
         notes: list[str] = []
         if plan.settings.attention:
             notes.append(FP8_ATTENTION_NOTE)
         notes += plan.settings.notes
-        if overruled:
-            count = f"{overruled} of {len(rows)} rows"
-            notes.append(f"The record of the run overrules the plan in {count}.")
+        if overruled_count:
+            notes.append(
+                f"The record of the run overrules the plan in {overruled_count} of {len(rows)} rows."
+            )
         return cls(
             precision=plan.label,
             mode=plan.settings.mode,
@@ -131,7 +135,11 @@ class Manifest:
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
-        """Return the manifest of a file that `manifest --json` wrote; RunConfigError for another file."""
+        """Return the manifest of a file that `manifest --json` wrote.
+
+        Raises:
+            RunConfigError: The file is no such file.
+        """
         try:
             content = json.loads(
                 strict_yaml.read_bytes(path, error=RunConfigError, limit=MAX_FILE_BYTES)
@@ -148,14 +156,18 @@ class Manifest:
             raise RunConfigError.of("--run", rule, str(path), remedy) from None
 
     def require_names(self) -> None:
-        """Refuse a manifest with modules whose names in the checkpoint are not known; RunConfigError."""
+        """Refuse a manifest with modules whose names in the checkpoint are not known.
+
+        Raises:
+            RunConfigError: There are such modules. The message names some of them.
+        """
         roles = list(dict.fromkeys(row.role for row in self.rows if not row.served))
         if not roles:
             return
-        where = "from the model's shape alone"
+        names = listed(roles[:MAX_SHOWN_ROLES])
+        rule = f"the Hugging Face names of {names} are not known from the model's shape alone"
         if self.family:
-            where = f"in family {self.family}"
-        rule = f"the Hugging Face names of {listed(roles[:4])} are not known {where}"
+            rule = f"the Hugging Face names of {names} are not known in family {self.family}"
         types = ", ".join(FAMILY_BY_TYPE)
         remedy = f"State one of --model-type {types}, if the model is exported as one of these."
         raise RunConfigError(f"model: {rule}. {remedy}", path="model", rule=rule, remedy=remedy)
@@ -178,7 +190,7 @@ def _collect_forward_gemms(record: Record | None) -> dict[tuple[str, str], GemmR
 
 
 def _apply_gemm_record(planned: ManifestRow, gemm: GemmRow | None) -> ManifestRow:
-    """Return a row as the run multiplied; as planned if the record has no such GEMM."""
+    """Return a planned row with the format of a recorded GEMM; as it is without such a GEMM."""
     if gemm is None:
         return planned
     scheme = None
@@ -190,13 +202,14 @@ def _apply_gemm_record(planned: ManifestRow, gemm: GemmRow | None) -> ManifestRo
 def _make_planned_row(
     plan: PrecisionPlan, family: ModelFamily, layer: PlanLayer, module: PlanModule
 ) -> ManifestRow:
+    """Return the row of a module by the plan."""
     path = plan.paths.path(layer.label, (layer.number or 1) - 1, module.name)
     forward = module.row("fprop") or module.row("forward")
-    multiplied = plan.settings.mode
+    forward_format = plan.settings.mode
     if forward is not None:
-        multiplied = forward.format
+        forward_format = forward.format
     scheme = None
-    if multiplied in LOW_FORMATS:
+    if forward_format in LOW_FORMATS:
         scheme = module.scheme
     copies = 1
     if module.name.startswith("experts.") and plan.shape.experts is not None:
@@ -206,7 +219,7 @@ def _make_planned_row(
         module=path,
         kind=module.kind,
         scheme=scheme,
-        format=multiplied,
+        format=forward_format,
         copies=copies,
         served=family.served(path, plan.shape.num_layers),
     )

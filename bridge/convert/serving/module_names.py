@@ -1,10 +1,9 @@
-"""Names of a trained model's linear layers in its Hugging Face checkpoint, by family of models.
+"""The names of a trained model's linear layers in its Hugging Face checkpoint, by family of models.
 
-    family = family_of(shape, "qwen3_moe")
+    family = get_family(shape, "qwen3_moe")
     family.served("decoder.layers.3.mlp.router", 48)     # ("model.layers.3.mlp.gate",)
 
-Each of the many experts of a layer is written ``experts.*``. A module without a row has no name:
-none is guessed.
+The experts of a layer are written `experts.*`. A module without a row has no name; none is guessed.
 """
 
 import re
@@ -24,14 +23,14 @@ _MODULE_PATTERN = re.compile(
 )
 _EXPERT_PATTERN = re.compile(r"\blocal_experts\.\d+\.")
 _PARENT_PATTERN = re.compile(r"model\.layers\.(\d+)\.(?!.*\bexperts\b)(.+)")
-"""Layer and parent module; all experts of a layer are one module."""
+"""The layer, and the parent module within it. Experts do not match: a layer of them is one module."""
 
 
 class ModuleLocation(NamedTuple):
-    """The place of a module in Megatron's model."""
+    """The location of a module in Megatron's model."""
 
     block: str
-    """decoder, mtp, or empty outside the layers."""
+    """decoder or mtp; empty for a module outside the layers."""
     layer: int
     """The number of the layer in its block, from 0."""
     role: str
@@ -39,7 +38,7 @@ class ModuleLocation(NamedTuple):
 
 
 def parse_module_path(path: str) -> ModuleLocation:
-    """Return the place of a module by Megatron's name of it; a module outside the layers has no block."""
+    """Return the location of a module by Megatron's name in the whole model."""
     match = _MODULE_PATTERN.fullmatch(path)
     if match is None:
         return ModuleLocation("", 0, path)
@@ -51,46 +50,52 @@ class ModelFamily:
     """Models whose checkpoints name their modules alike, a row of `rows/serving.yaml`."""
 
     name: str | None
+    """The name of the family; None for `UNKNOWN_FAMILY`."""
     names: Mapping[str, tuple[str, ...]]
-    """Megatron's name within a layer -> the names there."""
+    """Megatron's name within a layer -> the names within a layer of the checkpoint."""
     plain: tuple[str, ...] = ()
-    """Megatron's names of modules that the code of the serving systems never quantises, whatever a
-    config says."""
+    """Megatron's names of modules that the code of serving systems never quantises, whatever the
+    config has."""
 
     def served(self, path: str, num_layers: int) -> tuple[str, ...]:
-        """Return the names of a module in the checkpoint, each expert written ``*``; empty: none is known.
+        """Return the names of a module in the checkpoint, with `*` for the number of an expert.
 
         Args:
             path: Megatron's name of the module in the whole model.
-            num_layers: Layers of the decoder; those of DeepSeek's multi-token prediction follow them.
+            num_layers: Layers of the decoder. In a checkpoint the layers of multi-token prediction
+                are numbered after them.
+
+        Returns:
+            Nothing if no name is known.
         """
-        place = parse_module_path(path)
-        if not place.block:
-            if self.names and place.role == "output_layer":
+        location = parse_module_path(path)
+        if not location.block:
+            if self.names and location.role == "output_layer":
                 return (OUTPUT_HEAD,)
             return ()
-        layer = place.layer
-        if place.block == "mtp":
+        layer = location.layer
+        if location.block == "mtp":
             if "eh_proj" not in self.names:
                 return ()
             layer += num_layers
-        return tuple(f"model.layers.{layer}.{name}" for name in self.names.get(place.role, ()))
+        return tuple(f"model.layers.{layer}.{name}" for name in self.names.get(location.role, ()))
 
 
 def _make_family(row: Mapping[str, Any]) -> ModelFamily:
-    """Return the family of a row: Llama's names, and over them those of the row."""
-    known = dict(LLAMA_NAMES)
+    """Return the family of a row. Its names count over those of Llama; null: no such module."""
+    served_names = dict(LLAMA_NAMES)
     if row.get("latent"):
-        known |= DEEPSEEK_NAMES
-    known |= row.get("names", {})
+        served_names |= DEEPSEEK_NAMES
+    served_names |= row.get("names", {})
     names: dict[str, tuple[str, ...]] = {}
-    for role, served in known.items():
+    for role, served in served_names.items():
         if served is not None:
             names[role] = tuple(served)
     return ModelFamily(name=row["model_types"][0], names=names, plain=tuple(row.get("plain", ())))
 
 
 def _collect_families() -> dict[str, ModelFamily]:
+    """Return the family of each model type in `rows/serving.yaml`."""
     families: dict[str, ModelFamily] = {}
     for row in SERVING_ROWS["families"]:
         family = _make_family(row)
@@ -106,10 +111,15 @@ UNKNOWN_FAMILY = ModelFamily(name=None, names={})
 
 
 def get_family(shape: ModelShape, model_type: str | None = None) -> ModelFamily:
-    """Return the family of a `model_type` of the Hugging Face config.
+    """Return the family of a model.
 
-    Without a type it is the only family that fits the shape, or `UNKNOWN_FAMILY`. RunConfigError if no
-    family has this model type.
+    Args:
+        shape: The shape of the model.
+        model_type: The `model_type` of the Hugging Face config. None: the only family that fits the
+            shape, or `UNKNOWN_FAMILY`.
+
+    Raises:
+        RunConfigError: No family has this model type.
     """
     if model_type in FAMILY_BY_TYPE:
         return FAMILY_BY_TYPE[model_type]
@@ -130,30 +140,33 @@ def get_family(shape: ModelShape, model_type: str | None = None) -> ModelFamily:
 
 
 def describe_fused_conflicts(schemes: Mapping[str, str | None]) -> Iterator[str]:
-    """Yield a sentence for each group of modules that vLLM loads as one, with several schemes.
+    """Yield a sentence for each group of modules that vLLM loads as one and that has several schemes.
 
     Args:
         schemes: Name of a module in the checkpoint -> its scheme; None: not quantised.
     """
-    layers_of: dict[tuple[str, str], list[str]] = {}
+    layers_by_group: dict[tuple[str, str], list[str]] = {}
     for group in FUSED_MODULES.values():
         for name in schemes:
             parent, _, last = name.rpartition(".")
             match = _PARENT_PATTERN.fullmatch(parent)
             if last != group[0] or match is None:
                 continue
+            layer, inner_parent = match.groups()
             members = [f"{parent}.{member}" for member in group]
             if _has_several_schemes(members, schemes):
-                words = f"{', '.join(group[:-1])} and {group[-1]}"
-                layers = layers_of.setdefault((words, match[2]), [])
-                layers.append(str(int(match[1]) + 1))
-    for (words, inner), layers in layers_of.items():
-        differ = f"whose schemes differ in {inner} of layers {format_ranges(layers)}"
-        yield f"vLLM refuses the config: it fuses {words}, {differ}."
+                group_names = f"{', '.join(group[:-1])} and {group[-1]}"
+                layers = layers_by_group.setdefault((group_names, inner_parent), [])
+                layers.append(str(int(layer) + 1))
+    for (group_names, inner_parent), layers in layers_by_group.items():
+        yield (
+            f"vLLM refuses the config: it fuses {group_names}, whose schemes differ in "
+            f"{inner_parent} of layers {format_ranges(layers)}."
+        )
 
 
 def _has_several_schemes(members: Sequence[str], schemes: Mapping[str, str | None]) -> bool:
-    """Return whether the modules are all in the model, and their schemes differ."""
+    """Return whether all of several modules are in the model, and their schemes differ."""
     if not schemes.keys() >= set(members):
         return False
     return len({schemes[member] for member in members}) > 1

@@ -1,11 +1,11 @@
-"""`ServingConfig`: the quantisation config of a served model, with the scheme of each module.
+"""`ServingConfig`: the quantization config of a served model, with the scheme of each module.
 
-    config = ServingConfig.read(Path("config.json"))
+    config = ServingConfig.from_file(Path("config.json"))
     config.scheme_of("model.layers.0.mlp.gate_proj", "vllm")    # "blockwise"
 
-Three files are read: `config.json` with a `quantization_config`, only that block, and ModelOpt's
-`hf_quant_config.json`. Each has a list of modules that stay in high precision, and rows of a target
-and its scheme.
+Three files are read: a `config.json` with a `quantization_config`, a file with only this block, and
+ModelOpt's `hf_quant_config.json`. Each has a list of modules that stay in high precision, and
+targets with their schemes.
 """
 
 import re
@@ -33,11 +33,13 @@ from bridge.read.text import strict_json
 DIALECT_READERS: Mapping[str, list[str]] = SERVING_ROWS["readers"]
 """Dialect -> the systems that read it, each by its own rule."""
 FP8_METHODS = ("fp8", "mxfp8")
+"""The dialects that DeepSeek-V3's checkpoint began."""
 LINEAR_CLASS = "Linear"
-"""The class that compressed-tensors takes every linear layer for, in any system."""
+"""The target of compressed-tensors that means every linear layer."""
 
 
 def _collect_algorithms() -> dict[str, str]:
+    """Return ModelOpt's name of an algorithm -> Megatron's name of the scheme."""
     schemes: dict[str, str] = {}
     for scheme, row in SERVED_SCHEMES.items():
         for algorithm in row.get("algorithms", ()):
@@ -51,37 +53,51 @@ SCHEME_BY_ALGORITHM = _collect_algorithms()
 
 @dataclass(frozen=True, kw_only=True)
 class ServingConfig:
-    """The quantisation config of a served model."""
+    """The quantization config of a served model."""
 
     path: str
+    """The file, for messages."""
     method: str = MODELOPT
-    """The dialect, one of `READERS`; without `targets` nothing is quantised."""
+    """The dialect, a key of `DIALECT_READERS`. Without targets nothing is quantised."""
     model_type: str | None = None
-    """That of the config.json around it."""
+    """The `model_type` in the config.json around it."""
     kept: tuple[str, ...] = ()
     """Entries of the list of modules that stay in high precision."""
     targets: tuple[tuple[str, str | None], ...] = ()
-    """Name of a module, an expression or, last, `LINEAR`, and its scheme as `formats` names it."""
+    """Targets with their schemes. A target is the name of a module, an expression, or
+    `LINEAR_CLASS`, which is last. A scheme is a key of `SERVED_SCHEMES` or a description; None: not
+    quantised."""
     kv_cache: str | None = None
     """The format of stored keys and values in words; None: they are not quantised."""
 
     @classmethod
     def from_file(cls, path: Path) -> Self:
-        """Return the config of a file; PayloadError for a file of another kind."""
+        """Return the config of a file.
+
+        Raises:
+            PayloadError: The file is no such config, or has a method that is not read.
+        """
         data = strict_yaml.read_bytes(path, error=PayloadError, limit=MAX_FILE_BYTES)
-        return cls.from_mapping(
-            strict_json.loads(data.decode(errors="replace"), str(path)), str(path)
-        )
+        content = strict_json.loads(data.decode(errors="replace"), str(path))
+        return cls.from_mapping(content, str(path))
 
     @classmethod
-    def from_mapping(cls, content: Any, path: str = "config") -> Self:
-        """Return the config of parsed JSON; errors as for `read`."""
-        outer = _get_mapping(content)
-        model_type = outer.get("model_type")
+    def from_mapping(cls, content: object, path: str = "config") -> Self:
+        """Return the config of parsed JSON.
+
+        Args:
+            content: The JSON.
+            path: The file, for messages.
+
+        Raises:
+            PayloadError: It is no such config, or has a method that is not read.
+        """
+        settings = _get_mapping(content)
+        model_type = settings.get("model_type")
         if not isinstance(model_type, str):
             model_type = None
-        block = _find_quantization_block(outer)
-        if block is None and ("architectures" in outer or model_type):
+        block = _find_quantization_block(settings)
+        if block is None and ("architectures" in settings or model_type):
             return cls(path=path, model_type=model_type)
         if not isinstance(block, Mapping):
             rule = "must be a config.json, its quantization_config, or an hf_quant_config.json"
@@ -101,7 +117,13 @@ class ServingConfig:
         return config
 
     def require_expressions(self) -> None:
-        """Refuse an entry of a list of modules that is used as a regular expression and is not valid."""
+        """Refuse a list of modules with an invalid regular expression.
+
+        transformers takes each entry of the fp8 dialect for one.
+
+        Raises:
+            PayloadError: There is such an entry.
+        """
         entries = [*self.kept]
         for target, _ in self.targets:
             entries.append(target)
@@ -125,7 +147,7 @@ class ServingConfig:
         return self.method in FP8_METHODS
 
     def scheme_of(self, name: str, reader: str) -> str | None:
-        """Return the scheme of a linear layer, as `formats` names it; None: it is not quantised.
+        """Return the scheme of a linear layer, as in `targets`; None: it is not quantised.
 
         Args:
             name: The module's name in the checkpoint.
@@ -142,9 +164,10 @@ class ServingConfig:
         return None
 
     def _kept_by(self, reader: str) -> tuple[str, ...]:
-        """Return the list of modules with the output layer, which the fp8 dialect leaves out by itself.
+        """Return the list of modules with the output layer, which the fp8 dialect never quantises.
 
-        In transformers a list replaces it. To the other systems it is no linear layer.
+        In transformers the output layer is the default of the list, so a stated list replaces it.
+        To the other systems it is no linear layer.
         """
         is_replaced = bool(self.kept) and reader == "hf"
         if not self.is_fp8 or is_replaced:
@@ -153,7 +176,11 @@ class ServingConfig:
 
 
 def _parse_method(block: Mapping[str, Any], path: str) -> str:
-    """Return the dialect of a quantisation block; PayloadError for a `quant_method` that is not read."""
+    """Return the dialect of a quantization block.
+
+    Raises:
+        PayloadError: Its `quant_method` is not read.
+    """
     stated = str(block.get("quant_method", ""))
     method = stated
     if stated.startswith(MODELOPT):
@@ -164,18 +191,18 @@ def _parse_method(block: Mapping[str, Any], path: str) -> str:
     return method
 
 
-def _find_quantization_block(outer: Mapping[str, Any]) -> Any:
-    """Return the quantisation block of a file; None if it has none."""
-    block = outer.get("quantization_config", outer.get("compression_config"))
-    if not block and isinstance(outer.get("quantization"), Mapping):
-        block = {"quant_method": MODELOPT, **outer["quantization"]}
-    if block is None and "quant_method" in outer:
-        block = outer
+def _find_quantization_block(settings: Mapping[str, Any]) -> object:
+    """Return the quantization block of a file, whatever type it has; None if there is none."""
+    block = settings.get("quantization_config", settings.get("compression_config"))
+    if not block and isinstance(settings.get("quantization"), Mapping):
+        block = {"quant_method": MODELOPT, **settings["quantization"]}
+    if block is None and "quant_method" in settings:
+        block = settings
     return block
 
 
 def _get_kept_entries(block: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the entries of the first list of modules that stay in high precision."""
+    """Return the entries of the list of modules that stay in high precision, under its first key."""
     for key in SERVING_ROWS["lists"]:
         if block.get(key):
             return _get_texts(block[key])
@@ -196,7 +223,13 @@ def _describe_kv_cache(block: Mapping[str, Any]) -> str | None:
 def _list_targets(
     block: Mapping[str, Any], method: str, path: str
 ) -> Iterator[tuple[str, str | None]]:
-    """Yield the targets of a config, each with its scheme."""
+    """Yield the targets of a config, each with its scheme.
+
+    Args:
+        block: The quantization block.
+        method: Its dialect.
+        path: The file, for messages.
+    """
     if method == MODELOPT:
         yield from _list_modelopt_targets(block)
     elif method == COMPRESSED_TENSORS:
@@ -206,6 +239,7 @@ def _list_targets(
 
 
 def _list_modelopt_targets(block: Mapping[str, Any]) -> Iterator[tuple[str, str | None]]:
+    """Yield the targets of ModelOpt's dialect: single layers, or all of them."""
     layers = block.get("quantized_layers")
     if not isinstance(layers, Mapping):
         layers = {LINEAR_CLASS: block}
@@ -218,7 +252,11 @@ def _list_modelopt_targets(block: Mapping[str, Any]) -> Iterator[tuple[str, str 
 
 
 def _list_group_targets(block: Mapping[str, Any], path: str) -> Iterator[tuple[str, str | None]]:
-    """Yield the targets of compressed-tensors' groups; PayloadError for groups that are no mapping."""
+    """Yield the targets of the groups of compressed-tensors.
+
+    Raises:
+        PayloadError: The groups are no mapping.
+    """
     groups = block.get("config_groups")
     if not isinstance(groups, Mapping):
         rule = "config_groups: must be a mapping of groups"
@@ -231,49 +269,55 @@ def _list_group_targets(block: Mapping[str, Any], path: str) -> Iterator[tuple[s
 
 
 def _get_fp8_scheme(block: Mapping[str, Any]) -> str:
-    """Return the scheme of a block of the fp8 dialect, or words for a scheme without a row."""
+    """Return the scheme of a block of the fp8 dialect, or a description of one without a row."""
     method = str(block["quant_method"])
-    inputs = str(block.get("activation_scheme", "dynamic"))
-    sizes = block.get("weight_block_size")
+    activation_scheme = str(block.get("activation_scheme", "dynamic"))
+    block_size = block.get("weight_block_size")
     if method == "mxfp8":
-        sizes = [1, 32]  # SGLang and MXFP8 allow no other
-    stated: dict[str, Any] = {"quant_method": method, "activation_scheme": inputs}
-    if sizes is not None:
-        stated["weight_block_size"] = sizes
+        block_size = [1, 32]  # MXFP8 has no other, and a config may omit it
+    form: dict[str, Any] = {"quant_method": method, "activation_scheme": activation_scheme}
     weights = f"{method} weights"
-    if sizes:
-        weights = f"{weights} in blocks of {sizes}"
-    return find_scheme(lambda row: row.get("fp8") == stated, f"{weights}, {inputs} inputs")
-
-
-def _get_group_scheme(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> str | None:
-    """Return the scheme of a group of compressed-tensors, or words for a scheme without a row.
-
-    A group without weights quantises nothing, and its scheme is None.
-    """
-    if not weights:
-        return None
-    values = select_compared_arguments(weights), select_compared_arguments(inputs)
-    input_words = "unquantised"
-    if inputs:
-        input_words = format_arguments(inputs)
-    words = f"{format_arguments(weights)} weights, {input_words} inputs"
+    if block_size is not None:
+        form["weight_block_size"] = block_size
+    if block_size:
+        weights = f"{weights} in blocks of {block_size}"
     return find_scheme(
-        lambda row: (
-            values
-            == (select_compared_arguments(row["weights"]), select_compared_arguments(row["inputs"]))
-        ),
-        words,
+        lambda row: bool(row.get("fp8") == form), f"{weights}, {activation_scheme} inputs"
     )
 
 
+def _get_group_scheme(weights: Mapping[str, Any], inputs: Mapping[str, Any]) -> str | None:
+    """Return the scheme of a group of compressed-tensors, or a description of one without a row.
+
+    Args:
+        weights: The arguments of the weights. Without them the group quantises nothing.
+        inputs: The arguments of the inputs; empty: inputs are not quantised.
+    """
+    if not weights:
+        return None
+    weight_arguments = select_compared_arguments(weights)
+    input_arguments = select_compared_arguments(inputs)
+
+    def fits(row: Mapping[str, Any]) -> bool:
+        if select_compared_arguments(row["weights"]) != weight_arguments:
+            return False
+        return select_compared_arguments(row["inputs"]) == input_arguments
+
+    input_description = "unquantised"
+    if inputs:
+        input_description = format_arguments(inputs)
+    return find_scheme(fits, f"{format_arguments(weights)} weights, {input_description} inputs")
+
+
 def _get_texts(value: object) -> tuple[str, ...]:
+    """Return the entries of a list as texts; none for any other value."""
     if not isinstance(value, list):
         return ()
     return tuple(map(str, value))
 
 
 def _get_mapping(value: object) -> Mapping[str, Any]:
+    """Return a value that is a mapping; an empty one for any other value."""
     if not isinstance(value, Mapping):
         return {}
     return value

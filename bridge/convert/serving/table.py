@@ -1,4 +1,4 @@
-"""A manifest, and its comparison with a serving config, as tables for people."""
+"""`make_manifest_table` and `make_comparison_table`: a manifest, and its comparison, as tables."""
 
 import re
 
@@ -15,32 +15,43 @@ _LAYER_PATTERN = re.compile(r"model\.layers\.\d+\.")
 
 
 def make_manifest_table(manifest: Manifest) -> RenderableType:
-    """Return the manifest as a table; modules of the same name, format and served names are a row."""
+    """Return the manifest as a table. Modules with the same role, format and served names are a row."""
     groups: dict[tuple[str, str, str], list[ManifestRow]] = {}
     for row in manifest.rows:
         names = " ".join(_LAYER_PATTERN.sub("", name) for name in row.served) or "not known"
         title = format_scheme(row.scheme, manifest.mode)
         groups.setdefault((row.role, title, names), []).append(row)
     family = manifest.family or "family not known"
-    served = f"served, in its layer, as ({family})"
+    served_column = f"served, in its layer, as ({family})"
     shown: list[dict[str, str]] = []
     for (role, title, names), rows in groups.items():
         count = sum(row.copies * max(1, len(row.served)) for row in rows)
-        columns = {
-            "module": role,
-            "format": title,
-            "layers": format_ranges([row.layer for row in rows]),
-        }
-        shown.append({**columns, "modules": str(count), served: names})
-    title = manifest.precision + LAYER_COUNT_NOTE
-    grid = make_table(shown, title=title, numbers=("modules",), wraps=("format", served))
-    return Group(grid, *map(Text, manifest.notes))
+        shown.append(
+            {
+                "module": role,
+                "format": title,
+                "layers": format_ranges([row.layer for row in rows]),
+                "modules": str(count),
+                served_column: names,
+            }
+        )
+    table_title = manifest.precision + LAYER_COUNT_NOTE
+    table = make_table(
+        shown, title=table_title, numbers=("modules",), wraps=("format", served_column)
+    )
+    return Group(table, *map(Text, manifest.notes))
 
 
 def make_comparison_table(
     comparison: ServingComparison, precision: str, path: str
 ) -> RenderableType:
-    """Return the comparison as a table of the kinds of modules, with a sentence for each difference."""
+    """Return the comparison as a table of the kinds of modules, with a sentence for each difference.
+
+    Args:
+        comparison: The comparison.
+        precision: The label of the precision in training.
+        path: The serving config.
+    """
     rows: list[dict[str, str]] = []
     for row in comparison.rows:
         verdict = "same"

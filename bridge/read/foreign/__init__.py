@@ -10,7 +10,7 @@ table.py             applies the table of a system, `rows/SYSTEM.yaml`
 document_signs.py    its rows `recognised`: signs of a file of the system
 setting_row.py       its rows `settings`: a setting, and the field that it becomes
 sentence.py          a sentence about a setting that cannot be converted exactly
-row_files.py         loads a file of `rows/`
+row_files.py         loads a file of `read/rows/`
 
 effective_fields.py  the fields that have an effect, by which precisions are compared
 semantics.py         names the computation that a mode stands for

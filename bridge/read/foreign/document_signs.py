@@ -34,14 +34,17 @@ ABSENT_VALUE = object()
 
 
 def _is_mapping(value: object) -> bool:
+    """Return whether a value is a mapping: it fits `blocks`."""
     return isinstance(value, Mapping)
 
 
 def _is_plain(value: object) -> bool:
+    """Return whether a value is no mapping: it fits `plain`."""
     return not isinstance(value, Mapping)
 
 
 def _is_anything(_value: object) -> bool:
+    """Return True: any value fits `any`."""
     return True
 
 

@@ -1,9 +1,9 @@
 """`compute_effective_fields`: the fields of a config that have an effect, by which precisions are compared.
 
-Two configs that state different fields can mean the same run. A scheme has no effect while its format
-is off. Amax settings have none outside delayed scaling. An unstated dtype is that of the mode.
-`compute_effective_fields` drops such fields and fills in derived values. `find_equivalent_recipe`
-finds the registered recipe with the same effective fields.
+Two configs that state different fields can mean the same run. A scheme has no effect while its
+format is off. Amax settings have none outside delayed scaling. An unstated dtype is that of the
+mode. `compute_effective_fields` drops such fields and fills in derived values.
+`find_equivalent_recipe` finds the registered recipe with the same effective fields.
 """
 
 import warnings

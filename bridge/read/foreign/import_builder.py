@@ -190,8 +190,8 @@ class ImportBuilder:
             semantics: A key of `semantics.SEMANTICS`; empty: the computation of Megatron Core.
             label: The run, if the file starts several.
             recipe: The equivalent recipe; None: it is looked up.
-            is_whole: Whether the fields are the complete precision of the run. Otherwise no recipe is
-                looked up.
+            is_whole: Whether the fields are the complete precision of the run. Otherwise no recipe
+                is looked up.
 
         Raises:
             PayloadError: A field was stated with a value that it cannot have.

@@ -1,9 +1,9 @@
 """`ImportReport` and `ExportReport`: the results of reading and of writing another system's precision.
 
 Nothing is dropped or guessed silently. An import maps each setting that affects precision to fields
-of a recipe, or reports it as unmapped. An export maps each stated field to settings, or reports it as
-unmapped. If a default of the system decides, this is reported with the reason "implied default" and
-the release that has it.
+of a recipe, or reports it as unmapped. An export maps each stated field to settings, or reports it
+as unmapped. If a default of the system decides, this is reported with the reason "implied default"
+and the release that has it.
 
 The mode is stated if the document states it, or if the document is the complete configuration of a
 program with known defaults. Otherwise it stays unstated, and `ImportReport.decided_by` names the

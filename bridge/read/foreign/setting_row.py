@@ -152,9 +152,9 @@ class TablePart:
     """The rows of a document, or of a block that occurs in several places.
 
     The name of a row is that of a setting ("zero_optimization.stage") or a pattern. `*` and `[ab]`
-    fit within the part between two dots. `**` at the beginning fits any blocks. `<precision>` fits a
-    name that looks like a setting about precision. The row with the exact name counts, otherwise the
-    first pattern that fits.
+    fit within the part between two dots. `**` at the beginning fits any blocks. `<precision>` fits
+    a name that looks like a setting about precision. The row with the exact name counts, otherwise
+    the first pattern that fits.
     """
 
     def __init__(self) -> None:

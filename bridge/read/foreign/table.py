@@ -27,8 +27,8 @@ A group of `settings`:
     part        the name of the part that the group belongs to. A part is read separately, for a block
                 that occurs in several places.
 
-The module of a system finds the facts of a file, as a mapping of names, and gives them to `read` and
-`write`.
+The module of a system finds the facts of a file, as a mapping of names, and gives them to `read`
+and `write`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

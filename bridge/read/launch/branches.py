@@ -1,7 +1,7 @@
 """`BranchInterpreter`: `if`, `case`, `a && b` and `a || b`. One branch of each is followed.
 
-A condition that the script does not decide is noted in the trace. `script_launches` then follows the
-script again with the other result of this condition.
+A condition that the script does not decide is noted in the trace. `script_launches` then follows
+the script again with the other result of this condition.
 """
 
 from __future__ import annotations
@@ -138,8 +138,8 @@ class BranchInterpreter(CommandInterpreter):
     def _run_taken_branch(self, arms: Sequence[Arm], otherwise: Sequence[Node]) -> bool:
         """Follow the commands of one branch; return whether it is one of the arms, and not `else`.
 
-        The first arm whose condition holds is taken. If its branch ends the script without a launch,
-        the state is restored, and the next branch that a run may take is followed instead.
+        The first arm whose condition holds is taken. If its branch ends the script without a
+        launch, the state is restored, and the next branch that a run may take is followed instead.
 
         Args:
             arms: The conditions in their order, each with its commands.

@@ -40,8 +40,8 @@ class CommandInterpreter(Builtins):
         self.has_failed = False
         """Whether the last command was `false`, or a condition that did not hold."""
         self.end = ""
-        """`exit`, `return`, `break` or `continue` if this command was reached. The commands after it
-        are skipped until the script, the function or the loop that it ends."""
+        """`exit`, `return`, `break` or `continue` if this command was reached. The commands after
+        it are skipped until the script, the function or the loop that it ends."""
         self.line = 0
         """The line on which the script runs a string or sources a file, while that is followed;
         otherwise 0. Its own lines are not those of the script."""

@@ -1,7 +1,7 @@
 """`read_launches`: the launches of a script, on the branch that bash takes and on the other branches.
 
-    read_launches('if [ "$FP8" ]; then F=--fp8-format=hybrid; fi; torchrun pretrain_gpt.py --bf16 $F')
-    # two launches: the first without $F; the second with it, on the branch 'line 1, if [ "$FP8" ]'
+    read_launches('if [ "$FP8" ]; then F=--fp8-format=hybrid; fi; torchrun pretrain_gpt.py --bf16
+    $F') # two launches: the first without $F; the second with it, on the branch 'line 1, if [ "$FP8" ]'
 
 The script is followed once with nothing set, and then once more for each condition that it does not
 decide, with the other result of this condition. Conditions are not combined: their number would

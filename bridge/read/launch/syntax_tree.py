@@ -1,7 +1,7 @@
 """`parse_script`: the syntax tree of a launch script, made by tree-sitter-bash.
 
-Placeholders such as `DATA=<Specify path>` are no bash, and become words before the script is parsed.
-Of 1,197 launch scripts in public repositories 22 have one, and 8 of these could not be read
+Placeholders such as `DATA=<Specify path>` are no bash, and become words before the script is
+parsed. Of 1,197 launch scripts in public repositories 22 have one, and 8 of these could not be read
 otherwise. A part that the grammar does not understand is skipped; `find_error_line` returns its
 line.
 

@@ -80,14 +80,25 @@ def _resolve_references(
 
 
 def _require_decided(where: str, value: object) -> None:
-    """Raise PayloadError for a value that only the start of the run decides."""
+    """Refuse a value that only the run decides.
+
+    Raises:
+        PayloadError: The value is an interpolation or `???`.
+    """
     if "${" in str(value) or value == "???":
         remedy = "Write the value that it comes to."
         raise PayloadError(f"{where}: must be written out, got {value!r:.60}. {remedy}")
 
 
 def import_(payload: object) -> ImportReport:
-    """Return what a NeMo 1.x configuration, composed or only its `model` section, asks for."""
+    """Return the precision that a NeMo 1.x configuration states.
+
+    Args:
+        payload: The composed configuration, or only its section `model`.
+
+    Raises:
+        PayloadError: It is no model of Megatron's, or NeMo refuses it too.
+    """
     builder = ImportBuilder(TABLE.title)
     top = Settings(payload, "nemo1").values
     file: dict[str, Any] = _resolve_references(top, top)
@@ -126,7 +137,7 @@ def _is_megatron_model(file: Mapping[Any, Any], model: Mapping[Any, Any]) -> boo
 
 
 def recognise(document: Document) -> Recognition | None:
-    """Return why a document is taken for NeMo 1.x's; None for a model that is not Megatron's."""
+    """Return the recognition of a document as NeMo 1.x's; None if it has no model of Megatron's."""
     model = document.mapping.get("model")
     section = model if isinstance(model, Mapping) else {}
     if not _is_megatron_model(document.mapping, section):

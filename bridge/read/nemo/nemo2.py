@@ -45,11 +45,11 @@ POSITIONAL_ARGUMENTS = ("precision", *DTYPE_ARGUMENTS, "autocast_enabled", "grad
 GATHER_ARGUMENTS = ("fp8_param_gather", "fp8_params")
 """Two names of one argument."""
 MAX_MAPPING_DEPTH = 6
-"""Lists within each other in which the plugin of a saved run is looked for."""
+"""Nested mappings and lists in which the plugin of a saved run is looked for."""
 
 
 def import_(payload: object) -> ImportReport:
-    """Return what a plugin asks for.
+    """Return the precision that the plugin, or a recipe of NeMo, states.
 
     Args:
         payload: Its arguments as a mapping, a recipe's name, or a Python file that calls either.
@@ -58,7 +58,7 @@ def import_(payload: object) -> ImportReport:
 
 
 def import_all(payload: object) -> tuple[ImportReport, ...]:
-    """Return what each call of the plugin or a recipe in a Python file asks for.
+    """Return the precision of each call of the plugin, or of a recipe, in a Python file.
 
     A mapping or a name has a single report.
     """
@@ -79,9 +79,9 @@ def import_all(payload: object) -> tuple[ImportReport, ...]:
 
 
 def _import_program(document: Document) -> tuple[ImportReport, ...]:
-    """Return what the calls of a Python file ask for.
+    """Return the precision of each call in a Python file.
 
-    Settings that are assigned afterwards are reported, and not followed.
+    A setting that is assigned after the call is reported, and does not count.
     """
     program = parse_program(
         document.text, document.path, {PLUGIN_CLASS, *RECIPE_ARGUMENTS, *SETTING_ROWS}.__contains__
@@ -108,7 +108,7 @@ def _import_program(document: Document) -> tuple[ImportReport, ...]:
 
 
 def _import_call(call: PythonCall) -> ImportReport:
-    """Return what a call asks for; arguments that only the run decides are reported."""
+    """Return the precision of a call, and report the arguments that only the run decides."""
     label = f"line {call.line}, {call.name}"
     values = dict(call.arguments)
     undecided = dict(call.undecided)
@@ -157,7 +157,7 @@ def _list_nested_mappings(value: Any, depth: int = MAX_MAPPING_DEPTH) -> list[Ma
 
 
 def _import_recipe(name: str) -> ImportReport:
-    """Return what a recipe of NeMo asks for, by its name."""
+    """Return the precision of a recipe of NeMo, by its name."""
     builder = ImportBuilder(TABLE.title)
     wanted = name.strip().replace("-", "_")
     if wanted not in RECIPE_ARGUMENTS:
@@ -172,7 +172,7 @@ def _import_recipe(name: str) -> ImportReport:
 
 
 def _import_plugin(arguments: Mapping[Any, Any]) -> ImportReport:
-    """Return what the arguments of the plugin ask for."""
+    """Return the precision that the arguments of the plugin state."""
     builder = ImportBuilder(TABLE.title)
     settings = Settings(arguments, "nemo2")
     mode = _map_mode(settings, builder)
@@ -181,18 +181,26 @@ def _import_plugin(arguments: Mapping[Any, Any]) -> ImportReport:
     if mode != "fp32" and "params_dtype" not in builder.fields:
         builder.record("nemo2.weights-in-fp32", "params_dtype", "fp32", {"params_dtype": "fp32"})
     if mode != "fp32" and "pipeline_dtype" not in builder.fields:
-        stages = "bf16" if mode == "bf16" else "fp32"
+        stages = "fp32"
+        if mode == "bf16":
+            stages = "bf16"
         builder.record(
             "nemo2.default-of-the-trainer", "pipeline_dtype", stages, {"pipeline_dtype": stages}
         )
     why = dict.fromkeys(LAYER_COUNTS, f"{builder.system} writes 0 over Megatron's own 1")
-    reduces_in_fp32 = None if mode == "fp32" else True
+    reduces_in_fp32: bool | None = True
+    if mode == "fp32":
+        reduces_in_fp32 = None
     builder.imply_scheme(str, in_fp32=reduces_in_fp32, layers=0, why=why)
     return builder.finish()
 
 
 def _require_one_gather_value(settings: Settings, builder: ImportBuilder) -> None:
-    """Raise PayloadError if the two names of one argument have different values."""
+    """Refuse two names of one argument with different values.
+
+    Raises:
+        PayloadError: The values differ.
+    """
     written: dict[str, object] = {}
     for name in GATHER_ARGUMENTS:
         if name in builder.mapped and settings.is_written(name):
@@ -237,7 +245,7 @@ def export(config: MixedPrecisionConfig) -> ExportReport:
 
 
 def recognise(document: Document) -> Recognition | None:
-    """Return why a document is taken for NeMo 2.x's, or None."""
+    """Return the recognition of a document as NeMo 2.x's; None if it has no sign of it."""
     if PLUGIN_CLASS in document.text:
         return Recognition(0.95, f"names `{PLUGIN_CLASS}`")
     if document.kind == "python" and _imports_nemo(document.text):

@@ -4,8 +4,8 @@
     overrides = parse_hydra_overrides(words)
     refused = apply_hydra_overrides(values, overrides, is_complete=True)
 
-To import Hydra takes longer than to read most files. So its grammar is read here: a sign, a key, and
-a value that is YAML in one line.
+To import Hydra takes longer than to read most files. So its grammar is read here: a sign, a key,
+and a value that is YAML in one line.
 
 Source: Hydra 1.3 hydra/core/override_parser and _internal/config_loader_impl.py,
 _apply_overrides_to_config.

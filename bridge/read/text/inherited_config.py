@@ -71,7 +71,8 @@ def read_inherited_config(path: Path, content: Mapping[str, object]) -> Inherite
         content: The file's own mapping.
 
     Raises:
-        PayloadError: An inherited file holds no mapping, or files inherit from each other in a circle.
+        PayloadError: An inherited file holds no mapping, or files inherit from each other in a
+            circle.
     """
     config = InheritedConfig()
     config.values = _merge_bases(path, content, config, ())

@@ -16,8 +16,8 @@ COMMENT_PATTERN = re.compile(r'("(?:[^"\\\n]|\\.)*")|//[^\n]*|#[^\n]*|/\*.*?\*/'
 def loads(text: str, path: str) -> Any:
     """Return the value of a JSON text.
 
-    A text that is not strict JSON is read as YAML. YAML contains JSON, and its reader names the line
-    of a fault.
+    A text that is not strict JSON is read as YAML. YAML contains JSON, and its reader names the
+    line of a fault.
 
     Args:
         text: The JSON.

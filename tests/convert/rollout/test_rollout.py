@@ -404,7 +404,7 @@ def test_nvfp4_without_sizes_is_one_scheme_and_needs_the_sizes_for_its_config(
         "A quantization_config for NVFP4 lists the modules of the model, which are not known without its sizes. "
         "State them, for example model.num_layers=VALUE."
     )
-    sizes = "num_layers=4 hidden_size=512 ffn_hidden_size=1024 num_attention_heads=4 vocab_size=1024".split()
+    sizes = ["num_layers=4", "hidden_size=512", "ffn_hidden_size=1024", "num_attention_heads=4", "vocab_size=1024"]
     code, answer = asked(capsys, str(path), "--rollout", config, *(f"model.{size}" for size in sizes))
     (agreement,) = answer["agreeing"]
     assert (code, agreement["why_not"]) == (1, "")

@@ -6,8 +6,8 @@
 A piece that only the run decides stays in the word as it is written.
 
 A word is cut into pieces by `PIECE_PATTERN`: quoted strings, parameters (`$name`, `${name...}`),
-deferred pieces (`$(...)`, backquotes), escaped characters, and plain text. Each piece is expanded by
-itself. A value outside of quotes is split at its blanks into several words, as bash does.
+deferred pieces (`$(...)`, backquotes), escaped characters, and plain text. Each piece is expanded
+by itself. A value outside of quotes is split at its blanks into several words, as bash does.
 """
 
 from __future__ import annotations
@@ -281,7 +281,8 @@ class Variables:
     def _evaluate_parameter(self, parameter: _Parameter) -> list[str]:
         """Return the words that a parameter expands to: one word unless the parameter is a list.
 
-        An operator of another kind, such as `${name%suffix}`, leaves the parameter as it is written.
+        An operator of another kind, such as `${name%suffix}`, leaves the parameter as it is
+        written.
         """
         name = parameter.name
         index = parameter.subscript.strip("\"'")
