@@ -387,13 +387,13 @@ def _format_version(finding: RuleFinding) -> str:
 
 def _list_least_versions(context: RuleContext) -> tuple[tuple[str, str], ...]:
     """Return (product, least version) pairs that the scheme needs on the target."""
-    if context.row is None:
+    if context.scheme_row is None:
         return ()
-    te = context.row.min_transformer_engine
+    te = context.scheme_row.min_transformer_engine
     if is_blockwise_on_blackwell(context):
         te = BLOCKWISE_ON_BLACKWELL
     needs = []
-    for product, least in (("te", te), ("cuda", context.row.min_cuda)):
+    for product, least in (("te", te), ("cuda", context.scheme_row.min_cuda)):
         if least is not None:
             needs.append((product, least))
     return tuple(needs)
