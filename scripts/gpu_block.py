@@ -79,7 +79,10 @@ def build_block(config: Any, backend: str, device: torch.device) -> Any:
     """Return Megatron's `TransformerBlock` in BF16, its linears from Transformer Engine, the emulation or Megatron."""
     from megatron.core.transformer.transformer_block import TransformerBlock
 
-    from bridge.runtime.megatron.emulation.emulated_model import emulate_low_layers, prepare_emulation
+    from bridge.runtime.megatron.emulation.emulated_model import (
+        emulate_low_layers,
+        prepare_emulation,
+    )
     from bridge.runtime.megatron.layer_spec import build_block_spec
 
     block = TransformerBlock(config, build_block_spec(config, backend=backend), post_layer_norm=True)

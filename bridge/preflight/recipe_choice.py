@@ -18,7 +18,7 @@ from typing import Any
 from bridge.errors import BackendUnavailableError, RunConfigError, close_matches, did_you_mean
 from bridge.model.modules import list_embedding_modules, list_layer_modules, list_output_modules
 from bridge.model.read_tracking import AttributeView
-from bridge.model.shape import ModelShape
+from bridge.model.shape_reader import require_shape
 from bridge.precision.grouping import group_pairs
 from bridge.precision.mode import get_mode, get_scheme
 from bridge.registry.config import MixedPrecisionConfig
@@ -153,7 +153,7 @@ def count_parameters(model: Any) -> int | None:
     None where it cannot be read.
     """
     try:
-        shape = ModelShape.from_model(model)
+        shape = require_shape(model)
     except RunConfigError:
         return None
     *norms, head = list_output_modules(shape)

@@ -53,7 +53,9 @@ ENCODERS = {
 
 The part is spelled as in the field that freezes it.
 """
-_FREEZE_ENCODERS = {f"freeze_{part}": ("bool", False) for part in ENCODERS}
+_FREEZE_ENCODERS: dict[str, tuple[OwnerFieldKind, Any]] = {
+    f"freeze_{part}": ("bool", False) for part in ENCODERS
+}
 RUN_SETTINGS: dict[str, dict[str, tuple[OwnerFieldKind, Any]]] = {
     "model": {
         "vocab_size": ("int", None),
