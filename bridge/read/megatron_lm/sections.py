@@ -59,11 +59,11 @@ def _convert_value(owner_name: str, name: str, value: Any) -> Any:
             return values[0]
         return values
     kind = OWNER_FIELDS[owner_name][name].kind
-    if kind not in ("any", "dtype"):
-        return coerce(value, kind)
-    if isinstance(value, str):
-        return parse_number(value)
-    return value
+    if kind == "any" or kind == "dtype":  # noqa: PLR1714  mypy narrows the type of `kind` by ==
+        if isinstance(value, str):
+            return parse_number(value)
+        return value
+    return coerce(value, kind)
 
 
 def add_malformed_values(sections: dict[str, dict[str, Any]], arguments: ArgumentValues) -> None:
