@@ -246,7 +246,10 @@ def test_low_precision_linears_keep_narrower_inputs():
     def kept(recipe):
         plan = precision_plan(REGISTRY.get(recipe), model)
         return round(
-            sum(part.kept for part in build_segments(plan, plan.parallel.split_layers(4)[0], Workload.from_sections(model)))
+            sum(
+                part.kept
+                for part in build_segments(plan, plan.parallel.split_layers(4)[0], Workload.from_sections(model))
+            )
         )
 
     # Under MXFP8 a layer keeps the inputs of qkv and fc1 (64 wide) and of fc2 (160) in one byte instead of two, with a
