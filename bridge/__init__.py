@@ -1,11 +1,11 @@
 """Precision Bridge: named recipes as the single source of truth of a Megatron Core run.
 
-Where to add something (`docs/explain/architecture.md` has the whole table):
+The places for additions (`docs/explain/architecture.md` has the whole table):
 
     a built-in recipe           recipes/, next to this package: a function with `@register`; a new
                                 file is imported in recipes/__init__.py
     a recipe of a team          any module that the entry-point group `bridge.recipes` names
-    a field of the precision    precision/config.py, and its route in sync/routes.py
+    a field of the precision    precision/config.py, and a route in sync/routes.py
     a scheme or a format        precision/schemes.py, precision/formats.py
     a rule                      rules/topics/, the file of its topic; a new file: rules/rulebook.py
     a framework's file          read/framework/NAME.yaml; another system's file: convert/
@@ -72,11 +72,14 @@ _MODULE_BY_NAME = {
 """Public name -> the module of this package that defines it."""
 
 _NAME_IN_MODULE = {"Plan": "PrecisionPlan"}
-"""Public name -> its name in that module, where the two differ."""
+"""Public name -> its name in that module, if the names differ."""
 
 
 def __getattr__(name: str) -> Any:
-    """Return a public name from the module that defines it."""
+    """Return a public name, and import the module that defines it.
+
+    So `import bridge` stays fast.
+    """
     if name not in _MODULE_BY_NAME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(f"{__name__}.{_MODULE_BY_NAME[name]}")

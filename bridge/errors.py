@@ -1,11 +1,11 @@
-"""Every exception that a user of Precision Bridge can meet.
+"""All exceptions that Precision Bridge raises for users.
 
-`BridgeError` is the root: what was asked for cannot be done as asked, and a command ends with exit
-code 2. A `TrainingError` ends it with 1: the run itself failed.
+`BridgeError` is the root. A command that raises one ends with exit code 2: it cannot do its task.
+After a `TrainingError` the exit code is 1: the run itself failed.
 
-`WrongValueError` (ValueError) is internal: a value that a reader of plain data cannot use. Its
-caller knows the path and raises one of the errors above. Errors carry their parts as attributes, so
-that no code reads another error's text.
+`WrongValueError` (ValueError) is internal. A reader of plain data raises it for a value that it
+cannot use. Its caller knows the path, and raises another error of this module. Errors have their
+parts as attributes, so that no code parses the text of an error.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 MAX_LINE_LENGTH = 600
-"""Characters of a message's line."""
+"""The largest number of characters in a line of a message."""
 MAX_LINES = 50
+"""The largest number of lines of a message."""
 LONG_WORD = re.compile(r"\S{300,}")
 CONTROL_CHARACTERS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
-"""Characters with which a name from a file could steer a terminal."""
+"""Characters with which text from a file could control a terminal."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,22 +29,19 @@ class Finding:
     """One fact about a configuration: a fault or a setting without effect, with its remedy."""
 
     path: str
-    """Field or owner.field the finding is about."""
+    """The setting: a field of the precision, or section.field."""
     rule: str
     """The rule as a clause without a full stop."""
     remedy: str
     """The remedy as one sentence."""
     value: object = None
-    """The value that was found."""
+    """The value of the setting."""
     where: str | None = None
     """The source that set the value."""
     severity: str = "error"
     """error, warning or info."""
     id: str = ""
-    """The id of the rule that was broken.
-
-    It is empty where the finding is about one run only, as Megatron's own refusals are.
-    """
+    """The id of the rule. Empty: the finding is of no rule, for example a refusal by Megatron."""
 
     def __str__(self) -> str:
         where = ""
@@ -65,15 +63,15 @@ class BridgeError(Exception):
         super().__init__(bounded(message))
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Return what makes the error in another process: its text and its parts.
+        """Return the text and the attributes, from which another process makes the error again.
 
-        The arguments of its constructor do not matter.
+        The constructor is not called, because the constructors of subclasses differ.
         """
         return type(self).__new__, (type(self), *self.args), self.__dict__
 
 
 class _FindingsError(BridgeError):
-    """An error made of findings, one per line."""
+    """An error with a list of findings, one in each line of its message."""
 
     def __init__(self, headline: str, findings: Iterable[Finding]) -> None:
         self.headline = headline
@@ -93,8 +91,8 @@ class CheckError(_FindingsError):
 class _SettingError(BridgeError):
     """An error about one setting.
 
-    Its parts are attributes, empty where the message is about no single setting. They are those of
-    a `Finding`, and `matches`, the nearest known names.
+    `path`, `rule`, `value` and `remedy` are the parts of the message, as in a `Finding`. They are
+    empty if the message is not about a single setting. `matches` has the nearest known names.
     """
 
     def __init__(
@@ -121,9 +119,9 @@ class _SettingError(BridgeError):
 
 
 class WrongValueError(ValueError):
-    """A value that cannot be read as its kind.
+    """A value is not of its kind.
 
-    `rule` is what it must be, `remedy` what to do, as a sentence.
+    `rule` is a clause with the requirement. `remedy` is a sentence.
     """
 
     def __init__(self, rule: str, value: object, remedy: str = "") -> None:
@@ -139,11 +137,10 @@ class WrongValueError(ValueError):
 
 
 class PrecisionTypeError(_SettingError, TypeError):
-    """A value of the wrong type for its field.
+    """A value has a wrong type for its field.
 
-    `path`, `rule`, `value` and `remedy` are the message's parts.
-
-    Of several faults of one value they are those of the first.
+    `path`, `rule`, `value` and `remedy` are the parts of the message. If a value has several faults,
+    they are the parts of the first fault.
     """
 
     def __init__(
@@ -172,7 +169,7 @@ class UnknownRecipeError(_SettingError, ValueError):
 
 
 class DuplicateRecipeError(BridgeError, ValueError):
-    """Two different functions were registered under one name. `places` names both."""
+    """Two different functions were registered under the same name. `places` has both locations."""
 
     def __init__(self, name: str, places: tuple[str, str]) -> None:
         self.name, self.places = name, places
@@ -183,7 +180,7 @@ class DuplicateRecipeError(BridgeError, ValueError):
 
 
 class RecipeSourceError(BridgeError):
-    """A module, file or plugin of recipes that cannot be loaded or used."""
+    """A module, file or plugin of recipes cannot be loaded or used."""
 
 
 class UnknownPolicyError(_SettingError, ValueError):
@@ -191,7 +188,7 @@ class UnknownPolicyError(_SettingError, ValueError):
 
 
 class SyncError(_FindingsError, ValueError):
-    """The synchroniser refuses. All owners are as they were."""
+    """A sync is refused, and the configs are restored. `findings` names values that stay changed."""
 
 
 class SyncConflictError(SyncError):
@@ -199,20 +196,20 @@ class SyncConflictError(SyncError):
 
 
 class SyncCheckError(SyncError):
-    """The owners with the recipe's values do not pass Megatron's validation or our rules."""
+    """Megatron's validation or a rule refuses the configs with the values of the recipe."""
 
 
 class RunConfigError(_SettingError):
-    """A key or value of the run's configuration that cannot be used.
+    """A key or value of the run's configuration cannot be used.
 
     `matches` has the nearest names.
     """
 
 
 class UnreadFileError(RunConfigError):
-    """A file in which no run was read: it describes none, or not in a form that is known here.
+    """A file describes no run, or has an unknown form.
 
-    `kind` says why in a few words, which are the same for many files.
+    `kind` is a clause with the reason. Many files have the same.
     """
 
     def __init__(
@@ -228,7 +225,7 @@ class UnreadFileError(RunConfigError):
 
 
 class PayloadError(_SettingError, ValueError):
-    """A configuration of another system that this system would not take, or not its own."""
+    """A configuration of another system that this system would refuse, or that is of a third system."""
 
 
 class BackendUnavailableError(BridgeError):
@@ -236,9 +233,9 @@ class BackendUnavailableError(BridgeError):
 
 
 class MissingExtraError(BridgeError):
-    """A command needs packages of an extra that is not installed.
+    """A command needs packages that are not installed.
 
-    `extra` and `missing` name both.
+    `missing` has the packages. `extra` is the extra that installs them.
     """
 
     def __init__(self, message: str, *, extra: str, missing: Sequence[str]) -> None:
@@ -247,11 +244,11 @@ class MissingExtraError(BridgeError):
 
 
 class DataError(BridgeError):
-    """Training data that cannot be used."""
+    """Training data cannot be used."""
 
 
 class CheckpointError(BridgeError):
-    """A checkpoint that cannot be written or resumed from."""
+    """A checkpoint cannot be written, or a run cannot be resumed from it."""
 
 
 class DamagedCheckpointError(CheckpointError):
@@ -271,7 +268,7 @@ class TrainingError(BridgeError):
 
 
 class AuditError(TrainingError):
-    """A step that did not run what was planned.
+    """A step did not run as planned.
 
     `mismatches` are the rows of the plan and the record that differ.
     """
@@ -290,13 +287,14 @@ class AuditError(TrainingError):
 
 
 def bounded(message: str) -> str:
-    """Return a message as a person can read it.
+    """Return a message with limited length and without control characters.
 
-    A long word or line loses its middle, and there are at most `MAX_LINES` lines. A value comes
-    from a file and may be of any length; the path before it and the remedy behind it are kept.
+    A value in a message may come from a file and have any length. So the middle of a long word or
+    line is cut. The path before the value and the remedy after it stay. There are at most `MAX_LINES`
+    lines.
     """
-    shown = CONTROL_CHARACTERS.sub(lambda letter: repr(letter[0])[1:-1], message)
-    shorter = LONG_WORD.sub(lambda word: _cut_middle(word[0], 200), shown)
+    printable = CONTROL_CHARACTERS.sub(lambda letter: repr(letter[0])[1:-1], message)
+    shorter = LONG_WORD.sub(lambda word: _cut_middle(word[0], 200), printable)
     lines = [_cut_middle(line) for line in shorter.split("\n")]
     if len(lines) > MAX_LINES:
         lines[MAX_LINES - 1 :] = [f"  and {len(lines) - MAX_LINES + 1} more"]
@@ -310,11 +308,8 @@ def _cut_middle(text: str, limit: int = MAX_LINE_LENGTH) -> str:
 
 
 def close_matches(word: str, known: Iterable[str], limit: int = 3) -> list[str]:
-    """Return at most `limit` of `known` that look like `word`, nearest first.
-
-    It is empty where nothing does.
-    """
-    from difflib import get_close_matches  # for a mistake alone
+    """Return at most `limit` of the known words that are similar to `word`, the nearest first."""
+    from difflib import get_close_matches  # only an error needs it
 
     known = list(known)
     folded = {name.lower().replace("-", "_"): name for name in reversed(known)}
@@ -330,7 +325,7 @@ def did_you_mean(matches: Sequence[str]) -> str:
 
 
 def listed(names: Sequence[str]) -> str:
-    """Return ``'a', 'b' or 'c'``; at least one name is needed."""
+    """Return ``'a', 'b' or 'c'``. There must be at least one name."""
     *quoted, last = [repr(name) for name in names]
     if not quoted:
         return last

@@ -4,8 +4,8 @@
         package = "acme_recipes"
         target = "h100x8,te2.9,cuda12.9,mcore0.16"
 
-Each test runs once per recipe. Megatron Core must be installed; neither a GPU
-nor Transformer Engine is needed.
+Each test runs once for each recipe. Megatron Core must be installed. Neither a GPU nor Transformer
+Engine is needed.
 """
 
 import warnings
@@ -31,11 +31,11 @@ class RecipeConformance:
     """Tests of recipes. A subclass sets `target`, and `package`, `recipes` or `config_dir`."""
 
     package: ClassVar[str] = ""
-    """The module or package that registers the recipes; every recipe defined in it is tested."""
+    """The module or package that registers recipes. Every recipe that it defines is tested."""
     recipes: ClassVar[Sequence[str]] = ()
     """Further registered recipes, by name."""
     config_dir: ClassVar[Path | str | None] = None
-    """A folder whose `mixed_precision/` holds YAML recipes, which are tested too."""
+    """A folder with YAML recipes in its folder `mixed_precision/`. They are tested too."""
     target: ClassVar[str] = ""
     """The GPUs and versions that every recipe has to run on: "h100x8,te2.9,cuda12.9,mcore0.16"."""
     model: ClassVar[Mapping[str, Any]] = MODEL_SHAPE
@@ -49,7 +49,7 @@ class RecipeConformance:
 
     @classmethod
     def recipe_names(cls) -> list[str]:
-        """Return the names of the tested recipes: those of the package, of `recipes` and of files.
+        """Return the names of the tested recipes of the package, of `recipes` and of files.
 
         Raises:
             RecipeSourceError: The package does not exist or cannot be loaded.
@@ -88,7 +88,7 @@ class RecipeConformance:
     def owners(cls) -> dict[str, Any]:
         """Return new configs of the installed Megatron Core: model, optimizer and ddp."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Megatron's, about what is not installed
+            warnings.simplefilter("ignore")  # Megatron warns about packages that are not installed
             from megatron.core.distributed import DistributedDataParallelConfig
             from megatron.core.optimizer import OptimizerConfig
             from megatron.core.transformer import TransformerConfig

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import BridgeError
 from bridge.front.loader import load_run
-from bridge.model.shape import ModelShape
+from bridge.model.shape_reader import require_shape
 from bridge.plan.planned_run import PlannedRun
 from bridge.precision.mode import get_scheme
 from bridge.preflight.check import get_report
@@ -154,7 +154,7 @@ def table(found: Sequence[Answer]) -> str:
 
 def class_of(run: Run) -> str:
     """Return the class of a run that a rehearsal stands for: its layers, its scheme and its parallelism."""
-    shape = ModelShape.from_model(run.model)
+    shape = require_shape(run.model)
     small = shrink(run.sections, run.precision, target=run.prediction.target, processes=8)
     layers = list(dict.fromkeys(shape.kinds))
     if shape.latent:

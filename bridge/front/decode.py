@@ -23,7 +23,7 @@ from bridge.errors import (
     listed,
 )
 from bridge.extras import require_extra
-from bridge.model.shape import find_impossible_sizes
+from bridge.model.shape_reader import find_impossible_sizes
 from bridge.precision.coercion import coerce, get_torch_dtype
 from bridge.precision.fields import get_field_default
 from bridge.precision.matchers import convert_to_file_content

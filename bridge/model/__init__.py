@@ -3,6 +3,7 @@
 section.py           the normalised values of a section, and the faults of its values
 read_tracking.py     the settings that a computation reads
 shape.py             `ModelShape`: sizes, kinds of layers, experts, latent attention, Mamba
+shape_reader.py      the shape of a model config, and the faults of its values
   hybrid_pattern.py  the layers in the pattern of a hybrid model
   attention_variants.py  gated delta net, sparse attention, and variants without a plan
   compressed_attention.py  DeepSeek-V4's hybrid attention, and hyper-connections

@@ -16,7 +16,7 @@ optimizer state over all of them. Sharded groups are gathered while they are use
 time, or one unit and the largest other group.
 Source: megatron-core 0.16.1 distributed/fsdp/src/megatron_fsdp/param_and_grad_buffer.py. A Mamba
 layer is no unit there, and is one in Megatron-LM's development branch, as here; that changes
-padding alone.
+only the padding.
 """
 
 import math

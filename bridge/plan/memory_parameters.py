@@ -194,7 +194,7 @@ class _Chunk:
             yield from self._modules(label, (last,))
 
     def _layer(self, label: str) -> list[Parameter]:
-        """Return the parameters of a layer: those of an equal layer where there is one.
+        """Return the parameters of a layer. Equal layers share them.
 
         Under Megatron-FSDP each layer is a unit, and has its own.
         """

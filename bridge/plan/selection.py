@@ -1,8 +1,8 @@
-"""The modules that each row of `modules`, or each matcher of a foreign recipe, takes.
+"""`select_modules`: the modules that each row of `modules`, or each foreign matcher, selects.
 
-A row of `modules` is asked for names in the whole model, a matcher of Megatron's file for names
-within each model chunk of each pipeline stage: ``decoder.layers.0`` of such a file is the first
-layer of every chunk.
+A row of `modules` matches names in the whole model. A matcher of Megatron's file matches names
+within each model chunk of each pipeline stage: ``decoder.layers.0`` is the first layer of every
+chunk.
 """
 
 from __future__ import annotations

@@ -343,7 +343,7 @@ FIELDS_BY_SUBJECT = {subject.title: _list_subject_fields(subject) for subject in
 """Subject -> its fields; each field is in one."""
 
 FIELD_CHOICES = {name: field.choices for name, field in FIELDS.items() if field.choices}
-"""Field -> the only values that Megatron takes, where there are only some."""
+"""Field -> the only values that Megatron accepts, for fields that Megatron restricts."""
 
 _FIELD_NAMES = tuple(FIELD_DEFAULTS)
 PEER_FIELDS = _FIELD_NAMES[: _FIELD_NAMES.index("tf32")]

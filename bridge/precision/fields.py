@@ -14,7 +14,7 @@ from dataclasses import MISSING, Field, dataclass
 from typing import TYPE_CHECKING, Any
 
 from bridge.errors import PrecisionTypeError, WrongValueError, listed
-from bridge.precision.coercion import coerce, get_torch_dtype
+from bridge.precision.coercion import Kind, coerce, get_torch_dtype
 from bridge.precision.row_normalisation import WrongRowsError
 from bridge.precision.subjects import Subject
 
@@ -31,13 +31,13 @@ COMMAND_LINE = "command line"
 
 @dataclass(kw_only=True, eq=False)
 class StatedField:
-    """The data descriptor behind a field of `MixedPrecisionConfig`."""
+    """The data descriptor of a field of `MixedPrecisionConfig`."""
 
     default: Any
-    kind: str
+    kind: Kind
     """The kind of its values: bool, int, float, name, names, format, dtype or rows.
 
-    names is a list of names, format a name or the token of a dtype, and rows are those of
+    `names` is a list of names. `format` is a name or the token of a dtype. `rows` are the rows of
     `modules`.
     """
     optional: bool = False
@@ -143,7 +143,7 @@ def get_field_default(field: Field[Any]) -> Any:
     return field.default_factory()
 
 
-def stated(default: Any, kind: str, subject: Subject | None = None, **options: Any) -> Any:
+def stated(default: Any, kind: Kind, subject: Subject | None = None, **options: Any) -> Any:
     """Declare a field of a precision. The options are attributes of `StatedField`."""
     return StatedField(default=default, kind=kind, subject=subject, **options)
 

@@ -5,19 +5,19 @@
     - {select: {layers: [0, 1, -1], module: linear_fc2}, fp8_recipe: mxfp8}
     - {select: "decoder.layers.3.mlp.*", precision: blockwise, evaluation: bf16}
 
-A module takes the precision of the first row that selects it, as in Megatron Core; a module that no
-row selects has the precision of the run. `select` is either
+A module has the precision of the first row that selects it, as in Megatron Core. A module that no row
+selects has the precision of the run. `select` is either
 
 - a glob over Megatron's module names (``decoder.layers.3.mlp.linear_fc2``,
   ``mtp.layers.0.eh_proj``), in which ``layers.N.`` names a layer by its number in the whole model,
-  from 0, whatever pipeline stage holds it; or
+  from 0; or
 - ``layers`` and ``module``: numbers of layers, negative ones from the end, and the end of a
-  module's name. Without ``layers`` every layer is meant, those of multi-token prediction too.
+  module's name. Without ``layers`` it is about every layer, also of multi-token prediction.
 
-A row that names layers decides for these layers also where `first_last_layers_bf16` keeps them in
-BF16. A row that names none leaves those layers as they are.
+A row that names layers also decides for layers that `first_last_layers_bf16` keeps in BF16. A row that
+names no layers does not change kept layers.
 
-A list is kept as plain data in one form, so that it can be dumped, compared and read back.
+A list is stored as normalised plain data, so that it can be dumped, compared and read back.
 """
 
 import re
@@ -31,7 +31,7 @@ from bridge.precision.schemes import find_scheme
 
 
 def _list_short_schemes() -> tuple[str, ...]:
-    """Return the schemes that a word alone states: `custom` needs a factory too."""
+    """Return the schemes that need no further setting. `custom` needs a factory."""
     names = (*PER_MODULE_SCHEMES["fp8"], *PER_MODULE_SCHEMES["fp4"])
     return tuple(name for name in names if name != "custom")
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from bridge.errors import BackendUnavailableError, RunConfigError, close_matches, did_you_mean
 from bridge.model.modules import list_embedding_modules, list_layer_modules, list_output_modules
-from bridge.model.shape import ModelShape
+from bridge.model.shape_reader import require_shape
 from bridge.preflight.recipe_support import check_support
 from bridge.target.declaration import TARGET_EXAMPLE
 from bridge.target.gpus import Gpu
@@ -145,7 +145,7 @@ def count_parameters(model: Any) -> int | None:
     None if the model's config cannot be read.
     """
     try:
-        shape = ModelShape.from_model(model)
+        shape = require_shape(model)
     except RunConfigError:
         return None
     *norms, head = list_output_modules(shape)

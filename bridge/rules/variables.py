@@ -161,7 +161,7 @@ def check_environment(
     """Return a finding for each variable that changes a recipe, in the order of the table.
 
     Args:
-        scheme: Megatron's name of the scaling scheme; None (no low precision) has no findings.
+        scheme: Megatron's name of the scaling scheme. None: no FP8 and FP4, and no findings.
         environ: `os.environ`, as it was before `transformer_engine` was imported.
         attention: Whether attention runs in FP8.
 

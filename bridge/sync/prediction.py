@@ -20,7 +20,8 @@ from bridge.errors import Finding, RunConfigError
 from bridge.model.layout import ParallelLayout, read_parallel_layout
 from bridge.model.read_tracking import TrackedValues, note_read, tracked_property
 from bridge.model.section import SECTION_NAMES, Section, read_section
-from bridge.model.shape import ModelShape, read_shape
+from bridge.model.shape import ModelShape
+from bridge.model.shape_reader import read_shape
 from bridge.precision.config import PrecisionConfig
 from bridge.rules.sync_row import SyncRow
 from bridge.sync.owner import OwnerValues, get_values_before_sync, unwrap_config

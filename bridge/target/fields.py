@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from packaging.specifiers import SpecifierSet
 
@@ -25,12 +25,16 @@ From then on it does not read grad_reduce_in_fp32.
 """
 
 
+OwnerFieldKind = Literal["bool", "int", "float", "name", "dtype", "any"]
+"""The kind of a field: the type of its values."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnerField:
     """A field of a config of a run."""
 
     name: str
-    kind: str
+    kind: OwnerFieldKind
     """bool, int, float, name, dtype (kept as a token such as "bf16") or any."""
     default: Any = None
     """The value it holds where no config sets it."""
@@ -49,8 +53,10 @@ ENCODERS = {
 
 The part is spelled as in the field that freezes it.
 """
-_FREEZE_ENCODERS = {f"freeze_{part}": ("bool", False) for part in ENCODERS}
-RUN_SETTINGS: dict[str, dict[str, tuple[str, Any]]] = {
+_FREEZE_ENCODERS: dict[str, tuple[OwnerFieldKind, Any]] = {
+    f"freeze_{part}": ("bool", False) for part in ENCODERS
+}
+RUN_SETTINGS: dict[str, dict[str, tuple[OwnerFieldKind, Any]]] = {
     "model": {
         "vocab_size": ("int", None),
         "seq_length": ("int", None),
@@ -101,7 +107,7 @@ RUN_SETTINGS: dict[str, dict[str, tuple[str, Any]]] = {
 
 The default None stands for "not known".
 """
-DEVELOPMENT_FIELDS: dict[str, tuple[str, Any]] = {
+DEVELOPMENT_FIELDS: dict[str, tuple[OwnerFieldKind, Any]] = {
     "csa_compress_ratios": ("any", None),
     "csa_dense_mode": ("bool", False),
     "enable_hyper_connections": ("bool", False),

@@ -26,7 +26,7 @@ from bridge.errors import RunConfigError
 from bridge.model.attention_variants import UNPLANNED_REMEDY
 from bridge.model.layout import ParallelLayout
 from bridge.model.modules import list_layer_modules, list_output_modules
-from bridge.model.shape import ModelShape
+from bridge.model.shape_reader import require_shape
 from bridge.plan.memory_parameters import list_chunk_parameters
 from bridge.plan.memory_report import build_memory_report
 from bridge.plan.precision_plan import precision_plan
@@ -141,7 +141,7 @@ def test_the_layers_of_a_hybrid_have_the_modules_of_megatrons_stack(changes):
     pattern = model.pop("hybrid_layer_pattern")
     config = GPTConfig(num_layers=len(pattern), **model)
     config.use_cpu_initialization = True
-    shape = ModelShape.from_model({**model, "hybrid_layer_pattern": pattern})
+    shape = require_shape({**model, "hybrid_layer_pattern": pattern})
     with training_process(config, seed=1):
         stack = MambaStack(
             config,
@@ -165,7 +165,7 @@ def test_the_layers_of_a_hybrid_have_the_modules_of_megatrons_stack(changes):
 
 def test_a_mamba_layer_has_the_dimensions_of_megatrons_mixer():
     """Source: megatron-core 0.16.1 ssm/mamba_mixer.py, lines 268-292: in_proj of z, x, B, C, dt; conv1d of x, B, C."""
-    shape = ModelShape.from_model(NEMOTRON_3_SUPER)
+    shape = require_shape(NEMOTRON_3_SUPER)
     inner, groups, state, heads = 128 * 64, 8, 128, 128
     sizes = {module.name: (module.outputs, module.inputs) for module in list_layer_modules(shape, "mamba")}
     assert sizes["in_proj"] == (2 * inner + 2 * groups * state + heads, 4096)
@@ -174,7 +174,7 @@ def test_a_mamba_layer_has_the_dimensions_of_megatrons_mixer():
 
 
 def test_a_hybrid_ends_in_its_own_norm():
-    assert [module.name for module in list_output_modules(ModelShape.from_model(SMALL))] == [
+    assert [module.name for module in list_output_modules(require_shape(SMALL))] == [
         "final_norm",
         "output_layer",
     ]
@@ -182,7 +182,7 @@ def test_a_hybrid_ends_in_its_own_norm():
 
 def test_experts_at_a_latent_width_have_the_sizes_of_megatrons_experts(megatron_owners):
     model = {**SMALL, "moe_latent_size": 16}
-    shape = ModelShape.from_model(model)
+    shape = require_shape(model)
     sizes = {module.name: module for module in list_layer_modules(shape, "moe")}
     given = {name: value for name, value in model.items() if name != "hybrid_layer_pattern"}
     config = megatron_owners(num_layers=5, **given)["model"]
@@ -253,7 +253,7 @@ def test_a_prediction_layer_holds_the_layers_of_its_pattern():
 def test_the_legacy_pattern_of_prediction_layers_is_read_with_their_number():
     legacy = {**SMALL, "hybrid_override_pattern": "*-E*-E", "mtp_hybrid_override_pattern": "*E-", "mtp_num_layers": 2}
     del legacy["hybrid_layer_pattern"]
-    assert ModelShape.from_model(legacy) == ModelShape.from_model(PREDICTING)
+    assert require_shape(legacy) == require_shape(PREDICTING)
 
 
 @pytest.mark.parametrize(("start", "end"), [(0, 0), (0, 5), (2, 2), (6, 6)])

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from bridge.errors import RunConfigError
-from bridge.model.shape import ModelShape
+from bridge.model.shape_reader import require_shape
 from bridge.plan.memory_activations import list_uncounted_kernels
 from bridge.plan.precision_plan import precision_plan
 
@@ -38,10 +38,10 @@ MODEL: dict[str, Any] = {
 
 
 def test_each_layer_has_the_attention_of_its_ratio():
-    shape = ModelShape.from_model(MODEL)
+    shape = require_shape(MODEL)
     assert shape.kinds == ("window", "compressed", "heavily_compressed")
     assert shape.mtp_kind == "window"
-    dense = ModelShape.from_model({**MODEL, "csa_dense_mode": True})
+    dense = require_shape({**MODEL, "csa_dense_mode": True})
     assert dense.kinds == ("window", "compressed_dense", "heavily_compressed")
 
 

@@ -14,7 +14,7 @@ from bridge.errors import RunConfigError
 from bridge.model.attention_variants import UNPLANNED_FIELDS, UNPLANNED_REMEDY
 from bridge.model.layout import ParallelLayout
 from bridge.model.section import Section, read_section
-from bridge.model.shape import ModelShape
+from bridge.model.shape_reader import require_shape
 from bridge.plan.plan_settings import PlanSettings
 from bridge.plan.precision_plan import precision_plan
 from bridge.plan.workload import Workload
@@ -90,9 +90,9 @@ class Asked(Section):
 
     names: ClassVar[set[str]] = set()
 
-    def given(self, name: str, default: Any = None) -> Any:
+    def get_stated(self, name: str, default: Any = None) -> Any:
         self.names.add(name)
-        return super().given(name, default)
+        return super().get_stated(name, default)
 
 
 class Values(dict):
@@ -127,7 +127,7 @@ def test_the_fields_that_are_read_are_those_that_the_plan_asks_for():
     Asked.names.clear()
     for model in MODELS:
         section = asked_section(model)
-        ModelShape.from_model(section)
+        require_shape(section)
         ParallelLayout.from_model(section)
         Workload.from_sections(section)
     read = set(READ.split())

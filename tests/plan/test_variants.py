@@ -11,7 +11,7 @@ from bridge import get_mixed_precision_config
 from bridge.errors import RunConfigError
 from bridge.model.attention_variants import UNPLANNED_REMEDY
 from bridge.model.modules import list_layer_modules, list_mtp_modules
-from bridge.model.shape import ModelShape
+from bridge.model.shape_reader import require_shape
 from bridge.plan.alignment import build_alignment_report
 from bridge.plan.memory_report import build_memory_report
 from bridge.plan.precision_plan import precision_plan
@@ -73,7 +73,7 @@ def test_the_parameters_of_a_gated_delta_net_are_those_of_megatrons_own_layer():
     theirs = {name.partition(".")[0]: 0 for name, _ in layer.named_parameters()}
     for name, parameter in layer.named_parameters():
         theirs[name.partition(".")[0]] += parameter.numel()
-    planned = {module.name: module for module in list_layer_modules(ModelShape.from_model(DELTA), "delta_net")}
+    planned = {module.name: module for module in list_layer_modules(require_shape(DELTA), "delta_net")}
     ours = dict(planned["delta_rule"].vectors)
     ours |= {name: planned[name].parameters for name in ("in_proj", "conv1d", "out_norm", "out_proj")}
     assert ours == theirs
@@ -85,12 +85,12 @@ def test_the_parameters_of_a_gated_delta_net_are_those_of_megatrons_own_layer():
     [(4, "1110"), (2, "1010"), (1, "0000"), ([0, 1, 1, 0], "0110"), ("([1]*3+[0]*1)", "1110")],
 )
 def test_the_frequency_says_which_layers_are_linear_attention(frequency, linear):
-    shape = ModelShape.from_model({**DELTA, "linear_attention_freq": frequency})
+    shape = require_shape({**DELTA, "linear_attention_freq": frequency})
     assert "".join(str(int(kind == "delta_net")) for kind in shape.kinds) == linear
 
 
 def test_attention_and_experts_of_a_layer_are_chosen_apart():
-    shape = ModelShape.from_model({**DELTA, "num_moe_experts": 4, "moe_layer_freq": [0, 1, 1, 1], "mtp_num_layers": 1})
+    shape = require_shape({**DELTA, "num_moe_experts": 4, "moe_layer_freq": [0, 1, 1, 1], "mtp_num_layers": 1})
     assert shape.kinds == ("delta_net", "delta_net_moe", "delta_net_moe", "transformer_moe")
     assert [module.name for module in list_mtp_modules(shape)][3:5] == ["input_layernorm", "linear_qkv"]
 
@@ -109,7 +109,7 @@ def test_the_total_of_a_model_of_sparse_attention_is_the_sum_by_hand():
     indexer = 48 * 8 * 16 + 64 * 16 + 2 * 16 + 64 * 8
     assert build_memory_report(precision_plan(None, SPARSE)).parameters == ENDS + 4 * (mlp + latent + indexer)
     shared = {**SPARSE, "dsa_indexer_topk_freq": 2, "dsa_indexer_skip_topk_offset": 2}
-    assert ModelShape.from_model(shared).kinds == ("sparse", "sparse", "sparse_shared", "sparse")
+    assert require_shape(shared).kinds == ("sparse", "sparse", "sparse_shared", "sparse")
     assert build_memory_report(precision_plan(None, shared)).parameters == ENDS + 4 * (mlp + latent) + 3 * indexer
 
 
@@ -192,5 +192,5 @@ def test_gemms_that_do_not_fit_the_scheme_name_the_fields_of_the_variant():
 )
 def test_a_variant_that_cannot_be_built_is_refused_with_its_field(model, changed, message):
     with pytest.raises(RunConfigError) as raised:
-        ModelShape.from_model({**model, **changed})
+        require_shape({**model, **changed})
     assert str(raised.value) == message

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from bridge.front.loader import load_run
 from bridge.model.layout import ParallelLayout
-from bridge.model.shape import ModelShape
+from bridge.model.shape_reader import require_shape
 from bridge.plan.precision_plan import precision_plan
 from bridge.precision.mode import get_scheme
 from bridge.registry.config import MixedPrecisionConfig
@@ -76,9 +76,9 @@ def test_a_hybrid_keeps_each_kind_of_layer_and_the_alignment_of_its_projections(
     assert small.layers == ("1", "2", "3", "4", "8", "117", "118")
     assert small.sections["model"]["hybrid_override_pattern"] == "M-M-*M-"
     assert [(one.path, one.value) for one in small.left_out] == [("model.mtp_num_layers", 1)]
-    run = ModelShape.from_model(load_run((), config_file=NEMOTRON).sections["model"])
-    made = ModelShape.from_model(small.sections["model"])
-    for size in ("inner", "projected"):
+    run = require_shape(load_run((), config_file=NEMOTRON).sections["model"])
+    made = require_shape(small.sections["model"])
+    for size in ("inner", "projected_width"):
         before, after = (getattr(shape.state_space, size) for shape in (run, made))
         assert gcd(before // 8, 16) == gcd(after // 2, 16)
 
@@ -93,7 +93,7 @@ def test_a_gated_delta_net_keeps_both_kinds_of_layers_and_the_alignment_of_its_p
     small = shrink({"model": run}, get_mixed_precision_config("bf16_with_fp8_current_scaling_mixed"))
     model = small.sections["model"]
     assert sorted({*model["linear_attention_freq"]}) == [0, 1]
-    before, after = (ModelShape.from_model(one).delta_net for one in (run, model))
+    before, after = (require_shape(one).delta_net for one in (run, model))
     assert gcd(before.projected_width // 2, 16) == gcd(after.projected_width // 2, 16)
     assert after.num_value_heads == 2 * after.num_key_heads
     assert after.projected_width < before.projected_width / 20

@@ -59,12 +59,11 @@ def _convert_value(owner_name: str, name: str, value: object) -> object:
     if name in LIST_TYPES:
         return _convert_list(name, value)
     kind = OWNER_FIELDS[owner_name][name].kind
-    if kind not in ("any", "dtype"):
-        # Every other kind of an owner's field is one of a precision's field, too.
-        return coerce(value, cast("Kind", kind))
-    if isinstance(value, str):
-        return parse_number(value)
-    return value
+    if kind == "any" or kind == "dtype":  # noqa: PLR1714  mypy narrows the type of `kind` by ==
+        if isinstance(value, str):
+            return parse_number(value)
+        return value
+    return coerce(value, kind)
 
 
 def _convert_list(name: str, value: object) -> object:

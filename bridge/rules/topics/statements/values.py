@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from bridge.errors import close_matches, did_you_mean
-from bridge.model.shape import PARALLEL_SIZES
+from bridge.model.shape_reader import PARALLEL_SIZES
 from bridge.precision.config import FIELD_DEFAULTS
 from bridge.precision.fields import LAYER_COUNTS
 from bridge.rules.context import FAMILIES, RuleContext
