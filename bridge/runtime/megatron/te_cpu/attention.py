@@ -1,8 +1,8 @@
 """Fused attention of the extension as torch's `scaled_dot_product_attention`.
 
-It computes causal attention and attention without a mask, in BF16, FP16 or FP32. All other attention
-goes to Transformer Engine's unfused attention, which has no context parallelism. FP8 attention is
-not modelled.
+It computes causal attention and attention without a mask, in BF16, FP16 or FP32. All other
+attention goes to Transformer Engine's unfused attention, which has no context parallelism. FP8
+attention is not modelled.
 
 Shapes: S sequence, B batch, N heads, G key/value heads, D width of a head.
 """

@@ -1,9 +1,9 @@
 """Casts of shards, for the distributed optimizer with stored weights.
 
-Each rank has a flat part of a weight's master. It computes the amaxes of the part, which are reduced
-over the ranks, and casts the part with the scales of the whole weight. NVFP4 keeps the scales of its
-tiles between the two steps, and stores two codes a byte. Its column-wise copy is made of the row-wise
-copy after all parts are gathered.
+Each rank has a flat part of a weight's master. It computes the amaxes of the part, which are
+reduced over the ranks, and casts the part with the scales of the whole weight. NVFP4 keeps the
+scales of its tiles between the two steps, and stores two codes a byte. Its column-wise copy is made
+of the row-wise copy after all parts are gathered.
 
 Source: pytorch/csrc/extensions/partial_cast.cpp, nvfp4_2d_partial_cast.cpp;
 pytorch/tensor/utils.py of 2.20.2, which calls them.

@@ -5,8 +5,8 @@
     storage -> Quantised                read_quantised
     storage -> operand of a GEMM        make_storage_operand
 
-A storage is a quantised tensor of Transformer Engine: an object with buffers of codes and scales. The
-quantizer of a storage states its buffers and their shapes (`inner_tensor_specs`, made for
+A storage is a quantised tensor of Transformer Engine: an object with buffers of codes and scales.
+The quantizer of a storage states its buffers and their shapes (`inner_tensor_specs`, made for
 torch.compile).
 
 Shapes: M rows (the product of all leading axes), K columns.
