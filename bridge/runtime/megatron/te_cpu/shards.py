@@ -36,10 +36,10 @@ def _compute_tile_amaxes(
         columns: Columns of the matrix.
         start: Index of the first element of the part.
     """
-    whole = torch.zeros(rows * columns, dtype=torch.float32)
-    whole[start : start + part.numel()] = part.detach().float().abs().reshape(-1)
+    magnitudes = torch.zeros(rows * columns, dtype=torch.float32)
+    magnitudes[start : start + part.numel()] = part.detach().float().abs().reshape(-1)
     height, width = tile
-    padded = F.pad(whole.view(rows, columns), (0, -columns % width, 0, -rows % height))
+    padded = F.pad(magnitudes.view(rows, columns), (0, -columns % width, 0, -rows % height))
     return padded.view(padded.shape[0] // height, height, -1, width).amax((1, 3))
 
 
